@@ -214,7 +214,7 @@ class Engine:
         self._quiet_stretch.rest()
 
     def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
-        """Journal that a step starts, on a `worker` if named, unless that was done before it begins `again`."""
+        """Journal that a step starts, on a `worker` if named; a step that starts `again` is journalled already."""
         if not again:
             self.session.log.start(step.id)
         self.session.progress.step_started(step, worker)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.5
 _MAX_FETCHES = 4
 _FETCH = "fetch"
-# At most so many steps without free memory are passed over in search of one with enough: each is checked again whenever
-# a step ends, and thousands may wait.
+# This many steps without free memory are passed over at most in search of one with enough: each is checked again
+# whenever a step ends, and thousands may wait.
 _MAX_PASSED_OVER = 64
 
 

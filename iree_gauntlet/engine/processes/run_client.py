@@ -50,7 +50,7 @@ _EXIT_TIMEOUT_SECONDS = 10.0
 _MAX_LOG_BYTES = 1 << 20
 # Importing NumPy and the runtime takes a fifth of a second; a machine under load may take a hundred times as long.
 _START_TIMEOUT_SECONDS = 120.0
-# So many processes are tried for a case which none of them reads.
+# This many processes are tried for a case which none of them reads.
 _MAX_STARTS = 3
 # These fields of a case are sent to its process.
 _REQUEST_FIELDS = ("cwd", "device", "on_cpu", "module", "function", "inputs", "expected", "allclose", "kept")

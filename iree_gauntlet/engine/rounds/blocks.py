@@ -49,17 +49,17 @@ CONTROL = "aa"
 # These are A against itself, to find the best CPUs; and B against A in the spec's own way, if that is another.
 _TRIAL = "trial"
 OWN = "own"
-# So many blocks may be replaced for a disturbance, beyond one for each that counts.
+# This many blocks may be replaced for a disturbance, beyond one for each that counts.
 _SPARE_BLOCKS = 5
 _PAUSE_SECONDS = 1.0
-# A is measured against itself so often, in each way.
+# A trial has this many blocks of A against itself, in each way.
 _TRIAL_BLOCKS = 3
 # If rounds on pinned CPUs spread so many times less, as they mostly do, the trial ends early.
 _CLEAR_FACTOR = 3.0
 # The spec's own way stays unless another spreads less by more than a trial of so few blocks shows by chance.
-_MIN_IMPROVEMENT = 0.8
+_SPEC_SPREAD_FACTOR = 0.8
 _WORKERS_FLAG = f"{TOPOLOGY_PREFIX}group_count"
-# There are so many blocks in the spec's own way, next to those on other CPUs: the minimum for an interval at 95 %.
+# This many blocks are measured in the spec's own way, next to those on other CPUs: the minimum for an interval at 95 %.
 OWN_BLOCKS = 6
 _MAX_WORKERS = 64  # IREE's own bound (--task_topology_max_group_count)
 
@@ -341,7 +341,7 @@ def steadiest(trials: Mapping[Cpus, Sequence[Block]]) -> Cpus:
     """Return the way with the smallest spread of A against itself, among those with most undisturbed blocks."""
 
     def rank(cpus: Cpus) -> tuple[int, float]:
-        return -len(trials[cpus]), spread(trials[cpus]) * (1.0 if cpus else _MIN_IMPROVEMENT)
+        return -len(trials[cpus]), spread(trials[cpus]) * (1.0 if cpus else _SPEC_SPREAD_FACTOR)
 
     return min(trials, key=rank)
 

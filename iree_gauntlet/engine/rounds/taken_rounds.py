@@ -51,7 +51,7 @@ _MS_PER_SECOND = 1000.0
 # These are for the confirmation of a golden.
 _ALPHA = 0.01
 _MAX_ROUNDS = 26
-# So many rounds may be replaced for a disturbance, beyond one for each that counts.
+# This many rounds may be replaced for a disturbance, beyond one for each that counts.
 _SPARE_ROUNDS = 3
 
 
