@@ -46,7 +46,7 @@ def locate_step_folder(run_dir: Path, chain: str, stage: Stage, role: str = MAIN
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class StepPaths:
     """The paths of steps' files, and of a case's files when its steps run.
 
     Attributes:
@@ -146,51 +146,51 @@ def make_parameters_argv(
     return (python, "-m", module, program, f"--scope={scope}", values, *tool, "-o", output)
 
 
-def make_threshold_argv(tool: str, case: Case, flags: Sequence[str], places: Places, folder: str) -> tuple[str, ...]:
+def make_threshold_argv(tool: str, case: Case, flags: Sequence[str], paths: StepPaths, folder: str) -> tuple[str, ...]:
     """Return the command of `iree-run-module`, in the order of the case; its flags are as this toolchain spells them.
 
     Outputs that the spec asks for are written to the step's own `folder`.
     """
-    inputs = [f"--input={format_argument(argument, places.artifact)}" for argument in case.inputs]
+    inputs = [f"--input={format_argument(argument, paths.artifact)}" for argument in case.inputs]
     inputs += [REFERENCE_FLAGS] if case.reference else []
-    goldens = [f"--expected_output={format_argument(entry, places.artifact)}" for entry in case.expected_outputs]
+    goldens = [f"--expected_output={format_argument(entry, paths.artifact)}" for entry in case.expected_outputs]
     if case.order is ArgumentOrder.MODULES_FIRST:
-        modules = [f"--module={places.module(module)}" for module in case.modules]
+        modules = [f"--module={paths.module(module)}" for module in case.modules]
         # `@name` and `+name` are files of the step's folder; `-` is no file.
         values = [argument.value for argument in case.outputs]
         values = [f"{value[0]}{folder}/{value[1:]}" if value[:1] in ("@", "+") else value for value in values]
         outputs = [f"--output={value}" for value in values]
-        return (tool, *modules, *places.list_parameter_flags(case.parameters), *inputs, *outputs, *goldens, *flags)
+        return (tool, *modules, *paths.list_parameter_flags(case.parameters), *inputs, *outputs, *goldens, *flags)
     return (
         tool,
         f"--device={case.device}",
-        *(f"--module={places.module(module)}" for module in case.modules),
+        *(f"--module={paths.module(module)}" for module in case.modules),
         *((f"--function={case.function}",) if case.function else ()),
         *flags,
         *inputs,
         *goldens,
-        *places.list_parameter_flags(case.parameters),
-        *(f"--module={places.module(module)}" for module in case.extra_modules),
+        *paths.list_parameter_flags(case.parameters),
+        *(f"--module={paths.module(module)}" for module in case.extra_modules),
     )
 
 
-def make_benchmark_argv(tool: str, case: Case, flags: Sequence[str], places: Places) -> tuple[str, ...]:
+def make_benchmark_argv(tool: str, case: Case, flags: Sequence[str], paths: StepPaths) -> tuple[str, ...]:
     """Return the command of `iree-benchmark-module`, in the order of the case.
 
     Sharktank's is: device, function, dependencies with their parameters, inputs, flags, main module.
     """
-    inputs = [f"--input={format_argument(argument, places.artifact)}" for argument in case.inputs]
+    inputs = [f"--input={format_argument(argument, paths.artifact)}" for argument in case.inputs]
     json = "--benchmark_format=json"
     if case.order is ArgumentOrder.MODULES_FIRST:
-        modules = [f"--module={places.module(module)}" for module in case.modules]
-        return (tool, json, *modules, *places.list_parameter_flags(case.parameters), *inputs, *flags)
+        modules = [f"--module={paths.module(module)}" for module in case.modules]
+        return (tool, json, *modules, *paths.list_parameter_flags(case.parameters), *inputs, *flags)
     modules = []
     dependencies = case.modules[:-1]
     for index, module in enumerate(dependencies):
-        modules.append(f"--module={places.module(module)}")
-        modules += places.list_parameter_flags(case.parameters[index : index + 1])
-    modules += places.list_parameter_flags(case.parameters[len(dependencies) :])
-    main = f"--module={places.module(case.modules[-1])}"
+        modules.append(f"--module={paths.module(module)}")
+        modules += paths.list_parameter_flags(case.parameters[index : index + 1])
+    modules += paths.list_parameter_flags(case.parameters[len(dependencies) :])
+    main = f"--module={paths.module(case.modules[-1])}"
     return (tool, f"--device={case.device}", f"--function={case.function}", *modules, json, *inputs, *flags, main)
 
 

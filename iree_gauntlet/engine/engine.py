@@ -303,7 +303,7 @@ class Engine:
                 stack.enter_context(self.session.quiet(device))
             elif step.resources.cores:
                 if step.stage.row.waits:
-                    stack.enter_context(self._quiet_stretch.held())
+                    stack.enter_context(self._quiet_stretch.hold())
                 if accelerator := step.resources.accelerator:
                     stack.enter_context(self.session.locks.device_lock(accelerator, self.session.progress.waiting))
             yield time.monotonic() - start

@@ -77,7 +77,7 @@ _MISTAKES = tuple(
     )
 )
 NUMPY_ADVICE = "save it again: numpy.save(path, numpy.ascontiguousarray(array.astype(array.dtype.newbyteorder('='))))"
-INPUT_FLAG = "--input="
+_INPUT_FLAG = "--input="
 GOLDEN_FLAG = "--expected_output="
 # This file is beside recorded expected outputs.
 PROVENANCE_FILE = "provenance.json"
@@ -223,7 +223,7 @@ def require_whole_files(command: Command) -> None:
     # These import NumPy.
     from iree_gauntlet.measuring.numerics.arrays import UnreadError, read_arguments  # noqa: PLC0415
 
-    for flag in (INPUT_FLAG, GOLDEN_FLAG):
+    for flag in (_INPUT_FLAG, GOLDEN_FLAG):
         try:
             values = list_values(command, flag)
             # The file name comes first, or after the type.
@@ -245,7 +245,7 @@ def _describe_unreadable(command: Command) -> str:
     from iree_gauntlet.measuring.numerics.arrays import explain_refusal, read_arguments  # noqa: PLC0415 - it imports NumPy
 
     try:
-        for flag in (INPUT_FLAG, GOLDEN_FLAG):
+        for flag in (_INPUT_FLAG, GOLDEN_FLAG):
             # If one of these cannot be read here, the tool cannot read it either.
             arrays = [text for text in list_values(command, flag) if text.startswith(_FILE_MARKS)]
             read_arguments(arrays, Path(command.cwd))

@@ -18,7 +18,7 @@ from iree_gauntlet.cases import COUNTED, EXPECTED_OUTPUT, MAIN, Case, MadeValues
 from iree_gauntlet.dialects.locations import problem_of_flag
 from iree_gauntlet.engine.commands import (
     STATISTICS_FILE,
-    Places,
+    StepPaths,
     add_statistics_flags,
     format_shape,
     locate_step_folder,
@@ -236,8 +236,8 @@ class _Planner:
         # The results are cached, as many steps have the same flags or problem.
         self._translate_flags = cache(context.translate)
         self._problem_of_flag = cache(problem_of_flag)
-        self._places = Places(context.run_dir, self._owners, lambda url: str(context.artifact_path(url)))
-        self._counted_places = replace(self._places, for_count=True)
+        self._paths = StepPaths(context.run_dir, self._owners, lambda url: str(context.artifact_path(url)))
+        self._counted_paths = replace(self._paths, for_count=True)
         planners = {
             Stage.REFERENCE: self._plan_reference,
             Stage.THRESHOLD: self._plan_threshold,
@@ -435,11 +435,11 @@ class _Planner:
         )
 
     def _list_run_inputs(self, case: Case) -> tuple[StepInput, ...]:
-        modules = [StepInput("module", self._places.module(module)) for module in (*case.modules, *case.extra_modules)]
+        modules = [StepInput("module", self._paths.module(module)) for module in (*case.modules, *case.extra_modules)]
         files = [("input", tensor.url) for tensor in case.inputs]
         files += [(EXPECTED_OUTPUT, tensor.url) for tensor in case.expected_outputs]
         files += [("parameters", tensor.url) for tensor in case.parameters]
-        archives = map(self._places.archive, (tensor for tensor in case.parameters if not tensor.url))
+        archives = map(self._paths.archive, (tensor for tensor in case.parameters if not tensor.url))
         generated_inputs = [StepInput("parameters", path) for path in archives if path]
         if case.reference:
             generated_inputs.append(StepInput("reference", f"{self._locate(case, Stage.REFERENCE)}/reference.zip"))
@@ -461,7 +461,7 @@ class _Planner:
             problem = self._problem_of_flag(tolerance.file, tolerance.flag, tolerance.message, tolerance.hint)
             tolerance_problems.append(problem) if tolerance.flag in case.own_flags else self._problems.add(problem)
         folder = self._locate(case, Stage.THRESHOLD)
-        argv = make_threshold_argv(self._context.run_module, case, flags, self._places, folder)
+        argv = make_threshold_argv(self._context.run_module, case, flags, self._paths, folder)
         if not case.reference and all(output.value == "(ignored)" for output in case.expected_outputs):
             notes = (*notes, NOTHING_COMPARED)
         return self._make_check(
@@ -483,7 +483,7 @@ class _Planner:
 
     def _plan_compile_statistics(self, case: Case) -> Step:
         main = case.modules[-1]
-        folder = self._places.module_folder(main)
+        folder = self._paths.module_folder(main)
         files = (StepInput("module", f"{folder}/module.vmfb"), StepInput("statistics", f"{folder}/statistics.json"))
         return self._make_check(
             case,
@@ -502,21 +502,21 @@ class _Planner:
         needs = [*self._list_parameter_needs(case), *self._fetch_needs([case.chain])]
         if not skip:
             needs += [step_id for module in case.modules for step_id in self._plan_counted_compile(module)]
-        argv = make_benchmark_argv(self._context.benchmark_module, case, flags, self._counted_places)
-        archives = ((tensor, self._counted_places.archive(tensor)) for tensor in case.parameters if not tensor.url)
+        argv = make_benchmark_argv(self._context.benchmark_module, case, flags, self._counted_paths)
+        archives = ((tensor, self._counted_paths.archive(tensor)) for tensor in case.parameters if not tensor.url)
         files = [StepInput("parameters", path) for _, path in archives if path]
         files += [_make_input("parameters", tensor.url, self._context) for tensor in case.parameters if tensor.url]
         files += [_make_input("input", tensor.url, self._context) for tensor in case.inputs if tensor.url]
         command = Command(argv, case.working_directory or step.folder)
         step = replace(step, needs=tuple(needs), skip=skip)
-        return _complete_count(step, command, [*map(self._counted_places.module, case.modules)], files, self._context)
+        return _complete_count(step, command, [*map(self._counted_paths.module, case.modules)], files, self._context)
 
     def _plan_counted_compile(self, module: Module) -> Iterator[str]:
         """Plan the compile of a module for the counter, once for all its users; yield the ids that a count needs."""
         owner = self._owners.get(module.id)
         if owner is None:
             return
-        role = self._counted_places.get_role(module)
+        role = self._counted_paths.get_role(module)
         if make_step_id(owner.chain, Stage.COMPILE, role) not in self._steps:
             flags = make_counted_flags(module.flags, self._context.counter().cpu, self._context.linker)
             import_step = self._steps.get(make_step_id(owner.chain, Stage.IMPORT, module.role))
@@ -529,7 +529,7 @@ class _Planner:
 
     def _plan_benchmark(self, case: Case) -> Step:
         flags, notes, flag_errors = self._translate_run_flags(case, "iree-benchmark-module")
-        argv = make_benchmark_argv(self._context.benchmark_module, case, flags, self._places)
+        argv = make_benchmark_argv(self._context.benchmark_module, case, flags, self._paths)
         chains = [owner.chain for module in case.modules if (owner := self._owners.get(module.id))]
         module_needs = (*self._list_module_needs(case.modules), *self._list_parameter_needs(case))
         return self._make_check(

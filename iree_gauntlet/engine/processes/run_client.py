@@ -293,10 +293,10 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
                 worker.kill()
             worker.reap()
             response = _make_death_response(worker, job, time.monotonic() - start, is_cancel=self._is_cancelled())
-            was_taken = worker.taken
+            has_read = worker.has_read_request
             self._end(worker)
             worker = None
-            if was_taken or response.outcome.timed_out:
+            if has_read or response.outcome.timed_out:
                 break
         return response, None
 
@@ -315,7 +315,7 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
             return worker
         worker.kill()
         worker.reap()
-        lines = worker.printed()
+        lines = worker.read_output()
         self._end(worker)
         if self._is_cancelled():
             return None
@@ -332,8 +332,8 @@ def _format_limits(limits: tuple[tuple[str, float, float], ...]) -> str:
 
 
 def _make_response(record: _RunRecord, worker: RunWorker, job: RunJob) -> RunResponse:
-    log_bytes = worker.printed_bytes()
-    lines = worker.printed(job.log) if log_bytes else []
+    log_bytes = worker.get_output_bytes()
+    lines = worker.read_output(job.log) if log_bytes else []
     if record.message:
         lines = [*lines, clean_line(record.message)][-TAIL_LINES:]
     no_memory = record.message.startswith("RESOURCE_EXHAUSTED") and job.on_cpu
@@ -352,8 +352,8 @@ def _make_response(record: _RunRecord, worker: RunWorker, job: RunJob) -> RunRes
 def _make_death_response(worker: RunWorker, job: RunJob, seconds: float, *, is_cancel: bool) -> RunResponse:
     """Return the result of a case whose process has ended."""
     code = worker.process.returncode
-    log_bytes = worker.printed_bytes()
-    lines = worker.printed(job.log)
+    log_bytes = worker.get_output_bytes()
+    lines = worker.read_output(job.log)
     no_memory = any("bad_alloc" in line for line in lines)
     outcome = Outcome(
         code if code is not None and code >= 0 else None,
@@ -393,7 +393,7 @@ class RunWorker:
     Attributes:
         ready: True after it has begun to serve.
         overdue: True if it has not answered in time.
-        taken: True if it has begun to read the request that it did not answer.
+        has_read_request: True if it has begun to read the request that it did not answer.
 
     Raises:
         ToolchainError: the toolchain's Python cannot be run.
@@ -407,7 +407,7 @@ class RunWorker:
         self.cases = 0
         self.ready = False
         self.overdue = False
-        self.taken = False
+        self.has_read_request = False
         self._pending = b""
         try:
             # This file is for the output of cases.
@@ -453,7 +453,7 @@ class RunWorker:
         return self.ready
 
     def ask(self, request: bytes, timeout: float) -> _RunRecord | None:
-        """Send a request; return the record, or None if the process died (`taken` if it read it) or was `overdue`."""
+        """Send a request; return the record, or None if the process died (see `has_read_request`) or was `overdue`."""
         deadline = time.monotonic() + timeout
         self.cases += 1
         try:
@@ -467,7 +467,7 @@ class RunWorker:
             # Unread data stays in the pipe, also when its other end is closed.
             unread = bytearray(4)
             fcntl.ioctl(self._requests, termios.FIONREAD, unread)
-            self.taken = int.from_bytes(unread, sys.byteorder) < len(request)
+            self.has_read_request = int.from_bytes(unread, sys.byteorder) < len(request)
         return record
 
     def _read(self, deadline: float) -> _RunRecord | None:
@@ -483,13 +483,13 @@ class RunWorker:
         line, self._pending = self._pending, b""
         return _RunRecord.from_dict(json.loads(line))
 
-    def printed_bytes(self) -> int:
+    def get_output_bytes(self) -> int:
         """Return the size of the printed output in bytes."""
         return os.fstat(self._log.fileno()).st_size
 
-    def printed(self, log: str = "") -> list[str]:
+    def read_output(self, log: str = "") -> list[str]:
         """Return the last lines of the printed output, copy it to a file, and discard it."""
-        size = self.printed_bytes()
+        size = self.get_output_bytes()
         if not size:
             return []
         data = os.pread(self._log.fileno(), _MAX_LOG_BYTES, max(0, size - _MAX_LOG_BYTES))

@@ -254,7 +254,7 @@ class QuietStretch:
     _current: _Stretch | None = None
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """Hold the machine shared; errors as of `MachineLocks.quiet_machine`."""
         with self._mutex:
             if self._current is not None and self.clock() - self._current.began >= self.seconds:
