@@ -156,7 +156,7 @@ class OperatorSteps:
 
             return check_error(step, check_threshold(step, self.session.processes))
         module = Path(step.input("module").path)
-        location = locate_in_batch(module) if self.batches is not None else None
+        location = _locate_in_batch(module) if self.batches is not None else None
         if location is None:
             return self._check(runs, step)
         batch, function = location
@@ -514,7 +514,7 @@ class _BatchRecord(Recorded):
         write_atomic(folder / _BATCH_RECORD, json.dumps(self.as_dict()))
 
 
-def locate_in_batch(module: Path) -> tuple[str, str] | None:
+def _locate_in_batch(module: Path) -> tuple[str, str] | None:
     """Return the batch's step and the function there of a case's module; None if it was compiled by itself."""
     try:
         record = _BatchRecord.read(module.parent)
