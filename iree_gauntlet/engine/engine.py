@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from iree_gauntlet.cases import EXPECTED_OUTPUT, Verdict, exit_code_of
 from iree_gauntlet.engine.judging import apply_expectation, judge_process, require_whole_files
 from iree_gauntlet.engine.modules.modules import EntryMetadata, ModuleMaker, read_dispatch_count
-from iree_gauntlet.engine.modules.shared_modules import run_until_cancelled
+from iree_gauntlet.engine.modules.shared_modules import run_cancellable
 from iree_gauntlet.engine.rounds.machine_lock import QuietStretch
 from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules, confirm_time, gpu_of
 from iree_gauntlet.engine.scheduler import ScheduleLimits, Scheduler
@@ -330,9 +330,7 @@ class Engine:
         return Result(Verdict.PASSED, cache=cache, fetched=tuple(files), notes=(*step.notes, *notes))
 
     def _fetch_file(self, url: str) -> Fetched:
-        return run_until_cancelled(
-            partial(self.workbench.store.fetch, url), self.session.cancelled, f"{url}: interrupted"
-        )
+        return run_cancellable(partial(self.workbench.store.fetch, url), self.session.cancelled, f"{url}: interrupted")
 
     def _require_expected_outputs(self, step: Step) -> None:
         """Make sure that the expected outputs of a step are available, fetching them if needed."""

@@ -171,10 +171,7 @@ class Slots(Protocol[_Request, _Slot]):
         """The resources that a step needs."""
 
     def take(self, step: Step, request: _Request, awaited: Sequence[_Request]) -> _Slot | None:
-        """Take a slot for a step while exclusive requests are `awaited`.
-
-        Return None if none is free for its request.
-        """
+        """Take a slot for a step, while exclusive requests are `awaited`; return None if none is free."""
 
     def fits(self, step: Step) -> bool:
         """Return True if there is memory for a step that shares its machine and has taken a slot."""

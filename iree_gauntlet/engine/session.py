@@ -66,7 +66,7 @@ class Session(Generic[Log]):
             yield
 
     def interruptible(self) -> AbstractContextManager[None]:
-        """Return a context in which Ctrl-C and SIGTERM cancel the session, at the second time without grace."""
+        """Let Ctrl-C and SIGTERM cancel the session and raise KeyboardInterrupt once; a second one ends it at once."""
         return interruptible(self.cancel)
 
 

@@ -96,7 +96,7 @@ class SharedModules:
         Raises:
             GauntletError: the run was cancelled.
         """
-        return run_until_cancelled(lambda: self._find(key, cache, name, roles), cancel_event, _CANCEL_MESSAGE)
+        return run_cancellable(lambda: self._find(key, cache, name, roles), cancel_event, _CANCEL_MESSAGE)
 
     def offer(self, key: str, cache: ModuleCache, cancel_event: threading.Event) -> str:
         """Upload an entry of the local store, if writing is allowed; return a note, empty on success.
@@ -108,7 +108,7 @@ class SharedModules:
         """
         if not self.write or self._is_off or self._is_read_only:
             return ""
-        return run_until_cancelled(lambda: self._offer(key, cache), cancel_event, _CANCEL_MESSAGE)
+        return run_cancellable(lambda: self._offer(key, cache), cancel_event, _CANCEL_MESSAGE)
 
     def _find(self, key: str, cache: ModuleCache, name: str, roles: Collection[str]) -> SharedLookup:
         try:
@@ -287,7 +287,7 @@ def _describe_reason(error: Exception) -> str:
     return without_queries(text.partition("\n")[0]).rpartition(" - ")[2]
 
 
-def run_until_cancelled(work: Callable[[], _T], cancel_event: threading.Event, error: str) -> _T:
+def run_cancellable(work: Callable[[], _T], cancel_event: threading.Event, error: str) -> _T:
     """Return the result of a function; after a cancel, abandon it on its thread, which may wait for a server.
 
     Raises:

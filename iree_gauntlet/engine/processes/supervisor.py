@@ -69,10 +69,7 @@ class Request:
 
 @dataclass(slots=True)
 class Report:
-    """The result of a request; not `started` if it was `cancelled`, or for an error of the system.
-
-    `stuck` as of `Outcome`.
-    """
+    """The result of a request; not `started` if `cancelled`, or for an error of the system; `stuck` as of `Outcome`."""
 
     started: bool = False
     error_number: int = 0

@@ -174,10 +174,7 @@ def require_lock_folder(environ: Mapping[str, str]) -> None:
 
 
 def lock_facts(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts about locks for a record: `lock_folder`, if it is not this user's own.
-
-    Errors as of `lock_folder`.
-    """
+    """Return a record's facts about locks: `lock_folder`, if not this user's own; errors as of `lock_folder`."""
     folder = lock_folder(environ)
     return {"lock_folder": str(folder.path)} if folder.from_variable else {}
 
