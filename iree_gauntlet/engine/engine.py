@@ -1,6 +1,6 @@
 """A run: executes a plan under the journal, the locks and the scheduler, and reports progress.
 
-Figures are held against their goldens here: those of benchmarks, of counts and of modules.
+The metrics of benchmarks, counts and modules are compared with their goldens here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import EXPECTED_OUTPUT, Verdict, exit_code_of
-from iree_gauntlet.engine.judging import judge_process, require_whole_files, with_expectation
-from iree_gauntlet.engine.modules.modules import Kept, ModuleMaker, read_dispatch_count
-from iree_gauntlet.engine.modules.shared_modules import until_cancelled
+from iree_gauntlet.engine.judging import apply_expectation, judge_process, require_whole_files
+from iree_gauntlet.engine.modules.modules import EntryMetadata, ModuleMaker, read_dispatch_count
+from iree_gauntlet.engine.modules.shared_modules import run_cancellable
 from iree_gauntlet.engine.rounds.machine_lock import QuietStretch
 from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules, confirm_time, gpu_of
 from iree_gauntlet.engine.scheduler import ScheduleLimits, Scheduler
@@ -47,25 +47,25 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-_MEMORY_SECONDS = 0.05
-_MEMORY_RESERVE = 2 << 30
-_MEMORY_PER_PROGRAM = 8
+_MEMORY_POLL_SECONDS = 0.05
+_MEMORY_RESERVE_BYTES = 2 << 30
+_MEMORY_FACTOR = 8
 _MODULE = "module"
-# Parts of a module that hold weights.
-_CONSTANTS = "_const"
+# The parts of a module with this prefix hold weights.
+_CONSTANTS_PREFIX = "_const"
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How to run.
+    """Options of how a run executes its steps.
 
     Attributes:
         jobs: steps at once before the benchmarks.
-        made_again: with --force-recompile, the folder in which all processes of a run note which modules they have
-            made again; None to use what is in the cache.
+        made_again: with --force-recompile, the directory in which a run's processes mark the modules that they have
+            rebuilt; None to use the cache.
         lenient: an unexpected pass does not fail the run.
         all_goldens: a golden that is not applied makes its step inconclusive.
-        confirm: how a broken golden time is confirmed; None to fail at once, by the dialects' plain rule.
+        confirm: the rules to confirm a broken golden time; None to fail at once, by the dialects' plain rule.
     """
 
     jobs: int
@@ -77,17 +77,17 @@ class RunOptions:
 
 
 class Elsewhere(Protocol):
-    """Other machines, which perform the steps of a plan."""
+    """An executor on other machines, which performs the steps of a plan."""
 
     def on_devices_there(self, plan: Plan, *, optional: bool) -> Plan:
-        """The plan, where the devices that it asks for are there; as `run_start.on_devices_here`.
+        """Return the plan, if the devices that it asks for are available there; as `run_start.on_devices_here`.
 
         Raises:
-            UsageError: a device is not there.
+            UsageError: a device is not available.
         """
 
     def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict], engine: Engine) -> dict[str, Verdict]:
-        """Runs steps there; as `Engine.perform`.
+        """Run steps there, as `Engine.perform` does.
 
         It calls `engine.begin` when a step starts, `engine.conclude` with its result, and `engine.skip` for one that
         cannot run.
@@ -95,8 +95,8 @@ class Elsewhere(Protocol):
 
 
 @dataclass(slots=True)
-class Performed:
-    """Verdicts of all steps by id, and the exit code: INTERRUPTED where Ctrl-C or SIGTERM ended it."""
+class EngineOutcome:
+    """Verdicts of all steps by id, and the exit code: INTERRUPTED if Ctrl-C or SIGTERM ended the run."""
 
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     code: ExitCode = ExitCode.OK
@@ -104,12 +104,12 @@ class Performed:
 
 @dataclass
 class Engine:
-    """Executes steps, and journals their results.
+    """An executor of steps, which journals their results.
 
     Attributes:
-        performers: what executes the steps of a stage, in place of what spec files mean by it.
-        available_memory: bytes that are free now; None where that is not known, which keeps nothing back.
-        elsewhere: other machines that perform the steps; None for this one.
+        performers: functions that execute the steps of a stage, in place of those for spec files.
+        available_memory: returns the free memory in bytes; None if that is unknown, which delays no step.
+        elsewhere: the executor on other machines; None for this machine.
         results: the result of each step, by id.
     """
 
@@ -120,17 +120,17 @@ class Engine:
     available_memory: Callable[[], int | None] = free_memory
     elsewhere: Elsewhere | None = None
     results: dict[str, Result] = field(default_factory=dict)
-    _quiet: QuietStretch = field(init=False)
+    _quiet_stretch: QuietStretch = field(init=False)
     _maker: ModuleMaker = field(init=False)
     _performers: dict[Stage, Callable[[Step], Result]] = field(init=False)
-    # Expected outputs that a fetch did not get, by URL.
-    _not_had: dict[str, ArtifactError] = field(default_factory=dict)
-    # Asked not more often than it could have changed by what was started last.
-    _memory: int | None = None
-    _memory_asked: float = -math.inf
+    # The errors of expected outputs that could not be fetched, by URL.
+    _fetch_errors: dict[str, ArtifactError] = field(default_factory=dict)
+    # Free memory is read only as often as the last started step could have changed it.
+    _free_memory: int | None = None
+    _memory_time: float = -math.inf
 
     def __post_init__(self) -> None:
-        self._quiet = QuietStretch(self.session.locks, self.session.progress.waiting)
+        self._quiet_stretch = QuietStretch(self.session.locks, self.session.progress.waiting)
         self._maker = ModuleMaker(self.session, self.workbench, self.options.made_again)
         self._performers = {
             Stage.FETCH: self._fetch,
@@ -143,212 +143,213 @@ class Engine:
         }
 
     @contextmanager
-    def recorded(self) -> Iterator[Performed]:
-        """Journals the end of what is performed inside, and takes the KeyboardInterrupt that ends it."""
-        began, performed = time.monotonic(), Performed()
+    def recorded(self) -> Iterator[EngineOutcome]:
+        """Journal the end of the steps that are performed inside, and catch the KeyboardInterrupt that ends them."""
+        start, outcome = time.monotonic(), EngineOutcome()
         try:
-            yield performed
-            performed.code = exit_code_of(performed.verdicts.values())
+            yield outcome
+            outcome.code = exit_code_of(outcome.verdicts.values())
         except KeyboardInterrupt:
-            performed.code = ExitCode.INTERRUPTED
+            outcome.code = ExitCode.INTERRUPTED
         except MachinesLostError as error:
-            # What was done is reported, as after Ctrl-C.
+            # The finished steps are reported, as after Ctrl-C.
             self.remark(error.on_one_line)
-            performed.code = ExitCode.ERROR
-        seconds = round(time.monotonic() - began, 3)
-        interrupted = performed.code is ExitCode.INTERRUPTED
-        self.session.log.end(exit_code=int(performed.code), seconds=seconds, interrupted=interrupted)
+            outcome.code = ExitCode.ERROR
+        seconds = round(time.monotonic() - start, 3)
+        is_interrupt = outcome.code is ExitCode.INTERRUPTED
+        self.session.log.end(exit_code=int(outcome.code), seconds=seconds, interrupted=is_interrupt)
 
     def announce(self, steps: Sequence[Step]) -> None:
-        """Journals steps that were not known when the run began, before they are performed."""
+        """Journal steps that were not planned when the run began, before they are performed."""
         self.session.log.more_steps(steps)
         self.session.progress.steps_added(len(steps))
 
     def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> dict[str, Verdict]:
-        """Runs some steps of a plan and journals their results; more may follow.
+        """Run some steps of a plan and journal their results; more may follow.
 
         Returns:
-            Verdicts by step id, those of `finished` among them, which an earlier part of the run has done.
+            Verdicts by step id, including those of `finished`, which an earlier part of the run has performed.
 
         Raises:
-            BaseException: what a signal handler raises; what runs has been ended then, and the engine with it.
+            BaseException: raised by a signal handler; everything that was running has been ended, and the engine too.
         """
         if self.elsewhere is not None:
             return self.elsewhere.perform(steps, finished, self)
-        limits = ScheduleLimits(self.options.jobs, self.options.fail_fast, self._fits)
-        # In their order, but for chains whose modules are all in the cache: they fill the time that compiles take.
+        limits = ScheduleLimits(self.options.jobs, self.options.fail_fast, self._has_memory_for)
+        # Steps keep their order, but chains whose modules are all cached come last: they fill the time that compiles
+        # take.
         compiles = [step for step in steps if step.stage is Stage.COMPILE]
-        cached = {step.chain for step in compiles} - {step.chain for step in compiles if not step.cache.hit}
-        ordered = sorted(steps, key=lambda step: step.chain in cached)
+        cached_chains = {step.chain for step in compiles} - {step.chain for step in compiles if not step.cache.hit}
+        sorted_steps = sorted(steps, key=lambda step: step.chain in cached_chains)
         try:
-            return Scheduler(ordered, finished, limits, self._work, self.skip, self.abort, self.rest).run()
+            return Scheduler(sorted_steps, finished, limits, self._run_step, self.skip, self.abort, self.rest).run()
         finally:
             self.rest()
 
     def abort(self) -> None:
-        """Ends what runs, unless that is under way."""
+        """End everything that runs, unless the session is already cancelled."""
         if not self.session.cancelled.is_set():
             self.session.cancel()
 
-    def _fits(self, step: Step) -> bool:
-        """Whether there is memory for one more compile: the compiler holds a program several times."""
-        sizes = [Path(item.path).stat().st_size for item in step.inputs if Path(item.path).is_file()]
+    def _has_memory_for(self, step: Step) -> bool:
+        """Return True if there is memory for one more compile: the compiler holds a program several times."""
+        sizes = [Path(program.path).stat().st_size for program in step.inputs if Path(program.path).is_file()]
         now = time.monotonic()
-        if now - self._memory_asked > _MEMORY_SECONDS:
-            self._memory_asked, self._memory = now, self.available_memory()
-        return self._memory is None or self._memory > _MEMORY_RESERVE + _MEMORY_PER_PROGRAM * sum(sizes)
+        if now - self._memory_time > _MEMORY_POLL_SECONDS:
+            self._memory_time, self._free_memory = now, self.available_memory()
+        return self._free_memory is None or self._free_memory > _MEMORY_RESERVE_BYTES + _MEMORY_FACTOR * sum(sizes)
 
-    def _work(self, step: Step) -> Verdict:
+    def _run_step(self, step: Step) -> Verdict:
         if self.session.cancelled.is_set():
             return Verdict.ERROR
         self.begin(step)
         result = self.result_of(step)
         if self.session.cancelled.is_set():
-            # What was cut short has no result: the journal shows it as unfinished, and a resumed run does it.
+            # A step that was cut short has no result: the journal shows it as unfinished; a resumed run performs it.
             return Verdict.ERROR
         return self.conclude(step, result)
 
     def rest(self) -> None:
-        """Nothing is to be done for now: benchmarks of other runs may begin."""
-        self._quiet.rest()
+        """Report that nothing is to be done for now: benchmarks of other runs may begin."""
+        self._quiet_stretch.rest()
 
     def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
-        """Journals that a step starts, `worker` where that is another machine, unless it is begun `again`."""
+        """Journal that a step starts, on a `worker` if named; a step that starts `again` is journalled already."""
         if not again:
             self.session.log.start(step.id)
         self.session.progress.step_started(step, worker)
 
     def result_of(self, step: Step) -> Result:
-        """Performs a step under its locks, judged by what was expected of it; nothing is journalled."""
-        began, waited = time.monotonic(), 0.0
-        said = bool(step.blocked)
+        """Perform a step under its locks, judge the result by the step's expectation, and return it unjournalled."""
+        start, delay = time.monotonic(), 0.0
+        has_cause = bool(step.blocked)
         try:
             if step.skip or step.blocked:
                 verdict = Verdict.SKIPPED if step.skip else Verdict.ERROR
                 result = Result(verdict, step.skip or step.blocked, notes=() if step.skip else step.notes)
             else:
                 if step.command:
-                    self._require_expected(step)
-                with self._hold_locks(step) as waited:
+                    self._require_expected_outputs(step)
+                with self._hold_locks(step) as delay:
                     result = self._performers[step.stage](step)
         except GauntletError as error:
-            said = said or isinstance(error, ArtifactError)
+            has_cause = has_cause or isinstance(error, ArtifactError)
             notes = (*step.notes, *(error.notes if isinstance(error, ArtifactError) else ()))
             result = Result(Verdict.ERROR, error.what, notes=notes, tail=tuple(error.hint.splitlines()))
         except OSError as error:
-            # Of this step alone: a full disk, a file that somebody has removed.
-            what = f"{name_place(error)}: {error.strerror}" if error.filename else str(error)
+            # The error concerns this step only: a full disk, a file that somebody has removed.
+            message = f"{name_place(error)}: {error.strerror}" if error.filename else str(error)
             tail = ("Make room there, then resume the run.",) if error.errno in NO_ROOM else ()
-            result = Result(Verdict.ERROR, what, notes=step.notes, tail=tail)
-        except Exception as error:  # noqa: BLE001 - of this step alone, whatever it is
-            said = True
-            result = self._explain_fault(step, error)
-        bad = result.verdict is Verdict.FAILED or result.verdict.is_error
-        inputs = step.inputs if bad and step.command and not said else ()
-        if gone := next((item.path for item in inputs if not Path(item.path).exists()), ""):
-            # That is why.
-            what = f"{gone} is not there any more: was the cache or the run's folder cleared while this ran?"
+            result = Result(Verdict.ERROR, message, notes=step.notes, tail=tail)
+        except Exception as error:  # noqa: BLE001 - any error concerns this step only
+            has_cause = True
+            result = self._make_fault_result(step, error)
+        is_failure = result.verdict is Verdict.FAILED or result.verdict.is_error
+        inputs = step.inputs if is_failure and step.command and not has_cause else ()
+        if missing_path := next((step_input.path for step_input in inputs if not Path(step_input.path).exists()), ""):
+            # The missing file is the cause.
+            message = f"{missing_path} is not there any more: was the cache or the run's folder cleared while this ran?"
             tail, notes = ("Run again; `--resume` makes what is missing.",), step.notes
-            result = Result(Verdict.ERROR, what, notes=notes, tail=tail, command=result.command, log=result.log)
-        waited += result.waited_seconds
-        result = with_expectation(step, result, lenient=self.options.lenient)
-        # Less than a millisecond is the cost of asking.
-        return replace(result, seconds=round(time.monotonic() - began - waited, 6), waited_seconds=round(waited, 3))
+            result = Result(Verdict.ERROR, message, notes=notes, tail=tail, command=result.command, log=result.log)
+        delay += result.waited_seconds
+        result = apply_expectation(step, result, lenient=self.options.lenient)
+        # A wait of less than a millisecond is only the cost of the lock calls.
+        return replace(result, seconds=round(time.monotonic() - start - delay, 6), waited_seconds=round(delay, 3))
 
-    def _explain_fault(self, step: Step, error: Exception) -> Result:
-        """The result of a step in which the toolkit itself went wrong; the traceback is kept in the step's folder."""
-        what = shorten(f"a fault of IREE Gauntlet itself: {type(error).__name__}: {error}")
+    def _make_fault_result(self, step: Step, error: Exception) -> Result:
+        """Return the result of a step in which the toolkit itself failed; write the traceback to the step's folder."""
+        message = shorten(f"a fault of IREE Gauntlet itself: {type(error).__name__}: {error}")
         log, tail = "", ("Please report it.",)
-        with suppress(GauntletError):  # there is no room for it
+        with suppress(GauntletError):  # there may be no room for it
             lines = "".join(traceback.format_exception(error)).splitlines()
             log = self.session.processes.write_log(step, "traceback.txt", lines)
             tail = (f"Please report it, with its traceback: {log} in the run's folder.",)
-        return Result(Verdict.ERROR, what, notes=step.notes, tail=tail, log=log)
+        return Result(Verdict.ERROR, message, notes=step.notes, tail=tail, log=log)
 
     def conclude(self, step: Step, result: Result) -> Verdict:
-        """Journals the result of a step."""
+        """Journal the result of a step."""
         self.results[step.id] = result
         self.session.log.result(step.id, result)
         self.session.progress.step_finished(step, result)
         return result.verdict
 
     def put_back(self, step: Step) -> None:
-        """A step that began elsewhere is not done, and waits again."""
+        """Return a step that began elsewhere, and is unfinished, to the waiting ones."""
         self.session.progress.step_put_back(step)
 
     def joined(self, name: str, machine: Mapping[str, Any]) -> None:
-        """Journals that another machine takes part."""
+        """Journal that another machine takes part."""
         self.session.log.write("worker", {"name": name, "machine": dict(machine)})
 
     def remark(self, text: str) -> None:
-        """Journals what a reader must know, and says it."""
+        """Journal a message for the readers of the run, and print it."""
         self.session.log.write("remark", {"text": text})
         self.session.progress.message(text)
 
     def skip(self, step: Step, reason: str) -> Verdict:
-        """Journals that a step cannot run."""
+        """Journal that a step cannot run."""
         return self.conclude(step, Result(Verdict.SKIPPED, reason))
 
     @contextmanager
     def _hold_locks(self, step: Step) -> Iterator[float]:
-        """Hold the machine-wide locks that a step needs; yields the seconds that it waited for them."""
+        """Hold the machine-wide locks that a step needs; yield the seconds that it waited for them."""
         device, exclusive = step.resources.device, step.resources.exclusive
-        began = time.monotonic()
+        start = time.monotonic()
         with ExitStack() as stack:
             if exclusive or not step.resources.cores:
-                self._quiet.rest()
-            # A step without cores takes the machine and the device by itself, for each block of its rounds.
+                self._quiet_stretch.rest()
+            # A step without cores locks the machine and the device by itself, for each block of its rounds.
             if exclusive and step.resources.cores:
                 stack.enter_context(self.session.quiet(device))
             elif step.resources.cores:
                 if step.stage.row.waits:
-                    stack.enter_context(self._quiet.held())
+                    stack.enter_context(self._quiet_stretch.hold())
                 if accelerator := step.resources.accelerator:
                     stack.enter_context(self.session.locks.device_lock(accelerator, self.session.progress.waiting))
-            yield time.monotonic() - began
+            yield time.monotonic() - start
 
     def _fetch(self, step: Step) -> Result:
-        fetched: list[Fetched] = []
-        lost = 0
-        for item in step.inputs:
+        files: list[Fetched] = []
+        missing_count = 0
+        for step_input in step.inputs:
             if self.session.cancelled.is_set():
                 break
             try:
-                fetched.append(self._fetched(item.url))
+                files.append(self._fetch_file(step_input.url))
             except ArtifactError as error:
-                if item.role != EXPECTED_OUTPUT:
+                if step_input.role != EXPECTED_OUTPUT:
                     raise
-                lost += 1
-                self._not_had[item.url] = error
-        notes = [f"{file.url}: {note}" for file in fetched for note in file.notes]
-        every = all(item.cached for item in fetched)
-        reason = "all files present" if every else "downloaded"
-        if lost:
-            reason += f", but for {counted(lost, 'expected output')}: the threshold step says why"
-        cache = CacheUse(every and not lost, reason=reason)
-        return Result(Verdict.PASSED, cache=cache, fetched=tuple(fetched), notes=(*step.notes, *notes))
+                missing_count += 1
+                self._fetch_errors[step_input.url] = error
+        notes = [f"{file.url}: {note}" for file in files for note in file.notes]
+        all_hits = all(file.cached for file in files)
+        reason = "all files present" if all_hits else "downloaded"
+        if missing_count:
+            reason += f", but for {counted(missing_count, 'expected output')}: the threshold step says why"
+        cache = CacheUse(all_hits and not missing_count, reason=reason)
+        return Result(Verdict.PASSED, cache=cache, fetched=tuple(files), notes=(*step.notes, *notes))
 
-    def _fetched(self, url: str) -> Fetched:
-        return until_cancelled(partial(self.workbench.store.fetch, url), self.session.cancelled, f"{url}: interrupted")
+    def _fetch_file(self, url: str) -> Fetched:
+        return run_cancellable(partial(self.workbench.store.fetch, url), self.session.cancelled, f"{url}: interrupted")
 
-    def _require_expected(self, step: Step) -> None:
-        """Makes sure of the outputs that a step expects, as far as they are fetched."""
-        expected = [item.url for item in step.inputs if item.role == EXPECTED_OUTPUT and item.url]
-        errors = [error for url in expected if (error := self._not_had.pop(url, None))]
+    def _require_expected_outputs(self, step: Step) -> None:
+        """Make sure that the expected outputs of a step are available, fetching them if needed."""
+        urls = [step_input.url for step_input in step.inputs if step_input.role == EXPECTED_OUTPUT and step_input.url]
+        errors = [error for url in urls if (error := self._fetch_errors.pop(url, None))]
         if errors:
             errors[0].notes += tuple(error.what for error in errors[1:])
             raise errors[0]
-        for url in expected:
+        for url in urls:
             if not self.workbench.store.present(url):
-                self._fetched(url)
+                self._fetch_file(url)
 
     def _check_numbers(self, step: Step) -> Result:
-        from iree_gauntlet.engine.threshold import check_error, check_threshold  # noqa: PLC0415 - it brings NumPy
+        from iree_gauntlet.engine.threshold import check_error, check_threshold  # noqa: PLC0415 - it imports NumPy
 
         return check_error(step, check_threshold(step, self.session.processes))
 
     def _benchmark(self, step: Step) -> Result:
-        """Runs a benchmark: all repetitions are kept, and held against the golden time by the dialect's rule."""
+        """Run a benchmark: keep all repetitions, and compare them with the golden time by the dialect's rule."""
         processes, confirm = self.session.processes, self.options.confirm
         require_whole_files(step.process)
         gpu = gpu_of(step)
@@ -361,8 +362,8 @@ class Engine:
         try:
             samples = parse_benchmark_rows(processes.stdout(step))[0]
         except GauntletError as error:
-            failed = Result(Verdict.ERROR, shorten(error.what), tail=tuple(outcome.tail), notes=(error.hint,))
-            return processes.complete(step, outcome, failed)
+            error_result = Result(Verdict.ERROR, shorten(error.what), tail=tuple(outcome.tail), notes=(error.hint,))
+            return processes.complete(step, outcome, error_result)
         check = check_time(samples, step.goldens, step.golden_keys, step.sku)
         result = replace(
             self._judge(step, [check]),
@@ -371,108 +372,114 @@ class Engine:
             notes=(*step.notes, *list_benchmark_warnings(state.watched)),
             log=processes.log(step, "stdout.txt"),
         )
-        # What is expected to fail needs no proof of it.
+        # A step that is expected to fail needs no proof of the failure.
         if check.passed is False and confirm is not None and FailureKind.MISSES_A_GOLDEN not in step.expect_kinds:
             result = self._confirm(step, check, result, confirm)
         return processes.complete(step, outcome, result)
 
     def _confirm(self, step: Step, breach: Check, result: Result, rules: ConfirmRules) -> Result:
-        """The result of a benchmark that broke its golden, after further rounds."""
-        confirmed = confirm_time(step, breach, self.session.processes, rules, self.session.cancelled)
-        first = f"{describe(breach)} in the first run"
-        passed = confirmed.verdict is Verdict.PASSED
+        """Return the result of a benchmark that broke its golden, after further rounds."""
+        confirmation = confirm_time(step, breach, self.session.processes, rules, self.session.cancelled)
+        first_breach = f"{describe(breach)} in the first run"
+        passes = confirmation.verdict is Verdict.PASSED
         return replace(
             result,
-            verdict=confirmed.verdict,
-            failure=result.failure if confirmed.verdict is Verdict.FAILED else None,
-            reason="" if passed else shorten(f"{confirmed.reason}; {first}"),
-            checks=(confirmed.check,),
-            statistics={**result.statistics, "confirmation": confirmed.record},
-            notes=(*result.notes, f"not confirmed: {first}; {confirmed.reason}") if passed else result.notes,
-            tool_seconds=result.tool_seconds + confirmed.tool_seconds,
+            verdict=confirmation.verdict,
+            failure=result.failure if confirmation.verdict is Verdict.FAILED else None,
+            reason="" if passes else shorten(f"{confirmation.reason}; {first_breach}"),
+            checks=(confirmation.check,),
+            statistics={**result.statistics, "confirmation": confirmation.record},
+            notes=(*result.notes, f"not confirmed: {first_breach}; {confirmation.reason}") if passes else result.notes,
+            tool_seconds=result.tool_seconds + confirmation.tool_seconds,
         )
 
     def _check_compile_statistics(self, step: Step) -> Result:
-        """Holds a module's dispatch count and size against its goldens; every figure is reported."""
+        """Compare a module's dispatch count and size with its goldens; every metric is reported."""
         statistics: dict[str, Any] = {
             Figure.DISPATCHES.value: read_dispatch_count(Path(step.input("statistics").path)),
             Figure.SIZE.value: Path(step.input(_MODULE).path).stat().st_size,
         }
         cache = self.workbench.modules
-        checks = self._check_figures(step, Result(Verdict.PASSED, statistics=statistics), step.goldens)
-        more = [item.limit for item in checks if item.metric == Figure.DISPATCHES and item.passed is False]
-        why = [_describe_dispatch_changes(cache, step, limit) for limit in more if limit is not None]
-        return replace(self._judge(step, checks), statistics=statistics, notes=(*step.notes, *filter(None, why)))
+        checks = self._check_metrics(step, Result(Verdict.PASSED, statistics=statistics), step.goldens)
+        limits = [check.limit for check in checks if check.metric == Figure.DISPATCHES and check.passed is False]
+        changes = [_describe_dispatch_changes(cache, step, limit) for limit in limits if limit is not None]
+        return replace(self._judge(step, checks), statistics=statistics, notes=(*step.notes, *filter(None, changes)))
 
     def _count(self, step: Step) -> Result:
-        """Counts instructions, and holds them against their goldens."""
+        """Count instructions, and compare the counts with their goldens."""
         result = self._maker.make(step)
         if result.verdict is not Verdict.PASSED:
             return result
-        known = result.known
-        # Of another counter, or of modules for another CPU, they say nothing.
-        usual = is_usual_count(known.counter, known.cpu)
-        checks = self._check_figures(step, result, step.goldens if usual else ())
-        if step.goldens and not usual:
-            how = f"{known.counter}, for {known.cpu or 'the CPU of the spec'}"
-            note = f"its golden is of valgrind's usual count, and this is by {how}: measured only"
+        counter_info = result.known
+        # The goldens do not apply to another counter, or to modules for another CPU.
+        is_usual = is_usual_count(counter_info.counter, counter_info.cpu)
+        checks = self._check_metrics(step, result, step.goldens if is_usual else ())
+        if step.goldens and not is_usual:
+            counter_text = f"{counter_info.counter}, for {counter_info.cpu or 'the CPU of the spec'}"
+            note = f"its golden is of valgrind's usual count, and this is by {counter_text}: measured only"
             checks = [replace(check, note=note) for check in checks]
-        judged = self._judge(step, checks)
+        judgement = self._judge(step, checks)
         return replace(
-            result, verdict=judged.verdict, reason=judged.reason, checks=judged.checks, failure=judged.failure
+            result,
+            verdict=judgement.verdict,
+            reason=judgement.reason,
+            checks=judgement.checks,
+            failure=judgement.failure,
         )
 
-    def _check_figures(self, step: Step, result: Result, goldens: Sequence[Golden]) -> list[Check]:
-        """Holds the figures that a step judges against goldens."""
-        own = [figure for figure in JUDGED_FIGURES if figure.golden.stage is step.stage]
-        wanted = {golden.metric for golden in (*step.goldens, *step.idle_goldens)}
-        measured = {
-            figure: result.measure(figure) for figure in own if figure in wanted or not figure.golden.needs_golden
+    def _check_metrics(self, step: Step, result: Result, goldens: Sequence[Golden]) -> list[Check]:
+        """Compare the metrics that a step judges with goldens."""
+        figures = [figure for figure in JUDGED_FIGURES if figure.golden.stage is step.stage]
+        metrics = {golden.metric for golden in (*step.goldens, *step.idle_goldens)}
+        values = {
+            figure: result.measure(figure) for figure in figures if figure in metrics or not figure.golden.needs_golden
         }
         return [
             check_figure(figure, value, goldens, self.workbench.release, step.idle_goldens)
-            for figure, value in measured.items()
+            for figure, value in values.items()
             if value is not None
         ]
 
     def _judge(self, step: Step, checks: Sequence[Check]) -> Result:
-        """What figures come to that were held against the goldens of their step."""
-        if broken := [check for check in checks if check.passed is False]:
-            reason = shorten("; ".join(map(describe, broken)))
+        """Return the result of a step from the checks of its metrics against their goldens."""
+        if failed_checks := [check for check in checks if check.passed is False]:
+            reason = shorten("; ".join(map(describe, failed_checks)))
             return Result(Verdict.FAILED, reason, checks=tuple(checks), failure=FailureKind.MISSES_A_GOLDEN)
-        unapplied = (
+        unused_goldens = (
             find_unapplied((*step.goldens, *step.idle_goldens), checks, step.sku) if self.options.all_goldens else ()
         )
-        loose = (describe(check) for check in checks if check.metric in {golden.metric for golden in unapplied})
-        verdict = Verdict.INCONCLUSIVE if unapplied else Verdict.PASSED
-        return Result(verdict, shorten("; ".join(loose)), checks=tuple(checks))
+        texts = (describe(check) for check in checks if check.metric in {golden.metric for golden in unused_goldens})
+        verdict = Verdict.INCONCLUSIVE if unused_goldens else Verdict.PASSED
+        return Result(verdict, shorten("; ".join(texts)), checks=tuple(checks))
 
 
 def _describe_dispatch_changes(cache: ModuleCache, step: Step, limit: float) -> str:
-    """The dispatches that are new and gone against the newest module in the cache that kept the golden."""
-    # For the module that the step looks at, whatever compiled them.
-    compiled = (entry for entry in cache.list_entries() if entry.name in step.needs and _MODULE in entry.files)
-    counted = ((Kept.from_dict(entry.metadata).statistics.get("dispatch_count"), entry) for entry in compiled)
-    kept = [(count, entry) for count, entry in counted if count is not None and count <= limit]
-    if not kept:
+    """Return the new and missing dispatches, compared with the newest cached module that met the golden."""
+    # Modules for the same compile step count, whichever toolchain compiled them.
+    entries = (entry for entry in cache.list_entries() if entry.name in step.needs and _MODULE in entry.files)
+    counted_entries = (
+        (EntryMetadata.from_dict(entry.metadata).statistics.get("dispatch_count"), entry) for entry in entries
+    )
+    candidates = [(count, entry) for count, entry in counted_entries if count is not None and count <= limit]
+    if not candidates:
         return ""
-    count, newest = max(kept, key=lambda item: item[1].created)
-    found = cache.lookup(newest.key).entry
-    before = _list_names(found.files[_MODULE]) if found is not None else []
-    after = _list_names(step.input(_MODULE).path)
-    if not (before and after):
+    count, newest = max(candidates, key=lambda candidate: candidate[1].created)
+    newest_entry = cache.lookup(newest.key).entry
+    old_names = _list_dispatch_names(newest_entry.files[_MODULE]) if newest_entry is not None else []
+    new_names = _list_dispatch_names(step.input(_MODULE).path)
+    if not (old_names and new_names):
         return ""
-    new, gone = find_new_and_gone(before, after)
-    changes = "; ".join(f"{what}: {', '.join(names)}" for what, names in (("new", new), ("gone", gone)) if names)
+    new, missing = find_new_and_gone(old_names, new_names)
+    changes = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in (("new", new), ("gone", missing)) if names)
     dispatches = f"{count} dispatch" + ("" if count == 1 else "es")
     day = newest.created[:16].replace("T", " ")
     return f"against the newest module with {dispatches} (of {day} UTC): {changes or 'the same names'}"
 
 
-def _list_names(module: Path | str) -> list[str]:
-    """Names of its dispatches; none where it is not an archive, as which the compiler writes modules."""
+def _list_dispatch_names(module: Path | str) -> list[str]:
+    """Return the names of a module's dispatches; none if it is no archive, the format that the compiler writes."""
     if not zipfile.is_zipfile(module):
         return []
     with zipfile.ZipFile(module) as archive:
-        parts = (item for item in archive.infolist() if not item.filename.startswith(_CONSTANTS))
+        parts = (part for part in archive.infolist() if not part.filename.startswith(_CONSTANTS_PREFIX))
         return find_dispatch_names(map(archive.read, parts))

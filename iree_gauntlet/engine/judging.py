@@ -1,4 +1,4 @@
-"""Verdicts of processes that ended badly, of files that they read, and of steps that are expected to fail."""
+"""Verdicts of failed processes, of files that they read, and of steps that are expected to fail."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ if TYPE_CHECKING:
 
 
 _ERROR_LINE = re.compile(r"\berror: ")
-# Signals that no full disk is the cause of.
-_OF_ITSELF = ("SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
-# What drivers say of a device that is gone, or broken.
+# A full disk is never the cause of these signals.
+_CRASH_SIGNALS = ("SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
+# Drivers print these for a device that is gone, or broken.
 _DEVICE_LOST = re.compile(
     r"VK_ERROR_DEVICE_LOST|CUDA_ERROR_(?:DEVICE_UNAVAILABLE|ECC_UNCORRECTABLE)|hipErrorECCNotCorrectable"
 )
-# How a step fails whose tool ends with an error of its own; at stages with neither it is no tool of IREE's.
-_ORDINARY = (FailureKind.DOES_NOT_COMPILE, FailureKind.DOES_NOT_RUN)
-# What tools say of a function, a device, a flag, a target or a file that is not there, or is none; and what it means.
+# These are the failures of a step whose tool exits with an error; stages with neither do not run a tool of IREE's.
+_EXIT_FAILURES = (FailureKind.DOES_NOT_COMPILE, FailureKind.DOES_NOT_RUN)
+# Tools print these for a function, device, flag, target or file that does not exist or is invalid; each has its
+# meaning.
 _MISTAKES = tuple(
     (re.compile(pattern), text)
     for pattern, text in (
@@ -76,44 +77,47 @@ _MISTAKES = tuple(
     )
 )
 NUMPY_ADVICE = "save it again: numpy.save(path, numpy.ascontiguousarray(array.astype(array.dtype.newbyteorder('='))))"
-INPUT = "--input="
-EXPECTED = "--expected_output="
-# Lies beside expected outputs that were recorded.
+_INPUT_FLAG = "--input="
+GOLDEN_FLAG = "--expected_output="
+# This file is beside recorded expected outputs.
 PROVENANCE_FILE = "provenance.json"
-# What names a file behind these: opened, read on, or read to its end.
+# A file name follows these: to be opened, read on, or read to its end.
 _FILE_MARKS = ("@", "+", "*")
-_MOST_NAMES = 8
-# The compiler's words for a chip that it does not know.
-_UNKNOWN_CHIPS = {kind: re.compile(kind.unknown_chip) for kind in DEVICE_KINDS if kind.unknown_chip}
+_MAX_NAMES = 8
+# The compiler prints these for a chip that it does not support.
+_UNKNOWN_CHIP = {kind: re.compile(kind.unknown_chip) for kind in DEVICE_KINDS if kind.unknown_chip}
 _CHIP_ADVICE = "; this IREE does not know that chip: compile for another one"
-# What a module keeps of what it exports: declarations, or of programs made of torch's the names of both forms.
-_EXPORTED = re.compile(rb"(?<=func @)[\w$.-]+(?=\()|(?<=\0)[\w.-]+(?=\$async\0)")
+# A module keeps these names of its exports: declarations, or for programs from torch the names of both forms.
+_EXPORTED_NAME = re.compile(rb"(?<=func @)[\w$.-]+(?=\()|(?<=\0)[\w.-]+(?=\$async\0)")
 
 
 def judge_process(
     step: Step, outcome: Outcome, lines: Sequence[str], *, tool: str, reason: str | None = None
 ) -> Result:
-    """The result of a step whose process ended badly.
+    """Return the result of a step whose process failed.
 
     Args:
-        step: whose.
-        outcome: how it ended.
-        lines: what it wrote to standard error.
+        step: the step of the process.
+        outcome: exit code, signal and limits.
+        lines: its standard error.
         tool: its name, for messages.
-        reason: why it failed by its own account, for an ordinary exit; the first of its lines where not given.
+        reason: its own error message, for an ordinary exit; by default its first line.
     """
-    full = outcome.signal not in _OF_ITSELF and is_disk_full(Path(step.folder), lines)
-    lost = next((found[0] for line in (*lines, *outcome.tail) if (found := _DEVICE_LOST.search(line))), "")
-    # The first one that is true says why; none is the fault of the product under test.
+    is_full = outcome.signal not in _CRASH_SIGNALS and is_disk_full(Path(step.folder), lines)
+    lost_device = next((match[0] for line in (*lines, *outcome.tail) if (match := _DEVICE_LOST.search(line))), "")
+    # The first one that applies is the reason; none is the fault of the product under test.
     errors = (
         (outcome.timed_out, f"ran longer than its {step.timeout:g} s and was ended with its children"),
-        (full, "ran out of disk space; free some (see `doctor`) and run again"),
-        (bool(lost), f"lost its device ({lost}): see dmesg, and whether `gauntlet devices` lists it again"),
+        (is_full, "ran out of disk space; free some (see `doctor`) and run again"),
+        (
+            bool(lost_device),
+            f"lost its device ({lost_device}): see dmesg, and whether `gauntlet devices` lists it again",
+        ),
         (outcome.out_of_memory, f"ran into its limit of memory: {'; '.join(outcome.notes)}"),
         (outcome.signal == "SIGKILL", "was killed from outside, for lack of memory or by someone (see dmesg)"),
         (outcome.signal in SENT_SIGNALS, f"was ended from outside with {outcome.signal}"),
     )
-    error = next((text for happened, text in errors if happened), "")
+    error = next((text for applies, text in errors if applies), "")
     if reason is None:
         reason = shorten(next((line for line in lines if line.strip()), ""))
     if not error and not outcome.signal:
@@ -121,11 +125,11 @@ def judge_process(
     failure = f"failed with exit code {outcome.exit_code}" + (f": {reason}" if reason else "")
     if outcome.signal:
         failure = f"crashed with {outcome.signal}"
-    matches = (device_kind for line in lines for device_kind, words in _UNKNOWN_CHIPS.items() if words.search(line))
+    matches = (device_kind for line in lines for device_kind, pattern in _UNKNOWN_CHIP.items() if pattern.search(line))
     if device_kind := next(matches, None):
         failure += _CHIP_ADVICE + device_kind.chip_hint
-    ordinary = next((kind for kind in _ORDINARY if kind in step.stage.row.failures), None)
-    kind = None if error else FailureKind.CRASHES if outcome.signal else ordinary
+    exit_failure = next((kind for kind in _EXIT_FAILURES if kind in step.stage.row.failures), None)
+    kind = None if error else FailureKind.CRASHES if outcome.signal else exit_failure
     return Result(
         Verdict.ERROR if error or outcome.signal else Verdict.FAILED,
         shorten(f"{tool} {error or failure}"),
@@ -134,40 +138,40 @@ def judge_process(
         timed_out=outcome.timed_out,
         tail=tuple(outcome.tail),
         notes=tuple(outcome.notes),
-        failure=kind if ordinary else None,
+        failure=kind if exit_failure else None,
     )
 
 
-def _describe_mistake(step: Step, said: str, reason: str) -> str:
-    """What the spec asks for that is not there, or is none, behind the tool's name; empty where that is not why."""
-    if step.command and step.stage.row.runs_modules and (damaged := _describe_unreadable(step.command)):
-        return damaged
+def _describe_mistake(step: Step, output: str, reason: str) -> str:
+    """Return the invalid or missing thing that the spec names, to follow the tool's name; empty for other causes."""
+    if step.command and step.stage.row.runs_modules and (damage := _describe_unreadable(step.command)):
+        return damage
     for pattern, text in _MISTAKES:
-        if found := pattern.search(said):
-            name = found[1] if found.lastindex else ""
+        if match := pattern.search(output):
+            name = match[1] if match.lastindex else ""
             functions = _format_functions(step, name) if "{functions}" in text else ""
             return text.format(name=name, functions=functions, reason=reason, see=f"see {step.origin.file}")
     return ""
 
 
 def _format_functions(step: Step, name: str) -> str:
-    """What the modules of a run export, as far as they say so, and what a name may be meant for."""
+    """Return the exports of a run's modules, as far as they list them, and a suggestion for a misspelt name."""
     names: set[str] = set()
-    for word in step.command.argv if step.command else ():
-        if step.command and word.startswith("--module="):
+    for argument in step.command.argv if step.command else ():
+        if step.command and argument.startswith("--module="):
             try:
-                with (Path(step.command.cwd) / word.partition("=")[2]).open("rb") as file:
+                with (Path(step.command.cwd) / argument.partition("=")[2]).open("rb") as file:
                     content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except (OSError, ValueError):
                 continue
             with content:
-                names.update(found.decode() for found in _EXPORTED.findall(content))
-    known = sorted(names)
-    return f", which has {listed(known, _MOST_NAMES)}{did_you_mean(name, known)}" if known else ""
+                names.update(match.decode() for match in _EXPORTED_NAME.findall(content))
+    exports = sorted(names)
+    return f", which has {listed(exports, _MAX_NAMES)}{did_you_mean(name, exports)}" if exports else ""
 
 
 def find_first_error(lines: Iterable[str]) -> str:
-    """The first line that says `error:`, without the path before it; empty where there is none."""
+    """Return the first line with `error:`, without the path before it; empty if there is none."""
     for line in lines:
         match = _ERROR_LINE.search(line)
         if match:
@@ -175,108 +179,110 @@ def find_first_error(lines: Iterable[str]) -> str:
     return ""
 
 
-def with_expectation(step: Step, result: Result, *, lenient: bool) -> Result:
-    """Turns the verdict of a step that is expected to fail.
+def apply_expectation(step: Step, result: Result, *, lenient: bool) -> Result:
+    """Convert the verdict of a step that is expected to fail.
 
-    What is expected are some kinds of failure, perhaps with a text; another one keeps its verdict, and so does what is
-    no failure of what is tested: a time-out, a file or function that is not there. A pass is an unexpected one, which
+    Some kinds of failure are expected, perhaps with a text; another kind keeps its verdict, and so does an error that
+    is no failure of the product under test: a time-out, a missing file or function. A pass is an unexpected one, which
     fails the run unless `lenient`.
     """
     if not step.expect_failure:
         return result
-    expected = shorten(step.expect_failure)
+    expectation = shorten(step.expect_failure)
     if result.verdict is Verdict.PASSED:
         if lenient:
-            return replace(result, notes=(*result.notes, f"passed although expected to fail: {expected}"))
-        reason = f"passed, but is expected to fail: {expected}; remove the expectation"
+            return replace(result, notes=(*result.notes, f"passed although expected to fail: {expectation}"))
+        reason = f"passed, but is expected to fail: {expectation}; remove the expectation"
         return replace(result, verdict=Verdict.XPASSED, reason=reason)
     if result.failure is None:
         return result
     if result.failure in step.expect_kinds and step.expect_match in f"{result.reason}\n{result.said}":
-        reason = f"{result.reason}; {result.failure}, expected: {expected}"
+        reason = f"{result.reason}; {result.failure}, expected: {expectation}"
         return replace(result, verdict=Verdict.XFAILED, reason=reason)
-    wanted = " or ".join(step.expect_kinds)
+    expected_kinds = " or ".join(step.expect_kinds)
     if step.expect_match:
-        wanted += f" with {shorten(step.expect_match)!r} in the reason or the output"
-    reason = f"{result.reason}; {result.failure}, but expected is: {wanted} ({step.expect_origin or expected})"
+        expected_kinds += f" with {shorten(step.expect_match)!r} in the reason or the output"
+    reason = (
+        f"{result.reason}; {result.failure}, but expected is: {expected_kinds} ({step.expect_origin or expectation})"
+    )
     return replace(result, reason=f"{reason}; if this is expected, say so there")
 
 
-def values_of(command: Command, flag: str) -> list[str]:
-    """What a command says behind all of its flags of one name, which ends with `=`."""
+def list_values(command: Command, flag: str) -> list[str]:
+    """Return the values of all of a command's flags of one name, which ends with `=`."""
     return [word.removeprefix(flag) for word in command.argv if word.startswith(flag)]
 
 
 def require_whole_files(command: Command) -> None:
-    """Makes sure that a command reads its files to their ends: the tools pass over a rest.
+    """Raise an error unless a command reads its files to their ends: the tools ignore a rest.
 
     Raises:
         UnreadError: it does not.
     """
-    # They bring NumPy.
+    # These import NumPy.
     from iree_gauntlet.measuring.numerics.arrays import UnreadError, read_arguments  # noqa: PLC0415
 
-    for flag in (INPUT, EXPECTED):
+    for flag in (_INPUT_FLAG, GOLDEN_FLAG):
         try:
-            values = values_of(command, flag)
-            # By itself, or behind its type.
-            named = [
+            values = list_values(command, flag)
+            # The file name comes first, or after the type.
+            file_values = [
                 text
                 for text in values
                 if text.startswith(_FILE_MARKS) or text.partition("=")[2].startswith(_FILE_MARKS)
             ]
-            read_arguments(named, Path(command.cwd))
+            read_arguments(file_values, Path(command.cwd))
         except UnreadError:
             raise
         except GauntletError:
-            # The tool has its own word on what cannot be read.
+            # The tool itself reports files that cannot be read.
             continue
 
 
 def _describe_unreadable(command: Command) -> str:
-    """Which .npy of a command the tool cannot read, behind its name; empty where it can read all."""
-    from iree_gauntlet.measuring.numerics.arrays import explain_refusal, read_arguments  # noqa: PLC0415 - with NumPy
+    """Return a .npy of a command that the tool cannot read, to follow its name; empty if it can read all."""
+    from iree_gauntlet.measuring.numerics.arrays import explain_refusal, read_arguments  # noqa: PLC0415 - it imports NumPy
 
     try:
-        for flag in (INPUT, EXPECTED):
-            # Of these alone, what cannot be read here cannot be read by the tool.
-            arrays = [text for text in values_of(command, flag) if text.startswith(_FILE_MARKS)]
+        for flag in (_INPUT_FLAG, GOLDEN_FLAG):
+            # If one of these cannot be read here, the tool cannot read it either.
+            arrays = [text for text in list_values(command, flag) if text.startswith(_FILE_MARKS)]
             read_arguments(arrays, Path(command.cwd))
             for path in (Path(command.cwd, text[1:]) for text in arrays):
-                if why := explain_refusal(path):
-                    return f"cannot use {path}: {why}; {NUMPY_ADVICE}"
+                if reason := explain_refusal(path):
+                    return f"cannot use {path}: {reason}; {NUMPY_ADVICE}"
     except GauntletError as error:
         return f"cannot use {error.what}; {error.hint or 'fetch or record this file again'}"
     return ""
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedFile(Recorded):
-    """A file that a provenance names, beside which there may be `data`; what is written in the spec has no hash."""
+class ProvenanceFile(Recorded):
+    """A file that a provenance names, beside which there may be `data`; a value in the spec has no hash."""
 
     source: str
     sha256: str = ""
-    data: tuple[RecordedFile, ...] = ()
+    data: tuple[ProvenanceFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class GoldenProvenance(Recorded):
-    """What recorded outputs were made from."""
+    """The files that recorded outputs were made from."""
 
-    outputs: tuple[RecordedFile, ...]
+    outputs: tuple[ProvenanceFile, ...]
     made_by: str = ""
     optimisations: str = ""
-    model: RecordedFile | None = None
-    inputs: tuple[RecordedFile, ...] = ()
+    model: ProvenanceFile | None = None
+    inputs: tuple[ProvenanceFile, ...] = ()
 
     @property
     def hashes(self) -> dict[str, str]:
-        """SHA-256 of outputs, by their names."""
-        return {item.source: item.sha256 for item in self.outputs if item.sha256}
+        """The SHA-256 of outputs, by their names."""
+        return {file.source: file.sha256 for file in self.outputs if file.sha256}
 
 
 def read_provenance(folder: Path) -> GoldenProvenance | None:
-    """That of the outputs in a folder; None where there is none, or one of somebody else's making."""
+    """Return the provenance of the outputs in a folder; None if there is none, or one of another tool."""
     try:
         return GoldenProvenance.from_dict(read_json((folder / PROVENANCE_FILE).read_bytes()))
     except (OSError, ValueError):
@@ -284,18 +290,18 @@ def read_provenance(folder: Path) -> GoldenProvenance | None:
 
 
 def find_changed_goldens(command: Command) -> list[str]:
-    """What of a command is not as its expected outputs were recorded, or for: outputs and the model's own files."""
-    found: dict[str, None] = {}
-    for text in values_of(command, EXPECTED):
+    """Return the differences to the time when expected outputs were recorded: of outputs and of the model's files."""
+    changes: dict[str, None] = {}
+    for text in list_values(command, GOLDEN_FLAG):
         _, mark, name = text.partition("@")
         path = Path(command.cwd, name)
         record = read_provenance(path.parent) if mark and path.is_file() else None
-        known = record.hashes.get(path.name) if record is not None else None
-        if known and hash_file(path) != known:
-            found[f"{path.name} is not what was recorded ({PROVENANCE_FILE} has another hash)"] = None
-        model = record.model if record is not None and known else None
-        for item in (model, *model.data) if model else ():
-            file = path.parent / item.source
-            if item.sha256 and file.is_file() and hash_file(file) != item.sha256:
-                found[f"{file.name} has changed since the expected outputs were recorded"] = None
-    return list(found)
+        recorded_hash = record.hashes.get(path.name) if record is not None else None
+        if recorded_hash and hash_file(path) != recorded_hash:
+            changes[f"{path.name} is not what was recorded ({PROVENANCE_FILE} has another hash)"] = None
+        model = record.model if record is not None and recorded_hash else None
+        for recorded_file in (model, *model.data) if model else ():
+            file = path.parent / recorded_file.source
+            if recorded_file.sha256 and file.is_file() and hash_file(file) != recorded_file.sha256:
+                changes[f"{file.name} has changed since the expected outputs were recorded"] = None
+    return list(changes)

@@ -1,6 +1,6 @@
-"""Cases → steps: a pure function of the cases and of what is known about this machine.
+"""Planning of steps: a pure function of the cases and of the facts about this machine.
 
-Everything that it needs to know comes in through `PlanContext`: no network, no process, no clock.
+All facts come in through `PlanContext`: no network, no process, no clock.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from iree_gauntlet.cases import COUNTED, EXPECTED_OUTPUT, MAIN, Case, MadeValues
 from iree_gauntlet.dialects.locations import problem_of_flag
 from iree_gauntlet.engine.commands import (
     STATISTICS_FILE,
-    Places,
+    StepPaths,
+    add_statistics_flags,
     format_shape,
-    import_argv,
     locate_step_folder,
     make_benchmark_argv,
     make_counted_argv,
     make_counted_flags,
+    make_import_argv,
     make_parameters_argv,
+    make_parameters_role,
     make_threshold_argv,
     makes_dumps,
-    parameters_role,
-    with_statistics,
 )
 from iree_gauntlet.engine.modules.module_key import join_flags
 from iree_gauntlet.measuring.numerics.tolerances import find_void_tolerances, find_wrong_tolerances
@@ -56,20 +56,20 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.flags import Translation
 
 
-# Ingredients and inputs of this prefix are files that a flag or an ONNX file names; the flag's or their name follows.
+# Ingredients and inputs with this prefix are files that a flag or an ONNX file names; the flag or their name follows.
 FILE_ROLE = "file "
-# A new number disowns all counts that were made before.
+# A new number invalidates all earlier counts.
 _COUNT_FORMAT = 4
 _NO_ONNXRUNTIME = "onnxruntime, which makes the expected outputs, is not installed: pip install 'iree-gauntlet[record]'"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Steps chain by chain, each chain in the order of its stages, and flags that the tools do not know.
+    """Steps chain by chain, each chain in the order of its stages, and flags that the tools do not support.
 
     Attributes:
         broken: flags of single cases of operator suites, whose steps are blocked: all others can run.
-        devices: what it runs on besides the CPU, once that is known.
+        devices: the devices it runs on besides the CPU, once they are known.
     """
 
     steps: tuple[Step, ...]
@@ -80,7 +80,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PlanContext:
-    """What planning has to know of the machine.
+    """Facts about the machine and the toolchain that planning needs.
 
     Attributes:
         run_dir: absolute.
@@ -88,17 +88,17 @@ class PlanContext:
         python_env: changes of the environment for that Python.
         own_python: the interpreter that this toolkit runs in.
         reference_script: the program that runs a model in onnxruntime, in that interpreter.
-        onnxruntime: its version there; empty where there is none.
-        ir_tool: path of iree-opt, for bytecode that only the compiler reads; empty where the toolchain has none.
+        onnxruntime: its version there; empty if it is not installed.
+        ir_tool: path of iree-opt, for bytecode that only the compiler reads; empty if the toolchain has none.
         importer: identity of the importer (compiler and onnx package).
-        linker: path of IREE's own linker; empty where the toolchain has none.
-        translate: a tool's flags as this toolchain spells them.
-        artifact_path: where the file of a URL lies or will lie.
-        artifact_hash: its SHA-256 where known, else an empty string.
-        flag_ingredients: compile flags as they enter the key, given the folder of relative paths.
-        host_of: what `host` in some flags means here; empty where they do not say host.
-        counter: finds what counts instructions here; raises ToolchainError where nothing does.
-        lookup: whether the module cache holds something (name for people, ingredients).
+        linker: path of IREE's own linker; empty if the toolchain has none.
+        translate: returns a tool's flags as this toolchain spells them.
+        artifact_path: returns the path of a URL's file, which may not be fetched yet.
+        artifact_hash: returns its SHA-256 if known, else an empty string.
+        flag_ingredients: returns compile flags as they enter the key, given the folder of relative paths.
+        host_of: returns the identity of this CPU if some flags name `host`; otherwise an empty string.
+        counter: returns the instruction counter of this machine; raises ToolchainError if there is none.
+        lookup: looks for an entry in the module cache (name for people, ingredients).
         timeouts: seconds by stage; they override defaults and specs.
         env: changes of the environment in which chains of torch are made; programs and modules are kept apart by them.
     """
@@ -131,23 +131,23 @@ class PlanContext:
 
     @property
     def environment(self) -> dict[str, str]:
-        """`env` as an ingredient of what is made in it; none where it changes nothing."""
+        """`env` as an ingredient of the files made in it; empty if it changes nothing."""
         return {"environment": " ".join(f"{name}={value}" for name, value in self.env)} if self.env else {}
 
 
 def make_plan(cases: CaseSet, stages: Iterable[Stage], context: PlanContext) -> Plan:
-    """Plans the steps of some stages, and of the stages before them, for the selected cases."""
+    """Plan the steps of some stages, and of the stages before them, for the selected cases."""
     return _Planner(cases, frozenset(stages), context).plan()
 
 
 def make_step(
-    case: Case, stage: Stage, context: PlanContext, role: str = MAIN, *, siblings: Sequence[Case] = (), **more: Any
+    case: Case, stage: Stage, context: PlanContext, role: str = MAIN, *, siblings: Sequence[Case] = (), **fields: Any
 ) -> Step:
-    """A step with what all steps of a case have in common; what a sibling in its chain expects of it is expected."""
+    """Return a step with the fields that all steps of a case share; expectations of siblings in its chain apply too."""
     row = stage.row
-    own = role in (MAIN, COUNTED)
-    known = (item for other in siblings for item in other.expectations if item.stage is stage and own)
-    expected = next(known, None)
+    is_main = role in (MAIN, COUNTED)
+    matches = (entry for sibling in siblings for entry in sibling.expectations if entry.stage is stage and is_main)
+    expectation = next(matches, None)
     return Step(
         id=make_step_id(case.chain, stage, role),
         chain=case.chain,
@@ -164,37 +164,37 @@ def make_step(
         resources=Resources(row.cores, row.is_alone, case.device if row.runs_modules else ""),
         cache=CacheLookup(reason=row.uncached),
         goldens=case.list_goldens(stage),
-        expect_failure=f"{expected.reason} ({expected.origin.file})" if expected else "",
-        expect_kinds=expected.possible_kinds if expected else (),
-        expect_match=expected.match if expected else "",
-        expect_origin=expected.origin if expected else None,
-        **more,
+        expect_failure=f"{expectation.reason} ({expectation.origin.file})" if expectation else "",
+        expect_kinds=expectation.possible_kinds if expectation else (),
+        expect_match=expectation.match if expectation else "",
+        expect_origin=expectation.origin if expectation else None,
+        **fields,
     )
 
 
 def blocked(step: Step, reason: str) -> Step:
-    """A step that cannot run: it waits for nothing, so that its error is the first thing that is seen."""
+    """Return the step as one that cannot run: it waits for nothing, so that its error is seen first."""
     return replace(step, blocked=reason, needs=(), resources=Resources(cores=0))
 
 
-def _is_idle(case: Case) -> bool:
-    """Whether a case is skipped and makes nothing that others need: then nothing is done for it."""
+def _is_skipped(case: Case) -> bool:
+    """Return True if a case is skipped and makes nothing that others need: then nothing is done for it."""
     return bool(case.skip_reason) and (case.reference or not _makes_modules(case))
 
 
 def _makes_modules(case: Case) -> bool:
-    """Whether a case defines a module, which others may use."""
+    """Return True if a case defines a module, which others may use."""
     return any(module.origin.file == case.origin.file for module in (*case.modules, *case.extra_modules))
 
 
-def _explain_uncounted(case: Case) -> str:
-    """Why the instructions of a case are not counted; empty where they are."""
+def _explain_no_count(case: Case) -> str:
+    """Return why the instructions of a case are not counted; empty if they are."""
     if not case.target.kind.is_cpu:
         return f"instructions are counted on CPUs, and {case.target.name} is none"
-    runs_badly = {FailureKind.CRASHES, FailureKind.DOES_NOT_RUN}
-    beside = (item for item in case.expectations if item.stage is Stage.COUNT.row.beside)
-    expected = next((item for item in beside if runs_badly.intersection(item.kinds)), None)
-    return f"its {expected.stage} is expected to fail: {expected.reason}" if expected else ""
+    crashes = {FailureKind.CRASHES, FailureKind.DOES_NOT_RUN}
+    expectations = (entry for entry in case.expectations if entry.stage is Stage.COUNT.row.beside)
+    expectation = next((entry for entry in expectations if crashes.intersection(entry.kinds)), None)
+    return f"its {expectation.stage} is expected to fail: {expectation.reason}" if expectation else ""
 
 
 class _Planner:
@@ -202,36 +202,42 @@ class _Planner:
         self._stages = stages.union(*(stage.row.upstream for stage in stages))
         self._context = context
         kinds = frozenset(kind for stage in stages for kind in (*stage.row.kinds, *stage.row.compiles_for))
-        self._selected = [case for case in cases.cases if not kinds.isdisjoint(case.kinds)]
-        self._active = [case for case in self._selected if not _is_idle(case)]
-        self._used = {module.id for case in self._active for module in case.modules}
-        # Synthetic weights of a case are of use where its check is planned, or where they are asked for themselves.
+        self._selected_cases = [case for case in cases.cases if not kinds.isdisjoint(case.kinds)]
+        self._active_cases = [case for case in self._selected_cases if not _is_skipped(case)]
+        self._used_ids = {module.id for case in self._active_cases for module in case.modules}
+        # Synthetic weights of a case are needed if its check is planned, or if parameters are requested themselves.
         self._fetches_alone = all(stage.row.fetches for stage in stages)
-        asked = Stage.PARAMETERS in stages or self._fetches_alone
-        # What comes after the weights calls the model, with them and with its inputs.
+        wants_parameters = Stage.PARAMETERS in stages or self._fetches_alone
+        # The stages after the weights call the model, with the weights and its inputs.
         rows = [stage.row for stage in self._stages]
-        self._called = {kind for row in rows if Stage.PARAMETERS in row.upstream for kind in row.kinds}
-        self._with_made = {case.id for case in self._active if asked or case.kind in self._called}
-        self._made = {made.module.id: made.module for case in self._active for _, made in self._list_made_values(case)}
+        self._called_kinds = {kind for row in rows if Stage.PARAMETERS in row.upstream for kind in row.kinds}
+        self._archive_case_ids = {
+            case.id for case in self._active_cases if wants_parameters or case.kind in self._called_kinds
+        }
+        self._archive_modules = {
+            values.module.id: values.module for case in self._active_cases for _, values in self._list_archives(case)
+        }
         # A selected case that these stages leave out (a quality case while benchmarking) still makes its own module.
-        others = [case for case in cases.cases if kinds.isdisjoint(case.kinds) and _makes_modules(case)]
-        self._needed = self._used | self._made.keys()
-        needed = (case for case in (*cases.required, *others) if self._needed & {module.id for module in case.modules})
-        self._required = list(needed)
-        self._required_ids = {case.id for case in self._required}
+        providers = [case for case in cases.cases if kinds.isdisjoint(case.kinds) and _makes_modules(case)]
+        self._needed_ids = self._used_ids | self._archive_modules.keys()
+        needed_cases = (
+            case for case in (*cases.required, *providers) if self._needed_ids & {module.id for module in case.modules}
+        )
+        self._required_cases = list(needed_cases)
+        self._required_ids = {case.id for case in self._required_cases}
         self._owners: dict[str, Case] = {}
-        for case in (*self._active, *self._required):
-            for module in self._choose_modules(case):
+        for case in (*self._active_cases, *self._required_cases):
+            for module in self._select_modules(case):
                 if module.program.url and module.origin.file == case.origin.file:
                     self._owners.setdefault(module.id, case)
         self._problems: set[Problem] = set()
-        self._broken: set[Problem] = set()
+        self._case_problems: set[Problem] = set()
         self._steps: dict[str, Step] = {}
-        # Asked once however many steps have the same flags or problem.
+        # The results are cached, as many steps have the same flags or problem.
         self._translate_flags = cache(context.translate)
         self._problem_of_flag = cache(problem_of_flag)
-        self._places = Places(context.run_dir, self._owners, lambda url: str(context.artifact_path(url)))
-        self._counted = replace(self._places, counted=True)
+        self._paths = StepPaths(context.run_dir, self._owners, lambda url: str(context.artifact_path(url)))
+        self._counted_paths = replace(self._paths, for_count=True)
         planners = {
             Stage.REFERENCE: self._plan_reference,
             Stage.THRESHOLD: self._plan_threshold,
@@ -241,41 +247,41 @@ class _Planner:
         }
         self._planners = [({*stage.row.kinds}, plan) for stage, plan in planners.items() if stage in self._stages]
         self._chains: dict[str, list[Case]] = {}
-        for case in (*self._required, *self._selected):
+        for case in (*self._required_cases, *self._selected_cases):
             self._chains.setdefault(case.chain, []).append(case)
 
     def plan(self) -> Plan:
         if Stage.FETCH in self._stages:
             for cases in self._chains.values():
                 self._plan_fetch(cases)
-        for case in (*self._required, *self._selected):
-            for module in self._list_owned(case):
+        for case in (*self._required_cases, *self._selected_cases):
+            for module in self._list_owned_modules(case):
                 self._plan_module_steps(case, module)
-        for case in self._selected:
+        for case in self._selected_cases:
             if Stage.PARAMETERS in self._stages:
-                for scope, made in self._list_made_values(case):
-                    self._plan_parameters(case, scope, made)
+                for scope, values in self._list_archives(case):
+                    self._plan_parameters(case, scope, values)
             for kinds, plan in self._planners:
                 if not kinds.isdisjoint(case.kinds) and (step := plan(case)):
                     self._add(step)
         order = {stage: index for index, stage in enumerate(Stage)}
         steps = sorted(self._steps.values(), key=lambda step: (step.chain, order[step.stage], step.id))
-        return Plan(tuple(steps), tuple(sorted(self._problems)), tuple(sorted(self._broken)))
+        return Plan(tuple(steps), tuple(sorted(self._problems)), tuple(sorted(self._case_problems)))
 
-    def _list_made_values(self, case: Case) -> Iterator[tuple[str, MadeValues]]:
-        """(scope, values) of the archives that are generated for a case."""
-        if case.id in self._with_made:
-            yield from ((item.scope, item.made) for item in case.parameters if item.made)
+    def _list_archives(self, case: Case) -> Iterator[tuple[str, MadeValues]]:
+        """Yield (scope, values) of the archives that are generated for a case."""
+        if case.id in self._archive_case_ids:
+            yield from ((parameters.scope, parameters.made) for parameters in case.parameters if parameters.made)
 
-    def _list_owned(self, case: Case) -> list[Module]:
-        """The modules whose steps belong to a case's chain."""
-        return [module for module in self._choose_modules(case) if self._owners.get(module.id) is case]
+    def _list_owned_modules(self, case: Case) -> list[Module]:
+        """Return the modules whose steps belong to a case's chain."""
+        return [module for module in self._select_modules(case) if self._owners.get(module.id) is case]
 
-    def _choose_modules(self, case: Case) -> list[Module]:
-        """The modules of a case that are made: all of a selected one, of a required one those that are used."""
+    def _select_modules(self, case: Case) -> list[Module]:
+        """Return a case's modules to be made: all of a selected case, only the used ones of a required case."""
         modules = [*case.modules, *case.extra_modules]
-        required = case.id in self._required_ids
-        return [module for module in modules if not required or module.id in self._needed]
+        is_dependency = case.id in self._required_ids
+        return [module for module in modules if not is_dependency or module.id in self._needed_ids]
 
     def _list_module_needs(self, modules: Iterable[Module]) -> tuple[str, ...]:
         owners = [(self._owners.get(module.id), module) for module in modules]
@@ -284,187 +290,192 @@ class _Planner:
     def _locate(self, case: Case, stage: Stage) -> str:
         return locate_step_folder(self._context.run_dir, case.chain, stage)
 
-    def _make_step(self, case: Case, stage: Stage, role: str = MAIN, **more: Any) -> Step:
-        return make_step(case, stage, self._context, role, siblings=self._chains[case.chain], **more)
+    def _make_step(self, case: Case, stage: Stage, role: str = MAIN, **fields: Any) -> Step:
+        return make_step(case, stage, self._context, role, siblings=self._chains[case.chain], **fields)
 
     def _add(self, step: Step) -> None:
         needs = tuple(dict.fromkeys(step.needs))
         if needs != step.needs:
             step = replace(step, needs=needs)
         if step.skip or step.blocked:
-            # Its reason is its own, whatever the results of the steps before it.
+            # The skip or block reason stays its own, whatever the results of the steps before it.
             step = replace(step, needs=(), resources=Resources(cores=0))
         self._steps[step.id] = step
 
-    def _make_check(self, case: Case, stage: Stage, wrong: str = "", **more: Any) -> Step:
-        """A step of a stage that is about the whole case; `wrong` with its flags keeps it from running."""
-        judged = stage.row.beside or stage
-        skip = case.skip_reason or dict(case.skips).get(judged, "")
-        return self._make_step(case, stage, blocked=case.blocked(judged) or wrong, skip=skip, **more)
+    def _make_check(self, case: Case, stage: Stage, flag_errors: str = "", **fields: Any) -> Step:
+        """Return a step of a stage that is about the whole case; `flag_errors` keep it from running."""
+        judged_stage = stage.row.beside or stage
+        skip = case.skip_reason or dict(case.skips).get(judged_stage, "")
+        return self._make_step(case, stage, blocked=case.blocked(judged_stage) or flag_errors, skip=skip, **fields)
 
     def _translate(
         self, flags: Sequence[str], tool: str, origin: Origin, problems: set[Problem] | None = None
     ) -> Translation:
-        """Flags as the tool spells them."""
+        """Return flags as the tool spells them."""
         result = self._translate_flags(tuple(flags), tool)
-        for unknown in result.unknown:
-            problem = self._problem_of_flag(origin.file, unknown.flag, unknown.message, unknown.hint)
+        for error in result.unknown:
+            problem = self._problem_of_flag(origin.file, error.flag, error.message, error.hint)
             (self._problems if problems is None else problems).add(problem)
         return result
 
-    def _run_flags(self, case: Case, tool: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        """The flags of a run as the tool spells them, notes, and which of its own the tool does not know."""
-        shared = self._translate(case.run_flags, tool, case.flags_origin or case.origin)
+    def _translate_run_flags(self, case: Case, tool: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+        """Return a run's flags as the tool spells them, notes, and messages about the case's own unsupported flags."""
+        common = self._translate(case.run_flags, tool, case.flags_origin or case.origin)
         if not case.own_flags:
-            return shared.flags, (*case.notes, *shared.notes), ""
-        own = self._translate(case.own_flags, tool, case.origin, self._broken)
-        unknown = (self._problem_of_flag(case.origin.file, item.flag, item.message, item.hint) for item in own.unknown)
-        reasons = "; ".join(problem.in_one_line for problem in unknown)
-        return (*shared.flags, *own.flags), (*case.notes, *shared.notes, *own.notes), reasons
+            return common.flags, (*case.notes, *common.notes), ""
+        case_flags = self._translate(case.own_flags, tool, case.origin, self._case_problems)
+        problems = (
+            self._problem_of_flag(case.origin.file, error.flag, error.message, error.hint)
+            for error in case_flags.unknown
+        )
+        reasons = "; ".join(problem.in_one_line for problem in problems)
+        return (*common.flags, *case_flags.flags), (*case.notes, *common.notes, *case_flags.notes), reasons
 
     # Steps
 
     def _plan_fetch(self, cases: Sequence[Case]) -> None:
-        """One step for the files of a chain: what its planned stages read, and nothing else."""
+        """Plan one step for the files of a chain: those that its planned stages read, and nothing else."""
         inputs: dict[str, StepInput] = {}
         for case in cases:
-            for role, url in self._list_wanted(case):
+            for role, url in self._list_files_to_fetch(case):
                 if url and (url not in inputs or inputs[url].role == EXPECTED_OUTPUT):
                     inputs[url] = _make_input(role, url, self._context)
         if not inputs:
             return
-        missing = sum(not item.sha256 for item in inputs.values())
+        missing = sum(not file.sha256 for file in inputs.values())
         reason = f"{missing} of {len(inputs)} files not fetched before" if missing else "all files are known by hash"
         step = self._make_step(cases[0], Stage.FETCH, inputs=tuple(inputs.values()))
         self._add(replace(step, cache=CacheLookup(reason=reason)))
 
-    def _list_wanted(self, case: Case) -> Iterable[tuple[str, str]]:
-        """(role, URL) of the files that the planned stages of a case read."""
-        if _is_idle(case):
+    def _list_files_to_fetch(self, case: Case) -> Iterable[tuple[str, str]]:
+        """Yield (role, URL) of the files that the planned stages of a case read."""
+        if _is_skipped(case):
             return
-        skipped = dict(case.skips)
-        for module in self._list_owned(case) if Stage.COMPILE not in skipped else ():
+        skip_reasons = dict(case.skips)
+        for module in self._list_owned_modules(case) if Stage.COMPILE not in skip_reasons else ():
             yield from list_files(module, self._context)
-        required = case.id in self._required_ids
-        kind = Kind.BENCHMARK if required and case.kind is not Kind.COMPILE else case.kind
-        if CHECKS.get(kind) in skipped or not (self._fetches_alone or kind in self._called):
+        is_dependency = case.id in self._required_ids
+        kind = Kind.BENCHMARK if is_dependency and case.kind is not Kind.COMPILE else case.kind
+        if CHECKS.get(kind) in skip_reasons or not (self._fetches_alone or kind in self._called_kinds):
             return
-        for item in case.parameters:
-            yield "parameters", item.url
-        if not required:
+        for parameters in case.parameters:
+            yield "parameters", parameters.url
+        if not is_dependency:
             for argument in case.inputs:
                 yield "input", argument.url
-            # Without a threshold step, the fetch says what is not to be had of these too.
+            # If there is no threshold step, the fetch reports missing expected outputs too.
             role = EXPECTED_OUTPUT if any(stage.row.checks_numbers for stage in self._stages) else "input"
             for argument in case.expected_outputs:
                 yield role, argument.url
 
     def _fetch_needs(self, chains: Iterable[str]) -> tuple[str, ...]:
         ids = [make_step_id(chain, Stage.FETCH) for chain in chains]
-        return tuple(name for name in ids if name in self._steps)
+        return tuple(step_id for step_id in ids if step_id in self._steps)
 
     def _plan_module_steps(self, case: Case, module: Module) -> None:
-        """Imports and compiles a module, as far as these stages need it."""
+        """Plan the import and the compile of a module, as far as these stages need them."""
         needs = self._fetch_needs([case.chain])
-        imported = ""
+        imported_program = ""
         onnx = module.program.onnx
         if onnx is not None and Stage.IMPORT in self._stages:
             step = _complete_import(self._make_step(case, Stage.IMPORT, module.role), module, onnx, self._context)
             self._add(replace(step, needs=needs))
-            needs, imported = (step.id,), step.output("program")
-        if Stage.COMPILE not in self._stages or (module.id in self._made and module.id not in self._used):
+            needs, imported_program = (step.id,), step.output("program")
+        if Stage.COMPILE not in self._stages or (
+            module.id in self._archive_modules and module.id not in self._used_ids
+        ):
             return
-        self._plan_compile(case, module, needs, imported)
+        self._plan_compile(case, module, needs, imported_program)
 
-    def _plan_compile(self, case: Case, module: Module, needs: Sequence[str], imported: str) -> None:
+    def _plan_compile(self, case: Case, module: Module, needs: Sequence[str], imported_program: str) -> None:
         benchmark = case.kind is Kind.BENCHMARK
-        blocks = module.role in (MAIN, COUNTED) and module.origin.file == case.origin.file and not benchmark
+        can_block = module.role in (MAIN, COUNTED) and module.origin.file == case.origin.file and not benchmark
         step = self._make_step(
             case,
             Stage.COMPILE,
             module.role,
             needs=tuple(needs),
-            blocked=case.blocked(Stage.COMPILE) if blocks else "",
+            blocked=case.blocked(Stage.COMPILE) if can_block else "",
             skip=dict(case.skips).get(Stage.COMPILE, case.skip_reason if benchmark else ""),
         )
         step = complete_compile(
             step,
             module,
-            imported,
+            imported_program,
             case.working_directory or step.folder,
             self._context,
             lambda flags, tool: self._translate(flags, tool, module.flags_origin or module.origin),
         )
         self._add(step)
 
-    def _plan_parameters(self, case: Case, scope: str, made: MadeValues) -> None:
-        """Makes an archive for the parameters that a module's program names, once for all tests that want it."""
-        owner = self._owners.get(made.module.id)
+    def _plan_parameters(self, case: Case, scope: str, values: MadeValues) -> None:
+        """Plan an archive for the parameters that a module's program names, once for all tests that need it."""
+        owner = self._owners.get(values.module.id)
         if owner is None:
             return
-        role = parameters_role(scope, made)
+        role = make_parameters_role(scope, values)
         if make_step_id(owner.chain, Stage.PARAMETERS, role) in self._steps:
             return
-        imported = self._steps.get(make_step_id(owner.chain, Stage.IMPORT, made.module.role))
+        import_step = self._steps.get(make_step_id(owner.chain, Stage.IMPORT, values.module.role))
         step = self._make_step(owner, Stage.PARAMETERS, role)
-        step = _complete_parameters(step, scope, made, imported, self._context)
-        needs = (imported.id,) if imported else self._fetch_needs([owner.chain])
-        # A program that does not compile needs no weights: its failure is said once, by the compiler.
-        compiled = make_step_id(owner.chain, Stage.COMPILE, made.module.role)
-        needs = (*needs, compiled) if compiled in self._steps else needs
+        step = _complete_parameters(step, scope, values, import_step, self._context)
+        needs = (import_step.id,) if import_step else self._fetch_needs([owner.chain])
+        # A program that does not compile needs no weights: its failure is reported once, by the compiler.
+        compile_id = make_step_id(owner.chain, Stage.COMPILE, values.module.role)
+        needs = (*needs, compile_id) if compile_id in self._steps else needs
         timeout = self._make_step(case, Stage.PARAMETERS).timeout
         self._add(replace(step, needs=needs, timeout=timeout, origin=case.origin, blocked=owner.blocked_reason))
 
-    def _list_made_needs(self, case: Case) -> tuple[str, ...]:
-        values = [(self._owners.get(made.module.id), scope, made) for scope, made in self._list_made_values(case)]
+    def _list_parameter_needs(self, case: Case) -> tuple[str, ...]:
+        archives = [(self._owners.get(values.module.id), scope, values) for scope, values in self._list_archives(case)]
         return tuple(
-            make_step_id(owner.chain, Stage.PARAMETERS, parameters_role(scope, made))
-            for owner, scope, made in values
+            make_step_id(owner.chain, Stage.PARAMETERS, make_parameters_role(scope, values))
+            for owner, scope, values in archives
             if owner
         )
 
-    def _run_inputs(self, case: Case) -> tuple[StepInput, ...]:
-        modules = [StepInput("module", self._places.module(module)) for module in (*case.modules, *case.extra_modules)]
-        files = [("input", item.url) for item in case.inputs]
-        files += [(EXPECTED_OUTPUT, item.url) for item in case.expected_outputs]
-        files += [("parameters", item.url) for item in case.parameters]
-        archives = map(self._places.archive, (item for item in case.parameters if not item.url))
-        made = [StepInput("parameters", path) for path in archives if path]
+    def _list_run_inputs(self, case: Case) -> tuple[StepInput, ...]:
+        modules = [StepInput("module", self._paths.module(module)) for module in (*case.modules, *case.extra_modules)]
+        files = [("input", tensor.url) for tensor in case.inputs]
+        files += [(EXPECTED_OUTPUT, tensor.url) for tensor in case.expected_outputs]
+        files += [("parameters", tensor.url) for tensor in case.parameters]
+        archives = map(self._paths.archive, (tensor for tensor in case.parameters if not tensor.url))
+        generated_inputs = [StepInput("parameters", path) for path in archives if path]
         if case.reference:
-            made.append(StepInput("reference", f"{self._locate(case, Stage.REFERENCE)}/reference.zip"))
-        return (*modules, *made, *(_make_input(role, url, self._context) for role, url in files if url))
+            generated_inputs.append(StepInput("reference", f"{self._locate(case, Stage.REFERENCE)}/reference.zip"))
+        return (*modules, *generated_inputs, *(_make_input(role, url, self._context) for role, url in files if url))
 
     def _plan_reference(self, case: Case) -> Step | None:
-        if not case.reference or _is_idle(case):
+        if not case.reference or _is_skipped(case):
             return None
-        # Of a program that compiles: the compiler reports one that does not, once.
+        # The reference waits for the compile: the compiler reports a program that does not compile, once.
         step = self._make_step(case, Stage.REFERENCE, needs=self._list_module_needs(case.modules))
         return _complete_reference(step, case.modules[-1], self._context)
 
     def _plan_threshold(self, case: Case) -> Step:
-        flags, notes, unknown = self._run_flags(case, "iree-run-module")
-        notes = (*notes, *(item.message for item in find_void_tolerances(case)))
-        wrong: list[Problem] = []
-        for item in find_wrong_tolerances(case):
-            # As of unknown flags: what one case of a suite says itself keeps no other from running.
-            problem = self._problem_of_flag(item.file, item.flag, item.message, item.hint)
-            wrong.append(problem) if item.flag in case.own_flags else self._problems.add(problem)
+        flags, notes, flag_errors = self._translate_run_flags(case, "iree-run-module")
+        notes = (*notes, *(tolerance.message for tolerance in find_void_tolerances(case)))
+        tolerance_problems: list[Problem] = []
+        for tolerance in find_wrong_tolerances(case):
+            # As with unsupported flags, an error in one case's own flags keeps no other case from running.
+            problem = self._problem_of_flag(tolerance.file, tolerance.flag, tolerance.message, tolerance.hint)
+            tolerance_problems.append(problem) if tolerance.flag in case.own_flags else self._problems.add(problem)
         folder = self._locate(case, Stage.THRESHOLD)
-        argv = make_threshold_argv(self._context.run_module, case, flags, self._places, folder)
-        if not case.reference and all(item.value == "(ignored)" for item in case.expected_outputs):
+        argv = make_threshold_argv(self._context.run_module, case, flags, self._paths, folder)
+        if not case.reference and all(output.value == "(ignored)" for output in case.expected_outputs):
             notes = (*notes, NOTHING_COMPARED)
         return self._make_check(
             case,
             Stage.THRESHOLD,
-            unknown or "; ".join(problem.in_one_line for problem in wrong),
+            flag_errors or "; ".join(problem.in_one_line for problem in tolerance_problems),
             needs=(
                 *self._list_module_needs((*case.modules, *case.extra_modules)),
-                *self._list_made_needs(case),
+                *self._list_parameter_needs(case),
                 *((make_step_id(case.chain, Stage.REFERENCE),) if case.reference else ()),
                 *self._fetch_needs([case.chain]),
             ),
             command=Command(argv, case.working_directory or folder),
-            inputs=self._run_inputs(case),
+            inputs=self._list_run_inputs(case),
             outputs=tuple((ACTUAL_OUTPUT, f"{folder}/actual_{i}.npy") for i in range(len(case.expected_outputs))),
             notes=notes,
             allclose=case.allclose,
@@ -472,7 +483,7 @@ class _Planner:
 
     def _plan_compile_statistics(self, case: Case) -> Step:
         main = case.modules[-1]
-        folder = self._places.module_folder(main)
+        folder = self._paths.module_folder(main)
         files = (StepInput("module", f"{folder}/module.vmfb"), StepInput("statistics", f"{folder}/statistics.json"))
         return self._make_check(
             case,
@@ -484,162 +495,164 @@ class _Planner:
         )
 
     def _plan_count(self, case: Case) -> Step:
-        """Compiles a benchmark's modules for the counter, and has it count."""
-        flags, notes, unknown = self._run_flags(case, "iree-benchmark-module")
-        step = self._make_check(case, Stage.COUNT, unknown, idle_goldens=case.idle_goldens, notes=notes)
-        skip = step.skip or _explain_uncounted(case)
-        needs = [*self._list_made_needs(case), *self._fetch_needs([case.chain])]
+        """Plan the compile of a benchmark's modules for the counter, and the count."""
+        flags, notes, flag_errors = self._translate_run_flags(case, "iree-benchmark-module")
+        step = self._make_check(case, Stage.COUNT, flag_errors, idle_goldens=case.idle_goldens, notes=notes)
+        skip = step.skip or _explain_no_count(case)
+        needs = [*self._list_parameter_needs(case), *self._fetch_needs([case.chain])]
         if not skip:
-            needs += [needed for module in case.modules for needed in self._plan_counted_compile(module)]
-        argv = make_benchmark_argv(self._context.benchmark_module, case, flags, self._counted)
-        archives = ((item, self._counted.archive(item)) for item in case.parameters if not item.url)
+            needs += [step_id for module in case.modules for step_id in self._plan_counted_compile(module)]
+        argv = make_benchmark_argv(self._context.benchmark_module, case, flags, self._counted_paths)
+        archives = ((tensor, self._counted_paths.archive(tensor)) for tensor in case.parameters if not tensor.url)
         files = [StepInput("parameters", path) for _, path in archives if path]
-        files += [_make_input("parameters", item.url, self._context) for item in case.parameters if item.url]
-        files += [_make_input("input", item.url, self._context) for item in case.inputs if item.url]
+        files += [_make_input("parameters", tensor.url, self._context) for tensor in case.parameters if tensor.url]
+        files += [_make_input("input", tensor.url, self._context) for tensor in case.inputs if tensor.url]
         command = Command(argv, case.working_directory or step.folder)
         step = replace(step, needs=tuple(needs), skip=skip)
-        return _complete_count(step, command, [*map(self._counted.module, case.modules)], files, self._context)
+        return _complete_count(step, command, [*map(self._counted_paths.module, case.modules)], files, self._context)
 
     def _plan_counted_compile(self, module: Module) -> Iterator[str]:
-        """Compiles a module for the counter, once for all that use it; ids of what has to come before a count."""
+        """Plan the compile of a module for the counter, once for all its users; yield the ids that a count needs."""
         owner = self._owners.get(module.id)
         if owner is None:
             return
-        role = self._counted.get_role(module)
+        role = self._counted_paths.get_role(module)
         if make_step_id(owner.chain, Stage.COMPILE, role) not in self._steps:
             flags = make_counted_flags(module.flags, self._context.counter().cpu, self._context.linker)
-            imported = self._steps.get(make_step_id(owner.chain, Stage.IMPORT, module.role))
-            # What does not compile is said once, of the module as its spec has it.
-            plain = self._steps.get(make_step_id(owner.chain, Stage.COMPILE, module.role))
-            needs = [*self._fetch_needs([owner.chain]), *(step.id for step in (imported, plain) if step)]
-            made = imported.output("program") if imported else ""
-            self._plan_compile(owner, replace(module, role=role, flags=flags), needs, made)
+            import_step = self._steps.get(make_step_id(owner.chain, Stage.IMPORT, module.role))
+            # A module that does not compile is reported once, for the module as its spec has it.
+            plain_step = self._steps.get(make_step_id(owner.chain, Stage.COMPILE, module.role))
+            needs = [*self._fetch_needs([owner.chain]), *(step.id for step in (import_step, plain_step) if step)]
+            imported_program = import_step.output("program") if import_step else ""
+            self._plan_compile(owner, replace(module, role=role, flags=flags), needs, imported_program)
         yield make_step_id(owner.chain, Stage.COMPILE, role)
 
     def _plan_benchmark(self, case: Case) -> Step:
-        flags, notes, unknown = self._run_flags(case, "iree-benchmark-module")
-        argv = make_benchmark_argv(self._context.benchmark_module, case, flags, self._places)
+        flags, notes, flag_errors = self._translate_run_flags(case, "iree-benchmark-module")
+        argv = make_benchmark_argv(self._context.benchmark_module, case, flags, self._paths)
         chains = [owner.chain for module in case.modules if (owner := self._owners.get(module.id))]
-        made = (*self._list_module_needs(case.modules), *self._list_made_needs(case))
+        module_needs = (*self._list_module_needs(case.modules), *self._list_parameter_needs(case))
         return self._make_check(
             case,
             Stage.BENCHMARK,
-            unknown,
-            needs=(*made, *self._fetch_needs([*chains, case.chain])),
+            flag_errors,
+            needs=(*module_needs, *self._fetch_needs([*chains, case.chain])),
             command=Command(argv, case.working_directory or self._locate(case, Stage.BENCHMARK)),
-            inputs=self._run_inputs(case),
+            inputs=self._list_run_inputs(case),
             golden_keys=case.golden_keys,
             notes=notes,
         )
 
 
 def _complete_import(step: Step, module: Module, options: OnnxImport, context: PlanContext) -> Step:
-    """Completes the step that prepares and imports an ONNX program."""
-    source, data = _make_source(module, context), _list_weights_beside(module, context)
+    """Complete the step that prepares and imports an ONNX program."""
+    source, weights = _make_source(module, context), _list_external_weights(module, context)
     output = f"{step.folder}/program.mlir"
     ingredients = {
         "kind": "import",
         "program": source.sha256,
         "options": _format_options(module),
         "importer": context.importer,
-        **_collect_hashes(data),
+        **_collect_hashes(weights),
     }
-    argv = import_argv(context.python, context.import_script, source.path, output, options)
-    step = replace(step, inputs=(source, *data), outputs=(("program", output),), onnx=options)
+    argv = make_import_argv(context.python, context.import_script, source.path, output, options)
+    step = replace(step, inputs=(source, *weights), outputs=(("program", output),), onnx=options)
     return plan_making(step, argv, ingredients, context, env=context.python_env)
 
 
-def _complete_parameters(step: Step, scope: str, made: MadeValues, imported: Step | None, context: PlanContext) -> Step:
-    """Completes the step that makes an archive for the parameters of one scope.
+def _complete_parameters(
+    step: Step, scope: str, values: MadeValues, import_step: Step | None, context: PlanContext
+) -> Step:
+    """Complete the step that makes an archive for the parameters of one scope.
 
-    `imported` is the step that imports the program; None where that is MLIR.
+    `import_step` is the step that imports the program; None if the program is MLIR.
     """
-    source = _make_source(made.module, context)
-    program = imported.output("program") if imported else source.path
+    source = _make_source(values.module, context)
+    program = import_step.output("program") if import_step else source.path
     output = f"{step.folder}/{archive_name(scope)}"
     ingredients = {
         "kind": f"parameters {PARAMETERS_FORMAT}",
         "program": source.sha256,
         "scope": scope,
-        "values": made.label,
+        "values": values.label,
     }
-    if imported:
-        ingredients |= {"import": _format_options(made.module), "importer": context.importer}
-    argv = make_parameters_argv(context.own_python, program, scope, made, context.ir_tool, output)
+    if import_step:
+        ingredients |= {"import": _format_options(values.module), "importer": context.importer}
+    argv = make_parameters_argv(context.own_python, program, scope, values, context.ir_tool, output)
     step = replace(step, inputs=(replace(source, path=program),), outputs=(("parameters", output),))
     return plan_making(step, argv, ingredients, context)
 
 
 def _complete_reference(step: Step, module: Module, context: PlanContext) -> Step:
-    """Completes the step in which onnxruntime runs a module's ONNX program on synthetic inputs."""
-    source, data = _make_source(module, context), _list_weights_beside(module, context)
+    """Complete the step in which onnxruntime runs a module's ONNX program on synthetic inputs."""
+    source, weights = _make_source(module, context), _list_external_weights(module, context)
     output = f"{step.folder}/reference.zip"
     ingredients = {
         "kind": "reference 2",
         "program": source.sha256,
         "inputs": "default_rng(0)",
         "onnxruntime": context.onnxruntime,
-        **_collect_hashes(data),
+        **_collect_hashes(weights),
     }
     argv = (context.own_python, context.reference_script, source.path, "-o", output)
-    why_not = step.blocked or ("" if context.onnxruntime else _NO_ONNXRUNTIME)
-    step = replace(step, inputs=(source, *data), outputs=(("reference", output),), blocked=why_not)
+    block_reason = step.blocked or ("" if context.onnxruntime else _NO_ONNXRUNTIME)
+    step = replace(step, inputs=(source, *weights), outputs=(("reference", output),), blocked=block_reason)
     return plan_making(step, argv, ingredients, context)
 
 
 def complete_compile(
     step: Step,
     module: Module,
-    imported: str,
+    imported_program: str,
     working_directory: str,
     context: PlanContext,
     translate: Callable[[Sequence[str], str], Translation],
 ) -> Step:
-    """Completes the step that compiles a module.
+    """Complete the step that compiles a module.
 
-    `imported` is the path of the imported program, empty where it is MLIR; relative paths in flags resolve in
+    `imported_program` is a path, empty if the program is MLIR; relative paths in flags resolve in
     `working_directory`, but an imported program is compiled in the step's folder. `translate` spells flags as the
-    compiler does, and notes those that it does not know.
+    compiler does, and records those that it does not support.
     """
-    # Of an operator by itself nobody asks how many dispatches it has, unless the flags do.
-    counted = not module.program.name or any(STATISTICS_FILE in flag for flag in module.flags)
+    # The number of dispatches of a single operator is of no use, unless the flags ask for it.
+    has_statistics = not module.program.name or any(STATISTICS_FILE in flag for flag in module.flags)
     source = _make_source(module, context, working_directory)
     program = module.program.name or source.path
-    if imported:
-        # The compiler keeps the program's path in the module: one that is the same in every run and checkout.
-        program, working_directory = os.path.relpath(imported, step.folder), step.folder
-    # As the spec has them: many cases have the same flags.
+    if imported_program:
+        # The compiler keeps the program's path in the module: use one that is the same in every run and checkout.
+        program, working_directory = os.path.relpath(imported_program, step.folder), step.folder
+    # The spec's flags are translated by themselves: many cases have the same flags.
     translation = translate(module.flags, "iree-compile")
     flags, notes = translation.flags, translation.notes
     outputs = [("module", f"{step.folder}/module.vmfb")]
-    if counted:
+    if has_statistics:
         outputs.append(("statistics", f"{step.folder}/statistics.json"))
-        flags = with_statistics(flags, outputs[-1][1])
+        flags = add_statistics_flags(flags, outputs[-1][1])
     if module.splat:
         outputs.append(("splat", f"{step.folder}/splat.irpa"))
         splat = translate((f"--iree-parameter-splat={outputs[-1][1]}",), "iree-compile")
         flags, notes = (*flags, *splat.flags), (*notes, *splat.notes)
     files = [(flag, _make_input(FILE_ROLE + flag, url, context)) for flag, url in module.file_flags]
-    data = _list_weights_beside(module, context)
+    weights = _list_external_weights(module, context)
     ingredients = {
         "kind": "compile",
         "program": source.sha256,
         "flags": join_flags(context.flag_ingredients(flags, working_directory)),
         "compiler": context.compiler,
         "host": context.host_of(flags),
-        **_collect_hashes((*data, *(item for _, item in files))),
+        **_collect_hashes((*weights, *(file for _, file in files))),
     }
-    if imported:
+    if imported_program:
         ingredients |= {"import": _format_options(module), "importer": context.importer}
     elif module.program.name:
-        # It is part of what the compiler writes into the module.
+        # The name is part of what the compiler writes into the module.
         ingredients["name"] = module.program.name
-    named = (f"{flag}={item.path}" for flag, item in files)
-    argv = (context.compile, program, *flags, *named, "-o", outputs[0][1])
+    file_flags = (f"{flag}={file.path}" for flag, file in files)
+    argv = (context.compile, program, *flags, *file_flags, "-o", outputs[0][1])
     step = replace(
         step,
         origin=module.origin,
-        inputs=(replace(source, path=imported or source.path), *data, *(item for _, item in files)),
+        inputs=(replace(source, path=imported_program or source.path), *weights, *(file for _, file in files)),
         outputs=tuple(outputs),
         notes=notes,
     )
@@ -649,37 +662,37 @@ def complete_compile(
 def _complete_count(
     step: Step, benchmark: Command, modules: Sequence[str], files: Sequence[StepInput], context: PlanContext
 ) -> Step:
-    """Completes the step that counts the instructions of one call.
+    """Complete the step that counts the instructions of one call.
 
     `benchmark` is the benchmark's command with the modules that are counted, the main one of `modules` last; `files`
     are its inputs and parameters.
     """
     counter = context.counter()
     output = f"{step.folder}/counts.json"
-    *others, main = modules
+    *dependencies, main = modules
     inputs = [StepInput("program", main)]
-    inputs += [StepInput(f"{FILE_ROLE}module {number}", path) for number, path in enumerate(others)]
-    inputs += [replace(item, role=f"{FILE_ROLE}{item.role} {number}") for number, item in enumerate(files)]
-    counted = make_counted_argv(benchmark.argv)
-    plain = [_without_file(word) for word in counted[1:]]
+    inputs += [StepInput(f"{FILE_ROLE}module {number}", path) for number, path in enumerate(dependencies)]
+    inputs += [replace(file, role=f"{FILE_ROLE}{file.role} {number}") for number, file in enumerate(files)]
+    counted_argv = make_counted_argv(benchmark.argv)
+    key_words = [_strip_file_path(word) for word in counted_argv[1:]]
     ingredients = {
         "kind": f"count {_COUNT_FORMAT}",
         "program": "",
-        "flags": join_flags(context.flag_ingredients(plain, benchmark.cwd)),
+        "flags": join_flags(context.flag_ingredients(key_words, benchmark.cwd)),
         "tool": context.runtime,
         "counter": counter.identity,
         "cpu": counter.cpu,
         **_collect_hashes(inputs[1:]),
     }
     script = ("-m", "iree_gauntlet.measuring.instructions.count_call", f"--counter={counter.argument}")
-    argv = (context.own_python, *script, "-o", output, "--", *counted)
+    argv = (context.own_python, *script, "-o", output, "--", *counted_argv)
     lookup = CacheLookup(reason="known when its module is made", ingredients=tuple(ingredients.items()))
     command = Command(argv, benchmark.cwd)
     return replace(step, command=command, inputs=tuple(inputs), outputs=(("counts", output),), cache=lookup)
 
 
-def _without_file(word: str) -> str:
-    """A word of a benchmark's command without the path of a file whose content is an ingredient of its own."""
+def _strip_file_path(word: str) -> str:
+    """Return a word of a benchmark's command without the path of a file whose content is a separate ingredient."""
     flag, _, value = word.partition("=")
     match flag:
         case "--module":
@@ -687,8 +700,8 @@ def _without_file(word: str) -> str:
         case "--input":
             return word.partition("@")[0]
         case "--parameters":
-            scope, scoped, _ = value.partition("=")
-            return f"{flag}={scope}=" if scoped else flag
+            scope, separator, _ = value.partition("=")
+            return f"{flag}={scope}=" if separator else flag
         case _:
             return word
 
@@ -701,7 +714,7 @@ def plan_making(
     cwd: str = "",
     env: tuple[tuple[str, str], ...] = (),
 ) -> Step:
-    """A step with the command that makes its outputs, in its folder or elsewhere, and what the cache has of them."""
+    """Return a step with the command that makes its outputs, and the result of their lookup in the cache."""
     command = Command(argv, cwd or step.folder, (*env, *context.env))
     return replace(step, command=command, cache=_make_lookup(context, step.id, ingredients, argv))
 
@@ -712,7 +725,7 @@ def _make_source(module: Module, context: PlanContext, working_directory: str = 
         return _make_input("program", url, context)
     path = f"{working_directory}/{module.program.name}"
     try:
-        # Small and never fetched: to hash it costs less than to look up what was remembered of it.
+        # The file is small and never fetched: hashing it costs less than looking up a stored hash.
         with open(path, "rb") as file:  # noqa: PTH123 - one of thousands
             return StepInput("program", path, url, hashlib.file_digest(file, "sha256").hexdigest())
     except OSError:
@@ -720,17 +733,17 @@ def _make_source(module: Module, context: PlanContext, working_directory: str = 
 
 
 def list_files(module: Module, context: PlanContext) -> Iterator[tuple[str, str]]:
-    """(role, URL) of the files that a module is made from."""
+    """Yield (role, URL) of the files that a module is made from."""
     if not module.program.name:
         yield "program", module.program.url
     for flag, url in module.file_flags:
         yield FILE_ROLE + flag, url
-    for weights in _list_weights_beside(module, context):
+    for weights in _list_external_weights(module, context):
         yield weights.role, weights.url
 
 
-def _list_weights_beside(module: Module, context: PlanContext) -> tuple[StepInput, ...]:
-    """The files that an ONNX program on this machine keeps weights in: what is made of it depends on them too."""
+def _list_external_weights(module: Module, context: PlanContext) -> tuple[StepInput, ...]:
+    """Return the local files in which an ONNX program keeps weights: its results depend on them too."""
     url = module.program.url
     if module.program.onnx is None or not url.startswith("file:"):
         return ()
@@ -741,18 +754,18 @@ def _list_weights_beside(module: Module, context: PlanContext) -> tuple[StepInpu
 
 
 def _make_input(role: str, url: str, context: PlanContext) -> StepInput:
-    """A URL's file as an input of a step."""
+    """Return a URL's file as an input of a step."""
     return StepInput(role, str(context.artifact_path(url)), url, context.artifact_hash(url))
 
 
 def _collect_hashes(files: Sequence[StepInput]) -> dict[str, str]:
-    return {item.role: item.sha256 for item in files}
+    return {file.role: file.sha256 for file in files}
 
 
 def _format_options(module: Module) -> str:
     options = module.program.onnx or OnnxImport()
-    texts = [options.opset, [[name, format_shape(shape)] for name, shape in options.shapes]]
-    return json.dumps(texts if options.least_opset is None else [*texts, options.least_opset])
+    fields = [options.opset, [[name, format_shape(shape)] for name, shape in options.shapes]]
+    return json.dumps(fields if options.least_opset is None else [*fields, options.least_opset])
 
 
 def _make_lookup(context: PlanContext, name: str, ingredients: Mapping[str, str], argv: Sequence[str]) -> CacheLookup:
@@ -763,8 +776,8 @@ def _make_lookup(context: PlanContext, name: str, ingredients: Mapping[str, str]
         return CacheLookup(reason="asked for dump files, which the cache does not keep", ingredients=pairs)
     if not ingredients["program"]:
         return CacheLookup(reason="the program's content is not known before it is fetched", ingredients=pairs)
-    unknown = [role for role, value in ingredients.items() if role.startswith(FILE_ROLE) and not value]
-    if unknown:
-        reason = f"the {unknown[0].removeprefix(FILE_ROLE)} file is not known before it is fetched"
+    missing_roles = [role for role, value in ingredients.items() if role.startswith(FILE_ROLE) and not value]
+    if missing_roles:
+        reason = f"the {missing_roles[0].removeprefix(FILE_ROLE)} file is not known before it is fetched"
         return CacheLookup(reason=reason, ingredients=pairs)
     return replace(context.lookup(name, ingredients), ingredients=pairs)

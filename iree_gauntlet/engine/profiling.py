@@ -1,8 +1,8 @@
-"""Profiling a benchmark: what each dispatch takes, by the runtime's own means.
+"""Profiling of a benchmark: the time of each dispatch, measured by the runtime's profiler.
 
 `iree-benchmark-module` writes a profile (`--device_profiling_mode`, `--device_profiling_output`), and `iree-profile`
-next to it prints what is in it. Nothing here raises for what a tool does: where a profile is not available, the reason
-takes its place. Its times are those of a program that is watched: they explain a difference, and are no evidence.
+next to it prints its content. Errors of the tools are never raised here: if a profile is not available, the reason
+takes its place. Its times are those of a program under observation: they explain a difference, and are no evidence.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.flags import FlagSet
 
 
-_PROFILE = "iree-profile"
-_MODE = "device_profiling_mode"
-# The mode alone proves nothing: releases before 3.12 have one too, which writes nothing on a CPU.
+_PROFILE_TOOL = "iree-profile"
+_MODE_FLAG = "device_profiling_mode"
+# The mode flag alone proves nothing: releases before 3.12 have one too, which writes nothing on a CPU.
 _OUTPUT = "device_profiling_output"
-# What the tool's help names: a CPU's dispatches are work of the host, a GPU's are timed by the device.
+# The tool's help names these modes: a CPU's dispatches are work of the host, a GPU's are timed by the device.
 _CPU_MODE = "queue-events,host-execution"
 _GPU_MODE = "dispatch-events"
-# What cannot be combined with a profile, or would time it otherwise.
-_REPLACED = ("--benchmark_", "--device_profiling_", "--device_capture_", "--device_replay_output")
+# These flags cannot be combined with a profile, or would change its times.
+_REPLACED_PREFIXES = ("--benchmark_", "--device_profiling_", "--device_capture_", "--device_replay_output")
 _REPLACED_FLAGS = ("--dispatch_statistics", "--print_device_statistics")
-# Invocations: so many that a median means something, no more than two seconds' worth, and bounded rows.
-_FEWEST, _MOST = 5, 100
-_ENOUGH_MS = 2000.0
+# There are enough invocations for a median, but no more than two seconds' worth, and a bounded number of rows.
+_MIN_INVOCATIONS, _MAX_INVOCATIONS = 5, 100
+_TARGET_MS = 2000.0
 _NS_PER_MS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Profiling:
-    """What came of profiling a benchmark: a profile, or the reason why there is none.
+    """The result of profiling a benchmark: a profile, or the reason why there is none.
 
     Attributes:
-        commands: what was started, as a person would type it.
-        log: path of the log of the last tool; empty where none was started.
+        commands: the started commands, as a person would type them.
+        log: path of the log of the last tool; empty if none was started.
     """
 
     profile: DispatchProfile | None
@@ -71,7 +71,7 @@ class Profiling:
 
 
 class _NoProfileError(GauntletError):
-    """There will be no profile; the reason is in `what`."""
+    """The error that ends profiling; the reason is in `what`."""
 
 
 def profile_dispatches(
@@ -84,18 +84,18 @@ def profile_dispatches(
     invocation_ms: float | None = None,
     name: str = "profile.",
 ) -> Profiling:
-    """Runs a benchmark under the profiler, and reads the profile.
+    """Run a benchmark under the profiler, and read the profile.
 
-    The caller sees to it that the machine and the device are quiet. Files go into the step's folder: the profile
-    itself (`profile.ireeprof`), the rows of its dispatches and the tools' logs.
+    The caller makes sure that the machine and the device are quiet. Files go into the step's folder: the profile itself
+    (`profile.ireeprof`), the rows of its dispatches and the tools' logs.
 
     Args:
         step: a benchmark; its time limit is that of each of the two tools.
-        toolchain: whose runtime it is.
+        toolchain: the toolchain of the runtime.
         processes: starts the tools.
         known: the flags of its `iree-benchmark-module`.
-        command: in place of the step's own, one that is pinned to CPUs.
-        invocation_ms: what an invocation takes, to choose their number; the fewest (5) where not known.
+        command: replaces the step's own, to pin it to CPUs.
+        invocation_ms: the time of an invocation, to choose their number; if unknown, the minimum (5) is used.
         name: prefix of all files, to keep several profiles of a step apart.
     """
     command = command or step.process
@@ -113,23 +113,27 @@ def profile_dispatches(
         if outcome.exit_code != 0:
             lines = processes.error_lines(step, name)
             # Google Benchmark puts its warnings before the error.
-            said = next((line for line in lines if line.strip() and not line.startswith("***")), "")
-            raise _NoProfileError(judge_process(step, outcome, lines, tool=tool, reason=shorten(said)).reason)
+            error_line = next((line for line in lines if line.strip() and not line.startswith("***")), "")
+            raise _NoProfileError(judge_process(step, outcome, lines, tool=tool, reason=shorten(error_line)).reason)
 
     profile, reason = None, ""
     try:
         tool = _find_profile_tool(toolchain, known)
-        invocations = max(_FEWEST, min(_MOST, int(_ENOUGH_MS / invocation_ms))) if invocation_ms else _FEWEST
+        invocations = (
+            max(_MIN_INVOCATIONS, min(_MAX_INVOCATIONS, int(_TARGET_MS / invocation_ms)))
+            if invocation_ms
+            else _MIN_INVOCATIONS
+        )
         bundle = Path(step.folder) / f"{name}ireeprof"
         bundle.unlink(missing_ok=True)
-        run(_profile(command, step.resources.device, bundle, invocations), BENCHMARK_MODULE, name)
+        run(_make_profile_command(command, step.resources.device, bundle, invocations), BENCHMARK_MODULE, name)
         benchmarks = parse_benchmark_rows(processes.stdout(step, name))
         if len(benchmarks) != 1:
             raise _NoProfileError("the module has several functions and the benchmark names none: their dispatches mix")
         times = benchmarks[0].real_time_ms
         rows = f"{name}dispatches."
         argv = (str(tool), "dispatch", "--dispatch_events", "--format=jsonl", str(bundle))
-        run(Command(argv, command.cwd, command.env), _PROFILE, rows)
+        run(Command(argv, command.cwd, command.env), _PROFILE_TOOL, rows)
         profile = parse_dispatch_events(
             processes.stdout(step, rows).splitlines(),
             invocations=sum(benchmarks[0].iterations),
@@ -143,9 +147,9 @@ def profile_dispatches(
 
 
 def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float]) -> ComparedDispatches:
-    """For the record: what the dispatches of two sides explain, or why they explain nothing.
+    """Return the record of the dispatches that explain the difference of two sides, or of the reason for none.
 
-    `measured_ms` is what A and B take without the profiler, which the reports show with it.
+    `measured_ms` are the times of A and B without the profiler, which the reports show with it.
     """
     commands = {"a": list(a.commands), "b": list(b.commands)}
     seconds = a.seconds + b.seconds
@@ -161,58 +165,58 @@ def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float]) -> Co
 def describe_difference(
     changes: DispatchChanges, listed: Sequence[DispatchChange], measured: MeasuredNs | None = None
 ) -> DispatchDifference:
-    """For the record: the rows that are listed, and the sum of all others."""
-    others = [change for change in changes.changes if change not in listed]
+    """Return the record of the rows in `listed`, and the sum of all others."""
+    other_changes = [change for change in changes.changes if change not in listed]
     return DispatchDifference(
         measured=measured,
         a_ns=changes.a_ns,
         b_ns=changes.b_ns,
         rows=tuple(replace(change, share=changes.share(change)) for change in listed),
         others=OtherDispatches(
-            a_count=sum(change.a_count for change in others),
-            b_count=sum(change.b_count for change in others),
-            a_ns=sum(change.a_ns for change in others),
-            b_ns=sum(change.b_ns for change in others),
-            outside=any(change.match == Match.OUTSIDE for change in others),
+            a_count=sum(change.a_count for change in other_changes),
+            b_count=sum(change.b_count for change in other_changes),
+            a_ns=sum(change.a_ns for change in other_changes),
+            b_ns=sum(change.b_ns for change in other_changes),
+            outside=any(change.match == Match.OUTSIDE for change in other_changes),
         ),
         notes=changes.notes,
     )
 
 
-def _find_profile_tool(toolchain: Toolchain, known: FlagSet) -> Path:
-    """`iree-profile`, which lies next to the native `iree-benchmark-module`."""
+def _find_profile_tool(toolchain: Toolchain, flag_set: FlagSet) -> Path:
+    """Return the path of `iree-profile`, which is next to the native `iree-benchmark-module`."""
     release = toolchain.runtime.release or toolchain.runtime.version
-    if _OUTPUT not in known.names:
+    if _OUTPUT not in flag_set.names:
         since = read_flag_releases().with_flag(BENCHMARK_MODULE, _OUTPUT)[0]
         raise _NoProfileError(
             f"{BENCHMARK_MODULE} of {release} writes no profiles (it has no --{_OUTPUT}); releases from {since} on do"
         )
-    tool = Path(toolchain.runtime.benchmark_module).with_name(_PROFILE)
+    tool = Path(toolchain.runtime.benchmark_module).with_name(_PROFILE_TOOL)
     if not tool.is_file():
-        raise _NoProfileError(f"{tool}: {release} writes profiles, but {_PROFILE} is not there to read them")
+        raise _NoProfileError(f"{tool}: {release} writes profiles, but {_PROFILE_TOOL} is not there to read them")
     return tool
 
 
-def _profile(command: Command, device: str, bundle: Path, invocations: int) -> Command:
-    """The benchmark under the profiler.
+def _make_profile_command(command: Command, device: str, bundle: Path, invocations: int) -> Command:
+    """Return the benchmark's command under the profiler.
 
-    Each repetition is one invocation, so that each has a time of its own. No warm-up: what runs before the times are
-    taken would be in the profile, uncounted.
+    Each repetition is one invocation, so that each has a time of its own. There is no warm-up: calls before the times
+    are taken would be in the profile, uncounted.
     """
-    kept = [
-        word
-        for word in command.argv
-        if not word.startswith(_REPLACED) and word.partition("=")[0] not in _REPLACED_FLAGS
+    arguments = [
+        argument
+        for argument in command.argv
+        if not argument.startswith(_REPLACED_PREFIXES) and argument.partition("=")[0] not in _REPLACED_FLAGS
     ]
-    devices = [word.partition("=")[2] for word in kept if word.startswith("--device=")] or [device]
+    devices = [argument.partition("=")[2] for argument in arguments if argument.startswith("--device=")] or [device]
     return replace(
         command,
         argv=(
-            *kept,
+            *arguments,
             "--benchmark_format=json",
             f"--benchmark_repetitions={invocations}",
             "--benchmark_min_time=1x",
-            f"--{_MODE}={_CPU_MODE if all(map(is_cpu, devices)) else _GPU_MODE}",
+            f"--{_MODE_FLAG}={_CPU_MODE if all(map(is_cpu, devices)) else _GPU_MODE}",
             f"--{_OUTPUT}={bundle}",
         ),
     )

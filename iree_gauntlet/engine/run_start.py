@@ -1,4 +1,4 @@
-"""How a run begins: what of its plan this machine can do, what a resumed one does again, session and engine."""
+"""The beginning of a run: possible steps, steps that a resumed run repeats, session and engine."""
 
 from __future__ import annotations
 
@@ -44,55 +44,57 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
-# Those whose figures may be held against an earlier run's.
+# The metrics of these stages can be compared with an earlier run's.
 _BASELINE_STAGES = frozenset(figure.golden.stage for figure in JUDGED_FIGURES if figure.golden.baseline)
 
 
 def imports_possible(plan: Plan, machine: Workbench) -> Plan:
-    """The plan, with imports blocked where the IREE has no importer: another one's is not taken in its place."""
+    """Return the plan, with imports blocked if the IREE has no importer: another one's is not used in its place."""
     toolchain = machine.toolchain
     if toolchain is None or toolchain.compiler.python:
         return plan
-    why = (
+    reason = (
         f"{toolchain.source} has no Python bindings, so it cannot import ONNX programs: "
         "build it with -DIREE_BUILD_PYTHON_BINDINGS=ON, or give MLIR programs"
     )
-    steps = (blocked(step, why) if step.stage is Stage.IMPORT else step for step in plan.steps)
+    steps = (blocked(step, reason) if step.stage is Stage.IMPORT else step for step in plan.steps)
     return replace(plan, steps=tuple(steps))
 
 
 def on_devices_here(plan: Plan, machine: Workbench, *, optional: bool = False) -> Plan:
-    """Every step with the device that it runs on by its own name, so that two names of one device are one.
+    """Return the plan, each step with the device's own name, so that two names of one device are one.
 
-    What no device here can do is blocked, as a demand that cannot be met fails at once; or skipped where it is
+    Steps that no local device can run are blocked, so that an impossible request fails at once; or skipped if
     `optional`.
     """
-    found: dict[str, Device | ToolchainError] = {}
+    devices: dict[str, Device | ToolchainError] = {}
 
-    def checked(step: Step) -> Step:
+    def assign_device(step: Step) -> Step:
         device = step.resources.accelerator
         if not device or machine.toolchain is None:
             return step
-        if device not in found:
+        if device not in devices:
             try:
-                found[device] = find_device(machine.toolchain, device)
-            except ToolchainError as problem:
-                found[device] = problem
-        here = found[device]
-        if isinstance(here, ToolchainError):
+                devices[device] = find_device(machine.toolchain, device)
+            except ToolchainError as error:
+                devices[device] = error
+        result = devices[device]
+        if isinstance(result, ToolchainError):
             if optional:
-                return replace(step, skip=step.skip or f"compiled only: {here.what}", resources=Resources(cores=0))
-            return blocked(step, f"no device {device!r} here: {here.what}; {here.hint}")
-        return step.place_on(here)
+                return replace(step, skip=step.skip or f"compiled only: {result.what}", resources=Resources(cores=0))
+            return blocked(step, f"no device {device!r} here: {result.what}; {result.hint}")
+        return step.place_on(result)
 
-    steps = tuple(checked(step) for step in plan.steps)
-    return replace(plan, steps=steps, devices=tuple(item for item in found.values() if isinstance(item, Device)))
+    steps = tuple(assign_device(step) for step in plan.steps)
+    return replace(
+        plan, steps=steps, devices=tuple(device for device in devices.values() if isinstance(device, Device))
+    )
 
 
 def run_event(
     plan: Plan, run_dir: Path, machine: Workbench, suite: str, targets: Sequence[Target], command: Sequence[str]
 ) -> RunOpening:
-    """The journal's `run` event, but for what was selected and by which options: those who know add that."""
+    """Return the journal's `run` event, without the selection and the options: the callers add those."""
     return RunOpening(
         name=run_dir.name,
         version=__version__,
@@ -111,16 +113,16 @@ def run_event(
 def model_session(
     run_dir: Path, progress: Progress, event: RunOpening, steps: Sequence[Step]
 ) -> Iterator[Session[Journal]]:
-    """A session in a run's folder, whose journal has begun with an event; Ctrl-C and SIGTERM end it.
+    """Open a session in a run's folder, whose journal begins with an event; Ctrl-C and SIGTERM end it.
 
-    Steps are those that are known; of a resumed run, those that are done.
+    `steps` are the planned ones; of a resumed run, the finished ones.
     """
     with (
         Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
         open_session(run_dir, journal, progress) as session,
     ):
         journal.run(event, steps)
-        # Of a resumed run only what is left to do counts.
+        # In a resumed run only the remaining steps count.
         progress.run_started(event, 0 if event.resumed else len(steps))
         with session.interruptible():
             yield session
@@ -129,14 +131,14 @@ def model_session(
 def model_engine(
     session: Session[Journal], workbench: Workbench, performers: Mapping[Stage, Callable[[Step], Result]]
 ) -> Engine:
-    """An engine with as many jobs as cores, that continues after failures; arguments as for `Engine`."""
+    """Return an engine with as many jobs as cores, that continues after failures; arguments as for `Engine`."""
     jobs = read_machine_facts().cores
     options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, all_goldens=False, confirm=None)
     return Engine(session, workbench, options, performers)
 
 
 def require_importer(toolchain: Toolchain) -> None:
-    """Raises ToolchainError where a toolchain cannot import what torch exports."""
+    """Raise ToolchainError if a toolchain cannot import programs that torch exports."""
     if not toolchain.compiler.python or not toolchain.compiler.onnx_version:
         raise ToolchainError(
             f"{toolchain.source} has no Python bindings, or no onnx package with them",
@@ -145,46 +147,46 @@ def require_importer(toolchain: Toolchain) -> None:
 
 
 def with_compile_statistics(cases: CaseSet) -> CaseSet:
-    """Cases of which, for each module, one reads how many dispatches it has and how large it is.
+    """Return cases that include, for each module, one that reads its dispatch count and size.
 
-    Operator suites are left as they are: the compiler does not count for them.
+    Operator suites are left unchanged: the compiler does not count for them.
     """
-    counted = {case.modules[-1].id for case in cases.cases if case.kind is Kind.COMPSTAT or case.compile_statistics}
-    found = []
+    module_ids = {case.modules[-1].id for case in cases.cases if case.kind is Kind.COMPSTAT or case.compile_statistics}
+    new_cases = []
     for case in cases.cases:
         main = case.modules[-1]
-        if main.id not in counted and not main.program.name:
-            counted.add(main.id)
-            case = replace(case, compile_statistics=True)  # noqa: PLW2901 - the same, with one more step
-        found.append(case)
-    return replace(cases, cases=tuple(found))
+        if main.id not in module_ids and not main.program.name:
+            module_ids.add(main.id)
+            case = replace(case, compile_statistics=True)  # noqa: PLW2901 - the case with one more step
+        new_cases.append(case)
+    return replace(cases, cases=tuple(new_cases))
 
 
 def held_against(plan: Plan, record: JournalRecord, name: str, release: str) -> tuple[Plan, tuple[str, ...]]:
-    """A plan with the figures of an earlier run as goldens, in addition to the specs' own.
+    """Return a plan with the metrics of an earlier run as goldens, in addition to the specs' own.
 
-    They are held against this release of the compiler, whichever the earlier run had. Returns also the chains of which
-    the earlier run has no figure.
+    They apply to this release of the compiler, whichever the earlier run had. Return also the chains for which the
+    earlier run has no metric.
     """
-    steps, missing = [], []
+    steps, chains = [], []
     for step in plan.steps:
-        judged = step.stage in _BASELINE_STAGES and NOTHING_COMPARED not in step.notes
-        # Before the spec's own, which stay what reports name.
-        goldens = tuple(_list_goldens(step, record, Origin(f"--baseline {name}"), release)) if judged else ()
-        if judged and not goldens and not step.skip:
-            missing.append(step.chain)
+        can_compare = step.stage in _BASELINE_STAGES and NOTHING_COMPARED not in step.notes
+        # They come before the spec's own goldens, which reports still name.
+        goldens = tuple(_list_goldens(step, record, Origin(f"--baseline {name}"), release)) if can_compare else ()
+        if can_compare and not goldens and not step.skip:
+            chains.append(step.chain)
         steps.append(replace(step, goldens=(*goldens, *step.goldens)))
-    return replace(plan, steps=tuple(steps)), tuple(dict.fromkeys(missing))
+    return replace(plan, steps=tuple(steps)), tuple(dict.fromkeys(chains))
 
 
 def _list_goldens(step: Step, record: JournalRecord, origin: Origin, release: str) -> Iterator[Golden]:
-    """What an earlier run measured of a step's chain; no error of outputs that were not as expected."""
+    """Yield an earlier run's metrics of a step's chain, but no error of outputs that were not as expected."""
     for figure in JUDGED_FIGURES:
         if figure.golden.stage is not step.stage or not figure.golden.baseline:
             continue
-        # A run that did not read them by themselves has them with its compiles.
+        # A run that did not read them in a separate step has them with its compiles.
         steps = (step.id,) if figure.row.stage is step.stage else (step.id, *step.needs)
-        results = [record.results[name] for name in steps if name in record.results]
+        results = [record.results[step_id] for step_id in steps if step_id in record.results]
         if figure is Figure.ERROR:
             results = [result for result in results if result.verdict is Verdict.PASSED]
             release = ""
@@ -196,55 +198,60 @@ def _list_goldens(step: Step, record: JournalRecord, origin: Origin, release: st
 def redo_changed(
     steps: Sequence[Step], finished: Mapping[str, Verdict], record: JournalRecord, sha256: Callable[[Path], str]
 ) -> tuple[tuple[Step, ...], dict[str, Verdict]]:
-    """The steps of a resumed run, and which are done: none that was made from what is not any more as it was.
+    """Return the steps of a resumed run, and the finished ones, except those made from changed inputs.
 
-    A file of the user's own whose content the earlier plan did not know counts as changed where it was written to, or
-    put there, after the step began.
+    A user's file whose content the earlier plan did not record counts as changed if it was written or put there after
+    the step began.
     """
-    planned = {step.id: step for step in record.planned}
-    # Why a step is done again: of one whose command is another now, its plan says that.
+    old_steps = {step.id: step for step in record.planned}
+    # These are the reasons why steps are repeated; if the command has changed, the plan shows that already.
     causes: dict[str, str] = {}
     for step in steps:
-        before = planned.get(step.id)
-        if step.id in finished and before is not None:
-            began = datetime.fromisoformat(record.starts.get(step.id, record.result_times[step.id])).timestamp()
-            known = {(item.role, item.url, item.path): item.sha256 for item in before.inputs}
-            for item in step.inputs:
-                if is_changed(item, known.get((item.role, item.url, item.path), ""), began, sha256):
-                    path = shown(Path(file_path(item.url) or item.path))
+        old_step = old_steps.get(step.id)
+        if step.id in finished and old_step is not None:
+            start_time = record.starts.get(step.id, record.result_times[step.id])
+            start = datetime.fromisoformat(start_time).timestamp()
+            old_hashes = {
+                (old_input.role, old_input.url, old_input.path): old_input.sha256 for old_input in old_step.inputs
+            }
+            for step_input in step.inputs:
+                if is_changed(
+                    step_input, old_hashes.get((step_input.role, step_input.url, step_input.path), ""), start, sha256
+                ):
+                    path = shown(Path(file_path(step_input.url) or step_input.path))
                     causes[step.id] = f"done again: {path} has changed since the run began"
-        elif before is not None and step.id in record.results and before.command != step.command:
+        elif old_step is not None and step.id in record.results and old_step.command != step.command:
             causes[step.id] = ""
-    # A fetch only looks after files: what became of them is said by those that read them.
-    made_again = {step.id for step in steps if step.id in causes and not step.stage.row.fetches}
-    while more := {
-        step.id: next(need for need in step.needs if need in made_again)
+    # A fetch only checks files: their fate is reported by the steps that read them.
+    repeated_ids = {step.id for step in steps if step.id in causes and not step.stage.row.fetches}
+    while repeats := {
+        step.id: next(need for need in step.needs if need in repeated_ids)
         for step in steps
-        if step.id in finished and step.id not in causes and not made_again.isdisjoint(step.needs)
+        if step.id in finished and step.id not in causes and not repeated_ids.isdisjoint(step.needs)
     }:
-        causes |= {name: f"done again, as {need} is" for name, need in more.items()}
-        made_again |= more.keys()
-    noted = (
+        causes |= {step_id: f"done again, as {need} is" for step_id, need in repeats.items()}
+        repeated_ids |= repeats.keys()
+    new_steps = (
         replace(step, notes=(*step.notes, causes[step.id])) if step.id in finished and step.id in causes else step
         for step in steps
     )
-    return tuple(noted), {name: verdict for name, verdict in finished.items() if name not in causes}
+    return tuple(new_steps), {step_id: verdict for step_id, verdict in finished.items() if step_id not in causes}
 
 
 def find_unplanned(steps: Sequence[Step], record: JournalRecord) -> tuple[Step, ...]:
-    """Steps with results of a run's earlier parts that its plan no longer has: a verdict is not lost with its spec."""
-    planned = {step.id for step in steps}
-    return tuple(step for step in record.planned if step.id in record.results and step.id not in planned)
+    """Return steps with results in a run's earlier parts that its plan no longer has: verdicts outlive their spec."""
+    planned_ids = {step.id for step in steps}
+    return tuple(step for step in record.planned if step.id in record.results and step.id not in planned_ids)
 
 
-def is_changed(item: StepInput, before: str, began: float, sha256: Callable[[Path], str]) -> bool:
-    """Whether an input is another than it was when a step began; one that is gone is left to what fetches it."""
-    path = file_path(item.url)
-    if before and item.sha256:
-        return before != item.sha256
+def is_changed(step_input: StepInput, old_sha256: str, start: float, sha256: Callable[[Path], str]) -> bool:
+    """Return True if an input has changed since a step began; a missing one is left to the step that fetches it."""
+    path = file_path(step_input.url)
+    if old_sha256 and step_input.sha256:
+        return old_sha256 != step_input.sha256
     try:
-        # The time of change, which a file moved or copied here has too.
-        return bool(path) and (sha256(Path(path)) != before if before else Path(path).stat().st_ctime > began)
+        # The change time is compared, which is also set when a file is moved or copied here.
+        return bool(path) and (sha256(Path(path)) != old_sha256 if old_sha256 else Path(path).stat().st_ctime > start)
     except OSError:
         return False
 
@@ -254,8 +261,8 @@ class MissingFile:
     """A file that is not available without the network.
 
     Attributes:
-        needed_by: what needs it: a field of a spec file, or a step.
-        more: how many others need it, too.
+        needed_by: the user of the file: a field of a spec file, or a step.
+        more: the number of its other users.
     """
 
     url: str
@@ -266,61 +273,61 @@ class MissingFile:
 def find_missing_files(
     steps: Iterable[Step], cases: Iterable[Case], store: ArtifactStore, finished: Container[str] = ()
 ) -> list[MissingFile]:
-    """The files of steps that only the network has, in the order of the steps.
+    """Return the steps' files that must come from the network, in the order of the steps.
 
     A file that the user named by its path (`file:`) is not among them, nor one that is made here (`random:`). The cases
-    say which field of which spec names a file; what is skipped, cannot run, or is finished needs nothing.
+    give the field and spec that name a file; steps that are skipped, blocked or finished need nothing.
     """
-    wanted: dict[str, list[str]] = {}
+    steps_by_url: dict[str, list[str]] = {}
     for step in steps:
         if step.stage.row.fetches and not (step.skip or step.blocked) and step.id not in finished:
-            for item in step.inputs:
-                wanted.setdefault(item.url, []).append(step.id)
-    from iree_gauntlet.dialects.load import list_urls  # noqa: PLC0415 - it brings pydantic
+            for step_input in step.inputs:
+                steps_by_url.setdefault(step_input.url, []).append(step.id)
+    from iree_gauntlet.dialects.load import list_urls  # noqa: PLC0415 - it imports pydantic
 
-    missing = [url for url in wanted if _needs_network(store, url)]
+    missing = [url for url in steps_by_url if _needs_network(store, url)]
     fields: dict[str, list[str]] = {url: [] for url in missing}
-    # Most of the time nothing is missing, and no spec needs to be looked at.
+    # Usually nothing is missing, and no spec needs to be read.
     for case in cases if missing else ():
         for field, url in list_urls(case):
-            place = f"{case.origin.file}: {field}"
-            if url in fields and place not in fields[url]:
-                fields[url].append(place)
-    needed = ((url, fields[url] or wanted[url]) for url in missing)
-    return [MissingFile(url, by[0], len(by) - 1) for url, by in needed]
+            location = f"{case.origin.file}: {field}"
+            if url in fields and location not in fields[url]:
+                fields[url].append(location)
+    missing_files = ((url, fields[url] or steps_by_url[url]) for url in missing)
+    return [MissingFile(url, users[0], len(users) - 1) for url, users in missing_files]
 
 
 def describe_missing(files: Sequence[MissingFile]) -> str:
-    """The list for people, one line a file."""
+    """Return the list for people, one line per file."""
     count = "1 file is missing" if len(files) == 1 else f"{len(files)} files are missing"
     lines = [f"offline: {count}:"]
     for file in files:
-        more = f" and {file.more} more" if file.more else ""
-        lines.append(f"  {file.url} ({file.needed_by}{more})")
+        suffix = f" and {file.more} more" if file.more else ""
+        lines.append(f"  {file.url} ({file.needed_by}{suffix})")
     lines.append(
         "  Fetch once with network access, or `cache.import` an archive; `cache.where URL` shows where it would lie."
     )
     return "\n".join(lines)
 
 
-def without_missing_files(steps: Iterable[Step], missing: Sequence[MissingFile]) -> tuple[Step, ...]:
-    """The steps of a plan, where those that fetch say what of theirs is not available."""
-    urls = {file.url for file in missing}
+def without_missing_files(steps: Iterable[Step], missing_files: Sequence[MissingFile]) -> tuple[Step, ...]:
+    """Return the steps of a plan, with a note on missing files in those that fetch them."""
+    urls = {file.url for file in missing_files}
 
-    def with_missing(step: Step) -> Step:
+    def add_missing(step: Step) -> Step:
         # Path.exists raises for a name that is too long.
-        gone = [
-            item.url
-            for item in step.inputs
-            if item.url in urls or ((path := file_path(item.url)) and not os.path.exists(path))  # noqa: PTH110
+        missing_urls = [
+            step_input.url
+            for step_input in step.inputs
+            if step_input.url in urls or ((path := file_path(step_input.url)) and not os.path.exists(path))  # noqa: PTH110
         ]
-        if not step.stage.row.fetches or not gone:
+        if not step.stage.row.fetches or not missing_urls:
             return step
-        more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
-        count = f"{len(gone)} of {len(step.inputs)} files {'is' if len(gone) == 1 else 'are'} missing"
-        return replace(step, cache=replace(step.cache, reason=f"{count}: {gone[0]}{more}"))
+        suffix = f" and {len(missing_urls) - 1} more" if len(missing_urls) > 1 else ""
+        count = f"{len(missing_urls)} of {len(step.inputs)} files {'is' if len(missing_urls) == 1 else 'are'} missing"
+        return replace(step, cache=replace(step.cache, reason=f"{count}: {missing_urls[0]}{suffix}"))
 
-    return tuple(map(with_missing, steps))
+    return tuple(map(add_missing, steps))
 
 
 def _needs_network(store: ArtifactStore, url: str) -> bool:
@@ -328,14 +335,14 @@ def _needs_network(store: ArtifactStore, url: str) -> bool:
     if not isinstance(source, RemoteSource | PypiSource) or store.present(url):
         return False
     if isinstance(source, PypiSource):
-        # Whether it is the right one shows when the file is taken out of it.
+        # The wheel may be the wrong one, which is noticed when the file is extracted.
         wheels = store.root.joinpath("wheels", *source.local_name.split("/")[1:3])
         return next(wheels.glob("*.whl"), None) is None
     from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries take their time
 
-    for place in places(url, store.configuration):
-        # Such as a mirror in a folder. Path.is_file raises for a name that is too long.
-        path = unquote(urlsplit(place).path if place.startswith("file:") else place)
+    for location in places(url, store.configuration):
+        # The location may be a mirror in a folder. Path.is_file raises for a name that is too long.
+        path = unquote(urlsplit(location).path if location.startswith("file:") else location)
         if path.startswith("/") and os.path.isfile(path):  # noqa: PTH113
             return False
     return True

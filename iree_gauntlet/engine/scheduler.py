@@ -1,8 +1,8 @@
 """Runs the steps of a plan on a few threads: a graph of steps, and exclusive steps alone afterwards.
 
-Knows nothing of what a step does: `work` does it and returns its verdict. `ReadyQueue` knows which steps may run, and
-whoever offers `Slots` (this machine, the workers of a cluster) whether one of them has room. A thread that is done with
-a step takes the next one itself, so that thousands of small steps need no hand-over.
+The scheduler is independent of the steps' work: `work` performs a step and returns its verdict. `ReadyQueue` determines
+which steps may run, and the owner of `Slots` (this machine, the workers of a cluster) whether one of them has room. A
+thread that has finished a step takes the next one itself, so that thousands of small steps need no hand-over.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-# How often it is looked whether there is memory now for a step that waits for it.
+# This is the interval of memory checks for a step that waits for memory.
 _POLL_SECONDS = 0.5
-_FETCHES_AT_ONCE = 4
+_MAX_FETCHES = 4
 _FETCH = "fetch"
-# Of the steps for which there is no memory, so many are passed over in search of one for which there is: each is
-# asked again whenever a step ends, and thousands may wait.
-_PASSED_OVER = 64
+# This many steps without free memory are passed over at most in search of one with enough: each is checked again
+# whenever a step ends, and thousands may wait.
+_MAX_PASSED_OVER = 64
 
 
 class Scheduler:
-    """Runs steps in the order of their needs.
+    """An executor that runs steps in the order of their needs.
 
     Args:
         steps: the steps, in any order; of those that could start, the earlier one starts first.
         finished: verdicts of steps that are not to be run again, by id.
-        limits: what may run at once.
+        limits: the limits of what may run at once.
         work: runs a step and returns its verdict; called from several threads.
         skip: records a step that does not run, with the reason; called from several threads, one at a time.
-        abort: ends what runs, when an exception (a signal's, or a bug's) leaves the scheduler.
-        pause: a thread that worked has nothing to do for now; called on that thread.
+        abort: ends all running steps, when an exception (a signal's, or a bug's) leaves the scheduler.
+        pause: called on a thread that worked and has nothing to do for now.
     """
 
     def __init__(
@@ -60,28 +60,28 @@ class Scheduler:
         self._skip = skip
         self._abort = abort
         self._pause = pause
-        # Guards the queue.
+        # This lock guards the queue.
         self._mutex = threading.Lock()
         self._cancelled = threading.Event()
-        # Nothing is left to do, or to wait for.
-        self._over = threading.Event()
+        # The event is set when no step is left to do, or to wait for.
+        self._finished = threading.Event()
         self._error: BaseException | None = None
 
     def cancel(self) -> None:
-        """Starts nothing more; `run` returns when what runs has ended."""
+        """Start no more steps; `run` returns when the running ones have ended."""
         self._cancelled.set()
-        self._over.set()
+        self._finished.set()
 
     def run(self) -> dict[str, Verdict]:
-        """Runs everything and returns the verdicts by step id; raises what `work` raises, after all has ended."""
-        with ThreadPoolExecutor(self._jobs + _FETCHES_AT_ONCE, thread_name_prefix="step") as pool:
+        """Run all steps and return the verdicts by step id; raise errors of `work` after all steps have ended."""
+        with ThreadPoolExecutor(self._jobs + _MAX_FETCHES, thread_name_prefix="step") as pool:
             try:
                 while True:
                     with self._mutex:
-                        for step in self._take():
+                        for step in self._take_ready_steps():
                             pool.submit(self._run_steps_from, step, pool)
                     # The time limit lets a signal's exception through between two waits.
-                    if self._over.wait(_POLL_SECONDS):
+                    if self._finished.wait(_POLL_SECONDS):
                         break
                 self._raise_error()
             except BaseException:
@@ -102,41 +102,41 @@ class Scheduler:
             raise self._error
 
     def _run_steps_from(self, first: Step, pool: ThreadPoolExecutor) -> None:
-        """What a thread does: a step, and then whatever may run when that is done."""
+        """Run a step on this thread, and then whichever steps become ready."""
         try:
             step: Step | None = first
             while step is not None:
                 verdict = self._work(step)
                 with self._mutex:
                     self._queue.finish(step, verdict)
-                    # One for this thread, and threads for the rest.
-                    taken = self._take()
-                    for other in taken[1:]:
-                        pool.submit(self._run_steps_from, other, pool)
-                step = taken[0] if taken else None
+                    # The first is for this thread; the others need more threads.
+                    ready_steps = self._take_ready_steps()
+                    for ready_step in ready_steps[1:]:
+                        pool.submit(self._run_steps_from, ready_step, pool)
+                step = ready_steps[0] if ready_steps else None
             self._pause()
         except BaseException as error:  # noqa: BLE001 - `run` raises it
             if self._error is None:
                 self._error = error
             self.cancel()
 
-    def _take(self) -> list[Step]:
-        """Steps to start now, after those were skipped that cannot run."""
+    def _take_ready_steps(self) -> list[Step]:
+        """Return steps to start now, after skipping those that cannot run."""
         if self._cancelled.is_set():
             return []
         steps = [step for step, _ in self._queue.take(self._skip)]
         if not self._queue.running:
-            self._over.set()
+            self._finished.set()
         return steps
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleLimits:
-    """What may run at once.
+    """Limits of the steps that may run at once.
 
     Attributes:
         fail_fast: start nothing more after the first failure or error.
-        fits: whether the memory for one more step is free while others run.
+        fits: returns True if the memory for one more step is free while others run.
     """
 
     jobs: int
@@ -157,7 +157,7 @@ class SlotRequest(Protocol):
 
     @property
     def rank(self) -> Rank:
-        """When it is served."""
+        """The rank in the order of service."""
 
 
 _Request = TypeVar("_Request", bound=SlotRequest)
@@ -171,26 +171,26 @@ class Slots(Protocol[_Request, _Slot]):
         """The resources that a step needs."""
 
     def take(self, step: Step, request: _Request, awaited: Sequence[_Request]) -> _Slot | None:
-        """Takes a slot for a step while exclusive requests are `awaited`; None where none is free for its request."""
+        """Take a slot for a step, while exclusive requests are `awaited`; return None if none is free."""
 
     def fits(self, step: Step) -> bool:
-        """Whether there is memory for a step that shares its machine and has taken a slot."""
+        """Return True if there is memory for a step that shares its machine and has taken a slot."""
 
     def release(self, slot: _Slot) -> None:
-        """Frees a slot."""
+        """Free a slot."""
 
 
 class ReadyQueue(Generic[_Request, _Slot]):
-    """The steps of a plan that are yet to be done: which may start now, and which cannot any more.
+    """The unfinished steps of a plan: which may start now, and which cannot run any more.
 
     Args:
         steps: in any order; of those that could start, the earlier one starts first.
         finished: verdicts of steps that are not to be run again, by id.
-        slots: where the steps run.
+        slots: the slots that the steps run in.
         fail_fast: start nothing more after the first failure or error.
 
     Attributes:
-        verdicts: of all steps that have come to something, by id.
+        verdicts: of all finished or skipped steps, by id.
     """
 
     def __init__(
@@ -200,43 +200,44 @@ class ReadyQueue(Generic[_Request, _Slot]):
         self._slots = slots
         self._fail_fast = fail_fast
         self._steps = list({step.id: step for step in steps if step.id not in finished}.values())
-        self._known = {step.id for step in steps}
+        self._step_ids = {step.id for step in steps}
         self._stopped_by = ""
-        # A step is known by its place in the plan: whether it waits, and how many of its needs are not settled.
-        self._waiting = [True] * len(self._steps)
-        self._unmet = [0] * len(self._steps)
+        # Steps are identified by their index in the plan: these lists hold if a step waits, and its number of unmet
+        # needs.
+        self._is_waiting = [True] * len(self._steps)
+        self._unmet_counts = [0] * len(self._steps)
         self._dependants: dict[str, list[int]] = {}
-        # Places of steps that wait for nothing but a slot, and of those that run, with their slots.
+        # These are the indices of steps that wait only for a slot, and of running ones, with their slots.
         self._lanes: dict[_Request, list[int]] = {}
         self._running: dict[str, tuple[int, _Slot | None]] = {}
-        # (pass, place) of steps that cannot run any more, as if the plan were gone through from its beginning
-        # again and again until nothing is found: the order decides which of several bad needs a reason names.
-        self._hopeless: list[tuple[int, int]] = []
-        self._at = (0, -1)
-        for place in range(len(self._steps)):
-            self._enter(place)
+        # These are the (pass, index) of steps that cannot run any more, as if the plan were scanned from its beginning
+        # again and again until nothing is found: the order decides which of several failed needs a reason names.
+        self._impossible: list[tuple[int, int]] = []
+        self._position = (0, -1)
+        for index in range(len(self._steps)):
+            self._enter(index)
 
     @property
     def running(self) -> int:
-        """How many steps run."""
+        """The number of running steps."""
         return len(self._running)
 
     @property
     def waiting(self) -> dict[_Request, int]:
-        """How many steps wait for a slot, by what they request."""
+        """The number of steps that wait for a slot, by their request."""
         return {request: len(lane) for request, lane in self._lanes.items() if lane}
 
     def take(self, skip: Callable[[Step, str], Verdict]) -> list[tuple[Step, _Slot]]:
-        """Skips the steps that cannot run any more; steps to start now with their slots, in the order of the plan."""
-        self._skip_hopeless(skip)
+        """Skip the steps that cannot run any more; return steps to start now and their slots, in the plan's order."""
+        self._skip_impossible(skip)
         heads = [(request.rank, lane[0], request) for request, lane in self._lanes.items() if lane]
         heapq.heapify(heads)
         awaited = [request for rank, _, request in heads if rank is Rank.EXCLUSIVE]
-        started: list[tuple[int, _Slot]] = []
-        passed_over: list[tuple[list[int], int]] = []
-        while heads and len(passed_over) < _PASSED_OVER:
-            rank, place, request = heads[0]
-            step = self._steps[place]
+        ready: list[tuple[int, _Slot]] = []
+        waiting: list[tuple[list[int], int]] = []
+        while heads and len(waiting) < _MAX_PASSED_OVER:
+            rank, index, request = heads[0]
+            step = self._steps[index]
             slot = self._slots.take(step, request, awaited)
             if slot is None:
                 heapq.heappop(heads)
@@ -249,100 +250,100 @@ class ReadyQueue(Generic[_Request, _Slot]):
                 heapq.heappop(heads)
             if rank is Rank.SHARED and not self._slots.fits(step):
                 self._slots.release(slot)
-                passed_over.append((lane, place))
+                waiting.append((lane, index))
                 continue
-            self._start(place, slot)
-            started.append((place, slot))
-        for lane, place in passed_over:
-            heapq.heappush(lane, place)
-        started.sort()
-        return [(self._steps[place], slot) for place, slot in started]
+            self._start(index, slot)
+            ready.append((index, slot))
+        for lane, index in waiting:
+            heapq.heappush(lane, index)
+        ready.sort()
+        return [(self._steps[index], slot) for index, slot in ready]
 
     def take_all(self, request: _Request) -> list[Step]:
-        """The steps that wait for something which nobody will offer; they count as started."""
-        places = sorted(self._lanes.pop(request, []))
-        for place in places:
-            self._start(place, None)
-        return [self._steps[place] for place in places]
+        """Return the steps whose request nothing will ever satisfy; they count as started."""
+        indices = sorted(self._lanes.pop(request, []))
+        for index in indices:
+            self._start(index, None)
+        return [self._steps[index] for index in indices]
 
     def put_back(self, step: Step) -> None:
-        """A step that was taken is not done, and waits again."""
-        place = self._release(step)
-        self._waiting[place] = True
+        """Return a taken, unfinished step to the waiting ones."""
+        index = self._release(step)
+        self._is_waiting[index] = True
         if self._stopped_by:
-            self._give_up(place)
+            self._give_up(index)
         else:
-            self._note_ready(place)
+            self._note_ready(index)
 
     def finish(self, step: Step, verdict: Verdict) -> None:
-        """Notes that a step that was taken has finished, and its result."""
+        """Record the verdict of a taken step that has finished."""
         self._release(step)
         self._settle(step, verdict)
         if self._fail_fast and verdict.is_bad and not verdict.is_doubtful and not self._stopped_by:
             self._stopped_by = step.id
             self._lanes.clear()
-            for place in range(len(self._steps)):
-                self._give_up(place)
+            for index in range(len(self._steps)):
+                self._give_up(index)
 
-    def _skip_hopeless(self, skip: Callable[[Step, str], Verdict]) -> None:
-        while self._hopeless:
-            self._at = heapq.heappop(self._hopeless)
-            place = self._at[1]
-            if self._waiting[place]:
-                self._waiting[place] = False
-                step = self._steps[place]
+    def _skip_impossible(self, skip: Callable[[Step, str], Verdict]) -> None:
+        while self._impossible:
+            self._position = heapq.heappop(self._impossible)
+            index = self._position[1]
+            if self._is_waiting[index]:
+                self._is_waiting[index] = False
+                step = self._steps[index]
                 self._settle(step, skip(step, self._describe_obstacle(step)))
-        self._at = (0, -1)
+        self._position = (0, -1)
 
-    def _start(self, place: int, slot: _Slot | None) -> None:
-        self._waiting[place] = False
-        self._running[self._steps[place].id] = place, slot
+    def _start(self, index: int, slot: _Slot | None) -> None:
+        self._is_waiting[index] = False
+        self._running[self._steps[index].id] = index, slot
 
     def _release(self, step: Step) -> int:
-        place, slot = self._running.pop(step.id)
+        index, slot = self._running.pop(step.id)
         if slot is not None:
             self._slots.release(slot)
-        return place
+        return index
 
     def _settle(self, step: Step, verdict: Verdict) -> None:
         self.verdicts[step.id] = verdict
-        for place in self._dependants.pop(step.id, ()):
-            self._unmet[place] -= 1
+        for index in self._dependants.pop(step.id, ()):
+            self._unmet_counts[index] -= 1
             if not verdict.counts_as_pass:
-                self._give_up(place)
-            elif self._unmet[place] == 0:
-                self._note_ready(place)
+                self._give_up(index)
+            elif self._unmet_counts[index] == 0:
+                self._note_ready(index)
 
-    def _enter(self, place: int) -> None:
-        for need in dict.fromkeys(self._steps[place].needs):
+    def _enter(self, index: int) -> None:
+        for need in dict.fromkeys(self._steps[index].needs):
             verdict = self.verdicts.get(need)
-            if verdict is None and need in self._known:
-                self._dependants.setdefault(need, []).append(place)
-                self._unmet[place] += 1
+            if verdict is None and need in self._step_ids:
+                self._dependants.setdefault(need, []).append(index)
+                self._unmet_counts[index] += 1
             elif verdict is None or not verdict.counts_as_pass:
-                self._give_up(place)
-        if self._unmet[place] == 0:
-            self._note_ready(place)
+                self._give_up(index)
+        if self._unmet_counts[index] == 0:
+            self._note_ready(index)
 
-    def _give_up(self, place: int) -> None:
-        if self._waiting[place]:
-            turn, at = self._at
-            heapq.heappush(self._hopeless, (turn if place > at else turn + 1, place))
+    def _give_up(self, index: int) -> None:
+        if self._is_waiting[index]:
+            turn, last_index = self._position
+            heapq.heappush(self._impossible, (turn if index > last_index else turn + 1, index))
 
-    def _note_ready(self, place: int) -> None:
-        step = self._steps[place]
-        if self._waiting[place] and not self._describe_obstacle(step):
-            heapq.heappush(self._lanes.setdefault(self._slots.request(step), []), place)
+    def _note_ready(self, index: int) -> None:
+        step = self._steps[index]
+        if self._is_waiting[index] and not self._describe_obstacle(step):
+            heapq.heappush(self._lanes.setdefault(self._slots.request(step), []), index)
 
     def _describe_obstacle(self, step: Step) -> str:
-        """Why a step cannot run; empty where nothing is known that keeps it from running."""
+        """Return why a step cannot run; empty if no obstacle is known."""
         if self._stopped_by:
             return f"stopped by --fail-fast after {self._stopped_by}"
         for need in step.needs:
             verdict = self.verdicts.get(need)
             if verdict is not None and not verdict.counts_as_pass:
                 return f"{need} {verdict.past}"
-            if verdict is None and need not in self._known:
+            if verdict is None and need not in self._step_ids:
                 return f"{need} is not part of this run"
         return ""
 
@@ -362,13 +363,13 @@ class LocalSlots:
 
     def __init__(self, limits: ScheduleLimits) -> None:
         self._limits = limits
-        # Steps that run, all and with cores, and by kind and by device.
+        # These count running steps: all of them, those with cores, and by kind and by device.
         self._running = self._busy = 0
         self._counts: Counter[str] = Counter()
         self._exclusive = False
 
     def request(self, step: Step) -> LocalResources:
-        """As of `Slots`."""
+        """Return the request of a step, as of `Slots`."""
         resources = step.resources
         if resources.exclusive:
             return LocalResources(Rank.EXCLUSIVE)
@@ -379,34 +380,34 @@ class LocalSlots:
         return LocalResources(Rank.SHARED, resources.accelerator)
 
     def take(self, step: Step, request: LocalResources, awaited: Sequence[LocalResources]) -> Step | None:
-        """As of `Slots`; the slot is the step's."""
+        """Take a slot, which is the step itself, as of `Slots`."""
         del awaited
         if self._exclusive:
             return None
         rank, kind = request
         if rank is Rank.SHARED:
-            free = self._busy < self._limits.jobs and not (kind and self._counts[kind])
+            is_free = self._busy < self._limits.jobs and not (kind and self._counts[kind])
         elif rank is Rank.CORELESS:
-            free = kind != _FETCH or self._counts[_FETCH] < _FETCHES_AT_ONCE
+            is_free = kind != _FETCH or self._counts[_FETCH] < _MAX_FETCHES
         else:
-            free = not self._running
-        if not free:
+            is_free = not self._running
+        if not is_free:
             return None
         self._count(step, 1)
         return step
 
     def fits(self, step: Step) -> bool:
-        """As of `Slots`: one step always does."""
+        """Return True if there is memory, as of `Slots`: a single step always fits."""
         return self._busy == 1 or self._limits.fits(step)
 
     def release(self, slot: Step) -> None:
-        """As of `Slots`."""
+        """Free a slot, as of `Slots`."""
         self._count(slot, -1)
 
-    def _count(self, step: Step, one: int) -> None:
-        self._running += one
-        self._busy += one * (step.resources.cores > 0)
-        self._counts[_FETCH] += one * step.stage.row.fetches
-        self._counts[step.resources.device] += one
+    def _count(self, step: Step, change: int) -> None:
+        self._running += change
+        self._busy += change * (step.resources.cores > 0)
+        self._counts[_FETCH] += change * step.stage.row.fetches
+        self._counts[step.resources.device] += change
         if step.resources.exclusive:
-            self._exclusive = one > 0
+            self._exclusive = change > 0

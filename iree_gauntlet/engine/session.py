@@ -1,4 +1,4 @@
-"""The context of work: where it is recorded, what runs its processes, what keeps others away, and how it is ended."""
+"""The context of a command: its records, its processes, its locks, and its cancellation."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from iree_gauntlet.progress import Progress
 
 
-Log = TypeVar("Log", bound=EventLog, covariant=True)  # noqa: PLC0105 - it stands for a log
-_Opened = TypeVar("_Opened", bound=EventLog)
+Log = TypeVar("Log", bound=EventLog, covariant=True)  # noqa: PLC0105 - a name without suffix reads better
+_OpenLog = TypeVar("_OpenLog", bound=EventLog)
 
 
 @dataclass(slots=True)
 class Session(Generic[Log]):
-    """What everything that runs processes works with; their logs are below the folder."""
+    """The context of everything that runs processes; their logs are below the folder."""
 
     folder: Path
     log: Log
@@ -37,24 +37,24 @@ class Session(Generic[Log]):
     processes: Processes
     locks: MachineLocks
     cancelled: threading.Event = field(default_factory=threading.Event)
-    _ends: list[Callable[[], None]] = field(default_factory=list)
+    _cancel_callbacks: list[Callable[[], None]] = field(default_factory=list)
 
-    def on_cancel(self, end: Callable[[], None]) -> None:
-        """Has something more ended when the session is; it must be safe in a signal handler."""
-        self._ends.append(end)
+    def on_cancel(self, callback: Callable[[], None]) -> None:
+        """Add a callback that `cancel` calls; it must be safe in a signal handler."""
+        self._cancel_callbacks.append(callback)
 
     def cancel(self) -> None:
-        """Ends what runs; safe in a signal handler."""
+        """End all running processes; safe in a signal handler."""
         self.cancelled.set()
-        for end in self._ends:
-            end()
+        for callback in self._cancel_callbacks:
+            callback()
         self.supervisor.cancel_all()
 
     @contextmanager
     def quiet(self, device: str = "", *, exclusive: bool = True) -> Iterator[None]:
-        """Keeps other runs away from the machine, and from a GPU, while something is measured.
+        """Keep other runs away from the machine, and from a GPU, while something is measured.
 
-        `exclusive` says whether steps that measure nothing wait too.
+        If `exclusive`, steps that measure nothing wait too.
 
         Raises:
             WaitCancelledError: the session was ended while it waited.
@@ -66,34 +66,34 @@ class Session(Generic[Log]):
             yield
 
     def interruptible(self) -> AbstractContextManager[None]:
-        """Ctrl-C and SIGTERM end what runs and raise KeyboardInterrupt once; a second one ends it without grace."""
+        """Let Ctrl-C and SIGTERM cancel the session and raise KeyboardInterrupt once; a second one ends it at once."""
         return interruptible(self.cancel)
 
 
 @contextmanager
-def open_session(folder: Path, log: _Opened, progress: Progress) -> Iterator[Session[_Opened]]:
-    """A session, whose processes have ended when it is left."""
-    cancelled = threading.Event()
-    locks = make_machine_locks(os.environ, cancelled)
+def open_session(folder: Path, log: _OpenLog, progress: Progress) -> Iterator[Session[_OpenLog]]:
+    """Yield a session, whose processes have ended when it is left."""
+    cancel_event = threading.Event()
+    locks = make_machine_locks(os.environ, cancel_event)
     with Supervisor(locks=locks.held_here) as supervisor:
-        yield Session(folder, log, progress, supervisor, Processes(supervisor, folder), locks, cancelled)
+        yield Session(folder, log, progress, supervisor, Processes(supervisor, folder), locks, cancel_event)
 
 
 @contextmanager
 def interruptible(cancel: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM call `cancel` and raise KeyboardInterrupt once."""
-    raised = False
+    """Let Ctrl-C and SIGTERM call `cancel` and raise KeyboardInterrupt once."""
+    is_second_signal = False
 
     def handle(_number: int, _frame: object) -> None:
-        nonlocal raised
+        nonlocal is_second_signal
         cancel()
-        if not raised:
-            raised = True
+        if not is_second_signal:
+            is_second_signal = True
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    old_handlers = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)

@@ -1,10 +1,10 @@
-"""The threshold step: does a model give the expected numbers, and if not, by how much.
+"""The threshold step: compares a model's outputs with the expected ones, and measures the error.
 
-The verdict is the tool's: `iree-run-module` runs with the spec's flags and compares. A second run of the same
-module keeps its outputs, so that the figures of every output can be reported; they are compared here by the
-same rule; where the two verdicts differ, a note says so.
+The verdict is the tool's: `iree-run-module` runs with the spec's flags and compares. A second run of the same module
+keeps its outputs, so that the error metrics of every output can be reported; they are compared here by the same rule;
+if the two verdicts differ, a note reports it.
 
-Cases that say `numpy.allclose` are run once, with their outputs kept, and compared here: no tool has that rule.
+Cases that ask for `numpy.allclose` are run once, with their outputs kept, and compared here: no tool has that rule.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ import numpy as np
 
 from iree_gauntlet.cases import Allclose, Verdict
 from iree_gauntlet.engine.commands import REFERENCE_FLAGS
-from iree_gauntlet.engine.judging import EXPECTED, find_changed_goldens, judge_process, require_whole_files, values_of
+from iree_gauntlet.engine.judging import (
+    GOLDEN_FLAG,
+    find_changed_goldens,
+    judge_process,
+    list_values,
+    require_whole_files,
+)
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.measuring.goldens.goldens import check_figure, describe
@@ -43,59 +49,59 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from iree_gauntlet.engine.processes.processes import Processes
-    from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob, RunOutput
+    from iree_gauntlet.engine.processes.run_client import RunJob, RunOutput, RunResponse
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.results import OutputComparison
     from iree_gauntlet.steps import Command, Step
 
 
 _TOOL = "iree-run-module"
-_OUTPUT = "--output="
-# How the tool says that it calls a function, and that all outputs of it are as expected, as many as there are.
-_RAN, _JUDGED = "EXEC @", "[SUCCESS]"
-# Of another type or shape; of one whose values differ, the type is the expected one.
-_OTHER_TYPE = re.compile(r"\[FAILED\] result\[(\d+)\]: (?!element at index)")
-# A model that passed and whose run takes longer is not run again for its figures.
-_LONG_RUN_SECONDS = 120.0
+_OUTPUT_FLAG = "--output="
+# The tool prints these when it calls a function, and when all outputs are as expected, and as many as expected.
+_CALL, _SUCCESS = "EXEC @", "[SUCCESS]"
+# The message reports another type or shape; a message about values implies the expected type.
+_TYPE_MISMATCH = re.compile(r"\[FAILED\] result\[(\d+)\]: (?!element at index)")
+# A passed model whose run takes longer is not run again for its metrics.
+_MAX_RERUN_SECONDS = 120.0
 
 
 def check_threshold(step: Step, processes: Processes) -> Result:
-    """Runs a threshold step.
+    """Run a threshold step.
 
     Raises:
-        GauntletError: its data cannot be used as they are.
+        GauntletError: its data cannot be used.
     """
-    step = _with_reference(step)
+    step = _use_reference(step)
     require_whole_files(step.process)
     if step.allclose is not None:
         return _check_allclose(step, step.allclose, processes)
     outcome = processes.run(step)
     log = processes.log(step, "stdout.txt")
-    passed = outcome.exit_code == 0
-    said = processes.stdout(step).splitlines()
-    complaints = [line for line in said if line.startswith("[FAILED]")]
-    if not passed and not complaints:
+    passes = outcome.exit_code == 0
+    output_lines = processes.stdout(step).splitlines()
+    complaints = [line for line in output_lines if line.startswith("[FAILED]")]
+    if not passes and not complaints:
         return processes.complete(step, outcome, _make_not_run_result(step, outcome, processes))
-    mark, missed = (
-        (_JUDGED, "compared no output") if values_of(step.process, EXPECTED) else (_RAN, "called no function")
+    prefix, missing_effect = (
+        (_SUCCESS, "compared no output") if list_values(step.process, GOLDEN_FLAG) else (_CALL, "called no function")
     )
-    if passed and not any(line.startswith(mark) for line in said):
-        return processes.complete(step, outcome, _make_idle_result(step, missed, processes))
-    verdict = Verdict.PASSED if passed else Verdict.FAILED
-    result = Result(verdict, notes=step.notes, log=log, tail=() if passed else tuple(outcome.tail))
-    if not passed:
+    if passes and not any(line.startswith(prefix) for line in output_lines):
+        return processes.complete(step, outcome, _make_no_effect_result(step, missing_effect, processes))
+    verdict = Verdict.PASSED if passes else Verdict.FAILED
+    result = Result(verdict, notes=step.notes, log=log, tail=() if passes else tuple(outcome.tail))
+    if not passes:
         reason = shorten(complaints[0].removeprefix("[FAILED] "))
         result = replace(result, reason=reason, failure=FailureKind.WRONG_NUMBERS)
-    if step.outputs and not (passed and outcome.seconds > _LONG_RUN_SECONDS):
-        result = _with_figures(step, processes, result, complaints)
-    if changed := "" if passed else "; ".join(find_changed_goldens(step.process)):
+    if step.outputs and not (passes and outcome.seconds > _MAX_RERUN_SECONDS):
+        result = _add_metrics(step, processes, result, complaints)
+    if changed_goldens := "" if passes else "; ".join(find_changed_goldens(step.process)):
         advice = f"`gauntlet golden.record --model {step.model}` records them again"
-        result = replace(result, reason=shorten(f"{changed}; {advice}; {result.reason}"))
+        result = replace(result, reason=shorten(f"{changed_goldens}; {advice}; {result.reason}"))
     return processes.complete(step, outcome, result)
 
 
 def check_error(step: Step, result: Result) -> Result:
-    """The result of a threshold step, with its error held against that of an earlier run where it has one."""
+    """Return the result of a threshold step, after comparing its error with that of an earlier run, if any."""
     if not step.goldens or result.verdict is not Verdict.PASSED:
         return result
     error = result.max_abs_error
@@ -110,38 +116,38 @@ def check_error(step: Step, result: Result) -> Result:
 
 
 def _make_not_run_result(step: Step, outcome: Outcome, processes: Processes) -> Result:
-    """The result of a run that did not finish."""
+    """Return the result of a run that did not finish."""
     lines = processes.error_lines(step)
     result = judge_process(step, outcome, lines, tool=_TOOL, reason=_format_status_line(lines))
     return replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
 
 
-def _make_idle_result(step: Step, missed: str, processes: Processes) -> Result:
-    """The result of a run that ended well and did not do what it was for."""
-    reason = f"{_TOOL} {missed} and ended with exit code 0: see the flags of {step.origin.file}"
-    said = processes.stdout(step).splitlines()[:TAIL_LINES]
+def _make_no_effect_result(step: Step, missing_effect: str, processes: Processes) -> Result:
+    """Return the result of a run that succeeded without doing its work."""
+    reason = f"{_TOOL} {missing_effect} and ended with exit code 0: see the flags of {step.origin.file}"
+    lines = processes.stdout(step).splitlines()[:TAIL_LINES]
     return Result(
-        Verdict.ERROR, shorten(reason), tail=tuple(said), notes=step.notes, log=processes.log(step, "stdout.txt")
+        Verdict.ERROR, shorten(reason), tail=tuple(lines), notes=step.notes, log=processes.log(step, "stdout.txt")
     )
 
 
 def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Result:
-    """Runs with the outputs kept, and compares them by NumPy's rule."""
+    """Run with the outputs kept, and compare them by NumPy's rule."""
     try:
-        expected = [item and item.with_known_type() for item in _list_expected(step.process)]
-        keeping, paths = _keep_outputs(step, expected)
-        # What is run is what the journal says.
-        step = replace(step, command=keeping)
+        expected_tensors = [tensor and tensor.with_known_type() for tensor in _list_expected(step.process)]
+        command, paths = _make_keeping_command(step, expected_tensors)
+        # The journal shows the command that is actually run.
+        step = replace(step, command=command)
         outcome = processes.run(step)
         if outcome.exit_code != 0:
             return processes.complete(step, outcome, _make_not_run_result(step, outcome, processes))
         if not all(path.is_file() for path in paths):
-            return processes.complete(step, outcome, _make_idle_result(step, "kept no output", processes))
-        actual = [_read(path, tensor, complained=True) for path, tensor in zip(paths, expected, strict=True)]
+            return processes.complete(step, outcome, _make_no_effect_result(step, "kept no output", processes))
+        actual = [_read(path, tensor, type_mismatch=True) for path, tensor in zip(paths, expected_tensors, strict=True)]
     except GauntletError as error:
         notes = (*step.notes, *filter(None, [error.hint]))
         return Result(Verdict.ERROR, shorten(error.what), command=processes.typed(step), notes=notes)
-    comparisons = compare_allclose(actual, expected, allclose)
+    comparisons = compare_allclose(actual, expected_tensors, allclose)
     complaints = _list_complaints(comparisons)
     result = Result(
         Verdict.FAILED if complaints else Verdict.PASSED,
@@ -149,7 +155,7 @@ def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Res
         outputs=tuple(comparisons),
         notes=(
             *step.notes,
-            *(() if complaints else _list_vanishing(expected, lambda _: (allclose.atol, allclose.rtol))),
+            *(() if complaints else _list_zero_warnings(expected_tensors, lambda _: (allclose.atol, allclose.rtol))),
         ),
         log=processes.log(step, "stdout.txt"),
         failure=FailureKind.WRONG_NUMBERS if complaints else None,
@@ -157,22 +163,22 @@ def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Res
     return processes.complete(step, outcome, result)
 
 
-def make_mismatch_result(step: Step, job: RunJob, answer: RunAnswer, processes: Processes, result: Result) -> Result:
-    """The result of a case whose outputs are not as expected, with the figures of each from what a run server kept."""
+def judge_mismatch(step: Step, job: RunJob, response: RunResponse, processes: Processes, result: Result) -> Result:
+    """Return the result of a case whose outputs are not as expected, with the metrics of each from a run server."""
     result = replace(result, verdict=Verdict.FAILED, failure=FailureKind.WRONG_NUMBERS)
     try:
-        expected = read_arguments(job.expected, Path(job.cwd))
-        actual = [_read_kept_output(record) for record in answer.outputs if record.type]
+        expected_tensors = read_arguments(job.expected, Path(job.cwd))
+        actual = [_read_server_output(record) for record in response.outputs if record.type]
         tolerances = parse_tolerances(step.process.argv)
     except (GauntletError, OSError) as error:
-        what = error.what if isinstance(error, GauntletError) else str(error)
-        first = next(record for record in answer.outputs if not record.passed)
-        reason = f"output {first.index}: not as expected"
-        return replace(result, reason=reason, notes=(*result.notes, f"no figures: {what}"))
+        message = error.what if isinstance(error, GauntletError) else str(error)
+        mismatch = next(record for record in response.outputs if not record.passed)
+        reason = f"output {mismatch.index}: not as expected"
+        return replace(result, reason=reason, notes=(*result.notes, f"no figures: {message}"))
     if step.allclose is None:
-        comparisons = compare_outputs(actual, expected, tolerances)
+        comparisons = compare_outputs(actual, expected_tensors, tolerances)
     else:
-        comparisons = compare_allclose(actual, expected, step.allclose)
+        comparisons = compare_allclose(actual, expected_tensors, step.allclose)
     complaints = _list_complaints(comparisons)
     if not complaints:
         note = "the two comparisons of these outputs do not agree: report this as a fault of the toolkit"
@@ -187,8 +193,8 @@ def make_mismatch_result(step: Step, job: RunJob, answer: RunAnswer, processes: 
     )
 
 
-def _read_kept_output(record: RunOutput) -> Tensor:
-    """An output that a server has written; one that it had no place for has its type alone."""
+def _read_server_output(record: RunOutput) -> Tensor:
+    """Read an output that a server has written; one without a file has only its type."""
     tensor_type = parse_tensor_type(record.type)
     path = Path(record.file)
     if not record.file:
@@ -199,20 +205,20 @@ def _read_kept_output(record: RunOutput) -> Tensor:
     return read_raw(path, tensor_type)
 
 
-def _find_other_types(complaints: Sequence[str]) -> frozenset[int]:
-    """Indices of the outputs whose type or shape the tool found wrong."""
-    return frozenset(int(match[1]) for line in complaints if (match := _OTHER_TYPE.match(line)))
+def _find_type_mismatches(complaints: Sequence[str]) -> frozenset[int]:
+    """Return the indices of the outputs whose type or shape the tool found wrong."""
+    return frozenset(int(match[1]) for line in complaints if (match := _TYPE_MISMATCH.match(line)))
 
 
-def _with_figures(step: Step, processes: Processes, result: Result, complaints: Sequence[str]) -> Result:
-    """Runs again with the outputs kept, and compares them here; of the first run the tool has complained so."""
+def _add_metrics(step: Step, processes: Processes, result: Result, complaints: Sequence[str]) -> Result:
+    """Run again with the outputs kept, and compare them here; `complaints` are the tool's about the first run."""
     try:
-        expected = _list_expected(step.process)
+        expected_tensors = _list_expected(step.process)
         tolerances = parse_tolerances(step.process.argv)
     except GauntletError as error:
         return replace(result, notes=(*result.notes, f"no figures: {error.what}"))
-    keeping, paths = _keep_outputs(step, expected)
-    outcome = processes.run(step, keeping, name="outputs.")
+    command, paths = _make_keeping_command(step, expected_tensors)
+    outcome = processes.run(step, command, name="outputs.")
     result = replace(
         result,
         tool_seconds=result.tool_seconds + outcome.seconds,
@@ -220,85 +226,85 @@ def _with_figures(step: Step, processes: Processes, result: Result, complaints: 
         peak_rss_bytes=max(result.peak_rss_bytes, outcome.peak_rss_bytes),
     )
     if outcome.exit_code != 0:
-        why = _format_status_line(processes.error_lines(step, "outputs."))
-        note = shorten(f"no figures: the run that keeps the outputs failed: {why}")
+        status = _format_status_line(processes.error_lines(step, "outputs."))
+        note = shorten(f"no figures: the run that keeps the outputs failed: {status}")
         return replace(result, notes=(*result.notes, note))
-    other_types = _find_other_types(complaints)
+    other_types = _find_type_mismatches(complaints)
     try:
         actual = [
-            _read(path, tensor, complained=index in other_types)
-            for index, (path, tensor) in enumerate(zip(paths, expected, strict=True))
+            _read(path, tensor, type_mismatch=index in other_types)
+            for index, (path, tensor) in enumerate(zip(paths, expected_tensors, strict=True))
         ]
     except GauntletError as error:
         return replace(result, notes=(*result.notes, f"no figures: {error.what}"))
-    comparisons = compare_outputs(actual, expected, tolerances)
+    comparisons = compare_outputs(actual, expected_tensors, tolerances)
     result = replace(result, outputs=tuple(comparisons))
-    found = _list_complaints(comparisons)
-    if bool(found) == (result.verdict is Verdict.PASSED):
+    errors = _list_complaints(comparisons)
+    if bool(errors) == (result.verdict is Verdict.PASSED):
         note = (
             "a second run of the same module gives another verdict than the first: its results are not "
             "deterministic, or near the tolerance"
         )
         return replace(result, notes=(*result.notes, note))
-    if not found:
-        result = replace(result, notes=(*result.notes, *_list_vanishing(expected, tolerances.effective)))
-    arrays = [tensor.array for tensor in expected if tensor is not None and tensor.array.size]
-    several = sum(array.size for array in arrays) > len(arrays)
-    if not found and several and all((array == array.flat[0]).all() for array in arrays):
+    if not errors:
+        result = replace(result, notes=(*result.notes, *_list_zero_warnings(expected_tensors, tolerances.effective)))
+    arrays = [tensor.array for tensor in expected_tensors if tensor is not None and tensor.array.size]
+    has_several_values = sum(array.size for array in arrays) > len(arrays)
+    if not errors and has_several_values and all((array == array.flat[0]).all() for array in arrays):
         note = "every expected value is the same: a model that always gives it would pass; choose other inputs"
         return replace(result, notes=(*result.notes, note))
-    return replace(result, reason=shorten(found[0])) if found else result
+    return replace(result, reason=shorten(errors[0])) if errors else result
 
 
-def _list_vanishing(
-    expected: Sequence[Tensor | None], limits_of: Callable[[str], tuple[float, float]]
+def _list_zero_warnings(
+    expected_tensors: Sequence[Tensor | None], get_limits: Callable[[str], tuple[float, float]]
 ) -> Iterator[str]:
-    """A note for each output that is not zero and in place of which zeros would pass; limits are (atol, rtol)."""
-    for index, tensor in enumerate(expected):
+    """Yield a note for each nonzero output in place of which zeros would pass; limits are (atol, rtol)."""
+    for index, tensor in enumerate(expected_tensors):
         if tensor is None or tensor.array.dtype.kind == "c" or tensor.lacks_meaning:
             continue
-        atol, rtol = limits_of(tensor.element_type)
+        atol, rtol = get_limits(tensor.element_type)
         sizes = np.abs(tensor.array.astype(np.float64))
         if sizes.any() and (sizes <= atol + rtol * sizes).all():
             yield f"output {index}: zeros would pass: no value exceeds {sizes.max():.3g}, and the tolerance is larger"
 
 
 def _list_complaints(comparisons: Sequence[OutputComparison]) -> list[str]:
-    """What there is to say of each output that is not as expected."""
-    return [f"output {item.index}: {item.message}" for item in comparisons if not item.passed]
+    """Return a message for each output that is not as expected."""
+    return [f"output {comparison.index}: {comparison.message}" for comparison in comparisons if not comparison.passed]
 
 
 def _list_expected(command: Command) -> list[Tensor | None]:
-    return read_arguments(values_of(command, EXPECTED), Path(command.cwd))
+    return read_arguments(list_values(command, GOLDEN_FLAG), Path(command.cwd))
 
 
-def _keep_outputs(step: Step, expected: Sequence[Tensor | None]) -> tuple[Command, list[Path]]:
-    """The command with its outputs kept in place of compared, and where: raw bytes for types that no .npy can hold.
+def _make_keeping_command(step: Step, expected_tensors: Sequence[Tensor | None]) -> tuple[Command, list[Path]]:
+    """Return the command that keeps its outputs, and their paths: raw bytes for types that no .npy can hold.
 
-    What an earlier attempt has left there is removed: it must not be taken for what this one gives.
+    Outputs of an earlier attempt are removed: they must not be taken for those of this one.
     """
     paths = []
-    for tensor, (_, path) in zip(expected, step.outputs, strict=True):
-        plain = tensor is None or tensor.array.dtype.kind in "fiub"
-        paths.append(Path(path) if plain else Path(path).with_suffix(".bin"))
+    for tensor, (_, path) in zip(expected_tensors, step.outputs, strict=True):
+        is_npy_type = tensor is None or tensor.array.dtype.kind in "fiub"
+        paths.append(Path(path) if is_npy_type else Path(path).with_suffix(".bin"))
         paths[-1].unlink(missing_ok=True)
-    kept = [flag for flag in step.process.argv if not flag.startswith((EXPECTED, _OUTPUT))]
-    return replace(step.process, argv=(*kept, *(f"{_OUTPUT}@{path}" for path in paths))), paths
+    flags = [flag for flag in step.process.argv if not flag.startswith((GOLDEN_FLAG, _OUTPUT_FLAG))]
+    return replace(step.process, argv=(*flags, *(f"{_OUTPUT_FLAG}@{path}" for path in paths))), paths
 
 
-def _read(path: Path, expected: Tensor | None, *, complained: bool) -> Tensor:
-    if path.suffix == ".bin" and expected is not None:
-        return read_output(path, expected.type)
+def _read(path: Path, golden: Tensor | None, *, type_mismatch: bool) -> Tensor:
+    if path.suffix == ".bin" and golden is not None:
+        return read_output(path, golden.type)
     tensor = read_output(path)
-    if expected is None or complained or tensor.element_type != expected.element_type.removeprefix("s"):
+    if golden is None or type_mismatch or tensor.element_type != golden.element_type.removeprefix("s"):
         return tensor
-    # A .npy does not tell i64 from si64. An output that hands an input through keeps the input's type: where the
-    # tool did not complain of the type, the two were the same.
-    return tensor.with_element_type(expected.element_type)
+    # A .npy does not distinguish i64 from si64. An output that passes an input through keeps the input's type: if the
+    # tool reported no type mismatch, the two were the same.
+    return tensor.with_element_type(golden.element_type)
 
 
 def _format_status_line(lines: Sequence[str]) -> str:
-    """IREE's status in an error's text: `…; INVALID_ARGUMENT; why; while …` without the source path."""
+    """Return IREE's status in an error's text: `…; INVALID_ARGUMENT; why; while …` without the source path."""
     for line in lines:
         parts = [part.strip() for part in line.split(";")]
         if len(parts) > 1 and ".c" in parts[0]:
@@ -306,9 +312,9 @@ def _format_status_line(lines: Sequence[str]) -> str:
     return shorten(next((line for line in lines if line.strip()), ""))
 
 
-def _with_reference(step: Step) -> Step:
-    """A threshold step with its reference, if any, unpacked in its folder, and the flagfile's flags in its place."""
-    archive = next((item.path for item in step.inputs if item.role == "reference"), "")
+def _use_reference(step: Step) -> Step:
+    """Return a threshold step with its reference, if any, unpacked in its folder, and the flagfile's flags inserted."""
+    archive = next((step_input.path for step_input in step.inputs if step_input.role == "reference"), "")
     if not archive or step.command is None:
         return step
     folder = Path(step.folder)
@@ -319,8 +325,8 @@ def _with_reference(step: Step) -> Step:
         flags = (folder / REFERENCE_FLAGS.partition("=")[2]).read_text(encoding="utf-8").splitlines()
     except (OSError, zipfile.BadZipFile) as error:
         raise GauntletError(f"{archive} cannot be unpacked: {error}", "Run again with --force-recompile.") from error
-    place = step.command.argv.index(REFERENCE_FLAGS)
-    argv = (*step.command.argv[:place], *flags, *step.command.argv[place + 1 :])
-    count = sum(flag.startswith(EXPECTED) for flag in flags)
+    position = step.command.argv.index(REFERENCE_FLAGS)
+    argv = (*step.command.argv[:position], *flags, *step.command.argv[position + 1 :])
+    count = sum(flag.startswith(GOLDEN_FLAG) for flag in flags)
     outputs = tuple((ACTUAL_OUTPUT, f"{folder}/actual_{index}.npy") for index in range(count))
     return replace(step, command=replace(step.command, argv=argv), outputs=outputs)

@@ -1,4 +1,4 @@
-"""What planning and running work with: toolchain, known flags, caches."""
+"""The tools of planning and running: toolchain, supported flags, caches."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Workbench:
-    """An IREE and the caches: what a command works with.
+    """An IREE and the caches that a command works with.
 
     Attributes:
-        missing: why there is no IREE; None where there is one.
-        known: the flags that its tools know.
-        shared: modules that several machines share; None where there are none.
-        place: where the toolchain is from, which this process uses for as long as this lives.
+        missing: the error that explains why there is no IREE; None if there is one.
+        known: the flags that its tools support.
+        shared: the module store that several machines share; None if there is none.
+        place: the toolchain's location, which this process uses for as long as this object lives.
     """
 
     toolchain: Toolchain | None
@@ -63,7 +63,7 @@ class Workbench:
 
     @property
     def iree(self) -> Toolchain:
-        """The IREE, where the workbench was opened because one is needed."""
+        """The IREE, if the workbench was opened because one is needed."""
         if self.toolchain is None:
             raise RuntimeError("a workbench without an IREE")
         return self.toolchain
@@ -74,7 +74,7 @@ class Workbench:
         return self.toolchain.compiler.release if self.toolchain else ""
 
     def flags_of(self, tool: str) -> FlagSet:
-        """The flags that a tool of the toolchain knows."""
+        """Return the flags that a tool of the toolchain supports."""
         return self.known[tool]
 
 
@@ -88,16 +88,16 @@ def open_workbench(
     importer: bool = False,
     as_shell: bool = False,
 ) -> Workbench:
-    """Finds the toolchain, installs it where it is a release that is not there, and opens the caches.
+    """Find the toolchain, install it if it is a release that is not installed, and open the caches.
 
     Args:
-        request: which IREE, and the folder of the caches.
+        request: the IREE to use, and the folder of the caches.
         progress: of downloads.
-        network: how files are fetched.
-        need_toolchain: whether a missing one is an error; nothing is installed otherwise.
-        look_only: whether nothing runs, so that the folders of caches and locks need not be there.
-        importer: whether ONNX programs are to be imported.
-        as_shell: whether tools on the PATH come before what is installed, where nothing says which IREE is meant.
+        network: options of fetching files.
+        need_toolchain: if true, a missing one is an error; otherwise nothing is installed.
+        look_only: if true, nothing runs, so that the folders of caches and locks need not exist.
+        importer: if true, ONNX programs are to be imported.
+        as_shell: if true, tools on the PATH come before installed ones, unless the request names an IREE.
 
     Raises:
         ToolchainError: there is no IREE, and `need_toolchain`.
@@ -122,7 +122,7 @@ def open_workbench(
         ),
     )
     offline = network.offline or not need_toolchain
-    place = make_toolchain_place(
+    toolchain_place = make_toolchain_place(
         find_toolchains_folder(),
         cache_dir,
         configuration,
@@ -132,36 +132,38 @@ def open_workbench(
         importer=importer,
     )
     toolchain: Toolchain | None = None
-    missing: ToolchainError | None = None
+    toolchain_error: ToolchainError | None = None
     try:
-        toolchain = find_requested(request, os.environ, place, as_shell=as_shell)
+        toolchain = find_requested(request, os.environ, toolchain_place, as_shell=as_shell)
     except ToolchainError as error:
         if need_toolchain:
             raise
-        missing = error
-    known = read_known_flags(toolchain, cache_dir) if toolchain else NO_FLAGS
-    shared = shared_modules(store.configuration, offline=network.offline)
-    return Workbench(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir), shared, place)
+        toolchain_error = error
+    known_flags = read_known_flags(toolchain, cache_dir) if toolchain else NO_FLAGS
+    shared_store = shared_modules(store.configuration, offline=network.offline)
+    return Workbench(
+        toolchain, toolchain_error, known_flags, cache_dir, store, ModuleCache(cache_dir), shared_store, toolchain_place
+    )
 
 
 def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = ConductRequest()) -> PlanContext:
-    """What planning has to know, from the parts and how steps are to be run."""
+    """Return the facts that planning needs, from the workbench and the options of how steps are run."""
     toolchain = machine.toolchain
 
-    def translated(flags: Sequence[str], tool: str) -> Translation:
+    def translate_flags(flags: Sequence[str], tool: str) -> Translation:
         return translate(flags, machine.known[tool], tool) if toolchain else Translation(tuple(flags), (), ())
 
     def lookup(name: str, ingredients: Mapping[str, str]) -> CacheLookup:
         if toolchain is None:
             return CacheLookup(reason="no IREE here: its identity is part of the key")
         key = make_key(ingredients)
-        found = machine.modules.lookup(key)
-        if found.entry is not None:
+        result = machine.modules.lookup(key)
+        if result.entry is not None:
             return CacheLookup(key, hit=True, reason="in the cache")
-        return CacheLookup(key, reason=found.note or machine.modules.explain_miss(name, ingredients))
+        return CacheLookup(key, reason=result.note or machine.modules.explain_miss(name, ingredients))
 
     compiler = toolchain.compiler.identity if toolchain else ""
-    # IREE's own, which lies beside its compiler.
+    # IREE's own linker is in the directory of its compiler.
     linker = Path(toolchain.compiler.compile).with_name("iree-lld") if toolchain else None
     return PlanContext(
         run_dir=run_dir,
@@ -178,8 +180,8 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         compiler=compiler,
         runtime=toolchain.runtime.identity if toolchain else "",
         linker=str(linker) if linker is not None and linker.is_file() else "",
-        translate=translated,
-        # Asked once however many steps have the same file.
+        translate=translate_flags,
+        # The results are cached, as many steps have the same file.
         artifact_path=cache(machine.store.path),
         artifact_hash=cache(machine.store.known_hash),
         flag_ingredients=lambda flags, folder: flag_ingredients(
@@ -190,7 +192,7 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         counter=cache(partial(find_counter, conduct.counter, conduct.count_cpu)),
         timeouts=dict(conduct.timeouts),
         force_recompile=conduct.force_recompile,
-        # What a user's PYTHONPATH names must not stand in for the importer of the IREE that was chosen.
+        # The user's PYTHONPATH must not replace the importer of the chosen IREE.
         python_env=(("PYTHONPATH", toolchain.compiler.site_packages),)
         if toolchain and os.environ.get("PYTHONPATH")
         else (),
@@ -198,7 +200,7 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
 
 
 def onnxruntime_version() -> str:
-    """Its version in our own interpreter; empty where it is not installed."""
+    """Return the version of onnxruntime in this interpreter; empty if it is not installed."""
     try:
         return importlib.metadata.version("onnxruntime")
     except importlib.metadata.PackageNotFoundError:

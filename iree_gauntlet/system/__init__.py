@@ -1,1 +1,1 @@
-"""What the operating system gives: atomic files, locks, short-lived processes."""
+"""Operating-system helpers: atomic files, locks, short-lived processes."""

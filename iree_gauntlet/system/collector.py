@@ -1,4 +1,4 @@
-"""Python's search for cycles, which is turned off where much is made and held."""
+"""A switch for Python's cycle collector, which is turned off while many objects are created and kept."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def pause_collector() -> Iterator[None]:
-    """No search for cycles: what is made inside is held until its end, and among millions of objects it takes long."""
-    enabled = gc.isenabled()
+    """Pause the cycle collector, whose search is slow among millions of objects that all live until the end."""
+    was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if enabled:
+        if was_on:
             gc.enable()

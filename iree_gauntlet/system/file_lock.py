@@ -1,4 +1,4 @@
-"""flock(2) locks on files: the kernel frees them when the last process that holds them has died, by any signal."""
+"""File locks by flock(2): the kernel frees them when the last process that holds them has died, by any signal."""
 
 from __future__ import annotations
 
@@ -15,70 +15,72 @@ if TYPE_CHECKING:
 
 
 _POLL_SECONDS = 0.05
-# Shared holders add their id to the file; beyond this it starts afresh (ids serve messages alone).
-_HOLDERS_BYTES = 512
-# A wait is worth a word after the first of these, and then each time the second has passed.
-_PATIENCE_SECONDS = 3.0
+# Shared holders add their process id to the file; beyond this size it starts afresh (ids serve messages only).
+_MAX_HOLDERS_BYTES = 512
+# A wait is reported after the first of these, and then each time the second has passed.
+_FIRST_REMINDER_SECONDS = 3.0
 _REMINDER_SECONDS = 30.0
 
 
 def take_lock(path: Path, *, exclusive: bool = True, create: bool = True, mode: int | None = None) -> int | None:
-    """A descriptor as of `wait_for_lock`; None where another holds the lock."""
+    """Return a descriptor as `wait_for_lock` does, without waiting; None if another descriptor holds the lock."""
     try:
-        return _take(path, fcntl.LOCK_NB, exclusive=exclusive, create=create, mode=mode)
+        return _lock(path, fcntl.LOCK_NB, exclusive=exclusive, create=create, mode=mode)
     except BlockingIOError:
         return None
 
 
 def wait_for_lock(path: Path, *, exclusive: bool = True) -> int:
-    """A descriptor that holds the lock of a file until it is closed, here and in processes that have inherited it.
+    """Return a descriptor that holds a file's lock until it is closed, in this process and those that inherit it.
 
     Not reentrant: two descriptors of one file exclude each other, also in one process. A symbolic link is not followed.
 
     Raises:
-        OSError: the file cannot be opened, or its file system knows no locks.
+        OSError: the file cannot be opened, or its file system supports no locks.
     """
-    return _take(path, 0, exclusive=exclusive, create=True, mode=None)
+    return _lock(path, 0, exclusive=exclusive, create=True, mode=None)
 
 
-def _take(path: Path, waiting: int, *, exclusive: bool, create: bool, mode: int | None) -> int:
-    """With `create` a file is made where there is none; else a shared lock needs no more than reading rights.
+def _lock(path: Path, lock_flags: int, *, exclusive: bool, create: bool, mode: int | None) -> int:
+    """Open and lock a file.
 
-    A file that is made has the `mode`, whatever the umask says; None is by the umask.
+    With `create`, a missing file is created; otherwise a shared lock needs only reading rights. A new file gets the
+    `mode`, regardless of the umask; None applies the umask.
     """
-    # A lock of its own kind needs a descriptor of its own kind, on NFS.
+    # On NFS, an exclusive lock needs a descriptor that can write.
     access = os.O_RDWR if exclusive or create else os.O_RDONLY
     while True:
         descriptor = _open(path, access | os.O_NOFOLLOW | os.O_CLOEXEC, create=create, mode=mode)
         try:
-            fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | waiting)
+            fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | lock_flags)
             if _is_at(path, descriptor):
                 return descriptor
         except BaseException:
             os.close(descriptor)
             raise
-        # Someone swept the folder: what was locked is no longer the file that others will see.
+        # The file was deleted meanwhile: other processes will lock another one at this path.
         os.close(descriptor)
 
 
 @contextmanager
 def file_lock(path: Path, waiting: Callable[[float], None] | None = None, timeout: float = math.inf) -> Iterator[int]:
-    """Hold the lock of a file alone, and wait for it; yields its descriptor, as of `take_lock`.
+    """Hold a file's lock exclusively, and wait for it; yield its descriptor, as of `take_lock`.
 
-    `waiting` is given the seconds so far, after three and then every thirty; `timeout` is how many it waits at most.
+    `waiting` is called with the seconds so far, after three and then every thirty; `timeout` is the longest wait in
+    seconds.
 
     Raises:
         TimeoutError: it was not available in that time.
         OSError: as for `wait_for_lock`.
     """
-    started, patience = time.monotonic(), _PATIENCE_SECONDS
+    start, next_reminder = time.monotonic(), _FIRST_REMINDER_SECONDS
     while (descriptor := take_lock(path)) is None:
-        waited = time.monotonic() - started
-        if waited > timeout:
+        elapsed = time.monotonic() - start
+        if elapsed > timeout:
             raise TimeoutError(f"{path} is held by another process")
-        if waiting is not None and waited > patience:
-            waiting(waited)
-            patience += _REMINDER_SECONDS
+        if waiting is not None and elapsed > next_reminder:
+            waiting(elapsed)
+            next_reminder += _REMINDER_SECONDS
         time.sleep(_POLL_SECONDS)
     try:
         yield descriptor
@@ -87,10 +89,10 @@ def file_lock(path: Path, waiting: Callable[[float], None] | None = None, timeou
 
 
 class LockFile:
-    """A file with a flock lock on it, and the ids of those who hold it as its content.
+    """A file with a flock lock on it, which contains the process ids of the lock's holders.
 
-    Not reentrant: two of the same path exclude each other, also in one process. The mode is that of chmod(2), whatever
-    the umask says.
+    Not reentrant: two of the same path exclude each other, also in one process. The mode is that of chmod(2),
+    regardless of the umask.
     """
 
     def __init__(self, path: Path, mode: int = 0o600) -> None:
@@ -99,7 +101,7 @@ class LockFile:
         self._descriptor: int | None = None
 
     def acquire_now(self, *, exclusive: bool = True) -> bool:
-        """Take the lock unless someone holds it; whether it was taken. Errors as of `wait_for_lock`."""
+        """Take the lock unless another holds it, and return True if it was taken. Errors as of `wait_for_lock`."""
         if self._descriptor is not None:
             raise RuntimeError(f"{self._path} is held already")
         self._descriptor = take_lock(self._path, exclusive=exclusive, mode=self._mode)
@@ -114,25 +116,25 @@ class LockFile:
 
     @property
     def descriptor(self) -> int:
-        """What holds it, while it is held."""
+        """The descriptor that holds the lock, while it is held."""
         if self._descriptor is None:
             raise RuntimeError(f"{self._path} is not held")
         return self._descriptor
 
     def release(self) -> None:
-        """Give the lock back; of no effect where it is not held."""
+        """Release the lock; do nothing if it is not held."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
     def remove(self) -> None:
-        """Give the lock back and delete its file; those who wait for it continue with a new one."""
+        """Release the lock and delete its file; processes that wait for it continue with a new file."""
         if self._descriptor is not None:
             self._path.unlink(missing_ok=True)
             self.release()
 
     def holders(self) -> tuple[int, ...]:
-        """Ids of the live processes that took the lock last: whom to name in a message, no more."""
+        """Return the ids of live processes that last took the lock: for messages only."""
         try:
             text = self._path.read_text(encoding="ascii", errors="replace")
         except OSError:
@@ -150,7 +152,7 @@ class LockFile:
 def _open(path: Path, flags: int, *, create: bool, mode: int | None) -> int:
     while True:
         try:
-            # Without O_CREAT: a kernel may refuse it for another user's file (fs.protected_regular).
+            # O_CREAT is left out as a kernel may refuse it for another user's file (fs.protected_regular).
             return os.open(path, flags)
         except FileNotFoundError:
             if not create:
@@ -172,7 +174,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def _write_holder(descriptor: int, *, exclusive: bool) -> None:
-    if exclusive or os.fstat(descriptor).st_size > _HOLDERS_BYTES:
+    if exclusive or os.fstat(descriptor).st_size > _MAX_HOLDERS_BYTES:
         os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, b"%d\n" % os.getpid(), os.fstat(descriptor).st_size)
 

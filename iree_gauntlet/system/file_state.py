@@ -1,4 +1,4 @@
-"""What tells cheaply whether a file is still the one that was read."""
+"""A cheap check that a file is still the one that was read."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 class FileState(NamedTuple):
-    """Size, times and inode of a file, that no write leaves as they were.
+    """A file's size, times and inode, at least one of which changes with every write.
 
-    A time of modification can be set back (`cp -p`, tar, nix, bazel, layers of docker); the time of change (`st_ctime`)
-    is the kernel's own. It also changes with rights, owner and hard links: the content then has to be read once more.
+    The modification time can be set back (`cp -p`, tar, nix, bazel, layers of docker); the change time (`st_ctime`) is
+    set by the kernel. It also changes with rights, owner and hard links: the content then has to be read once more.
     """
 
     size: int
@@ -22,9 +22,9 @@ class FileState(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> FileState:
-        """The state that a `stat` has found."""
+        """Return the state that a `stat` result describes."""
         return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
     def is_linked_only(self, later: FileState) -> bool:
-        """Whether a later state is what a new hard link makes of this one."""
+        """Return True if the later state differs only as a new hard link makes it differ."""
         return self._replace(ctime_ns=later.ctime_ns) == later

@@ -1,4 +1,4 @@
-"""Unpacks tar archives of plain files, none of which leaves its folder.
+"""Unpacking of tar archives of plain files, none of which is written outside of its directory.
 
 `tarfile` has such a filter since Python 3.11.4; Debian's is older.
 """
@@ -12,14 +12,14 @@ from pathlib import Path
 
 
 class NotPlainError(tarfile.TarError):
-    """An archive holds something else than files and folders, or something outside of its folder."""
+    """An archive with a member that is neither file nor directory, or is outside of the target directory."""
 
 
 def unpack_plain(tar: tarfile.TarFile, folder: Path) -> None:
-    """Unpacks an archive into a folder; of permissions, whether a file can be executed.
+    """Unpack an archive into a directory; of the permissions, only the executable bit is applied.
 
     Raises:
-        NotPlainError: it holds what no plain archive does; what stands before that is unpacked.
+        NotPlainError: it has a member that no plain archive has; the members before that are unpacked.
     """
     for member in tar:
         path = Path(os.path.normpath(folder / member.name))

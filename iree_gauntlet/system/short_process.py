@@ -1,4 +1,4 @@
-"""Programs that answer a question and end: each in a process group of its own, for a bounded time; their last lines."""
+"""Short-lived programs: each runs in a process group of its own, for a bounded time; and the last lines they print."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# How long the pipes of a killed program may stay open: a process stuck in a driver survives SIGKILL.
-_PATIENCE_SECONDS = 2.0
-_NEWS_SECONDS = 10.0
-# From asking a group to end until it is killed: Ninja takes away what was being written.
+# The pipes of a killed program may stay open this long: a process stuck in a driver survives SIGKILL.
+_PIPE_TIMEOUT_SECONDS = 2.0
+_PROGRESS_INTERVAL_SECONDS = 10.0
+# A group is killed this long after it was asked to end: Ninja deletes the files that it was writing.
 _GRACE_SECONDS = 10.0
 TAIL_LINES = 20
 _TAIL_BYTES = 1 << 16
-_LINE_CHARACTERS = 400
+_MAX_LINE_CHARS = 400
 # ECMA-48: CSI sequences; OSC, DCS, APC, PM and SOS strings up to their end; other escapes of one letter.
-_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P_^X].*?(?:\x07|\x1b\\|$)|\x1b[ -/]*[0-~]|\x9b[0-?]*[ -/]*[@-~]")
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P_^X].*?(?:\x07|\x1b\\|$)|\x1b[ -/]*[0-~]|\x9b[0-?]*[ -/]*[@-~]")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a program said.
+    """A program's exit code and output.
 
     Attributes:
         exit_code: as of `subprocess`: negative for a signal.
@@ -46,7 +46,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Both."""
+        """Standard output and standard error."""
         return self.stdout + self.stderr
 
 
@@ -60,35 +60,35 @@ def run_short(
     held: Sequence[int] = (),
     news: Callable[[float], None] | None = None,
 ) -> Answer:
-    """Run a program to its end; after its time, or an interrupt of ours, its process group is ended.
+    """Run a program to its end; after its timeout, or an interrupt of this process, end its process group.
 
     Args:
         argv: argument vector.
-        timeout: seconds that it has; infinite for all that it needs.
+        timeout: in seconds; infinite for no limit.
         stdin: less than a pipe holds (64 KiB).
         grace: seconds from asking the group to end until it is killed; 0 kills it at once.
-        environment: what it inherits; ours for None.
+        environment: the program's environment variables; None for those of this process.
         held: descriptors that it inherits too, such as a lock's.
-        news: is given the seconds so far, every ten seconds.
+        news: called with the seconds so far, every ten seconds.
 
     Raises:
         OSError: it cannot be started.
-        subprocess.TimeoutExpired: its time is up; `output` is what it had said.
+        subprocess.TimeoutExpired: its time is up; `output` is what it had printed.
     """
     messages.print_detail(f"$ {shlex.join(map(str, argv))}")
     process = _start(argv, environment, held, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-    started = time.monotonic()
+    start = time.monotonic()
     try:
         while True:
-            left = started + timeout - time.monotonic()
-            turn = min(left, _NEWS_SECONDS)
+            remaining = start + timeout - time.monotonic()
+            wait_seconds = min(remaining, _PROGRESS_INTERVAL_SECONDS)
             try:
-                stdout, stderr = process.communicate(stdin, timeout=turn)
+                stdout, stderr = process.communicate(stdin, timeout=wait_seconds)
             except subprocess.TimeoutExpired:
-                if turn == left:
+                if wait_seconds == remaining:
                     raise
                 if news:
-                    news(time.monotonic() - started)
+                    news(time.monotonic() - start)
                 stdin = ""
             else:
                 return Answer(process.returncode, stdout, stderr)
@@ -100,9 +100,9 @@ def run_short(
 
 
 def _start(
-    argv: Sequence[str], environment: Mapping[str, str] | None, held: Sequence[int], *, stdin: int, stderr: int
+    argv: Sequence[str], environment: Mapping[str, str] | None, inherited_fds: Sequence[int], *, stdin: int, stderr: int
 ) -> subprocess.Popen[str]:
-    """A program that leads a process group, and says text."""
+    """Start a program that leads a process group, with text pipes."""
     return subprocess.Popen(
         argv,
         stdin=stdin,
@@ -112,21 +112,21 @@ def _start(
         encoding="utf-8",
         errors="replace",
         env=environment,
-        pass_fds=held,
+        pass_fds=inherited_fds,
         start_new_session=True,
     )
 
 
 def show_last_words(program: str, output: str, most: int) -> str:
-    """The last lines, so many at most, of what a program said, as part of a hint; empty ones do not count."""
-    lines = ["".join(letter for letter in line if letter.isprintable()) for line in output.splitlines()]
-    said = [line for line in lines if line.strip()]
-    return "\n  ".join((f"{program} said:", *(f"  {line}" for line in said[-most:])))
+    """Return the last non-empty lines of a program's output, at most `most`, as part of a hint."""
+    lines = ["".join(char for char in line if char.isprintable()) for line in output.splitlines()]
+    printed_lines = [line for line in lines if line.strip()]
+    return "\n  ".join((f"{program} said:", *(f"  {line}" for line in printed_lines[-most:])))
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The end of a file; its size in bytes is that of the whole."""
+    """The last lines of a file; `size` is that of the whole file in bytes."""
 
     lines: tuple[str, ...]
     truncated: bool
@@ -134,66 +134,66 @@ class Tail:
 
 
 def read_tail(path: Path, lines: int = TAIL_LINES) -> Tail:
-    """Read the last lines of a file; a file that is not there has none.
+    """Read the last lines of a file; a missing file has none.
 
     No more than the last 64 KiB are read. Empty lines at the end are left out.
     """
     try:
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
-            start = max(0, size - _TAIL_BYTES)
-            stream.seek(start)
-            data = stream.read(_TAIL_BYTES)
+            offset = max(0, size - _TAIL_BYTES)
+            stream.seek(offset)
+            chunk = stream.read(_TAIL_BYTES)
     except FileNotFoundError:
         return Tail((), truncated=False, size=0)
-    texts = data.decode(errors="replace").split("\n")
-    if start:
-        texts[0] = f"… {texts[0]}"
-    while texts and not texts[-1].strip():
-        texts.pop()
-    last = texts[-lines:] if lines > 0 else []
-    return Tail(tuple(clean_line(text) for text in last), start > 0 or len(texts) > len(last), size)
+    all_lines = chunk.decode(errors="replace").split("\n")
+    if offset:
+        all_lines[0] = f"… {all_lines[0]}"
+    while all_lines and not all_lines[-1].strip():
+        all_lines.pop()
+    last = all_lines[-lines:] if lines > 0 else []
+    return Tail(tuple(clean_line(text) for text in last), offset > 0 or len(all_lines) > len(last), size)
 
 
 def clean_line(text: str) -> str:
-    """A line without escape sequences and control characters, cut to a length with a mark.
+    """Return a line without escape sequences and control characters, cut to a length with a mark.
 
-    Of a line that was written over and over (a progress bar), the last state is kept.
+    If a line was overwritten repeatedly (a progress bar), its last state is kept.
     """
-    text = _ESCAPE.sub("", text).rstrip("\r")
+    text = _ESCAPES.sub("", text).rstrip("\r")
     text = text.rsplit("\r", 1)[-1]
     text = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
-    left_out = len(text) - _LINE_CHARACTERS
-    return f"{text[:_LINE_CHARACTERS]}… ({left_out} more characters)" if left_out > 0 else text
+    excess = len(text) - _MAX_LINE_CHARS
+    return f"{text[:_MAX_LINE_CHARS]}… ({excess} more characters)" if excess > 0 else text
 
 
 def _end_group(process: subprocess.Popen[str], grace: float) -> str:
-    """End a process that leads a group of its own, with all of the group; what it has said.
+    """End a process that leads its own group, and the whole group; return what it has printed.
 
-    The group is killed even where its leader ended when asked: what the leader had just started may have missed that,
-    or may ignore it.
+    The group is killed even if its leader ended when asked: a child that the leader had just started may have missed
+    the signal, or may ignore it.
     """
-    said = ""
-    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, _PATIENCE_SECONDS)):
+    output = ""
+    for signal_number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, _PIPE_TIMEOUT_SECONDS)):
         if seconds > 0:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+                os.killpg(process.pid, signal_number)
             with suppress(subprocess.TimeoutExpired):
-                said = "".join(filter(None, process.communicate(timeout=seconds)))
-    return said
+                output = "".join(filter(None, process.communicate(timeout=seconds)))
+    return output
 
 
 def ask(
     argv: Sequence[str], *, timeout: float, stdin: str = "", environment: Mapping[str, str] | None = None
 ) -> Answer:
-    """As `run_short`, with a ToolchainError where a tool cannot be started, or does not answer in time."""
+    """Run a program as `run_short` does; raise ToolchainError if it cannot be started, or does not end in time."""
     try:
         return run_short(argv, timeout=timeout, stdin=stdin, environment=environment)
-    except OSError as problem:
+    except OSError as error:
         raise ToolchainError(
-            f"{argv[0]} cannot be started: {problem.strerror or problem}",
+            f"{argv[0]} cannot be started: {error.strerror or error}",
             "it may be built for another system; reinstall it for this one",
-        ) from problem
+        ) from error
     except subprocess.TimeoutExpired:
         raise ToolchainError(
             f"{shlex.join(argv)} did not answer within {timeout:g} s and was killed",
@@ -209,7 +209,7 @@ def run_logged(
     held: Sequence[int],
     follow: Callable[[str], None],
 ) -> int:
-    """Runs a program to its end, adds both its outputs to a log, and returns its exit code, as of `subprocess`."""
+    """Run a program to its end, add both its outputs to a log, and return its exit code, as of `subprocess`."""
     messages.print_detail(f"$ {shlex.join(argv)}")
     with log.open("a", encoding="utf-8") as file:
         file.write(f"$ {shlex.join(argv)}\n")
@@ -227,7 +227,7 @@ def run_logged(
 
 
 def name_signal(number: int) -> str:
-    """A signal's name; empty for 0."""
+    """Return a signal's name; empty for 0."""
     if not number:
         return ""
     try:

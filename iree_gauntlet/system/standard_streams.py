@@ -1,4 +1,4 @@
-"""Standard input, output and error as commands find them: closed, full, without a reader, or of another encoding."""
+"""Standard input, output and error of a command, which may be closed, full, without a reader, or not UTF-8."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ if TYPE_CHECKING:
 
 
 class _StandardFile(io.FileIO):
-    """Standard output or error, which takes what is written to it without a word once it could not be written.
+    """Standard output or error, which silently discards what is written to it after a first write error.
 
     Attributes:
-        lost: why it could not be; None while it can. It is raised once, where what is written there is a result.
+        error: the first write error; None while there is none. It is raised once, if results are written there.
     """
 
     def __init__(self, number: int, *, is_result: bool) -> None:
         super().__init__(number, "w", closefd=False)
         self._is_result = is_result
-        self.lost: OSError | None = None
+        self.error: OSError | None = None
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write what can be written."""
-        while self.lost is None:
+        """Write all data, or discard the rest after an error."""
+        while self.error is None:
             try:
                 count = super().write(data)
             except OSError as error:
-                self.lost = error
+                self.error = error
                 if self._is_result:
                     raise
             else:
                 if count is not None:
                     return count
-                # Somebody has told it not to wait for its reader.
+                # The stream was set to non-blocking mode: wait for its reader.
                 select.select([], [self], [])
         return memoryview(data).nbytes
 
 
 def open_standard_streams() -> None:
-    """Prepares the streams of this process: those that are closed lead nowhere, and no text is too much for them."""
+    """Prepare this process's streams: closed ones lead to /dev/null, and unencodable text is escaped."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            stream = open(_open_nowhere(number), "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
+            stream = open(_open_null(number), "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
             setattr(sys, name, stream)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is getattr(sys, f"__{name}__"):
@@ -53,21 +53,21 @@ def open_standard_streams() -> None:
 
 
 def find_lost_output() -> OSError | None:
-    """Why standard output could not be written; None where it could."""
+    """Return the error that kept standard output from being written; None if there was none."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    return raw.lost if isinstance(raw, _StandardFile) else None
+    return raw.error if isinstance(raw, _StandardFile) else None
 
 
-def _open_nowhere(number: int) -> int:
-    """A descriptor that leads nowhere: the given one where it is free, or the next file that is opened would get it."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
+def _open_null(number: int) -> int:
+    """Open /dev/null, as the given descriptor if that is free: otherwise the next file to be opened would get it."""
+    null_fd = os.open(os.devnull, os.O_RDWR)
     try:
         os.fstat(number)
     except OSError:
-        os.dup2(nowhere, number)
-        os.close(nowhere)
+        os.dup2(null_fd, number)
+        os.close(null_fd)
         return number
-    return nowhere
+    return null_fd
 
 
 def _reopen(stream: TextIO, *, is_result: bool) -> TextIO:

@@ -252,7 +252,7 @@ def test_threads_fetch_once(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_long_wait_for_another_run_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_lock, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(file_lock, "_FIRST_REMINDER_SECONDS", 0.01)
     monkeypatch.setattr(file_lock, "_REMINDER_SECONDS", LIMIT_SECONDS)
     held, noted = threading.Event(), threading.Event()
     recorder = Recorder(OnNote("waiting for another download", noted.set))

@@ -63,7 +63,7 @@ import pooch, requests
 from iree_gauntlet.artifacts.remotes import HttpRemote
 from iree_gauntlet.system import file_lock
 from tests.support.download_checks import OnNote, store
-vars(file_lock)["_PATIENCE_SECONDS"] = 0.01
+vars(file_lock)["_FIRST_REMINDER_SECONDS"] = 0.01
 def say(*words):
     os.write(1, " ".join(map(str, words)).encode() + b"\\n")
 for _ in range(8):

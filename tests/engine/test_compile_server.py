@@ -18,12 +18,12 @@ import pytest
 
 from iree_gauntlet.engine.judging import judge_process
 from iree_gauntlet.engine.processes.compile_client import (
-    CompileAnswer,
     CompileJob,
+    CompileResponse,
     CompileServer,
     compile_outcome,
-    find_blamed_programs,
-    served,
+    find_programs_with_errors,
+    is_servable,
 )
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.stages import Stage
@@ -466,11 +466,11 @@ def test_a_python_without_the_bindings(job: CompileJob, tmp_path: Path) -> None:
 
 
 def test_flags_that_are_served() -> None:
-    assert served((*FLAGS, "--mlir-print-ir-after-all", "-O3", "--iree-llvmcpu-target-cpu=host"))
-    assert served(("--mlir-disable-threading", "--compile-to=vm"))
+    assert is_servable((*FLAGS, "--mlir-print-ir-after-all", "-O3", "--iree-llvmcpu-target-cpu=host"))
+    assert is_servable(("--mlir-disable-threading", "--compile-to=vm"))
     for flag in ("--help", "-help-hidden", "--help-list", "--version", "--iree-list-plugins", "-o", "--o=x"):
-        assert not served((*FLAGS, flag)), flag
-    assert not served(("--mlir-disable-threading=false",))
+        assert not is_servable((*FLAGS, flag)), flag
+    assert not is_servable(("--mlir-disable-threading=false",))
 
 
 def test_a_batch_computes_what_its_programs_compute(server: CompileServer, job: CompileJob, tmp_path: Path) -> None:
@@ -514,14 +514,14 @@ def test_errors_of_other_files_blame_nobody(tmp_path: Path) -> None:
         "/a/model.mlir:4:10: error: failed to legalize\n/b/model.mlir:4:10: note: see current operation\n"
         "/c:d/model.mlir:1:1: error: oops\nmodel.mlir:1:1: error: of whom?\n"
     )
-    assert find_blamed_programs(log, ("/a/model.mlir", "/b/model.mlir", "/c:d/model.mlir")) == (0, 2)
-    assert find_blamed_programs(log, ("/b/model.mlir",)) == ()
+    assert find_programs_with_errors(log, ("/a/model.mlir", "/b/model.mlir", "/c:d/model.mlir")) == (0, 2)
+    assert find_programs_with_errors(log, ("/b/model.mlir",)) == ()
 
 
 def test_the_tail_has_both_streams(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("".join(f"out {i}\n" for i in range(30)))
     (tmp_path / "err").write_text("".join(f"err {i}\n" for i in range(30)))
-    answer = CompileAnswer(status=256, seconds=1.0, cpu_seconds=1.0, peak_rss_bytes=5, notes=("a",))
+    answer = CompileResponse(status=256, seconds=1.0, cpu_seconds=1.0, peak_rss_bytes=5, notes=("a",))
     job = CompileJob(("m.mlir",), (), tmp_path / "m.vmfb", tmp_path / "out", tmp_path / "err", "", 60.0)
     outcome = compile_outcome(answer, job)
     assert outcome.exit_code == 1

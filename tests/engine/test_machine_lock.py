@@ -260,7 +260,7 @@ def test_devices_have_files_of_their_own(folder: Path) -> None:
 def test_the_default_folder_is_the_users_own_and_named_nowhere() -> None:
     for environ in ({}, {LOCKS_VARIABLE: ""}):
         assert lock_folder(environ).path.name == f"iree-gauntlet-{os.getuid()}"
-        assert not lock_folder(environ).named
+        assert not lock_folder(environ).from_variable
         assert lock_facts(environ) == {}
 
 
@@ -310,7 +310,7 @@ def test_whoever_may_use_a_named_folder_may_use_its_files(folder: Path, mode: in
     folder.mkdir()
     folder.chmod(mode)
     with umask(mask), ExitStack() as stack:
-        locks = locks_in(LockFolder(folder, named=True))
+        locks = locks_in(LockFolder(folder, from_variable=True))
         stack.enter_context(locks.quiet_machine(exclusive=True, on_wait=silent))
         stack.enter_context(locks.device_lock("x", silent))
         assert {path.name: mode_of(path) for path in folder.iterdir()} == dict.fromkeys(
@@ -323,7 +323,7 @@ def test_a_file_in_place_of_a_named_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, why in ((tmp_path / "file", "it is not a folder"), (tmp_path / "file" / "locks", "Not a directory")):
         with pytest.raises(GauntletError, match=f"{path}: cannot make the folder for locks: {why}") as caught:
-            locks_in(LockFolder(path, named=True)).device_lock("x", silent).__enter__()
+            locks_in(LockFolder(path, from_variable=True)).device_lock("x", silent).__enter__()
         assert f"${LOCKS_VARIABLE}" in caught.value.hint
 
 
@@ -353,7 +353,7 @@ def nobody_asks(folder: Path, locks: str) -> Iterator[str]:
             os.setgid(NOBODY)
             os.setuid(NOBODY)
             try:
-                with impatient(LockFolder(Path(locks), named=True)).device_lock("x", noted):
+                with impatient(LockFolder(Path(locks), from_variable=True)).device_lock("x", noted):
                     os.write(says, b"held")
                     os.read(ended, 1)
             except GauntletError as error:
@@ -379,7 +379,7 @@ def test_two_users_exclude_each_other_in_a_folder_for_both(tmp_path: Path, mode:
     folder.mkdir()
     os.chown(folder, 0, GROUP)
     folder.chmod(mode)
-    locks = LockFolder(folder, named=True)
+    locks = LockFolder(folder, from_variable=True)
     # The file is made by whoever comes first.
     with locks_in(locks).device_lock("x", silent), nobody_asks(tmp_path, "locks") as said:
         assert f"no access to device x within 0.15 s: process {os.getpid()} of another run uses it" in said
@@ -421,7 +421,7 @@ from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.engine.rounds.machine_lock import LockFolder, MachineLocks
 from iree_gauntlet.steps import Command
 folder = Path(sys.argv[1])
-locks = MachineLocks(LockFolder(folder / "locks", named=True), patience=1.0, cancelled=threading.Event())
+locks = MachineLocks(LockFolder(folder / "locks", from_variable=True), patience=1.0, cancelled=threading.Event())
 silent = lambda text: None
 with Supervisor(locks=locks.held_here) as supervisor:
     def other():

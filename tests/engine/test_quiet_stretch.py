@@ -60,17 +60,17 @@ def is_held(locks: Counted, tmp_path: Path) -> bool:
 
 def test_many_steps_ask_once_until_the_stretch_is_old(stretch: QuietStretch, locks: Counted, clock: Clock) -> None:
     for _ in range(100):
-        with stretch.held():
+        with stretch.hold():
             pass
     assert locks.asked == 1
     clock.now += 1.0
-    with stretch.held(), stretch.held():
+    with stretch.hold(), stretch.hold():
         pass
     assert locks.asked == 2
 
 
 def test_it_is_held_between_steps_and_not_in_a_rest(stretch: QuietStretch, locks: Counted, tmp_path: Path) -> None:
-    with stretch.held():
+    with stretch.hold():
         assert is_held(locks, tmp_path)
         stretch.rest()
         assert is_held(locks, tmp_path)
@@ -83,9 +83,9 @@ def test_it_is_held_between_steps_and_not_in_a_rest(stretch: QuietStretch, locks
 def test_an_old_stretch_ends_with_its_last_step(
     stretch: QuietStretch, locks: Counted, clock: Clock, tmp_path: Path
 ) -> None:
-    with stretch.held():
+    with stretch.hold():
         clock.now += 1.0
-        with stretch.held():
+        with stretch.hold():
             assert locks.asked == 2
         stretch.rest()
         assert is_held(locks, tmp_path)
@@ -93,7 +93,7 @@ def test_an_old_stretch_ends_with_its_last_step(
 
 
 def test_a_step_that_fails_lets_go_like_any_other(stretch: QuietStretch, locks: Counted, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), stretch.held():
+    with pytest.raises(RuntimeError), stretch.hold():
         raise RuntimeError
     stretch.rest()
     assert not is_held(locks, tmp_path)
@@ -111,7 +111,7 @@ def test_a_benchmark_of_another_run_gets_its_turn_among_endless_small_steps(
 
     def small_steps(number: int) -> None:
         while not over.is_set():
-            with stretch.held():
+            with stretch.hold():
                 steps[number] += 1
                 during.extend([number] * alone.is_set())
         stretch.rest()

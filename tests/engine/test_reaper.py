@@ -76,8 +76,8 @@ class Watched:
         """What is due after so many seconds is done; in how many it wakes again by itself."""
         self.clock.now = self.began + seconds
         self.reaper._reap()
-        self.reaper._tend()
-        return self.reaper._compute_patience()
+        self.reaper._advance_runs()
+        return self.reaper._compute_timeout()
 
     def cancel(self, seconds: float) -> None:
         self.clock.now = self.began + seconds
@@ -156,7 +156,7 @@ def test_members_outlive_a_leader_no_longer_than_the_grace(watched: Watched, pro
     processes.end(int(TERM), members=True)
     for seconds in (10.25, 11.75):
         # Nobody tells when the last member is gone: it is looked for often.
-        assert watched.at(seconds) == reaper._DRAIN_SECONDS
+        assert watched.at(seconds) == reaper._DRAIN_POLL_SECONDS
         assert processes.signals == [TERM]
     watched.at(12)
     assert processes.signals == [TERM, KILL]

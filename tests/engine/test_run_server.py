@@ -20,7 +20,7 @@ import pytest
 from iree_gauntlet.cases import Allclose, Origin, Verdict
 from iree_gauntlet.engine.operator_suites import check_served_threshold, run_job
 from iree_gauntlet.engine.processes.processes import Processes
-from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob, RunOutput, RunServers, RunVerdict
+from iree_gauntlet.engine.processes.run_client import RunJob, RunOutput, RunResponse, RunServers, RunVerdict
 from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
 from iree_gauntlet.engine.threshold import check_threshold
 from iree_gauntlet.errors import ToolchainError
@@ -165,9 +165,9 @@ def fault(module: str, function: str, *inputs: str, timeout: float = LIMIT_SECON
     return RunJob(module, "local-sync", timeout, cwd, function=function, inputs=inputs)
 
 
-def in_background(servers: RunServers, job: RunJob) -> tuple[threading.Thread, list[RunAnswer]]:
+def in_background(servers: RunServers, job: RunJob) -> tuple[threading.Thread, list[RunResponse]]:
     """Starts an endless job on a thread, and waits until the worker, which had nothing to do, is at work on it."""
-    answers: list[RunAnswer] = []
+    answers: list[RunResponse] = []
     before = cpu_seconds(workers(servers))
     thread = threading.Thread(target=lambda: answers.append(servers.run(job)))
     thread.start()
@@ -344,8 +344,8 @@ def test_a_pass_leaves_no_files(asked: Asked, tmp_path: Path) -> None:
 @pytest.mark.iree
 def test_the_tool_decides_on_a_failure_that_nobody_expects(asked: Asked, tmp_path: Path) -> None:
     class Confused(RunServers):
-        def run(self, job: RunJob) -> RunAnswer:  # noqa: ARG002
-            return RunAnswer(Outcome(1), RunVerdict.MISMATCH, outputs=(RunOutput(0, "", False, 0, ""),))
+        def run(self, job: RunJob) -> RunResponse:  # noqa: ARG002
+            return RunResponse(Outcome(1), RunVerdict.MISMATCH, outputs=(RunOutput(0, "", False, 0, ""),))
 
     flags = ("--function=f32", "--input=2xf32=1 2")
     with Confused(sys.executable, 1) as confused:
@@ -540,7 +540,7 @@ def test_cancelling_ends_everything_at_once(faults: str) -> None:
     with RunServers(sys.executable, 1) as servers:
         assert servers.run(fault(faults, "wait", "i64=1")).verdict == RunVerdict.PASSED
         thread, answers = in_background(servers, fault(faults, "wait", f"i64={ENDLESS}"))
-        more: list[RunAnswer] = []
+        more: list[RunResponse] = []
         waiting = threading.Thread(target=lambda: more.append(servers.run(fault(faults, "wait", "i64=1"))))
         waiting.start()
         servers.cancel()

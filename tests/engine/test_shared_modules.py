@@ -109,7 +109,7 @@ def find(shared: SharedModules, cache: ModuleCache) -> SharedLookup:
 def test_what_one_machine_has_made_another_one_gets(
     remote: Remote, first: ModuleCache, second: ModuleCache, tmp_path: Path
 ) -> None:
-    assert find(remote.seen(), second) == SharedLookup(asked=True)
+    assert find(remote.seen(), second) == SharedLookup(has_response=True)
     made = publish(first, tmp_path / "run")
     writer = remote.seen(write=True)
     assert writer.offer(KEY, first, NEVER) == ""
@@ -215,7 +215,7 @@ def test_stores_that_cannot_be_told_to_replace_nothing_are_asked_first(
     options = {"endpoint": s3.endpoint, "conditional_put": conditional_put}
     stores = {f"s3://{s3.name}": options}
     remote = Remote(f"s3://{s3.name}/{conditional_put}", Configuration(environ=environ, stores=stores))
-    assert find(remote.seen(), second) == SharedLookup(asked=True)
+    assert find(remote.seen(), second) == SharedLookup(has_response=True)
     publish(first, tmp_path / "run")
     assert remote.seen(write=True).offer(KEY, first, NEVER) == ""
     assert find(remote.seen(), second).entry is not None
@@ -320,7 +320,7 @@ def test_a_dead_store_costs_one_timeout_however_many_ask(second: ModuleCache) ->
         wait_until(lambda: len(taken) >= 2)
         assert len(taken) == 2, "one request, tried twice"
     assert sorted(bool(item.note) for item in found) == [False] * 7 + [True]
-    assert not any(item.entry or item.asked for item in found)
+    assert not any(item.entry or item.has_response for item in found)
 
 
 def test_a_cancelled_run_does_not_wait_for_it(second: ModuleCache) -> None:

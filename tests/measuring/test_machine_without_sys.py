@@ -116,9 +116,9 @@ def test_a_run_on_a_machine_that_hides_itself_measures_all_the_same(
 
 
 def test_a_limit_of_memory_that_cannot_be_computed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert operator_suites._compute_share_of_memory(1) > 0
+    assert operator_suites._compute_memory_limit(1) > 0
     monkeypatch.setattr(operator_suites, "total_memory", lambda: None)
-    assert operator_suites._compute_share_of_memory(1) == 0
+    assert operator_suites._compute_memory_limit(1) == 0
     monkeypatch.setattr(run_server, "_STATM", tmp_path / "statm")
     before = resource.getrlimit(resource.RLIMIT_AS)
     run_server._limit_memory(1)

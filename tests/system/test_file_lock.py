@@ -45,7 +45,7 @@ def test_a_mode_holds_whatever_the_umask_says(tmp_path: Path) -> None:
 
 
 def test_who_inherits_a_lock_holds_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(locks, "_FIRST_REMINDER_SECONDS", 0.0)
     path = tmp_path / "x.lock"
     with file_lock(path) as descriptor:
         heir = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(descriptor,))

@@ -29,7 +29,7 @@ def test_what_cannot_be_started_is_an_error_that_names_it(tmp_path: Path) -> Non
 
 
 def test_it_says_so_while_a_program_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(short_process, "_NEWS_SECONDS", 0.01)
+    monkeypatch.setattr(short_process, "_PROGRESS_INTERVAL_SECONDS", 0.01)
     go_on = tmp_path / "go-on"
     os.mkfifo(go_on)
     reported: list[float] = []
@@ -47,7 +47,7 @@ def test_it_says_so_while_a_program_is_at_work(tmp_path: Path, monkeypatch: pyte
 def test_an_interrupt_of_ours_ends_the_program_and_what_it_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace: float
 ) -> None:
-    monkeypatch.setattr(short_process, "_NEWS_SECONDS", 0.01)
+    monkeypatch.setattr(short_process, "_PROGRESS_INTERVAL_SECONDS", 0.01)
     child, asked, ready = marked_hang(), tmp_path / "asked", tmp_path / "ready"
 
     def interrupt(_: float) -> None:

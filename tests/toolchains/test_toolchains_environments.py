@@ -337,7 +337,7 @@ def test_an_installer_that_outlives_us_is_waited_for(
         if text.startswith("waiting for another process"):
             go_on.write_text("")
 
-    monkeypatch.setattr(file_lock, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(file_lock, "_FIRST_REMINDER_SECONDS", 0.0)
     assert provide_environment(parse_choice("3.12.0"), releases.place(news=news)).path.is_dir()
     assert said[0].startswith("waiting for another process that installs IREE 3.12.0")
     assert ended.exists(), "both wrote at once"

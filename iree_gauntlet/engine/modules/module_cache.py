@@ -1,24 +1,24 @@
 """The store of compiled modules: content-addressed, safe to share, safe to delete at any time.
 
     <cache>/modules/<first two of key>/<key>/entry.json, <role>...
-    <cache>/modules/by-name/<name>.json     what was last compiled under a name, to explain a miss
+    <cache>/modules/by-name/<name>.json     the last compile under a name, to explain a miss
     <cache>/modules/making/                 entries being written, and damaged ones being removed
 
-An entry appears by one rename, so it is whole or not there. `entry.json` carries its own checksum and that of every
-file; a lookup checks them all, and damage is a miss. A file that a process has checked once is known to it by device,
-inode, size and times, and not hashed again; for a large file the same is kept on disk (`artifacts/hashing`). So
-whatever is written to a file is seen. A hard link, which changes a time, too, is noted where the store makes it; where
-a run's folder is deleted, its large files are hashed once more. What changes on the disk by itself is seen in a small
-file; in a large one `cache.verify` sees it. The time of modification of `entry.json` is that of the entry's last use,
-to the hour.
+An entry appears by one rename, so it is complete or absent. `entry.json` carries its own checksum and that of every
+file; a lookup checks them all, and damage is a miss. Once a process has checked a file, it recognises the file by
+device, inode, size and times, and does not hash it again; for a large file the same is kept on disk
+(`artifacts/hashing`). So every write to a file is noticed. A hard link, which changes a time, too, is recorded if the
+store makes it; if a run's folder is deleted, its large files are hashed once more. A disk error is noticed in a small
+file; in a large one `cache.verify` finds it. The modification time of `entry.json` is that of the entry's last use, to
+the hour.
 
-Files pass between the store and a run's folder as hard links where the file system allows. A writer to the run's file
-would thus write into the store: that is damage, which the next lookup sees. The files stay writable, so that a run's
-compile command can be pasted and run again as it stands.
+Files pass between the store and a run's folder as hard links if the file system allows. A writer to the run's file
+would thus write into the store: that is damage, which the next lookup finds. The files stay writable, so that a run's
+compile command can be pasted and run again unchanged.
 
-An entry as one archive has `entry.json`, then the files by role, in the order of their names. What is unpacked is
-believed in nothing: the seal, the key that the ingredients make, the names, and every file's size and SHA-256 are
-checked before anybody gets to see it.
+An entry as one archive has `entry.json`, then the files by role, in the order of their names. Nothing in an unpacked
+archive is trusted: the seal, the key that the ingredients make, the names, and every file's size and SHA-256 are
+checked before the entry is used.
 """
 
 from __future__ import annotations
@@ -60,71 +60,71 @@ if TYPE_CHECKING:
 
 
 _LOCK_POLL_SECONDS = 0.05
-# From this size on, that a file was hashed is kept on disk. To read such a stamp costs as much as to hash 50 kB;
-# at 16 MB a module is hashed in 10 ms, and is seldom larger.
-_LARGE_BYTES = 16 << 20
-_USE_SECONDS = 3600.0
-_UNWRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+# A file of this size or more gets a hash stamp on disk. To read such a stamp costs as much as to hash 50 kB; at 16 MB a
+# module is hashed in 10 ms, and is seldom larger.
+_LARGE_FILE_BYTES = 16 << 20
+_USE_TIME_SECONDS = 3600.0
+_UNWRITABLE_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _ENTRY_FORMAT = 1
 ENTRY_FILE = "entry.json"
 
 _ROLE = re.compile(r"[a-z0-9][a-z0-9_-]{0,60}(?:\.[a-z0-9_-]{1,30}){0,3}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_FIELDS = {"format", "key", "name", "created", "ingredients", "metadata", "files"}
-_MOST_FILES = 16
-# Most of it are the compiler's warnings, of which 64 KiB are kept, and flags.
-_LONGEST_ENTRY_FILE = 4 << 20
+_ENTRY_FIELDS = {"format", "key", "name", "created", "ingredients", "metadata", "files"}
+_MAX_FILES = 16
+# The compiler's warnings, of which 64 KiB are kept, and flags take most of the space.
+_MAX_ENTRY_FILE_BYTES = 4 << 20
 
 
 class DamageError(Exception):
-    """An entry is not what was written, or not what it should be; the text says what is wrong."""
+    """An entry that differs from what was written or expected; the text describes the difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryFile:
-    """What an entry says of a file of its."""
+    """The hash and size of one of an entry's files."""
 
     sha256: str
     bytes: int
 
 
 def list_files(document: dict[str, Any]) -> dict[str, EntryFile]:
-    """The files of an entry by role, in the order of their names."""
+    """Return the files of an entry by role, in the order of their names."""
     return {role: EntryFile(**file) for role, file in sorted(document["files"].items())}
 
 
 def is_key(text: str) -> bool:
-    """Whether a text can be a key."""
+    """Return True if a text can be a key."""
     return _SHA256.fullmatch(text) is not None
 
 
 def _is_role(text: str) -> bool:
-    """Whether a text can be the role, and so the name, of a file in an entry."""
+    """Return True if a text can be the role, and so the name, of a file in an entry."""
     return _ROLE.fullmatch(text) is not None and text != ENTRY_FILE
 
 
 def sealed(document: dict[str, Any]) -> bytes:
-    """The content of entry.json: the entry, and its checksum."""
+    """Return the content of entry.json: the entry, and its checksum."""
     checksum = hashlib.sha256(format_canonical_json(document)).hexdigest()
     return format_canonical_json({"checksum": checksum, "entry": document}) + b"\n"
 
 
 def open_sealed(data: bytes, key: str) -> dict[str, Any]:
-    """The entry that this machine has sealed.
+    """Return the entry that this machine has sealed.
 
     Raises:
-        DamageError: it is not what was written, or another one's.
+        DamageError: it is not what was written, or has another key.
     """
     try:
         document: dict[str, Any] = json.loads(data)["entry"]
-        # The bytes themselves are compared, so that no changed byte is overlooked.
-        intact = data == sealed(document)
-        ours = intact and document["format"] == _ENTRY_FORMAT and document["key"] == key
+        # The bytes themselves are compared, so that no changed byte goes unnoticed.
+        is_intact = data == sealed(document)
+        matches = is_intact and document["format"] == _ENTRY_FORMAT and document["key"] == key
     except (ValueError, TypeError, KeyError, RecursionError):
-        intact = ours = False
-    if not intact:
+        is_intact = matches = False
+    if not is_intact:
         raise DamageError(f"{ENTRY_FILE} is not as it was written")
-    if not ours:
+    if not matches:
         raise DamageError(f"{ENTRY_FILE} belongs to another key or format")
     for role in document["files"]:
         if not _is_role(role):
@@ -133,22 +133,22 @@ def open_sealed(data: bytes, key: str) -> dict[str, Any]:
 
 
 def open_foreign(data: bytes, key: str) -> dict[str, Any]:
-    """The entry that some machine has sealed: a seal anybody can make, so that every field is looked at.
+    """Return the entry that some machine has sealed: anybody can make a seal, so every field is checked.
 
     Raises:
         DamageError: a field is not as this toolkit writes it, or the ingredients make another key.
     """
     try:
         document = open_sealed(data, key)
-        # Lone surrogates, which JSON can write and no file system and no terminal takes.
+        # JSON can write lone surrogates, which no file system and no terminal accepts.
         json.dumps(document, ensure_ascii=False).encode()
-        valid = _is_valid(document)
-        made = valid and make_key(document["ingredients"])
+        is_valid = _is_valid(document)
+        actual_key = is_valid and make_key(document["ingredients"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        valid, made = False, ""
-    if not valid:
+        is_valid, actual_key = False, ""
+    if not is_valid:
         raise DamageError(f"{ENTRY_FILE} has fields that are not as they should be")
-    if made != key:
+    if actual_key != key:
         raise DamageError(f"{ENTRY_FILE} names ingredients that make another key")
     return document
 
@@ -158,11 +158,11 @@ def _is_valid(document: dict[str, Any]) -> bool:
     texts = [document["name"], document["created"], metadata.get("diagnostics", ""), metadata.get("command", "")]
     statistics, notes = metadata.get("statistics", {}), metadata.get("notes", [])
     return (
-        document.keys() == _FIELDS
+        document.keys() == _ENTRY_FIELDS
         and all(isinstance(text, str) for text in (*texts, *notes, *ingredients.values()))
         and all(value is None or type(value) in (int, float) for value in statistics.values())
         and isinstance(notes, list)
-        and 0 < len(files) <= _MOST_FILES
+        and 0 < len(files) <= _MAX_FILES
         and all(file.keys() == {"sha256", "bytes"} for file in files.values())
         and all(_SHA256.fullmatch(file["sha256"]) for file in files.values())
         and all(type(file["bytes"]) is int and file["bytes"] >= 0 for file in files.values())
@@ -170,7 +170,7 @@ def _is_valid(document: dict[str, Any]) -> bool:
 
 
 def pack(folder: Path, key: str) -> Iterator[bytes]:
-    """An entry's folder as an archive, in blocks; every file is hashed on the way.
+    """Yield an entry's folder as an archive, in blocks; every file is hashed on the way.
 
     Raises:
         DamageError: the entry is not what was written.
@@ -187,42 +187,42 @@ def pack(folder: Path, key: str) -> Iterator[bytes]:
 
 
 def packed_bytes(folder: Path, key: str) -> int:
-    """The size of the archive that `pack` makes.
+    """Return the size of the archive that `pack` makes.
 
     Raises:
         DamageError: the entry is not what was written.
     """
     data = (folder / ENTRY_FILE).read_bytes()
-    return _compute_bytes(data, list_files(open_foreign(data, key)))
+    return _compute_archive_bytes(data, list_files(open_foreign(data, key)))
 
 
 def unpack(
     stream: Readable, key: str, folder: Path, *, roles: Collection[str] = (), size: int | None = None
 ) -> dict[str, str]:
-    """Unpack the entry of a key into an empty folder, which is worth nothing where this raises; SHA-256 by role.
+    """Unpack the entry of a key into an empty folder, which is unusable after an error; return SHA-256 by role.
 
     Args:
         stream: the archive.
-        key: of the entry that it must be.
+        key: of the expected entry.
         folder: gets `entry.json` and the files.
-        roles: what it must have.
-        size: of the archive in bytes, where it is known.
+        roles: the files that it must have.
+        size: of the archive in bytes, if known.
 
     Raises:
-        DamageError: it is not a whole entry of this key.
+        DamageError: it is not a complete entry of this key.
         OSError: the folder cannot be written, or has no room.
     """
     reader = ArchiveReader(stream)
     try:
-        data = reader.first(ENTRY_FILE, _LONGEST_ENTRY_FILE)
+        data = reader.first(ENTRY_FILE, _MAX_ENTRY_FILE_BYTES)
         files = list_files(open_foreign(data, key))
         missing = sorted(set(roles) - files.keys())
         if missing:
             raise DamageError(f"it has no {' and no '.join(missing)}")
-        whole = _compute_bytes(data, files)
-        if size not in (None, whole):
-            raise DamageError(f"it has {size} bytes instead of {whole}")
-        if whole > shutil.disk_usage(folder).free:
+        archive_size = _compute_archive_bytes(data, files)
+        if size not in (None, archive_size):
+            raise DamageError(f"it has {size} bytes instead of {archive_size}")
+        if archive_size > shutil.disk_usage(folder).free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
         for role, file in files.items():
             if _write(reader.member(role, file.bytes), folder / role) != file.sha256:
@@ -234,7 +234,7 @@ def unpack(
     return {role: file.sha256 for role, file in files.items()}
 
 
-def _compute_bytes(data: bytes, files: dict[str, EntryFile]) -> int:
+def _compute_archive_bytes(data: bytes, files: dict[str, EntryFile]) -> int:
     return archive_bytes([len(data), *(file.bytes for file in files.values())])
 
 
@@ -249,7 +249,7 @@ def _read_checked(path: Path, sha256: str) -> Iterator[bytes]:
 
 
 def _write(blocks: Iterator[bytes], path: Path) -> str:
-    """Write a new file through to the disk; its SHA-256."""
+    """Write a new file through to the disk; return its SHA-256."""
     digest = hashlib.sha256()
     with path.open("xb") as file:
         for block in blocks:
@@ -262,7 +262,7 @@ def _write(blocks: Iterator[bytes], path: Path) -> str:
 
 
 class EntryGoneError(GauntletError):
-    """An entry that was there when it was looked up, and is not any more."""
+    """An entry that existed when it was looked up, and has been removed since."""
 
     def __init__(self, key: str) -> None:
         super().__init__(
@@ -275,10 +275,10 @@ class ModuleEntry:
     """A module in the store.
 
     Attributes:
-        files: where each of its files lies, by role. Not to be written to; `materialise` puts them elsewhere.
-        name: whom it was compiled for first.
-        ingredients: what its key was made from.
-        created: when (ISO 8601, UTC).
+        files: the path of each of its files, by role. Not to be written to; `materialise` puts them elsewhere.
+        name: the step that it was compiled for first.
+        ingredients: the inputs of its key.
+        created: the time of its creation (ISO 8601, UTC).
     """
 
     key: str
@@ -291,7 +291,7 @@ class ModuleEntry:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What the store has now; the note says why it has none, or what else is worth knowing of it."""
+    """The result of a lookup; the note explains a miss, or adds something worth knowing."""
 
     entry: ModuleEntry | None
     note: str = ""
@@ -301,12 +301,12 @@ class Lookup:
 class ModuleCache:
     """The store in a cache folder, which need not exist yet. May be used by several threads.
 
-    The clock tells seconds since 1970, to compare with when an entry was last used.
+    The clock returns seconds since 1970, to compare with the time of an entry's last use.
     """
 
     folder: Path
     clock: Callable[[], float] = time.time
-    _checked: dict[tuple[int, FileState], str] = field(default_factory=dict)
+    _file_hashes: dict[tuple[int, FileState], str] = field(default_factory=dict)
     _leases: Leases = field(init=False)
 
     def __post_init__(self) -> None:
@@ -321,51 +321,53 @@ class ModuleCache:
         return VerifiedHashes(self.folder / "verified")
 
     def lookup(self, key: str) -> Lookup:
-        """Find an entry and check it; a damaged one counts as missing, and gives way to the next that is published."""
-        place = self.folder_of(key)
-        if place.is_dir():
-            # Before it is read: what is in use is not collected.
-            self._leases.use(place)
+        """Find an entry and check it; a damaged one counts as missing, and the next published one replaces it."""
+        folder = self.folder_of(key)
+        if folder.is_dir():
+            # The lease comes before the read: entries in use are not collected.
+            self._leases.use(folder)
         try:
-            entry, hashes = _read_entry(key, place)
-            changed = (role for role, path in entry.files.items() if self._hash(path, hashes[role]) != hashes[role])
-            if role := next(changed, ""):
+            entry, hashes = _read_entry(key, folder)
+            changed_roles = (
+                role for role, path in entry.files.items() if self._hash(path, hashes[role]) != hashes[role]
+            )
+            if role := next(changed_roles, ""):
                 return Lookup(None, f"damaged: the checksum of {role} does not match")
-            _note_use(place, self.clock())
+            _touch_entry(folder, self.clock())
             return Lookup(entry)
         except FileNotFoundError:
-            if not place.exists():
+            if not folder.exists():
                 return Lookup(None)
-            what = "a file is missing"
+            damage_text = "a file is missing"
         except DamageError as damage:
-            what = str(damage)
+            damage_text = str(damage)
         except OSError as error:
             return Lookup(None, f"unreadable: {error.strerror}")
-        return Lookup(None, f"damaged: {what}")
+        return Lookup(None, f"damaged: {damage_text}")
 
     def materialise(self, entry: ModuleEntry, role: str, destination: Path) -> None:
-        """Put a file of an entry at a path, replacing what is there; the folder must exist.
+        """Put a file of an entry at a path, replacing an existing file; the folder must exist.
 
         Raises:
             EntryGoneError: the store was cleared since the lookup.
         """
         source = entry.files[role]
         try:
-            before = source.stat()
-            _place(source, destination)
-            after = source.stat()
+            old_status = source.stat()
+            _replace_with_link(source, destination)
+            new_status = source.stat()
         except FileNotFoundError:
             if destination.parent.is_dir():
                 raise EntryGoneError(entry.key) from None
             raise
-        sha256 = self._checked.get(_read_stamp(before))
-        if sha256 and FileState.of(before).is_linked_only(FileState.of(after)):
-            self._remember(source, after, sha256)
+        sha256 = self._file_hashes.get(_read_stamp(old_status))
+        if sha256 and FileState.of(old_status).is_linked_only(FileState.of(new_status)):
+            self._remember(source, new_status, sha256)
 
     def list_entries(self) -> Iterator[ModuleEntry]:
-        """Every entry that there is, its files unchecked; without damaged ones, which `cache.verify` reports."""
+        """Yield every entry, its files unchecked, except damaged entries, which `cache.verify` reports."""
         for path in self._modules.glob(f"??/*/{ENTRY_FILE}"):
-            # Or removed meanwhile.
+            # An entry may also be removed meanwhile.
             with contextlib.suppress(OSError, DamageError):
                 yield _read_entry(path.parent.name, path.parent)[0]
 
@@ -380,14 +382,14 @@ class ModuleCache:
     ) -> Lookup:
         """Put a module into the store.
 
-        The module exists already, so nothing that is wrong with the store is an error: a read-only or full
-        one gives a note. Where another process was first, its entry stands.
+        The module exists already, so no fault of the store is an error: a read-only or full one gives a note. If
+        another process was first, its entry stays.
 
         Args:
-            files: what to keep, by role, which is a plain lower-case file name. They share their bytes with the store
-                where the file system allows.
+            files: the files to keep, by role, which is a plain lower-case file name. They share bytes with the store
+                if the file system allows.
             name: the step's id, to explain later misses by.
-            ingredients: what the key is made from.
+            ingredients: the inputs of the key.
             metadata: strict JSON.
             created: now, with a time zone.
         """
@@ -407,17 +409,17 @@ class ModuleCache:
         format_canonical_json(document)
         try:
             with self.incoming(key) as temporary:
-                described: dict[str, EntryFile] = {}
+                entry_files: dict[str, EntryFile] = {}
                 for role, source in sources.items():
                     path = temporary / role
                     link_or_copy(source, path)
                     path.chmod(0o644)
                     with path.open("rb") as stream:
                         os.fsync(stream.fileno())
-                    described[role] = EntryFile(hash_file(path), path.stat().st_size)
-                document |= {"files": {role: asdict(said) for role, said in described.items()}}
+                    entry_files[role] = EntryFile(hash_file(path), path.stat().st_size)
+                document |= {"files": {role: asdict(entry_file) for role, entry_file in entry_files.items()}}
                 write_atomic(temporary / ENTRY_FILE, sealed(document))
-                hashes = {role: said.sha256 for role, said in described.items()}
+                hashes = {role: entry_file.sha256 for role, entry_file in entry_files.items()}
                 publication = self._put_in_place(temporary, key, hashes)
         except OSError as error:
             return Lookup(None, f"not kept in the cache: {error.strerror}")
@@ -425,7 +427,7 @@ class ModuleCache:
 
     @contextlib.contextmanager
     def incoming(self, key: str) -> Iterator[Path]:
-        """A folder of nobody else's, in which an entry can be put together for `adopt`; gone afterwards."""
+        """Yield a private folder, in which an entry can be put together for `adopt`; it is removed at the end."""
         with self._reserve(key) as temporary:
             temporary.mkdir(0o700)
             yield temporary
@@ -436,7 +438,7 @@ class ModuleCache:
         Args:
             temporary: its folder, out of `incoming`.
             key: of the entry.
-            hashes: the SHA-256 that its files turned out to have, by role.
+            hashes: the actual SHA-256 of its files, by role.
             name: as for `publish`; by default the entry's own.
         """
         try:
@@ -447,152 +449,152 @@ class ModuleCache:
         return self._name_entry(publication, name or entry.name, key, entry.ingredients) if entry else publication
 
     def remove(self, key: str) -> None:
-        """Take an entry out in one rename, then delete it at leisure; one that is not there is not missed."""
-        with self._reserve(key) as aside, contextlib.suppress(FileNotFoundError):
-            self.folder_of(key).rename(aside)
+        """Move an entry out in one rename, then delete it without hurry; a missing one is no error."""
+        with self._reserve(key) as trash, contextlib.suppress(FileNotFoundError):
+            self.folder_of(key).rename(trash)
 
     @contextlib.contextmanager
-    def making(self, key: str, cancelled: threading.Event) -> Iterator[float]:
-        """Be the one process that makes a module: others that want it wait until the block is left.
+    def making(self, key: str, cancel_event: threading.Event) -> Iterator[float]:
+        """Hold the lock to make a module: other processes that need it wait until the block is left.
 
-        Yields the seconds that it waited. A store in which no lock can be made keeps nobody out: it can keep no module
-        either.
+        Yield the seconds that it waited. A store in which no lock can be made excludes no process: it can keep no
+        module either.
 
         Raises:
             WaitCancelledError: the run was cancelled while it waited.
         """
-        folder, began = self._modules / "making", time.monotonic()
+        folder, start = self._modules / "making", time.monotonic()
         lock = LockFile(folder / f"{key}.lock")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             while not lock.acquire_now():
-                if cancelled.wait(_LOCK_POLL_SECONDS):
+                if cancel_event.wait(_LOCK_POLL_SECONDS):
                     raise WaitCancelledError(f"cancelled while another process makes module {key[:12]}")
         except OSError:
             yield 0.0
             return
         try:
-            yield time.monotonic() - began
+            yield time.monotonic() - start
         finally:
-            # Who waits for it sees that it is gone, and makes it again.
+            # The processes that wait for the lock notice the removal, and make it again.
             lock.remove()
 
     def explain_miss(self, name: str, ingredients: Mapping[str, str]) -> str:
-        """Why a module is not in the store: what changed since it was last compiled under this name."""
+        """Return why a module is not in the store: the changes since it was last compiled under this name."""
         try:
-            record = json.loads(self._name_file(name).read_bytes())
-            before = {str(key): str(value) for key, value in record["ingredients"].items()}
+            record = json.loads(self._locate_name_file(name).read_bytes())
+            old_ingredients = {str(key): str(value) for key, value in record["ingredients"].items()}
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return "never compiled here"
-        return describe_changes(before, ingredients) or "was compiled here, but is no longer in the cache"
+        return describe_changes(old_ingredients, ingredients) or "was compiled here, but is no longer in the cache"
 
     def folder_of(self, key: str) -> Path:
-        """Where an entry lies, or would lie."""
+        """Return the folder of an entry, which need not exist."""
         if not is_key(key):
             raise ValueError(f"{key!r} is no key")
         return self._modules / key[:2] / key
 
     def _reserve(self, key: str) -> contextlib.AbstractContextManager[Path]:
-        making = self._modules / "making"
-        making.mkdir(parents=True, exist_ok=True)
-        return reserve_folder(self.folder_of(key), making)
+        parent = self._modules / "making"
+        parent.mkdir(parents=True, exist_ok=True)
+        return reserve_folder(self.folder_of(key), parent)
 
     def _name_entry(self, publication: Lookup, name: str, key: str, ingredients: Mapping[str, str]) -> Lookup:
-        """Note what was last made under a name."""
+        """Record the entry that was last made under a name."""
         try:
-            by_name = self._name_file(name)
-            by_name.parent.mkdir(exist_ok=True)
-            write_atomic(by_name, format_canonical_json({"key": key, "ingredients": dict(ingredients)}))
+            name_file = self._locate_name_file(name)
+            name_file.parent.mkdir(exist_ok=True)
+            write_atomic(name_file, format_canonical_json({"key": key, "ingredients": dict(ingredients)}))
         except OSError as error:
             return Lookup(publication.entry, f"a later miss cannot be explained: {error.strerror}")
         return publication
 
-    def _name_file(self, name: str) -> Path:
-        # The hash keeps names apart that differ in what a file name cannot hold, or in case alone.
+    def _locate_name_file(self, name: str) -> Path:
+        # The hash distinguishes names that differ only in case, or in characters that a file name cannot hold.
         digest = hashlib.sha256(name.encode()).hexdigest()[:12]
         return self._modules / "by-name" / f"{re.sub(r'[^A-Za-z0-9._@-]', '_', name)[:80]}-{digest}.json"
 
-    def _hash(self, path: Path, expected: str) -> str:
+    def _hash(self, path: Path, expected_sha256: str) -> str:
         status = path.stat()
         stamp = _read_stamp(status)
-        known = self._checked.get(stamp)
-        if known is None:
-            large = status.st_size >= _LARGE_BYTES
-            known = self._verified.sha256(path, expected) if large else hash_file(path)
-            self._checked[stamp] = known
-        return known
+        sha256 = self._file_hashes.get(stamp)
+        if sha256 is None:
+            is_large = status.st_size >= _LARGE_FILE_BYTES
+            sha256 = self._verified.sha256(path, expected_sha256) if is_large else hash_file(path)
+            self._file_hashes[stamp] = sha256
+        return sha256
 
     def _put_in_place(self, temporary: Path, key: str, hashes: Mapping[str, str]) -> Lookup:
         temporary.chmod(0o755)
-        place = self.folder_of(key)
-        place.parent.mkdir(exist_ok=True)
-        # Twice: what stands there may turn out to be damaged, and is removed then.
+        folder = self.folder_of(key)
+        folder.parent.mkdir(exist_ok=True)
+        # The loop runs twice: an existing entry may be damaged, and is removed then.
         for _ in range(2):
-            if put_folder(temporary, place):
-                # Nobody else has written them, and they were hashed just now.
+            if put_folder(temporary, folder):
+                # No other process has written them, and they were hashed just now.
                 for role, sha256 in hashes.items():
                     with contextlib.suppress(FileNotFoundError):
-                        self._remember(place / role, (place / role).stat(), sha256)
-            found = self.lookup(key)
-            if found.entry is not None:
-                return Lookup(found.entry)
+                        self._remember(folder / role, (folder / role).stat(), sha256)
+            result = self.lookup(key)
+            if result.entry is not None:
+                return Lookup(result.entry)
             self.remove(key)
-        return Lookup(None, f"not kept in the cache: {found.note or 'it is gone again'}")
+        return Lookup(None, f"not kept in the cache: {result.note or 'it is gone again'}")
 
     def _remember(self, path: Path, status: os.stat_result, sha256: str) -> None:
-        self._checked[_read_stamp(status)] = sha256
-        if status.st_size >= _LARGE_BYTES:
+        self._file_hashes[_read_stamp(status)] = sha256
+        if status.st_size >= _LARGE_FILE_BYTES:
             self._verified.remember(path, sha256)
 
 
-def _read_entry(key: str, place: Path) -> tuple[ModuleEntry, dict[str, str]]:
-    """An entry, and the SHA-256 that its files should have, by role."""
-    document = open_sealed((place / ENTRY_FILE).read_bytes(), key)
+def _read_entry(key: str, folder: Path) -> tuple[ModuleEntry, dict[str, str]]:
+    """Return an entry, and the SHA-256 that its files should have, by role."""
+    document = open_sealed((folder / ENTRY_FILE).read_bytes(), key)
     hashes = {role: file.sha256 for role, file in list_files(document).items()}
-    files = {role: place / role for role in hashes}
-    said = {name: document[name] for name in ("metadata", "name", "ingredients", "created")}
-    return ModuleEntry(key=key, files=files, **said), hashes
+    files = {role: folder / role for role in hashes}
+    fields = {name: document[name] for name in ("metadata", "name", "ingredients", "created")}
+    return ModuleEntry(key=key, files=files, **fields), hashes
 
 
 def _read_stamp(status: os.stat_result) -> tuple[int, FileState]:
     return status.st_dev, FileState.of(status)
 
 
-def _note_use(place: Path, now: float) -> None:
+def _touch_entry(folder: Path, now: float) -> None:
     """Set the time of an entry's last use, at most once an hour."""
-    file = place / ENTRY_FILE
+    file = folder / ENTRY_FILE
     try:
-        if now - file.stat().st_mtime > _USE_SECONDS:
-            # Without a time, so that whoever may write the file may do it, not its owner alone.
+        if now - file.stat().st_mtime > _USE_TIME_SECONDS:
+            # No time is passed, so that every user who may write the file may do it, not only its owner.
             os.utime(file)
     except FileNotFoundError:
-        # Somebody cleared the cache: who wants a file of the entry will see it.
+        # The cache was cleared: whoever needs a file of the entry will notice.
         return
     except OSError as error:
-        if error.errno not in _UNWRITABLE:
+        if error.errno not in _UNWRITABLE_ERRNOS:
             raise
 
 
-def _place(source: Path, destination: Path) -> None:
-    """Put a file at a path by hard link or copy, in one step, replacing what is there."""
+def _replace_with_link(source: Path, destination: Path) -> None:
+    """Put a file at a path by hard link or copy, in one step, replacing an existing file."""
     try:
         os.link(source, destination)
     except FileNotFoundError:
         raise
     except OSError:
-        # Something is there already, or the file system has no links.
+        # A file exists already, or the file system has no links.
         with reserve_file(destination) as temporary:
             link_or_copy(source, temporary)
             temporary.replace(destination)
 
 
 def link_or_copy(source: Path, destination: Path) -> None:
-    """Put a file at a new path, by a hard link where that can be."""
+    """Put a file at a new path, by a hard link if possible."""
     try:
         os.link(source, destination)
     except FileNotFoundError:
         raise
     except OSError:
-        # Another file system, one without links, another owner's file, or too many links.
+        # The cause may be another file system, one without links, another owner's file, or too many links.
         shutil.copyfile(source, destination)
         destination.chmod(0o644)

@@ -1,7 +1,7 @@
-"""The key under which a compiled module is kept: a hash of what it depends on, which `compile_step` lists.
+"""The key of a compiled module: a hash of everything that it depends on, which `compile_step` lists.
 
-A key must change whenever the module might, and must not change with what the module cannot depend on:
-where files lie, and where other outputs go.
+A key must change whenever the module might, and must not change with what the module cannot depend on: the locations of
+files, and the destinations of other outputs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
-# A new number disowns every entry made before.
+# A new number invalidates every earlier entry.
 _KEY_FORMAT = 1
 
-# Flags of iree-compile (3.13) whose value says where something besides the module is written. Flags that
-# only look alike (--compile-to, --output-format) change the module.
+# The values of these flags of iree-compile (3.13) are paths of outputs other than the module. Flags that only look
+# alike (--compile-to, --output-format) change the module.
 _OUTPUT_FLAGS = frozenset(
     {
         "o",
@@ -41,147 +41,147 @@ _OUTPUT_FLAGS = frozenset(
     }
 )
 _OUTPUT_PATTERN = re.compile(r"iree-hal-dump-executable-[a-z-]+-to|save-temp-iree-input|mlir-.*-reproducer")
-# Outputs too, but a scope before the path (`scope=path`) is written into the module.
+# These are outputs too, but a scope before the path (`scope=path`) is written into the module.
 _SCOPED_OUTPUT_FLAGS = frozenset(
     {"iree-opt-export-parameters", "iree-opt-splat-parameters", "iree-parameter-export", "iree-parameter-splat"}
 )
 _HASH = re.compile(r"(?:sha256:)?[0-9a-f]{32,}")
-# What parts a file from the rest of a value.
-_PARTED = re.compile("[,=@]")
-_SHOWN_CHANGES = 3
-_SHOWN_CHARACTERS = 80
+# These characters separate a file from the rest of a value.
+_SEPARATOR = re.compile("[,=@]")
+_MAX_CHANGES = 3
+_MAX_VALUE_CHARS = 80
 
 
 def format_canonical_json(document: object) -> bytes:
-    """The one way to write a document: sorted keys, no white space, ASCII."""
+    """Format a document in its canonical form: sorted keys, no white space, ASCII."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def make_key(ingredients: Mapping[str, str]) -> str:
-    """SHA-256, in hex, of what goes into a module; the order of the mapping does not count."""
+    """Return the SHA-256, in hex, of a module's ingredients; the order of the mapping does not count."""
     document = {"format": _KEY_FORMAT, "ingredients": dict(ingredients)}
     return hashlib.sha256(format_canonical_json(document)).hexdigest()
 
 
 def join_flags(flags: Iterable[str]) -> str:
-    """Flags as one ingredient: a JSON list, so that no two lists of flags read alike."""
+    """Return flags as one ingredient: a JSON list, so that different lists of flags differ."""
     return json.dumps(list(flags))
 
 
 def flag_ingredients(
     flags: Sequence[str], hash_file: Callable[[Path], str], *, folder: Path | None = None
 ) -> tuple[str, ...]:
-    """Compile flags (without the program) as the compiler sees them, free of paths; their order is kept.
+    """Return compile flags (without the program) as the compiler sees them, free of paths; their order is kept.
 
     - A value that is an existing file is replaced by its hash, also inside `scope=file`, `file@symbol` and
       `file,file`, and also as a token of its own. A name without a folder is kept with the hash: `host`
       may be a word and the name of a file at once.
-    - A value that says where another output goes is left out, and its flag is kept.
-    - A folder stays as text: what it holds is not looked at.
+    - A value that is the path of another output is left out, and its flag is kept.
+    - A folder stays as text: its content is not read.
 
-    Relative paths lie in the `folder`, the compile's working directory.
+    Relative paths are resolved in the `folder`, the compile's working directory.
     """
-    content_of = partial(_replace_files, partial(_replace_file, folder or Path(), hash_file))
+    replace_files = partial(_replace_files, partial(_replace_file, folder or Path(), hash_file))
     result: list[str] = []
     tokens = iter(flags)
     for token in tokens:
         name, equals, value = token.partition("=")
-        bare = name.lstrip("-")
+        flag_name = name.lstrip("-")
         if not name.startswith("-"):
-            result.append(content_of(token))
-        elif bare in _SCOPED_OUTPUT_FLAGS:
-            scope, scoped, _ = (value if equals else next(tokens, "")).partition("=")
-            result.append(f"{name}={scope if scoped else ''}")
-        elif bare in _OUTPUT_FLAGS or _OUTPUT_PATTERN.fullmatch(bare):
+            result.append(replace_files(token))
+        elif flag_name in _SCOPED_OUTPUT_FLAGS:
+            scope, separator, _ = (value if equals else next(tokens, "")).partition("=")
+            result.append(f"{name}={scope if separator else ''}")
+        elif flag_name in _OUTPUT_FLAGS or _OUTPUT_PATTERN.fullmatch(flag_name):
             if not equals:
                 next(tokens, "")
             result.append(f"{name}=")
         else:
-            result.append(f"{name}={content_of(value)}" if equals else token)
+            result.append(f"{name}={replace_files(value)}" if equals else token)
     return tuple(result)
 
 
-def _replace_files(hashed: Callable[[str], str | None], text: str) -> str:
-    """The text with every file in it replaced by its hash; `hashed` does it for a text that is one, else None."""
-    whole = hashed(text)
-    if whole is not None:
-        return whole
-    if not _PARTED.search(text):
+def _replace_files(replace_file: Callable[[str], str | None], text: str) -> str:
+    """Return the text with every file in it replaced by its hash; `replace_file` returns None for other texts."""
+    replacement = replace_file(text)
+    if replacement is not None:
+        return replacement
+    if not _SEPARATOR.search(text):
         return text
-    return ",".join(_replace_item(hashed, item) for item in text.split(","))
+    return ",".join(_replace_item(replace_file, entry) for entry in text.split(","))
 
 
-def _replace_item(hashed: Callable[[str], str | None], item: str) -> str:
-    """One of a list of values: `file`, `scope=file`, `file@symbol` or `@file`."""
-    starts = [0, *([1] if item.startswith("@") else ()), *(match.end() for match in re.finditer("=", item))]
+def _replace_item(replace_file: Callable[[str], str | None], entry: str) -> str:
+    """Replace the file in one of a list of values: `file`, `scope=file`, `file@symbol` or `@file`."""
+    starts = [0, *([1] if entry.startswith("@") else ()), *(match.end() for match in re.finditer("=", entry))]
     for start in starts:
-        ends = [match.start() for match in re.finditer("@", item) if match.start() >= start]
-        for end in (len(item), *reversed(ends)):
-            found = hashed(item[start:end])
-            if found is not None:
-                return item[:start] + found + item[end:]
-    return item
+        ends = [match.start() for match in re.finditer("@", entry) if match.start() >= start]
+        for end in (len(entry), *reversed(ends)):
+            replacement = replace_file(entry[start:end])
+            if replacement is not None:
+                return entry[:start] + replacement + entry[end:]
+    return entry
 
 
 def _replace_file(base: Path, hash_file: Callable[[Path], str], text: str) -> str | None:
     if not text or "\0" in text:
         return None
-    # Most values are no files, and building a Path for each would take longer than all else here.
+    # Most values are no files, and building a Path for each would take longer than everything else here.
     if not os.path.isfile(os.path.join(base, text)):  # noqa: PTH113, PTH118
         return None
     name = "" if "/" in text else text
     return f"<{name}:{hash_file(base / text)}>"
 
 
-def describe_changes(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """What differs, in one line: `compiler changed: 3.12.0 → 3.13.0; flag added: --x`. Empty for nothing."""
+def describe_changes(old_ingredients: Mapping[str, str], new_ingredients: Mapping[str, str]) -> str:
+    """Return the differences in one line: `compiler changed: 3.12.0 → 3.13.0; flag added: --x`. Empty for none."""
     changes: list[str] = []
-    for name in sorted({*before, *after}):
-        old, new = before.get(name), after.get(name)
+    for name in sorted({*old_ingredients, *new_ingredients}):
+        old, new = old_ingredients.get(name), new_ingredients.get(name)
         if old == new:
             continue
-        old_flags, new_flags = _list_of(old), _list_of(new)
+        old_flags, new_flags = _parse_list(old), _parse_list(new)
         if old_flags is not None and new_flags is not None:
             changes.extend(_list_flag_changes(old_flags, new_flags))
         elif old is None or new is None or _HASH.fullmatch(old) or _HASH.fullmatch(new):
             changes.append(f"{name} changed")
         else:
             changes.append(f"{name} changed: {_shorten(old) or 'none'} → {_shorten(new) or 'none'}")
-    shown = changes[:_SHOWN_CHANGES]
-    if len(changes) > len(shown):
-        shown.append(f"and {len(changes) - len(shown)} more")
-    return "; ".join(shown)
+    summary = changes[:_MAX_CHANGES]
+    if len(changes) > len(summary):
+        summary.append(f"and {len(changes) - len(summary)} more")
+    return "; ".join(summary)
 
 
-def _list_of(value: str | None) -> list[str] | None:
+def _parse_list(value: str | None) -> list[str] | None:
     if value is None or not value.startswith("["):
         return None
     try:
-        found = json.loads(value)
+        entries = json.loads(value)
     except ValueError:
         return None
-    return found if isinstance(found, list) and all(isinstance(item, str) for item in found) else None
+    return entries if isinstance(entries, list) and all(isinstance(entry, str) for entry in entries) else None
 
 
 def _list_flag_changes(old: list[str], new: list[str]) -> Iterator[str]:
-    gone = [flag for flag in old if flag not in new]
-    come = [flag for flag in new if flag not in old]
-    if not gone and not come:
+    old_only = [flag for flag in old if flag not in new]
+    new_only = [flag for flag in new if flag not in old]
+    if not old_only and not new_only:
         yield "order or repetition of flags changed"
-    for flag in gone:
+    for flag in old_only:
         name = flag.partition("=")[0]
-        twin = next((other for other in come if other.partition("=")[0] == name), None)
-        if twin is None:
+        replacement = next((candidate for candidate in new_only if candidate.partition("=")[0] == name), None)
+        if replacement is None:
             yield f"flag removed: {_shorten(flag)}"
-        elif "<" in flag and "<" in twin:
-            come.remove(twin)
+        elif "<" in flag and "<" in replacement:
+            new_only.remove(replacement)
             yield f"file of flag changed: {name}"
         else:
-            come.remove(twin)
-            yield f"flag changed: {_shorten(flag)} → {_shorten(twin)}"
-    for flag in come:
+            new_only.remove(replacement)
+            yield f"flag changed: {_shorten(flag)} → {_shorten(replacement)}"
+    for flag in new_only:
         yield f"flag added: {_shorten(flag)}"
 
 
 def _shorten(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"

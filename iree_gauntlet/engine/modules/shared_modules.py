@@ -1,10 +1,10 @@
-"""A store of modules that several machines share: asked after the local one, and filled after a compile.
+"""A store of modules that several machines share: queried after the local one, and filled after a compile.
 
     <url>/v1/<first two of key>/<key>.tar     an entry, as `module_cache.pack` makes it
 
-Whoever may write there decides what code runs on the machines that read there; see docs/how-to/artifacts.md. What
-is read is checked whole before it is used. A store that cannot be reached or refuses is a note, never an error,
-and is left alone for the rest of the run: it costs one timeout.
+Everybody who may write there decides what code runs on the machines that read there; see docs/how-to/artifacts.md. An
+entry is checked completely before it is used. A store that cannot be reached or refuses is a note, never an error, and
+is not used for the rest of the run: it costs one timeout.
 """
 
 from __future__ import annotations
@@ -34,119 +34,119 @@ if TYPE_CHECKING:
 
 
 _LAYOUT = "v1"
-_FILE = "file://"
-# A module can be compiled instead, so less is waited for than for an artifact.
+_FILE_SCHEME = "file://"
+# A module can be compiled instead, so the wait is shorter than for an artifact.
 _STALL_SECONDS = 20.0
 _RETRIES = 1
 _CANCEL_POLL_SECONDS = 0.2
-_CANCELLED = "cancelled while the shared cache was asked"
+_CANCEL_MESSAGE = "cancelled while the shared cache was asked"
 _BLOCK_BYTES = 1 << 20
-# What goes into one request, which alone can ask that nothing is replaced; it is in memory as a whole.
-_ONE_REQUEST_BYTES = 32 << 20
+# An object up to this size goes into one request, the only kind that can refuse to replace; it is all in memory.
+_MAX_REQUEST_BYTES = 32 << 20
 _PART_BYTES = 8 << 20
-_PARTS_AT_ONCE = 4
+_MAX_CONCURRENT_PARTS = 4
 
 _STATUS = re.compile(r"status code: (\d{3})")
-_CODE = re.compile(r"<Code>(\w+)</Code>")
-# What Azure and S3 call an object that is not there. Another code says that the container or bucket is not.
-_NO_OBJECT = frozenset({"BlobNotFound", "NoSuchKey"})
+_ERROR_CODE = re.compile(r"<Code>(\w+)</Code>")
+# Azure and S3 report a missing object by these codes. Another code means that the container or bucket is missing.
+_MISSING_OBJECT_CODES = frozenset({"BlobNotFound", "NoSuchKey"})
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class SharedLookup:
-    """The result of a look into the shared store: an entry that is in the local one too now, or none."""
+    """The result of a query of the shared store: an entry that is now in the local one too, or none."""
 
     entry: ModuleEntry | None = None
-    asked: bool = False
+    has_response: bool = False
     note: str = ""
 
 
 class _RemoteError(Exception):
-    """The store cannot be reached, or refuses."""
+    """A store that cannot be reached, or refuses."""
 
 
 @dataclass(slots=True)
 class SharedModules:
-    """A shared store, for one run, which fills it where it may `write`; may be used by several threads.
+    """A shared store, for one run, which fills it if it may `write`; may be used by several threads.
 
     Attributes:
-        stall_timeout: seconds without a byte after which it is given up.
+        stall_timeout: seconds without a byte after which a request is abandoned.
     """
 
     url: str
     configuration: Configuration
     write: bool = False
     stall_timeout: float = _STALL_SECONDS
-    # Held for the first request, so that one thread alone waits for a store that is not there.
-    _first: threading.Lock = field(default_factory=threading.Lock)
+    # The first request holds it, so that only one thread waits for an unreachable store.
+    _first_request_lock: threading.Lock = field(default_factory=threading.Lock)
     _location: StoreLocation | None = None
-    _answers: bool = False
-    _failed: bool = False
-    _reported: bool = False
-    _unwritable: bool = False
-    _damaged: set[str] = field(default_factory=set)
+    _is_reachable: bool = False
+    _is_off: bool = False
+    _has_reported_error: bool = False
+    _is_read_only: bool = False
+    _damaged_keys: set[str] = field(default_factory=set)
 
     def find(
-        self, key: str, cache: ModuleCache, name: str, roles: Collection[str], cancelled: threading.Event
+        self, key: str, cache: ModuleCache, name: str, roles: Collection[str], cancel_event: threading.Event
     ) -> SharedLookup:
         """Get an entry, which must have files of these roles, into the local store; `name` explains later misses.
 
         Raises:
             GauntletError: the run was cancelled.
         """
-        return until_cancelled(lambda: self._find(key, cache, name, roles), cancelled, _CANCELLED)
+        return run_cancellable(lambda: self._find(key, cache, name, roles), cancel_event, _CANCEL_MESSAGE)
 
-    def offer(self, key: str, cache: ModuleCache, cancelled: threading.Event) -> str:
-        """Put an entry of the local store there, where this is allowed; a note, empty where all is well.
+    def offer(self, key: str, cache: ModuleCache, cancel_event: threading.Event) -> str:
+        """Upload an entry of the local store, if writing is allowed; return a note, empty on success.
 
-        One that is there already stays, unless this run has found it damaged.
+        An existing one stays, unless this run has found it damaged.
 
         Raises:
             GauntletError: the run was cancelled.
         """
-        if not self.write or self._failed or self._unwritable:
+        if not self.write or self._is_off or self._is_read_only:
             return ""
-        return until_cancelled(lambda: self._offer(key, cache), cancelled, _CANCELLED)
+        return run_cancellable(lambda: self._offer(key, cache), cancel_event, _CANCEL_MESSAGE)
 
     def _find(self, key: str, cache: ModuleCache, name: str, roles: Collection[str]) -> SharedLookup:
         try:
-            answer = self._answer(key)
-            if answer is None:
-                return SharedLookup(asked=self._answers)
+            response = self._query(key)
+            if response is None:
+                return SharedLookup(has_response=self._is_reachable)
             with cache.incoming(key) as folder:
-                stream = Blocks(_read_blocks(answer))
-                hashes = unpack(stream, key, folder, roles=roles, size=answer.meta["size"])
-                published = cache.adopt(folder, key, hashes, name)
-            return SharedLookup(published.entry, asked=True, note=published.note)
+                stream = Blocks(_read_blocks(response))
+                hashes = unpack(stream, key, folder, roles=roles, size=response.meta["size"])
+                publication = cache.adopt(folder, key, hashes, name)
+            return SharedLookup(publication.entry, has_response=True, note=publication.note)
         except _RemoteError as error:
-            with self._first:
-                reported, self._failed, self._reported = self._reported, True, True
+            with self._first_request_lock:
+                is_repeat, self._is_off, self._has_reported_error = self._has_reported_error, True, True
             return SharedLookup(
-                note="" if reported else f"the shared cache {self.url} is not used in this run: {error}"
+                note="" if is_repeat else f"the shared cache {self.url} is not used in this run: {error}"
             )
         except DamageError as error:
-            self._damaged.add(key)
-            return SharedLookup(asked=True, note=f"{self.url}/{_make_path(key)} is not used: {error}")
+            self._damaged_keys.add(key)
+            return SharedLookup(has_response=True, note=f"{self.url}/{_make_path(key)} is not used: {error}")
         except OSError as error:
-            # Of the local disk: those of the store are wrapped.
-            return SharedLookup(asked=True, note=f"what the shared cache has is not used: {error.strerror}")
+            # The error is of the local disk: those of the store are wrapped.
+            return SharedLookup(has_response=True, note=f"what the shared cache has is not used: {error.strerror}")
 
-    def _answer(self, key: str) -> GetResult | None:
-        """The object of an entry; None where it is not there, or the store is not to be asked."""
-        if self._answers:
-            return None if self._failed else self._get(key)
-        with self._first:
-            if self._failed:
+    def _query(self, key: str) -> GetResult | None:
+        """Return the object of an entry; None if it is missing, or the store is disabled."""
+        if self._is_reachable:
+            return None if self._is_off else self._get(key)
+        with self._first_request_lock:
+            if self._is_off:
                 return None
             try:
-                found = self._get(key)
+                response = self._get(key)
             except _RemoteError:
-                self._failed = True
+                self._is_off = True
                 raise
-            self._answers = True
-            return found
+            self._is_reachable = True
+            return response
 
     def _get(self, key: str) -> GetResult | None:
         import obstore  # noqa: PLC0415 - a large library, which few runs need
@@ -156,16 +156,16 @@ class SharedModules:
             try:
                 return obstore.get(location.store, _make_remote_path(location, key))
             except FileNotFoundError as error:
-                code = _CODE.search(str(error))
-                if code and code[1] not in _NO_OBJECT:
+                code = _ERROR_CODE.search(str(error))
+                if code and code[1] not in _MISSING_OBJECT_CODES:
                     raise
                 return None
 
     def _open(self) -> StoreLocation:
         if self._location is None:
-            folder = Path(unquote(self.url.removeprefix(_FILE)))
-            if self.url.startswith(_FILE) and not self.write and not folder.is_dir():
-                # It would be made, and so hide that nobody has mounted it.
+            folder = Path(unquote(self.url.removeprefix(_FILE_SCHEME)))
+            if self.url.startswith(_FILE_SCHEME) and not self.write and not folder.is_dir():
+                # The folder would be created, which would hide that nobody has mounted it.
                 raise _RemoteError(f"there is no folder {folder}")
             try:
                 self._location = open_store(
@@ -181,7 +181,7 @@ class SharedModules:
             size = packed_bytes(folder, key)
             self._put(key, folder, size)
         except _RemoteError as error:
-            self._unwritable = True
+            self._is_read_only = True
             return f"the shared cache {self.url} is not filled in this run: {error}"
         except DamageError as error:
             return f"not put into the shared cache: {error}"
@@ -194,47 +194,49 @@ class SharedModules:
     def _put(self, key: str, folder: Path, size: int) -> None:
         import obstore  # noqa: PLC0415 - a large library, which few runs need
 
-        location, replaces = self._open(), key in self._damaged
+        location, must_replace = self._open(), key in self._damaged_keys
         path = _make_remote_path(location, key)
-        if size <= _ONE_REQUEST_BYTES and not replaces:
+        if size <= _MAX_REQUEST_BYTES and not must_replace:
             content = b"".join(pack(folder, key))
             with _explain_remote_errors():
-                if _is_settled(location, path, content):
+                if _create_object(location, path, content):
                     return
-        if not replaces:
+        if not must_replace:
             with _explain_remote_errors(), suppress(FileNotFoundError):
                 obstore.head(location.store, path)
                 return
-        ours: list[DamageError | OSError] = []
+        local_errors: list[DamageError | OSError] = []
 
         def blocks() -> Iterator[bytes]:
             try:
                 yield from pack(folder, key)
             except (DamageError, OSError) as error:
-                ours.append(error)
+                local_errors.append(error)
                 raise
 
         try:
             with _explain_remote_errors():
-                obstore.put(location.store, path, blocks(), chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+                obstore.put(
+                    location.store, path, blocks(), chunk_size=_PART_BYTES, max_concurrency=_MAX_CONCURRENT_PARTS
+                )
         except _RemoteError:
-            if ours:
-                # What went wrong on this side, and not the store's words of it.
-                raise ours[0] from None
+            if local_errors:
+                # The error is local, and not the store's message about it.
+                raise local_errors[0] from None
             raise
-        self._damaged.discard(key)
+        self._damaged_keys.discard(key)
 
 
 def shared_modules(configuration: Configuration, *, offline: bool) -> SharedModules | None:
-    """The shared store that is configured; None where there is none, or where the network is not to be touched."""
+    """Return the configured shared store; None if there is none, or if the network must not be used."""
     url = configuration.shared_modules
-    if not url or (offline and not url.startswith(_FILE)):
+    if not url or (offline and not url.startswith(_FILE_SCHEME)):
         return None
     return SharedModules(url.rstrip("/"), configuration, write=configuration.fills_shared_modules)
 
 
-def _is_settled(location: StoreLocation, path: str, content: bytes) -> bool:
-    """Whether an object is there now, made by us or before; False where a store cannot be asked to replace nothing."""
+def _create_object(location: StoreLocation, path: str, content: bytes) -> bool:
+    """Create an object; return True if it exists now, False if the store cannot be asked to replace nothing."""
     import obstore  # noqa: PLC0415 - a large library, which few runs need
     from obstore.exceptions import AlreadyExistsError, NotSupportedError  # noqa: PLC0415 - a large library, which few runs need
 
@@ -247,10 +249,10 @@ def _is_settled(location: StoreLocation, path: str, content: bytes) -> bool:
     return True
 
 
-def _read_blocks(answer: GetResult) -> Iterator[bytes]:
-    stream = iter(answer.stream(min_chunk_size=_BLOCK_BYTES))
+def _read_blocks(response: GetResult) -> Iterator[bytes]:
+    stream = iter(response.stream(min_chunk_size=_BLOCK_BYTES))
     while True:
-        # Around the request alone: what goes wrong where the block is used is not the store's.
+        # Only the request is wrapped: errors where the block is used are not the store's.
         with _explain_remote_errors():
             block = next(stream, None)
         if block is None:
@@ -277,19 +279,19 @@ def _make_remote_path(location: StoreLocation, key: str) -> str:
 
 
 def _describe_reason(error: Exception) -> str:
-    """What an error of obstore's says, in a few words and without signatures."""
+    """Return the message of an obstore error, shortened and without signatures."""
     text = str(error)
-    status, code = _STATUS.search(text), _CODE.search(text)
+    status, code = _STATUS.search(text), _ERROR_CODE.search(text)
     if status:
         return f"HTTP {status[1]}" + (f" ({code[1]})" if code else "")
     return without_queries(text.partition("\n")[0]).rpartition(" - ")[2]
 
 
-def until_cancelled(work: Callable[[], _T], cancelled: threading.Event, error: str) -> _T:
-    """What the work returns; it is left behind on its thread when the run is cancelled, as a silent server holds it.
+def run_cancellable(work: Callable[[], _T], cancel_event: threading.Event, error: str) -> _T:
+    """Return the result of a function; after a cancel, abandon it on its thread, which may wait for a server.
 
     Raises:
-        GauntletError: `error`, as the run was cancelled; or what the work raises.
+        GauntletError: `error`, as the run was cancelled; or the errors of `work`.
     """
     future: Future[_T] = Future()
 
@@ -301,6 +303,6 @@ def until_cancelled(work: Callable[[], _T], cancelled: threading.Event, error: s
 
     threading.Thread(target=run, name="until cancelled", daemon=True).start()
     while not wait([future], _CANCEL_POLL_SECONDS).done:
-        if cancelled.is_set():
+        if cancel_event.is_set():
             raise GauntletError(error)
     return future.result()

@@ -1,8 +1,8 @@
-"""The toolkit's side of the compile server: a process of the toolchain's Python that forks a child for each compile.
+"""Client of the compile server: a process of the toolchain's Python that forks a child for each compile.
 
-`workers/iree_side/compile_server.py` says what that process does. A compile costs a little less than one by the native
-tool, and much less than one through its Python wrapper, and its result is the same: the same bytes, diagnostics, exit
-codes and signals. It uses one thread, so that large programs are for the plain tool.
+`workers/iree_side/compile_server.py` describes that process. A compile costs a little less than one by the native tool,
+and much less than one through its Python wrapper, and its result is the same: the same bytes, diagnostics, exit codes
+and signals. It uses one thread, so that large programs are for the plain tool.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 _SCRIPT = Path(iree_side.__file__).with_name("compile_server.py")
 _GRACE_SECONDS = 2.0
-_CLOSE_PATIENCE_SECONDS = 20.0
-# They answer and end, or belong to the server: one thread, one output.
-_UNSERVED = re.compile(
+_CLOSE_TIMEOUT_SECONDS = 20.0
+# These print something and exit, or are set by the server: one thread, one output.
+_UNSUPPORTED_FLAG = re.compile(
     r"-+(?:help.*|h|version|print-(?:all-)?options|iree-list-plugins|iree-hal-list-target-backends|o)(?:=.*)?"
     r"|-+mlir-disable-threading=.*"
 )
 _ENVIRONMENT = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _KILLED_NOTE = "the compile server was killed from outside, and its compiles with it (see dmesg)"
-# What `workers/iree_side/compile_server.py` exits with where it is not the compiler that failed.
+# `workers/iree_side/compile_server.py` exits with these if the failure is not the compiler's.
 EXIT_DEFECT = 70
 EXIT_UNWRITABLE = 74
-_ERRORS_BYTES = 1 << 20
-_ERROR_PLACE = re.compile(r"^(.+?):\d+:\d+: error: ", re.MULTILINE)
-# The tool's own main function in the stack of a crash; what called it here is the server's Python.
+_MAX_STDERR_BYTES = 1 << 20
+_ERROR_LOCATION = re.compile(r"^(.+?):\d+:\d+: error: ", re.MULTILINE)
+# This is the tool's own main function in the stack of a crash; its callers here belong to the server's Python.
 _MAIN_FRAME = re.compile(rb"^ *#?\d+ .*(?:runIreecMain|ireeCompilerRunMain|ireeCompilerInvocation).*\n", re.MULTILINE)
-_NO_MEMORY_WORDS = ("out of memory", "bad_alloc", "cannot allocate memory", "memoryerror")
+_NO_MEMORY_MESSAGES = ("out of memory", "bad_alloc", "cannot allocate memory", "memoryerror")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class CompileJob:
 
     Attributes:
         programs: paths of MLIR, text or bytecode.
-        output: where the module goes, whole or not at all; its folder is there.
-        cwd: where relative paths begin; empty for the toolkit's own folder.
+        output: path of the module, which is complete or absent; its folder exists.
+        cwd: the base of relative paths; empty for the toolkit's own folder.
         timeout: seconds until it gets SIGTERM, and SIGKILL after the server's grace; `inf` for no limit.
         memory_bytes: limit of its address space, the compiler's own 0.3 GB included; 0 for none.
     """
@@ -76,15 +76,15 @@ class CompileJob:
 
 @dataclass(frozen=True, slots=True)
 class _CompileDetail(Recorded):
-    """Of programs that are compiled as one: the public functions of each, and the indices of those at fault."""
+    """The public functions of each of several programs compiled as one, and the indices of the faulty programs."""
 
     functions: tuple[tuple[str, ...], ...] = ()
     refused: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
-class CompileAnswer(Report, Recorded):
-    """What the server says: that it is ready; of a compile that it runs, that it could not be started, or its end."""
+class CompileResponse(Report, Recorded):
+    """A message of the server: that it is ready; that a compile runs, or could not be started; or its end."""
 
     ready: bool = False
     id: int = 0
@@ -94,9 +94,9 @@ class CompileAnswer(Report, Recorded):
     notes: tuple[str, ...] = ()
 
 
-def served(flags: Sequence[str]) -> bool:
-    """Whether a compile with these flags can be done by the server: a child runs the tool's own main function."""
-    return not any(_UNSERVED.fullmatch(flag) for flag in flags)
+def is_servable(flags: Sequence[str]) -> bool:
+    """Return True if the server can do a compile with these flags: a child runs the tool's own main function."""
+    return not any(_UNSUPPORTED_FLAG.fullmatch(flag) for flag in flags)
 
 
 @dataclass
@@ -107,7 +107,7 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
 
     Attributes:
         python: the toolchain's Python, which has `iree.compiler`.
-        tmpdir: folder for private TMPDIRs; the system's temporary folder where a shell would not leave its path alone.
+        tmpdir: folder for private TMPDIRs; the system's temporary folder if a shell would not take its path literally.
         grace: seconds between SIGTERM and SIGKILL.
     """
 
@@ -117,15 +117,15 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
     grace: float = _GRACE_SECONDS
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _server: _ServerProcess | None = None
-    _cancelled: bool = False
-    _closed: bool = False
+    _cancel_flag: bool = False
+    _close_flag: bool = False
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
     def pid(self) -> int:
-        """Process id of the server; 0 where none runs."""
+        """The process id of the server; 0 if none runs."""
         server = self._server
         return server.pid if server is not None and not server.ended else 0
 
@@ -142,30 +142,30 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
         """Compile programs as one and wait for it; raises as `compile`.
 
         Returns:
-            How it ended; the public functions of each program, under the names that they have in the module (empty
-            where the merge was not reached); and, after a failure, indices of programs that are at fault: those that
-            do not parse, or else those that the compiler's errors point at. The compiler may stop at the first.
-            Empty where neither is known.
+            The outcome; the public functions of each program, under the names that they have in the module (empty
+            if the merge was not reached); and, after a failure, indices of the programs at fault: those that
+            do not parse, or else those named in the compiler's errors. The compiler may stop at the first.
+            Empty if neither is known.
         """
-        # What goes before the names of each one's symbols.
+        # These prefixes precede the names of each one's symbols.
         prefixes = tuple(f"c{index}_" for index in range(len(job.programs)))
         outcome, detail = self._ask(job, prefixes)
         culprits = detail.refused
         if outcome.exit_code and not culprits:
-            culprits = find_blamed_programs(job.stderr, job.programs)
+            culprits = find_programs_with_errors(job.stderr, job.programs)
         return outcome, detail.functions, culprits
 
     def cancel(self) -> None:
         """End every compile, and start no further one; safe in a signal handler, as it takes no lock."""
-        self._cancelled = True
+        self._cancel_flag = True
         server = self._server
         if server is not None:
             server.terminate()
 
     def close(self) -> None:
-        """End the server and what it compiles; `compile` may not be called afterwards."""
+        """End the server and its compiles; `compile` may not be called afterwards."""
         with self._lock:
-            self._closed = True
+            self._close_flag = True
             server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -175,14 +175,14 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
             return Outcome(None, cancelled=True), _CompileDetail()
         for log in (job.stdout, job.stderr):
             _make_folder(log.parent)
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             for _ in range(2):
                 server, waiter = self._send(job, prefixes)
-                answer = server.wait(waiter)
-                if answer is not None or waiter.pid or self._is_cancelled():
+                response = server.wait(waiter)
+                if response is not None or waiter.pid or self._is_cancelled():
                     break
-                # That server was killed before it saw the request; nothing was tried yet.
+                # That server was killed before it read the request; nothing was tried yet.
         except _NeverStartedError as error:
             if self._is_cancelled():
                 return Outcome(None, cancelled=True), _CompileDetail()
@@ -190,20 +190,20 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
                 f"{self.python}: the compile server cannot be started: {error}",
                 "install iree-base-compiler for that Python; without it each compile is a process of its own",
             ) from error
-        if answer is None:
-            outcome = Outcome(None, signal="SIGKILL", seconds=time.monotonic() - begun, notes=(_KILLED_NOTE,))
-        elif answer.error:
+        if response is None:
+            outcome = Outcome(None, signal="SIGKILL", seconds=time.monotonic() - start, notes=(_KILLED_NOTE,))
+        elif response.error:
             raise GauntletError(
-                f"a compile cannot be started: {answer.error}", "make room there, or make it readable and writable"
+                f"a compile cannot be started: {response.error}", "make room there, or make it readable and writable"
             )
         else:
-            outcome = compile_outcome(answer, job)
+            outcome = compile_outcome(response, job)
         if outcome.exit_code is None and self._is_cancelled():
             outcome = replace(outcome, cancelled=True, notes=())
-        return outcome, answer.detail if answer is not None else _CompileDetail()
+        return outcome, response.detail if response is not None else _CompileDetail()
 
     def _is_cancelled(self) -> bool:
-        return self._cancelled
+        return self._cancel_flag
 
     def _send(self, job: CompileJob, prefixes: tuple[str, ...] | None) -> tuple[_ServerProcess, _Waiter]:
         request = {
@@ -220,7 +220,7 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
             "memory_bytes": job.memory_bytes,
         }
         with self._lock:
-            if self._closed:
+            if self._close_flag:
                 raise RuntimeError("the compile server is closed")
             if self._server is None or self._server.ended:
                 if self._server is not None:
@@ -237,12 +237,12 @@ class _NeverStartedError(Exception):
 
 @dataclass(slots=True)
 class _Waiter:
-    """A compile that is waited for."""
+    """A compile in progress."""
 
     number: int
-    done: threading.Event = field(default_factory=threading.Event)
+    done_event: threading.Event = field(default_factory=threading.Event)
     pid: int = 0
-    answer: CompileAnswer | None = None
+    answer: CompileResponse | None = None
 
 
 class _ServerProcess:
@@ -250,9 +250,9 @@ class _ServerProcess:
 
     def __init__(self, python: str, tmpdir: Path, environment: dict[str, str]) -> None:
         _make_folder(tmpdir)
-        place = tmpdir.absolute() if is_plain_path(str(tmpdir.absolute())) else None
+        parent = tmpdir.absolute() if is_plain_path(str(tmpdir.absolute())) else None
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix="gauntlet-compile-", dir=place))
+            self._folder = Path(tempfile.mkdtemp(prefix="gauntlet-compile-", dir=parent))
         except OSError as error:
             raise GauntletError(
                 f"{error.filename}: cannot make a folder for the compile server: {error.strerror}", "make room there"
@@ -260,7 +260,7 @@ class _ServerProcess:
         self._errors = self._folder / "server.txt"
         try:
             with self._errors.open("wb") as errors:
-                # A session of its own: Ctrl-C in the terminal is not for it.
+                # The server has its own session: Ctrl-C in the terminal must not reach it.
                 self._process = subprocess.Popen(
                     [python, "-B", str(_SCRIPT), str(self._folder)],
                     stdin=subprocess.PIPE,
@@ -288,18 +288,18 @@ class _ServerProcess:
             self._count += 1
             waiter = _Waiter(self._count)
             if self.ended:
-                waiter.done.set()
+                waiter.done_event.set()
                 return waiter
             self._waiters[waiter.number] = waiter
             self._write({**request, "id": waiter.number})
         return waiter
 
-    def wait(self, waiter: _Waiter) -> CompileAnswer | None:
-        """The answer to a compile; None where the server was killed."""
+    def wait(self, waiter: _Waiter) -> CompileResponse | None:
+        """Return the response to a compile; None if the server was killed."""
         try:
-            waiter.done.wait()
+            waiter.done_event.wait()
         except BaseException:
-            # Ctrl-C: nobody waits for it any more.
+            # After Ctrl-C the result is of no use.
             with self._lock:
                 self._write({"op": "end", "id": waiter.number})
             raise
@@ -310,7 +310,8 @@ class _ServerProcess:
     def terminate(self) -> None:
         """Have it kill its children and end; takes no lock."""
         if not self.ended:
-            # Gone meanwhile; its id is no other's before `_read` has collected it, which sets `ended` first.
+            # It may be gone meanwhile; no other process gets its id before `_read` has collected it, which sets `ended`
+            # first.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
@@ -318,34 +319,34 @@ class _ServerProcess:
         """End it, and wait until it and its children are gone."""
         with contextlib.suppress(BrokenPipeError):
             self._requests.close()
-        self._reader.join(_CLOSE_PATIENCE_SECONDS)
+        self._reader.join(_CLOSE_TIMEOUT_SECONDS)
         if self._reader.is_alive():
             self._process.kill()
             self._reader.join()
 
     def _write(self, request: Mapping[str, Any]) -> None:
-        # One that was killed is noticed by the reader.
+        # The reader notices a killed server.
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._requests.write(json.dumps(request).encode() + b"\n")
             self._requests.flush()
 
     def _read(self) -> None:
-        """Hand out answers until the server ends, then see to it that nothing of it is left."""
+        """Pass on responses until the server ends, then make sure that nothing of it is left."""
         for line in self._answers:
             if not line.endswith(b"\n"):
                 break
-            answer = CompileAnswer.from_dict(json.loads(line))
-            if answer.ready:
+            response = CompileResponse.from_dict(json.loads(line))
+            if response.ready:
                 self._ready = True
                 continue
-            waiter = self._waiters[answer.id]
-            if answer.pid:
-                waiter.pid = answer.pid
+            waiter = self._waiters[response.id]
+            if response.pid:
+                waiter.pid = response.pid
                 continue
             with self._lock:
                 del self._waiters[waiter.number]
-            waiter.answer = answer
-            waiter.done.set()
+            waiter.answer = response
+            waiter.done_event.set()
         with self._lock:
             self.ended = True
             waiters = list(self._waiters.values())
@@ -353,17 +354,17 @@ class _ServerProcess:
         status = self._process.wait()
         for waiter in waiters:
             if waiter.pid:
-                # It was killed and could not do it any more.
+                # The killed server could not do it any more.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(waiter.pid, signal.SIGKILL)
         if not self._ready:
             lines = [line for line in read_tail(self._errors).lines if line.strip()]
-            ended = name_signal(-status) if status < 0 else f"exit code {status}"
-            self._failure = lines[-1].strip() if lines else f"it ended with {ended}"
+            exit_text = name_signal(-status) if status < 0 else f"exit code {status}"
+            self._failure = lines[-1].strip() if lines else f"it ended with {exit_text}"
         self._answers.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         for waiter in waiters:
-            waiter.done.set()
+            waiter.done_event.set()
 
 
 def _make_folder(folder: Path) -> None:
@@ -373,29 +374,29 @@ def _make_folder(folder: Path) -> None:
         raise GauntletError(f"{folder}: cannot make a folder: {error.strerror}", "make room there") from error
 
 
-def compile_outcome(answer: CompileAnswer, job: CompileJob) -> Outcome:
-    """How a compile ended, in the terms of all processes."""
-    if os.WIFSIGNALED(answer.status):
-        # The frames that the tool itself would have shown; the log's end is what people see first.
+def compile_outcome(response: CompileResponse, job: CompileJob) -> Outcome:
+    """Return the outcome of a compile, in the terms of all processes."""
+    if os.WIFSIGNALED(response.status):
+        # Only frames that the tool itself would have shown are kept, as people read the log's end first.
         with job.stderr.open("r+b") as stream:
-            frames = list(_MAIN_FRAME.finditer(stream.read(_ERRORS_BYTES)))
+            frames = list(_MAIN_FRAME.finditer(stream.read(_MAX_STDERR_BYTES)))
             if frames:
                 stream.truncate(frames[-1].end())
-    outcome = process_outcome(answer, job.stdout, job.stderr, answer.notes)
+    outcome = process_outcome(response, job.stdout, job.stderr, response.notes)
     if job.memory_bytes and outcome.exit_code != 0:
         text = _read_head(job.stderr).lower()
-        if any(words in text for words in _NO_MEMORY_WORDS):
+        if any(phrase in text for phrase in _NO_MEMORY_MESSAGES):
             note = f"the compiler ran into its memory limit of {job.memory_bytes / 1e9:.3g} GB"
             return replace(outcome, out_of_memory=True, notes=(*outcome.notes, note))
     return outcome
 
 
-def find_blamed_programs(stderr: Path, programs: Sequence[str]) -> tuple[int, ...]:
-    """Programs that the compiler's errors point at, by their index."""
-    places = set(_ERROR_PLACE.findall(_read_head(stderr)))
-    return tuple(index for index, program in enumerate(programs) if program in places)
+def find_programs_with_errors(stderr: Path, programs: Sequence[str]) -> tuple[int, ...]:
+    """Return the indices of programs named in the compiler's errors."""
+    paths = set(_ERROR_LOCATION.findall(_read_head(stderr)))
+    return tuple(index for index, program in enumerate(programs) if program in paths)
 
 
 def _read_head(path: Path) -> str:
     with path.open("rb") as stream:
-        return stream.read(_ERRORS_BYTES).decode(errors="replace")
+        return stream.read(_MAX_STDERR_BYTES).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Starting a step's process in its own folder, and what is common to all of their results."""
+"""The process of a step, started in the step's own folder, and the fields that all results share."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Command, Step
 
 
-# Bytes of a log that are looked through for the first error.
-_MOST_LOG = 1 << 20
+# At most this much of a log is searched for the first error.
+_MAX_LOG_BYTES = 1 << 20
 
 
 @dataclass
 class Processes:
-    """Runs the processes of steps under one supervisor; paths of logs are relative to the run's folder."""
+    """The processes of steps under one supervisor; paths of logs are relative to the run's folder."""
 
     supervisor: Supervisor
     run_dir: Path
 
     def run(self, step: Step, command: Command | None = None, name: str = "") -> Outcome:
-        """Runs a step's command, or another one for it, to its end; `name` is the prefix of its logs."""
+        """Run a step's command, or another one for it, to its end; `name` is the prefix of its logs."""
         command = command or step.process
         folder = Path(step.folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -38,22 +38,23 @@ class Processes:
             stdout=folder / f"{name}stdout.txt",
             stderr=folder / f"{name}stderr.txt",
             timeout=step.timeout,
-            # Next to the outputs, where there is room for them; a path with a space goes to the system's folder.
+            # The TMPDIR is next to the outputs, where there is room; if the path has a space, it is in the system's
+            # folder.
             tmpdir=folder if is_plain_path(str(folder)) else None,
         )
 
     def typed(self, step: Step) -> str:
-        """The step's command as a person would type it."""
+        """Return the step's command as a person would type it."""
         if step.command is None:
             return ""
         return format_shell_line(replace(step.command, env=(*find_linker(step.command.argv[0]), *step.command.env)))
 
     def log(self, step: Step, stream: str = "stderr.txt") -> str:
-        """Path of a step's log, relative to the run's folder."""
+        """Return the path of a step's log, relative to the run's folder."""
         return str((Path(step.folder) / stream).relative_to(self.run_dir))
 
     def write_log(self, step: Step, stream: str, lines: Sequence[str]) -> str:
-        """Writes what there is to say of a failure where no process has; the file's path, as of `log`."""
+        """Write a message about a failure that no process has written; return the file's path, as of `log`."""
         path = Path(step.folder) / stream
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,19 +64,19 @@ class Processes:
         return self.log(step, stream)
 
     def stdout(self, step: Step, name: str = "") -> str:
-        """What the process wrote to standard output."""
+        """Return the standard output of the process."""
         return (Path(step.folder) / f"{name}stdout.txt").read_text(encoding="utf-8", errors="replace")
 
     def error_lines(self, step: Step, name: str = "") -> Sequence[str]:
-        """The first lines of standard error, bounded."""
+        """Return the first lines of standard error, bounded."""
         with (Path(step.folder) / f"{name}stderr.txt").open("rb") as stream:
-            return stream.read(_MOST_LOG).decode("utf-8", errors="replace").splitlines()
+            return stream.read(_MAX_LOG_BYTES).decode("utf-8", errors="replace").splitlines()
 
     def complete(self, step: Step, outcome: Outcome, result: Result) -> Result:
-        """Adds what is known of the process to the result of its step."""
-        said = ""
+        """Add the outcome of the process to the result of its step."""
+        output = ""
         if step.expect_match and result.failure:
-            said = "\n".join((self.stdout(step)[:_MOST_LOG], *self.error_lines(step)))
+            output = "\n".join((self.stdout(step)[:_MAX_LOG_BYTES], *self.error_lines(step)))
         return replace(
             result,
             command=self.typed(step),
@@ -86,12 +87,12 @@ class Processes:
             signal=outcome.signal,
             timed_out=outcome.timed_out,
             log=result.log or self.log(step),
-            said=said,
+            said=output,
         )
 
 
 def require_pipes(process: Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
-    """What a process reads and what it writes, both of which it was started with as pipes."""
+    """Return the standard input and output of a process that was started with pipes for both."""
     if process.stdin is None or process.stdout is None:
         raise TypeError("a process without pipes")
     return process.stdin, process.stdout

@@ -1,23 +1,23 @@
 """The reaper: a small process that starts, times and ends the processes of one run.
 
-It is a program of its own, run by `supervisor.py` with the toolkit's Python, and imports nothing but the
-standard library. That it is a process apart has four reasons:
+It is a separate program, run by `supervisor.py` with the toolkit's Python, and imports only the standard library. It is
+a separate process for four reasons:
 
 - If the toolkit dies, by whatever signal, the reaper reads the end of its control socket and kills all that
   it has started, grandchildren included, on every system. Linux's `PR_SET_PDEATHSIG` would reach direct
   children only, fires when the *thread* that forked exits, and must be set between fork and exec, which
-  doubles the cost of a start. If the reaper is killed, the toolkit knows the groups and kills them.
+  doubles the cost of a start. If the reaper is killed, the toolkit has the group ids and kills them.
 - The kernel starts a child's `ru_maxrss` at the peak of the process that forked it (`exec_mmap` in Linux's
   fs/exec.c). Forked from a toolkit that holds arrays, every tool would seem to need as much memory.
 - Deadlines are kept while the toolkit's interpreter is busy or stuck.
-- It is the subreaper of what it starts (Linux), so that the kernel tells exactly when the last member of a
-  group is gone, and a process that left its group is still found.
+- It is the subreaper of the processes that it starts (Linux), so that the kernel reports exactly when the last member
+  of a group is gone, and a process that left its group is still found.
 
-Talk: standard input is a stream socket. `r` with a file descriptor hands over a connection for one process; further
-descriptors are locks that the process inherits, so that they are held as long as anything of it lives;
-`c` cancels all that run and all to come, a second `c` kills without grace; the end of the stream ends
-everything. On a connection comes one line of JSON (`Request`); back go the process's id on a line as soon
-as it runs, and a line of JSON at its end (what is set of `Report`). A connection that is closed before that cancels it.
+Protocol: standard input is a stream socket. `r` with a file descriptor passes a connection for one process; further
+descriptors are locks that the process inherits, so that they are held as long as any descendant of it lives; `c`
+cancels all running and future processes, a second `c` kills without grace; the end of the stream ends everything. A
+connection receives one line of JSON (`Request`); it returns the process's id on a line as soon as it runs, and a line
+of JSON at its end (fields of `Report`). A connection that is closed before that cancels it.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 
 _PR_SET_CHILD_SUBREAPER = 36
-# How often a group is looked at whose leader is gone while members live on.
-_DRAIN_SECONDS = 0.02
-# A connection, and the locks of a step: a device's, and the machine's.
-_MOST_DESCRIPTORS = 8
+# A group is checked this often if its leader is gone while members live on.
+_DRAIN_POLL_SECONDS = 0.02
+# Descriptors are a connection, and the locks of a step: a device's, and the machine's.
+_MAX_DESCRIPTORS = 8
 
 
-class _ReapedProcess:
-    """A process under way; times are of the monotonic clock."""
+class _RunningProcess:
+    """A running process; times are of the monotonic clock."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class _ReapedProcess:
         request: SimpleNamespace,
         report: SimpleNamespace,
         process: subprocess.Popen[bytes],
-        begun: float,
+        start: float,
     ) -> None:
         self.connection = connection
         self.request = request
         self.report = report
         self.process = process
-        self.begun = begun
-        self.deadline: float = begun + request.timeout
+        self.start = start
+        self.deadline: float = start + request.timeout
         self.leader_gone = self.terminated = self.killed = False
 
     @property
@@ -72,9 +72,9 @@ class _ReapedProcess:
 
 
 class _Reaper:
-    """One run's processes. Single-threaded: all is done between two waits of the selector.
+    """The processes of one run. Single-threaded: all work is done between two waits of the selector.
 
-    A signal has a byte in the `wake` pipe.
+    A signal writes a byte to the `wake` pipe.
     """
 
     def __init__(self, control: socket.socket, wake: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -86,40 +86,40 @@ class _Reaper:
         self._selector.register(wake, selectors.EVENT_READ)
         self._reading: dict[socket.socket, bytearray] = {}
         self._locks: dict[socket.socket, list[int]] = {}
-        self._runs: dict[int, _ReapedProcess] = {}
+        self._runs: dict[int, _RunningProcess] = {}
         self._cancels = 0
         self._subreaper = _become_subreaper()
 
     def serve(self) -> None:
-        """Work until the control socket ends, then kill what is left."""
+        """Work until the control socket ends, then kill all remaining processes."""
         while True:
-            for key, _ in self._selector.select(self._compute_patience()):
+            for key, _ in self._selector.select(self._compute_timeout()):
                 if key.fileobj is self._control:
-                    if not self._obey():
-                        self._end_everything()
+                    if not self._read_command():
+                        self._end_all_runs()
                         return
                 elif key.fileobj == self._wake:
                     os.read(self._wake, 4096)
                 elif isinstance(key.fileobj, socket.socket):
-                    request = self._hear(key.fileobj)
+                    request = self._read_request(key.fileobj)
                     if request is not None:
                         self._start(key.fileobj, request)
             self._reap()
-            self._tend()
+            self._advance_runs()
 
-    def _compute_patience(self) -> float | None:
-        """Seconds until something is due; None for never."""
+    def _compute_timeout(self) -> float | None:
+        """Return the seconds until the next deadline; None for never."""
         if not self._runs:
             return None
         if any(run.leader_gone for run in self._runs.values()):
-            return _DRAIN_SECONDS
-        due = min(run.deadline for run in self._runs.values())
-        return None if due == float("inf") else max(0.0, due - self._clock())
+            return _DRAIN_POLL_SECONDS
+        next_deadline = min(run.deadline for run in self._runs.values())
+        return None if next_deadline == float("inf") else max(0.0, next_deadline - self._clock())
 
-    def _obey(self) -> bool:
-        """Read one command; False at the end of the stream."""
+    def _read_command(self) -> bool:
+        """Read one command; return False at the end of the stream."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._control, 1, _MOST_DESCRIPTORS)
+            data, descriptors, _, _ = socket.recv_fds(self._control, 1, _MAX_DESCRIPTORS)
         except ConnectionResetError:
             return False
         if data == b"r" and descriptors:
@@ -134,8 +134,8 @@ class _Reaper:
                 self._cancel(run)
         return bool(data)
 
-    def _hear(self, connection: socket.socket) -> SimpleNamespace | None:
-        """A request that is whole; None where more of it is to come, or nobody waits for the answer any more."""
+    def _read_request(self, connection: socket.socket) -> SimpleNamespace | None:
+        """Return a complete request; None if more of it is to come, or the connection is closed."""
         try:
             data = connection.recv(1 << 16)
         except BlockingIOError:
@@ -144,7 +144,7 @@ class _Reaper:
             data = b""
         buffer = self._reading.get(connection)
         if buffer is None or not data:
-            self._hang_up(connection)
+            self._close_connection(connection)
             for run in self._runs.values():
                 if run.connection is connection:
                     self._cancel(run)
@@ -159,14 +159,14 @@ class _Reaper:
         report = SimpleNamespace(started=False, cancelled=False, timed_out=False, stuck=False)
         if self._cancels:
             report.cancelled = True
-            self._answer(connection, report)
+            self._send_report(connection, report)
             return
-        begun = self._clock()
+        start = self._clock()
         try:
             # The same file for both streams is opened once, or they would overwrite each other.
-            with open(request.stdout, "wb") as out, contextlib.ExitStack() as opened:  # noqa: PTH123
+            with open(request.stdout, "wb") as out, contextlib.ExitStack() as stack:  # noqa: PTH123
                 same = request.stdout == request.stderr
-                err = out if same else opened.enter_context(open(request.stderr, "wb"))  # noqa: PTH123
+                err = out if same else stack.enter_context(open(request.stderr, "wb"))  # noqa: PTH123
                 process = subprocess.Popen(
                     request.argv,
                     cwd=request.cwd,
@@ -182,34 +182,34 @@ class _Reaper:
                 report.error_number = error.errno or 0
                 report.error_file = str(error.filename or "")
             report.error_text = (isinstance(error, OSError) and error.strerror) or str(error)
-            self._answer(connection, report)
+            self._send_report(connection, report)
             return
-        self._let_go(connection)
+        self._close_locks(connection)
         report.started = True
         with contextlib.suppress(OSError):
             connection.sendall(b"%d\n" % process.pid)
-        self._runs[process.pid] = _ReapedProcess(connection, request, report, process, begun)
+        self._runs[process.pid] = _RunningProcess(connection, request, report, process, start)
 
-    def _cancel(self, run: _ReapedProcess) -> None:
+    def _cancel(self, run: _RunningProcess) -> None:
         run.report.cancelled = run.report.cancelled or not run.report.timed_out
         if self._cancels > 1:
             self._kill(run)
         elif not run.terminated:
             self._terminate(run)
 
-    def _terminate(self, run: _ReapedProcess) -> None:
+    def _terminate(self, run: _RunningProcess) -> None:
         run.terminated = True
         run.deadline = self._clock() + run.request.grace
         _send_signal_to_group(run.group, signal.SIGTERM)
 
-    def _kill(self, run: _ReapedProcess) -> None:
+    def _kill(self, run: _RunningProcess) -> None:
         if not run.killed:
             run.terminated = run.killed = True
             run.deadline = self._clock() + run.request.kill_patience
         _send_signal_to_group(run.group, signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Collect every child that has ended: leaders, and orphans that came here as to their subreaper."""
+        """Collect every child that has ended: leaders, and orphans that were reparented to this subreaper."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -223,13 +223,13 @@ class _Reaper:
             run.leader_gone = True
             run.process.returncode = status
             run.report.status = status
-            run.report.seconds = self._clock() - run.begun
+            run.report.seconds = self._clock() - run.start
             run.report.cpu_seconds = usage.ru_utime + usage.ru_stime
             # getrusage(2): kilobytes on Linux, bytes on macOS.
             run.report.peak_rss_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
-    def _tend(self) -> None:
-        """Move every run on: overdue ones to their end, ended ones out."""
+    def _advance_runs(self) -> None:
+        """Advance every run: end overdue ones, remove ended ones."""
         now = self._clock()
         for run in list(self._runs.values()):
             if run.leader_gone:
@@ -237,7 +237,7 @@ class _Reaper:
                     self._finish(run)
                     continue
                 if not run.terminated:
-                    # Its leader finished; what it left behind has nobody to work for.
+                    # The leader has finished; its remaining descendants are of no use.
                     self._kill(run)
             if now < run.deadline:
                 continue
@@ -250,10 +250,10 @@ class _Reaper:
                 self._terminate(run)
 
     def _has_members(self, group: int) -> bool:
-        """Whether a process lives in the group of a leader that was collected.
+        """Return True if a process lives in the group of a leader that was collected.
 
-        With a subreaper every such process is this one's child, or the descendant of one, and the kernel
-        answers exactly. Elsewhere a signal of no effect asks; macOS answers EPERM where only zombies are.
+        With a subreaper every such process is this one's child, or the descendant of one, and the kernel answers
+        exactly. Elsewhere a null signal tests it; macOS answers EPERM if there are only zombies.
         """
         if self._subreaper:
             try:
@@ -268,48 +268,48 @@ class _Reaper:
             return False
         return True
 
-    def _finish(self, run: _ReapedProcess, *, stuck: bool = False) -> None:
+    def _finish(self, run: _RunningProcess, *, stuck: bool = False) -> None:
         if stuck:
             run.report.stuck = True
             if not run.leader_gone:
-                run.report.seconds = self._clock() - run.begun
+                run.report.seconds = self._clock() - run.start
                 run.process.returncode = -signal.SIGKILL
         del self._runs[run.group]
         if not self._runs:
             _kill_children()
-        self._answer(run.connection, run.report)
+        self._send_report(run.connection, run.report)
 
-    def _answer(self, connection: socket.socket, report: SimpleNamespace) -> None:
-        # The asker may have gone away; a report is far smaller than a socket's buffer.
+    def _send_report(self, connection: socket.socket, report: SimpleNamespace) -> None:
+        # The client may have gone away; a report is far smaller than a socket's buffer.
         with contextlib.suppress(OSError):
             connection.sendall(json.dumps(vars(report)).encode() + b"\n")
-        self._hang_up(connection)
+        self._close_connection(connection)
 
-    def _let_go(self, connection: socket.socket) -> None:
-        """Closes the locks that came with a connection; the process has its own copies."""
+    def _close_locks(self, connection: socket.socket) -> None:
+        """Close the locks that came with a connection; the process has its own copies."""
         for descriptor in self._locks.pop(connection, ()):
             os.close(descriptor)
 
-    def _hang_up(self, connection: socket.socket) -> None:
+    def _close_connection(self, connection: socket.socket) -> None:
         self._reading.pop(connection, None)
-        self._let_go(connection)
+        self._close_locks(connection)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection)
         connection.close()
 
-    def _end_everything(self) -> None:
+    def _end_all_runs(self) -> None:
         """Kill all groups and orphans, and remove the private folders that their owner cannot remove."""
         runs = list(self._runs.values())
         for run in runs:
             self._kill(run)
-        until = max((run.deadline for run in runs), default=0.0)
-        while self._runs and self._clock() < until:
-            time.sleep(_DRAIN_SECONDS / 4)
+        deadline = max((run.deadline for run in runs), default=0.0)
+        while self._runs and self._clock() < deadline:
+            time.sleep(_DRAIN_POLL_SECONDS / 4)
             self._reap()
-            self._tend()
+            self._advance_runs()
         _kill_children()
         if runs:
-            from shutil import rmtree  # noqa: PLC0415 - where the toolkit died
+            from shutil import rmtree  # noqa: PLC0415 - only if the toolkit died
 
             for run in runs:
                 if run.request.private:
@@ -317,7 +317,7 @@ class _Reaper:
 
 
 def _send_signal_to_group(group: int, number: signal.Signals) -> None:
-    # Gone already, or (macOS) nothing but zombies.
+    # The group is gone already, or (macOS) has only zombies.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
@@ -325,7 +325,7 @@ def _send_signal_to_group(group: int, number: signal.Signals) -> None:
 def _kill_children() -> None:
     """Kill this process's children until there are none: called when no run owns any.
 
-    Linux only; what left its group elsewhere cannot be found.
+    Linux only; elsewhere a process that left its group cannot be found.
     """
     children = f"/proc/self/task/{os.getpid()}/children"
     for _ in range(100):
@@ -346,7 +346,7 @@ def _kill_children() -> None:
 
 
 def _become_subreaper() -> bool:
-    """Have orphaned descendants handed to this process; False where the system knows no such thing."""
+    """Have orphaned descendants reparented to this process; return False if the system does not support it."""
     if sys.platform != "linux":
         return False
     try:
@@ -358,15 +358,15 @@ def _become_subreaper() -> bool:
 
 def main() -> None:
     """Serve the socket that is standard input."""
-    # Handlers, not SIG_IGN: an ignored signal stays ignored in the tools, a handled one does not. Who
-    # wants to stop the run tells the toolkit, which tells the reaper.
+    # Handlers are set, not SIG_IGN: an ignored signal stays ignored in the tools, a handled one does not. A user stops
+    # the run by the toolkit, which stops the reaper.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
-    wake, woken = os.pipe()
+    wake, wake_writer = os.pipe()
     os.set_blocking(wake, False)
-    os.set_blocking(woken, False)
-    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    os.set_blocking(wake_writer, False)
+    signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
     control = socket.socket(fileno=os.dup(0))
-    # Nothing that is started may keep a folder busy, or the control socket open.
+    # No started process may keep a folder busy, or the control socket open.
     os.chdir("/")
     _Reaper(control, wake).serve()

@@ -1,13 +1,13 @@
-"""Processes that run modules and compare their outputs, one small case after the other: the toolkit's side.
+"""Client of the processes that run modules and compare their outputs, one small case after the other.
 
-The work is done by `workers/iree_side/run_server.py` in the toolchain's Python, which keeps the runtime and its devices
-from case to case. A case that crashes, hangs or takes all memory takes its process along, and no other case: the next
-one gets a new process. So that nobody pays for what an earlier case has broken in the process that both had, a case
-that crashes in a process that had others before it is run once more, alone in a new one, and that decides. One whose
-process is killed from outside (SIGKILL, by a person or for lack of memory) or runs out of time is not.
+The server is `workers/iree_side/run_server.py` in the toolchain's Python, which keeps the runtime and its devices from
+case to case. A case that crashes, hangs or takes all memory ends its process, but affects no other case: the next one
+gets a new process. So that no case suffers from damage that an earlier case did to the same process, a case that
+crashes in a process that ran others before is run once more, alone in a new one, and that decides. A case whose process
+is killed from outside (SIGKILL, by a person or for lack of memory) or runs out of time is not repeated.
 
-Its standard output is for answers alone; what cases print goes to an unnamed file. A pipe that nothing is ever written
-to has it ended when the toolkit ends, however that ends.
+The server's standard output has only responses; output of cases goes to an unnamed file. A pipe to which nothing is
+written ends the server when the toolkit ends, for any reason.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 
 
 _SCRIPT = Path(iree_side.__file__).resolve().with_name("run_server.py")
-_LAST_WORDS_SECONDS = 10.0
-_MOST_LOG = 1 << 20
+_EXIT_TIMEOUT_SECONDS = 10.0
+_MAX_LOG_BYTES = 1 << 20
 # Importing NumPy and the runtime takes a fifth of a second; a machine under load may take a hundred times as long.
-_START_SECONDS = 120.0
-# Processes that are tried for a case which none of them reads.
-_MOST_STARTS = 3
-# What of a case is sent to its process.
-_SENT = ("cwd", "device", "on_cpu", "module", "function", "inputs", "expected", "allclose", "kept")
+_START_TIMEOUT_SECONDS = 120.0
+# This many processes are tried for a case which none of them reads.
+_MAX_STARTS = 3
+# These fields of a case are sent to its process.
+_REQUEST_FIELDS = ("cwd", "device", "on_cpu", "module", "function", "inputs", "expected", "allclose", "kept")
 
 
 class RunVerdict:
@@ -63,7 +63,7 @@ class RunVerdict:
     MISMATCH = "mismatch"
     # The module could not be run; the message is IREE's status.
     ERROR = "error"
-    # Only iree-run-module itself can run it.
+    # The case needs iree-run-module itself.
     UNSUPPORTED = "unsupported"
     # Its process ended, or was ended.
     DIED = "died"
@@ -71,17 +71,17 @@ class RunVerdict:
 
 @dataclass(frozen=True, slots=True)
 class RunJob:
-    """A case.
+    """A case to run.
 
     Attributes:
         timeout: seconds until its process is killed.
-        cwd: where relative paths begin.
+        cwd: the base of relative paths.
         function: empty for the only one that the module exports.
         limits: element type with absolute and relative tolerance; types that are not listed are compared by their
             bytes.
         allclose: rtol, atol and whether NaN equals NaN: `numpy.allclose` in place of iree-run-module's rule.
-        kept: where outputs go when the case fails; suffixes are chosen by their types.
-        log: file for what it printed, if it printed anything; empty for none.
+        kept: paths for the outputs when the case fails; suffixes are chosen by their types.
+        log: file for its printed output, if any; empty for none.
     """
 
     module: str
@@ -98,16 +98,16 @@ class RunJob:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether it runs in its own process alone, and not through a GPU's driver."""
+        """True if it runs entirely in its own process, and not through a GPU's driver."""
         return is_cpu(self.device)
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutput(Recorded):
-    """An output of a case that gives something else than it should; one that is missing has no type.
+    """An output of a case that differs from the expected one; a missing one has no type.
 
     Attributes:
-        file: what keeps it; empty for none.
+        file: the file with its values; empty for none.
     """
 
     index: int
@@ -119,7 +119,7 @@ class RunOutput(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class _RunRecord(Recorded):
-    """What a process says of a case; of none at first, when it is ready."""
+    """A process's record of a case; the first record has no case, and means that the process is ready."""
 
     verdict: str = ""
     message: str = ""
@@ -130,25 +130,25 @@ class _RunRecord(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class RunAnswer:
+class RunResponse:
     """The result of a case.
 
     Attributes:
-        outcome: as of a process of its own; its exit code is 0 where the case passed, and 1 where it did not.
+        outcome: as if it had its own process; its exit code is 0 if the case passed, and 1 if it failed.
         verdict: one of `RunVerdict`.
-        message: IREE's status of an error, without the place in its source.
+        message: IREE's status of an error, without its source location.
         outputs: of a mismatch.
-        logged: bytes that it printed.
+        log_bytes: the number of bytes that it printed.
     """
 
     outcome: Outcome
     verdict: str
     message: str = ""
     outputs: tuple[RunOutput, ...] = ()
-    logged: int = 0
+    log_bytes: int = 0
 
 
-_CANCELLED = RunAnswer(Outcome(None, cancelled=True), RunVerdict.DIED)
+_CANCEL_RESPONSE = RunResponse(Outcome(None, cancelled=True), RunVerdict.DIED)
 
 
 class RunServers(contextlib.AbstractContextManager["RunServers"]):
@@ -158,8 +158,8 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
 
     Args:
         python: the toolchain's.
-        count: how many processes; a thread that finds none free waits.
-        environment: what they inherit; by default the toolkit's own.
+        count: the number of processes; a thread waits if none is free.
+        environment: their environment; by default the toolkit's own.
         memory_bytes: address space that a process may take for its cases, so that one which asks for more fails with
             RESOURCE_EXHAUSTED; 0 for no limit. Those of a GPU have none.
     """
@@ -172,8 +172,8 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
         self._memory_bytes = memory_bytes
         self._cancelled = False
         self._closed = False
-        # What is free: a process, or leave to start one. The one that ran last is taken first: it has its device open,
-        # which takes a GPU's driver half a second.
+        # A free slot is a process, or permission to start one. The process that ran last is taken first: its device is
+        # open, which takes a GPU's driver half a second.
         self._slots: queue.LifoQueue[RunWorker | None] = queue.LifoQueue()
         self._workers: set[RunWorker] = set()
         self._lock = threading.Lock()
@@ -185,29 +185,29 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes that are there now."""
+        """The ids of the current processes."""
         return tuple(worker.process.pid for worker in self._workers)
 
     def start(self) -> None:
-        """Starts the processes that are not running, and does not wait for them.
+        """Start the processes that are not running, without waiting for them.
 
         Raises:
             ToolchainError: the toolchain's Python cannot be run.
         """
-        taken: list[RunWorker | None] = []
+        workers: list[RunWorker | None] = []
         try:
             with contextlib.suppress(queue.Empty):
                 while True:
-                    taken.append(self._slots.get_nowait())
-            for index, worker in enumerate(taken):
-                if worker is None and not self._stop():
-                    taken[index] = self._start()
+                    workers.append(self._slots.get_nowait())
+            for index, worker in enumerate(workers):
+                if worker is None and not self._is_cancelled():
+                    workers[index] = self._start()
         finally:
-            for worker in taken:
+            for worker in workers:
                 self._slots.put(worker)
 
-    def run(self, job: RunJob) -> RunAnswer:
-        """Runs a case, and waits for its end.
+    def run(self, job: RunJob) -> RunResponse:
+        """Run a case, and wait for its end.
 
         Raises:
             ToolchainError: the toolchain's Python has no runtime, or cannot be run.
@@ -216,36 +216,36 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
             raise RuntimeError("the run servers are closed")
         worker = self._slots.get()
         try:
-            first = worker is None or worker.cases == 0
-            # What goes back is what came out of it: not one that is gone.
-            given, worker = worker, None
-            answer, worker = self._run_in(given, job)
-            if not first and _may_be_anothers_fault(answer, job):
-                before, message = answer.outcome, answer.message
+            is_first_case = worker is None or worker.cases == 0
+            # After an error the slot gets back None, and never a dead process.
+            slot_worker, worker = worker, None
+            response, worker = self._run_in(slot_worker, job)
+            if not is_first_case and _may_be_fault_of_other_case(response, job):
+                first_outcome, message = response.outcome, response.message
                 if worker is not None:
-                    # What earlier cases have taken of its memory, it keeps.
+                    # The process keeps the memory that earlier cases have taken.
                     worker.kill()
                     self._end(worker)
                     worker = None
-                answer, worker = self._run_in(None, job)
-                if not _may_be_anothers_fault(answer, job):
-                    ended = before.signal or f"exit code {before.exit_code}"
-                    how = "lack of memory" if before.out_of_memory else message or ended
-                    note = f"its process ended with {how} after other cases in it; alone in a new one it did not"
-                    notes = (*answer.outcome.notes, note)
-                    answer = replace(answer, outcome=replace(answer.outcome, notes=notes))
+                response, worker = self._run_in(None, job)
+                if not _may_be_fault_of_other_case(response, job):
+                    exit_text = first_outcome.signal or f"exit code {first_outcome.exit_code}"
+                    cause = "lack of memory" if first_outcome.out_of_memory else message or exit_text
+                    note = f"its process ended with {cause} after other cases in it; alone in a new one it did not"
+                    notes = (*response.outcome.notes, note)
+                    response = replace(response, outcome=replace(response.outcome, notes=notes))
         finally:
             self._slots.put(worker)
-        return answer
+        return response
 
     def cancel(self) -> None:
-        """Kills every process, and starts none again; takes no lock, so that a signal handler may call it."""
+        """Kill every process, and start no more; takes no lock, so that a signal handler may call it."""
         self._cancelled = True
         for worker in tuple(self._workers):
             worker.kill()
 
     def close(self) -> None:
-        """Ends the processes; `run` may not be called afterwards."""
+        """End the processes; `run` may not be called afterwards."""
         self._closed = self._cancelled = True
         for worker in tuple(self._workers):
             worker.kill()
@@ -254,70 +254,70 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
             while True:
                 self._slots.get_nowait()
 
-    def _stop(self) -> bool:
+    def _is_cancelled(self) -> bool:
         return self._cancelled
 
     def _start(self) -> RunWorker:
         worker = RunWorker(self._python, self._environment, self._memory_bytes)
         with self._lock:
-            # Not changed in place: `cancel` goes through it at any time.
+            # The set is replaced, not changed: `cancel` iterates over it at any time.
             self._workers = {*self._workers, worker}
-        if self._stop():
+        if self._is_cancelled():
             worker.kill()
         return worker
 
     def _end(self, worker: RunWorker) -> None:
-        """Forgets a process that is gone."""
+        """Remove a process that has ended."""
         worker.reap()
         worker.forget()
         with self._lock:
             self._workers = self._workers - {worker}
 
-    def _run_in(self, worker: RunWorker | None, job: RunJob) -> tuple[RunAnswer, RunWorker | None]:
-        """Runs a case in a process, or in a new one; the process is None where it is gone afterwards."""
-        answer = _CANCELLED
-        for _ in range(_MOST_STARTS):
-            if self._stop():
-                return _CANCELLED, worker
+    def _run_in(self, worker: RunWorker | None, job: RunJob) -> tuple[RunResponse, RunWorker | None]:
+        """Run a case in a process, or in a new one; the process is None if it has ended afterwards."""
+        response = _CANCEL_RESPONSE
+        for _ in range(_MAX_STARTS):
+            if self._is_cancelled():
+                return _CANCEL_RESPONSE, worker
             if worker is None or not worker.ready:
-                worker = self._find_ready(worker)
+                worker = self._prepare_worker(worker)
             if worker is None:
-                return _CANCELLED, None
-            begun = time.monotonic()
-            asked = json.dumps({name: getattr(job, name) for name in _SENT})
-            request = f'{asked[:-1]}, "limits": {_format_limits(job.limits)}}}\n'
+                return _CANCEL_RESPONSE, None
+            start = time.monotonic()
+            fields = json.dumps({name: getattr(job, name) for name in _REQUEST_FIELDS})
+            request = f'{fields[:-1]}, "limits": {_format_limits(job.limits)}}}\n'
             record = worker.ask(request.encode(), job.timeout)
             if record is not None:
-                return _answer(record, worker, job), worker
+                return _make_response(record, worker, job), worker
             if worker.overdue:
                 worker.kill()
             worker.reap()
-            answer = _answer_death(worker, job, time.monotonic() - begun, cancelled=self._stop())
-            taken = worker.taken
+            response = _make_death_response(worker, job, time.monotonic() - start, is_cancel=self._is_cancelled())
+            has_read = worker.has_read_request
             self._end(worker)
             worker = None
-            if taken or answer.outcome.timed_out:
+            if has_read or response.outcome.timed_out:
                 break
-        return answer, None
+        return response, None
 
-    def _find_ready(self, worker: RunWorker | None) -> RunWorker | None:
-        """A process that serves; None where all was cancelled before it did."""
+    def _prepare_worker(self, worker: RunWorker | None) -> RunWorker | None:
+        """Return a process that is ready; None if everything was cancelled before."""
         if worker is not None:
-            if worker.get_ready(_START_SECONDS):
+            if worker.get_ready(_START_TIMEOUT_SECONDS):
                 return worker
-            # Started early, and ended by somebody before it had anything to do: the next one shows whether any serves.
+            # It was started early, and killed before it had anything to do: the next one shows whether any can run.
             worker.kill()
             self._end(worker)
-        if self._stop():
+        if self._is_cancelled():
             return None
         worker = self._start()
-        if worker.get_ready(_START_SECONDS):
+        if worker.get_ready(_START_TIMEOUT_SECONDS):
             return worker
         worker.kill()
         worker.reap()
-        lines = worker.printed()
+        lines = worker.read_output()
         self._end(worker)
-        if self._stop():
+        if self._is_cancelled():
             return None
         raise ToolchainError(
             f"{self._python}: cannot run modules: {lines[-1] if lines else 'it does not start'}",
@@ -327,62 +327,63 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
 
 @lru_cache(maxsize=64)
 def _format_limits(limits: tuple[tuple[str, float, float], ...]) -> str:
-    """The same for all cases of a suite, and as long as the rest of a request."""
+    """Format the limits as JSON: they are the same for all cases of a suite, and as long as the rest of a request."""
     return json.dumps({name: (absolute, relative) for name, absolute, relative in limits})
 
 
-def _answer(record: _RunRecord, worker: RunWorker, job: RunJob) -> RunAnswer:
-    logged = worker.printed_bytes()
-    lines = worker.printed(job.log) if logged else []
+def _make_response(record: _RunRecord, worker: RunWorker, job: RunJob) -> RunResponse:
+    log_bytes = worker.get_output_bytes()
+    lines = worker.read_output(job.log) if log_bytes else []
     if record.message:
         lines = [*lines, clean_line(record.message)][-TAIL_LINES:]
-    exhausted = record.message.startswith("RESOURCE_EXHAUSTED") and job.on_cpu
+    no_memory = record.message.startswith("RESOURCE_EXHAUSTED") and job.on_cpu
     outcome = Outcome(
         0 if record.verdict == RunVerdict.PASSED else 1,
         seconds=record.seconds,
         cpu_seconds=record.cpu_seconds,
         peak_rss_bytes=record.peak_rss_bytes,
         tail=tuple(lines),
-        out_of_memory=bool(worker.memory_bytes) and exhausted,
-        notes=_describe_memory(worker) if exhausted else (),
+        out_of_memory=bool(worker.memory_bytes) and no_memory,
+        notes=_describe_memory(worker) if no_memory else (),
     )
-    return RunAnswer(outcome, record.verdict, record.message, record.outputs, logged)
+    return RunResponse(outcome, record.verdict, record.message, record.outputs, log_bytes)
 
 
-def _answer_death(worker: RunWorker, job: RunJob, seconds: float, *, cancelled: bool) -> RunAnswer:
-    """What there is to say of a case whose process is gone."""
+def _make_death_response(worker: RunWorker, job: RunJob, seconds: float, *, is_cancel: bool) -> RunResponse:
+    """Return the result of a case whose process has ended."""
     code = worker.process.returncode
-    logged = worker.printed_bytes()
-    lines = worker.printed(job.log)
-    exhausted = any("bad_alloc" in line for line in lines)
+    log_bytes = worker.get_output_bytes()
+    lines = worker.read_output(job.log)
+    no_memory = any("bad_alloc" in line for line in lines)
     outcome = Outcome(
         code if code is not None and code >= 0 else None,
         signal=name_signal(-code) if code is not None and code < 0 else "",
-        timed_out=worker.overdue and not cancelled,
-        cancelled=cancelled,
+        timed_out=worker.overdue and not is_cancel,
+        cancelled=is_cancel,
         seconds=seconds,
         tail=tuple(lines),
         stuck=code is None,
-        out_of_memory=bool(worker.memory_bytes) and exhausted,
-        notes=_describe_memory(worker) if exhausted else (),
+        out_of_memory=bool(worker.memory_bytes) and no_memory,
+        notes=_describe_memory(worker) if no_memory else (),
     )
-    return RunAnswer(outcome, RunVerdict.DIED, logged=logged)
+    return RunResponse(outcome, RunVerdict.DIED, log_bytes=log_bytes)
 
 
 def _describe_memory(worker: RunWorker) -> tuple[str, ...]:
-    """What there is to say to one that had too little memory."""
+    """Return the note for a case that had too little memory."""
     limit = worker.memory_bytes
     return (f"the memory that it may take is limited to {byte_size(limit)}",) if limit else ()
 
 
-def _may_be_anothers_fault(answer: RunAnswer, job: RunJob) -> bool:
-    """Whether a death, or a lack of memory, may have its cause in a case that the process had before.
+def _may_be_fault_of_other_case(response: RunResponse, job: RunJob) -> bool:
+    """Return True if a death, or a lack of memory, may be caused by an earlier case in the process.
 
-    So may every error of a GPU: once a kernel has read where nothing is, CUDA refuses all that the process asks for.
+    The same holds for every error of a GPU: once a kernel has read an invalid address, CUDA rejects all later calls of
+    the process.
     """
-    outcome = answer.outcome
-    if answer.verdict != RunVerdict.DIED:
-        return outcome.out_of_memory or (answer.verdict == RunVerdict.ERROR and not job.on_cpu)
+    outcome = response.outcome
+    if response.verdict != RunVerdict.DIED:
+        return outcome.out_of_memory or (response.verdict == RunVerdict.ERROR and not job.on_cpu)
     return not (outcome.timed_out or outcome.cancelled or outcome.stuck) and outcome.signal not in SENT_SIGNALS
 
 
@@ -390,9 +391,9 @@ class RunWorker:
     """A process that answers requests, one at a time, and the pipes to it; arguments as for `RunServers`.
 
     Attributes:
-        ready: whether it has begun to serve.
-        overdue: whether it has not answered in time.
-        taken: whether it has begun to read the request that it did not answer.
+        ready: True after it has begun to serve.
+        overdue: True if it has not answered in time.
+        has_read_request: True if it has begun to read the request that it did not answer.
 
     Raises:
         ToolchainError: the toolchain's Python cannot be run.
@@ -400,59 +401,59 @@ class RunWorker:
 
     def __init__(self, python: str, environment: Mapping[str, str] | None, memory_bytes: int) -> None:
         environment = dict(os.environ if environment is None else environment)
-        # One case at a time, and mostly small: threads for products of matrices are only in the way.
+        # Cases run one at a time, and are mostly small: threads for matrix products only cost time.
         environment.setdefault("OPENBLAS_NUM_THREADS", "1")
         self.memory_bytes = memory_bytes
         self.cases = 0
         self.ready = False
         self.overdue = False
-        self.taken = False
+        self.has_read_request = False
         self._pending = b""
         try:
-            # For what cases print.
+            # This file is for the output of cases.
             self._log: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `forget`
         except OSError:
-            # In memory where the disk is full.
+            # If the disk is full, the file is in memory.
             self._log = os.fdopen(os.memfd_create("printed"), "w+b", buffering=0)
         try:
-            # Emptied after every case that printed something: the process has to write where the end is then.
+            # The file is emptied after every case that printed something: the process has to write to its current end.
             fcntl.fcntl(self._log, fcntl.F_SETFL, fcntl.fcntl(self._log, fcntl.F_GETFL) | os.O_APPEND)
-            theirs, self._life = os.pipe()
+            child_end, self._lifeline = os.pipe()
             try:
                 self.process = subprocess.Popen(
-                    [python, "-B", str(_SCRIPT), str(theirs), str(memory_bytes)],
+                    [python, "-B", str(_SCRIPT), str(child_end), str(memory_bytes)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._log,
                     bufsize=0,
                     env=environment,
-                    pass_fds=(theirs,),
-                    # Ctrl-C in the terminal is not for it.
+                    pass_fds=(child_end,),
+                    # Ctrl-C in the terminal must not reach it.
                     start_new_session=True,
                 )
             except OSError as error:
-                os.close(self._life)
+                os.close(self._lifeline)
                 raise ToolchainError(f"{python}: cannot be run: {error.strerror}", "") from error
             finally:
-                os.close(theirs)
+                os.close(child_end)
         except BaseException:
             self._log.close()
             raise
         self._pipes = require_pipes(self.process)
-        self._requests, self._answers = (pipe.fileno() for pipe in self._pipes)
+        self._requests, self._responses = (pipe.fileno() for pipe in self._pipes)
         self._poll = select.poll()
-        self._poll.register(self._answers, select.POLLIN)
+        self._poll.register(self._responses, select.POLLIN)
 
     def get_ready(self, timeout: float) -> bool:
-        """Whether it has begun to serve."""
+        """Wait until the process serves; return False if it does not in time."""
         self.ready = self._read(time.monotonic() + timeout) is not None
         if self.ready:
-            # What imports have to say is of no case.
+            # Output of imports belongs to no case.
             self._log.truncate(0)
         return self.ready
 
     def ask(self, request: bytes, timeout: float) -> _RunRecord | None:
-        """Has a request answered; None where the process died (`taken`: not while it was idle), or was `overdue`."""
+        """Send a request; return the record, or None if the process died (see `has_read_request`) or was `overdue`."""
         deadline = time.monotonic() + timeout
         self.cases += 1
         try:
@@ -463,35 +464,35 @@ class RunWorker:
             return None
         record = self._read(deadline)
         if record is None:
-            # What nobody has read stays in the pipe, also when its other end is closed.
+            # Unread data stays in the pipe, also when its other end is closed.
             unread = bytearray(4)
             fcntl.ioctl(self._requests, termios.FIONREAD, unread)
-            self.taken = int.from_bytes(unread, sys.byteorder) < len(request)
+            self.has_read_request = int.from_bytes(unread, sys.byteorder) < len(request)
         return record
 
     def _read(self, deadline: float) -> _RunRecord | None:
         while not self._pending.endswith(b"\n"):
-            left = deadline - time.monotonic()
-            if left <= 0 or not self._poll.poll(min(left, 1e6) * 1000):
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or not self._poll.poll(min(remaining, 1e6) * 1000):
                 self.overdue = True
                 return None
-            data = os.read(self._answers, 1 << 16)
+            data = os.read(self._responses, 1 << 16)
             if not data:
                 return None
             self._pending += data
         line, self._pending = self._pending, b""
         return _RunRecord.from_dict(json.loads(line))
 
-    def printed_bytes(self) -> int:
-        """How much has been printed."""
+    def get_output_bytes(self) -> int:
+        """Return the size of the printed output in bytes."""
         return os.fstat(self._log.fileno()).st_size
 
-    def printed(self, log: str = "") -> list[str]:
-        """The last lines of what was printed, which goes to a file too, and is forgotten."""
-        size = self.printed_bytes()
+    def read_output(self, log: str = "") -> list[str]:
+        """Return the last lines of the printed output, copy it to a file, and discard it."""
+        size = self.get_output_bytes()
         if not size:
             return []
-        data = os.pread(self._log.fileno(), _MOST_LOG, max(0, size - _MOST_LOG))
+        data = os.pread(self._log.fileno(), _MAX_LOG_BYTES, max(0, size - _MAX_LOG_BYTES))
         lines = data.decode(errors="replace").splitlines()
         if log:
             try:
@@ -505,27 +506,27 @@ class RunWorker:
         return [clean_line(line) for line in lines if line.strip()][-TAIL_LINES:]
 
     def kill(self) -> None:
-        """Ends it; a second time does nothing."""
-        # Popen looks first whether it still is this process.
+        """Kill the process; a second call does nothing."""
+        # Popen first checks that it still is this process.
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGKILL)
 
     def reap(self) -> None:
-        """Waits for its end, and closes the pipes; what it has printed can still be had."""
+        """Wait for its end, and close the pipes; its printed output can still be read."""
         try:
-            self.process.wait(_LAST_WORDS_SECONDS)
+            self.process.wait(_EXIT_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            # Its answers have ended and it has not.
+            # Its responses have ended and it has not.
             self.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(_LAST_WORDS_SECONDS)
-        if self._life >= 0:
+                self.process.wait(_EXIT_TIMEOUT_SECONDS)
+        if self._lifeline >= 0:
             for pipe in self._pipes:
                 pipe.close()
-            os.close(self._life)
-            self._life = -1
+            os.close(self._lifeline)
+            self._lifeline = -1
 
     def forget(self) -> None:
-        """Lets go of what it has printed."""
+        """Discard its printed output."""
         self._log.close()

@@ -1,8 +1,8 @@
-"""Every process of a run is started, timed and ended here.
+"""Start, timing and end of every process of a run.
 
-The work is done by the reaper, a small process of its own (`reaper.py` says why); this is the toolkit's
-side of it. Each process gets a session and a group of its own, no standard input, files for its streams and
-a private TMPDIR. When `Supervisor.run` returns, no member of its group is alive.
+The work is done by the reaper, a small separate process (`reaper.py` has the reasons); this is its client in the
+toolkit. Each process gets its own session and group, no standard input, files for its streams and a private TMPDIR.
+When `Supervisor.run` returns, no member of its group is alive.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Command
 
 
-# As a module it is compiled once, here, and not at each start as a script is.
-_REAPER = "import sys; sys.path.append(sys.argv[1]); import reaper; reaper.main()"
+# As a module it is compiled once, and not at each start as a script is.
+_REAPER_SCRIPT = "import sys; sys.path.append(sys.argv[1]); import reaper; reaper.main()"
 _GRACE_SECONDS = 2.0
-_KILL_PATIENCE_SECONDS = 15.0
-# Room that standard output gets in the tail next to a long standard error: iree-run-module and
+_KILL_TIMEOUT_SECONDS = 15.0
+# Standard output gets this much room in the tail next to a long standard error: iree-run-module and
 # iree-benchmark-module write their verdicts there.
 _STDOUT_LINES = 6
-# For what a reaper that died had started without a word of it.
-_LOOKS = 5
-_LOOK_SECONDS = 0.02
+# A dead reaper may have started a process without reporting it.
+_MAX_SCANS = 5
+_SCAN_INTERVAL_SECONDS = 0.02
 _DISK_FULL_BYTES = 1 << 20
-# Paths that a shell leaves alone.
+# A shell takes these paths literally.
 _PLAIN_PATH = re.compile(r"[\w/.,:=@#+-]+")
-_LINKER = "IREE_LLVM_EMBEDDED_LINKER_PATH"
-_DISK_FULL_WORDS = ("no space left on device", "disk quota exceeded")
+_LINKER_VARIABLE = "IREE_LLVM_EMBEDDED_LINKER_PATH"
+_DISK_FULL_MESSAGES = ("no space left on device", "disk quota exceeded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Request:
 
 @dataclass(slots=True)
 class Report:
-    """How it went; not `started` where it was `cancelled`, or for an error of the system. `stuck` as of `Outcome`."""
+    """The result of a request; not `started` if `cancelled`, or for an error of the system; `stuck` as of `Outcome`."""
 
     started: bool = False
     error_number: int = 0
@@ -86,10 +86,10 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a process ended.
+    """The end of a process.
 
     Attributes:
-        exit_code: None where a signal ended it, or where it never started (cancelled before).
+        exit_code: None if a signal ended it, or if it never started (cancelled before).
         signal: name of the signal that ended it (`SIGSEGV`); empty for none.
         cancelled: it was ended, or not started, because of `cancel_all`.
         seconds: wall time from start to the end of the process.
@@ -97,9 +97,9 @@ class Outcome:
         peak_rss_bytes: largest resident set of it or of one such descendant (not their sum). Never below
             the few MB of the reaper, which it was forked from.
         tail: last lines of its output, at most 20, fit to print: standard output first, then error.
-        truncated: whether there is more output than the tail shows.
-        stuck: it outlived SIGKILL (a driver holds it) and is still there.
-        out_of_memory: it ran into a limit of memory that it was given.
+        truncated: True if there is more output than the tail shows.
+        stuck: it outlived SIGKILL (a driver holds it) and still exists.
+        out_of_memory: it reached its memory limit.
     """
 
     exit_code: int | None
@@ -118,27 +118,27 @@ class Outcome:
 
 @dataclass(kw_only=True)
 class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
-    """Owns the child processes of a run; `run` may be called from several threads at once.
+    """The owner of the child processes of a run; `run` may be called from several threads at once.
 
-    Use it as a context manager: leaving it kills whatever is left. If the toolkit itself is killed, the
-    reaper does the same. (It notices when the last copy of its control socket is closed: do not fork the
-    toolkit without exec while a supervisor is open.)
+    Use it as a context manager: leaving it kills all remaining processes. If the toolkit itself is killed, the reaper
+    does the same. (It notices when the last copy of its control socket is closed: do not fork the toolkit without exec
+    while a supervisor is open.)
 
     Attributes:
         grace: seconds between SIGTERM and SIGKILL.
         kill_patience: seconds after SIGKILL until a process is given up as stuck.
-        locks: descriptors of the locks that the calling thread holds: a process that it starts holds them too, so
-            that they are not free before it is gone, whatever becomes of the toolkit.
+        locks: returns descriptors of the locks that the calling thread holds: a process that it starts holds them too,
+            so that they are not free before it is gone, whatever happens to the toolkit.
     """
 
     grace: float = _GRACE_SECONDS
-    kill_patience: float = _KILL_PATIENCE_SECONDS
+    kill_patience: float = _KILL_TIMEOUT_SECONDS
     locks: Callable[[], Sequence[int]] = tuple
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _reaper: subprocess.Popen[bytes] | None = None
     _control: socket.socket | None = None
     _cancels: int = 0
-    _closed: bool = False
+    _close_flag: bool = False
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -149,7 +149,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
         """Run a process to its end.
 
         Args:
-            command: what to run. An empty `cwd` means the toolkit's own.
+            command: the command to run. An empty `cwd` means the toolkit's own.
             stdout: file that its output goes to; made or emptied, with its folder. May be the same as `stderr`.
             stderr: as `stdout`.
             timeout: seconds until its group gets SIGTERM; `inf` for no limit.
@@ -187,7 +187,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
             report = self._ask(request)
             stack.pop_all().close()
             if report.error_text:
-                raise _explain_refusal(report, request)
+                raise _make_start_error(report, request)
             if not report.started:
                 return Outcome(None, cancelled=report.cancelled, notes=tuple(notes))
             return process_outcome(report, stdout, stderr, tuple(notes))
@@ -197,14 +197,14 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
         self._cancels += 1
         control = self._control
         if control is not None:
-            # A reaper that is gone has nothing left to cancel.
+            # A dead reaper has nothing left to cancel.
             with contextlib.suppress(OSError):
                 control.send(b"c")
 
     def close(self) -> None:
-        """Kill what is left and end the reaper; `run` may not be called afterwards."""
+        """Kill the remaining processes and end the reaper; `run` may not be called afterwards."""
         with self._lock:
-            self._closed = True
+            self._close_flag = True
             control, self._control = self._control, None
             process, self._reaper = self._reaper, None
         if control is not None:
@@ -213,44 +213,44 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
             process.wait()
 
     def _ask(self, request: Request) -> Report:
-        """Hand a request over and wait for its report.
+        """Send a request and wait for its report.
 
         An exception that breaks the wait (Ctrl-C) closes the connection, which ends the process.
         """
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                self._hand_over(theirs)
-            answer = bytearray()
+        connection, reaper_end = socket.socketpair()
+        with connection:
+            with reaper_end:
+                self._hand_over(reaper_end)
+            reply = bytearray()
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                ours.sendall(json.dumps(asdict(request)).encode() + b"\n")
-                while not answer.endswith(b"}\n") and (data := ours.recv(1 << 16)):
-                    answer += data
-        lines = bytes(answer).splitlines()
-        if answer.endswith(b"}\n"):
+                connection.sendall(json.dumps(asdict(request)).encode() + b"\n")
+                while not reply.endswith(b"}\n") and (chunk := connection.recv(1 << 16)):
+                    reply += chunk
+        lines = bytes(reply).splitlines()
+        if reply.endswith(b"}\n"):
             return Report(**json.loads(lines[-1]))
         if lines:
-            # The reaper was killed and cannot do it any more.
+            # The killed reaper cannot do it any more.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(int(lines[0]), signal.SIGKILL)
         else:
             _kill_unknown(request.private)
-        raise _explain_reaper_lost()
+        raise _make_reaper_error()
 
     def _hand_over(self, connection: socket.socket) -> None:
-        """Gives the reaper, which is started for the first one, a connection, and the locks of this thread."""
+        """Send the reaper, which is started for the first one, a connection, and the locks of this thread."""
         with self._lock:
-            if self._closed:
+            if self._close_flag:
                 raise RuntimeError("the supervisor is closed")
             control = self._control
             if control is None:
-                control, theirs = socket.socketpair()
-                with theirs:
-                    # -I -S: neither the user's environment nor their packages have a say in it, and it starts in
-                    # a few milliseconds. A session of its own: Ctrl-C in the terminal is not for it.
+                control, reaper_end = socket.socketpair()
+                with reaper_end:
+                    # -I -S: neither the user's environment nor their packages influence it, and it starts in a few
+                    # milliseconds. It has its own session: Ctrl-C in the terminal must not reach it.
                     self._reaper = subprocess.Popen(
-                        [sys.executable, "-I", "-S", "-B", "-c", _REAPER, str(Path(reaper.__file__).parent)],
-                        stdin=theirs.fileno(),
+                        [sys.executable, "-I", "-S", "-B", "-c", _REAPER_SCRIPT, str(Path(reaper.__file__).parent)],
+                        stdin=reaper_end.fileno(),
                         stdout=subprocess.DEVNULL,
                         start_new_session=True,
                     )
@@ -260,24 +260,24 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
             try:
                 socket.send_fds(control, [b"r"], [connection.fileno(), *self.locks()])
             except (BrokenPipeError, ConnectionResetError):
-                raise _explain_reaper_lost() from None
+                raise _make_reaper_error() from None
 
 
 def _kill_unknown(private: str) -> None:
-    """Kill a process, known by its private folder, whose reaper was killed before it said which one it is (Linux)."""
+    """Kill a process whose reaper was killed before it reported its id; its private folder identifies it (Linux)."""
     mark = f"TMPDIR={private}".encode()
-    for _ in range(_LOOKS):
+    for _ in range(_MAX_SCANS):
         for process in Path("/proc").glob("[0-9]*"):
-            # It may have ended, or be another user's.
+            # The process may have ended, or be another user's.
             with contextlib.suppress(OSError):
                 if mark in (process / "environ").read_bytes().split(b"\0"):
                     os.killpg(os.getpgid(int(process.name)), signal.SIGKILL)
-        # It may be between fork and exec.
-        time.sleep(_LOOK_SECONDS)
+        # The process may be between fork and exec.
+        time.sleep(_SCAN_INTERVAL_SECONDS)
 
 
 def format_shell_line(command: Command) -> str:
-    """The command as a person would type it: `cd DIR && NAME=value program argument…`."""
+    """Format the command as a person would type it: `cd DIR && NAME=value program argument…`."""
     words = [shlex.quote(word) for word in command.argv]
     if command.env:
         if all(name.isidentifier() and name.isascii() for name, _ in command.env):
@@ -292,47 +292,47 @@ def format_shell_line(command: Command) -> str:
 
 
 def is_plain_path(path: str) -> bool:
-    """Whether a shell leaves a path alone: iree-compile starts its linker by a shell line, and quotes nothing in it."""
+    """Return True if a shell takes a path literally: iree-compile starts its linker by an unquoted shell line."""
     return _PLAIN_PATH.fullmatch(path) is not None
 
 
 def find_linker(compiler: str) -> tuple[tuple[str, str], ...]:
-    """The variable that gives iree-compile the path of its linker in quotes; none where it needs none."""
+    """Return the variable that gives iree-compile the path of its linker in quotes; none if not needed."""
     linker = Path(compiler).with_name("iree-lld")
-    if is_plain_path(str(linker)) or _LINKER in os.environ or not linker.is_file():
+    if is_plain_path(str(linker)) or _LINKER_VARIABLE in os.environ or not linker.is_file():
         return ()
-    return ((_LINKER, shlex.quote(str(linker))),)
+    return ((_LINKER_VARIABLE, shlex.quote(str(linker))),)
 
 
 def is_disk_full(path: Path, tail: Iterable[str] = ()) -> bool:
-    """Whether the file system of a path (or of its nearest parent that exists) has no room left.
+    """Return True if the file system of a path (or of its nearest existing parent) has no room left.
 
-    True also where the tail of its writer's output says so: by now its temporary files are gone.
+    Also True if the tail of its writer's output reports it: by now its temporary files are gone.
     """
-    if any(word in line.lower() for line in tail for word in _DISK_FULL_WORDS):
+    if any(phrase in line.lower() for line in tail for phrase in _DISK_FULL_MESSAGES):
         return True
     folder = path.absolute()
     while not folder.exists():
         folder = folder.parent
-    room = os.statvfs(folder)
-    # File systems that count no inodes say that there are 0 in all.
-    return room.f_bavail * room.f_frsize < _DISK_FULL_BYTES or (room.f_files > 0 and room.f_favail == 0)
+    status = os.statvfs(folder)
+    # File systems that count no inodes report 0 in all.
+    return status.f_bavail * status.f_frsize < _DISK_FULL_BYTES or (status.f_files > 0 and status.f_favail == 0)
 
 
 def process_outcome(report: Report, stdout: Path, stderr: Path, notes: tuple[str, ...]) -> Outcome:
-    """How a process ended that was started, by the reaper's report or the compile server's answer."""
-    number = os.WTERMSIG(report.status) if os.WIFSIGNALED(report.status) else 0
-    ended = not (number or report.stuck)
+    """Return the outcome of a started process, from the reaper's report or the compile server's response."""
+    signal_number = os.WTERMSIG(report.status) if os.WIFSIGNALED(report.status) else 0
+    is_exit = not (signal_number or report.stuck)
     errors = read_tail(stderr, TAIL_LINES)
-    spare = max(_STDOUT_LINES, TAIL_LINES - len(errors.lines))
-    output = read_tail(stdout, spare) if stdout != stderr else None
+    max_stdout_lines = max(_STDOUT_LINES, TAIL_LINES - len(errors.lines))
+    output = read_tail(stdout, max_stdout_lines) if stdout != stderr else None
     lines = errors.lines
     if output is not None and output.lines:
         lines = (*output.lines, *lines[-(TAIL_LINES - len(output.lines)) :])[-TAIL_LINES:]
     total = len(errors.lines) + (len(output.lines) if output else 0)
     return Outcome(
-        exit_code=os.WEXITSTATUS(report.status) if ended else None,
-        signal=name_signal(number),
+        exit_code=os.WEXITSTATUS(report.status) if is_exit else None,
+        signal=name_signal(signal_number),
         timed_out=report.timed_out,
         cancelled=report.cancelled,
         seconds=report.seconds,
@@ -345,8 +345,8 @@ def process_outcome(report: Report, stdout: Path, stderr: Path, notes: tuple[str
     )
 
 
-def _explain_refusal(report: Report, request: Request) -> GauntletError:
-    """Why a process could not be started, in the user's words."""
+def _make_start_error(report: Report, request: Request) -> GauntletError:
+    """Return the error for a process that could not be started, for users."""
     program, folder = request.argv[0] if request.argv else "", Path(request.cwd)
     number, text = report.error_number, report.error_text
     if report.error_file in (request.stdout, request.stderr):
@@ -362,9 +362,9 @@ def _explain_refusal(report: Report, request: Request) -> GauntletError:
             "install it again for this system (`file` tells what it was built for)",
         )
     if number == errno.ENOENT:
-        where = "" if path is not None else " on PATH"
+        location = "" if path is not None else " on PATH"
         return ToolchainError(
-            f"{program}: no such program{where}", "install the toolchain that has it, or name another one"
+            f"{program}: no such program{location}", "install the toolchain that has it, or name another one"
         )
     if number in (errno.EACCES, errno.ENOEXEC):
         return ToolchainError(
@@ -374,7 +374,7 @@ def _explain_refusal(report: Report, request: Request) -> GauntletError:
     return ToolchainError(f"{program}: cannot be started: {text}", "")
 
 
-def _explain_reaper_lost() -> GauntletError:
+def _make_reaper_error() -> GauntletError:
     return GauntletError(
         "the process that watches over this run's processes was killed from outside",
         "see the kernel's log for a lack of memory (dmesg), then resume the run",
@@ -382,18 +382,18 @@ def _explain_reaper_lost() -> GauntletError:
 
 
 def _remove_folder(folder: Path, notes: list[str]) -> None:
-    """Remove a folder whose users are gone; what cannot be removed is said, not raised."""
-    until = time.monotonic() + 1.0
+    """Remove a folder whose users are gone; add a note if it cannot be removed, and raise nothing."""
+    deadline = time.monotonic() + 1.0
     while True:
         try:
             shutil.rmtree(folder)
         except FileNotFoundError:
             return
         except OSError as error:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 notes.append(f"{folder} was left behind: {error.strerror}")
                 return
-            # A folder that a tool made read-only; or a process that left its group is still writing.
+            # A tool made the folder read-only; or a process that left its group is still writing.
             with contextlib.suppress(OSError):
                 for inner, _, _ in os.walk(folder):
                     Path(inner).chmod(0o700)

@@ -1,15 +1,15 @@
-"""Rounds in blocks, kept to the rule: replaced for a disturbance, never for their times.
+"""Rounds in blocks, by a fixed rule: they are replaced for a disturbance, never for their times.
 
-Programs that are compared are measured in blocks, whose rounds are taken one right after the other, in an order drawn
-by lot. Which rounds a block has is its design: A B B A of two programs here, there and back over all programs of a
-point in `torch_models/point_session.py`. How they are taken is the same for all.
+Programs that are compared are measured in blocks, whose rounds follow each other directly, in a random order. The
+design of a block is the sequence of its rounds: A B B A of two programs here, back and forth over all programs of a
+point in `torch_models/point_session.py`. All rounds are measured in the same way.
 
-On all CPUs, as its spec has it, a program of many threads varies with every wake-up and migration; pinned to one CPU
-it varies least on most machines, and does not run as users run it. Which is steadier is a matter of the program and
-the machine, so that it is tried: a few blocks of A against A in each way, in turn.
+On all CPUs, as its spec has it, a program of many threads varies with every wake-up and migration; pinned to one CPU it
+varies least on most machines, and does not run as users run it. Which one has the smaller spread depends on the program
+and the machine, so that it is tried: a few blocks of A against A in each way, in turn.
 
-Everything that is measured goes into a log of events at once: an event `block` holds the rounds, fewer where one
-failed or was disturbed, and `counted` says whether they are evidence. So what was cut short is resumed where it was.
+All measurements go into a log of events at once: an event `block` holds the rounds, fewer if one failed or was
+disturbed, and `counted` is true if they are evidence. So an interrupted measurement is resumed at the same point.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from iree_gauntlet.device_kinds import LOCAL_SYNC, LOCAL_TASK
-from iree_gauntlet.engine.rounds.taken_rounds import TOPOLOGY, Measurement, TakenRound, take_round
+from iree_gauntlet.engine.rounds.taken_rounds import TOPOLOGY_PREFIX, Measurement, TakenRound, take_round
 from iree_gauntlet.journal_format import explain_unreadable
 from iree_gauntlet.measuring.machine.machine_state import choose_fastest_cores
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round, block_orders
@@ -41,37 +41,37 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-# CPUs that rounds are pinned to; none for the spec's own way, on all of them.
+# Rounds are pinned to these CPUs; none for the spec's own way, on all of them.
 Cpus: TypeAlias = tuple[int, ...]
-# Kinds of blocks: B against A, and A against itself.
+# These kinds of blocks are B against A, and A against itself.
 AB = "ab"
 CONTROL = "aa"
-# A against itself, to see on which CPUs it is steadiest; and B against A in the spec's own way, where that is another.
+# These are A against itself, to find the best CPUs; and B against A in the spec's own way, if that is another.
 _TRIAL = "trial"
 OWN = "own"
-# Blocks that may be replaced for a disturbance, beyond one for each that counts.
+# This many blocks may be replaced for a disturbance, beyond one for each that counts.
 _SPARE_BLOCKS = 5
 _PAUSE_SECONDS = 1.0
-# Of A against itself, in each way.
+# A trial has this many blocks of A against itself, in each way.
 _TRIAL_BLOCKS = 3
-# Where rounds on pinned CPUs spread so many times less, as they mostly do, it takes no more of a trial.
-_CLEARLY = 3.0
-# The spec's own way stays unless another is steadier by more than a trial of so few blocks shows by chance.
-_STEADIER = 0.8
-_WORKERS = f"{TOPOLOGY}group_count"
-# Blocks in the spec's own way, next to those on other CPUs: as few as give an interval at 95 %.
+# If rounds on pinned CPUs spread so many times less, as they mostly do, the trial ends early.
+_CLEAR_FACTOR = 3.0
+# The spec's own way stays unless another spreads less by more than a trial of so few blocks shows by chance.
+_SPEC_SPREAD_FACTOR = 0.8
+_WORKERS_FLAG = f"{TOPOLOGY_PREFIX}group_count"
+# This many blocks are measured in the spec's own way, next to those on other CPUs: the minimum for an interval at 95 %.
 OWN_BLOCKS = 6
-_MOST_WORKERS = 64  # IREE's own bound (--task_topology_max_group_count)
+_MAX_WORKERS = 64  # IREE's own bound (--task_topology_max_group_count)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedBlock:
-    """A block that is to be taken.
+    """A block to be measured.
 
     Attributes:
         order: of its rounds, as the log has it.
-        rounds: whose, and how each is started.
-        attempts: how often a round is taken while other work disturbs it, before the block is given up.
+        rounds: the side and the command of each.
+        attempts: how often a round is repeated while other work disturbs it, before the block is abandoned.
     """
 
     chain: str
@@ -84,13 +84,13 @@ class PlannedBlock:
 
 @dataclass(slots=True)
 class RoundsEvidence:
-    """What was measured so far.
+    """The measurements so far.
 
     Attributes:
-        attempts: blocks that were begun, by kind.
+        attempts: started blocks, by kind.
         count: blocks that count.
-        disturbances: what disturbed rounds, and how many.
-        failure: why there can be no verdict; empty where nothing failed.
+        disturbances: the disturbances of rounds, and their numbers.
+        failure: why there can be no verdict; empty if nothing failed.
         peak_bytes: largest resident set of a process, by side.
     """
 
@@ -102,44 +102,44 @@ class RoundsEvidence:
 
     @property
     def replaced(self) -> int:
-        """Blocks that were taken and do not count."""
+        """The number of blocks that were measured and do not count."""
         return self.attempts.total() - self.count
 
     @property
     def too_disturbed(self) -> bool:
-        """Whether the machine is too busy for this to finish."""
+        """True if the machine is too busy for this to finish."""
         return self.replaced > _SPARE_BLOCKS + self.count
 
     @property
     def main_disturbance(self) -> str:
-        """What spoiled most rounds, whatever its figures, with those of one of them; empty for none."""
-        kinds = Counter(_without_figures(cause) for cause in self.disturbances.elements())
-        most = next((kind for kind, _ in kinds.most_common(1)), "")
-        return next((cause for cause in self.disturbances if _without_figures(cause) == most), "")
+        """The disturbance that spoiled most rounds, with the numbers of one of them; empty for none."""
+        kinds = Counter(_strip_numbers(cause) for cause in self.disturbances.elements())
+        main_kind = next((kind for kind, _ in kinds.most_common(1)), "")
+        return next((cause for cause in self.disturbances if _strip_numbers(cause) == main_kind), "")
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """A block, as it stands in the log."""
+        """Add a block, as it is in the log."""
         block = BlockEvent.from_dict(event)
         self.attempts[block.kind] += 1
         self.count += block.counted
-        for item in block.rounds:
-            name = _name(block.kind, item.side)
-            self.peak_bytes[name] = max(self.peak_bytes.get(name, 0), item.peak_rss_bytes)
-            self.disturbances.update(item.disturbed)
+        for round_event in block.rounds:
+            name = _name_side(block.kind, round_event.side)
+            self.peak_bytes[name] = max(self.peak_bytes.get(name, 0), round_event.peak_rss_bytes)
+            self.disturbances.update(round_event.disturbed)
 
 
 @dataclass(slots=True)
 class PairEvidence(RoundsEvidence):
-    """What was measured of a model so far.
+    """The measurements of a model so far.
 
     Attributes:
         blocks: of B against A, those that count.
-        marked: blocks that count although they were disturbed.
+        marked: the number of blocks that count although they were disturbed.
         cpus: that rounds are pinned to; None until it is decided.
         trials: of A against itself, those that count, by the CPUs that were tried.
-        own: of B against A in the spec's own way, where the rounds are taken in another.
-        tried: how many blocks of a trial were begun, by CPUs.
-        own_tried: how many blocks in the spec's own way were begun.
+        own: of B against A in the spec's own way, if the rounds are measured in another.
+        trial_attempts: the number of started trial blocks, by CPUs.
+        own_attempts: the number of started blocks in the spec's own way.
     """
 
     blocks: list[Block] = field(default_factory=list)
@@ -148,85 +148,85 @@ class PairEvidence(RoundsEvidence):
     cpus: Cpus | None = None
     trials: dict[Cpus, list[Block]] = field(default_factory=dict)
     own: list[Block] = field(default_factory=list)
-    tried: Counter[Cpus] = field(default_factory=Counter)
-    own_tried: int = 0
+    trial_attempts: Counter[Cpus] = field(default_factory=Counter)
+    own_attempts: int = 0
 
     @property
     def against_itself(self) -> list[Block]:
-        """A against A as B is measured: those of the trial count too, as it looks at their spread and at no sign."""
+        """The blocks of A against A as B is measured; also of the trial, which compared spreads and no signs."""
         return [*self.trials.get(self.cpus or (), ()), *self.control]
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """A block, as it stands in the log."""
+        """Add a block, as it is in the log."""
         block = BlockEvent.from_dict(event)
         kind, cpus = block.kind, block.cpus
-        into = {AB: self.blocks, CONTROL: self.control, OWN: self.own}.get(kind)
-        # Blocks next to the comparison say nothing of how disturbed it is.
+        target = {AB: self.blocks, CONTROL: self.control, OWN: self.own}.get(kind)
+        # Blocks next to the comparison have no bearing on its disturbance.
         if kind == OWN:
-            self.own_tried += 1
+            self.own_attempts += 1
         elif kind == _TRIAL:
-            self.tried[cpus] += 1
-            into = self.trials.setdefault(cpus, [])
+            self.trial_attempts[cpus] += 1
+            target = self.trials.setdefault(cpus, [])
         else:
             RoundsEvidence.add(self, event)
             self.cpus = cpus
-        if block.counted and into is not None:
-            rounds = [Round(item.times_ms) for item in block.rounds]
-            into.append(Block.of_rounds(BlockOrder(block.order), rounds))
-            self.marked += kind in (AB, CONTROL) and any(item.disturbed for item in block.rounds)
+        if block.counted and target is not None:
+            rounds = [Round(round_event.times_ms) for round_event in block.rounds]
+            target.append(Block.of_rounds(BlockOrder(block.order), rounds))
+            self.marked += kind in (AB, CONTROL) and any(round_event.disturbed for round_event in block.rounds)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A model, as both sides run it: the CPUs to choose from, and how rounds of A and of B are taken on some."""
+    """A model on both sides: the CPUs to choose from, and the measurements of A and B on some."""
 
     chain: str
     ways: tuple[Cpus, ...]
     measured: Callable[[Cpus], tuple[Measurement, Measurement]]
 
     def block(self, kind: str, evidence: PairEvidence, seed: int, cpus: Cpus) -> PlannedBlock:
-        """The next block of a kind, in an order that coins of the seed choose.
+        """Return the next block of a kind, in a random order from the seed.
 
         In a `CONTROL` and a `_TRIAL`, B's rounds are A's too.
         """
-        begun = {OWN: evidence.own_tried, _TRIAL: evidence.tried[cpus]}
-        number = begun.get(kind, evidence.attempts[kind])
+        started_counts = {OWN: evidence.own_attempts, _TRIAL: evidence.trial_attempts[cpus]}
+        number = started_counts.get(kind, evidence.attempts[kind])
         order = block_orders(number + 1, make_seed(seed, self.chain, kind))[number]
         a, b = self.measured(cpus)
-        other = b if kind in (AB, OWN) else a
-        rounds = [(side, a if side == "A" else other) for side in order]
+        b_side = b if kind in (AB, OWN) else a
+        rounds = [(side, a if side == "A" else b_side) for side in order]
         return PlannedBlock(self.chain, kind, str(order), rounds, cpus=cpus)
 
 
 def evidence_of(events: Iterable[JournalEvent]) -> dict[str, PairEvidence]:
-    """What the blocks of a journal say, by model: to resume a comparison that was cut short.
+    """Return the measurements in a journal's blocks, by model: to resume an interrupted comparison.
 
-    What another machine has measured of a model holds all of its blocks; with a problem, it says nothing.
+    An event of another machine's measurement of a model has all of its blocks; one with a problem is ignored.
     """
-    found: dict[str, PairEvidence] = {}
+    evidence_by_model: dict[str, PairEvidence] = {}
     for event in events:
         match event.content:
             case BlockEvent():
                 blocks: Sequence[dict[str, Any]] = (event.fields,)
-                evidence = found.setdefault(event.step, PairEvidence())
+                evidence = evidence_by_model.setdefault(event.step, PairEvidence())
             case MeasuredElsewhere(problem="", blocks=blocks):
-                evidence = found[event.step] = PairEvidence()
+                evidence = evidence_by_model[event.step] = PairEvidence()
             case _:
                 continue
         hint = "It was written by another version of this toolkit, or changed; begin anew."
         with explain_unreadable(f"the record of rounds of {event.step}", hint):
             for block in blocks:
                 evidence.add(block)
-    return found
+    return evidence_by_model
 
 
 @dataclass(slots=True)
 class BlockTaker:
-    """Takes blocks, into the session's log.
+    """A runner of blocks, which writes them into the session's log.
 
     Attributes:
-        replace_disturbed: whether what other work disturbed is taken again.
-        waited: seconds that went by until the machine was ours: they are no measuring time.
+        replace_disturbed: if true, blocks that other work disturbed are repeated.
+        waited: seconds of waiting for the machine, which are no measuring time.
     """
 
     session: Session[Any]
@@ -234,100 +234,102 @@ class BlockTaker:
     waited: float = 0.0
 
     def gives_up(self, evidence: RoundsEvidence) -> bool:
-        """Whether no more blocks are of use: a process failed, or the machine is too disturbed."""
+        """Return True if no more blocks are of use: a process failed, or the machine is too disturbed."""
         return bool(evidence.failure) or (self.replace_disturbed and evidence.too_disturbed)
 
     def goes_on(self, evidence: RoundsEvidence) -> bool:
-        """Whether there may be one more block."""
+        """Return True if there may be one more block."""
         return not (self.session.cancelled.is_set() or self.gives_up(evidence))
 
     def take(self, block: PlannedBlock, evidence: RoundsEvidence) -> list[tuple[str, TakenRound]]:
-        """Takes a block, into the evidence and the log; not where it is cut short or cannot be of use.
+        """Measure a block and add it to the evidence and the log, unless it is interrupted or cannot be of use.
 
-        Returns the rounds with their sides, where the block counts; else nothing.
+        Return the rounds with their sides, if the block counts; else nothing.
         """
         if not self.goes_on(evidence):
             return []
-        began = time.monotonic()
-        with self.session.quiet(next((item.device for _, item in block.rounds if item.device), "")):
-            self.waited += time.monotonic() - began
+        start = time.monotonic()
+        with self.session.quiet(next((entry.device for _, entry in block.rounds if entry.device), "")):
+            self.waited += time.monotonic() - start
             rounds = list(self._list_rounds(block))
         if self.session.cancelled.is_set():
-            # What was cut short has no result.
+            # An interrupted block has no result.
             return []
-        good = [(side, taken) for side, taken in rounds if self._is_good(taken)]
-        counted = len(good) == len(block.rounds)
+        good_rounds = [(side, round_result) for side, round_result in rounds if self._is_good(round_result)]
+        counts = len(good_rounds) == len(block.rounds)
         event = {
             "kind": block.kind,
             "order": block.order,
-            "counted": counted,
+            "counted": counts,
             "cpus": list(block.cpus),
-            "rounds": [{"side": side, **taken.as_dict()} for side, taken in rounds],
+            "rounds": [{"side": side, **round_result.as_dict()} for side, round_result in rounds],
         }
         self.session.log.write("block", event, step=block.chain)
         evidence.add(event)
-        side, last = rounds[-1]
-        if last.failure:
-            evidence.failure = f"{_name(block.kind, side)}: {last.failure}"
-        elif not counted:
+        side, last_round = rounds[-1]
+        if last_round.failure:
+            evidence.failure = f"{_name_side(block.kind, side)}: {last_round.failure}"
+        elif not counts:
             self.session.cancelled.wait(_PAUSE_SECONDS)
-        return good if counted else []
+        return good_rounds if counts else []
 
     def _list_rounds(self, block: PlannedBlock) -> Iterator[tuple[str, TakenRound]]:
-        """Rounds with their sides, until one fails or stays disturbed, or the block is cut short."""
+        """Yield rounds with their sides, until one fails or stays disturbed, or the block is interrupted."""
         for side, measurement in block.rounds:
             for _ in range(block.attempts):
-                taken = take_round(measurement, self.session.processes, f"rounds.{_name(block.kind, side)}.")
-                yield side, taken
-                if self.session.cancelled.is_set() or taken.failure or self._is_good(taken):
+                result = take_round(measurement, self.session.processes, f"rounds.{_name_side(block.kind, side)}.")
+                yield side, result
+                if self.session.cancelled.is_set() or result.failure or self._is_good(result):
                     break
-            if self.session.cancelled.is_set() or not self._is_good(taken):
+            if self.session.cancelled.is_set() or not self._is_good(result):
                 break
 
-    def _is_good(self, taken: TakenRound) -> bool:
-        return not taken.failure and not (taken.disturbed and self.replace_disturbed)
+    def _is_good(self, result: TakenRound) -> bool:
+        return not result.failure and not (result.disturbed and self.replace_disturbed)
 
 
 def make_seed(seed: int, chain: str, kind: str) -> int:
-    """The same for the same session, model and kind; unrelated for others, so that their coins are independent."""
+    """Return a seed that depends on session seed, model and kind, so that their random orders are independent."""
     return int.from_bytes(hashlib.sha256(f"{seed}\0{chain}\0{kind}".encode()).digest()[:8], "big")
 
 
-def _name(kind: str, side: str) -> str:
-    """Whose a round is. Both sides of a control are A; the log has two names, to tell its rounds apart."""
+def _name_side(kind: str, side: str) -> str:
+    """Return a round's program. Both sides of a control are A; the log has two names, to distinguish its rounds."""
     return "A" if kind in (CONTROL, _TRIAL) else side.strip()
 
 
-def _without_figures(cause: str) -> str:
+def _strip_numbers(cause: str) -> str:
     return re.split(r"\d", cause, maxsplit=1)[0]
 
 
 def ways(step: Step, root: Path = Path("/")) -> tuple[Cpus, ...]:
-    """The CPUs that rounds of a benchmark can be pinned to: the spec's own way (none) first, one, one for each worker.
+    """Return the CPU sets for the rounds of a benchmark: the spec's own way (none) first, one, one for each worker.
 
-    One on a GPU, or with a topology of its own, has no other way than its own. /sys is looked for below `root`.
+    A benchmark on a GPU, or with its own topology, has only its own way. /sys is below `root`.
     """
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone can say and pin
+    affinity = getattr(os, "sched_getaffinity", None)  # only Linux can report and pin
     device = step.resources.device
     if affinity is None or shutil.which("taskset") is None or device not in (LOCAL_TASK.name, LOCAL_SYNC.name):
         return ((),)
     available = sorted(affinity(0))
     cores = choose_fastest_cores(root, available)
-    topology = dict(word.partition("=")[::2] for word in step.process.argv if word.startswith(TOPOLOGY))
-    workers = topology.pop(_WORKERS, "")
+    topology = dict(
+        argument.partition("=")[::2] for argument in step.process.argv if argument.startswith(TOPOLOGY_PREFIX)
+    )
+    workers = topology.pop(_WORKERS_FLAG, "")
     if topology or (workers and not workers.isdecimal()):
         return ((),)
     if device == LOCAL_SYNC.name:
         counts = {1}
     else:
-        counts = {int(workers)} if workers else {1, min(len(choose_fastest_cores(root, ())), _MOST_WORKERS)}
-    # Pinned to all that there are, it would not be pinned.
-    most = min(len(cores), len(available) - 1)
-    return ((), *(tuple(cores[-count:]) for count in sorted(counts) if 0 < count <= most))
+        counts = {int(workers)} if workers else {1, min(len(choose_fastest_cores(root, ())), _MAX_WORKERS)}
+    # Pinning to all available CPUs would not be pinning.
+    max_count = min(len(cores), len(available) - 1)
+    return ((), *(tuple(cores[-count:]) for count in sorted(counts) if 0 < count <= max_count))
 
 
 def spread(blocks: Sequence[Block]) -> float:
-    """How far the rounds of one block lie apart, as a share: 0.01 is 1 %; infinite without blocks."""
+    """Return the spread of the rounds within a block, as a fraction: 0.01 is 1 %; infinite without blocks."""
     if not blocks:
         return math.inf
     logs = ([math.log(round_.location()) for round_ in (*block.a, *block.b)] for block in blocks)
@@ -335,19 +337,19 @@ def spread(blocks: Sequence[Block]) -> float:
 
 
 def steadiest(trials: Mapping[Cpus, Sequence[Block]]) -> Cpus:
-    """The way whose rounds spread least, by A against itself; one with fewer undisturbed blocks comes after others."""
+    """Return the way with the smallest spread of A against itself, among those with most undisturbed blocks."""
 
     def rank(cpus: Cpus) -> tuple[int, float]:
-        return -len(trials[cpus]), spread(trials[cpus]) * (1.0 if cpus else _STEADIER)
+        return -len(trials[cpus]), spread(trials[cpus]) * (1.0 if cpus else _SPEC_SPREAD_FACTOR)
 
     return min(trials, key=rank)
 
 
 def choose_way(pair: Pair, evidence: PairEvidence, taker: BlockTaker, seed: int, goes_on: Callable[[], bool]) -> None:
-    """Sets the evidence's way, by a trial where the pair has several; not where that is cut short.
+    """Set the evidence's way, by a trial if the pair has several; leave it unset if that is interrupted.
 
-    A trial that was cut short is continued, and what has blocks keeps its way. `goes_on` says whether there is time for
-    one more block.
+    An interrupted trial is continued, and a model that has blocks keeps its way. `goes_on` returns True if there is
+    time for one more block.
     """
     if evidence.cpus is not None:
         return
@@ -356,20 +358,20 @@ def choose_way(pair: Pair, evidence: PairEvidence, taker: BlockTaker, seed: int,
         return
     for number in range(_TRIAL_BLOCKS):
         for cpus in pair.ways:
-            if evidence.tried[cpus] > number:
+            if evidence.trial_attempts[cpus] > number:
                 continue
             if not goes_on():
                 return
             taker.take(pair.block(_TRIAL, evidence, seed, cpus), evidence)
         trials = {cpus: evidence.trials.get(cpus, []) for cpus in pair.ways}
-        pinned = min(spread(blocks) for cpus, blocks in trials.items() if cpus)
-        if pinned * _CLEARLY < spread(trials[()]) < math.inf:
+        pinned_spread = min(spread(blocks) for cpus, blocks in trials.items() if cpus)
+        if pinned_spread * _CLEAR_FACTOR < spread(trials[()]) < math.inf:
             break
     if goes_on():
         evidence.cpus = steadiest(trials)
 
 
 def take_own(pair: Pair, evidence: PairEvidence, taker: BlockTaker, seed: int, goes_on: Callable[[], bool]) -> None:
-    """Takes blocks in the spec's own way, where another was chosen; arguments as for `choose_way`."""
-    while evidence.cpus and len(pair.ways) > 1 and evidence.own_tried < OWN_BLOCKS and goes_on():
+    """Measure blocks in the spec's own way, if another was chosen; arguments as for `choose_way`."""
+    while evidence.cpus and len(pair.ways) > 1 and evidence.own_attempts < OWN_BLOCKS and goes_on():
         taker.take(pair.block(OWN, evidence, seed, ()), evidence)

@@ -1,11 +1,11 @@
-"""Rounds: process starts of one program, taken to be compared with others.
+"""Rounds: process starts of one program, measured to be compared with others.
 
 A round of a benchmark is one start of `iree-benchmark-module` with its own warm-up, a round of a compile one start of
-`iree-compile`. Each is watched, so that what the machine did meanwhile stands next to its times.
+`iree-compile`. Each is observed, so that the machine's activity is recorded next to its times.
 
 A benchmark that breaks its golden is run again before it fails: further rounds decide, up to a budget. The rule is that
-of `measuring/goldens/goldens.py`: process starts of the spec's own command, looked at a few times, with a false-alarm
-rate over all looks together. What broke the golden is left out, as it was picked for being slow.
+of `measuring/goldens/goldens.py`: process starts of the spec's own command, in a few interim analyses, with a
+false-alarm rate over all of them. The run that broke the golden is left out, as it was selected for being slow.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ _TIMING_FLAGS = (
     "--benchmark_enable_random_interleaving",
     "--benchmark_time_unit",
 )
-# Flags that say how many workers a program has, and where.
-TOPOLOGY = "--task_topology_"
+# These flags set the number of workers of a program, and their CPUs.
+TOPOLOGY_PREFIX = "--task_topology_"
 _MS_PER_SECOND = 1000.0
-# Of a golden's confirmation.
+# These are for the confirmation of a golden.
 _ALPHA = 0.01
-_MOST_ROUNDS = 26
-# Rounds that may be replaced for a disturbance, beyond one for each that counts.
+_MAX_ROUNDS = 26
+# This many rounds may be replaced for a disturbance, beyond one for each that counts.
 _SPARE_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class RoundSettings:
-    """How a round is taken; the same for both sides.
+    """The settings of a round, which are the same for both sides.
 
     Attributes:
         repetitions: of a benchmark within its process.
-        min_time: seconds that a repetition lasts at least.
+        min_time: minimum seconds of a repetition.
         cpus: logical CPUs that rounds run on; empty for all.
-        choose: whether they run where the program is steadiest instead (`ways`).
+        choose: if true, they run on the CPUs with the smallest spread instead (`ways`).
     """
 
     repetitions: int = 5
@@ -74,13 +74,13 @@ class RoundSettings:
 
 @dataclass(frozen=True, slots=True)
 class TakenRound:
-    """What one process start gave.
+    """The result of one process start.
 
     Attributes:
-        times: ms, a figure for each repetition; empty where it failed.
-        failure: why there are no times; empty where there are.
-        state: what the machine did meanwhile, for the record.
-        disturbed: what spoils it, a line each; empty for a round that counts.
+        times: ms, one for each repetition; empty if it failed.
+        failure: why there are no times; empty if there are.
+        state: the machine's activity meanwhile, for the record.
+        disturbed: the disturbances that spoil it, a line each; empty for a round that counts.
     """
 
     times: tuple[float, ...]
@@ -92,11 +92,11 @@ class TakenRound:
 
     @property
     def evidence(self) -> Round:
-        """The round as statistics take it; EvidenceError where it failed."""
+        """The round's times for statistics; raises EvidenceError if it failed."""
         return Round(self.times)
 
     def as_dict(self) -> dict[str, Any]:
-        """For the record."""
+        """Return the round as the journal records it."""
         return {
             "times_ms": list(self.times),
             "failure": self.failure,
@@ -109,11 +109,11 @@ class TakenRound:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What the rounds of a program measure, and how they are started.
+    """The command of a program's rounds, and the reader of their times.
 
     Attributes:
         step: gives the folder of logs and the time limit.
-        read: times in ms from what the process wrote to standard output and its wall time in seconds.
+        read: returns times in ms from the process's standard output and its wall time in seconds.
         device: the GPU that it runs on; empty for a CPU.
         cpus: logical CPUs that it is pinned to; empty for none.
     """
@@ -127,59 +127,60 @@ class Measurement:
 
 
 def parse_cpus(text: str, available: frozenset[int] | None) -> tuple[int, ...]:
-    """The CPUs that `0,2-5` names, rising, as taskset and `lscpu` write them; none for an empty text.
+    """Return the CPUs that `0,2-5` names, ascending, as taskset and `lscpu` write them; none for an empty text.
 
-    What is `available` may be used; None where that is not known yet.
+    Only `available` CPUs may be used; None if they are not known yet.
 
     Raises:
         UsageError: it is no such list, or names a CPU that may not be used.
     """
-    found: set[int] = set()
+    cpus: set[int] = set()
     for part in filter(None, (word.strip() for word in text.split(","))):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise UsageError(
                 f"--cpus {text}: {part!r} is no CPU and no range of CPUs", "Such as --cpus 2 or --cpus 0,4-7."
             )
-        found |= set(range(int(first), int(last or first) + 1))
-    missing = sorted(found - available) if available is not None else []
+        cpus |= set(range(int(first), int(last or first) + 1))
+    missing = sorted(cpus - available) if available is not None else []
     if available is not None and missing:
-        there = ", ".join(map(str, sorted(available)))
+        available_text = ", ".join(map(str, sorted(available)))
         raise UsageError(
-            f"--cpus {text}: there is no CPU {missing[0]} here, or it may not be used", f"CPUs here: {there}."
+            f"--cpus {text}: there is no CPU {missing[0]} here, or it may not be used", f"CPUs here: {available_text}."
         )
-    return tuple(sorted(found))
+    return tuple(sorted(cpus))
 
 
 def timed(step: Step, settings: RoundSettings) -> Measurement:
-    """A benchmark step as rounds: its own command with the settings' times in place of the spec's.
+    """Return a benchmark step as rounds: its own command with the settings' times in place of the spec's.
 
     Raises:
-        UsageError: CPUs are asked for, and there is no taskset.
+        UsageError: CPUs are requested, and there is no taskset.
     """
-    kept = [word for word in step.process.argv if word.split("=", 1)[0] not in _TIMING_FLAGS]
+    arguments = [argument for argument in step.process.argv if argument.split("=", 1)[0] not in _TIMING_FLAGS]
     argv = (
-        *kept,
+        *arguments,
         f"--benchmark_repetitions={settings.repetitions}",
         f"--benchmark_min_time={settings.min_time:g}s",
         f"--benchmark_min_warmup_time={settings.min_time:g}",
     )
     has_workers = step.resources.device == LOCAL_TASK.name
-    if settings.cpus and has_workers and not any(word.startswith(TOPOLOGY) for word in argv):
-        # As many workers as CPUs, which taskset holds there. Not --task_topology_cpu_ids: workers that are pinned one
-        # by one fight the thread that waits for them, and times become multiples of the scheduler's tick (4 ms).
+    if settings.cpus and has_workers and not any(argument.startswith(TOPOLOGY_PREFIX) for argument in argv):
+        # Workers are as many as CPUs, to which taskset confines them. --task_topology_cpu_ids is not used: workers
+        # pinned one by one compete with the thread that waits for them: times become multiples of the scheduler's tick
+        # (4 ms).
         argv = (*argv, f"--task_topology_group_count={len(settings.cpus)}")
     command = pinned(replace(step.process, argv=argv), settings.cpus)
     return Measurement(step, command, BENCHMARK_MODULE, _read_benchmark_times, gpu_of(step), settings.cpus)
 
 
 def gpu_of(step: Step) -> str:
-    """The GPU that a step runs on; empty for a CPU, and for a device that computes on it."""
+    """Return the GPU that a step runs on; empty for a CPU, and for a device that computes on it."""
     return "" if step.resources.software else step.resources.accelerator
 
 
 def compile_round(step: Step, settings: RoundSettings) -> Measurement:
-    """A compile step as rounds, which write next to its outputs, never over them; raises as `timed`."""
+    """Return a compile step as rounds, which write next to its outputs, never over them; errors as of `timed`."""
     argv = list(step.process.argv)
     for _, path in step.outputs:
         argv = [word.replace(path, f"{path}.round") for word in argv]
@@ -188,7 +189,7 @@ def compile_round(step: Step, settings: RoundSettings) -> Measurement:
 
 
 def pinned(command: Command, cpus: Sequence[int]) -> Command:
-    """The command on some CPUs only, in a form that a person can paste; raises as `timed`."""
+    """Return the command pinned to some CPUs, in a form that a person can paste; errors as of `timed`."""
     if not cpus:
         return command
     taskset = shutil.which("taskset")
@@ -198,7 +199,7 @@ def pinned(command: Command, cpus: Sequence[int]) -> Command:
 
 
 def take_round(measurement: Measurement, processes: Processes, name: str) -> TakenRound:
-    """Starts the process, waits for its end, and reads its times; the next round of the `name` writes over its logs."""
+    """Run the process and read its times; the next round of the same `name` overwrites its logs."""
     step = measurement.step
     watch = RoundWatch(gpu=bool(measurement.device), cpus=measurement.cpus, device=measurement.device)
     outcome = processes.run(step, measurement.command, name=name)
@@ -223,12 +224,12 @@ def _read_benchmark_times(output: str, _seconds: float) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmRules:
-    """When a golden counts as broken.
+    """The rules that decide if a golden counts as broken.
 
     Attributes:
-        plan: when to look, and the false-alarm rate of all looks together.
+        plan: the interim analyses, and the false-alarm rate over all of them.
         budget: seconds for the rounds of one benchmark.
-        replace_disturbed: whether a round that other work disturbed is taken again; else it is marked and counts.
+        replace_disturbed: if true, a round that other work disturbed is repeated; else it is marked and counts.
     """
 
     plan: SequentialPlan
@@ -237,13 +238,13 @@ class ConfirmRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmed:
-    """What further rounds said.
+class ConfirmResult:
+    """The result of further rounds.
 
     Attributes:
-        verdict: passed, failed or inconclusive; error where a round failed.
-        check: the golden's check with what is known now.
-        record: everything that was measured, for the journal.
+        verdict: passed, failed or inconclusive; error if a round failed.
+        check: the golden's check, updated.
+        record: all measurements, for the journal.
         tool_seconds: wall time of the rounds' processes.
     """
 
@@ -255,85 +256,85 @@ class Confirmed:
 
 
 def confirm_rules(verdict: str, budget: float, *, replace_disturbed: bool = True) -> ConfirmRules | None:
-    """The rules of a run whose verdict is to `confirm`; None for `strict`, the dialects' plain rule."""
+    """Return the rules of a run whose verdict is to `confirm`; None for `strict`, the dialects' plain rule."""
     if verdict == "strict":
         return None
-    return ConfirmRules(plan_looks(_ALPHA, _MOST_ROUNDS), budget, replace_disturbed)
+    return ConfirmRules(plan_looks(_ALPHA, _MAX_ROUNDS), budget, replace_disturbed)
 
 
 def confirm_time(
-    step: Step, check: Check, processes: Processes, rules: ConfirmRules, cancelled: threading.Event
-) -> Confirmed:
-    """Takes rounds of a benchmark, which has the machine alone, until it is clear whether it breaks its golden.
+    step: Step, check: Check, processes: Processes, rules: ConfirmRules, cancel_event: threading.Event
+) -> ConfirmResult:
+    """Measure rounds of a benchmark, which has the machine alone, until it is clear whether it breaks its golden.
 
     `check` is that of its first run, which broke it.
     """
-    # With the spec's own command: the golden is of just these settings.
+    # The spec's own command is used: the golden applies to exactly these settings.
     measurement = Measurement(step, step.process, BENCHMARK_MODULE, _read_benchmark_times, gpu_of(step))
     deadline = time.monotonic() + rules.budget
     rounds: list[Round] = []
     records: list[dict[str, Any]] = []
     costs: list[RoundCost] = []
-    disturbance, marked, seconds, failure = "", 0, 0.0, ""
+    disturbance, mark_count, seconds, failure = "", 0, 0.0, ""
     verdict: Confirmation | None = None
-    while not cancelled.is_set():
-        replaced = len(records) - len(rounds)
-        if replaced > _SPARE_ROUNDS + len(rounds):
-            failure = f"{replaced} of {len(records)} more rounds were disturbed; for example: {disturbance}"
+    while not cancel_event.is_set():
+        replaced_count = len(records) - len(rounds)
+        if replaced_count > _SPARE_ROUNDS + len(rounds):
+            failure = f"{replaced_count} of {len(records)} more rounds were disturbed; for example: {disturbance}"
             break
         if time.monotonic() >= deadline:
             break
-        taken = take_round(measurement, processes, "confirm.")
-        seconds += taken.seconds
-        records.append(taken.as_dict())
-        if taken.failure:
-            failure = f"a further round failed: {taken.failure}"
-            return Confirmed(Verdict.ERROR, check, shorten(failure), _record(records, None, failure), seconds)
+        round_result = take_round(measurement, processes, "confirm.")
+        seconds += round_result.seconds
+        records.append(round_result.as_dict())
+        if round_result.failure:
+            failure = f"a further round failed: {round_result.failure}"
+            return ConfirmResult(Verdict.ERROR, check, shorten(failure), _record(records, None, failure), seconds)
         cost = parse_benchmark_rows(processes.stdout(step, "confirm."))[0].cpu_time_ms
-        costs.append(RoundCost(cost, taken.state.get("steal_share", 0.0)))
+        costs.append(RoundCost(cost, round_result.state.get("steal_share", 0.0)))
         records[-1]["cpu_times_ms"] = list(cost)
-        disturbance = next(iter(taken.disturbed), disturbance)
-        if taken.disturbed and rules.replace_disturbed:
+        disturbance = next(iter(round_result.disturbed), disturbance)
+        if round_result.disturbed and rules.replace_disturbed:
             continue
-        marked += bool(taken.disturbed)
-        rounds.append(taken.evidence)
+        mark_count += bool(round_result.disturbed)
+        rounds.append(round_result.evidence)
         verdict = confirm_breach(rounds, check.golden, check.factor, Statistic(check.statistic), rules.plan)
         if verdict.next_look is None:
             break
     if failure:
-        reason, passed = failure, None
+        reason, golden_holds = failure, None
     elif verdict is None:
-        reason, passed = f"no further round within {rules.budget:g} s", None
+        reason, golden_holds = f"no further round within {rules.budget:g} s", None
     else:
-        passed = verdict.passed
-        late = "; the time is up" if passed is None and verdict.next_look is not None else ""
-        disturbed_text = f" ({marked} of them disturbed; for example: {disturbance})" if marked else ""
-        reason = f"after {len(rounds)} more rounds{disturbed_text}, {verdict.reason}{late}"
-    if passed is None and (why := _find_excess(costs, check, step)):
-        passed, reason = False, f"{reason}; {why}"
+        golden_holds = verdict.passed
+        timeout_text = "; the time is up" if golden_holds is None and verdict.next_look is not None else ""
+        disturbed_text = f" ({mark_count} of them disturbed; for example: {disturbance})" if mark_count else ""
+        reason = f"after {len(rounds)} more rounds{disturbed_text}, {verdict.reason}{timeout_text}"
+    if golden_holds is None and (excess := _find_excess(costs, check, step)):
+        golden_holds, reason = False, f"{reason}; {excess}"
     outcomes = {True: Verdict.PASSED, False: Verdict.FAILED, None: Verdict.INCONCLUSIVE}
-    check = replace(check, passed=passed, note=f"{check.note}; {reason}")
-    return Confirmed(outcomes[passed], check, shorten(reason), _record(records, verdict, reason), seconds)
+    check = replace(check, passed=golden_holds, note=f"{check.note}; {reason}")
+    return ConfirmResult(outcomes[golden_holds], check, shorten(reason), _record(records, verdict, reason), seconds)
 
 
 def _find_excess(costs: Sequence[RoundCost], check: Check, step: Step) -> str:
-    """Why rounds break a golden whatever disturbed them; empty where they may not. On a GPU CPU time says nothing."""
+    """Return why rounds break a golden despite disturbances; empty if they may not. CPU time is no evidence on GPUs."""
     cpus = 1 if step.resources.device == LOCAL_SYNC.name else read_machine_facts().cores
-    least = 0.0 if gpu_of(step) else find_least_time(costs, Statistic(check.statistic), cpus)
-    if check.limit is None or least <= check.limit:
+    min_ms = 0.0 if gpu_of(step) else find_least_time(costs, Statistic(check.statistic), cpus)
+    if check.limit is None or min_ms <= check.limit:
         return ""
-    return f"by its CPU time it takes {least:.4g} ms at least, which nothing that disturbed it can explain"
+    return f"by its CPU time it takes {min_ms:.4g} ms at least, which nothing that disturbed it can explain"
 
 
 def _record(rounds: list[dict[str, Any]], verdict: Confirmation | None, reason: str) -> dict[str, Any]:
     record: dict[str, Any] = {"reason": reason, "rounds": rounds}
     if verdict is not None:
-        bounded = verdict.low > 0
+        has_interval = verdict.low > 0
         record |= {
             "passed": verdict.passed,
             "measured_ms": verdict.measured,
-            "low_ms": verdict.low if bounded else None,
-            "high_ms": verdict.high if bounded else None,
+            "low_ms": verdict.low if has_interval else None,
+            "high_ms": verdict.high if has_interval else None,
             "limit_ms": verdict.limit,
             "confidence": verdict.confidence,
         }
