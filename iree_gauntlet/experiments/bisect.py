@@ -31,11 +31,11 @@ from iree_gauntlet.experiments.bisect_question import (
     Question,
     describe_change,
     describe_cost,
-    find_candidate_run,
     find_ready,
     keep_bundle,
     list_nightlies_inside,
     make_question,
+    measure_candidate,
     record_row,
     resume_question,
     run_bundle_with,
@@ -282,13 +282,13 @@ class BisectSearch:
     def _describe_search(self) -> BisectFound:
         """Describe the state of the search; both ends have to be judged."""
         state = self._state
-        label = [candidate.label for candidate in self.question.row]
+        labels = [candidate.label for candidate in self.question.row]
         return BisectFound(
-            last_old=label[state.last_old],
-            first_new=label[state.first_new],
-            between=tuple(label[index] for index in state.between),
+            last_old=labels[state.last_old],
+            first_new=labels[state.first_new],
+            between=tuple(labels[index] for index in state.between),
             over=state.next is None,
-            changes=tuple((label[start], label[end]) for start, end in state.changes),
+            changes=tuple((labels[start], labels[end]) for start, end in state.changes),
         )
 
 
@@ -325,7 +325,7 @@ class BlockSource:
 
     def measure_blocks(self, candidate: Candidate, count: int) -> Sequence[Block]:
         """Measure more blocks, the good end as A and the candidate as B; fewer if the time is up or one fails."""
-        pair = self._pair(candidate)
+        pair = self._make_pair(candidate)
         evidence = self._evidence.setdefault(pair.chain, PairEvidence())
         # Waiting for other runs does not count as measuring time.
         deadline = self._deadlines.setdefault(candidate.label, self._compute_measuring_seconds() + self._budget)
@@ -352,7 +352,7 @@ class BlockSource:
 
     def measure_spec_way(self, candidate: Candidate) -> Comparison | None:
         """Compare the candidate with the good end in the spec's own way; None if that is how it was measured anyway."""
-        pair = self._pair(candidate)
+        pair = self._make_pair(candidate)
         evidence = self._evidence.setdefault(pair.chain, PairEvidence())
         self._progress.status(f"{pair.chain}: rounds as its spec has it")
         take_own(pair, evidence, self._taker, _SEED, lambda: self._taker.goes_on(evidence))
@@ -363,7 +363,7 @@ class BlockSource:
 
     def find_problem(self, candidate: Candidate) -> str:
         """Return the reason if a candidate's blocks are no evidence, or an empty string."""
-        evidence = self._evidence.get(self._name(candidate), PairEvidence())
+        evidence = self._evidence.get(self._make_name(candidate), PairEvidence())
         if evidence.failure:
             return evidence.failure
         if self._taker.gives_up(evidence):
@@ -373,21 +373,21 @@ class BlockSource:
             return "void: the good end differs from itself; find what differs, and repeat"
         return ""
 
-    def _name(self, candidate: Candidate) -> str:
+    def _make_name(self, candidate: Candidate) -> str:
         """Name a candidate's pair; the name also seeds its random order, so that candidates have different ones."""
         return f"{self._question.chain} with {candidate.label}"
 
-    def _pair(self, candidate: Candidate) -> Pair:
+    def _make_pair(self, candidate: Candidate) -> Pair:
         metric, labels = self._question.metric, (self._question.good.label, candidate.label)
         a, b = (self._sides[label].steps_by_metric[metric][self._question.chain] for label in labels)
-        return pair_of(self._name(candidate), (a, b), metric, self._rounds)
+        return pair_of(self._make_name(candidate), (a, b), metric, self._rounds)
 
     def _prepare(self, candidate: Candidate) -> Judged:
         question, setup = self._question, self._question.setup
         setup = replace(setup, stages=tuple(dict.fromkeys((*setup.stages, Figure.TIME.row.stage))))
 
         def prepare(folder: Path, presenter: Presenter) -> Judged:
-            machine = setup.workbench(candidate.iree)
+            machine = setup.open_workbench_for(candidate.iree)
             side = prepare_side(candidate.label, machine, candidate.iree, setup, folder, presenter)
             if side.interrupted:
                 raise KeyboardInterrupt
@@ -395,7 +395,7 @@ class BlockSource:
             self._sides[candidate.label] = side
             return Judged(reason=find_obstacle(side, step) if step else "it has no such step", toolchain=side.toolchain)
 
-        return find_candidate_run(candidate, self._folder, self._presenter, prepare)
+        return measure_candidate(candidate, self._folder, self._presenter, prepare)
 
 
 class RoundsJudge:
@@ -414,16 +414,16 @@ class RoundsJudge:
 
     def judge_end(self, candidate: Candidate, *, bad: bool) -> Judged:
         """Prepare the good end, or compare the bad one with it."""
-        ready = self._source.prepare(candidate)
-        if ready.reason:
-            return ready
+        check = self._source.prepare(candidate)
+        if check.reason:
+            return check
         if not bad:
-            return replace(ready, bad=False, value=1.0, text="1")
+            return replace(check, bad=False, value=1.0, text="1")
         blocks: list[Block] = []
         while True:
             has_blocks = self._measure_to_next_look(candidate, blocks)
             if not blocks:
-                return replace(ready, reason=self._source.find_problem(candidate) or "no rounds could be taken")
+                return replace(check, reason=self._source.find_problem(candidate) or "no rounds could be taken")
             ends = compare(blocks, self._plan)
             if not has_blocks or self._plan.next_look(len(blocks)) is None or ends.verdict is TimeVerdict.SAME:
                 break
@@ -433,7 +433,7 @@ class RoundsJudge:
                 break
         reason = "" if ends.differs else f"the ends do not differ for certain: {ends.verdict}: {ends.reason}"
         reason = self._source.find_problem(candidate) or reason
-        result = self._measure(ready, ends, bad=True, reason=reason)
+        result = self._measure(check, ends, bad=True, reason=reason)
         spec = None if reason else self._source.measure_spec_way(candidate)
         if spec is not None:
             # Other candidates are compared with the good end on the same CPUs: one comparison in this way is enough.
@@ -456,14 +456,14 @@ class RoundsJudge:
 
     def judge(self, candidate: Candidate) -> Judged:
         """Compare a candidate with the good end, until its interval is on one side of the middle."""
-        ready = self._source.prepare(candidate)
-        if ready.reason:
-            return ready
+        check = self._source.prepare(candidate)
+        if check.reason:
+            return check
         blocks: list[Block] = []
         while True:
             has_blocks = self._measure_to_next_look(candidate, blocks)
             if not blocks:
-                return replace(ready, reason=self._source.find_problem(candidate) or "no rounds could be taken")
+                return replace(check, reason=self._source.find_problem(candidate) or "no rounds could be taken")
             placing = place(compute_log_ratios(blocks), self._plan, self._middle)
             if placing.next_look is None or not has_blocks:
                 break
@@ -472,19 +472,19 @@ class RoundsJudge:
         reason = "" if bad is not None else trouble or placing.reason
         if not trouble and bad is None and placing.next_look is not None:
             reason += "; the time is up"
-        return self._measure(ready, placing, bad=bad, reason=reason)
+        return self._measure(check, placing, bad=bad, reason=reason)
 
-    def _to_next_look(self, candidate: Candidate, blocks: list[Block]) -> bool:
+    def _measure_to_next_look(self, candidate: Candidate, blocks: list[Block]) -> bool:
         """Measure blocks up to the next interim analysis, as far as possible; return True if there were any."""
         look = self._plan.next_look(len(blocks))
         blocks_taken = self._source.measure_blocks(candidate, look - len(blocks)) if look else ()
         blocks += blocks_taken
         return bool(blocks_taken)
 
-    def _measure(self, ready: Judged, timing: Comparison | Placing, *, bad: bool | None, reason: str) -> Judged:
+    def _measure(self, check: Judged, timing: Comparison | Placing, *, bad: bool | None, reason: str) -> Judged:
         cpus = f", on CPU {format_cpus(self._source.cpus)}" if self._source.cpus else ""
         return replace(
-            ready,
+            check,
             bad=bad,
             value=timing.ratio,
             text=f"{timing.ratio:.3f} × the good end's time ({timing.low:.3f} to {timing.high:.3f}{cpus})",

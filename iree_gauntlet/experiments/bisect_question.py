@@ -54,17 +54,17 @@ if TYPE_CHECKING:
 # The output of a candidate's run, in its folder.
 _CONSOLE = "console.txt"
 _TIMED_METRICS = tuple(metric for metric, figure in METRICS.items() if figure.is_compared_in_rounds)
-_PASSING_STAGES = {"compiles": Stage.COMPILE, "runs": Stage.THRESHOLD}
+_PASS_FAIL_STAGES = {"compiles": Stage.COMPILE, "runs": Stage.THRESHOLD}
 # The exact metrics, with the stage that each needs.
 EXACT_METRICS: Mapping[str, Stage] = {
     **{metric: figure.row.stage for metric, figure in METRICS.items() if metric not in _TIMED_METRICS},
-    **_PASSING_STAGES,
+    **_PASS_FAIL_STAGES,
 }
 # Options that only timed metrics use.
-_TIMING_NAMES = ("budget", "repetitions", "min_time", "cpus", "disturbed")
+_TIMING_OPTIONS = ("budget", "repetitions", "min_time", "cpus", "disturbed")
 # The metric of a bundle: its script passes or fails.
 _BUNDLE_METRIC = "repro.sh"
-_PASSING: Sequence[str] = (*_PASSING_STAGES, _BUNDLE_METRIC)
+_PASS_FAIL_METRICS: Sequence[str] = (*_PASS_FAIL_STAGES, _BUNDLE_METRIC)
 _BUNDLE_FOLDER = "bundle"
 # The environment that a bundle in a folder may have installed for itself.
 _ENVIRONMENT_FOLDER = "env"
@@ -210,7 +210,7 @@ def _require_metric(bisect_request: BisectRequest, request: RunRequest) -> None:
         raise UsageError(
             f"--metric {metric}: unknown metric", f"Known: {', '.join((*_TIMED_METRICS, *EXACT_METRICS))}."
         )
-    elif names := [name for name in given((bisect_request, request.conduct)) if name in _TIMING_NAMES]:
+    elif names := [name for name in given((bisect_request, request.conduct)) if name in _TIMING_OPTIONS]:
         message = f"{dashed(names[0])} is for --metric {' and '.join(_TIMED_METRICS)}"
         raise UsageError(message, f"The metric {metric} is exact: leave it out.")
 
@@ -302,7 +302,7 @@ def describe_change(commit: str, source: str, place: ToolchainPlace) -> BisectCh
     return BisectChange(**fields, pull=int(pull[1] or pull[2]) if pull else None)
 
 
-def find_candidate_run(
+def measure_candidate(
     candidate: Candidate, folder: Path, presenter: Presenter, measure: Callable[[Path, Presenter], Judged]
 ) -> Judged:
     """Run a candidate in its folder and return the result, not judged yet; if it cannot be used, with the reason.
@@ -325,7 +325,7 @@ def find_candidate_run(
 def run_candidate(
     candidate: Candidate, metric: str, chain: str, folder: Path, setup: Chosen, presenter: Presenter
 ) -> Judged:
-    """Run the stage that a metric needs, with a candidate, and read the value; see `find_candidate_run`."""
+    """Run the stage that a metric needs, with a candidate, and read the value; see `measure_candidate`."""
 
     def run_stage(run_dir: Path, presenter: Presenter) -> Judged:
         code = run(setup.within(run_dir, candidate.iree, (EXACT_METRICS[metric],)), presenter, brief=True).exit_code
@@ -334,7 +334,7 @@ def run_candidate(
         record = read_journal(run_dir / JOURNAL)
         return replace(_read_value(metric, record, chain), toolchain=record.run.toolchain.as_dict())
 
-    return find_candidate_run(candidate, folder, presenter, run_stage)
+    return measure_candidate(candidate, folder, presenter, run_stage)
 
 
 class ExactJudge:
@@ -358,7 +358,7 @@ class ExactJudge:
         if self._is_same(good.known, bad.known):
             values = good.text if good.text == bad.text else f"{good.text}, and {bad.text}"
             return f"nothing to look for: both ends give the same ({values})"
-        if self._name in _PASSING and good.known < bad.known:
+        if self._name in _PASS_FAIL_METRICS and good.known < bad.known:
             return f"good and bad are the wrong way round: the good end {good.text}, the bad one {bad.text}"
         return ""
 
@@ -381,11 +381,11 @@ class ExactJudge:
 
 def _read_value(metric: str, record: JournalRecord, chain: str) -> Judged:
     """Read an exact metric's value, or the reason if there is none; 1 for a pass, 0 for a failure of IREE."""
-    is_failure, reason = _find_fault(record, chain)
-    if metric in _PASSING:
-        if is_failure is None:
+    fault, reason = _find_fault(record, chain)
+    if metric in _PASS_FAIL_METRICS:
+        if fault is None:
             return Judged(value=1.0, text="passes")
-        return Judged(value=0.0, text=f"fails: {reason}") if is_failure else Judged(reason=reason)
+        return Judged(value=0.0, text=f"fails: {reason}") if fault else Judged(reason=reason)
     result = record.results.get(f"{chain}:{EXACT_METRICS[metric]}")
     figure = METRICS[metric]
     value = result.measure(figure) if result else None
@@ -410,7 +410,7 @@ def _find_fault(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
 def _require_bundle_alone(bisect_request: BisectRequest, request: RunRequest) -> None:
     """Require that no option of models is given: a bundle has its own program, inputs and question."""
     options = given((request.selection, request.conduct))
-    options |= {name: value for name, value in given([bisect_request]).items() if name in ("metric", *_TIMING_NAMES)}
+    options |= {name: value for name, value in given([bisect_request]).items() if name in ("metric", *_TIMING_OPTIONS)}
     if options:
         flag = dashed(next(iter(options)))
         hint = "A bundle has its program, inputs and expected values with it: leave one of the two out."
@@ -436,10 +436,10 @@ def keep_bundle(bundle: str, folder: Path) -> None:
 def run_bundle_with(
     candidate: Candidate, folder: Path, setup: Chosen, supervisor: Supervisor, presenter: Presenter
 ) -> Judged:
-    """Run the bundle with a candidate: 1 if it passes, 0 if it fails; see `find_candidate_run`."""
+    """Run the bundle with a candidate: 1 if it passes, 0 if it fails; see `measure_candidate`."""
 
     def run_script(run_dir: Path, _presenter: Presenter) -> Judged:
-        machine = setup.workbench(candidate.iree)
+        machine = setup.open_workbench_for(candidate.iree)
         code = run_bundle(folder / _BUNDLE_FOLDER, machine.iree, supervisor, run_dir)
         toolchain = machine.iree.as_dict()
         if code == FIXED:
@@ -450,4 +450,4 @@ def run_bundle_with(
         lines = (run_dir / REPRO_LOG).read_text(encoding="utf-8", errors="replace").splitlines() or [""]
         return Judged(reason=f"repro.sh {ending}: {find_first_error(lines) or lines[-1]}", toolchain=toolchain)
 
-    return find_candidate_run(candidate, folder, presenter, run_script)
+    return measure_candidate(candidate, folder, presenter, run_script)

@@ -24,7 +24,7 @@ from iree_gauntlet.experiments.session_verdicts import (
     summarise_verdicts,
 )
 from iree_gauntlet.experiments.sides import (
-    DIFFERENT,
+    CHANGE_VERDICTS,
     ComparingMachines,
     PreparedSide,
     RoundsLog,
@@ -118,7 +118,7 @@ def compare(
     settings = compare_settings(options, request.conduct, here=machines is None)
     # A typing mistake is reported, and a missing IREE installed, before hours of work.
     setup = _choose(request, options, machines)
-    workbenches = [setup.workbench(name) for name in names]
+    workbenches = [setup.open_workbench_for(name) for name in names]
     events = experiment.record.events if experiment.record else []
     kept_fields = {
         name: value for name, value in (asdict(options) | request.kept).items() if name not in _REPLACED_OPTIONS
@@ -246,7 +246,7 @@ class _Comparison:
         verdicts = judge({chain: rounds.evidence[chain] for chain in steps}, rules)
         self._write_verdicts(verdicts)
         for chain, verdict in verdicts.items():
-            if verdict.verdict in DIFFERENT and chain in rounds.where:
+            if verdict.verdict in CHANGE_VERDICTS and chain in rounds.where:
                 self.log.write("where", rounds.where[chain], step=chain)
         return verdicts
 
@@ -423,8 +423,8 @@ def _count_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str, work
     rises = {name for part in work.parts for name in part.more}
     drops = [name for part in work.parts for name in part.less][:_MAX_DECREASES]
     changes = match_dispatches(a.profile, b.profile)
-    rows = [row for row in changes.changes if row.match == Match.OUTSIDE or row.name in rises or row.name in drops]
-    difference = describe_difference(changes, sorted(rows, key=lambda row: row.match == Match.OUTSIDE))
+    relevant = [row for row in changes.changes if row.match == Match.OUTSIDE or row.name in rises or row.name in drops]
+    difference = describe_difference(changes, sorted(relevant, key=lambda row: row.match == Match.OUTSIDE))
     sources = [{name: source for name, _, source in counts.dispatches} for counts in (a, b)]
     rows = []
     for row in difference.rows:

@@ -42,7 +42,7 @@ from iree_gauntlet.experiments.explaining.flow_program import compile_traced
 from iree_gauntlet.experiments.explaining.locate import DispatchSearch, SearchResult
 from iree_gauntlet.experiments.explaining.operators import find_first_wrong_operator, find_onnx_source
 from iree_gauntlet.experiments.explaining.reduce import FIRST_PHASE, Reduction, reduce
-from iree_gauntlet.experiments.explaining.tools import FAILURE, NO_SPACE, WRONG, Symptom, Tools, find_symptom
+from iree_gauntlet.experiments.explaining.tools import FAILURE, NO_SPACE_HINT, WRONG, Symptom, Tools, find_symptom
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.explain_outcome import (
@@ -108,7 +108,7 @@ def explain(request: ExplainRequest, cache: CacheRequest, presenter: Presenter) 
     cases = tuple(AskedCase(failure.case, failure.kind, failure.result.full_reason) for failure in failures)
     with presenter.progress() as progress:
         machine = open_iree(run_dir, toolchain, cache, progress)
-        twins: dict[tuple[str, ...], tuple[str, FoundBundle]] = {}
+        bundles_by_compile: dict[tuple[str, ...], tuple[str, FoundBundle]] = {}
 
         def explain_case(notes: CaseNotes, failure: Failure | LostFailure) -> bool:
             if isinstance(failure, LostFailure):
@@ -119,7 +119,7 @@ def explain(request: ExplainRequest, cache: CacheRequest, presenter: Presenter) 
                 # An existing bundle with the model's own values is not replaced.
                 folder = folder.with_name(f"{folder.name}.no-weights")
             tools = make_tools(machine, notes.session, folder, failure)
-            return _FailureExplainer(notes, tools, record, request, twins).explain()
+            return _FailureExplainer(notes, tools, record, request, bundles_by_compile).explain()
 
         explainers = [(failure.case, partial(explain_case, failure=failure)) for failure in failures]
         opening = ExplainOpening(cases=cases, toolchain=toolchain)
@@ -163,7 +163,7 @@ def explain_each(
             try:
                 has_bundle = explain_case(CaseNotes(session, case))
             except OSError as error:
-                raise GauntletError(f"{name_place(error) or shown(folder)}: {error.strerror}", NO_SPACE) from error
+                raise GauntletError(f"{name_place(error) or shown(folder)}: {error.strerror}", NO_SPACE_HINT) from error
             seconds = round(time.monotonic() - began, 3)
             log.write("result", CaseEnd(has_bundle, request.no_weights, seconds, request.budget), step=case)
             all_have_bundles = all_have_bundles and has_bundle
@@ -203,13 +203,13 @@ def make_tools(machine: Workbench, session: Session[EventLog], folder: Path, fai
 
 @dataclass(frozen=True)
 class _FailureExplainer:
-    """Explains a failure; `twins` has the case and bundle of each explained compile, by its program and flags."""
+    """Explains a failure; `bundles_by_compile` has the case and bundle of each compile, by program and flags."""
 
     notes: CaseNotes
     tools: Tools
     record: JournalRecord
     request: ExplainRequest
-    twins: dict[tuple[str, ...], tuple[str, FoundBundle]]
+    bundles_by_compile: dict[tuple[str, ...], tuple[str, FoundBundle]]
 
     def explain(self) -> bool:
         """Return True if a bundle shows the failure; equal compiles of one program are explained only once."""
@@ -218,28 +218,28 @@ class _FailureExplainer:
         key: tuple[str, ...] = (failure.case, failure.stage)
         if failure.stage.row.makes_modules:
             key = (self._program_sha256, *failure.flags)
-        if key in self.twins:
-            case, bundle = self.twins[key]
+        if key in self.bundles_by_compile:
+            case, bundle = self.bundles_by_compile[key]
             self.notes.add("same", {"as": case})
             self.notes.add("bundle", bundle.as_dict())
             return True
-        bundle = self._explain_alone()
-        if bundle is not None:
-            self.twins[key] = (failure.case, bundle)
-        return bundle is not None
+        entry = self._explain_new()
+        if entry is not None:
+            self.bundles_by_compile[key] = (failure.case, entry)
+        return entry is not None
 
     @property
     def _program_sha256(self) -> str:
         return self.tools.workbench.store.verified.sha256(self.tools.failure.program)
 
-    def _explain_alone(self) -> FoundBundle | None:
+    def _explain_new(self) -> FoundBundle | None:
         """Return the record of a bundle that shows the failure; None if none does."""
         failure = self.tools.failure
         hint = "run again, and explain that run"
         if file := self._find_changed(by_time=False):
             self.notes.add("nothing", {"why": f"{file} is not what it was in the run: {hint}"})
             return None
-        symptom = self._fail_again()
+        symptom = self._repeat_failure()
         if symptom is None:
             rewritten = self._find_changed(by_time=True)
             reason = f"{rewritten} was written to since the run: {hint}" if rewritten else "it is intermittent"
@@ -249,7 +249,7 @@ class _FailureExplainer:
         with ThreadPoolExecutor(read_machine_facts().cores) as pool:
             probes = _Probes(symptom, self.tools, pool)
             try:
-                return self._pursue(forms, probes)
+                return self._diagnose(forms, probes)
             finally:
                 pool.shutdown(cancel_futures=True)
 
@@ -270,7 +270,7 @@ class _FailureExplainer:
                     return shown(Path(file_path(source.url)))
         return None
 
-    def _fail_again(self) -> Symptom | None:
+    def _repeat_failure(self) -> Symptom | None:
         """Repeat the failing step twice; return the symptom, or None if it passes."""
         tools, failure = self.tools, self.tools.failure
         is_compile = failure.stage.row.makes_modules
@@ -290,7 +290,7 @@ class _FailureExplainer:
         self.notes.add("again", {"failed": len(failures), "same": is_same, "symptom": symptom and symptom.as_dict()})
         return symptom
 
-    def _pursue(self, forms: FailureForms, probes: _Probes) -> FoundBundle | None:
+    def _diagnose(self, forms: FailureForms, probes: _Probes) -> FoundBundle | None:
         """Find the culprit, write a bundle that shows it, and find the switches that avoid it."""
         futures: tuple[Future[ProbedSwitch], ...] = ()
         is_earliest = False

@@ -248,7 +248,7 @@ def find_suspects(profile: ComparedDispatches) -> list[SlowSuspect]:
 def _find_slow_dispatch(
     slower: _Slower, tools: tuple[Tools, Tools], notes: CaseNotes
 ) -> tuple[_SlowDispatch | None, str, list[tuple[SlowSuspect, str]]]:
-    """Find the dispatch with the greatest loss that is slower by itself; else the reason; also return the tries."""
+    """Find the dispatch with the greatest loss that is slower alone, or the reason; also return all tries."""
     if slower.profile.difference is None:
         return None, f"there is no profile that would say where: {slower.profile.reason}", []
     names = ", ".join(row.name for row in slower.profile.difference.rows if row.b_ns > row.a_ns)

@@ -36,13 +36,7 @@ if TYPE_CHECKING:
 
 # The options of a run that the record keeps; `--iree` is kept per run.
 _COUNTING = ("instructions", "counter", "count_cpu")
-_RECORDED_OPTIONS = (
-    *SelectionRequest.__dataclass_fields__,
-    "iree_compiler",
-    "iree_runtime",
-    *_COUNTING,
-    *KEPT_UNLESS_GIVEN,
-)
+_RUN_OPTIONS = (*SelectionRequest.__dataclass_fields__, "iree_compiler", "iree_runtime", *_COUNTING, *KEPT_UNLESS_GIVEN)
 _EXAMPLE = "Such as: gauntlet matrix --iree 3.9.0 --iree 3.13.0 --suite cpu"
 # IREE's tools misread '@' and '%' in paths; ':' ends an entry of PATH; the rest means something to shells.
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
@@ -67,7 +61,7 @@ def matrix(
     # A mistake in the selection is reported before anything is installed.
     setup = choose(request, machines)
     request, folder = setup.request, experiment.folder
-    options = {name: value for name, value in request.kept.items() if name in _RECORDED_OPTIONS}
+    options = {name: value for name, value in request.kept.items() if name in _RUN_OPTIONS}
     opening = MatrixOpening(
         suite=setup.selection.name,
         irees=named_irees,
@@ -100,7 +94,7 @@ class _Runs:
         try:
             # All are found before the first run: leases keep them installed, and a typo is reported at once.
             machines = {
-                iree.label: self._find_workbench(iree) for iree in irees if self._find_previous_code(iree) is None
+                iree.label: self._open_workbench(iree) for iree in irees if self._find_previous_code(iree) is None
             }
             for position, iree in enumerate(irees, start=1):
                 self.presenter.line(f"\n{iree.label} ({position} of {len(irees)})")
@@ -128,10 +122,10 @@ class _Runs:
         result = self.previous_results.get(iree.label)
         return result.exit_code if result and result.stands else None
 
-    def _find_workbench(self, iree: AskedIree) -> Workbench | None:
+    def _open_workbench(self, iree: AskedIree) -> Workbench | None:
         """Open the workbench for an IREE, installed if needed; return None if it is not available."""
         try:
-            machine = self.setup.workbench(iree.iree)
+            machine = self.setup.open_workbench_for(iree.iree)
         except ToolchainError as error:
             sys.stderr.write(f"error: {iree.label}: {error}\n")
             self.log.write("toolchain", FoundIree(error=error.what, hint=error.hint), step=iree.label)

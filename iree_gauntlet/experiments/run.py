@@ -205,11 +205,11 @@ def _plan(
         plan, shard = choose_shard(plan, request.shard)
     if request.folder.last_failed:
         newest = find_newest_run(find_runs_folder())
-        chains = find_failed_chains(newest)
-        if not chains:
+        failed_chains = find_failed_chains(newest)
+        if not failed_chains:
             hint = "Run without --last-failed to run everything."
             raise NothingSelectedError(f"nothing failed in {shown(newest)}", hint)
-        plan = choose_chains(plan, chains)
+        plan = choose_chains(plan, failed_chains)
     if record.run.last_failed:
         planned_ids = {step.id for step in record.planned}
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.id in planned_ids))
@@ -333,7 +333,7 @@ class Chosen:
             self, request=replace(self.request, toolchain=toolchain, folder=folder), stages=stages or self.stages
         )
 
-    def workbench(self, iree: str) -> Workbench:
+    def open_workbench_for(self, iree: str) -> Workbench:
         """Open the workbench for an IREE, installed if needed; ToolchainError if it is not available."""
         request = replace(self.request, toolchain=replace(self.request.toolchain, iree=iree))
         return replace(self, request=request).open_workbench(Progress())

@@ -70,17 +70,17 @@ class ModelVerdict:
     """The comparisons of one model: B against A, A against A, and B against A in the spec's own way.
 
     Attributes:
-        own: None if the comparison uses that way anyway, or was interrupted.
+        spec_way: None if the comparison uses that way anyway, or was interrupted.
         failure: the reason if there is no comparison.
     """
 
     chain: str
     comparison: Comparison | None
     control: Comparison | None
-    own: Comparison | None
+    spec_way: Comparison | None
     evidence: PairEvidence
     failure: str
-    contradicted: bool = False
+    is_contradicted: bool = False
 
     @property
     def verdict(self) -> str:
@@ -101,8 +101,8 @@ class ModelVerdict:
             control = ControlVerdict(
                 verdict=self.control.verdict, figures=ComparedFigures(**_read_figures(self.control))
             )
-        if self.own is not None and comparison is not None:
-            own_way = OwnWay(figures=ComparedFigures(**_read_figures(self.own)), contradicts=self.contradicted)
+        if self.spec_way is not None and comparison is not None:
+            own_way = OwnWay(figures=ComparedFigures(**_read_figures(self.spec_way)), contradicts=self.is_contradicted)
         # The spread of the rounds of a block, by the CPUs that were tried.
         trials = {format_cpus(cpus): spread(blocks) for cpus, blocks in evidence.trials.items() if blocks}
         return RecordedVerdict(
@@ -139,39 +139,33 @@ def judge(
     """
     comparisons: dict[str, Comparison] = {}
     controls: dict[str, Comparison] = {}
-    for chain, model_evidence in evidence.items():
-        if model_evidence.failure:
+    for chain, pair in evidence.items():
+        if pair.failure:
             continue
-        if model_evidence.against_itself:
+        if pair.against_itself:
             plan = plan_looks(rules.alpha, CONTROL_BLOCKS)
-            controls[chain] = compare(model_evidence.against_itself, plan, rules.least, rules.band)
-        if not model_evidence.blocks:
+            controls[chain] = compare(pair.against_itself, plan, rules.least, rules.band)
+        if not pair.blocks:
             continue
-        comparison = rules.compare_blocks(model_evidence.blocks)
-        if rules.replace_disturbed and model_evidence.too_disturbed:
-            reason = (
-                f"{model_evidence.replaced} blocks were disturbed and replaced; {_describe_disturbance(model_evidence)}"
-            )
+        comparison = rules.compare_blocks(pair.blocks)
+        if rules.replace_disturbed and pair.too_disturbed:
+            reason = f"{pair.replaced} blocks were disturbed and replaced; {_describe_disturbance(pair)}"
             comparison = without_verdict(comparison, reason)
         elif comparison.verdict is TimeVerdict.INCONCLUSIVE and comparison.next_look is not None:
             comparison = without_verdict(comparison, f"{comparison.reason}; {end_reason}")
         elif chain in controls:
             comparison = hold_against_control(comparison, controls[chain])
         comparisons[chain] = comparison
-    adjusted = limit_discoveries(comparisons, DEFAULT_DISCOVERY_RATE)
+    final = limit_discoveries(comparisons, DEFAULT_DISCOVERY_RATE)
     verdicts = {}
-    for chain, model_evidence in evidence.items():
+    for chain, pair in evidence.items():
         no_blocks = f"{end_reason}, before its first block"
-        if model_evidence.replaced:
-            no_blocks = (
-                f"each of its {model_evidence.replaced} blocks was disturbed; {_describe_disturbance(model_evidence)}"
-            )
-        failure = "" if chain in adjusted else model_evidence.failure or no_blocks
-        spec_way, control = compare_in_spec_way(model_evidence.own, rules.least, rules.band), controls.get(chain)
-        contradicted = chain in adjusted and spec_way is not None and rules.contradicts(spec_way, adjusted[chain])
-        verdicts[chain] = ModelVerdict(
-            chain, adjusted.get(chain), control, spec_way, model_evidence, failure, contradicted
-        )
+        if pair.replaced:
+            no_blocks = f"each of its {pair.replaced} blocks was disturbed; {_describe_disturbance(pair)}"
+        failure = "" if chain in final else pair.failure or no_blocks
+        spec_way, control = compare_in_spec_way(pair.own, rules.least, rules.band), controls.get(chain)
+        contradicts = chain in final and spec_way is not None and rules.contradicts(spec_way, final[chain])
+        verdicts[chain] = ModelVerdict(chain, final.get(chain), control, spec_way, pair, failure, contradicts)
     return verdicts
 
 
@@ -309,13 +303,13 @@ class Comparer:
             if find_next_look(evidence, self._rules) is None:
                 # The rest of the budget is for blocks in the spec's own way.
                 self._progress.status(f"{pair.chain}: {OWN_BLOCKS} blocks as its spec has it")
-                take_own(pair, evidence, self._taker, self._rules.seed, partial(self._goes_on, evidence))
+                take_own(pair, evidence, self._taker, self._rules.seed, partial(self._can_continue, evidence))
         return evidence_by_model
 
     def _is_over(self) -> bool:
         return self._cancelled.is_set() or self._compute_remaining_seconds() <= 0
 
-    def _goes_on(self, evidence: PairEvidence) -> bool:
+    def _can_continue(self, evidence: PairEvidence) -> bool:
         return self._compute_remaining_seconds() > 0 and self._taker.goes_on(evidence)
 
     def _compute_remaining_seconds(self) -> float:
@@ -324,15 +318,15 @@ class Comparer:
 
     def _take_until(self, pair: Pair, evidence: PairEvidence, look: int, label: str) -> None:
         """Measure blocks up to an interim analysis, with A/A blocks in between, so that they see the same machine."""
-        goes_on = partial(self._goes_on, evidence)
+        can_continue = partial(self._can_continue, evidence)
         self._progress.status(f"{label} {pair.chain}: looking for the CPUs on which it is steadiest")
-        choose_way(pair, evidence, self._taker, self._rules.seed, goes_on)
+        choose_way(pair, evidence, self._taker, self._rules.seed, can_continue)
         seed, cpus = self._rules.seed, evidence.cpus
-        while cpus is not None and len(evidence.blocks) < look and goes_on():
+        while cpus is not None and len(evidence.blocks) < look and can_continue():
             seconds = max(0.0, self._compute_remaining_seconds())
             self._progress.status(
                 f"{label} {pair.chain}: block {len(evidence.blocks) + 1} of {look}, at most {seconds / 60:.1f} min left"
             )
             self._taker.take(pair.block(AB, evidence, seed, cpus), evidence)
-            while len(evidence.against_itself) < min(CONTROL_BLOCKS, len(evidence.blocks)) and goes_on():
+            while len(evidence.against_itself) < min(CONTROL_BLOCKS, len(evidence.blocks)) and can_continue():
                 self._taker.take(pair.block(CONTROL, evidence, seed, cpus), evidence)

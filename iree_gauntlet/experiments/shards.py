@@ -99,7 +99,7 @@ def _choose_chains_of_shard(
         # Only a warning: it may be one of several CI jobs, all of which have to pass.
         chain_count = counted(len(shards), "chain")
         messages.warn(f"--shard {index}/{count}: none of the {chain_count} belongs to it: use fewer, or --shard-costs")
-    return shard_chains, RunShard(index, count, cut_of(shards), len(shards))
+    return shard_chains, RunShard(index, count, hash_shards(shards), len(shards))
 
 
 def choose_chains(plan: Plan, chains: Collection[str]) -> Plan:
@@ -192,7 +192,7 @@ def record_costs(names: Sequence[str], output: str) -> ExitCode:
     return ExitCode.OK
 
 
-def shard_of(names: Iterable[str], costs: Mapping[str, float], count: int) -> dict[str, int]:
+def assign_shards(names: Iterable[str], costs: Mapping[str, float], count: int) -> dict[str, int]:
     """Assign each name a shard from 1 to `count`, independent of their order; `costs` has the seconds of some names."""
     shards: dict[str, int] = {}
     known_costs = []
@@ -232,16 +232,16 @@ def group_chains(chains: Iterable[str], needs: Iterable[tuple[str, str]]) -> dic
 
 
 def assign_groups(groups: Mapping[str, str], costs: Mapping[str, float], count: int) -> dict[str, int]:
-    """Assign each chain a shard, as `shard_of`, but keep the groups of `group_chains` together."""
+    """Assign each chain a shard, as `assign_shards`, but keep the groups of `group_chains` together."""
     group_costs: dict[str, float] = defaultdict(float)
     for chain, group in groups.items():
         if chain in costs:
             group_costs[group] += costs[chain]
-    shards = shard_of(groups.values(), group_costs, count)
+    shards = assign_shards(groups.values(), group_costs, count)
     return {chain: shards[group] for chain, group in groups.items()}
 
 
-def cut_of(shards: Mapping[str, int]) -> str:
+def hash_shards(shards: Mapping[str, int]) -> str:
     """Return a short hash that is equal for runs with the same distribution of chains."""
     lines = "".join(f"{chain}\t{shard}\n" for chain, shard in sorted(shards.items()))
     return hashlib.sha256(lines.encode()).hexdigest()[:16]

@@ -65,7 +65,7 @@ _REQUIRED_STAGES = tuple(stage for stage in _TIMED_STAGE.row.upstream if not sta
 _MAX_REPETITION_SECONDS = 3600.0
 _ALL_CPUS = "all"
 # The verdicts that need an explanation.
-DIFFERENT = (TimeVerdict.SLOWER, TimeVerdict.FASTER)
+CHANGE_VERDICTS = (TimeVerdict.SLOWER, TimeVerdict.FASTER)
 # The order in which the sides are profiled.
 _PROFILE_ORDER = "ABBA"
 MODULE_SIZE = "module size"
@@ -150,13 +150,13 @@ def pair_of(chain: str, steps: tuple[Step, Step], metric: str, rounds: RoundSett
         UsageError: CPUs are asked for, and there is no taskset.
     """
 
-    def measured(cpus: Cpus) -> tuple[Measurement, Measurement]:
-        a, b = (measure(step, replace(rounds, cpus=cpus)) for step in steps)
+    def make_measurements(cpus: Cpus) -> tuple[Measurement, Measurement]:
+        a, b = (make_measurement(step, replace(rounds, cpus=cpus)) for step in steps)
         return a, b
 
-    measure = timed if metric == "time" else compile_round
+    make_measurement = timed if metric == "time" else compile_round
     # A timed compile runs on all CPUs only: trying other sets would take minutes.
-    pair = Pair(chain, ways(steps[0]) if rounds.choose and metric == "time" else (rounds.cpus,), measured)
+    pair = Pair(chain, ways(steps[0]) if rounds.choose and metric == "time" else (rounds.cpus,), make_measurements)
     pair.measured(pair.ways[0])
     return pair
 
@@ -274,7 +274,7 @@ def explain_differences(
     """
     by_chain = {pair.chain: pair for pair in pairs}
     for verdict in verdicts.values():
-        if verdict.verdict not in DIFFERENT:
+        if verdict.verdict not in CHANGE_VERDICTS:
             continue
         chain = verdict.chain
         session.progress.status(f"{chain}: looking for where the time went")

@@ -197,8 +197,8 @@ def without_invalid(all_series: Iterable[Series], marks: Sequence[Mark]) -> tupl
     """Return the series without points that are marked as invalid; a series without points is left out."""
     kept_series = []
     for series in all_series:
-        matches = [mark for mark in marks if mark.mark == "invalid" and _fits(mark, series.key)]
-        points = tuple(point for point in series.points if not any(_came_with(point, mark.iree) for mark in matches))
+        matches = [mark for mark in marks if mark.mark == "invalid" and _matches(mark, series.key)]
+        points = tuple(point for point in series.points if not any(_has_version(point, mark.iree) for mark in matches))
         kept_series += [replace(series, points=points)] if points else []
     return tuple(kept_series)
 
@@ -210,13 +210,13 @@ def with_marks(findings: Iterable[Finding], all_series: Iterable[Series], marks:
     for finding in findings:
         result = finding
         for mark in marks:
-            if not _fits(mark, finding.key) or not _came_with(result.after, mark.iree):
+            if not _matches(mark, finding.key) or not _has_version(result.after, mark.iree):
                 continue
             if mark.mark == "accepted" and finding.kind is not FindingKind.IMPROVEMENT:
                 result = replace(result, accepted=mark.reason)
             elif mark.mark == "moved":
                 points = points_by_key[finding.key]
-                index = next((i for i, point in enumerate(points) if _came_with(point, mark.to)), 0)
+                index = next((i for i, point in enumerate(points) if _has_version(point, mark.to)), 0)
                 # A mark that refers to a run that is not in the series has no effect.
                 result = replace(result, at=index, before=points[index - 1], after=points[index]) if index else result
         results.append(result)
@@ -230,17 +230,17 @@ def find_idle_marks(all_series: Iterable[Series], marks: Iterable[Mark]) -> tupl
         f"mark {mark.mark!r} of {mark.series} with {mark.iree} fits no run of the history"
         for mark in marks
         if not any(
-            _fits(mark, series.key) and any(_came_with(point, mark.iree) for point in series.points)
+            _matches(mark, series.key) and any(_has_version(point, mark.iree) for point in series.points)
             for series in series_list
         )
     )
 
 
-def _fits(mark: Mark, key: SeriesKey) -> bool:
+def _matches(mark: Mark, key: SeriesKey) -> bool:
     return fnmatchcase(key.title, mark.series) or fnmatchcase(key.case, mark.series)
 
 
-def _came_with(point: Point, iree: str) -> bool:
+def _has_version(point: Point, iree: str) -> bool:
     return iree in (point.iree, point.named, point.time[:10]) or (len(iree) >= 7 and point.commit.startswith(iree))
 
 

@@ -78,8 +78,6 @@ class Bisects:
             log.write("opening", replace(self.question.opening(), command="bisect", cwd="/"))
             search = BisectSearch(self.question, judge, log, self.said.append, dict(earlier or {}), try_all=every)
             done = search.search()
-                self.question, judge, log, self.said.append, dict(earlier or {}), try_all=every
-            ).search()
             log.write("end", EndEvent(exit_code=done[0], problem=done[1], seconds=1.0))
         write_reports(self.folder)
         return read_bisect_outcome(self.folder), done

@@ -276,7 +276,7 @@ class DispatchSearch:
         for name, target in _REFERENCES.items():
             file = f"reference_{name.partition(',')[0]}"
             try:
-                # The target as this release writes it is in the text of a program that is compiled for it.
+                # The text of a program that is compiled for the target shows how this release writes the device.
                 flow = self.tools.compile_text("trivial", _TRIVIAL, [*target, "--compile-to=flow"], timeout=60.0)
                 device = find_device(flow.read_text(encoding="utf-8"))
                 # With traces, iree-run-module would print every tensor.
@@ -324,7 +324,7 @@ class DispatchSearch:
         dispatch, failure = self.program.dispatches[trace.dispatch], self.tools.failure
         self.say(f"confirming {dispatch.name}")
         shapes = [tensor.shape for tensor in trace.inputs]
-        traced_text = self.program.cut_out(dispatch, shapes, with_trace=True)
+        traced_text = self.program.cut_out(dispatch, shapes, with_traces=True)
         target = self._cut_side(f"cut_{trace.call}_target", traced_text, failure.flags, failure.device)
         text, flags = replace_device(traced_text, reference_trace.device), self._general_flags
         reference = self._cut_side(f"cut_{trace.call}_reference", text, flags, _REFERENCE_DEVICE)
@@ -380,17 +380,13 @@ class DispatchSearch:
         self.say(f"confirming {dispatch.name}")
         text = self.program.cut_out(dispatch, [tensor.shape for tensor in unfinished.inputs])
         module = compile_flow(self.tools, "cut", text, failure.flags)
-        call, count, function = (
-            len(trace.dispatches),
-            len(self.program.dispatches),
-            make_function(self.program, dispatch),
-        )
+        call, count, code = len(trace.dispatches), len(self.program.dispatches), make_function(self.program, dispatch)
 
         def fail_on(_: str, inputs: Sequence[TensorFile]) -> WrongDispatch | None:
             args = (f"--device={failure.device}", f"--module={module}", f"--function={DISPATCH_FUNCTION}")
             inputs_args = (f"--input={tensor.argument}" for tensor in inputs)
             if symptom.is_in(self.tools.run_module("cut", (*args, *inputs_args), timeout=timeout)):
-                return WrongDispatch(dispatch, call, count, text, function, inputs=tuple(inputs))
+                return WrongDispatch(dispatch, call, count, text, code, inputs=tuple(inputs))
             return None
 
         return self._choose_inputs(self._list_inputs(unfinished, trace.folder), fail_on, "it does not fail")

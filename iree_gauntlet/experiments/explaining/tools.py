@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 # The hint after an error for lack of disk space.
-NO_SPACE = "Free some space (see `doctor`), and explain the run again: it goes on there."
+NO_SPACE_HINT = "Free some space (see `doctor`), and explain the run again: it goes on there."
 _FAILED = "[FAILED]"
 _MAX_LOG_BYTES = 8_000_000
 _THRESHOLD = re.compile(r"--expected_(\w+)_threshold=")
