@@ -356,7 +356,7 @@ class _FailureExplainer:
         self, forms: FailureForms, reduction: Reduction | None, reason: str
     ) -> Iterator[tuple[str, BundleContents]]:
         if reduction is not None and not (self.request.no_weights and reduction.constants):
-            yield "the reduced program", forms.of_reduced(reduction)
+            yield "the reduced program", forms.make_reduced_form(reduction)
         yield self._make_program_form(forms, reason)
 
     def _list_located_forms(self, forms: FailureForms, result: SearchResult) -> Iterator[tuple[str, BundleContents]]:
@@ -364,7 +364,7 @@ class _FailureExplainer:
         if suspect is not None:
             if suspect.withheld:
                 raise GauntletError(suspect.withheld, "")
-            *function, flow = forms.of_dispatch(suspect)
+            *function, flow = forms.make_dispatch_forms(suspect)
             if self.request.no_weights and has_constants(flow.program):
                 raise GauntletError("its text holds constants of the model, which --no-weights leaves out", "")
             yield from (("a program for any release", form) for form in function)
@@ -372,7 +372,7 @@ class _FailureExplainer:
             reason = f"{suspect.dispatch.name}, cut out, does not show the failure"
         elif forms.symptom.ending == WRONG and (search := self._operator) is not None:
             if search.operator is not None and not self.request.no_weights:
-                yield "the operator's program", forms.of_operator(search.operator)
+                yield "the operator's program", forms.make_operator_form(search.operator)
             if search.agrees:
                 return
             reason = search.reason or "its first wrong operator, cut out, does not show the failure"
@@ -381,7 +381,7 @@ class _FailureExplainer:
     def _make_program_form(self, forms: FailureForms, reason: str) -> tuple[str, BundleContents]:
         if self.request.no_weights:
             raise GauntletError("it would hold the model's own values, which --no-weights leaves out", "")
-        return "the whole program", forms.of_program(reason)
+        return "the whole program", forms.make_program_form(reason)
 
     def _write_bundle(self, forms: Iterator[tuple[str, BundleContents]], note: str) -> FoundBundle | None:
         """Write the first form that shows the failure when it is run; return its record, or None if none does."""
@@ -463,7 +463,7 @@ class _Probes:
             if not result.passed:
                 return ProbedSwitch(name, flag, "unknown", f"does not compile: {_find_first_error(result)}")
             with self.running:
-                result = self.tools.run_with(file, self.tools.folder / file)
+                result = self.tools.run_with_module(file, self.tools.folder / file)
         return self._judge(name, flag, result)
 
     def _run_on_one_thread(self) -> ProbedSwitch:

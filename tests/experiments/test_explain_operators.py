@@ -218,7 +218,7 @@ def test_what_depends_on_sizes_alone_is_told_from_what_is_computed() -> None:
     graph = _graph(
         ("Conv", ["x", "w"], ["a"]), ("Shape", ["a"], ["s"]), ("Neg", ["s"], ["t"]), ("Reshape", ["a", "t"], ["z"])
     )
-    assert graph.fixed == {"w", "s", "t"}
+    assert graph.fixed_values == {"w", "s", "t"}
     (last,) = graph.find_ancestors(["z"], {"a", "t"})
     assert (graph.list_inputs([last]), graph.list_outputs([last])) == (["a", "t"], ["z"])
     # Where sizes come from is not what makes an operator wrong.

@@ -180,7 +180,7 @@ class FailureForms:
     symptom: Symptom
     iree: Toolchain
 
-    def of_dispatch(self, suspect: WrongDispatch) -> Iterator[BundleContents]:
+    def make_dispatch_forms(self, suspect: WrongDispatch) -> Iterator[BundleContents]:
         """Yield a dispatch as a function that every release reads, if possible, then in this release's own form."""
         files = BundleFiles()
         arguments = _list_arguments(DISPATCH_FUNCTION, suspect.inputs, suspect.expected, files)
@@ -193,7 +193,7 @@ class FailureForms:
             yield replace(contents, program=suspect.function.encode())
         yield replace(contents, flags=("--compile-from=flow", *contents.flags))
 
-    def of_operator(self, operator: WrongOperator) -> BundleContents:
+    def make_operator_form(self, operator: WrongOperator) -> BundleContents:
         """Return an operator of an ONNX model, as a model of its own, with onnxruntime's outputs."""
         files = BundleFiles()
         arguments = _list_arguments(OPERATOR_FUNCTION, operator.values.inputs, operator.values.outputs, files)
@@ -207,7 +207,7 @@ class FailureForms:
         paragraphs = (finding, *((repeated,) if operator.repeated else ()))
         return self._fill(title, operator.program.read_bytes(), files, *paragraphs, arguments=arguments)
 
-    def of_reduced(self, reduction: Reduction) -> BundleContents:
+    def make_reduced_form(self, reduction: Reduction) -> BundleContents:
         """Return a reduced program."""
         old, new = (counted(size.operations, "operation") for size in (reduction.before, reduction.after))
         verb = "fails" if reduction.after.operations == 1 else "fail"
@@ -219,11 +219,11 @@ class FailureForms:
         title, excerpt = f"iree-compile: {self.symptom.said}", "\n".join(("```", *lines, "```"))
         return self._fill(title, reduction.program.read_bytes(), BundleFiles(), text, excerpt)
 
-    def of_program(self, reason: str) -> BundleContents:
+    def make_program_form(self, reason: str) -> BundleContents:
         """Return the whole program, with its inputs and expected outputs; GauntletError if a file is missing."""
         files = BundleFiles()
         is_compile = self.failure.stage.row.makes_modules
-        program = self._take(self.failure.program, PROGRAM, files)
+        program = self._read_or_download(self.failure.program, PROGRAM, files)
         arguments = () if is_compile else self._name_files(files)
         tool = "iree-compile" if is_compile else "iree-run-module"
         excerpt = (f"```\n{self.symptom.said}\n```",) if self.symptom.said else ()
@@ -242,7 +242,7 @@ class FailureForms:
         device = "" if failure.stage.row.makes_modules else failure.device
         return BundleContents(title, all_paragraphs, program, flags, device, arguments, files, self.iree, self.symptom)
 
-    def _take(self, path: Path, name: str, files: BundleFiles) -> bytes:
+    def _read_or_download(self, path: Path, name: str, files: BundleFiles) -> bytes:
         """Return a file's bytes; if it is too large, add it as a download and return none."""
         try:
             size = path.stat().st_size
@@ -275,7 +275,7 @@ class FailureForms:
                 continue
             file_path = self.failure.cwd / path
             name = f"{flag.removeprefix('--')}_{len(files.blobs) + len(files.downloads)}{file_path.suffix}"
-            if data := self._take(file_path, name, files):
+            if data := self._read_or_download(file_path, name, files):
                 files.blobs[name] = data
             args.append(f"{flag}={prefix}{mark}{name}")
         return tuple(args)

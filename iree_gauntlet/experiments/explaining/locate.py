@@ -284,7 +284,7 @@ class DispatchSearch:
             except CompileError as compile_error:
                 self.say(f"{noun} {name}: {compile_error.what}")
                 continue
-            result = self.tools.run_with(file, module, argv=argv, device=_REFERENCE_DEVICE)
+            result = self.tools.run_with_module(file, module, argv=argv, device=_REFERENCE_DEVICE)
             verb = "gives" if result.passed else "does not give"
             self.say(f"{noun} {name}: {verb} the expected numbers")
             if result.passed:

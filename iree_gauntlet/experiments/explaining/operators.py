@@ -79,17 +79,17 @@ class Graph(Recorded):
     of: int
 
     @cached_property
-    def producer(self) -> dict[str, Node]:
+    def producers(self) -> dict[str, Node]:
         """The node that computes each value."""
         return {value: node for node in self.nodes for value in node.outputs}
 
     @cached_property
-    def used(self) -> frozenset[str]:
+    def used_values(self) -> frozenset[str]:
         """The values that a node takes, and the model's outputs."""
         return frozenset({*self.outputs, *(value for node in self.nodes for value in node.inputs)})
 
     @cached_property
-    def fixed(self) -> frozenset[str]:
+    def fixed_values(self) -> frozenset[str]:
         """The values that depend on constants and sizes only, not on the model's inputs."""
         values = set(self.constants)
         for node in self.nodes:
@@ -102,7 +102,7 @@ class Graph(Recorded):
         pending, indices = list(values), set()
         while pending:
             value = pending.pop()
-            node = self.producer.get(value)
+            node = self.producers.get(value)
             if node is not None and value not in stops and node.index not in indices:
                 indices.add(node.index)
                 pending += node.inputs
@@ -110,12 +110,12 @@ class Graph(Recorded):
 
     def choose_marks(self, nodes: Iterable[Node], targets: Collection[str], max_bytes: int) -> list[str]:
         """Choose values of nodes to be compared: all of them, or an even selection if they exceed the limit."""
-        target_values = {value for target in targets for value in self.producer[target].outputs}
+        target_values = {value for target in targets for value in self.producers[target].outputs}
         values = [
             value
             for node in nodes
             for value in node.outputs
-            if value in self.sizes and value in self.used and value not in target_values
+            if value in self.sizes and value in self.used_values and value not in target_values
         ]
         sizes = (self.sizes[value] for value in values)
         total = sum(_UNKNOWN_BYTES if size is None else size for size in sizes)
@@ -140,8 +140,8 @@ class Graph(Recorded):
         nodes_by_index = {node.index: node for node in nodes}
         for _ in range(levels):
             for value in self.list_inputs(nodes_by_index.values()):
-                node = self.producer.get(value)
-                if node is not None and value not in self.fixed:
+                node = self.producers.get(value)
+                if node is not None and value not in self.fixed_values:
                     nodes_by_index[node.index] = node
         return [nodes_by_index[index] for index in sorted(nodes_by_index)]
 
@@ -332,7 +332,7 @@ class _Search:
             wrong_names = {value.name for value in values.find_wrong(_IREE)}
             if not wrong_names:
                 return None
-            first = min(wrong_names, key=lambda name: graph.producer[name].index)
+            first = min(wrong_names, key=lambda name: graph.producers[name].index)
             right_names = {value.name for value in values.outputs} - wrong_names - known_names
             known_names |= right_names
             if first in targets and not right_names:
@@ -387,8 +387,8 @@ class _Search:
                 model, _ = self._cut(f"onnx_values_{self.rounds}", missing_names, import_program=False)
                 self._run_onnxruntime(f"onnx_values_{self.rounds}", model, self._inputs, {})
             # Values that depend on sizes only are constants for the compiler too.
-            constants = [self.values[value] for value in input_names if value in graph.fixed]
-            inputs = [self.values[value] for value in input_names if value not in graph.fixed]
+            constants = [self.values[value] for value in input_names if value in graph.fixed_values]
+            inputs = [self.values[value] for value in input_names if value not in graph.fixed_values]
             if repeat:
                 inputs = [_repeat(value, repeat, folder / f"{name}_{i}.bin") for i, value in enumerate(inputs)]
             onnx, program = self._cut(name, outputs, inputs, constants, repeat=repeat)

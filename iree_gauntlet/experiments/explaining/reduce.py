@@ -26,7 +26,7 @@ _HANG_SECONDS = 15.0
 # The time that the worker needs, after its budget, to end the current compile and write the result.
 _MARGIN_SECONDS = 120.0
 # The interval between readings of the worker's log.
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ def reduce(symptom: Symptom, tools: Tools, budget: float, say: Callable[[str], N
         "folder": str(folder),
     }
 
-    argv, log = tools.plan("reduce_program", "reduce", plan), folder / "reduce.jsonl"
+    argv, log = tools.write_plan("reduce_program", "reduce", plan), folder / "reduce.jsonl"
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(tools.python, "reduce", argv, timeout=budget + _MARGIN_SECONDS)
+        future = pool.submit(tools.run_python, "reduce", argv, timeout=budget + _MARGIN_SECONDS)
         line_count, is_over = 0, False
         while not is_over:
-            is_over = bool(wait((future,), timeout=_LOOK_SECONDS).done)
+            is_over = bool(wait((future,), timeout=_POLL_SECONDS).done)
             lines = log.read_text(encoding="utf-8").split("\n")[:-1] if log.is_file() else []
             for program in map(SmallerProgram.from_dict, map(json.loads, lines[line_count:])):
                 operations = "1 operation" if program.operations == 1 else f"{program.operations:,} operations"

@@ -226,7 +226,7 @@ class Tools:
         args = (self.workbench.iree.runtime.run_module, *argv)
         return self._run(args, name, cwd or self.failure.cwd, timeout or self.failure.timeout)
 
-    def run_with(self, name: str, module: Path, *, argv: Sequence[str] = (), device: str = "") -> ToolResult:
+    def run_with_module(self, name: str, module: Path, *, argv: Sequence[str] = (), device: str = "") -> ToolResult:
         """Run the failing command, or other arguments, with another module."""
         command = argv or self.failure.argv[1:]
         args = [f"--module={module}" if arg.startswith("--module=") else arg for arg in command]
@@ -234,7 +234,7 @@ class Tools:
             args = [f"--device={device}" if arg.startswith("--device=") else arg for arg in args]
         return self.run_module(name, args)
 
-    def plan(self, worker: str, name: str, plan: Mapping[str, object]) -> tuple[str, ...]:
+    def write_plan(self, worker: str, name: str, plan: Mapping[str, object]) -> tuple[str, ...]:
         """Write a plan to `<name>.json`; return the arguments of the worker (`workers/iree_side`) that executes it."""
         file = self.folder / f"{name}.json"
         file.write_text(json.dumps(plan), encoding="utf-8")
@@ -248,11 +248,11 @@ class Tools:
         Raises:
             GauntletError: the worker failed; its message begins with `problem`.
         """
-        argv = self.plan(worker, name, plan)
+        argv = self.write_plan(worker, name, plan)
         if local:
             result = self._run((sys.executable, "-B", *argv), name, self.folder, timeout)
         else:
-            result = self.python(name, argv, timeout=timeout)
+            result = self.run_python(name, argv, timeout=timeout)
         if result.passed:
             return json.loads((self.folder / f"{name}.out.txt").read_text(encoding="utf-8"))
         lines = result.errors.strip().splitlines()
@@ -260,7 +260,7 @@ class Tools:
         reason = "it does not end" if result.outcome.timed_out else reason
         raise GauntletError(f"{problem}: {reason[:400]}", f"See {self.folder / name}.txt.")
 
-    def python(self, name: str, argv: Sequence[str], *, timeout: float) -> ToolResult:
+    def run_python(self, name: str, argv: Sequence[str], *, timeout: float) -> ToolResult:
         """Run a program in the Python that has IREE's bindings."""
         python = self.workbench.iree.compiler.python
         if not python:
