@@ -159,7 +159,7 @@ def make_question(bisect_request: BisectRequest, request: RunRequest) -> Questio
     else:
         _require_metric(bisect_request, request)
         setup = choose(request)
-        chain = find_chain(setup, metric)
+        chain = _find_chain(setup, metric)
     _require_one_row(bisect_request, metric)
     place = make_place(request)
     if bisect_request.into:
@@ -222,13 +222,13 @@ def resume_question(opening: BisectOpening, bisect_request: BisectRequest, reque
         setup = _make_empty_setup(request)
     else:
         setup = choose(request)
-        if find_chain(setup, opening.metric) != opening.chain:
+        if _find_chain(setup, opening.metric) != opening.chain:
             raise UsageError(f"the selection does not mean {opening.chain} any more", "Start a new bisect.")
     place = make_place(request)
     return Question(opening.metric, opening.chain, row, opening.good_is_older, bisect_request, setup, place)
 
 
-def find_chain(setup: Chosen, metric: str) -> str:
+def _find_chain(setup: Chosen, metric: str) -> str:
     """Return the one selected chain with the spec that the metric needs; UsageError if there is not exactly one."""
     kinds = EXACT_METRICS.get(metric, Figure.TIME.row.stage).row.kinds
     chains = sorted({case.chain for case in setup.selection.cases.cases if case.kind in kinds})

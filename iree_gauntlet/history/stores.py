@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.system.short_process import Answer
 
 
-ResultT = TypeVar("ResultT")
+_ResultT = TypeVar("_ResultT")
 _OBJECTS = re.compile(r"(?:az|s3|gs)://")
 _GIT = re.compile(r"git:(?P<repository>[^#]+)#(?P<branch>\w[\w./-]*)\Z")
 # A misspelt URL such as `s3:/bucket` or `gitx:repository`, which is not meant as a folder.
@@ -240,7 +240,7 @@ class GitHistory:
         """Remove files in a commit."""
         self._push_changed(lambda: self._files.remove(names), f"Remove {counted(len(names), 'run')}")
 
-    def _push_changed(self, change: Callable[[], ResultT], message: str) -> ResultT:
+    def _push_changed(self, change: Callable[[], _ResultT], message: str) -> _ResultT:
         with self._lock_clone():
             for _ in range(_MAX_PUSHES):
                 self._fetch()
