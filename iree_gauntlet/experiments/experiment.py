@@ -72,10 +72,8 @@ class Experiment(Generic[OpeningT]):
         self._folder = make_folder(self._folder, self.kind)
         return self._folder
 
-    def keep_options(
-        self, overrides: Mapping[str, Any], may_change: Iterable[str] = (), **extra: Any
-    ) -> dict[str, Any]:
-        """Return the options of a resumed experiment; the given ones have to be equal.
+    def keep_options(self, current: Mapping[str, Any], may_change: Iterable[str] = (), **extra: Any) -> dict[str, Any]:
+        """Return the options of a resumed experiment; those in `current` have to be equal.
 
         `may_change` names those that may differ from before, `extra` has previous options besides the recorded ones.
 
@@ -83,8 +81,8 @@ class Experiment(Generic[OpeningT]):
             UsageError: an option has another value than before.
         """
         previous = self.record.opening.options if self.record else {}
-        all_options = {**previous, **extra, **{name: overrides[name] for name in may_change if name in overrides}}
-        require_as_begun(self.kind.noun, shown(self.folder), overrides, all_options)
+        all_options = {**previous, **extra, **{name: current[name] for name in may_change if name in current}}
+        require_as_begun(self.kind.noun, shown(self.folder), current, all_options)
         return all_options
 
     @contextmanager
