@@ -1,7 +1,7 @@
-"""The `bisect` task: since which release, nightly or build is something as it is?
+"""The `bisect` task: in which release, nightly or build did a metric change?
 
-Of times, each candidate is compared with the good end in interleaved rounds, as `compare` takes them, until it is clear
-which end it is like; `measuring/statistics/bisection.py` has the rule and why the whole search keeps to its
+For times, each candidate is compared with the good end in interleaved rounds, as in `compare`, until it is clear which
+end it resembles; `measuring/statistics/bisection.py` has the rule, and the reason why the whole search keeps its
 false-alarm rate.
 """
 
@@ -31,20 +31,20 @@ from iree_gauntlet.experiments.bisect_question import (
     Question,
     describe_change,
     describe_cost,
-    find_candidate_run,
     find_ready,
     keep_bundle,
     list_nightlies_inside,
-    question_of,
+    make_question,
+    measure_candidate,
+    record_row,
     resume_question,
-    row_of,
+    run_bundle_with,
     run_candidate,
-    run_kept_bundle,
 )
 from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import run
-from iree_gauntlet.experiments.session_verdicts import CONTROL_BLOCKS, in_own_way
-from iree_gauntlet.experiments.sides import PreparedSide, pair_of, prepare_side, rounds_asked, unready
+from iree_gauntlet.experiments.session_verdicts import CONTROL_BLOCKS, compare_in_spec_way
+from iree_gauntlet.experiments.sides import PreparedSide, find_obstacle, make_round_settings, pair_of, prepare_side
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import counted, format_cpus, one_line
 from iree_gauntlet.measuring.statistics.bisection import (
@@ -95,33 +95,33 @@ _DEFAULT_MINUTES = 30.0
 _SEED = 1
 
 
-def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> ExitCode:
-    """Searches, records what was found as it goes, and reports."""
+def bisect(bisect_request: BisectRequest, request: RunRequest, presenter: Presenter) -> ExitCode:
+    """Search, record the results as they come, and report."""
     experiment = Experiment.find(BISECT, request.folder)
-    earlier: dict[str, Judged] = {}
+    previous_results: dict[str, Judged] = {}
     if experiment.record:
         outcome = make_bisect_outcome(experiment.record)
-        now = given((asked, request.selection, request.toolchain, request.conduct))
-        options = experiment.keep_options(now)
-        question = resume_question(outcome.asked, read(BisectRequest, options), request.with_kept(options))
-        # What could not be measured is tried again.
-        earlier = {label: judged for label, judged in outcome.judged.items() if judged.value is not None}
+        options = given((bisect_request, request.selection, request.toolchain, request.conduct))
+        kept_options = experiment.keep_options(options)
+        question = resume_question(outcome.asked, read(BisectRequest, kept_options), request.with_kept(kept_options))
+        # Candidates that could not be measured are tried again.
+        previous_results = {label: result for label, result in outcome.judged.items() if result.value is not None}
     else:
-        question = question_of(asked, request)
+        question = make_question(bisect_request, request)
     with experiment.open(presenter, question.opening()) as log, presenter.progress() as progress:
-        if question.asked.bundle:
-            keep_bundle(question.asked.bundle, experiment.folder)
+        if question.request.bundle:
+            keep_bundle(question.request.bundle, experiment.folder)
         else:
-            # What the model needs, once and before any candidate: a download that fails is no candidate's fault.
+            # The model's files are fetched before any candidate: a failing download is no candidate's fault.
             run_dir = free_folder(experiment.folder / _FETCH_FOLDER)
-            fetched = question.chosen.within(run_dir, stages=(Stage.FETCH,))
-            code = run(fetched, presenter.to(sys.stderr), brief=True).exit_code
+            setup = question.setup.within(run_dir, stages=(Stage.FETCH,))
+            code = run(setup, presenter.to(sys.stderr), brief=True).exit_code
             if code is ExitCode.INTERRUPTED:
                 raise KeyboardInterrupt
             if code is not ExitCode.OK:
                 raise GauntletError("not everything that the model needs could be fetched", f"See {shown(run_dir)}.")
         with _judge(question, experiment, log, progress, presenter) as judge:
-            search = BisectSearch(question, judge, log, progress.message, earlier, question.asked.every)
+            search = BisectSearch(question, judge, log, progress.message, previous_results, question.request.every)
             experiment.code, experiment.problem = search.search()
     return experiment.code
 
@@ -130,41 +130,41 @@ def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> E
 def _judge(
     question: Question, experiment: Experiment[BisectOpening], log: EventLog, progress: Progress, presenter: Presenter
 ) -> Iterator[ExactJudge | RoundsJudge]:
-    """What decides on candidates by the question's metric; Ctrl-C ends what runs for it."""
-    chosen, folder = question.chosen, experiment.folder
+    """Yield the judge of candidates for the question's metric; Ctrl-C ends its processes."""
+    setup, folder = question.setup, experiment.folder
     if question.metric in EXACT_METRICS:
         metric, chain = question.metric, question.chain
-        yield ExactJudge(metric, lambda candidate: run_candidate(candidate, metric, chain, folder, chosen, presenter))
+        yield ExactJudge(metric, lambda candidate: run_candidate(candidate, metric, chain, folder, setup, presenter))
         return
-    # With every candidate tried, that many comparisons share the false-alarm rate.
+    # The false-alarm rate is divided by the number of comparisons, as if every candidate were tried.
     count = len(question.row)
-    comparisons = count - 1 if question.asked.every else most_comparisons(count)
+    comparisons = count - 1 if question.request.every else most_comparisons(count)
     with experiment.open_session(log, progress) as session:
-        if question.asked.bundle:
+        if question.request.bundle:
             supervisor = session.supervisor
             yield ExactJudge(
-                question.metric, lambda candidate: run_kept_bundle(candidate, folder, chosen, supervisor, presenter)
+                question.metric, lambda candidate: run_bundle_with(candidate, folder, setup, supervisor, presenter)
             )
             return
-        earlier = evidence_of(experiment.record.events if experiment.record else ())
-        source = TimedBlocks(question, session, earlier, presenter)
+        evidence = evidence_of(experiment.record.events if experiment.record else ())
+        source = BlockSource(question, session, evidence, presenter)
         yield RoundsJudge(source, comparisons, DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS)
 
 
 @dataclass(slots=True)
 class BisectSearch:
-    """A search under way; `judged` has what this bisect and an earlier part of it have judged, by label."""
+    """A running search; `results` has the candidates that this bisect and earlier parts of it have judged, by label."""
 
     question: Question
     judge: ExactJudge | RoundsJudge
     log: EventLog
     say: Callable[[str], None]
-    judged: dict[str, Judged]
-    every: bool
-    _begun: bool = False
+    results: dict[str, Judged]
+    try_all: bool
+    _is_searching: bool = False
 
     def search(self) -> tuple[ExitCode, str]:
-        """The exit code, and what kept it from an answer; empty where nothing did."""
+        """Search; return the exit code, and the reason if there is no answer."""
         question = self.question
         row = question.row
         self.say(
@@ -172,197 +172,197 @@ class BisectSearch:
             f"({'good' if question.good_is_older else 'bad'}) to {row[-1].label} "
             f"({'bad' if question.good_is_older else 'good'})"
         )
-        if question.asked.source:
+        if question.request.source:
             self.say(describe_cost(row, count_most_tries(len(row)), question.place))
         ends: dict[bool, Judged] = {}
         for bad, candidate in ((False, question.good), (True, question.bad)):
-            word = "bad" if bad else "good"
-            if candidate.label not in self.judged:
-                self.say(f"{candidate.label} ({word} end) …")
-                began = time.monotonic()
-                self._record(candidate, self.judge.end(question.taken(candidate, self.say), bad=bad), began)
-            judged = self.judged[candidate.label]
-            ends[bad] = judged
-            if judged.value is None:
-                return ExitCode.ERROR, f"the {word} end {candidate.label} cannot be judged: {judged.reason}"
-            self.say(f"{candidate.label} ({word} end): {judged.text}")
-        nothing = self.judge.begin(ends[False], ends[True])
-        if nothing:
-            return ExitCode.FAILED, nothing
-        self._begun = True
-        self.log.write("search", self._describe_found())
+            end_name = "bad" if bad else "good"
+            if candidate.label not in self.results:
+                self.say(f"{candidate.label} ({end_name} end) …")
+                start = time.monotonic()
+                self._record(candidate, self.judge.judge_end(question.resolve(candidate, self.say), bad=bad), start)
+            result = self.results[candidate.label]
+            ends[bad] = result
+            if result.value is None:
+                return ExitCode.ERROR, f"the {end_name} end {candidate.label} cannot be judged: {result.reason}"
+            self.say(f"{candidate.label} ({end_name} end): {result.text}")
+        problem = self.judge.start(ends[False], ends[True])
+        if problem:
+            return ExitCode.FAILED, problem
+        self._is_searching = True
+        self.log.write("search", self._describe_search())
         self._narrow()
-        if question.asked.into:
-            self._refine(question.asked.into)
+        if question.request.into:
+            self._refine(question.request.into)
         if self._state.between:
             return ExitCode.INCONCLUSIVE, ""
-        source = question.asked.source or question.asked.into
-        if source and (commit := self._find_commit(self._found_pair[1])):
+        source = question.request.source or question.request.into
+        if source and (commit := self._find_commit(self._change_pair[1])):
             self.log.write("change", describe_change(commit, source, question.place))
         return ExitCode.OK, ""
 
     def _narrow(self) -> None:
-        """Tries candidates until the change is between two, or nothing more can be said."""
-        while (place := self._choose_next()) is not None:
-            candidate, state = self.question.row[place], self._state
+        """Try candidates until the change is between two of them, or none is left that could help."""
+        while (index := self._choose_next()) is not None:
+            candidate, state = self.question.row[index], self._state
             if state.untried:
-                left = counted(state.tries_left, "step")
-                self.say(f"bisecting {counted(len(state.untried), 'candidate')}, about {left} left")
+                steps = counted(state.tries_left, "step")
+                self.say(f"bisecting {counted(len(state.untried), 'candidate')}, about {steps} left")
             else:
                 self.say(f"trying the other {counted(len(state.untried_anywhere), 'candidate')} too")
-            began = time.monotonic()
-            judged = self.judge.judge(self.question.taken(candidate, self.say))
-            self._record(candidate, judged, began)
-            if judged.bad is None:
-                self.say(f"{candidate.label}: cannot be judged: {one_line(judged.reason)}")
+            start = time.monotonic()
+            result = self.judge.judge(self.question.resolve(candidate, self.say))
+            self._record(candidate, result, start)
+            if result.bad is None:
+                self.say(f"{candidate.label}: cannot be judged: {one_line(result.reason)}")
             else:
-                third = ", a third value" if judged.third else ""
-                self.say(f"{candidate.label}: {one_line(judged.text)}: {judged.word}{third}")
+                suffix = ", a third value" if result.third else ""
+                self.say(f"{candidate.label}: {one_line(result.text)}: {result.word}{suffix}")
 
     def _refine(self, source: str) -> None:
-        """Goes on among what lies between the two candidates that were found: nightlies of releases, then commits."""
+        """Search between the two candidates of the change: first nightlies between releases, then commits."""
         place = self.question.place
         if not self._state.between:
-            self._go_on(list_nightlies_inside(*self._found_pair, place, self.say))
+            self._search_among(list_nightlies_inside(*self._change_pair, place, self.say))
         if not self._state.between:
-            old, new = self._found_pair
+            old, new = self._change_pair
             commits = self._find_commit(old), self._find_commit(new)
             if not all(commits):
-                what = f"the commits of {old.label} and {new.label} are not known"
-                raise GauntletError(what, "Search with --source between two of them.")
+                message = f"the commits of {old.label} and {new.label} are not known"
+                raise GauntletError(message, "Search with --source between two of them.")
             row, _ = list_commits(*commits, source, place)
             if inside := row[1:-1]:
                 cost = describe_cost(inside, count_most_tries(len(row)), place)
                 self.say(f"between {old.label} and {new.label}: {cost}")
-            self._go_on(inside)
+            self._search_among(inside)
 
     @property
-    def _found_pair(self) -> tuple[Candidate, Candidate]:
-        """The two candidates that the change lies between, the older one first."""
+    def _change_pair(self) -> tuple[Candidate, Candidate]:
+        """The two candidates on each side of the change, the older one first."""
         row, state = self.question.row, self._state
         return row[state.last_old], row[state.first_new]
 
-    def _go_on(self, inside: Sequence[Candidate]) -> None:
-        """Puts candidates between the two that were found, and searches among them."""
+    def _search_among(self, inside: Sequence[Candidate]) -> None:
+        """Insert candidates between the two of the change, and search among them."""
         if not inside:
             return
         row, state = self.question.row, self._state
         row = (*row[: state.last_old + 1], *inside, *row[state.first_new :])
         self.question = replace(self.question, row=row)
-        self.log.write("refined", BisectRow(row=row_of(row)))
+        self.log.write("refined", BisectRow(row=record_row(row)))
         self._narrow()
 
     def _find_commit(self, candidate: Candidate) -> str:
-        """Of the side that is searched; empty where it is not known."""
-        return self.judged[candidate.label].toolchain.get(self.question.commit, "")
+        """Return a candidate's commit on the side that is searched; empty if unknown."""
+        return self.results[candidate.label].toolchain.get(self.question.commit, "")
 
     @property
     def _state(self) -> Search:
-        older = self.question.good_is_older
-        ends = {None: CandidateEnd.NEITHER, older: CandidateEnd.NEW, not older: CandidateEnd.OLD}
-        row = [self.judged.get(candidate.label) for candidate in self.question.row]
-        return Search(len(row), {place: ends[judged.bad] for place, judged in enumerate(row) if judged})
+        good_is_older = self.question.good_is_older
+        ends = {None: CandidateEnd.NEITHER, good_is_older: CandidateEnd.NEW, not good_is_older: CandidateEnd.OLD}
+        row = [self.results.get(candidate.label) for candidate in self.question.row]
+        return Search(len(row), {index: ends[result.bad] for index, result in enumerate(row) if result})
 
     def _choose_next(self) -> int | None:
-        state, question, most = self._state, self.question, self.judge.most_comparisons
-        compared = sum(found.value is not None for label, found in self.judged.items() if label != question.good.label)
-        if most is not None and compared >= most:
+        state, question, max_comparisons = self._state, self.question, self.judge.max_comparisons
+        count = sum(result.value is not None for label, result in self.results.items() if label != question.good.label)
+        if max_comparisons is not None and count >= max_comparisons:
             # One more comparison could cost the stated confidence.
             return None
-        if state.next is not None or not self.every:
-            of_commits = question.asked.source or question.asked.into
-            return state.next_of(find_ready(question.row, question.place) if of_commits else ())
+        if state.next is not None or not self.try_all:
+            has_commits = question.request.source or question.request.into
+            return state.next_of(find_ready(question.row, question.place) if has_commits else ())
         return next(iter(state.untried_anywhere), None)
 
-    def _record(self, candidate: Candidate, judged: Judged, began: float) -> None:
-        judged = self.judged[candidate.label] = replace(judged, seconds=round(time.monotonic() - began, 3))
-        search = self._describe_found() if self._begun else None
-        self.log.write("result", replace(judged, search=search), step=candidate.label)
+    def _record(self, candidate: Candidate, result: Judged, start: float) -> None:
+        result = self.results[candidate.label] = replace(result, seconds=round(time.monotonic() - start, 3))
+        search = self._describe_search() if self._is_searching else None
+        self.log.write("result", replace(result, search=search), step=candidate.label)
 
-    def _describe_found(self) -> BisectFound:
-        """What is known of the change, once both ends are."""
+    def _describe_search(self) -> BisectFound:
+        """Describe the state of the search; both ends have to be judged."""
         state = self._state
-        label = [candidate.label for candidate in self.question.row]
+        labels = [candidate.label for candidate in self.question.row]
         return BisectFound(
-            last_old=label[state.last_old],
-            first_new=label[state.first_new],
-            between=tuple(label[place] for place in state.between),
+            last_old=labels[state.last_old],
+            first_new=labels[state.first_new],
+            between=tuple(labels[index] for index in state.between),
             over=state.next is None,
-            changes=tuple((label[before], label[after]) for before, after in state.changes),
+            changes=tuple((labels[start], labels[end]) for start, end in state.changes),
         )
 
 
-class TimedBlocks:
-    """Takes blocks of the good end and of candidates; each is compiled and checked in a run of its own before."""
+class BlockSource:
+    """Measures blocks of the good end and of candidates; a run per candidate compiles and checks it first."""
 
     def __init__(
-        self, question: Question, session: Session[Any], earlier: dict[str, PairEvidence], presenter: Presenter
+        self, question: Question, session: Session[Any], evidence: dict[str, PairEvidence], presenter: Presenter
     ) -> None:
         self._presenter, self._question, self._folder = presenter, question, session.folder
-        self._rounds = rounds_asked(question.asked)
-        self._budget = 60 * (question.asked.budget or _DEFAULT_MINUTES)
-        self._taker = BlockTaker(session, replace_disturbed=question.chosen.request.conduct.replaces_disturbed)
+        self._rounds = make_round_settings(question.request)
+        self._budget = 60 * (question.request.budget or _DEFAULT_MINUTES)
+        self._taker = BlockTaker(session, replace_disturbed=question.setup.request.conduct.replaces_disturbed)
         self._progress = session.progress
-        self._evidence = earlier
+        self._evidence = evidence
         self._sides: dict[str, PreparedSide] = {}
-        self._given: dict[str, int] = {}
+        self._used_blocks: dict[str, int] = {}
         self._deadlines: dict[str, float] = {}
         self.cpus: Cpus = ()
 
-    def ready(self, candidate: Candidate) -> Judged:
-        """Compile for a candidate, and check its numbers.
+    def prepare(self, candidate: Candidate) -> Judged:
+        """Compile with a candidate, and check its numbers.
 
         Raises:
-            GauntletError: the good end, which was fit before, is not any more.
+            GauntletError: the good end, which could be measured before, cannot be measured now.
         """
-        found, good = self._prepared(candidate), self._question.good
+        result, good = self._prepare(candidate), self._question.good
         if good.label not in {*self._sides, candidate.label}:
-            reason = self._prepared(self._question.taken(good, self._progress.message)).reason
+            reason = self._prepare(self._question.resolve(good, self._progress.message)).reason
             if reason or good.label not in self._sides:
                 raise GauntletError(f"the good end {good.label} cannot be measured: {reason}")
-        return found
+        return result
 
-    def more_blocks(self, candidate: Candidate, count: int) -> Sequence[Block]:
-        """Further blocks, the good end as A and the candidate as B; fewer where the time is up or one failed."""
-        pair = self._pair(candidate)
+    def measure_blocks(self, candidate: Candidate, count: int) -> Sequence[Block]:
+        """Measure more blocks, the good end as A and the candidate as B; fewer if the time is up or one fails."""
+        pair = self._make_pair(candidate)
         evidence = self._evidence.setdefault(pair.chain, PairEvidence())
-        # Waiting for other runs is no measuring time.
+        # Waiting for other runs does not count as measuring time.
         deadline = self._deadlines.setdefault(candidate.label, self._compute_measuring_seconds() + self._budget)
-        begin = self._given.get(candidate.label, 0)
+        begin = self._used_blocks.get(candidate.label, 0)
         end = begin + count
 
-        def goes_on() -> bool:
+        def can_continue() -> bool:
             return self._compute_measuring_seconds() < deadline and self._taker.goes_on(evidence)
 
-        # All candidates are measured on the same CPUs: their ratios are held against each other.
-        begun = (before.cpus for before in self._evidence.values() if before.attempts)
-        evidence.cpus = next((pair.ways[0] if cpus is None else cpus for cpus in begun), None)
-        choose_way(pair, evidence, self._taker, _SEED, goes_on)
+        # All candidates are measured on the same CPUs, because their ratios are compared.
+        cpu_sets = (previous.cpus for previous in self._evidence.values() if previous.attempts)
+        evidence.cpus = next((pair.ways[0] if cpus is None else cpus for cpus in cpu_sets), None)
+        choose_way(pair, evidence, self._taker, _SEED, can_continue)
         self.cpus = evidence.cpus or ()
-        while evidence.cpus is not None and len(evidence.blocks) < end and goes_on():
+        while evidence.cpus is not None and len(evidence.blocks) < end and can_continue():
             left = max(0.0, deadline - self._compute_measuring_seconds())
             self._progress.status(f"{pair.chain}: block {len(evidence.blocks) + 1} of {end}, {left / 60:.0f} min left")
             self._taker.take(pair.block(AB, evidence, _SEED, evidence.cpus), evidence)
             if len(evidence.against_itself) < min(CONTROL_BLOCKS, len(evidence.blocks)):
                 self._taker.take(pair.block(CONTROL, evidence, _SEED, evidence.cpus), evidence)
-        found = evidence.blocks[begin:end]
-        self._given[candidate.label] = begin + len(found)
-        return found
+        blocks = evidence.blocks[begin:end]
+        self._used_blocks[candidate.label] = begin + len(blocks)
+        return blocks
 
-    def own_way(self, candidate: Candidate) -> Comparison | None:
-        """The candidate against the good end in the spec's own way; None where that is how it was measured anyway."""
-        pair = self._pair(candidate)
+    def measure_spec_way(self, candidate: Candidate) -> Comparison | None:
+        """Compare the candidate with the good end in the spec's own way; None if that is how it was measured anyway."""
+        pair = self._make_pair(candidate)
         evidence = self._evidence.setdefault(pair.chain, PairEvidence())
         self._progress.status(f"{pair.chain}: rounds as its spec has it")
         take_own(pair, evidence, self._taker, _SEED, lambda: self._taker.goes_on(evidence))
-        return in_own_way(evidence.own, DEFAULT_LEAST, DEFAULT_BAND)
+        return compare_in_spec_way(evidence.own, DEFAULT_LEAST, DEFAULT_BAND)
 
     def _compute_measuring_seconds(self) -> float:
         return time.monotonic() - self._taker.waited
 
-    def trouble(self, candidate: Candidate) -> str:
-        """Why its blocks are no evidence after all; empty where they are."""
-        evidence = self._evidence.get(self._name(candidate), PairEvidence())
+    def find_problem(self, candidate: Candidate) -> str:
+        """Return the reason if a candidate's blocks are no evidence, or an empty string."""
+        evidence = self._evidence.get(self._make_name(candidate), PairEvidence())
         if evidence.failure:
             return evidence.failure
         if self._taker.gives_up(evidence):
@@ -372,77 +372,79 @@ class TimedBlocks:
             return "void: the good end differs from itself; find what differs, and repeat"
         return ""
 
-    def _name(self, candidate: Candidate) -> str:
-        """Also the name of its coins: those of another candidate are others."""
+    def _make_name(self, candidate: Candidate) -> str:
+        """Name a candidate's pair; the name also seeds its random order, so that candidates have different ones."""
         return f"{self._question.chain} with {candidate.label}"
 
-    def _pair(self, candidate: Candidate) -> Pair:
+    def _make_pair(self, candidate: Candidate) -> Pair:
         metric, labels = self._question.metric, (self._question.good.label, candidate.label)
-        a, b = (self._sides[label].measured[metric][self._question.chain] for label in labels)
-        return pair_of(self._name(candidate), (a, b), metric, self._rounds)
+        a, b = (self._sides[label].steps_by_metric[metric][self._question.chain] for label in labels)
+        return pair_of(self._make_name(candidate), (a, b), metric, self._rounds)
 
-    def _prepared(self, candidate: Candidate) -> Judged:
-        question, chosen = self._question, self._question.chosen
-        chosen = replace(chosen, stages=tuple(dict.fromkeys((*chosen.stages, Figure.TIME.row.stage))))
+    def _prepare(self, candidate: Candidate) -> Judged:
+        question, setup = self._question, self._question.setup
+        setup = replace(setup, stages=tuple(dict.fromkeys((*setup.stages, Figure.TIME.row.stage))))
 
         def prepare(folder: Path, presenter: Presenter) -> Judged:
-            machine = chosen.workbench(candidate.iree)
-            side = prepare_side(candidate.label, machine, candidate.iree, chosen, folder, presenter)
+            machine = setup.open_workbench_for(candidate.iree)
+            side = prepare_side(candidate.label, machine, candidate.iree, setup, folder, presenter)
             if side.interrupted:
                 raise KeyboardInterrupt
-            step = side.measured[question.metric].get(question.chain)
+            step = side.steps_by_metric[question.metric].get(question.chain)
             self._sides[candidate.label] = side
-            return Judged(reason=unready(side, step) if step else "it has no such step", toolchain=side.toolchain)
+            return Judged(reason=find_obstacle(side, step) if step else "it has no such step", toolchain=side.toolchain)
 
-        return find_candidate_run(candidate, self._folder, self._presenter, prepare)
+        return measure_candidate(candidate, self._folder, self._presenter, prepare)
 
 
 class RoundsJudge:
     """Judges by times.
 
-    The chance that the whole search goes wrong by noise, `alpha`, is shared out evenly over as many `comparisons` as
-    there may be, that of the ends among them; each has at most `max_blocks`.
+    The chance `alpha` of a wrong search by noise is divided evenly among the possible `comparisons`, that of the ends
+    included; each has at most `max_blocks`.
     """
 
-    def __init__(self, source: TimedBlocks, comparisons: int, alpha: float, max_blocks: int) -> None:
+    def __init__(self, source: BlockSource, comparisons: int, alpha: float, max_blocks: int) -> None:
         self._source = source
         self._plan = plan_looks(alpha / comparisons, max_blocks)
-        # How many candidates may be measured, the bad end among them, for the confidence to hold.
-        self.most_comparisons: int | None = comparisons
+        # The number of candidates, with the bad end, that may be measured without exceeding the error rate.
+        self.max_comparisons: int | None = comparisons
         self._middle = 0.0
 
-    def end(self, candidate: Candidate, *, bad: bool) -> Judged:
-        """Ready the good end, or compare the bad one with it."""
-        ready = self._source.ready(candidate)
-        if ready.reason:
-            return ready
+    def judge_end(self, candidate: Candidate, *, bad: bool) -> Judged:
+        """Prepare the good end, or compare the bad one with it."""
+        check = self._source.prepare(candidate)
+        if check.reason:
+            return check
         if not bad:
-            return replace(ready, bad=False, value=1.0, text="1")
+            return replace(check, bad=False, value=1.0, text="1")
         blocks: list[Block] = []
         while True:
-            more = self._to_next_look(candidate, blocks)
+            has_blocks = self._measure_to_next_look(candidate, blocks)
             if not blocks:
-                return replace(ready, reason=self._source.trouble(candidate) or "no rounds could be taken")
-            found = compare(blocks, self._plan)
-            if not more or self._plan.next_look(len(blocks)) is None or found.verdict is TimeVerdict.SAME:
+                return replace(check, reason=self._source.find_problem(candidate) or "no rounds could be taken")
+            ends = compare(blocks, self._plan)
+            if not has_blocks or self._plan.next_look(len(blocks)) is None or ends.verdict is TimeVerdict.SAME:
                 break
-            # The middle of the ends is known well enough to distinguish candidates where the interval lies beyond it.
-            ratio = found.ratio
-            if found.differs and find_middle(ratio, found.low, found.high) == find_middle(ratio, ratio, ratio):
+            # The interval excludes the middle between the ends: it is precise enough to tell candidates apart.
+            ratio = ends.ratio
+            if ends.differs and find_middle(ratio, ends.low, ends.high) == find_middle(ratio, ratio, ratio):
                 break
-        reason = "" if found.differs else f"the ends do not differ for certain: {found.verdict}: {found.reason}"
-        reason = self._source.trouble(candidate) or reason
-        judged = self._measure(ready, found, bad=True, reason=reason)
-        own = None if reason else self._source.own_way(candidate)
-        if own is not None:
-            # The others are held against the good end on the same CPUs: once is enough.
-            against = ", which contradicts that" if own.low > found.high or own.high < found.low else ""
-            judged = replace(judged, text=f"{judged.text}; as its spec has it {own.low:.3f} to {own.high:.3f}{against}")
-        return judged
+        reason = "" if ends.differs else f"the ends do not differ for certain: {ends.verdict}: {ends.reason}"
+        reason = self._source.find_problem(candidate) or reason
+        result = self._measure(check, ends, bad=True, reason=reason)
+        spec = None if reason else self._source.measure_spec_way(candidate)
+        if spec is not None:
+            # Other candidates are compared with the good end on the same CPUs: one comparison in this way is enough.
+            suffix = ", which contradicts that" if spec.low > ends.high or spec.high < ends.low else ""
+            result = replace(
+                result, text=f"{result.text}; as its spec has it {spec.low:.3f} to {spec.high:.3f}{suffix}"
+            )
+        return result
 
-    def begin(self, good: Judged, bad: Judged) -> str:
-        """Take the middle of the ends; why there is nothing to look for, or empty."""
-        del good  # is 1, whatever its time
+    def start(self, good: Judged, bad: Judged) -> str:
+        """Compute the middle of the ends; return the reason if there is nothing to search, or an empty string."""
+        del good  # its ratio is 1 by definition
         if bad.reason:
             return bad.reason
         try:
@@ -452,41 +454,41 @@ class RoundsJudge:
         return ""
 
     def judge(self, candidate: Candidate) -> Judged:
-        """Compare a candidate with the good end, until its interval lies on one side of the middle."""
-        ready = self._source.ready(candidate)
-        if ready.reason:
-            return ready
+        """Compare a candidate with the good end, until its interval is on one side of the middle."""
+        check = self._source.prepare(candidate)
+        if check.reason:
+            return check
         blocks: list[Block] = []
         while True:
-            more = self._to_next_look(candidate, blocks)
+            has_blocks = self._measure_to_next_look(candidate, blocks)
             if not blocks:
-                return replace(ready, reason=self._source.trouble(candidate) or "no rounds could be taken")
-            found = place(compute_log_ratios(blocks), self._plan, self._middle)
-            if found.next_look is None or not more:
+                return replace(check, reason=self._source.find_problem(candidate) or "no rounds could be taken")
+            placing = place(compute_log_ratios(blocks), self._plan, self._middle)
+            if placing.next_look is None or not has_blocks:
                 break
-        trouble = self._source.trouble(candidate)
-        bad = None if trouble else found.bad
-        reason = "" if bad is not None else trouble or found.reason
-        if not trouble and bad is None and found.next_look is not None:
+        trouble = self._source.find_problem(candidate)
+        bad = None if trouble else placing.bad
+        reason = "" if bad is not None else trouble or placing.reason
+        if not trouble and bad is None and placing.next_look is not None:
             reason += "; the time is up"
-        return self._measure(ready, found, bad=bad, reason=reason)
+        return self._measure(check, placing, bad=bad, reason=reason)
 
-    def _to_next_look(self, candidate: Candidate, blocks: list[Block]) -> bool:
-        """Takes blocks up to the plan's next look, as far as they can be had; whether there were any."""
+    def _measure_to_next_look(self, candidate: Candidate, blocks: list[Block]) -> bool:
+        """Measure blocks up to the next interim analysis, as far as possible; return True if there were any."""
         look = self._plan.next_look(len(blocks))
-        more = self._source.more_blocks(candidate, look - len(blocks)) if look else ()
-        blocks += more
-        return bool(more)
+        blocks_taken = self._source.measure_blocks(candidate, look - len(blocks)) if look else ()
+        blocks += blocks_taken
+        return bool(blocks_taken)
 
-    def _measure(self, ready: Judged, found: Comparison | Placing, *, bad: bool | None, reason: str) -> Judged:
-        where = f", on CPU {format_cpus(self._source.cpus)}" if self._source.cpus else ""
+    def _measure(self, check: Judged, timing: Comparison | Placing, *, bad: bool | None, reason: str) -> Judged:
+        cpus = f", on CPU {format_cpus(self._source.cpus)}" if self._source.cpus else ""
         return replace(
-            ready,
+            check,
             bad=bad,
-            value=found.ratio,
-            text=f"{found.ratio:.3f} × the good end's time ({found.low:.3f} to {found.high:.3f}{where})",
+            value=timing.ratio,
+            text=f"{timing.ratio:.3f} × the good end's time ({timing.low:.3f} to {timing.high:.3f}{cpus})",
             reason=reason,
-            confidence=found.confidence,
-            low=found.low,
-            high=found.high,
+            confidence=timing.confidence,
+            low=timing.low,
+            high=timing.high,
         )

@@ -1,4 +1,4 @@
-"""What experiments have in common: a folder, new or resumed, and in it a journal of how they begin, go and end."""
+"""The common part of experiments: a folder, new or resumed, with a journal of the start, the progress and the end."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 class Experiment(Generic[OpeningT]):
-    """One that is asked for, under way, or over.
+    """An experiment: requested, running, or over.
 
     Attributes:
-        record: what an earlier part of it has recorded; None where it begins.
-        code: what it ends with; an error until it is set.
-        problem: why it has no result.
-        stopped: why it ends before its last part.
+        record: the events of an earlier part of it; None for a new one.
+        code: its exit code; an error until it is set.
+        problem: the reason if it has no result.
+        stopped: the reason if it ends early.
         reported: the exit code of its reports, when it is over.
     """
 
@@ -53,44 +53,44 @@ class Experiment(Generic[OpeningT]):
 
     @classmethod
     def find(cls, schema: JournalSchema[OpeningT], request: FolderRequest) -> Experiment[OpeningT]:
-        """The one that a command line asks for: new, or that of a folder, or the newest of its kind.
+        """Find the experiment of a command line: new, or that of a folder, or the newest of its kind.
 
         Raises:
-            UsageError: there is none to resume, or the folder holds something else.
-            GauntletError: what is to be resumed cannot be read.
+            UsageError: there is none to resume, or the folder has something else.
+            GauntletError: the experiment to be resumed cannot be read.
         """
         (kind,) = schema.kinds
         folder, resumed = find_asked_folder(kind, request)
         record = schema.read(folder) if folder and resumed else None
         if record:
-            _ = record.opening  # There is nothing to resume without one.
+            _ = record.opening  # Raises if it is missing: then there is nothing to resume.
         return cls(schema, folder, record)
 
     @property
     def folder(self) -> Path:
-        """Its folder, which is made where it is not there."""
+        """The experiment's folder, which is created if needed."""
         self._folder = make_folder(self._folder, self.kind)
         return self._folder
 
-    def keep_options(self, now: Mapping[str, Any], may_change: Iterable[str] = (), **also: Any) -> dict[str, Any]:
-        """The options that it was begun with, of which those that are given now may only say the same.
+    def keep_options(self, current: Mapping[str, Any], may_change: Iterable[str] = (), **extra: Any) -> dict[str, Any]:
+        """Return the options of a resumed experiment; those in `current` have to be equal.
 
-        `may_change` names those that are taken as they are given now, `also` has what else it was begun with.
+        `may_change` names those that may differ from before, `extra` has previous options besides the recorded ones.
 
         Raises:
-            UsageError: another value is given for one of them.
+            UsageError: an option has another value than before.
         """
-        begun = self.record.opening.options if self.record else {}
-        options = {**begun, **also, **{name: now[name] for name in may_change if name in now}}
-        require_as_begun(self.kind.noun, shown(self.folder), now, options)
-        return options
+        previous = self.record.opening.options if self.record else {}
+        all_options = {**previous, **extra, **{name: current[name] for name in may_change if name in current}}
+        require_as_begun(self.kind.noun, shown(self.folder), current, all_options)
+        return all_options
 
     @contextmanager
     def open(self, presenter: Presenter, opening: OpeningT) -> Iterator[EventLog]:
-        """Its journal, which begins with an opening; when it is over, by whatever exception, it ends and is shown.
+        """Open the journal with an opening event; at the end, write the end event and report, after any exception.
 
         Raises:
-            GauntletError: another process writes it, or it cannot be written.
+            GauntletError: another process writes the journal, or it cannot be written.
         """
         folder = self.folder
         opening = replace(
@@ -104,7 +104,7 @@ class Experiment(Generic[OpeningT]):
         )
         with EventLog(folder / JOURNAL, lambda: datetime.now(UTC)) as log:
             log.write(OPENING, opening)
-            began = time.monotonic()
+            start = time.monotonic()
             try:
                 yield log
             except KeyboardInterrupt:
@@ -117,25 +117,25 @@ class Experiment(Generic[OpeningT]):
                 self.code, self.problem = ExitCode.ERROR, f"{type(error).__name__}: {error}"
                 raise
             finally:
-                end = EndEvent(
+                end_event = EndEvent(
                     exit_code=self.code,
-                    seconds=round(time.monotonic() - began, 3),
+                    seconds=round(time.monotonic() - start, 3),
                     interrupted=self.code is ExitCode.INTERRUPTED,
                     stopped=self.stopped,
                     problem=self.problem,
                 )
                 try:
                     try:
-                        log.write("end", end)
+                        log.write("end", end_event)
                     finally:
                         self.reported = presenter.ran(folder, brief=False)
                 except GauntletError:
-                    # What it ended by says more: on a full disk, nothing of the end can be written either.
+                    # The first problem is more informative: on a full disk, the end event cannot be written either.
                     if not self.problem:
                         raise
 
     @contextmanager
     def open_session(self, log: EventLog, progress: Progress) -> Iterator[Session[EventLog]]:
-        """A session in its folder, which Ctrl-C ends."""
+        """Open a session in the experiment's folder, which Ctrl-C ends."""
         with open_session(self.folder, log, progress) as session, session.interruptible():
             yield session

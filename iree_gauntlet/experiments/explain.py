@@ -1,7 +1,7 @@
-"""The `explain` task: from what failed in a run to a bundle that an IREE developer can run.
+"""The `explain` task: from the failures of a run to a bundle that an IREE developer can run.
 
 <run>/explain/journal.jsonl     the record (`records/explain_outcome.py` describes it)
-<run>/explain/<case>/           what was compiled and traced for a case
+<run>/explain/<case>/           the compiles and traces of a case
 <run>/explain/<case>/bundle/    the bundle, and bundle.tar.gz next to it
 <run>/explain/explain.md, .html, .json
 """
@@ -32,17 +32,17 @@ from iree_gauntlet.experiments.explaining.bundle import (
     REPLAY,
     STILL_THERE,
     FailureForms,
-    contains,
-    holds_constants,
+    describe_contents,
+    has_constants,
     run_bundle,
     write_bundle,
 )
-from iree_gauntlet.experiments.explaining.failures import Failure, Lost, find_failures
-from iree_gauntlet.experiments.explaining.flow_program import traced_program
-from iree_gauntlet.experiments.explaining.locate import DispatchSearch, Located
-from iree_gauntlet.experiments.explaining.operators import find_first_wrong_operator, onnx_source
-from iree_gauntlet.experiments.explaining.reduce import EARLIEST, Reduced, reduce
-from iree_gauntlet.experiments.explaining.tools import FAILURE, GO_ON, WRONG, Symptom, Tools, find_symptom
+from iree_gauntlet.experiments.explaining.failures import Failure, LostFailure, find_failures
+from iree_gauntlet.experiments.explaining.flow_program import compile_traced
+from iree_gauntlet.experiments.explaining.locate import DispatchSearch, SearchResult
+from iree_gauntlet.experiments.explaining.operators import find_first_wrong_operator, find_onnx_source
+from iree_gauntlet.experiments.explaining.reduce import FIRST_PHASE, Reduction, reduce
+from iree_gauntlet.experiments.explaining.tools import FAILURE, NO_SPACE_HINT, WRONG, Symptom, Tools, find_symptom
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.explain_outcome import (
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.experiments.explaining.bundle import Bundle, Contents
+    from iree_gauntlet.experiments.explaining.bundle import Bundle, BundleContents
     from iree_gauntlet.experiments.explaining.operators import OperatorSearch
     from iree_gauntlet.experiments.explaining.tools import ToolResult
     from iree_gauntlet.journal_format import JournalRecord
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.requests import CacheRequest, ExplainRequest
 
 
-# One compile each: flags of the compiler, in the order in which they are reported.
+# Compiler flags, each tried in a compile of its own, in the order of the report.
 _PROBES = (
     ("data tiling off", "--iree-opt-data-tiling=false"),
     ("no optimisation (O0)", "--iree-opt-level=O0"),
@@ -84,118 +84,118 @@ _PROBES = (
     ("no microkernels", "--iree-llvmcpu-enable-ukernels=none"),
     ("reductions not reordered", "--iree-llvmcpu-reassociate-fp-reductions=false"),
 )
-# Of a program and its parameters: up to it, memory has room for one more of them.
+# The limit, for a program with its parameters, up to which memory has room for a second copy.
 _SMALL_BYTES = 1_000_000_000
-_OUTPUT = "--device_replay_output"
-# A larger one is worth less than what it costs to send.
-_LIMIT = 1_000_000
-# What did not end in the time of the spec is given no more than this.
+_REPLAY_FLAG = "--device_replay_output"
+# A larger recording is not worth sending.
+_MAX_REPLAY_BYTES = 1_000_000
+# The time limit of a repetition, where the spec's time limit has been exceeded.
 _HANG_SECONDS = 60.0
-_TIMES = (1, 2)
+_ATTEMPTS = (1, 2)
 _CASE_MARKS = re.compile(r"[*?@\[]")
 
 
-def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
-    """Explains what failed in a run."""
-    run, *patterns = asked.failures or (LATEST,)
+def explain(request: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
+    """Explain the failures of a run."""
+    run, *patterns = request.failures or (LATEST,)
     if _CASE_MARKS.search(run) and not Path(run).exists():
-        named = shlex.join((LATEST, run, *patterns))
-        raise UsageError(f"explain {run}: the first word is a run, and cases follow it", f"gauntlet explain {named}")
+        command = shlex.join((LATEST, run, *patterns))
+        raise UsageError(f"explain {run}: the first word is a run, and cases follow it", f"gauntlet explain {command}")
     run_dir = resolve_links(run_named(run, "explain"))
     record = read_journal(run_dir / JOURNAL)
     failures = find_failures(record, patterns)
     toolchain = record.run.toolchain.as_dict()
-    cases = tuple(AskedCase(item.case, item.kind, item.result.full_reason) for item in failures)
+    cases = tuple(AskedCase(failure.case, failure.kind, failure.result.full_reason) for failure in failures)
     with presenter.progress() as progress:
         machine = open_iree(run_dir, toolchain, cache, progress)
-        twins: dict[tuple[str, ...], tuple[str, FoundBundle]] = {}
+        bundles_by_compile: dict[tuple[str, ...], tuple[str, FoundBundle]] = {}
 
-        def look(notes: CaseNotes, failure: Failure | Lost) -> bool:
-            if isinstance(failure, Lost):
-                notes.add("nothing", {"why": failure.why})
+        def explain_case(notes: CaseNotes, failure: Failure | LostFailure) -> bool:
+            if isinstance(failure, LostFailure):
+                notes.add("nothing", {"why": failure.reason})
                 return False
             folder = notes.session.folder / failure.folder
-            if asked.no_weights:
-                # A bundle with the model's own values stays.
+            if request.no_weights:
+                # An existing bundle with the model's own values is not replaced.
                 folder = folder.with_name(f"{folder.name}.no-weights")
             tools = make_tools(machine, notes.session, folder, failure)
-            return _FailureExplainer(notes, tools, record, asked, twins).explain()
+            return _FailureExplainer(notes, tools, record, request, bundles_by_compile).explain()
 
-        looks = [(item.case, partial(look, failure=item)) for item in failures]
+        explainers = [(failure.case, partial(explain_case, failure=failure)) for failure in failures]
         opening = ExplainOpening(cases=cases, toolchain=toolchain)
-        return explain_each(run_dir, opening, looks, asked, presenter, progress)
+        return explain_each(run_dir, opening, explainers, request, presenter, progress)
 
 
-def open_iree(run_dir: Path, recorded: Mapping[str, Any], cache: CacheRequest, progress: Progress) -> Workbench:
-    """The IREE of a run; GauntletError where it is another one now."""
+def open_iree(run_dir: Path, facts: Mapping[str, Any], cache: CacheRequest, progress: Progress) -> Workbench:
+    """Open the IREE of a run; GauntletError if another one is installed now."""
     options = read_kept_options(run_dir).options
     names = {name: options.get(name, "") for name in ("iree", "iree_compiler", "iree_runtime")}
     request = ToolchainRequest(cache_dir=cache.cache_dir, **names)
     machine = open_workbench(request, progress, NetworkRequest(), need_toolchain=True)
     for part, identity, name in (("compiler", "identity", "IREE"), ("runtime", "runtime_identity", "the runtime")):
         tools = getattr(machine.iree, part)
-        if recorded.get(identity) != tools.identity:
-            here = f"{names['iree'] or 'what is installed'} is {tools.version} now"
-            before = f"{shown(run_dir)} was made with {name} {recorded.get(part)}"
-            raise GauntletError(f"{before}, and {here}", "Run again, and explain that run.")
+        if facts.get(identity) != tools.identity:
+            current_text = f"{names['iree'] or 'what is installed'} is {tools.version} now"
+            run_text = f"{shown(run_dir)} was made with {name} {facts.get(part)}"
+            raise GauntletError(f"{run_text}, and {current_text}", "Run again, and explain that run.")
     return machine
 
 
 def explain_each(
     run_dir: Path,
     opening: ExplainOpening,
-    looks: Sequence[tuple[str, Callable[[CaseNotes], bool]]],
-    asked: ExplainRequest,
+    explainers: Sequence[tuple[str, Callable[[CaseNotes], bool]]],
+    request: ExplainRequest,
     presenter: Presenter,
     progress: Progress,
 ) -> ExitCode:
-    """Explain one case after the other, each by what says whether a bundle shows it, but for those that one shows."""
+    """Explain one case after the other, except those that have a bundle; an explainer returns True if it made one."""
     folder = run_dir / EXPLAIN_FOLDER
-    before = list_explained(folder, private=asked.no_weights, budget=asked.budget)
+    explained_cases = list_explained(folder, private=request.no_weights, budget=request.budget)
     experiment = Experiment(EXPLANATION, folder)
-    all_bundled = True
+    all_have_bundles = True
     with experiment.open(presenter, opening) as log, experiment.open_session(log, progress) as session:
-        for case, look in looks:
-            if case in before:
+        for case, explain_case in explainers:
+            if case in explained_cases:
                 continue
             began = time.monotonic()
             log.write("start", {}, step=case)
             try:
-                bundled = look(CaseNotes(session, case))
+                has_bundle = explain_case(CaseNotes(session, case))
             except OSError as error:
-                raise GauntletError(f"{name_place(error) or shown(folder)}: {error.strerror}", GO_ON) from error
+                raise GauntletError(f"{name_place(error) or shown(folder)}: {error.strerror}", NO_SPACE_HINT) from error
             seconds = round(time.monotonic() - began, 3)
-            log.write("result", CaseEnd(bundled, asked.no_weights, seconds, asked.budget), step=case)
-            all_bundled = all_bundled and bundled
-        experiment.code = ExitCode.OK if all_bundled else ExitCode.INCONCLUSIVE
+            log.write("result", CaseEnd(has_bundle, request.no_weights, seconds, request.budget), step=case)
+            all_have_bundles = all_have_bundles and has_bundle
+        experiment.code = ExitCode.OK if all_have_bundles else ExitCode.INCONCLUSIVE
     return experiment.code
 
 
 @dataclass(frozen=True, slots=True)
 class CaseNotes:
-    """What is said and recorded of a case, as it is found."""
+    """The progress messages and the record of a case."""
 
     session: Session[EventLog]
     case: str
 
-    def add(self, part: str, found: Mapping[str, Any]) -> None:
-        """Record a part."""
-        self.session.log.write(part, found, step=self.case)
+    def add(self, part: str, fields: Mapping[str, Any]) -> None:
+        """Record a part of the explanation."""
+        self.session.log.write(part, fields, step=self.case)
 
     def say(self, text: str) -> None:
-        """Tell how it goes."""
+        """Print a progress message."""
         self.session.progress.message(f"{self.case}: {text}")
 
     def add_bundle(self, bundle: Bundle, form: str, code: int | None) -> FoundBundle:
-        """Record a bundle, and what it ended with."""
-        place = str(bundle.folder.relative_to(self.session.folder))
-        found = FoundBundle(folder=place, bytes=bundle.bytes, exit_code=code, form=form)
-        self.add("bundle", found.as_dict())
-        return found
+        """Record a bundle and its exit code."""
+        folder = str(bundle.folder.relative_to(self.session.folder))
+        entry = FoundBundle(folder=folder, bytes=bundle.bytes, exit_code=code, form=form)
+        self.add("bundle", entry.as_dict())
+        return entry
 
 
 def make_tools(machine: Workbench, session: Session[EventLog], folder: Path, failure: Failure) -> Tools:
-    """In a folder that is made anew."""
+    """Make the tools, in a folder that is emptied."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return Tools(machine, session.supervisor, folder, failure)
@@ -203,248 +203,252 @@ def make_tools(machine: Workbench, session: Session[EventLog], folder: Path, fai
 
 @dataclass(frozen=True)
 class _FailureExplainer:
-    """Explains a failure; `twins` has what was explained of a compile: the case, and what its bundle is recorded as."""
+    """Explains a failure; `bundles_by_compile` has the case and bundle of each compile, by program and flags."""
 
     notes: CaseNotes
     tools: Tools
     record: JournalRecord
-    asked: ExplainRequest
-    twins: dict[tuple[str, ...], tuple[str, FoundBundle]]
+    request: ExplainRequest
+    bundles_by_compile: dict[tuple[str, ...], tuple[str, FoundBundle]]
 
     def explain(self) -> bool:
-        """Whether a bundle shows it; of compiles of one program with the same flags, one is explained for all."""
+        """Return True if a bundle shows the failure; equal compiles of one program are explained only once."""
         failure = self.tools.failure
         self.notes.say(failure.kind)
         key: tuple[str, ...] = (failure.case, failure.stage)
         if failure.stage.row.makes_modules:
             key = (self._program_sha256, *failure.flags)
-        if key in self.twins:
-            case, bundle = self.twins[key]
+        if key in self.bundles_by_compile:
+            case, bundle = self.bundles_by_compile[key]
             self.notes.add("same", {"as": case})
             self.notes.add("bundle", bundle.as_dict())
             return True
-        found = self._explain_alone()
-        if found is not None:
-            self.twins[key] = (failure.case, found)
-        return found is not None
+        entry = self._explain_new()
+        if entry is not None:
+            self.bundles_by_compile[key] = (failure.case, entry)
+        return entry is not None
 
     @property
     def _program_sha256(self) -> str:
         return self.tools.workbench.store.verified.sha256(self.tools.failure.program)
 
-    def _explain_alone(self) -> FoundBundle | None:
-        """What is recorded of a bundle that shows it; None where none does."""
+    def _explain_new(self) -> FoundBundle | None:
+        """Return the record of a bundle that shows the failure; None if none does."""
         failure = self.tools.failure
-        again = "run again, and explain that run"
-        if changed := self._find_changed(by_time=False):
-            self.notes.add("nothing", {"why": f"{changed} is not what it was in the run: {again}"})
+        hint = "run again, and explain that run"
+        if file := self._find_changed(by_time=False):
+            self.notes.add("nothing", {"why": f"{file} is not what it was in the run: {hint}"})
             return None
-        symptom = self._fail_again()
+        symptom = self._repeat_failure()
         if symptom is None:
-            written = self._find_changed(by_time=True)
-            why = f"{written} was written to since the run: {again}" if written else "it is intermittent"
-            self.notes.add("nothing", {"why": f"it did not fail again, twice: {why}"})
+            rewritten = self._find_changed(by_time=True)
+            reason = f"{rewritten} was written to since the run: {hint}" if rewritten else "it is intermittent"
+            self.notes.add("nothing", {"why": f"it did not fail again, twice: {reason}"})
             return None
         forms = FailureForms(failure, symptom, self.tools.workbench.iree)
         with ThreadPoolExecutor(read_machine_facts().cores) as pool:
             probes = _Probes(symptom, self.tools, pool)
             try:
-                return self._pursue(forms, probes)
+                return self._diagnose(forms, probes)
             finally:
                 pool.shutdown(cancel_futures=True)
 
     def _find_changed(self, *, by_time: bool) -> Path | None:
-        """A file of the user's own that the failing step was made from, and that is another now.
+        """Return a local source file of the failing step that has changed since the run.
 
-        Either by its content, where the run knew that, or else by the time of its last change: that of a file that was
-        copied here is later too.
+        The comparison is by content where the run has a hash, otherwise by modification time, which is also later
+        for a file that was copied here.
         """
-        failure, verified = self.tools.failure, self.tools.workbench.store.verified
+        failure, hashes = self.tools.failure, self.tools.workbench.store.verified
         for step in self.record.planned:
             if step.chain != failure.case or step.role != MAIN or step.id not in self.record.starts:
                 continue
             began = datetime.fromisoformat(self.record.starts[step.id]).timestamp()
-            for item in step.inputs if step.stage.row.makes_modules or step.stage is failure.stage else ():
-                now = replace(item, sha256="")
-                if by_time != bool(item.sha256) and is_changed(now, item.sha256, began, verified.sha256):
-                    return shown(Path(file_path(item.url)))
+            for source in step.inputs if step.stage.row.makes_modules or step.stage is failure.stage else ():
+                reference = replace(source, sha256="")
+                if by_time != bool(source.sha256) and is_changed(reference, source.sha256, began, hashes.sha256):
+                    return shown(Path(file_path(source.url)))
         return None
 
-    def _fail_again(self) -> Symptom | None:
-        """What it shows when it is done twice more, as it was; None where it passes."""
+    def _repeat_failure(self) -> Symptom | None:
+        """Repeat the failing step twice; return the symptom, or None if it passes."""
         tools, failure = self.tools, self.tools.failure
-        compiles = failure.stage.row.makes_modules
-        timeout = failure.compile_timeout if compiles else failure.timeout
+        is_compile = failure.stage.row.makes_modules
+        timeout = failure.compile_timeout if is_compile else failure.timeout
         if failure.result.timed_out:
             timeout = min(timeout, _HANG_SECONDS)
-        runs = [
+        results = [
             tools.try_compile(f"again_{i}.vmfb", failure.program, failure.flags, timeout=timeout)
-            if compiles
+            if is_compile
             else tools.run_module(f"again_{i}", failure.argv[1:], timeout=timeout)
-            for i in _TIMES
+            for i in _ATTEMPTS
         ]
-        symptoms = [find_symptom(ran, timeout) for ran in runs]
-        seen = [symptom for symptom in symptoms if symptom is not None]
-        same = symptoms[0] == symptoms[1] and runs[0].complaints == runs[1].complaints
-        symptom = seen[0] if seen else None
-        self.notes.add("again", {"failed": len(seen), "same": same, "symptom": symptom and symptom.as_dict()})
+        symptoms = [find_symptom(result, timeout) for result in results]
+        failures = [symptom for symptom in symptoms if symptom is not None]
+        is_same = symptoms[0] == symptoms[1] and results[0].complaints == results[1].complaints
+        symptom = failures[0] if failures else None
+        self.notes.add("again", {"failed": len(failures), "same": is_same, "symptom": symptom and symptom.as_dict()})
         return symptom
 
-    def _pursue(self, forms: FailureForms, probes: _Probes) -> FoundBundle | None:
-        """What is at fault in it, what shows that to others, and which switches mend it."""
-        begun: tuple[Future[ProbedSwitch], ...] = ()
-        early = False
+    def _diagnose(self, forms: FailureForms, probes: _Probes) -> FoundBundle | None:
+        """Find the culprit, write a bundle that shows it, and find the switches that avoid it."""
+        futures: tuple[Future[ProbedSwitch], ...] = ()
+        is_earliest = False
         if self.tools.failure.stage.row.makes_modules:
             self.notes.say("reducing the program")
-            reduced: Reduced | None = None
-            why = "what was made of it does not show the failure"
+            reduction: Reduction | None = None
+            reason = "what was made of it does not show the failure"
             try:
-                reduced = reduce(forms.symptom, self.tools, 60 * self.asked.budget, self.notes.say)
-                part, early = reduced.part, reduced.phase == EARLIEST
+                reduction = reduce(forms.symptom, self.tools, 60 * self.request.budget, self.notes.say)
+                part, is_earliest = reduction.part, reduction.phase == FIRST_PHASE
             except GauntletError as error:
-                why = error.on_one_line
-                part = {"why": why}
+                reason = error.on_one_line
+                part = {"why": reason}
             self.notes.add("reduced", part)
-            listed = self._list_reduced_forms(forms, reduced, why)
+            labelled_forms = self._list_reduced_forms(forms, reduction, reason)
         else:
-            # Of a small model they run while its dispatches are traced.
+            # The probes of a small model run while its dispatches are traced.
             failure = self.tools.failure
             archives = [Path(failure.cwd, text.rpartition("=")[2]) for text in failure.values("--parameters")]
             if sum(file.stat().st_size for file in (failure.program, *archives)) <= _SMALL_BYTES:
-                begun = probes.begin()
-            listed = self._list_located_forms(forms, self._locate(forms.symptom))
-        probed = []
-        for future in () if early else begun or probes.begin():
-            probed.append(future.result())
-            self.notes.say(f"{probed[-1].name}: {probed[-1].verdict}")
-        if not early:
-            self.notes.add("probes", {"probes": [item.as_dict() for item in probed]})
-        mended = ", ".join(f"{item.name} (`{item.flag}`)" for item in probed if item.verdict == "passes")
-        return self._write_bundle(listed, f"Mended by: {mended}." if mended else "")
+                futures = probes.begin()
+            labelled_forms = self._list_located_forms(forms, self._locate(forms.symptom))
+        probe_results = []
+        for future in () if is_earliest else futures or probes.begin():
+            probe_results.append(future.result())
+            self.notes.say(f"{probe_results[-1].name}: {probe_results[-1].verdict}")
+        if not is_earliest:
+            self.notes.add("probes", {"probes": [probe.as_dict() for probe in probe_results]})
+        switches = ", ".join(f"{probe.name} (`{probe.flag}`)" for probe in probe_results if probe.verdict == "passes")
+        return self._write_bundle(labelled_forms, f"Mended by: {switches}." if switches else "")
 
-    def _locate(self, symptom: Symptom) -> Located:
-        """The dispatch at fault, or what is known where there is none."""
+    def _locate(self, symptom: Symptom) -> SearchResult:
+        """Find the dispatch at fault, or the reason if there is none."""
 
         def is_in_operators() -> bool:
-            found = self._operator
-            return found is not None and (found.operator is not None or found.agrees)
+            search = self._operator
+            return search is not None and (search.operator is not None or search.agrees)
 
         try:
             self.notes.say("compiling to dispatches")
-            program = traced_program(self.tools)
-            search = DispatchSearch(self.tools, self.notes.say, self.asked.no_weights, program)
+            program = compile_traced(self.tools)
+            search = DispatchSearch(self.tools, self.notes.say, self.request.no_weights, program)
             wrong = symptom.ending == WRONG
-            located = search.find_wrong(is_in_operators) if wrong else search.find_failing(symptom)
+            result = search.find_wrong(is_in_operators) if wrong else search.find_failing(symptom)
         except GauntletError as error:
-            located = Located(why=error.on_one_line)
-        self.notes.add("located", located.as_dict())
-        return located
+            result = SearchResult(reason=error.on_one_line)
+        self.notes.add("located", result.as_dict())
+        return result
 
     @cached_property
     def _operator(self) -> OperatorSearch | None:
-        """What a search for the operator comes to; None where the program was not imported."""
-        source = onnx_source(self.record, self.tools.failure.case)
+        """The result of a search for the operator at fault; None if the program was not imported."""
+        source = find_onnx_source(self.record, self.tools.failure.case)
         if source is None:
             return None
-        found = find_first_wrong_operator(source, self.tools, self.notes.say)
-        self.notes.add("operator", found.as_dict())
-        return found
+        search = find_first_wrong_operator(source, self.tools, self.notes.say)
+        self.notes.add("operator", search.as_dict())
+        return search
 
-    # What a bundle may hold, the best first: with a word for the reports. GauntletError where it may not.
+    # The forms that a bundle may have, the best first, with labels for the reports. GauntletError if none is allowed.
 
     def _list_reduced_forms(
-        self, forms: FailureForms, reduced: Reduced | None, why: str
-    ) -> Iterator[tuple[str, Contents]]:
-        if reduced is not None and not (self.asked.no_weights and reduced.constants):
-            yield "the reduced program", forms.of_reduced(reduced)
-        yield self._make_whole(forms, why)
+        self, forms: FailureForms, reduction: Reduction | None, reason: str
+    ) -> Iterator[tuple[str, BundleContents]]:
+        if reduction is not None and not (self.request.no_weights and reduction.constants):
+            yield "the reduced program", forms.make_reduced_form(reduction)
+        yield self._make_program_form(forms, reason)
 
-    def _list_located_forms(self, forms: FailureForms, located: Located) -> Iterator[tuple[str, Contents]]:
-        why, suspect = located.why, located.suspect
+    def _list_located_forms(self, forms: FailureForms, result: SearchResult) -> Iterator[tuple[str, BundleContents]]:
+        reason, suspect = result.reason, result.suspect
         if suspect is not None:
             if suspect.withheld:
                 raise GauntletError(suspect.withheld, "")
-            *function, flow = forms.of_dispatch(suspect)
-            if self.asked.no_weights and holds_constants(flow.program):
+            *function, flow = forms.make_dispatch_forms(suspect)
+            if self.request.no_weights and has_constants(flow.program):
                 raise GauntletError("its text holds constants of the model, which --no-weights leaves out", "")
             yield from (("a program for any release", form) for form in function)
             yield "a program for this release", flow
-            why = f"{suspect.dispatch.name}, cut out, does not show the failure"
-        elif forms.symptom.ending == WRONG and (found := self._operator) is not None:
-            if found.operator is not None and not self.asked.no_weights:
-                yield "the operator's program", forms.of_operator(found.operator)
-            if found.agrees:
+            reason = f"{suspect.dispatch.name}, cut out, does not show the failure"
+        elif forms.symptom.ending == WRONG and (search := self._operator) is not None:
+            if search.operator is not None and not self.request.no_weights:
+                yield "the operator's program", forms.make_operator_form(search.operator)
+            if search.agrees:
                 return
-            why = found.why or "its first wrong operator, cut out, does not show the failure"
-        yield self._make_whole(forms, why)
+            reason = search.reason or "its first wrong operator, cut out, does not show the failure"
+        yield self._make_program_form(forms, reason)
 
-    def _make_whole(self, forms: FailureForms, why: str) -> tuple[str, Contents]:
-        if self.asked.no_weights:
+    def _make_program_form(self, forms: FailureForms, reason: str) -> tuple[str, BundleContents]:
+        if self.request.no_weights:
             raise GauntletError("it would hold the model's own values, which --no-weights leaves out", "")
-        return "the whole program", forms.of_program(why)
+        return "the whole program", forms.make_program_form(reason)
 
-    def _write_bundle(self, forms: Iterator[tuple[str, Contents]], known: str) -> FoundBundle | None:
-        """The first that shows the failure when it is run, as it is recorded; None where none does."""
+    def _write_bundle(self, forms: Iterator[tuple[str, BundleContents]], note: str) -> FoundBundle | None:
+        """Write the first form that shows the failure when it is run; return its record, or None if none does."""
         tools, supervisor = self.tools, self.notes.session.supervisor
-        last: tuple[Bundle, str, int | None] | None = None
+        best: tuple[Bundle, str, int | None] | None = None
         try:
-            for form, contents in forms:
+            for label, contents in forms:
                 shutil.rmtree(tools.folder / "bundle", ignore_errors=True)
-                self.notes.say(f"writing {form}. {contains(contents)}")
-                whole = replace(contents, what=(*contents.what, known)) if known else contents
-                bundle = write_bundle(whole, tools.folder / "bundle")
+                self.notes.say(f"writing {label}. {describe_contents(contents)}")
+                full_contents = replace(contents, paragraphs=(*contents.paragraphs, note)) if note else contents
+                bundle = write_bundle(full_contents, tools.folder / "bundle")
                 code = run_bundle(bundle.folder, tools.workbench.iree, supervisor, tools.folder)
-                last = bundle, form, code
+                best = bundle, label, code
                 if code == STILL_THERE:
-                    last = _with_replay(whole, bundle, tools), form, code
+                    best = _with_replay(full_contents, bundle, tools), label, code
                     break
         except GauntletError as error:
-            # Of this one alone; the others go on.
+            # The problem concerns this form only; other cases continue.
             self.notes.add("bundle", {"problem": error.on_one_line})
             return None
-        if last is None:
+        if best is None:
             return None
-        found = self.notes.add_bundle(*last)
-        return found if found.exit_code == STILL_THERE else None
+        entry = self.notes.add_bundle(*best)
+        return entry if entry.exit_code == STILL_THERE else None
 
 
-def _with_replay(contents: Contents, bundle: Bundle, tools: Tools) -> Bundle:
-    """The bundle with its run recorded; as it is where the runtime records none, or a large one, or none to its end."""
-    if contents.symptom.ending not in (WRONG, FAILURE) or not contents.device or not tools.knows(RUN_MODULE, _OUTPUT):
+def _with_replay(contents: BundleContents, bundle: Bundle, tools: Tools) -> Bundle:
+    """Add a recording of the run to a bundle, if the runtime can record it completely and it is small."""
+    if (
+        contents.symptom.ending not in (WRONG, FAILURE)
+        or not contents.device
+        or not tools.has_flag(RUN_MODULE, _REPLAY_FLAG)
+    ):
         return bundle
     module = tools.compile("replay.vmfb", bundle.folder / PROGRAM, contents.flags, cwd=bundle.folder)
-    recorded = tools.folder / REPLAY
+    recording = tools.folder / REPLAY
     argv = (f"--device={contents.device}", f"--module={module}", *contents.arguments)
-    # Weights that a program reads from archives go into the recording, and no more of these files.
-    argv = (*argv, f"{_OUTPUT}={recorded}", "--device_replay_file_policy=capture-ranges")
+    # The recording contains only those parts of parameter archives that the program reads.
+    argv = (*argv, f"{_REPLAY_FLAG}={recording}", "--device_replay_file_policy=capture-ranges")
     tools.run_module("replay", argv, timeout=tools.failure.compile_timeout, cwd=bundle.folder)
-    if not (recorded.is_file() and 0 < recorded.stat().st_size <= _LIMIT):
+    if not (recording.is_file() and 0 < recording.stat().st_size <= _MAX_REPLAY_BYTES):
         return bundle
-    files = replace(contents.files, held={**contents.files.held, REPLAY: recorded.read_bytes()})
+    files = replace(contents.files, blobs={**contents.files.blobs, REPLAY: recording.read_bytes()})
     try:
         return write_bundle(replace(contents, files=files), bundle.folder)
     except GauntletError:
-        # It would be too large; nothing was written.
+        # The bundle would be too large; nothing was written.
         return bundle
 
 
 @dataclass(frozen=True, slots=True)
 class _Probes:
-    """Which switches mend a failure: each by itself, compiled, and run where that is what fails."""
+    """Finds the switches that avoid a failure: each is compiled with, and run if the failure is at run time."""
 
     symptom: Symptom
     tools: Tools
     pool: ThreadPoolExecutor
-    # One run after the other: each holds the model's weights.
+    # Runs are serialised: each one loads the model's weights.
     running: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> tuple[Future[ProbedSwitch], ...]:
-        """Begin to find out."""
-        of_cpu = any(CPU.backend in word for word in self.tools.failure.flags)
+        """Start the probes."""
+        for_cpu = any(CPU.backend in text for text in self.tools.failure.flags)
         probes = [
             self.pool.submit(self._compile_with, name, flag)
             for name, flag in _PROBES
-            if self.tools.knows(COMPILE, flag) and (of_cpu or not flag.startswith("--iree-llvmcpu"))
+            if self.tools.has_flag(COMPILE, flag) and (for_cpu or not flag.startswith("--iree-llvmcpu"))
         ]
         if self.tools.failure.argv and self.tools.failure.device == LOCAL_TASK.name:
             probes.append(self.pool.submit(self._run_on_one_thread))
@@ -452,31 +456,31 @@ class _Probes:
 
     def _compile_with(self, name: str, flag: str) -> ProbedSwitch:
         failure, setting = self.tools.failure, flag.partition("=")[0]
-        flags = [*(word for word in failure.flags if word.partition("=")[0] != setting), flag]
+        flags = [*(text for text in failure.flags if text.partition("=")[0] != setting), flag]
         file = f"probe_{setting.removeprefix('--')}.vmfb"
-        ran = self.tools.cached_compile(file, flags)
+        result = self.tools.cached_compile(file, flags)
         if not failure.stage.row.makes_modules:
-            if not ran.passed:
-                return ProbedSwitch(name, flag, "unknown", f"does not compile: {_find_first_error(ran)}")
+            if not result.passed:
+                return ProbedSwitch(name, flag, "unknown", f"does not compile: {_find_first_error(result)}")
             with self.running:
-                ran = self.tools.run_with(file, self.tools.folder / file)
-        return self._judge(name, flag, ran)
+                result = self.tools.run_with_module(file, self.tools.folder / file)
+        return self._judge(name, flag, result)
 
     def _run_on_one_thread(self) -> ProbedSwitch:
         failure, flag = self.tools.failure, f"--device={LOCAL_SYNC.name}"
-        argv = [flag, *(word for word in failure.argv[1:] if not word.startswith("--device="))]
+        argv = [flag, *(text for text in failure.argv[1:] if not text.startswith("--device="))]
         with self.running:
-            ran = self.tools.run_module("probe_local_sync", argv)
-        return self._judge("one thread", flag, ran)
+            result = self.tools.run_module("probe_local_sync", argv)
+        return self._judge("one thread", flag, result)
 
-    def _judge(self, name: str, flag: str, ran: ToolResult) -> ProbedSwitch:
-        if ran.passed:
+    def _judge(self, name: str, flag: str, result: ToolResult) -> ProbedSwitch:
+        if result.passed:
             return ProbedSwitch(name, flag, "passes")
-        if self.symptom.is_in(ran):
+        if self.symptom.is_in(result):
             return ProbedSwitch(name, flag, "fails")
-        return ProbedSwitch(name, flag, "unknown", ran.outcome.signal or _find_first_error(ran))
+        return ProbedSwitch(name, flag, "unknown", result.outcome.signal or _find_first_error(result))
 
 
-def _find_first_error(ran: ToolResult) -> str:
-    lines = ran.errors.splitlines()
+def _find_first_error(result: ToolResult) -> str:
+    lines = result.errors.splitlines()
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "it does not run")[:400]

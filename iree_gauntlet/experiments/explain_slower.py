@@ -1,11 +1,11 @@
-"""`explain --slower`: which dispatch of what a comparison found slower is so by itself, cut out, in a bundle.
+"""`explain --slower`: the dispatch of a slower model that is also slower by itself, extracted, in a bundle.
 
 <comparison>/explain/journal.jsonl     the record (`records/explain_outcome.py` describes it), with all rounds
-<comparison>/explain/<case>/a, b       what was compiled and traced for a case, by side
+<comparison>/explain/<case>/a, b       the compiles and traces of a case, by side
 <comparison>/explain/<case>/bundle/    the bundle, and bundle.tar.gz next to it
 
-Its `repro.sh` compiles `program.mlir` with both, runs their benchmarks in turn, and holds the ratio of their times
-against half of what was lost.
+Its `repro.sh` compiles `program.mlir` with both, runs their benchmarks in turn, and compares the ratio of their times
+with half of the loss.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from iree_gauntlet.experiments.explaining.bundle import (
     render,
     run_bundle,
 )
-from iree_gauntlet.experiments.explaining.failures import Failure, failure_of
+from iree_gauntlet.experiments.explaining.failures import Failure, describe_failure
 from iree_gauntlet.experiments.explaining.flow_program import (
-    CUT_OUT,
-    as_function,
+    DISPATCH_FUNCTION,
     capture_inputs,
-    target_side,
-    traced_program,
+    compile_traced,
+    make_function,
+    make_target_side,
 )
 from iree_gauntlet.experiments.session_verdicts import Comparer, Rules, judge
 from iree_gauntlet.experiments.sides import pair_of
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.experiments.explaining.flow_program import CapturedInputs, HeldTensor
+    from iree_gauntlet.experiments.explaining.flow_program import CapturedInputs, TensorFile
     from iree_gauntlet.experiments.explaining.tools import Tools
     from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
     from iree_gauntlet.progress import Presenter
@@ -67,23 +67,23 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
-# A dispatch that makes up less of the loss does not explain it; and so many are measured by themselves.
-_LEAST_SHARE = 0.1
-_MOST_SUSPECTS = 3
-# What a benchmark is given that a dispatch of it is not.
-_OF_PROGRAM = ("--module=", "--function=", "--input=", "--parameters=")
+# The minimum share of the loss for a dispatch to explain it, and the maximum number of dispatches to measure.
+_MIN_SHARE = 0.1
+_MAX_SUSPECTS = 3
+# Arguments of a program's benchmark that its dispatch's benchmark does not need.
+_PROGRAM_FLAGS = ("--module=", "--function=", "--input=", "--parameters=")
 
 
 @dataclass(frozen=True, slots=True)
 class _Slower:
-    """A model that B is slower with; `ratio` is of B's time to A's."""
+    """A model that is slower with B; `ratio` is B's time divided by A's."""
 
     case: str
     reason: str
     ratio: float
-    where: ComparedDispatches
+    profile: ComparedDispatches
     sides: tuple[Failure, Failure]
-    compiled: Step
+    build: Step
     resources: Resources
     rules: Rules
     rounds: RoundSettings
@@ -91,11 +91,11 @@ class _Slower:
 
 @dataclass(frozen=True, slots=True)
 class SlowSuspect:
-    """A dispatch that a profile shows slower, or a count of instructions where there is no profile.
+    """A dispatch that is slower by a profile, or, if there is none, by a count of instructions.
 
     Attributes:
-        a_ns, b_ns: what it takes in an invocation, with all others of its row, in ns or instructions.
-        unit: `ms` of a profile, `instructions` of a count.
+        a_ns, b_ns: the cost per invocation, of all dispatches of its row, in ns or instructions.
+        unit: `ms` for a profile, `instructions` for a count.
     """
 
     name: str
@@ -107,88 +107,88 @@ class SlowSuspect:
 
 @dataclass(frozen=True, slots=True)
 class _SlowDispatch:
-    """One that is slower by itself.
+    """A dispatch that is slower by itself.
 
     Attributes:
-        arguments: of a round of each side, without the module and the inputs, which are named by paths.
-        gpu: that it runs on; empty for a CPU.
+        arguments: those of each side's benchmark, without the module and the inputs, which are named by paths.
+        gpu: the GPU that it runs on; empty for a CPU.
     """
 
     suspect: SlowSuspect
     function: str
-    inputs: tuple[HeldTensor, ...]
+    inputs: tuple[TensorFile, ...]
     times: RecordedVerdict
     comparison: Comparison
     arguments: tuple[tuple[str, ...], tuple[str, ...]]
     gpu: str
 
 
-def explain_slower(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
-    """Explains what a comparison found slower."""
-    if asked.no_weights:
+def explain_slower(request: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
+    """Explain the slower models of a comparison."""
+    if request.no_weights:
         hint = "A slower dispatch is measured on the inputs that it had: leave one of the two out."
         raise UsageError("--slower and --no-weights exclude each other", hint)
-    name, *patterns = asked.failures or (LATEST,)
-    compared = resolve_links(comparison_named(name))
-    record = read_comparison(compared)
-    models = [_make_slower(chain, ratio, record, compared) for chain, ratio in _choose(record, compared, patterns)]
-    cases = tuple(AskedCase(item.case, "slower", item.reason) for item in models)
+    name, *patterns = request.failures or (LATEST,)
+    folder = resolve_links(comparison_named(name))
+    record = read_comparison(folder)
+    models = [_make_slower(chain, ratio, record, folder) for chain, ratio in _choose(record, folder, patterns)]
+    cases = tuple(AskedCase(model.case, "slower", model.reason) for model in models)
     with presenter.progress() as progress:
-        base, new = (open_iree(compared / side.name.lower(), side.toolchain, cache, progress) for side in record.sides)
+        base, new = (open_iree(folder / side.name.lower(), side.toolchain, cache, progress) for side in record.sides)
 
-        looks = [(item.case, partial(_explain_slower, slower=item, machines=(base, new))) for item in models]
+        explainers = [(model.case, partial(_explain_slower, slower=model, machines=(base, new))) for model in models]
         a, b = record.sides
         opening = ExplainOpening(cases=cases, toolchain=b.toolchain, base=a.toolchain)
-        return explain_each(compared, opening, looks, asked, presenter, progress)
+        return explain_each(folder, opening, explainers, request, presenter, progress)
 
 
 def _choose(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -> list[tuple[str, float]]:
-    """Models that B is slower with, and their ratios: those that a glob matches, all where there are none."""
-    where = shown(folder)
+    """Return the slower models that match a pattern, or all if there is none, with their ratios."""
+    path = shown(folder)
     if record.opening.metric != "time":
-        what = f"{where} compares {record.opening.metric}, not times"
+        message = f"{path} compares {record.opening.metric}, not times"
         raise NothingSelectedError(
-            what, "Only what runs slower has slower dispatches: `gauntlet compare A B` times it."
+            message, "Only what runs slower has slower dispatches: `gauntlet compare A B` times it."
         )
-    found = [
-        (chain, item.figures.ratio)
-        for chain, item in record.verdicts.items()
-        if item.verdict == TimeVerdict.SLOWER and item.figures
+    slower = [
+        (chain, verdict.figures.ratio)
+        for chain, verdict in record.verdicts.items()
+        if verdict.verdict == TimeVerdict.SLOWER and verdict.figures
     ]
-    if not found:
-        raise NothingSelectedError(f"nothing is slower in {where}", "`explain --slower COMPARISON` takes another one.")
-    chosen = [one for one in found if not patterns or any(fnmatchcase(one[0], pattern) for pattern in patterns)]
-    if not chosen:
-        names = ", ".join(chain for chain, _ in found)
+    if not slower:
+        raise NothingSelectedError(f"nothing is slower in {path}", "`explain --slower COMPARISON` takes another one.")
+    matches = [model for model in slower if not patterns or any(fnmatchcase(model[0], glob) for glob in patterns)]
+    if not matches:
+        names = ", ".join(chain for chain, _ in slower)
         raise NothingSelectedError(
-            f"nothing that is slower in {where} matches {' '.join(patterns)}", f"Slower there: {names}."
+            f"nothing that is slower in {path} matches {' '.join(patterns)}", f"Slower there: {names}."
         )
-    return chosen
+    return matches
 
 
 def _make_slower(chain: str, ratio: float, record: ComparisonRecord, folder: Path) -> _Slower:
     benchmarks = record.prepared.benchmarks.get(chain)
     if benchmarks is None or chain not in record.where:
-        again = f"`compare --resume --run-dir {shown(folder)}` adds them; what was measured stays."
-        raise GauntletError(f"{chain}: the comparison was cut short before its profiles", again)
-    verdict, where, rounds = record.verdicts[chain], record.where[chain], record.opening.rounds
-    compiled, failures = [], []
+        hint = f"`compare --resume --run-dir {shown(folder)}` adds them; what was measured stays."
+        raise GauntletError(f"{chain}: the comparison was cut short before its profiles", hint)
+    verdict, changes, rounds = record.verdicts[chain], record.where[chain], record.opening.rounds
+    compile_steps, failures = [], []
     for side in record.sides:
-        planned = side.run.planned if side.run else ()
-        step = next((step for step in planned if step.id == f"{chain}:{Stage.COMPILE}"), None)
+        steps = side.run.planned if side.run else ()
+        step = next((step for step in steps if step.id == f"{chain}:{Stage.COMPILE}"), None)
         if step is None:
             raise GauntletError(f"{chain}: the comparison has no compile of {side.name}", "Begin a new comparison.")
         benchmark, result = benchmarks[side.name], Result(Verdict.FAILED, verdict.reason)
-        compiled.append(step)
-        failures.append(failure_of(step, benchmark.command, Stage.BENCHMARK, result, benchmark.timeout))
+        compile_steps.append(step)
+        failures.append(describe_failure(step, benchmark.command, Stage.BENCHMARK, result, benchmark.timeout))
     return _Slower(
         case=chain,
         reason=verdict.reason,
         ratio=ratio,
-        # Releases without profiles have counts.
-        where=where.work or where.dispatches,
+        # A release without profiles has counts.
+        profile=changes.work or changes.dispatches,
         sides=(failures[0], failures[1]),
-        compiled=compiled[1],
+        build=compile_steps[1],
         resources=benchmarks[record.sides[1].name].resources,
         rules=Rules.of(record.opening),
         rounds=RoundSettings(rounds.repetitions, rounds.min_time, verdict.cpus or ()),
@@ -196,7 +196,7 @@ def _make_slower(chain: str, ratio: float, record: ComparisonRecord, folder: Pat
 
 
 def _explain_slower(notes: CaseNotes, slower: _Slower, machines: tuple[Workbench, Workbench]) -> bool:
-    """Whether a bundle shows a dispatch that B is slower with."""
+    """Return True if a bundle shows a dispatch that is slower with B."""
     session, folder = notes.session, notes.session.folder / slower.sides[1].folder
     shutil.rmtree(folder, ignore_errors=True)
     a, b = (
@@ -206,12 +206,12 @@ def _explain_slower(notes: CaseNotes, slower: _Slower, machines: tuple[Workbench
     notes.say("slower")
     base, new = (machine.iree for machine in machines)
     try:
-        slow, why, tried = _find_slow_dispatch(slower, (a, b), notes)
-        found: dict[str, Any] = {"why": why, "tried": [{**asdict(suspect), "said": said} for suspect, said in tried]}
+        slow, reason, tries = _find_slow_dispatch(slower, (a, b), notes)
+        entry: dict[str, Any] = {"why": reason, "tried": [{**asdict(suspect), "said": text} for suspect, text in tries]}
         if slow is not None:
-            inputs = [item.type for item in slow.inputs]
-            found |= {**asdict(slow.suspect), "inputs": inputs, "times": slow.times.as_dict()}
-        notes.add("slower", found)
+            inputs = [tensor.type for tensor in slow.inputs]
+            entry |= {**asdict(slow.suspect), "inputs": inputs, "times": slow.times.as_dict()}
+        notes.add("slower", entry)
         if slow is None:
             return False
         bundle = _write_bundle(slower, slow, (base, new), folder / "bundle")
@@ -221,103 +221,103 @@ def _explain_slower(notes: CaseNotes, slower: _Slower, machines: tuple[Workbench
     except WaitCancelledError as error:
         raise KeyboardInterrupt from error
     except GauntletError as error:
-        # Of this one alone; the others go on.
+        # The problem concerns this case only; the others continue.
         notes.add("nothing", {"why": error.on_one_line})
         return False
     notes.add_bundle(bundle, "a program for any release", code)
     return code == STILL_THERE
 
 
-def find_suspects(where: ComparedDispatches) -> list[SlowSuspect]:
-    """The dispatches of a record of profiles, or counts, that explain B's loss, the greatest loss first."""
-    if where.difference is None:
+def find_suspects(profile: ComparedDispatches) -> list[SlowSuspect]:
+    """Return the dispatches of profiles, or counts, that explain B's loss, the greatest loss first."""
+    if profile.difference is None:
         return []
-    whole = where.difference.b_ns - where.difference.a_ns
-    rows = [row for row in where.difference.rows if row.match != Match.OUTSIDE]
-    if where.unit != "ms":
-        # What lies outside of dispatches is the runtime's, and makes up for none of them.
-        whole -= sum(row.b_ns - row.a_ns for row in where.difference.rows if row.match == Match.OUTSIDE)
+    total = profile.difference.b_ns - profile.difference.a_ns
+    rows = [row for row in profile.difference.rows if row.match != Match.OUTSIDE]
+    if profile.unit != "ms":
+        # The runtime's part outside of dispatches does not offset the loss of a dispatch.
+        total -= sum(row.b_ns - row.a_ns for row in profile.difference.rows if row.match == Match.OUTSIDE)
     return [
-        SlowSuspect(name, row.a_ns, row.b_ns, (row.b_ns - row.a_ns) / whole, where.unit)
+        SlowSuspect(name, row.a_ns, row.b_ns, (row.b_ns - row.a_ns) / total, profile.unit)
         for row in sorted(rows, key=lambda row: row.a_ns - row.b_ns)
-        if whole > 0 and row.b_ns - row.a_ns >= _LEAST_SHARE * whole
+        if total > 0 and row.b_ns - row.a_ns >= _MIN_SHARE * total
         for name in row.b_names
-    ][:_MOST_SUSPECTS]
+    ][:_MAX_SUSPECTS]
 
 
 def _find_slow_dispatch(
     slower: _Slower, tools: tuple[Tools, Tools], notes: CaseNotes
 ) -> tuple[_SlowDispatch | None, str, list[tuple[SlowSuspect, str]]]:
-    """The dispatch with the greatest loss that is slower by itself too, or why there is none; and what was tried."""
-    if slower.where.difference is None:
-        return None, f"there is no profile that would say where: {slower.where.reason}", []
-    names = ", ".join(row.name for row in slower.where.difference.rows if row.b_ns > row.a_ns)
+    """Find the dispatch with the greatest loss that is slower alone, or the reason; also return all tries."""
+    if slower.profile.difference is None:
+        return None, f"there is no profile that would say where: {slower.profile.reason}", []
+    names = ", ".join(row.name for row in slower.profile.difference.rows if row.b_ns > row.a_ns)
     spread = f"the loss is spread over {names or 'many dispatches'}; none of them alone"
-    suspects = find_suspects(slower.where)
+    suspects = find_suspects(slower.profile)
     if not suspects:
         return None, f"{spread} makes up a tenth of it", []
     notes.say("compiling to dispatches")
-    program = traced_program(tools[1])
-    # One that is dispatched from several places is the same function each time.
-    places = {dispatch.name: dispatch for dispatch in reversed(list(program.dispatches.values()))}
-    functions = {item.name: as_function(program, places[item.name]) for item in suspects if item.name in places}
-    wanted = [places[name] for name, function in functions.items() if function]
-    captured: CapturedInputs = {}
-    if wanted:
+    program = compile_traced(tools[1])
+    # A dispatch with several calls has the same function for each.
+    calls = {dispatch.name: dispatch for dispatch in reversed(list(program.dispatches.values()))}
+    functions = {slow.name: make_function(program, calls[slow.name]) for slow in suspects if slow.name in calls}
+    traceable = [calls[name] for name, function in functions.items() if function]
+    inputs_by_key: CapturedInputs = {}
+    if traceable:
         notes.say(f"tracing {len(program.dispatches)} dispatches")
-        captured = capture_inputs(tools[1], target_side(tools[1], program), wanted)
-    tried: list[tuple[SlowSuspect, str]] = []
+        inputs_by_key = capture_inputs(tools[1], make_target_side(tools[1], program), traceable)
+    tries: list[tuple[SlowSuspect, str]] = []
     for number, suspect in enumerate(suspects):
         function = functions.get(suspect.name, "")
         if not function:
-            tried.append((suspect, "it cannot be a program that both releases read"))
+            tries.append((suspect, "it cannot be a program that both releases read"))
             continue
-        tensors = captured.get(places[suspect.name].key)
+        tensors = inputs_by_key.get(calls[suspect.name].key)
         if tensors is None:
-            tried.append((suspect, "traced, the program does not run that far"))
+            tries.append((suspect, "traced, the program does not run that far"))
             continue
-        inputs = tuple(tensors[i] for i in places[suspect.name].places)
+        inputs = tuple(tensors[i] for i in calls[suspect.name].places)
         notes.say(f"measuring {suspect.name} by itself")
         try:
             a, b = (_make_step(slower, side, f"cut_{number}", function, inputs) for side in tools)
         except GauntletError as error:
-            tried.append((suspect, error.on_one_line))
+            tries.append((suspect, error.on_one_line))
             continue
         pair = pair_of(f"{slower.case} {suspect.name}", (a, b), "time", slower.rounds)
         verdict = judge(Comparer(notes.session, slower.rules).run([pair], {}), slower.rules)[pair.chain]
-        found = verdict.comparison
-        said = f"by itself {verdict.verdict}: {found.reason}" if found else f"by itself: {verdict.failure}"
-        tried.append((suspect, said))
-        if found is not None and verdict.verdict == TimeVerdict.SLOWER:
+        comparison = verdict.comparison
+        outcome = f"by itself {verdict.verdict}: {comparison.reason}" if comparison else f"by itself: {verdict.failure}"
+        tries.append((suspect, outcome))
+        if comparison is not None and verdict.verdict == TimeVerdict.SLOWER:
             base, new = (
-                _list_arguments(one.command.argv, side)
-                for one, side in zip(pair.measured(slower.rounds.cpus), slower.sides, strict=True)
+                _list_arguments(measurement.command.argv, side)
+                for measurement, side in zip(pair.measured(slower.rounds.cpus), slower.sides, strict=True)
             )
-            slow = _SlowDispatch(suspect, function, inputs, verdict.record(), found, (base, new), gpu_of(b))
-            return slow, "", tried
-    return None, f"{spread} is slower", tried
+            slow = _SlowDispatch(suspect, function, inputs, verdict.record(), comparison, (base, new), gpu_of(b))
+            return slow, "", tries
+    return None, f"{spread} is slower", tries
 
 
 def _list_arguments(argv: Sequence[str], side: Failure) -> tuple[str, ...]:
-    # Before the tool may be taskset.
+    # The command may begin with taskset.
     begin = argv.index(side.argv[0]) + 1
-    return tuple(word for word in argv[begin:] if not word.startswith(("--module=", "--input=")))
+    return tuple(arg for arg in argv[begin:] if not arg.startswith(("--module=", "--input=")))
 
 
-def _make_step(slower: _Slower, tools: Tools, name: str, function: str, inputs: Sequence[HeldTensor]) -> Step:
-    """A dispatch's benchmark on one side, compiled."""
-    asked = tools.failure
-    module = tools.compile_text(name, function, asked.flags)
-    kept = (word for word in asked.argv if not word.startswith(_OF_PROGRAM))
-    values = (f"--input={item.argument}" for item in inputs)
+def _make_step(slower: _Slower, tools: Tools, name: str, function: str, inputs: Sequence[TensorFile]) -> Step:
+    """Compile a dispatch for one side, and make its benchmark's step."""
+    failure = tools.failure
+    module = tools.compile_text(name, function, failure.flags)
+    rest = (arg for arg in failure.argv if not arg.startswith(_PROGRAM_FLAGS))
+    values = (f"--input={tensor.argument}" for tensor in inputs)
     return replace(
-        slower.compiled,
+        slower.build,
         id=f"{slower.case} {name}:{Stage.BENCHMARK}",
         stage=Stage.BENCHMARK,
         folder=str(tools.folder / name),
-        timeout=asked.timeout,
+        timeout=failure.timeout,
         origin=Origin(str(tools.folder / f"{name}.mlir")),
-        command=Command((*kept, f"--module={module}", f"--function={CUT_OUT}", *values), str(asked.cwd)),
+        command=Command((*rest, f"--module={module}", f"--function={DISPATCH_FUNCTION}", *values), str(failure.cwd)),
         resources=slower.resources,
     )
 
@@ -325,19 +325,19 @@ def _make_step(slower: _Slower, tools: Tools, name: str, function: str, inputs: 
 def _write_bundle(slower: _Slower, slow: _SlowDispatch, irees: tuple[Toolchain, Toolchain], folder: Path) -> Bundle:
     """Write the bundle of a dispatch that B is slower with."""
     files, suspect, cpus = BundleFiles(), slow.suspect, slower.rounds.cpus
-    inputs = [f"--input={text}" for text in files.add_tensors(slow.inputs, "input")]
+    inputs = [f"--input={arg}" for arg in files.add_tensors(slow.inputs, "input")]
     packages = list(map(list_packages, irees))
     flags = [files.add_flags(side.flags, side.compile_cwd) for side in slower.sides]
-    arguments = [[*words, *inputs] for words in slow.arguments]
+    arguments = [[*args, *inputs] for args in slow.arguments]
     base, new = irees
     change = f"{100 * (slow.comparison.ratio - 1):+.1f} %"
     versions = f"with {new.compiler.version} than with {base.compiler.version}"
     title = f"{suspect.name} is slower ({change}) {versions} ({slower.sides[1].device})"
-    said = {"irees": irees, "packages": packages, "flags": flags, "arguments": arguments, "comparison": slow.comparison}
-    script = render("repro_slower.sh", **said, pin=f"taskset -c {','.join(map(str, cpus))}" if cpus else "")
+    data = {"irees": irees, "packages": packages, "flags": flags, "arguments": arguments, "comparison": slow.comparison}
+    script = render("repro_slower.sh", **data, pin=f"taskset -c {','.join(map(str, cpus))}" if cpus else "")
     readme = render(
         "readme_slower.md",
-        **said,
+        **data,
         title=title,
         slower=slower,
         slow=slow,
@@ -357,4 +357,4 @@ def _write_bundle(slower: _Slower, slow: _SlowDispatch, irees: tuple[Toolchain, 
         "base_arguments": arguments[0],
         "times": slow.times.as_dict(),
     }
-    return pack(files.held | {PROGRAM: slow.function.encode()}, readme, script, facts, folder)
+    return pack(files.blobs | {PROGRAM: slow.function.encode()}, readme, script, facts, folder)

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.event_log import EventLog
 
 
-# What a record keeps of each run's request; its IREE is the matrix's own.
+# The options of a run that the record keeps; `--iree` is kept per run.
 _COUNTING = ("instructions", "counter", "count_cpu")
-_KEPT = (*SelectionRequest.__dataclass_fields__, "iree_compiler", "iree_runtime", *_COUNTING, *KEPT_UNLESS_GIVEN)
+_RUN_OPTIONS = (*SelectionRequest.__dataclass_fields__, "iree_compiler", "iree_runtime", *_COUNTING, *KEPT_UNLESS_GIVEN)
 _EXAMPLE = "Such as: gauntlet matrix --iree 3.9.0 --iree 3.13.0 --suite cpu"
 # IREE's tools misread '@' and '%' in paths; ':' ends an entry of PATH; the rest means something to shells.
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
@@ -46,59 +46,59 @@ _RANGE_BEGINS = tuple("<>=!~")
 def matrix(
     irees: Sequence[str], request: RunRequest, presenter: Presenter, machines: Machines | None = None
 ) -> ExitCode:
-    """Runs a selection with each IREE in turn and reports on all."""
+    """Run a selection with each IREE in turn and report on all."""
     experiment = Experiment.find(MATRIX, request.folder)
     toolchain = request.toolchain
     if experiment.record:
-        asked, request = _resume(experiment, irees, request)
+        named_irees, request = _resume(experiment, irees, request)
     elif toolchain.iree_compiler and toolchain.iree_runtime:
         raise UsageError(
             "--iree-compiler and --iree-runtime: with both, every run of the matrix would be of the same IREE",
             "Give one of them, to vary the other side alone, or none.",
         )
     else:
-        asked = asked_irees(irees)
+        named_irees = name_irees(irees)
     # A mistake in the selection is reported before anything is installed.
-    chosen = choose(request, machines)
-    request, folder = chosen.request, experiment.folder
-    kept = {name: value for name, value in request.kept.items() if name in _KEPT}
+    setup = choose(request, machines)
+    request, folder = setup.request, experiment.folder
+    options = {name: value for name, value in request.kept.items() if name in _RUN_OPTIONS}
     opening = MatrixOpening(
-        suite=chosen.selection.name,
-        irees=asked,
-        kept=KeptOptions(kept, asdict(request.defaults), request.stages or None),
+        suite=setup.selection.name,
+        irees=named_irees,
+        kept=KeptOptions(options, asdict(request.defaults), request.stages or None),
     )
-    # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
+    # Ctrl-C ends a matrix also between its runs, once: the results so far are reported all the same.
     with interruptible(lambda: None):
-        earlier = experiment.record.collect_results(MatrixResult) if experiment.record else {}
+        previous_results = experiment.record.collect_results(MatrixResult) if experiment.record else {}
         with experiment.open(presenter, opening) as log:
-            runs = _Runs(folder, asked, chosen, earlier, log, presenter)
+            runs = _Runs(folder, named_irees, setup, previous_results, log, presenter)
             experiment.code, experiment.stopped = runs.run_each()
         return experiment.reported
 
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """The runs of a matrix, one after the other; `earlier` has the results of an earlier part of it."""
+    """The runs of a matrix, one after the other; `previous_results` are those of an earlier part of it."""
 
     folder: Path
     irees: tuple[AskedIree, ...]
-    chosen: Chosen
-    earlier: Mapping[str, MatrixResult]
+    setup: Chosen
+    previous_results: Mapping[str, MatrixResult]
     log: EventLog
     presenter: Presenter
 
     def run_each(self) -> tuple[ExitCode, str]:
-        """Finds every IREE and runs with each; the exit code, and why it stopped before the last one."""
-        irees, stopped = self.irees, ""
+        """Find every IREE and run with each; return the exit code, and the reason for an early stop."""
+        irees, stop_reason = self.irees, ""
         codes: list[ExitCode] = []
         try:
-            # Found all before the first run: their leases keep them there, and a typo is reported at once.
+            # All are found before the first run: leases keep them installed, and a typo is reported at once.
             machines = {
-                iree.label: self._find_workbench(iree) for iree in irees if self._find_earlier_code(iree) is None
+                iree.label: self._open_workbench(iree) for iree in irees if self._find_previous_code(iree) is None
             }
-            for place, iree in enumerate(irees, start=1):
-                self.presenter.line(f"\n{iree.label} ({place} of {len(irees)})")
-                code = self._find_earlier_code(iree)
+            for position, iree in enumerate(irees, start=1):
+                self.presenter.line(f"\n{iree.label} ({position} of {len(irees)})")
+                code = self._find_previous_code(iree)
                 if code is not None:
                     self.presenter.line(f"finished before, exit code {int(code)}: it is not run again")
                 elif (machine := machines[iree.label]) is None:
@@ -110,48 +110,48 @@ class _Runs:
                     # The run has dealt with the signal; the matrix does the same, and ignores further ones then.
                     signal.raise_signal(signal.SIGINT)
                 codes.append(code)
-                if self.chosen.request.conduct.stops_early and code is not ExitCode.OK and place < len(irees):
-                    stopped = f"--fail-fast, and {iree.label} came out with exit code {int(code)}"
+                if self.setup.request.conduct.stops_early and code is not ExitCode.OK and position < len(irees):
+                    stop_reason = f"--fail-fast, and {iree.label} came out with exit code {int(code)}"
                     break
         except KeyboardInterrupt:
-            return ExitCode.INTERRUPTED, stopped
-        return ExitCode.worst(codes), stopped
+            return ExitCode.INTERRUPTED, stop_reason
+        return ExitCode.worst(codes), stop_reason
 
-    def _find_earlier_code(self, iree: AskedIree) -> ExitCode | None:
-        """The result of a run that an earlier part of the matrix has judged; None for one that is to be done."""
-        result = self.earlier.get(iree.label)
+    def _find_previous_code(self, iree: AskedIree) -> ExitCode | None:
+        """Return the exit code of a run that an earlier part of the matrix has finished; None if it has to run."""
+        result = self.previous_results.get(iree.label)
         return result.exit_code if result and result.stands else None
 
-    def _find_workbench(self, iree: AskedIree) -> Workbench | None:
-        """What an IREE means here, installed where it has to be; None where it is not available."""
+    def _open_workbench(self, iree: AskedIree) -> Workbench | None:
+        """Open the workbench for an IREE, installed if needed; return None if it is not available."""
         try:
-            machine = self.chosen.workbench(iree.iree)
+            machine = self.setup.open_workbench_for(iree.iree)
         except ToolchainError as error:
             sys.stderr.write(f"error: {iree.label}: {error}\n")
             self.log.write("toolchain", FoundIree(error=error.what, hint=error.hint), step=iree.label)
             return None
-        iree_here = machine.iree
-        versions = dict.fromkeys((iree_here.compiler.version, iree_here.runtime.version))
+        toolchain = machine.iree
+        versions = dict.fromkeys((toolchain.compiler.version, toolchain.runtime.version))
         self.presenter.line(f"{iree.label}: IREE {', '.join(versions)}")
-        described = replace(
-            iree_here.facts, compiler_release=iree_here.compiler.release, runtime_release=iree_here.runtime.release
+        facts = replace(
+            toolchain.facts, compiler_release=toolchain.compiler.release, runtime_release=toolchain.runtime.release
         )
-        self.log.write("toolchain", FoundIree(toolchain=described), step=iree.label)
+        self.log.write("toolchain", FoundIree(toolchain=facts), step=iree.label)
         return machine
 
     def _run(self, iree: AskedIree, machine: Workbench) -> ExitCode:
         folder = self.folder / iree.folder
-        begun = keep_if_begun(folder)
+        resumes = keep_if_begun(folder)
         self.log.write("start", {}, step=iree.label)
-        chosen = self.chosen.within(folder, iree.iree)
+        setup = self.setup.within(folder, iree.iree)
         try:
-            code = run(chosen, self.presenter, machine=machine, brief=True).exit_code
+            code = run(setup, self.presenter, machine=machine, brief=True).exit_code
         except GauntletError as error:
             # All problems of a spec, on one line in tables.
             problems = "; ".join(map(str, error.problems)) if isinstance(error, SpecError) else ""
             self._record_result(iree, error.exit_code, problems or error.what, error.hint)
-            if isinstance(error, UsageError | NothingSelectedError) and not begun:
-                # It lies in the command line: every other IREE would say the same.
+            if isinstance(error, UsageError | NothingSelectedError) and not resumes:
+                # The mistake is in the command line: every other IREE would fail in the same way.
                 raise
             sys.stderr.write(f"error: {iree.label}: {error}\n")
             return error.exit_code
@@ -166,34 +166,34 @@ class _Runs:
 def _resume(
     experiment: Experiment[MatrixOpening], irees: Sequence[str], request: RunRequest
 ) -> tuple[tuple[AskedIree, ...], RunRequest]:
-    """The IREEs of a matrix that was begun, and what is run with each."""
-    begun = experiment.record.opening if experiment.record else MatrixOpening(irees=())
-    kept = begun.kept or KeptOptions({})
-    now = given((request.selection, request.toolchain, request)) | ({"iree": irees} if irees else {})
-    experiment.keep_options(now, iree=[iree.iree for iree in begun.irees], stages=kept.stages or [])
-    request = replace(request, defaults=Defaults.of(kept.defaults), stages=kept.stages or ())
-    return begun.irees, request.with_kept(kept.options)
+    """Return the IREEs of a matrix that is resumed, and the request for their runs."""
+    opening = experiment.record.opening if experiment.record else MatrixOpening(irees=())
+    kept_options = opening.kept or KeptOptions({})
+    options = given((request.selection, request.toolchain, request)) | ({"iree": irees} if irees else {})
+    experiment.keep_options(options, iree=[iree.iree for iree in opening.irees], stages=kept_options.stages or [])
+    request = replace(request, defaults=Defaults.of(kept_options.defaults), stages=kept_options.stages or ())
+    return opening.irees, request.with_kept(kept_options.options)
 
 
-def asked_irees(texts: Sequence[str]) -> tuple[AskedIree, ...]:
-    """What `--iree` names, in the order given; nothing is looked for.
+def name_irees(values: Sequence[str]) -> tuple[AskedIree, ...]:
+    """Parse the values of `--iree`, in their order, and give each a label and a folder; nothing is installed.
 
     Raises:
-        UsageError: there is none, a value names no IREE, or two name the same.
+        UsageError: there is none, one is no name of an IREE, or two name the same.
     """
-    if not texts:
+    if not values:
         raise UsageError("matrix needs to know which IREEs: give --iree once for each", _EXAMPLE)
-    choices = [_parse(text) for text in texts]
-    for place, choice in enumerate(choices):
-        for other in choices[:place]:
-            if replace(choice, text="") == replace(other, text=""):
-                both = f"{other.text} and {choice.text}" if other.text != choice.text else choice.text
-                raise UsageError(f"--iree {both}: one IREE is named twice", "Name each once.")
+    choices = [_parse(value) for value in values]
+    for index, choice in enumerate(choices):
+        for previous in choices[:index]:
+            if replace(choice, text="") == replace(previous, text=""):
+                names = f"{previous.text} and {choice.text}" if previous.text != choice.text else choice.text
+                raise UsageError(f"--iree {names}: one IREE is named twice", "Name each once.")
     labels = [_make_label(choice, choices) for choice in choices]
     folders: list[str] = []
     for label in labels:
         name = folder = _UNSAFE.sub("-", label).strip("-.") or "iree"
-        # Also where a file system takes upper for lower case.
+        # Some file systems do not distinguish upper from lower case.
         for number in itertools.count(2):
             if folder.lower() not in map(str.lower, folders):
                 break
@@ -205,23 +205,23 @@ def asked_irees(texts: Sequence[str]) -> tuple[AskedIree, ...]:
 
 
 def _parse(text: str) -> Choice:
-    stripped = text.strip()
-    if not stripped:
+    value = text.strip()
+    if not value:
         raise UsageError("--iree is empty", _EXAMPLE)
-    several = [word for word in re.split(r"[,\s]+", stripped) if word]
-    if len(several) > 1 and ":" not in stripped and not stripped.startswith(_RANGE_BEGINS):
-        each = " ".join(f"--iree {word}" for word in several)
-        raise UsageError(f"--iree {stripped}: names several", f"Give each with an --iree of its own: {each}")
-    return parse_choice(stripped)
+    names = [word for word in re.split(r"[,\s]+", value) if word]
+    if len(names) > 1 and ":" not in value and not value.startswith(_RANGE_BEGINS):
+        options = " ".join(f"--iree {word}" for word in names)
+        raise UsageError(f"--iree {value}: names several", f"Give each with an --iree of its own: {options}")
+    return parse_choice(value)
 
 
 def _make_label(choice: Choice, choices: Sequence[Choice]) -> str:
     if choice.place is None:
         return choice.text
-    alike = [other for other in choices if other is not choice and other.kind is choice.kind]
-    own, others = choice.place.parts[1:], [other.place.parts[1:] for other in alike if other.place is not None]
-    sizes = (size for size in range(1, len(own) + 1) if all(own[-size:] != parts[-size:] for parts in others))
+    peers = [peer for peer in choices if peer is not choice and peer.kind is choice.kind]
+    parts, paths = choice.place.parts[1:], [peer.place.parts[1:] for peer in peers if peer.place is not None]
+    sizes = (size for size in range(1, len(parts) + 1) if all(parts[-size:] != path[-size:] for path in paths))
     size = next(sizes, None)
-    # POSIX lets `//` be another root than `/`: then the whole paths decide.
-    end = "/".join(own[-size:]) if size else str(choice.place)
-    return f"{ChoiceKind(choice.kind)}:{end}"
+    # POSIX allows `//` to be another root than `/`: then the labels have the whole paths.
+    suffix = "/".join(parts[-size:]) if size else str(choice.place)
+    return f"{ChoiceKind(choice.kind)}:{suffix}"

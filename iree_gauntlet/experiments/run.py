@@ -74,50 +74,50 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-# Of models without figures in a baseline.
-_MOST_NAMED = 5
+# The maximum number of models without figures in a baseline that a warning lists.
+_MAX_NAMES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """A run that is over; steps that are `held` were planned with it and are left to the caller."""
+    """A run that is over, and its `deferred_steps`: planned with it, but left to the caller."""
 
     exit_code: ExitCode
     steps: tuple[Step, ...]
-    held: tuple[Step, ...]
+    deferred_steps: tuple[Step, ...]
     folder: Path
 
 
 def choose(request: RunRequest, machines: Machines | None = None) -> Chosen:
-    """Reads the specs that a run is about.
+    """Read the specs that a run selects.
 
     Raises:
-        UsageError, SpecError, NothingSelectedError: what is asked for, or a spec, is wrong, or nothing matches.
+        UsageError, SpecError, NothingSelectedError: the request or a spec is wrong, or nothing matches.
     """
     if request.conduct.baseline:
-        # Under its own name: what is the latest now will not be when this run is resumed.
-        baseline = str(resolve_links(run_named(request.conduct.baseline, "--baseline")))
-        request = replace(request, conduct=replace(request.conduct, baseline=baseline))
+        # The baseline is recorded under its own name: `latest` may be another run when this one is resumed.
+        baseline_folder = str(resolve_links(run_named(request.conduct.baseline, "--baseline")))
+        request = replace(request, conduct=replace(request.conduct, baseline=baseline_folder))
     selection = select(request.selection, request.defaults)
     selection.require_sound()
     return Chosen(request, selection, request.stages_after(selection.stages), machines)
 
 
 def execute(request: RunRequest, presenter: Presenter, machines: Machines | None = None) -> ExitCode:
-    """Selects, plans, runs and reports; explains what failed, where that is asked for."""
-    ran = run(choose(_as_before(request), machines), presenter)
-    code = ran.exit_code
-    failed: list[str] = []
+    """Select, plan, run and report; if requested, explain the failures."""
+    result = run(choose(_apply_previous_options(request), machines), presenter)
+    code = result.exit_code
+    chains: list[str] = []
     if request.explain and code is not ExitCode.INTERRUPTED:
-        failed = sorted(find_failed_chains(ran.folder))
-    if failed:
-        # Of the imports of a run it would take a quarter, and few ask for it.
+        chains = sorted(find_failed_chains(result.folder))
+    if chains:
+        # This import takes a quarter of a run's import time, and few runs need it.
         from iree_gauntlet.experiments.explain import explain  # noqa: PLC0415
 
         try:
-            explain(ExplainRequest((str(ran.folder), *map(glob.escape, failed))), request.toolchain, presenter)
+            explain(ExplainRequest((str(result.folder), *map(glob.escape, chains))), request.toolchain, presenter)
         except NothingSelectedError:
-            # A download, an import or a benchmark: nothing that `explain` is about.
+            # Only a download, an import or a benchmark failed: `explain` does not cover those.
             return code
         except GauntletError as error:
             messages.warn(f"what failed was not explained: {error}")
@@ -126,59 +126,59 @@ def execute(request: RunRequest, presenter: Presenter, machines: Machines | None
 
 
 def run(
-    chosen: Chosen,
+    setup: Chosen,
     presenter: Presenter,
     *,
     machine: Workbench | None = None,
     hold: Stage | None = None,
     brief: bool = False,
 ) -> EndedRun:
-    """Plans, runs and reports; steps of a stage that is on `hold`, and what comes after it, are planned, and not run.
+    """Plan, run and report; plan, but do not run, the steps of the stage `hold` and of the stages after it.
 
-    `brief`: it is a part of something larger, which reports on it.
+    `brief`: the run is a part of an experiment that reports on it.
     """
-    request = chosen.request
-    for warning in chosen.selection.warnings():
+    request = setup.request
+    for warning in setup.selection.warnings():
         messages.warn(warning)
-    for note in chosen.selection.notes:
+    for note in setup.selection.notes:
         messages.note(note)
-    named, _ = find_asked_folder(ExperimentKind.RUN, request.folder)
-    there = named is not None and named.exists()
-    with presenter.progress() as progress, ExitStack() as held:
-        machine = machine or chosen.opened_workbench(progress)
+    folder, _ = find_asked_folder(ExperimentKind.RUN, request.folder)
+    exists = folder is not None and folder.exists()
+    with presenter.progress() as progress, ExitStack() as stack:
+        machine = machine or setup.open_workbench(progress)
         machine.store.progress = progress
-        runs = held.enter_context(_start_run_servers(chosen, machine))
-        run_dir = make_folder(named, chosen.selection.name)
-        with _remove_where_nothing_begins(run_dir, made=not there):
-            elsewhere = None
-            if chosen.machines is not None:
-                elsewhere = held.enter_context(chosen.machines.taking_part(chosen, machine, run_dir, progress))
+        servers = stack.enter_context(_start_run_servers(setup, machine))
+        run_dir = make_folder(folder, setup.selection.name)
+        with _remove_empty_run_folder(run_dir, is_new=not exists):
+            executor = None
+            if setup.machines is not None:
+                executor = stack.enter_context(setup.machines.taking_part(setup, machine, run_dir, progress))
             path = run_dir / JOURNAL
-            earlier = read_journal(path) if request.folder.resume else JournalRecord(path)
-            plan, shard = _plan(chosen, machine, earlier, elsewhere)
-            later = tuple(step for step in plan.steps if step.stage is hold)
-            others = (step for step in plan.steps if hold not in (step.stage, *step.stage.row.upstream))
-            plan = replace(plan, steps=tuple(others))
-            parts = RunParts(machine, run_dir, progress, runs, elsewhere, earlier, measured=hold is not None)
-            engine, steps, finished = held.enter_context(_open_engine(plan, shard, chosen, parts))
-        with engine.recorded() as performed:
-            performed.verdicts = engine.perform(steps, finished)
+            record = read_journal(path) if request.folder.resume else JournalRecord(path)
+            plan, shard = _plan(setup, machine, record, executor)
+            deferred_steps = tuple(step for step in plan.steps if step.stage is hold)
+            run_steps = (step for step in plan.steps if hold not in (step.stage, *step.stage.row.upstream))
+            plan = replace(plan, steps=tuple(run_steps))
+            parts = RunParts(machine, run_dir, progress, servers, executor, record, measured_elsewhere=hold is not None)
+            engine, steps, verdicts = stack.enter_context(_open_engine(plan, shard, setup, parts))
+        with engine.recorded() as outcome:
+            outcome.verdicts = engine.perform(steps, verdicts)
     presenter.ran(run_dir, brief=brief)
     if hold is None:
-        # One that leaves steps to its caller is a part of a measurement, which is no run.
-        from iree_gauntlet.history.index import add_itself  # noqa: PLC0415 - a worker's part of a run has no need of it
+        # A run that leaves steps to its caller is a part of a measurement: the index does not list it.
+        from iree_gauntlet.history.index import add_itself  # noqa: PLC0415 - a worker's part of a run does not need it
 
         add_itself(run_dir, machine.store.configuration, machine.cache_dir)
-    return EndedRun(performed.code, plan.steps, later, run_dir)
+    return EndedRun(outcome.code, plan.steps, deferred_steps, run_dir)
 
 
 @contextmanager
-def _remove_where_nothing_begins(run_dir: Path, *, made: bool) -> Iterator[None]:
-    """A slip of the keyboard, which planning finds, leaves no run behind, nor does a journal that cannot begin."""
+def _remove_empty_run_folder(run_dir: Path, *, is_new: bool) -> Iterator[None]:
+    """Remove a new run's folder if planning fails, as after a typing error, or if the journal cannot be opened."""
     try:
         yield
     except BaseException:
-        if made and not (run_dir / JOURNAL).exists():
+        if is_new and not (run_dir / JOURNAL).exists():
             shutil.rmtree(run_dir, ignore_errors=True)
             with suppress(OSError):
                 run_dir.parent.rmdir()
@@ -186,38 +186,38 @@ def _remove_where_nothing_begins(run_dir: Path, *, made: bool) -> Iterator[None]
 
 
 def _plan(
-    chosen: Chosen, machine: Workbench, record: JournalRecord, elsewhere: Elsewhere | None
+    setup: Chosen, machine: Workbench, record: JournalRecord, executor: Elsewhere | None
 ) -> tuple[Plan, RunShard | None]:
-    """What is to be done, where a run has done what a record says, and what share of everything that is."""
-    request, selection, stages = chosen.request, chosen.selection, chosen.stages
+    """Plan what a run has to do, given the record of its earlier part; also return the shard."""
+    request, selection, stages = setup.request, setup.selection, setup.stages
     baseline = request.conduct.baseline
-    plan = imports_possible(_plan_all(chosen, machine, record.path.parent), machine)
+    plan = imports_possible(_plan_selection(setup, machine, record.path.parent), machine)
     if baseline:
-        named = shown(Path(baseline))
+        display_path = shown(Path(baseline))
         release = machine.toolchain.compiler.version if machine.toolchain else ""
-        plan, missing = held_against(plan, read_journal(Path(baseline) / JOURNAL), str(named), release)
-        if missing:
-            some = ", ".join(missing[:_MOST_NAMED]) + (", …" if len(missing) > _MOST_NAMED else "")
-            messages.warn(f"not held against {named}, which has no figures of it: {some}")
+        plan, chains = held_against(plan, read_journal(Path(baseline) / JOURNAL), str(display_path), release)
+        if chains:
+            names = ", ".join(chains[:_MAX_NAMES]) + (", …" if len(chains) > _MAX_NAMES else "")
+            messages.warn(f"not held against {display_path}, which has no figures of it: {names}")
     if request.chains is not None:
         plan, shard = choose_chains(plan, request.chains), None
     else:
         plan, shard = choose_shard(plan, request.shard)
     if request.folder.last_failed:
-        earlier = find_newest_run(find_runs_folder())
-        failed = find_failed_chains(earlier)
-        if not failed:
+        newest = find_newest_run(find_runs_folder())
+        failed_chains = find_failed_chains(newest)
+        if not failed_chains:
             hint = "Run without --last-failed to run everything."
-            raise NothingSelectedError(f"nothing failed in {shown(earlier)}", hint)
-        plan = choose_chains(plan, failed)
+            raise NothingSelectedError(f"nothing failed in {shown(newest)}", hint)
+        plan = choose_chains(plan, failed_chains)
     if record.run.last_failed:
-        restricted = {step.id for step in record.planned}
-        plan = replace(plan, steps=tuple(step for step in plan.steps if step.id in restricted))
-    if elsewhere is not None:
-        plan = elsewhere.on_devices_there(plan, optional=selection.device_optional)
+        planned_ids = {step.id for step in record.planned}
+        plan = replace(plan, steps=tuple(step for step in plan.steps if step.id in planned_ids))
+    if executor is not None:
+        plan = executor.on_devices_there(plan, optional=selection.device_optional)
     else:
         plan = on_devices_here(plan, machine, optional=selection.device_optional)
-    # An empty shard is part of a whole.
+    # An empty shard is no error: other shards have the steps.
     if not plan.steps and shard is None:
         raise NothingSelectedError(
             f"nothing to do: the selected specs have no {' or '.join(stages)} stage",
@@ -228,31 +228,31 @@ def _plan(
 
 @contextmanager
 def _open_engine(
-    plan: Plan, shard: RunShard | None, chosen: Chosen, parts: RunParts
+    plan: Plan, shard: RunShard | None, setup: Chosen, parts: RunParts
 ) -> Iterator[tuple[Engine, tuple[Step, ...], dict[str, Verdict]]]:
-    """What runs a plan, its steps with those of batches, and the verdicts of those that were run before."""
+    """Yield the engine for a plan, its steps with those of batches, and the verdicts of steps that ran before."""
     machine, run_dir, progress = parts.machine, parts.run_dir, parts.progress
     toolchain = machine.toolchain
-    selection, request = chosen.selection, chosen.request
+    selection, request = setup.selection, setup.request
     conduct, folder = request.conduct, request.folder
-    finished: dict[str, Verdict] = {}
-    record = parts.earlier
-    restricted = folder.last_failed or record.run.last_failed
+    verdicts: dict[str, Verdict] = {}
+    record = parts.record
+    only_failed = folder.last_failed or record.run.last_failed
     if folder.resume:
-        finished = find_finished_verdicts(record, plan.steps, toolchain.facts if toolchain else ToolchainFacts())
-        if not parts.measured:
-            steps, finished = redo_changed(plan.steps, finished, record, machine.store.verified.sha256)
+        verdicts = find_finished_verdicts(record, plan.steps, toolchain.facts if toolchain else ToolchainFacts())
+        if not parts.measured_elsewhere:
+            steps, verdicts = redo_changed(plan.steps, verdicts, record, machine.store.verified.sha256)
             plan = replace(plan, steps=steps)
-    batches = make_batches(plan.steps, conduct.batch, machine, run_dir, finished)
+    batches = make_batches(plan.steps, conduct.batch, machine, run_dir, verdicts)
     plan = replace(plan, steps=batches.steps)
-    orphans = () if parts.measured else find_unplanned(plan.steps, record)
+    orphans = () if parts.measured_elsewhere else find_unplanned(plan.steps, record)
     plan = replace(plan, steps=(*plan.steps, *orphans))
-    finished |= {step.id: record.results[step.id].verdict for step in orphans}
+    verdicts |= {step.id: record.results[step.id].verdict for step in orphans}
     event = replace(
         run_event(plan, run_dir, machine, selection.name, selection.targets, format_typed_command()),
         markers=request.selection.markers,
         resumed=folder.resume,
-        last_failed=restricted,
+        last_failed=only_failed,
         again=tuple(step.id for step in plan.steps if step.id in record.results and step.id not in finished),
         kept=KeptOptions(request.kept, asdict(request.defaults), request.stages or None),
         shard=shard,
@@ -263,117 +263,119 @@ def _open_engine(
         _open_session(journal, batches, request, parts) as (session, engine),
     ):
         journal.run(event, plan.steps)
-        # Of a resumed run only what is left to do counts.
-        left = [step.id for step in plan.steps if step.id not in finished]
-        progress.run_started(event, len(left), left)
+        # A resumed run's progress counts only the remaining steps.
+        remaining_ids = [step.id for step in plan.steps if step.id not in verdicts]
+        progress.run_started(event, len(remaining_ids), remaining_ids)
         if orphans:
             count = counted(len(orphans), "step")
             engine.remark(f"results of {count} that are no longer selected or there count: {orphans[0].id}…")
         if request.network.offline:
             cases = (*selection.cases.cases, *selection.cases.required)
-            missing = find_missing_files(plan.steps, cases, machine.store, finished)
-            if missing:
-                progress.message(describe_missing(missing))
+            missing_files = find_missing_files(plan.steps, cases, machine.store, verdicts)
+            if missing_files:
+                progress.message(describe_missing(missing_files))
         with session.interruptible():
-            yield engine, plan.steps, finished
+            yield engine, plan.steps, verdicts
 
 
-def _as_before(request: RunRequest) -> RunRequest:
-    """For `--resume`, and for `--last-failed` without a selection: what the earlier run was asked for."""
+def _apply_previous_options(request: RunRequest) -> RunRequest:
+    """Add the earlier run's options: for `--resume`, and for `--last-failed` without a selection."""
     folder = request.folder
     if folder.resume and folder.last_failed:
         raise UsageError("--resume and --last-failed exclude each other", "Resume first, then run --last-failed.")
     if not (folder.resume or folder.last_failed):
         return request
-    named = resolve_links(Path(folder.run_dir)) if folder.resume and folder.run_dir else None
-    earlier = named or find_newest_run(find_runs_folder())
-    kept = read_kept_options(earlier)
-    now = given((request.selection, request.toolchain, request.shard, request.conduct))
+    run_dir = resolve_links(Path(folder.run_dir)) if folder.resume and folder.run_dir else None
+    previous_dir = run_dir or find_newest_run(find_runs_folder())
+    previous = read_kept_options(previous_dir)
+    options = given((request.selection, request.toolchain, request.shard, request.conduct))
     if folder.last_failed and given([request.selection]):
         return request
-    begun = kept.stages or ()
-    if folder.resume and request.stages and {*request.stages} != {*begun}:
-        how = f"for {', '.join(begun)}" if begun else "without --stages"
-        what = f"{', '.join(request.stages)} alone: {shown(earlier)} was begun {how}"
-        raise UsageError(what, "`gauntlet run --resume` does all that is left of it; start a new run for some stages.")
-    as_asked = replace(request, defaults=Defaults.of(kept.defaults), stages=request.stages or begun)
+    stages = previous.stages or ()
+    if folder.resume and request.stages and {*request.stages} != {*stages}:
+        suffix = f"for {', '.join(stages)}" if stages else "without --stages"
+        message = f"{', '.join(request.stages)} alone: {shown(previous_dir)} was begun {suffix}"
+        raise UsageError(
+            message, "`gauntlet run --resume` does all that is left of it; start a new run for some stages."
+        )
+    previous_request = replace(request, defaults=Defaults.of(previous.defaults), stages=request.stages or stages)
     if folder.last_failed:
-        # Another IREE may be tried on what failed; how the earlier run was carried out is its own matter.
-        selected = {name: value for name, value in kept.options.items() if name not in KEPT_UNLESS_GIVEN}
-        return as_asked.with_kept(selected | now)
-    require_as_begun("run", shown(earlier), now, kept.options)
-    return replace(as_asked.with_kept(kept.options), folder=replace(folder, run_dir=str(earlier)))
+        # Another IREE may be tried on the failures; how the earlier run was executed is not repeated.
+        selection = {name: value for name, value in previous.options.items() if name not in KEPT_UNLESS_GIVEN}
+        return previous_request.with_kept(selection | options)
+    require_as_begun("run", shown(previous_dir), options, previous.options)
+    return replace(previous_request.with_kept(previous.options), folder=replace(folder, run_dir=str(previous_dir)))
 
 
 class Machines(Protocol):
-    """Other machines, which perform the steps of runs."""
+    """Other machines that run steps."""
 
     def taking_part(
-        self, chosen: Chosen, machine: Workbench, run_dir: Path, progress: Progress
+        self, setup: Chosen, machine: Workbench, run_dir: Path, progress: Progress
     ) -> AbstractContextManager[Elsewhere]:
-        """Has them take part in a run, until it is left; GauntletError where none of them can."""
+        """Let the machines work on a run while the context is open; GauntletError if none of them can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A run that is asked for, with what it selects; several runs of one selection share it."""
+    """A run request with its selection; several runs of one selection share it."""
 
     request: RunRequest
     selection: Selection
     stages: tuple[Stage, ...]
     machines: Machines | None = None
 
-    def within(self, folder: Path, iree: str = "", stages: tuple[Stage, ...] = ()) -> Chosen:
-        """The same in a folder of its own, which is resumed where it was begun; with another IREE, or other stages."""
+    def within(self, run_dir: Path, iree: str = "", stages: tuple[Stage, ...] = ()) -> Chosen:
+        """Return a copy for another folder, resumed if it has a journal; optionally with another IREE or stages."""
         toolchain = replace(self.request.toolchain, iree=iree or self.request.toolchain.iree)
-        resumed = FolderRequest(run_dir=str(folder), resume=keep_if_begun(folder))
+        folder = FolderRequest(run_dir=str(run_dir), resume=keep_if_begun(run_dir))
         return replace(
-            self, request=replace(self.request, toolchain=toolchain, folder=resumed), stages=stages or self.stages
+            self, request=replace(self.request, toolchain=toolchain, folder=folder), stages=stages or self.stages
         )
 
-    def workbench(self, iree: str) -> Workbench:
-        """What an IREE means here, installed where it has to be; ToolchainError where it is not available."""
+    def open_workbench_for(self, iree: str) -> Workbench:
+        """Open the workbench for an IREE, installed if needed; ToolchainError if it is not available."""
         request = replace(self.request, toolchain=replace(self.request.toolchain, iree=iree))
-        return replace(self, request=request).opened_workbench(Progress())
+        return replace(self, request=request).open_workbench(Progress())
 
-    def opened_workbench(self, progress: Progress) -> Workbench:
-        """What it runs with, as `workbench`; what is only to be fetched needs no IREE."""
-        imports = any(module.program.onnx for case in self.selection.cases.cases for module in case.modules)
+    def open_workbench(self, progress: Progress) -> Workbench:
+        """Open this run's workbench; a run that only fetches needs no IREE."""
+        importer = any(module.program.onnx for case in self.selection.cases.cases for module in case.modules)
         request = self.request
-        needed = not self.stages or any(not stage.row.fetches for stage in self.stages)
-        return open_workbench(request.toolchain, progress, request.network, need_toolchain=needed, importer=imports)
+        need_iree = not self.stages or any(not stage.row.fetches for stage in self.stages)
+        return open_workbench(request.toolchain, progress, request.network, need_toolchain=need_iree, importer=importer)
 
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """What a run works with.
+    """The resources of a run.
 
     Attributes:
-        earlier: what an earlier part of it has recorded.
-        measured: its modules are measured by somebody else, who may have begun: they stay what they are.
+        record: the events of an earlier part of the run.
+        measured_elsewhere: True if the caller measures the modules, maybe already: they must not be rebuilt.
     """
 
     machine: Workbench
     run_dir: Path
     progress: Progress
-    runs: RunServers | None
-    elsewhere: Elsewhere | None
-    earlier: JournalRecord
-    measured: bool = False
+    servers: RunServers | None
+    executor: Elsewhere | None
+    record: JournalRecord
+    measured_elsewhere: bool = False
 
 
-def _start_run_servers(chosen: Chosen, machine: Workbench) -> AbstractContextManager[RunServers | None]:
-    """The processes that run modules of operator suites; none where other machines do."""
-    if chosen.machines is not None:
+def _start_run_servers(setup: Chosen, machine: Workbench) -> AbstractContextManager[RunServers | None]:
+    """Start the processes that run modules of operator suites; none if other machines do."""
+    if setup.machines is not None:
         return nullcontext()
-    return started_runs(chosen.selection.cases.cases, chosen.stages, machine, _compute_jobs(chosen.request.conduct))
+    return started_runs(setup.selection.cases.cases, setup.stages, machine, _compute_jobs(setup.request.conduct))
 
 
-def _plan_all(chosen: Chosen, machine: Workbench, run_dir: Path) -> Plan:
-    """Everything that is selected, as it is done in a folder."""
-    conduct, selection = chosen.request.conduct, chosen.selection
+def _plan_selection(setup: Chosen, machine: Workbench, run_dir: Path) -> Plan:
+    """Plan all selected steps for a folder."""
+    conduct, selection = setup.request.conduct, setup.selection
     cases = with_compile_statistics(selection.cases) if conduct.baseline else selection.cases
-    plan = make_plan(cases, chosen.stages, plan_context(machine, run_dir, conduct))
+    plan = make_plan(cases, setup.stages, plan_context(machine, run_dir, conduct))
     if plan.problems:
         raise SpecError(list(plan.problems))
     return plan
@@ -383,15 +385,15 @@ def _plan_all(chosen: Chosen, machine: Workbench, run_dir: Path) -> Plan:
 def _open_session(
     journal: Journal, batches: Batched, request: RunRequest, parts: RunParts
 ) -> Iterator[tuple[Session[Journal], Engine]]:
-    """A session in a run's folder, and what performs steps in it."""
+    """Open a session in a run's folder, and the engine for its steps."""
     conduct, run_dir = request.conduct, parts.run_dir
-    made_again = run_dir / "made-again" if conduct.force_recompile else None
-    with open_session(run_dir, journal, parts.progress) as session, ExitStack() as held:
+    rebuild_folder = run_dir / "made-again" if conduct.force_recompile else None
+    with open_session(run_dir, journal, parts.progress) as session, ExitStack() as stack:
         session.on_cancel(parts.progress.cancel)
         settings = RunOptions(
             jobs=_compute_jobs(conduct),
             fail_fast=conduct.stops_early,
-            made_again=made_again,
+            made_again=rebuild_folder,
             lenient=conduct.lenient,
             all_goldens=conduct.unapplied_goldens == "fail",
             confirm=confirm_rules(
@@ -399,14 +401,16 @@ def _open_session(
             ),
         )
         performers: Mapping[Stage, Callable[[Step], Result]] = {}
-        if parts.elsewhere is None:
-            performers = held.enter_context(operator_performers(session, batches, parts.machine, settings, parts.runs))
-        yield session, Engine(session, parts.machine, settings, performers, elsewhere=parts.elsewhere)
+        if parts.executor is None:
+            performers = stack.enter_context(
+                operator_performers(session, batches, parts.machine, settings, parts.servers)
+            )
+        yield session, Engine(session, parts.machine, settings, performers, elsewhere=parts.executor)
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A run that another machine conducts."""
+    """A run whose steps a coordinating machine schedules on this one."""
 
     machine: Workbench
     session: Session[Journal]
@@ -415,22 +419,22 @@ class Opened:
 
 
 @contextmanager
-def opened(chosen: Chosen, progress: Progress) -> Iterator[Opened]:
-    """Opens a run that another machine conducts: it says which steps are performed, when, and on which device."""
-    request = chosen.request
-    machine = chosen.opened_workbench(progress)
+def opened(setup: Chosen, progress: Progress) -> Iterator[Opened]:
+    """Open a run for a coordinating machine, which decides on the steps, their order and their devices."""
+    request = setup.request
+    machine = setup.open_workbench(progress)
     machine.store.progress = progress
-    run_dir = make_folder(Path(request.folder.run_dir), chosen.selection.name)
-    with ExitStack() as held:
-        runs = held.enter_context(_start_run_servers(chosen, machine))
-        plan = _plan_all(chosen, machine, run_dir)
-        journal = held.enter_context(Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)))
-        parts = RunParts(machine, run_dir, progress, runs, None, JournalRecord(run_dir / JOURNAL))
-        session, engine = held.enter_context(_open_session(journal, Batched(plan.steps, {}), request, parts))
+    run_dir = make_folder(Path(request.folder.run_dir), setup.selection.name)
+    with ExitStack() as stack:
+        servers = stack.enter_context(_start_run_servers(setup, machine))
+        plan = _plan_selection(setup, machine, run_dir)
+        journal = stack.enter_context(Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)))
+        parts = RunParts(machine, run_dir, progress, servers, None, JournalRecord(run_dir / JOURNAL))
+        session, engine = stack.enter_context(_open_session(journal, Batched(plan.steps, {}), request, parts))
         with session.interruptible():
             yield Opened(machine, session, engine, plan.steps)
 
 
 def _compute_jobs(conduct: ConductRequest) -> int:
-    """How many steps run at once before the benchmarks."""
+    """Return how many steps run at once before the benchmarks."""
     return conduct.jobs or read_machine_facts().cores

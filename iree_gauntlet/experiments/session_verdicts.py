@@ -1,7 +1,7 @@
 """The result of a session of rounds: a verdict for each model, and the mean over all of them.
 
-The order matters: each model's blocks are judged, held against A/A of the same minutes, and then against the number of
-models that were looked at (`measuring/statistics/comparison_verdict.py`).
+Each model's blocks are compared first, then checked against A/A blocks of the same minutes, and then adjusted for the
+number of models (`measuring/statistics/comparison_verdict.py`): the order matters.
 """
 
 from __future__ import annotations
@@ -59,38 +59,38 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.compare_record import ComparisonOpening
 
 
-# Blocks of A against itself: as many as its one look takes.
+# The number of A/A blocks: as many as their one interim analysis needs.
 CONTROL_BLOCKS = 10
-# Of an interval in the spec's own way.
+# The error rate of an interval that is measured in the spec's own way.
 _OWN_ALPHA = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class ModelVerdict:
-    """Of one model: B against A, A against A, and B against A in the spec's own way.
+    """The comparisons of one model: B against A, A against A, and B against A in the spec's own way.
 
     Attributes:
-        own: None where that is the way of the comparison, or was cut short.
-        failure: why there is no comparison.
+        spec_way: None if the comparison uses that way anyway, or was interrupted.
+        failure: the reason if there is no comparison.
     """
 
     chain: str
     comparison: Comparison | None
     control: Comparison | None
-    own: Comparison | None
+    spec_way: Comparison | None
     evidence: PairEvidence
     failure: str
-    contradicted: bool = False
+    is_contradicted: bool = False
 
     @property
     def verdict(self) -> str:
-        """One of the five, or `error` where a process failed: that is never a verdict on times."""
+        """A `TimeVerdict`, or `error` if a process failed: a failure is no verdict on times."""
         if self.evidence.failure:
             return "error"
         return str(self.comparison.verdict if self.comparison else TimeVerdict.INCONCLUSIVE)
 
     def record(self) -> RecordedVerdict:
-        """For the log."""
+        """Make the verdict's journal event."""
         evidence, comparison = self.evidence, self.comparison
         figures = control = own_way = None
         if comparison is not None:
@@ -101,10 +101,10 @@ class ModelVerdict:
             control = ControlVerdict(
                 verdict=self.control.verdict, figures=ComparedFigures(**_read_figures(self.control))
             )
-        if self.own is not None and comparison is not None:
-            own_way = OwnWay(figures=ComparedFigures(**_read_figures(self.own)), contradicts=self.contradicted)
-        # Of rounds of a block, by the CPUs that were tried.
-        tried = {format_cpus(cpus): spread(blocks) for cpus, blocks in evidence.trials.items() if blocks}
+        if self.spec_way is not None and comparison is not None:
+            own_way = OwnWay(figures=ComparedFigures(**_read_figures(self.spec_way)), contradicts=self.is_contradicted)
+        # The spread of the rounds of a block, by the CPUs that were tried.
+        trials = {format_cpus(cpus): spread(blocks) for cpus, blocks in evidence.trials.items() if blocks}
         return RecordedVerdict(
             verdict=self.verdict,
             reason=comparison.reason if comparison else self.failure,
@@ -115,75 +115,75 @@ class ModelVerdict:
             disturbance=evidence.main_disturbance if evidence.replaced else "",
             peak_rss_bytes=dict(sorted(evidence.peak_bytes.items())),
             cpus=evidence.cpus or (),
-            tried=tried if evidence.trials else None,
+            tried=trials if evidence.trials else None,
             figures=figures,
             control=control,
             own_way=own_way,
         )
 
 
-def in_own_way(blocks: Sequence[Block], least: float, band: float) -> Comparison | None:
-    """B against A in the spec's own way; None where there are too few blocks."""
+def compare_in_spec_way(blocks: Sequence[Block], min_change: float, band: float) -> Comparison | None:
+    """Compare B with A in the spec's own way; return None if there are too few blocks."""
     if len(blocks) < OWN_BLOCKS:
         return None
-    return compare(blocks, plan_looks(_OWN_ALPHA, OWN_BLOCKS), least, band)
+    return compare(blocks, plan_looks(_OWN_ALPHA, OWN_BLOCKS), min_change, band)
 
 
 def judge(
-    evidence: Mapping[str, PairEvidence], rules: Rules, why_over: str = "the time is up"
+    evidence: Mapping[str, PairEvidence], rules: Rules, end_reason: str = "the time is up"
 ) -> dict[str, ModelVerdict]:
-    """The verdicts of a session, by model; `why_over` says why no more was measured where more would have been.
+    """Judge a session's evidence by model; `end_reason` says why an undecided model was not measured further.
 
     Raises:
-        EvidenceError: rules that make no sense.
+        EvidenceError: the rules contradict each other.
     """
-    alone: dict[str, Comparison] = {}
+    comparisons: dict[str, Comparison] = {}
     controls: dict[str, Comparison] = {}
-    for chain, found in evidence.items():
-        if found.failure:
+    for chain, pair in evidence.items():
+        if pair.failure:
             continue
-        if found.against_itself:
+        if pair.against_itself:
             plan = plan_looks(rules.alpha, CONTROL_BLOCKS)
-            controls[chain] = compare(found.against_itself, plan, rules.least, rules.band)
-        if not found.blocks:
+            controls[chain] = compare(pair.against_itself, plan, rules.least, rules.band)
+        if not pair.blocks:
             continue
-        comparison = rules.judged(found.blocks)
-        if rules.replace_disturbed and found.too_disturbed:
-            reason = f"{found.replaced} blocks were disturbed and replaced; {_describe_disturbance(found)}"
+        comparison = rules.compare_blocks(pair.blocks)
+        if rules.replace_disturbed and pair.too_disturbed:
+            reason = f"{pair.replaced} blocks were disturbed and replaced; {_describe_disturbance(pair)}"
             comparison = without_verdict(comparison, reason)
         elif comparison.verdict is TimeVerdict.INCONCLUSIVE and comparison.next_look is not None:
-            comparison = without_verdict(comparison, f"{comparison.reason}; {why_over}")
+            comparison = without_verdict(comparison, f"{comparison.reason}; {end_reason}")
         elif chain in controls:
             comparison = hold_against_control(comparison, controls[chain])
-        alone[chain] = comparison
-    judged = limit_discoveries(alone, DEFAULT_DISCOVERY_RATE)
+        comparisons[chain] = comparison
+    final = limit_discoveries(comparisons, DEFAULT_DISCOVERY_RATE)
     verdicts = {}
-    for chain, found in evidence.items():
-        nothing = f"{why_over}, before its first block"
-        if found.replaced:
-            nothing = f"each of its {found.replaced} blocks was disturbed; {_describe_disturbance(found)}"
-        failure = "" if chain in judged else found.failure or nothing
-        own, control = in_own_way(found.own, rules.least, rules.band), controls.get(chain)
-        contradicted = chain in judged and own is not None and rules.contradicts(own, judged[chain])
-        verdicts[chain] = ModelVerdict(chain, judged.get(chain), control, own, found, failure, contradicted)
+    for chain, pair in evidence.items():
+        no_blocks = f"{end_reason}, before its first block"
+        if pair.replaced:
+            no_blocks = f"each of its {pair.replaced} blocks was disturbed; {_describe_disturbance(pair)}"
+        failure = "" if chain in final else pair.failure or no_blocks
+        spec_way, control = compare_in_spec_way(pair.own, rules.least, rules.band), controls.get(chain)
+        contradicts = chain in final and spec_way is not None and rules.contradicts(spec_way, final[chain])
+        verdicts[chain] = ModelVerdict(chain, final.get(chain), control, spec_way, pair, failure, contradicts)
     return verdicts
 
 
 def summarise_verdicts(verdicts: Mapping[str, ModelVerdict]) -> ComparisonSummary:
-    """The mean over models and the number of each verdict, for the log."""
-    compared = [item.comparison for item in verdicts.values() if item.comparison is not None]
-    mean = estimate_geometric_mean(compared) if compared else None
+    """Compute the mean over models and the number of each verdict, for the log."""
+    comparisons = [verdict.comparison for verdict in verdicts.values() if verdict.comparison is not None]
+    mean = estimate_geometric_mean(comparisons) if comparisons else None
     return ComparisonSummary(
         verdicts={
-            str(kind): sum(item.verdict == kind for item in verdicts.values()) for kind in (*TimeVerdict, "error")
+            str(name): sum(verdict.verdict == name for verdict in verdicts.values()) for name in (*TimeVerdict, "error")
         },
         geometric_mean=None if mean is None else MeanFigures(**asdict(mean) | _find_bounds(mean.low, mean.high)),
     )
 
 
-def _describe_disturbance(found: PairEvidence) -> str:
-    again = "gauntlet compare --resume --disturbed count lets them count"
-    return f"for example: {found.main_disturbance}; {again}"
+def _describe_disturbance(evidence: PairEvidence) -> str:
+    hint = "gauntlet compare --resume --disturbed count lets them count"
+    return f"for example: {evidence.main_disturbance}; {hint}"
 
 
 def _read_figures(comparison: Comparison) -> dict[str, Any]:
@@ -197,76 +197,76 @@ def _read_figures(comparison: Comparison) -> dict[str, Any]:
 
 
 def _find_bounds(low: float, high: float) -> dict[str, float | None]:
-    """Of an interval of ratios; None for one that there is not."""
+    """Return an interval of ratios as fields; None for a bound that does not exist."""
     return {"low": low or None, "high": high if math.isfinite(high) else None}
 
 
 def describe_times(blocks: Sequence[Block], side: str) -> SideTimes:
-    """Median over rounds of a side's fastest repetition, and the spread from round to round as a share of it."""
+    """Return the median over rounds of a side's fastest repetition, and the relative spread between rounds."""
     rounds: list[Round] = [round_ for block in blocks for round_ in getattr(block, side.lower())]
-    figures = [round_.location() for round_ in rounds]
-    middle = statistics.median(figures)
-    return SideTimes(median=middle, spread=statistics.stdev(figures) / middle if len(figures) > 1 else 0.0)
+    times = [round_.location() for round_ in rounds]
+    median = statistics.median(times)
+    return SideTimes(median=median, spread=statistics.stdev(times) / median if len(times) > 1 else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules(RecordedRules):
-    """What decides, stated before anything is measured; and whether disturbed blocks are taken again."""
+    """The rules of verdicts, fixed before the first measurement, and whether disturbed blocks are replaced."""
 
     replace_disturbed: bool = field(metadata=UNRECORDED)
 
     @classmethod
     def of(cls, opening: ComparisonOpening) -> Rules:
-        """Those of an earlier comparison."""
-        disturbed = ConductRequest(disturbed=opening.options["disturbed"])
-        return cls(**asdict(opening.rules), replace_disturbed=disturbed.replaces_disturbed)
+        """Read the rules of an earlier comparison."""
+        conduct = ConductRequest(disturbed=opening.options["disturbed"])
+        return cls(**asdict(opening.rules), replace_disturbed=conduct.replaces_disturbed)
 
-    def judged(self, blocks: Sequence[Block]) -> Comparison:
-        """B against A, by these rules."""
+    def compare_blocks(self, blocks: Sequence[Block]) -> Comparison:
+        """Compare B with A by these rules."""
         return compare(blocks, plan_looks(self.alpha), self.least, self.band, allow=self.allow)
 
     def describe(self, evidence: PairEvidence) -> str:
-        """What its blocks say so far, in a line."""
-        so_far = self.judged(evidence.blocks)
-        change = f"{100 * (so_far.ratio - 1):+.1f} %, CPUs: {format_cpus(evidence.cpus or ())}"
-        return f"{so_far.verdict} ({change}) after {len(evidence.blocks)} blocks"
+        """Describe the verdict on the blocks so far, in one line."""
+        comparison = self.compare_blocks(evidence.blocks)
+        change = f"{100 * (comparison.ratio - 1):+.1f} %, CPUs: {format_cpus(evidence.cpus or ())}"
+        return f"{comparison.verdict} ({change}) after {len(evidence.blocks)} blocks"
 
-    def contradicts(self, own: Comparison, comparison: Comparison) -> bool:
-        """Whether the interval in the spec's own way rules out what a comparison on other CPUs says."""
-        slower, same = 1 + self.least, 1 + self.band
+    def contradicts(self, spec_way: Comparison, comparison: Comparison) -> bool:
+        """Return True if the interval in the spec's own way rules out the verdict of a comparison on other CPUs."""
+        slowdown, tolerance = 1 + self.least, 1 + self.band
         match comparison.verdict:
             case TimeVerdict.SLOWER:
-                return own.high < slower
+                return spec_way.high < slowdown
             case TimeVerdict.FASTER:
-                return own.low > 1 / slower
+                return spec_way.low > 1 / slowdown
             case TimeVerdict.SAME:
-                return own.low > same or own.high < 1 / same
+                return spec_way.low > tolerance or spec_way.high < 1 / tolerance
             case TimeVerdict.NOT_SLOWER:
-                return own.low > 1 + (self.allow or self.band)
+                return spec_way.low > 1 + (self.allow or self.band)
             case TimeVerdict.INCONCLUSIVE:
                 return False
 
 
 @dataclass(frozen=True, slots=True)
 class CompareSettings:
-    """What is compared, and how rounds are taken and judged."""
+    """The metric of a comparison, and how its rounds are measured and judged."""
 
     metric: str
     rules: Rules
     rounds: RoundSettings
 
 
-def next_look(evidence: PairEvidence, rules: Rules) -> int | None:
-    """At how many blocks more could be said; None where nothing more can."""
+def find_next_look(evidence: PairEvidence, rules: Rules) -> int | None:
+    """Return the number of blocks at the next interim analysis; None if more blocks cannot decide anything."""
     if evidence.failure or (rules.replace_disturbed and evidence.too_disturbed):
         return None
     if len(evidence.blocks) < rules.looks[0]:
         return rules.looks[0]
-    return rules.judged(evidence.blocks).next_look
+    return rules.compare_blocks(evidence.blocks).next_look
 
 
 class Comparer:
-    """Takes the rounds."""
+    """Measures the rounds of a comparison."""
 
     def __init__(self, session: Session[Any], rules: Rules) -> None:
         self._progress = session.progress
@@ -275,58 +275,58 @@ class Comparer:
         self._taker = BlockTaker(session, replace_disturbed=rules.replace_disturbed)
         self._began = time.monotonic()
 
-    def run(self, pairs: Sequence[Pair], earlier: dict[str, PairEvidence]) -> dict[str, PairEvidence]:
-        """Takes rounds of every model up to its first look, then of those that are undecided, in turn.
+    def run(self, pairs: Sequence[Pair], previous_evidence: dict[str, PairEvidence]) -> dict[str, PairEvidence]:
+        """Measure each model up to its first interim analysis, then the undecided ones in turn.
 
-        What an earlier part of this comparison has measured, by model, is changed in place.
+        The evidence of an earlier part of this comparison, by model, is changed in place.
         """
-        found = {pair.chain: earlier.setdefault(pair.chain, PairEvidence()) for pair in pairs}
-        waiting = list(pairs)
-        while waiting and not self._is_over():
-            still = []
-            for number, pair in enumerate(waiting, start=1):
-                evidence = found[pair.chain]
-                look = next_look(evidence, self._rules)
+        evidence_by_model = {pair.chain: previous_evidence.setdefault(pair.chain, PairEvidence()) for pair in pairs}
+        open_pairs = list(pairs)
+        while open_pairs and not self._is_over():
+            undecided_pairs = []
+            for number, pair in enumerate(open_pairs, start=1):
+                evidence = evidence_by_model[pair.chain]
+                look = find_next_look(evidence, self._rules)
                 if look is None or self._is_over():
                     continue
-                self._take_until(pair, evidence, look, f"{number}/{len(waiting)}")
-                said = evidence.failure or evidence.main_disturbance or "the time is up"
+                self._take_until(pair, evidence, look, f"{number}/{len(open_pairs)}")
+                summary = evidence.failure or evidence.main_disturbance or "the time is up"
                 if evidence.blocks and not evidence.failure:
-                    said = self._rules.describe(evidence)
-                if next_look(evidence, self._rules) is not None:
-                    still.append(pair)
-                    said += "; more rounds follow" if evidence.blocks else ""
-                self._progress.message(f"{pair.chain}: {said}")
-            waiting = still
+                    summary = self._rules.describe(evidence)
+                if find_next_look(evidence, self._rules) is not None:
+                    undecided_pairs.append(pair)
+                    summary += "; more rounds follow" if evidence.blocks else ""
+                self._progress.message(f"{pair.chain}: {summary}")
+            open_pairs = undecided_pairs
         for pair in pairs:
-            evidence = found[pair.chain]
-            if next_look(evidence, self._rules) is None:
-                # With what is left of the budget.
+            evidence = evidence_by_model[pair.chain]
+            if find_next_look(evidence, self._rules) is None:
+                # The rest of the budget is for blocks in the spec's own way.
                 self._progress.status(f"{pair.chain}: {OWN_BLOCKS} blocks as its spec has it")
-                take_own(pair, evidence, self._taker, self._rules.seed, partial(self._goes_on, evidence))
-        return found
+                take_own(pair, evidence, self._taker, self._rules.seed, partial(self._can_continue, evidence))
+        return evidence_by_model
 
     def _is_over(self) -> bool:
-        return self._cancelled.is_set() or self._compute_left() <= 0
+        return self._cancelled.is_set() or self._compute_remaining_seconds() <= 0
 
-    def _goes_on(self, evidence: PairEvidence) -> bool:
-        return self._compute_left() > 0 and self._taker.goes_on(evidence)
+    def _can_continue(self, evidence: PairEvidence) -> bool:
+        return self._compute_remaining_seconds() > 0 and self._taker.goes_on(evidence)
 
-    def _compute_left(self) -> float:
-        """Seconds of the budget; waiting for other runs does not use it up."""
+    def _compute_remaining_seconds(self) -> float:
+        """Return the rest of the budget in seconds; waiting for other runs does not use it up."""
         return self._rules.budget_seconds - (time.monotonic() - self._began - self._taker.waited)
 
-    def _take_until(self, pair: Pair, evidence: PairEvidence, look: int, place: str) -> None:
-        """Blocks up to a look; those of A against itself between them, so that they see the same machine."""
-        goes_on = partial(self._goes_on, evidence)
-        self._progress.status(f"{place} {pair.chain}: looking for the CPUs on which it is steadiest")
-        choose_way(pair, evidence, self._taker, self._rules.seed, goes_on)
+    def _take_until(self, pair: Pair, evidence: PairEvidence, look: int, label: str) -> None:
+        """Measure blocks up to an interim analysis, with A/A blocks in between, so that they see the same machine."""
+        can_continue = partial(self._can_continue, evidence)
+        self._progress.status(f"{label} {pair.chain}: looking for the CPUs on which it is steadiest")
+        choose_way(pair, evidence, self._taker, self._rules.seed, can_continue)
         seed, cpus = self._rules.seed, evidence.cpus
-        while cpus is not None and len(evidence.blocks) < look and goes_on():
-            left = max(0.0, self._compute_left())
+        while cpus is not None and len(evidence.blocks) < look and can_continue():
+            seconds = max(0.0, self._compute_remaining_seconds())
             self._progress.status(
-                f"{place} {pair.chain}: block {len(evidence.blocks) + 1} of {look}, at most {left / 60:.1f} min left"
+                f"{label} {pair.chain}: block {len(evidence.blocks) + 1} of {look}, at most {seconds / 60:.1f} min left"
             )
             self._taker.take(pair.block(AB, evidence, seed, cpus), evidence)
-            while len(evidence.against_itself) < min(CONTROL_BLOCKS, len(evidence.blocks)) and goes_on():
+            while len(evidence.against_itself) < min(CONTROL_BLOCKS, len(evidence.blocks)) and can_continue():
                 self._taker.take(pair.block(CONTROL, evidence, seed, cpus), evidence)

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 
 _SHARD = re.compile(r"(\d+)/(\d+)")
-_MOST_SHARDS = 10_000
+_MAX_SHARDS = 10_000
 _COSTS_HINT = "`shard.costs RUN --output FILE` makes one: an object with seconds by chain."
 
 
 def parse_shard(request: ShardRequest) -> tuple[int, int] | None:
-    """Which shard of how many, both from 1; None for everything."""
+    """Parse `--shard`: the number of the shard and the number of shards, both from 1; None for everything."""
     text = request.shard
     if not text:
         if request.shard_costs:
@@ -47,79 +47,79 @@ def parse_shard(request: ShardRequest) -> tuple[int, int] | None:
         return None
     match = _SHARD.fullmatch(text)
     index, count = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= index <= count <= _MOST_SHARDS:
+    if not 1 <= index <= count <= _MAX_SHARDS:
         raise UsageError(
             f"--shard {text}: expected a shard and how many there are, such as 3/8 (the third of eight)",
-            f"Shards are counted from 1; there are at most {_MOST_SHARDS}.",
+            f"Shards are counted from 1; there are at most {_MAX_SHARDS}.",
         )
     return index, count
 
 
 def choose_shard(plan: Plan, request: ShardRequest) -> tuple[Plan, RunShard | None]:
-    """The steps of a plan that are asked for, and what the run's journal says of the shard (`shard`).
+    """Return a plan's steps of the requested shard, and the shard's entry for the run's journal (`shard`).
 
-    Chains that need each other's modules are one unit: no step is in two shards.
+    Chains that need each other's modules stay together: no step is in two shards.
 
     Raises:
-        UsageError: `--shard` or `--shard-costs` cannot be understood.
+        UsageError: `--shard` or `--shard-costs` is malformed.
     """
-    asked = parse_shard(request)
-    if asked is None or not plan.steps:
+    shard = parse_shard(request)
+    if shard is None or not plan.steps:
         return plan, None
     chain_of = {step.id: step.chain for step in plan.steps}
     needs = ((step.chain, chain_of[need]) for step in plan.steps for need in step.needs if need in chain_of)
-    chains, entry = _choose_chains_of_shard(chain_of.values(), needs, asked, request)
+    chains, entry = _choose_chains_of_shard(chain_of.values(), needs, shard, request)
     return replace(plan, steps=tuple(step for step in plan.steps if step.chain in chains)), entry
 
 
 def choose_shard_of_cases(cases: CaseSet, request: ShardRequest) -> tuple[Case, ...]:
-    """The selected cases that `--shard` asks for, as `choose_shard` deals out their chains."""
-    asked = parse_shard(request)
-    if asked is None or not cases.cases:
+    """Return the selected cases of the requested shard, with the same distribution of chains as `choose_shard`."""
+    shard = parse_shard(request)
+    if shard is None or not cases.cases:
         return cases.cases
-    every = (*cases.cases, *cases.required)
-    modules = [(case, module) for case in every for module in (*case.modules, *case.extra_modules)]
+    all_cases = (*cases.cases, *cases.required)
+    modules = [(case, module) for case in all_cases for module in (*case.modules, *case.extra_modules)]
     owners: dict[str, str] = {}
     for case, module in modules:
         if module.program.url and module.origin.file == case.origin.file:
             owners.setdefault(module.id, case.chain)
     needs = ((case.chain, owners[module.id]) for case, module in modules if module.id in owners)
-    chains, _ = _choose_chains_of_shard((case.chain for case in every), needs, asked, request)
+    chains, _ = _choose_chains_of_shard((case.chain for case in all_cases), needs, shard, request)
     return tuple(case for case in cases.cases if case.chain in chains)
 
 
 def _choose_chains_of_shard(
-    chains: Iterable[str], needs: Iterable[tuple[str, str]], asked: tuple[int, int], request: ShardRequest
+    chains: Iterable[str], needs: Iterable[tuple[str, str]], shard: tuple[int, int], request: ShardRequest
 ) -> tuple[frozenset[str], RunShard]:
-    """The chains of a shard, and what a journal says of it."""
-    index, count = asked
+    """Return the chains of a shard, and its entry for the journal."""
+    index, count = shard
     shards = assign_groups(group_chains(chains, needs), _read_costs(request.shard_costs), count)
-    mine = frozenset(chain for chain, shard in shards.items() if shard == index)
-    if not mine:
-        # A job of several, all of which have to be green.
-        those = counted(len(shards), "chain")
-        messages.warn(f"--shard {index}/{count}: none of the {those} belongs to it: use fewer, or --shard-costs")
-    return mine, RunShard(index, count, cut_of(shards), len(shards))
+    shard_chains = frozenset(chain for chain, number in shards.items() if number == index)
+    if not shard_chains:
+        # Only a warning: it may be one of several CI jobs, all of which have to pass.
+        chain_count = counted(len(shards), "chain")
+        messages.warn(f"--shard {index}/{count}: none of the {chain_count} belongs to it: use fewer, or --shard-costs")
+    return shard_chains, RunShard(index, count, hash_shards(shards), len(shards))
 
 
 def choose_chains(plan: Plan, chains: Collection[str]) -> Plan:
-    """The steps of some chains, with what they need."""
+    """Restrict a plan to some chains and the steps that they need."""
     by_id = {step.id: step for step in plan.steps}
     keep: set[str] = set()
-    waiting = [step.id for step in plan.steps if step.chain in chains]
-    while waiting:
-        step_id = waiting.pop()
+    pending = [step.id for step in plan.steps if step.chain in chains]
+    while pending:
+        step_id = pending.pop()
         if step_id not in keep:
             keep.add(step_id)
-            waiting.extend(need for need in by_id[step_id].needs if need in by_id)
+            pending.extend(need for need in by_id[step_id].needs if need in by_id)
     return replace(plan, steps=tuple(step for step in plan.steps if step.id in keep))
 
 
-def _read_costs(named: str) -> dict[str, float]:
-    """Of a file, or of a run; none where nothing is named."""
-    path = Path(named)
+def _read_costs(source: str) -> dict[str, float]:
+    """Read the costs of chains from a file or a run; return none if no source is given."""
+    path = Path(source)
     if not path.is_file():
-        return estimate_costs([read_journal(run_named(named, "--shard-costs") / JOURNAL)]) if named else {}
+        return estimate_costs([read_journal(run_named(source, "--shard-costs") / JOURNAL)]) if source else {}
     try:
         content = read_json(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -134,13 +134,13 @@ def _read_costs(named: str) -> dict[str, float]:
 
 
 def estimate_costs(records: Sequence[JournalRecord]) -> dict[str, float]:
-    """Seconds of each chain: the median over the runs that did all of its work, else over those that did any.
+    """Estimate the seconds of each chain: the median over runs without cached parts, otherwise over the others.
 
-    Downloads do not count, nor what was not judged. What came from a cache counts where no run did it itself. The
-    compile of a batch is its cases', in equal parts.
+    Downloads and skipped steps do not count. Cached results count only if no run has done the work itself. The cost of
+    a batch's compile is divided equally among its cases.
     """
-    whole: dict[str, list[float]] = defaultdict(list)
-    cached: dict[str, list[float]] = defaultdict(list)
+    uncached_costs: dict[str, list[float]] = defaultdict(list)
+    cached_costs: dict[str, list[float]] = defaultdict(list)
     for record in records:
         planned = record.planned
         batches = {step.id for step in planned if step.model == BATCH_MODEL}
@@ -149,7 +149,7 @@ def estimate_costs(records: Sequence[JournalRecord]) -> dict[str, float]:
             for need in batches.intersection(step.needs):
                 members[need].append(step.chain)
         seconds: dict[str, float] = defaultdict(float)
-        served: set[str] = set()
+        cached_chains: set[str] = set()
         for step in planned:
             result = record.results.get(step.id)
             if result is None or step.stage.row.fetches or result.verdict is Verdict.SKIPPED:
@@ -158,21 +158,22 @@ def estimate_costs(records: Sequence[JournalRecord]) -> dict[str, float]:
             for chain in chains:
                 seconds[chain] += result.seconds / len(chains)
             if result.cache and result.cache.hit:
-                served.update(chains)
+                cached_chains.update(chains)
         for chain, cost in seconds.items():
-            (cached if chain in served else whole)[chain].append(cost)
+            (cached_costs if chain in cached_chains else uncached_costs)[chain].append(cost)
     return {
-        chain: round(statistics.median(whole.get(chain) or cached[chain]), 3) for chain in sorted({*whole, *cached})
+        chain: round(statistics.median(uncached_costs.get(chain) or cached_costs[chain]), 3)
+        for chain in sorted({*uncached_costs, *cached_costs})
     }
 
 
-def record_costs(named: Sequence[str], output: str) -> ExitCode:
-    """Writes what the chains of some runs, folders or names, have cost: to a file, or to standard output.
+def record_costs(names: Sequence[str], output: str) -> ExitCode:
+    """Write the costs of the chains of some runs, given by folder or name, to a file or to standard output.
 
     Raises:
-        GauntletError: there is no such run, nothing ran in it, its journal cannot be read, or there is no place.
+        GauntletError: no such run, nothing ran in it, its journal cannot be read, or the file has no folder.
     """
-    runs = [run_named(name, "shard.costs") for name in named]
+    runs = [run_named(name, "shard.costs") for name in names]
     costs = estimate_costs([read_journal(run / JOURNAL) for run in runs])
     if not costs:
         raise UsageError(f"nothing ran in {', '.join(map(str, runs))}", "Name runs that finished.")
@@ -191,18 +192,18 @@ def record_costs(named: Sequence[str], output: str) -> ExitCode:
     return ExitCode.OK
 
 
-def shard_of(names: Iterable[str], costs: Mapping[str, float], count: int) -> dict[str, int]:
-    """The shard, from 1 to `count`, of each name, whatever their order; `costs` has the seconds of some, and others."""
+def assign_shards(names: Iterable[str], costs: Mapping[str, float], count: int) -> dict[str, int]:
+    """Assign each name a shard from 1 to `count`, independent of their order; `costs` has the seconds of some names."""
     shards: dict[str, int] = {}
-    known = []
+    known_costs = []
     for name in set(names):
         if name in costs:
-            known.append((-costs[name], name))
+            known_costs.append((-costs[name], name))
         else:
             shards[name] = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % count + 1
-    # Of equal loads, the one with fewer: what came from a cache has cost nothing.
+    # The next shard is the one with the smallest load, or else with fewer chains: cached chains have cost nothing.
     loads = [(0.0, 0, shard) for shard in range(1, count + 1)]
-    for negative, name in sorted(known):
+    for negative, name in sorted(known_costs):
         load, number, shard = loads[0]
         shards[name] = shard
         heapq.heapreplace(loads, (load - negative, number + 1, shard))
@@ -210,37 +211,37 @@ def shard_of(names: Iterable[str], costs: Mapping[str, float], count: int) -> di
 
 
 def group_chains(chains: Iterable[str], needs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """For each chain the name of its group: chains that need each other's modules are done on one machine.
+    """Return the name of each chain's group: chains that need each other's modules run on one machine.
 
-    A group has the name of a chain that needs none; one that joins it later does not change that.
+    A group is named after a chain that needs no other, so that chains that join it later do not change the name.
     """
     groups = {chain: {chain} for chain in chains}
-    needy: set[str] = set()
-    for chain, other in needs:
-        if other != chain and other in groups:
-            needy.add(chain)
-            few, many = sorted((groups[chain], groups[other]), key=len)
-            if few is not many:
-                many |= few
-                groups.update(dict.fromkeys(few, many))
+    dependent_chains: set[str] = set()
+    for chain, provider in needs:
+        if provider != chain and provider in groups:
+            dependent_chains.add(chain)
+            small, large = sorted((groups[chain], groups[provider]), key=len)
+            if small is not large:
+                large |= small
+                groups.update(dict.fromkeys(small, large))
     names: dict[str, str] = {}
     for chain, group in groups.items():
         if chain not in names:
-            names |= dict.fromkeys(group, min(group, key=lambda chain: (chain in needy, chain)))
+            names |= dict.fromkeys(group, min(group, key=lambda chain: (chain in dependent_chains, chain)))
     return names
 
 
 def assign_groups(groups: Mapping[str, str], costs: Mapping[str, float], count: int) -> dict[str, int]:
-    """The shard of each chain, as `shard_of`, by the groups that `group_chains` gives."""
-    grouped: dict[str, float] = defaultdict(float)
+    """Assign each chain a shard, as `assign_shards`, but keep the groups of `group_chains` together."""
+    group_costs: dict[str, float] = defaultdict(float)
     for chain, group in groups.items():
         if chain in costs:
-            grouped[group] += costs[chain]
-    shards = shard_of(groups.values(), grouped, count)
+            group_costs[group] += costs[chain]
+    shards = assign_shards(groups.values(), group_costs, count)
     return {chain: shards[group] for chain, group in groups.items()}
 
 
-def cut_of(shards: Mapping[str, int]) -> str:
-    """A short text that two runs have in common where they were cut in the same way."""
+def hash_shards(shards: Mapping[str, int]) -> str:
+    """Return a short hash that is equal for runs with the same distribution of chains."""
     lines = "".join(f"{chain}\t{shard}\n" for chain, shard in sorted(shards.items()))
     return hashlib.sha256(lines.encode()).hexdigest()[:16]

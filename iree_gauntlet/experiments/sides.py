@@ -1,8 +1,7 @@
-"""The sides of a comparison: each an ordinary run up to its benchmarks, which are then taken in turn.
+"""The sides of a comparison: each an ordinary run up to its benchmarks, whose rounds then alternate between the sides.
 
-Where one is slower or faster than the other, its dispatches are profiled on both, and the compiler's statistics and the
-sizes of their modules are compared. Other machines may take the rounds: of each model one of them, both sides on one
-device.
+If one side is slower or faster, the dispatches of both are profiled, and the compiler's statistics and the module sizes
+are compared. Other machines may measure the rounds: for each model one machine, with both sides on one device.
 """
 
 from __future__ import annotations
@@ -57,20 +56,20 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Command, Step
 
 
-_OF_EVENT = ("event", "time", "step")
-# The last event of a worker's log: its machine, and why there is no verdict.
+_HEADER_FIELDS = ("event", "time", "step")
+# The last event of a worker's log: its machine, and the reason if there is no verdict.
 ENDED = "measured here"
-# The stage that is measured in rounds, and those that have to come well out before it.
-_TIMED = Figure.TIME.row.stage
-_BEFORE = tuple(stage for stage in _TIMED.row.upstream if not stage.row.fetches)
-_LONGEST_REPETITION = 3600.0
+# The stage that is measured in rounds, and the stages that have to pass before it.
+_TIMED_STAGE = Figure.TIME.row.stage
+_REQUIRED_STAGES = tuple(stage for stage in _TIMED_STAGE.row.upstream if not stage.row.fetches)
+_MAX_REPETITION_SECONDS = 3600.0
 _ALL_CPUS = "all"
-# Verdicts that something has to be said of.
-DIFFERENT = (TimeVerdict.SLOWER, TimeVerdict.FASTER)
-# In which the sides are profiled.
+# The verdicts that need an explanation.
+CHANGE_VERDICTS = (TimeVerdict.SLOWER, TimeVerdict.FASTER)
+# The order in which the sides are profiled.
 _PROFILE_ORDER = "ABBA"
 MODULE_SIZE = "module size"
-# What people call the figures, the most important first.
+# The usual names of the compiler's figures, the most important first.
 _COMPILE_NAMES = {
     "execution/dispatch-count": "dispatches",
     "executable/executable-count": "executables",
@@ -89,11 +88,11 @@ _COMPILE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class PreparedSide:
-    """One IREE of a comparison, `A` or `B`, ready to be measured; what its machine uses stays while this lives.
+    """One IREE of a comparison, `A` or `B`, ready to be measured; its machine's leases last as long as this object.
 
     Attributes:
         planned: the steps of the record.
-        measured: the steps that are measured, by metric and chain.
+        steps_by_metric: the steps to be measured, by metric and chain.
     """
 
     name: str
@@ -102,159 +101,161 @@ class PreparedSide:
     machine: Workbench
     record: JournalRecord
     planned: tuple[Step, ...]
-    measured: dict[str, dict[str, Step]]
+    steps_by_metric: dict[str, dict[str, Step]]
     interrupted: bool
 
     @property
     def toolchain(self) -> dict[str, str]:
-        """What it is, for the record."""
+        """The toolchain's versions and commits, for the record."""
         return self.machine.toolchain.as_dict() if self.machine.toolchain else {}
 
     @property
     def tools(self) -> SideTools:
-        """What it is profiled with."""
+        """The tools and compiles that profiling needs."""
         return SideTools.of(self.machine, self.planned)
 
     @property
     def counts(self) -> dict[str, Step]:
         """Steps that count instructions, by chain."""
-        return self.measured["instructions"]
+        return self.steps_by_metric["instructions"]
 
 
 def prepare_side(
-    name: str, machine: Workbench, asked: str, chosen: Chosen, folder: Path, presenter: Presenter
+    name: str, machine: Workbench, iree: str, setup: Chosen, folder: Path, presenter: Presenter
 ) -> PreparedSide:
-    """Runs everything of a selection but its benchmarks with one IREE; a folder that is there already is resumed."""
-    presenter.line(f"\n{name}: {asked}")
-    ran = run(chosen.within(folder, asked), presenter, machine=machine, hold=_TIMED, brief=True)
+    """Run everything of a selection except its benchmarks with one IREE; resume a folder that exists."""
+    presenter.line(f"\n{name}: {iree}")
+    result = run(setup.within(folder, iree), presenter, machine=machine, hold=_TIMED_STAGE, brief=True)
     record = read_journal(folder / JOURNAL)
-    steps = [step for step in (*ran.steps, *ran.held) if step.role == MAIN]
+    steps = [step for step in (*result.steps, *result.deferred_steps) if step.role == MAIN]
     return PreparedSide(
         name=name,
-        asked=asked,
+        asked=iree,
         folder=folder,
         machine=machine,
         record=record,
         planned=record.planned,
-        measured={
+        steps_by_metric={
             metric: {step.chain: step for step in steps if step.stage is figure.row.stage}
             for metric, figure in METRICS.items()
         },
-        interrupted=ran.exit_code is ExitCode.INTERRUPTED,
+        interrupted=result.exit_code is ExitCode.INTERRUPTED,
     )
 
 
 def pair_of(chain: str, steps: tuple[Step, Step], metric: str, rounds: RoundSettings) -> Pair:
-    """How rounds of a step of A and the same of B are taken for a metric.
+    """Pair a step of A with the same step of B, to be measured in rounds by a metric.
 
     Raises:
         UsageError: CPUs are asked for, and there is no taskset.
     """
 
-    def measured(cpus: Cpus) -> tuple[Measurement, Measurement]:
-        a, b = (make(step, replace(rounds, cpus=cpus)) for step in steps)
+    def make_measurements(cpus: Cpus) -> tuple[Measurement, Measurement]:
+        a, b = (make_measurement(step, replace(rounds, cpus=cpus)) for step in steps)
         return a, b
 
-    make = timed if metric == "time" else compile_round
-    # A compile that is to be timed on other CPUs than all would be tried for minutes.
-    pair = Pair(chain, ways(steps[0]) if rounds.choose and metric == "time" else (rounds.cpus,), measured)
+    make_measurement = timed if metric == "time" else compile_round
+    # A timed compile runs on all CPUs only: trying other sets would take minutes.
+    pair = Pair(chain, ways(steps[0]) if rounds.choose and metric == "time" else (rounds.cpus,), make_measurements)
     pair.measured(pair.ways[0])
     return pair
 
 
-def unready(side: PreparedSide, step: Step) -> str:
-    """Why a step of a side cannot be measured; empty where it can."""
+def find_obstacle(side: PreparedSide, step: Step) -> str:
+    """Return why a step of a side cannot be measured, or an empty string."""
     if step.skip or step.blocked:
         return step.skip or step.blocked
     results = side.record.results
-    for item in side.planned:
-        if item.chain != step.chain and item.id not in step.needs:
+    for chain_step in side.planned:
+        if chain_step.chain != step.chain and chain_step.id not in step.needs:
             continue
-        if item.role.endswith(COUNTED) and not step.stage.row.beside:
-            # Of another module.
+        if chain_step.role.endswith(COUNTED) and not step.stage.row.beside:
+            # The step belongs to another module.
             continue
-        result = results.get(item.id)
-        if item.stage in _BEFORE and (result is None or result.verdict is not Verdict.PASSED):
-            return f"{item.stage}: {result.full_reason if result else 'it did not finish'}"
-        if item.stage.row.checks_numbers and result is not None and result.verdict is Verdict.FAILED:
+        result = results.get(chain_step.id)
+        if chain_step.stage in _REQUIRED_STAGES and (result is None or result.verdict is not Verdict.PASSED):
+            return f"{chain_step.stage}: {result.full_reason if result else 'it did not finish'}"
+        if chain_step.stage.row.checks_numbers and result is not None and result.verdict is Verdict.FAILED:
             return f"its numbers are wrong: {result.reason}"
-    counted = results.get(step.id) if step.stage.row.beside else None
-    return counted.reason if counted and "instructions" not in counted.statistics else ""
+    count_result = results.get(step.id) if step.stage.row.beside else None
+    return count_result.reason if count_result and "instructions" not in count_result.statistics else ""
 
 
-def find_changed(sides: Sequence[PreparedSide], earlier: Iterable[JournalEvent]) -> dict[str, str]:
-    """Why a side of a model is not what an earlier part of the comparison has measured; of those where it is not."""
-    first: dict[str, str] = {}
+def find_changed_models(sides: Sequence[PreparedSide], events: Iterable[JournalEvent]) -> dict[str, str]:
+    """Return the models with a side that changed since an earlier part of the comparison, each with the reason."""
+    first_block_times: dict[str, str] = {}
     benchmarks: dict[str, dict[str, SideBenchmark]] = {}
-    for event in earlier:
+    for event in events:
         if isinstance(event.content, BlockEvent | MeasuredElsewhere):
-            first.setdefault(event.step, event.time)
+            first_block_times.setdefault(event.step, event.time)
         elif isinstance(event.content, PreparedComparison):
             benchmarks = event.content.benchmarks | benchmarks
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for side in reversed(sides):
-        for chain in _find_recompiled(side, first):
-            found[chain] = f"{side.name}: its module"
-        for chain, step in side.measured["time"].items():
-            before = benchmarks.get(chain, {}).get(side.name) if chain in first else None
-            if before is not None and _strip_folders(before.command) != _strip_folders(step.process):
-                found[chain] = f"{side.name}: its benchmark"
-    so_far = "is not the one that was measured so far; begin a new comparison"
-    return {chain: f"{what} {so_far}" for chain, what in found.items()}
+        for chain in _find_recompiled(side, first_block_times):
+            reasons[chain] = f"{side.name}: its module"
+        for chain, step in side.steps_by_metric["time"].items():
+            benchmark = benchmarks.get(chain, {}).get(side.name) if chain in first_block_times else None
+            if benchmark is not None and _strip_folders(benchmark.command) != _strip_folders(step.process):
+                reasons[chain] = f"{side.name}: its benchmark"
+    suffix = "is not the one that was measured so far; begin a new comparison"
+    return {chain: f"{reason} {suffix}" for chain, reason in reasons.items()}
 
 
-def find_gone(models: Iterable[str], earlier: Iterable[JournalEvent]) -> dict[str, str]:
-    """Models that an earlier part of the comparison was about and that are not among these, with why."""
-    parts = [event.content for event in earlier if isinstance(event.content, PreparedComparison)]
-    begun = {chain for part in parts for chain in (*part.models, *part.left_out)}
-    return dict.fromkeys(sorted(begun.difference(models)), "the comparison was begun with it: its spec is gone")
+def find_removed_models(models: Iterable[str], events: Iterable[JournalEvent]) -> dict[str, str]:
+    """Return models of an earlier part of the comparison that are not among `models`, each with the reason."""
+    parts = [event.content for event in events if isinstance(event.content, PreparedComparison)]
+    previous_models = {chain for part in parts for chain in (*part.models, *part.left_out)}
+    return dict.fromkeys(
+        sorted(previous_models.difference(models)), "the comparison was begun with it: its spec is gone"
+    )
 
 
 def _strip_folders(command: Command | None) -> list[str]:
-    """A command's words without the folders of files: a comparison may have been moved."""
+    """Return a command's arguments without the folders of files: a comparison may have been moved."""
     return [re.sub(r"[^=@,]*/", "", word) for word in command.argv] if command else []
 
 
-def _find_recompiled(side: PreparedSide, first: Mapping[str, str]) -> list[str]:
-    """Models of which a module has another key than at their first block, whose time is given by model."""
-    timed = [step for step in side.planned if step.chain in first and not step.role.endswith(COUNTED)]
-    chains = {step.id: step.chain for step in timed if step.stage is Stage.COMPILE}
-    then: dict[str, str] = {}
-    now: dict[str, str] = {}
+def _find_recompiled(side: PreparedSide, first_block_times: Mapping[str, str]) -> list[str]:
+    """Return the models with a module whose key has changed since their first block; `first_block_times` by model."""
+    steps = [step for step in side.planned if step.chain in first_block_times and not step.role.endswith(COUNTED)]
+    chains = {step.id: step.chain for step in steps if step.stage is Stage.COMPILE}
+    measured_keys: dict[str, str] = {}
+    current_keys: dict[str, str] = {}
     for event in EventReader(side.folder / JOURNAL, RUN_JOURNAL) if chains else ():
         if isinstance(event.content, Result) and event.step in chains:
             step, cache = event.step, event.content.cache
-            now[step] = cache.key if cache else ""
-            if event.time <= first[chains[step]]:
-                then[step] = now[step]
-    return [chains[step] for step, key in then.items() if now[step] != key]
+            current_keys[step] = cache.key if cache else ""
+            if event.time <= first_block_times[chains[step]]:
+                measured_keys[step] = current_keys[step]
+    return [chains[step] for step, key in measured_keys.items() if current_keys[step] != key]
 
 
-def rounds_asked(asked: CompareRequest | BisectRequest, *, here: bool = True) -> RoundSettings:
-    """How rounds are taken; as usual where it is not said."""
-    usual = RoundSettings()
-    min_time = asked.min_time or usual.min_time
-    if min_time >= _LONGEST_REPETITION:
+def make_round_settings(request: CompareRequest | BisectRequest, *, local: bool = True) -> RoundSettings:
+    """Return the settings of rounds, with defaults for options that are not given."""
+    defaults = RoundSettings()
+    min_time = request.min_time or defaults.min_time
+    if min_time >= _MAX_REPETITION_SECONDS:
         raise UsageError(
-            f"--min-time {min_time:g}: expected less than an hour", f"Leave it out for {usual.min_time:g}."
+            f"--min-time {min_time:g}: expected less than an hour", f"Leave it out for {defaults.min_time:g}."
         )
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone can say and pin
-    named = "" if asked.cpus == _ALL_CPUS else asked.cpus
-    available = frozenset(affinity(0)) if affinity else frozenset[int]()
-    cpus = parse_cpus(named, available if here else None)
-    return RoundSettings(asked.repetitions or usual.repetitions, min_time, cpus, choose=not asked.cpus)
+    get_affinity = getattr(os, "sched_getaffinity", None)  # only Linux can report and pin CPUs
+    cpu_list = "" if request.cpus == _ALL_CPUS else request.cpus
+    available_cpus = frozenset(get_affinity(0)) if get_affinity else frozenset[int]()
+    cpus = parse_cpus(cpu_list, available_cpus if local else None)
+    return RoundSettings(request.repetitions or defaults.repetitions, min_time, cpus, choose=not request.cpus)
 
 
 @dataclass(frozen=True, slots=True)
 class SideTools:
-    """What a side is profiled with; `compiles` has those with statistics, by the module that each makes."""
+    """A side's profiling tools; `compiles` has the steps with statistics, by the module that each makes."""
 
     machine: Workbench
     compiles: Mapping[str, Step]
 
     @classmethod
     def of(cls, machine: Workbench, steps: Iterable[Step]) -> SideTools:
-        """Of what a side has run."""
+        """Make the tools from the steps that a side has run."""
         compiles = (step for step in steps if "statistics" in dict(step.outputs))
         return cls(machine, {step.output("module"): step for step in compiles})
 
@@ -264,50 +265,52 @@ def explain_differences(
     verdicts: Mapping[str, ModelVerdict],
     pairs: Sequence[Pair],
     sides: tuple[SideTools, SideTools],
-    counted: Callable[[str], ComparedDispatches | None],
+    count_dispatches: Callable[[str], ComparedDispatches | None],
 ) -> None:
-    """Profiles the models that B is slower or faster with, on both sides, and writes an event `where` for each.
+    """Profile both sides of the models that are slower or faster with B; write an event `where` for each.
 
-    What cannot be profiled is reported with its reason, and with the instructions of its dispatches as `counted` gives
-    them: a comparison does not fail for want of an explanation.
+    If profiling fails, the event has the reason, and the instructions by dispatch that `count_dispatches` returns: a
+    comparison does not fail because an explanation is missing.
     """
     by_chain = {pair.chain: pair for pair in pairs}
     for verdict in verdicts.values():
-        if verdict.verdict not in DIFFERENT:
+        if verdict.verdict not in CHANGE_VERDICTS:
             continue
         chain = verdict.chain
         session.progress.status(f"{chain}: looking for where the time went")
-        measured = by_chain[chain].measured(verdict.evidence.cpus or ())
-        with session.quiet(measured[0].device):
-            dispatches = _collect_dispatches(sides, measured, session.processes, verdict)
-        loaded = [
-            [item.path for item in measurement.step.inputs if item.role.startswith("module")]
-            for measurement in measured
+        measurements = by_chain[chain].measured(verdict.evidence.cpus or ())
+        with session.quiet(measurements[0].device):
+            dispatches = _collect_dispatches(sides, measurements, session.processes, verdict)
+        module_paths = [
+            [module.path for module in measurement.step.inputs if module.role.startswith("module")]
+            for measurement in measurements
         ]
-        work = counted(chain) if dispatches.reason else None
-        where = WhereChanged(
+        work = count_dispatches(chain) if dispatches.reason else None
+        change = WhereChanged(
             dispatches=dispatches,
             work=work if work and work.difference else None,
-            compile=find_compile_changes(sides, loaded, sized=True),
+            compile=find_compile_changes(sides, module_paths, sized=True),
         )
-        session.log.write("where", where, step=chain)
+        session.log.write("where", change, step=chain)
 
 
 def _collect_dispatches(
     sides: tuple[SideTools, SideTools],
-    measured: tuple[Measurement, Measurement],
+    measurements: tuple[Measurement, Measurement],
     processes: Processes,
     verdict: ModelVerdict,
 ) -> ComparedDispatches:
-    """Two profiles a side, taken in turn like rounds: one pair alone is weak evidence on a machine that wanders."""
+    """Profile each side twice, in the order ABBA: one pair alone is weak evidence on a machine whose speed drifts."""
     a_ms, b_ms = (describe_times(verdict.evidence.blocks, side).median for side in SIDES)
-    named = dict(zip(SIDES, zip(sides, measured, (a_ms, b_ms), strict=True), strict=True))
-    taken: dict[str, list[Profiling]] = {name: [] for name in SIDES}
+    side_by_name = dict(zip(SIDES, zip(sides, measurements, (a_ms, b_ms), strict=True), strict=True))
+    profilings_by_side: dict[str, list[Profiling]] = {name: [] for name in SIDES}
     for name in _PROFILE_ORDER:
-        failed = any(profiling.profile is None for profilings in taken.values() for profiling in profilings)
-        # Where one side fails, the other is asked all the same: both reasons are reported.
-        if not failed or not taken[name]:
-            side, measurement, median = named[name]
+        incomplete = any(
+            profiling.profile is None for profilings in profilings_by_side.values() for profiling in profilings
+        )
+        # If one side fails, the other is profiled all the same: both reasons are reported.
+        if not incomplete or not profilings_by_side[name]:
+            side, measurement, median = side_by_name[name]
             profiling = profile_dispatches(
                 measurement.step,
                 side.machine.iree,
@@ -315,77 +318,79 @@ def _collect_dispatches(
                 side.machine.flags_of(BENCHMARK_MODULE),
                 command=measurement.command,
                 invocation_ms=median,
-                name=f"profile.{len(taken[name]) + 1}.",
+                name=f"profile.{len(profilings_by_side[name]) + 1}.",
             )
-            taken[name].append(profiling)
-    a, b = map(_join, taken.values())
+            profilings_by_side[name].append(profiling)
+    a, b = map(_join, profilings_by_side.values())
     return compared(a, b, (a_ms, b_ms))
 
 
 def _join(profilings: Sequence[Profiling]) -> Profiling:
-    """The profiles of a side as one; where one of them failed, that one."""
-    failed = [item for item in profilings if item.profile is None]
-    if failed or len(profilings) == 1:
-        return (failed or [*profilings])[0]
+    """Merge the profiles of a side; if one of them failed, return that one."""
+    failures = [profiling for profiling in profilings if profiling.profile is None]
+    if failures or len(profilings) == 1:
+        return (failures or [*profilings])[0]
     return Profiling(
-        merged([item.profile for item in profilings if item.profile is not None]),
-        commands=tuple(command for item in profilings for command in item.commands),
-        seconds=sum(item.seconds for item in profilings),
+        merged([profiling.profile for profiling in profilings if profiling.profile is not None]),
+        commands=tuple(command for profiling in profilings for command in profiling.commands),
+        seconds=sum(profiling.seconds for profiling in profilings),
         log=profilings[-1].log,
     )
 
 
 def find_compile_changes(
-    sides: Sequence[SideTools], loaded: Sequence[Sequence[str]], *, sized: bool
+    sides: Sequence[SideTools], module_paths: Sequence[Sequence[str]], *, sized: bool
 ) -> tuple[CompileChange, ...]:
-    """What the compiler says of the two main modules; none where a side has not compiled its own.
+    """Compare the compiler's statistics of the two main modules; return none if a side has not compiled its own.
 
-    `loaded` has the paths of the modules that each loads, the main one last; `sized`: their sizes are compared too.
+    `module_paths` has the modules that each side loads, the main one last; `sized`: compare their sizes too.
     """
-    main = [
+    main_compiles = [
         [side.compiles[path] for path in paths if path in side.compiles][-1:]
-        for side, paths in zip(sides, loaded, strict=True)
+        for side, paths in zip(sides, module_paths, strict=True)
     ]
-    if not all(main):
+    if not all(main_compiles):
         return ()
     a, b = (
         read_statistics(Path(step.output("statistics")))
         | ({MODULE_SIZE: Path(step.output("module")).stat().st_size} if sized else {})
-        for (step,) in main
+        for (step,) in main_compiles
     )
-    return compile_changes(a, b)
+    return list_compile_changes(a, b)
 
 
-def compile_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[CompileChange, ...]:
-    """The figures that differ, and those that only one side reports; none where the compiles are alike.
+def list_compile_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[CompileChange, ...]:
+    """Return the figures that differ, and those that only one side reports.
 
-    They are the JSON of `--iree-scheduling-dump-statistics-format=json`, with `MODULE_SIZE` where that is compared too:
-    objects within objects, with numbers as leaves. Releases name and count other things: what one side does not report
-    is shown as such, not counted as zero.
+    The input is the JSON of `--iree-scheduling-dump-statistics-format=json`, optionally with `MODULE_SIZE`: nested
+    objects with numbers as leaves. Releases differ in the names and figures that they report: a figure that one side
+    lacks is shown as missing, not counted as zero.
     """
-    ours, theirs = ({_COMPILE_NAMES.get(path, path): value for path, value in _walk_leaves(side)} for side in (a, b))
-    order = {name: place for place, name in enumerate((MODULE_SIZE, *_COMPILE_NAMES.values()))}
+    a_values, b_values = (
+        {_COMPILE_NAMES.get(path, path): value for path, value in _walk_leaves(side)} for side in (a, b)
+    )
+    order = {name: index for index, name in enumerate((MODULE_SIZE, *_COMPILE_NAMES.values()))}
     changes = []
-    for name in sorted(ours.keys() | theirs.keys(), key=lambda name: (order.get(name, len(order)), name)):
-        if ours.get(name) != theirs.get(name):
+    for name in sorted(a_values.keys() | b_values.keys(), key=lambda name: (order.get(name, len(order)), name)):
+        if a_values.get(name) != b_values.get(name):
             in_bytes = name == MODULE_SIZE or name.endswith(("memory", "-size", "-bytes"))
-            changes.append(CompileChange(name, ours.get(name), theirs.get(name), "bytes" if in_bytes else ""))
+            changes.append(CompileChange(name, a_values.get(name), b_values.get(name), "bytes" if in_bytes else ""))
     return tuple(changes)
 
 
 def _walk_leaves(statistics: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, float]]:
-    """Numbers by their place, `execution/dispatch-count`."""
+    """Yield the numbers with their key paths, such as `execution/dispatch-count`."""
     for key, value in statistics.items():
-        here = f"{path}/{key}" if path else str(key)
+        key_path = f"{path}/{key}" if path else str(key)
         if isinstance(value, dict):
-            yield from _walk_leaves(value, "" if here == "stream-aggregate" else here)
+            yield from _walk_leaves(value, "" if key_path == "stream-aggregate" else key_path)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield here, value
+            yield key_path, value
 
 
 @dataclass(frozen=True, slots=True)
 class MadeByWorker:
-    """A module that a side has; `need` is side and step, `A dtln@cpu:compile`."""
+    """A module that a side has built; `need` is its side and step, `A dtln@cpu:compile`."""
 
     need: str
     key: str
@@ -393,117 +398,121 @@ class MadeByWorker:
 
 
 class ComparingMachines(Machines, Protocol):
-    """Machines that take the rounds of comparisons as well."""
+    """Machines that also measure the rounds of comparisons."""
 
     def comparing(
-        self, chosen: Chosen, asked: CompareRequest, sides: tuple[PreparedSide, PreparedSide], progress: Progress
+        self, setup: Chosen, request: CompareRequest, sides: tuple[PreparedSide, PreparedSide], progress: Progress
     ) -> AbstractContextManager[RoundsElsewhere]:
-        """Has them take the rounds of a comparison whose sides they have run, until it is left; as `taking_part`."""
+        """Let the machines measure a comparison whose sides they ran, while the context is open; as `taking_part`."""
 
 
 class RoundsElsewhere(Protocol):
-    """Other machines, which take the rounds of a comparison."""
+    """Other machines that measure the rounds of a comparison."""
 
-    def measure(self, units: Sequence[Step], made: Sequence[MadeByWorker], rounds: RoundsLog) -> None:
-        """Has each model measured by one of them; what a signal handler raises comes after they were told to end.
+    def measure(self, units: Sequence[Step], modules: Sequence[MadeByWorker], rounds: RoundsLog) -> None:
+        """Have each model measured by a machine; a signal handler's exception is raised after they are told to end.
 
         Args:
-            units: the step of each model whose rounds are taken, of A; it has its host to itself, and needs `made`.
-            made: the modules of both sides.
-            rounds: takes what comes of it.
+            units: A's step of each model to be measured; it has its host to itself, and needs `modules`.
+            modules: the modules of both sides.
+            rounds: receives the results.
         """
 
 
-def units_of(
+def make_units(
     steps: Iterable[tuple[Step, Step]], sides: tuple[PreparedSide, PreparedSide]
 ) -> tuple[list[Step], list[MadeByWorker]]:
-    """The models that are to be measured, each by its step of both sides; see `RoundsElsewhere.measure`."""
+    """Return the models to be measured, each by its step of both sides; see `RoundsElsewhere.measure`."""
     units: list[Step] = []
-    made: list[MadeByWorker] = []
-    for both in steps:
+    modules: list[MadeByWorker] = []
+    for step_pair in steps:
         needs = []
-        for side, step in zip(sides, both, strict=True):
-            for item in side.planned:
-                result = side.record.results.get(item.id)
-                makes = item.id in step.needs and item.stage.row.makes_modules
-                if makes and result and result.cache and result.cache.key:
-                    needs.append(MadeByWorker(f"{side.name} {item.id}", result.cache.key, result.worker))
-        resources = replace(both[0].resources, exclusive=True)
-        units.append(replace(both[0], needs=tuple(item.need for item in needs), resources=resources))
-        made += needs
-    return units, made
+        for side, step in zip(sides, step_pair, strict=True):
+            for planned_step in side.planned:
+                result = side.record.results.get(planned_step.id)
+                is_module = planned_step.id in step.needs and planned_step.stage.row.makes_modules
+                if is_module and result and result.cache and result.cache.key:
+                    needs.append(MadeByWorker(f"{side.name} {planned_step.id}", result.cache.key, result.worker))
+        resources = replace(step_pair[0].resources, exclusive=True)
+        units.append(
+            replace(step_pair[0], needs=tuple(planned_step.need for planned_step in needs), resources=resources)
+        )
+        modules += needs
+    return units, modules
 
 
 class RoundsLog:
-    """Takes what comes back of the units, into the log and the evidence; as `Conductor` of a cluster's runner.
+    """Writes the results of measured units to the log and the evidence; a `Conductor` of a cluster's runner.
 
-    Each model is one event, `measured`, with all that was measured of it, by whom, on what machine: a log that was cut
-    short has a model as a whole, or not at all. The budget begins now; `evidence`, by model, is changed in place.
+    Each model is one event, `measured`, with its measurements, worker and machine: a truncated log has a model
+    completely, or not at all. The budget begins now; `evidence`, by model, is changed in place.
     """
 
     def __init__(
-        self, session: Session[Any], rules: Rules, evidence: dict[str, PairEvidence], earlier: Iterable[JournalEvent]
+        self, session: Session[Any], rules: Rules, evidence: dict[str, PairEvidence], events: Iterable[JournalEvent]
     ) -> None:
         self.session = session
         self.evidence = evidence
-        before = [(event.step, event.content) for event in earlier if isinstance(event.content, MeasuredElsewhere)]
-        self.where = {chain: item.where for chain, item in before if item.where and not item.problem}
+        measured_models = [
+            (event.step, event.content) for event in events if isinstance(event.content, MeasuredElsewhere)
+        ]
+        self.where = {chain: model.where for chain, model in measured_models if model.where and not model.problem}
         self._rules = rules
         self._events: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._ends = time.monotonic() + rules.budget_seconds
 
     def share(self, hosts: int, units: int) -> float:
-        """Seconds of what is left of the budget for each of some units, of which so many hosts take one each."""
-        left = max(0.0, self._ends - time.monotonic())
-        return left * min(1.0, hosts / max(1, units))
+        """Return a unit's share of the remaining budget, in seconds, if so many hosts run one unit each."""
+        seconds = max(0.0, self._ends - time.monotonic())
+        return seconds * min(1.0, hosts / max(1, units))
 
     def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
-        """A unit is given to a worker."""
+        """Record that a unit is given to a worker."""
         self.session.log.write("start", StepStart(worker), step=step.chain)
         self.session.progress.message(f"{step.chain}: measured on {worker}{', from the beginning' if again else ''}")
 
     def keep(self, step: Step, events: Sequence[Mapping[str, Any]]) -> None:
-        """What a worker has in its log of a unit; `conclude` follows."""
+        """Keep a worker's log events of a unit until `conclude`."""
         self._events[step.id] = events
 
     def conclude(self, step: Step, result: Result) -> Verdict:
-        """A unit is over."""
+        """Record a unit's results, and return its verdict."""
         events = self._events.pop(step.id, ())
-        problem, machine, where = result.reason, MachineFacts(), None
+        problem, machine, change = result.reason, MachineFacts(), None
         blocks: list[dict[str, Any]] = []
         for event in events:
             match event:
                 case {"event": "block"}:
-                    blocks.append({name: value for name, value in event.items() if name not in _OF_EVENT})
+                    blocks.append({name: value for name, value in event.items() if name not in _HEADER_FIELDS})
                 case {"event": "where"}:
-                    where = WhereChanged.from_dict(event)
-                case {"event": kind, "machine": about, "failure": why} if kind == ENDED:
-                    problem, machine = why, MachineFacts.from_dict(about)
-        measured = MeasuredElsewhere(
+                    change = WhereChanged.from_dict(event)
+                case {"event": name, "machine": machine_info, "failure": failure} if name == ENDED:
+                    problem, machine = failure, MachineFacts.from_dict(machine_info)
+        measurement = MeasuredElsewhere(
             worker=result.worker,
             problem=problem,
             notes=result.notes,
             machine=machine,
             blocks=tuple(blocks),
-            where=where,
+            where=change,
         )
-        self.session.log.write("measured", measured, step=step.chain)
-        if where:
-            self.where[step.chain] = where
-        found = self.evidence[step.chain] = PairEvidence(failure=measured.problem)
-        for block in measured.blocks:
-            found.add(block)
-        nothing = found.failure or "the time is up, before its first block"
-        what = self._rules.describe(found) if found.blocks else nothing
-        self.session.progress.message(f"{step.chain}: {what}, on {result.worker}")
+        self.session.log.write("measured", measurement, step=step.chain)
+        if change:
+            self.where[step.chain] = change
+        evidence = self.evidence[step.chain] = PairEvidence(failure=measurement.problem)
+        for block in measurement.blocks:
+            evidence.add(block)
+        no_blocks = evidence.failure or "the time is up, before its first block"
+        summary = self._rules.describe(evidence) if evidence.blocks else no_blocks
+        self.session.progress.message(f"{step.chain}: {summary}, on {result.worker}")
         return result.verdict
 
     def remark(self, text: str) -> None:
-        """Something that a reader must know."""
+        """Write a remark that the reader has to see."""
         self.session.log.write("remark", Remark(text))
         self.session.progress.message(text)
 
     def abort(self) -> None:
-        """Ends what runs here."""
+        """Cancel the local session."""
         if not self.session.cancelled.is_set():
             self.session.cancel()

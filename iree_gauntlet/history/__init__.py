@@ -1,1 +1,1 @@
-"""What all runs together say: every run kept, every series judged."""
+"""The history of all runs: their figures, and the changes of each series."""

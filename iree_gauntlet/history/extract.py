@@ -1,4 +1,4 @@
-"""What a history keeps of a run, taken from its record."""
+"""The entries of a run in a history, taken from its record."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome, StepOutcome
 
 
-_REASON_CHARACTERS = 200
-# What says where something is written or read, and nothing of what is compiled and run.
-_PLACES = re.compile(
+_MAX_REASON_CHARS = 200
+# Flags that say where something is written or read, and do not affect what is compiled and run.
+_FILE_FLAGS = re.compile(
     r"--(?:iree-scheduling-dump|iree-hal-dump|dump-compilation|mlir-print-ir-tree|iree-opt-splat-parameters"
     r"|iree-parameter-splat|module|parameters|input|output|expected_output|flagfile|benchmark_out)"
 )
@@ -37,13 +37,13 @@ _FOLDER = re.compile(r"=.*/")
 
 
 def extract(outcome: RunOutcome) -> list[HistoryRun]:
-    """What is kept of a run, whatever came of it: of one that a cluster did, a part for each kind of its machines."""
+    """Return the history's entries of a run, whatever its result: one for each kind of machine that took part."""
     if not outcome.started:
         raise GauntletError(f"run {outcome.run} never began: its journal is empty", "Name another run.")
-    done: dict[HistoryMachine, list[ChainOutcome]] = {}
+    chains_by_machine: dict[HistoryMachine, list[ChainOutcome]] = {}
     for chain in outcome.cases:
-        done.setdefault(HistoryMachine.of(_find_machine(chain, outcome)), []).append(chain)
-    machines = done or {HistoryMachine.of(outcome.machine): []}
+        chains_by_machine.setdefault(HistoryMachine.of(_find_machine(chain, outcome)), []).append(chain)
+    machines = chains_by_machine or {HistoryMachine.of(outcome.machine): []}
     return [
         HistoryRun(
             run=outcome.run,
@@ -62,10 +62,10 @@ def extract(outcome: RunOutcome) -> list[HistoryRun]:
 
 
 def _find_machine(chain: ChainOutcome, outcome: RunOutcome) -> MachineFacts:
-    """What a chain was measured on; where nothing was measured, what it ran on."""
-    ran = [step for step in chain.steps if step.worker]
-    measured = [step for step in ran if step.samples is not None] or [step for step in ran if step.device] or ran
-    return _find_worker(measured[-1], outcome) if measured else outcome.machine
+    """Return the machine that measured a chain; if nothing was measured, the one that ran it."""
+    steps = [step for step in chain.steps if step.worker]
+    measuring = [step for step in steps if step.samples is not None] or [step for step in steps if step.device] or steps
+    return _find_worker(measuring[-1], outcome) if measuring else outcome.machine
 
 
 def _find_worker(step: StepOutcome, outcome: RunOutcome) -> MachineFacts:
@@ -73,23 +73,23 @@ def _find_worker(step: StepOutcome, outcome: RunOutcome) -> MachineFacts:
 
 
 def make_iree_version(toolchain: ToolchainFacts) -> IreeVersion:
-    """Of a toolchain, as journals have it."""
-    named = toolchain.source.partition(":")[0]
+    """Return the version of a journal's toolchain."""
+    release = toolchain.source.partition(":")[0]
     return IreeVersion(
         toolchain.compiler,
         toolchain.compiler_commit,
         toolchain.runtime,
         toolchain.runtime_commit,
-        named if _RELEASE.fullmatch(named) else "",
+        release if _RELEASE.fullmatch(release) else "",
     )
 
 
 def _make_case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
-    # The compile time of another machine is not that of the one that it was measured on.
+    # A compile time counts only if the machine that compiled is the one that measured.
     machine = _find_machine(chain, outcome)
     compiles = [step for step in chain.steps if step.stage is Stage.COMPILE and step.worker]
-    compiled_there = all(_find_worker(step, outcome) == machine for step in compiles)
-    bad = next((step for step in chain.steps if step.reason and step.verdict is chain.verdict), None)
+    same_machine = all(_find_worker(step, outcome) == machine for step in compiles)
+    cause = next((step for step in chain.steps if step.reason and step.verdict is chain.verdict), None)
     device = next((step.device for step in chain.steps if step.device), "")
     return HistoryCase(
         model=chain.model,
@@ -99,19 +99,19 @@ def _make_case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
         device=device,
         flags=_format_flags(chain.steps),
         verdict=str(chain.verdict),
-        reason=bad.reason[:_REASON_CHARACTERS] if bad is not None and chain.verdict is not Verdict.PASSED else "",
-        figures=tuple(_list_figures(chain, compiled_there=compiled_there)),
+        reason=cause.reason[:_MAX_REASON_CHARS] if cause is not None and chain.verdict is not Verdict.PASSED else "",
+        figures=tuple(_list_figures(chain, same_machine=same_machine)),
     )
 
 
 def _list_variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
-    """What a point of a sweep says of each of its recipes: `lin/4-64-128/int8wo`."""
+    """Yield a case for each recipe at a point of a sweep: `lin/4-64-128/int8wo`."""
     with explain_unreadable(f"{chain.id}: its point of a sweep", UNREADABLE_SWEEP):
         points = [PointRecord.from_dict(step.statistics[MICRO]) for step in chain.steps if MICRO in step.statistics]
-    for variant in (item for point in points for item in point.variants):
+    for variant in (variant for point in points for variant in point.variants):
         figures = [HistoryFigure("time_ms", variant.iree.ms, "median")] if variant.iree else []
-        kept = ((figure.series, figure.read(variant)) for figure in VARIANT_FIGURES if figure.series)
-        figures += [HistoryFigure(series, value) for series, value in kept if value]
+        values = ((figure.series, figure.read(variant)) for figure in VARIANT_FIGURES if figure.series)
+        figures += [HistoryFigure(series, value) for series, value in values if value]
         yield HistoryCase(
             model=chain.model,
             submodel=f"{chain.submodel}/{variant.label}",
@@ -119,46 +119,46 @@ def _list_variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
             sku=chain.sku,
             flags=_format_flags(step for step in chain.steps if step.role == variant.label),
             verdict=variant.status,
-            reason=variant.reason[:_REASON_CHARACTERS],
+            reason=variant.reason[:_MAX_REASON_CHARS],
             figures=tuple(figures),
         )
 
 
-def _list_figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[HistoryFigure]:
+def _list_figures(chain: ChainOutcome, *, same_machine: bool) -> Iterator[HistoryFigure]:
     figures = collect_chain_figures(chain)
-    # A program that gives other numbers is another one: its time is no time of the model.
+    # The time of a program with wrong numbers is not the time of the model.
     wrong = any(step.stage.row.checks_numbers and step.verdict.blocks for step in chain.steps)
-    # A module from the cache was compiled in another run, which has its time.
-    compiled = compiled_there and not figures.compile_cached
-    counted_flags = _format_flags(chain.steps, counted=True)
+    # A cached module was compiled in another run, which has its compile time.
+    has_compile_time = same_machine and not figures.compile_cached
+    counted_flags = _format_flags(chain.steps, of_count=True)
     counter, _, cpu = figures.counted_by.partition(", ")
-    # A series for each kind of counter and CPU: counts of two have nothing to do with each other.
-    kind = "" if is_usual_count(counter, cpu) else f" ({counter.split(' ')[0]}{f', {cpu}' if cpu else ''})"
+    # Each kind of counter and CPU has a series of its own, because their counts cannot be compared.
+    suffix = "" if is_usual_count(counter, cpu) else f" ({counter.split(' ')[0]}{f', {cpu}' if cpu else ''})"
     for figure, value in figures.values.items():
         trend = figure.row.trend
-        # Instructions of a call are a series only where it is not known which are in dispatches.
-        part = figure is Figure.CALL_INSTRUCTIONS and Figure.INSTRUCTIONS in figures.values
-        foreign = figure.row.stage.row.makes_modules and not figure.is_exact and not compiled
-        if trend is None or part or foreign or (figure is Figure.TIME and wrong) or not math.isfinite(value):
+        # Instructions of a call are only a series if those in dispatches are unknown.
+        partial = figure is Figure.CALL_INSTRUCTIONS and Figure.INSTRUCTIONS in figures.values
+        foreign = figure.row.stage.row.makes_modules and not figure.is_exact and not has_compile_time
+        if trend is None or partial or foreign or (figure is Figure.TIME and wrong) or not math.isfinite(value):
             continue
         check = figures.checks.get(figure)
         golden, limit = (check.golden, check.limit) if check else (None, None)
         if figure is Figure.TIME and figures.samples is not None:
-            rounds, disturbed = figures.samples.real_time_ms, bool(figures.disturbed) or figures.is_marked
-            yield HistoryFigure(trend.name, value, figures.statistic, rounds, disturbed, golden, limit)
+            rounds, noisy = figures.samples.real_time_ms, bool(figures.disturbed) or figures.is_marked
+            yield HistoryFigure(trend.name, value, figures.statistic, rounds, noisy, golden, limit)
         elif figure.is_counted:
-            # Of a module of its own, which is there with others or alone.
-            yield HistoryFigure(f"{trend.name}{kind}", value, golden=golden, limit=limit, flags=counted_flags)
+            # The counted module is another one, and may be present without the timed one.
+            yield HistoryFigure(f"{trend.name}{suffix}", value, golden=golden, limit=limit, flags=counted_flags)
         else:
             yield HistoryFigure(trend.name, value, golden=golden, limit=limit)
 
 
-def _format_flags(steps: Iterable[StepOutcome], *, counted: bool = False) -> str:
-    """Of all that it was compiled and run with, or counted; where files lie is no part of it."""
-    words = {
+def _format_flags(steps: Iterable[StepOutcome], *, of_count: bool = False) -> str:
+    """Hash the flags that the steps were compiled and run, or counted, with; file paths are left out."""
+    parts = {
         f"{step.name} {_FOLDER.sub('=', flag)}"
         for step in steps
         for flag in step.flags
-        if step.stage.row.in_series and step.of_count is counted and not _PLACES.match(flag)
+        if step.stage.row.in_series and step.of_count is of_count and not _FILE_FLAGS.match(flag)
     }
-    return hashlib.sha256("\n".join(sorted(words)).encode()).hexdigest()[:12]
+    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:12]

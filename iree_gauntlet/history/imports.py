@@ -1,4 +1,4 @@
-"""Figures that other tools have kept, as runs of a history: each format is read as it is, and what it says is kept."""
+"""Figures of other tools, imported as runs of a history: each format is read as it is, with all of its fields."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 _DATA_JS = re.compile(rb"\s*window\.BENCHMARK_DATA\s*=\s*(.*?);?\s*\Z", re.DOTALL)
-# To milliseconds.
-_TIMES = {"s": 1e3, "ms": 1.0, "us": 1e-3, "µs": 1e-3, "ns": 1e-6, "seconds": 1e3}
+# Milliseconds per unit.
+_MS_PER_UNIT = {"s": 1e3, "ms": 1.0, "us": 1e-3, "µs": 1e-3, "ns": 1e-6, "seconds": 1e3}
 _PER_ITERATION = re.compile(r"/(?:iter|op)\Z")
-# Of iree-test-suites' tables, the columns of each figure: measured, golden, and up to which it passes.
+# The columns of each figure in the tables of iree-test-suites: value, golden, and the limit for a pass.
 _COLUMNS = {
     "benchmark": {"time_ms": ("Current Time (ms)", "Golden Time (ms)", "Threshold (ms)")},
     "compstat": {
@@ -31,12 +31,12 @@ _COLUMNS = {
         "size_bytes": ("Current Binary Size (bytes)", "Golden Binary Size (bytes)", "Golden Binary Size (bytes)"),
     },
 }
-_BIGGER = re.compile(r"bigger|pytest|benchmarkjs|jmh-throughput", re.IGNORECASE)
+_MORE_IS_BETTER = re.compile(r"bigger|pytest|benchmarkjs|jmh-throughput", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class ImportFacts:
-    """What a file of another tool does not say: a date (ISO 8601), IREE's commit, the machine's CPU, a device's SKU."""
+    """Facts that another tool's file may lack: a date (ISO 8601), IREE's commit, the machine's CPU, a device's SKU."""
 
     date: str = ""
     commit: str = ""
@@ -44,133 +44,133 @@ class ImportFacts:
     sku: str = ""
 
 
-def import_figures(file: Path, given: ImportFacts) -> tuple[HistoryRun, ...]:
-    """The runs that a file of another tool holds.
+def import_figures(file: Path, facts: ImportFacts) -> tuple[HistoryRun, ...]:
+    """Read the runs of another tool's file.
 
-    It is iree-test-suites' `job_summary.json`, Google Benchmark's JSON, github-action-benchmark's `data.js`, or a file
-    of asv's results; what is given holds where it does not say.
+    The formats are iree-test-suites' `job_summary.json`, Google Benchmark's JSON, github-action-benchmark's `data.js`,
+    and a file of asv's results; `facts` are used where the file has none.
 
     Raises:
-        UsageError: the file does not say when the run was, and nobody else does.
-        GauntletError: it is none of these, or cannot be read.
+        UsageError: neither the file nor `facts` has the date.
+        GauntletError: the file has none of these formats, or cannot be read.
     """
     try:
         text = read_file(file)
         script = _DATA_JS.match(text)
-        content = read_json(script[1] if script else text)
-        return tuple(_read_document(file, content, given))
+        document = read_json(script[1] if script else text)
+        return tuple(_read_document(file, document, facts))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-        missing = f"a field {error} is missing" if isinstance(error, KeyError) else f"{error}"
-        why = error.strerror if isinstance(error, OSError) else missing
+        message = f"a field {error} is missing" if isinstance(error, KeyError) else f"{error}"
+        reason = error.strerror if isinstance(error, OSError) else message
         raise GauntletError(
-            f"{file} cannot be imported: {why}",
+            f"{file} cannot be imported: {reason}",
             "Known are job_summary.json of iree-test-suites, JSON of Google Benchmark, data.js of "
             "github-action-benchmark, and results of asv.",
         ) from error
 
 
-def _read_document(file: Path, content: Any, given: ImportFacts) -> Iterable[HistoryRun]:
-    match content:
+def _read_document(file: Path, document: Any, facts: ImportFacts) -> Iterable[HistoryRun]:
+    match document:
         case {"benchmarks": _, "context": _}:
-            return _read_google_benchmark(file, content, given)
+            return _read_google_benchmark(file, document, facts)
         case {"entries": _}:
-            return _read_data_js(file, content, given)
+            return _read_data_js(file, document, facts)
         case {"commit_hash": _, "results": _}:
-            return _read_asv(file, content, given)
+            return _read_asv(file, document, facts)
         case {"arch": _, "machine": _} if file.name == "machine.json":
-            # asv's, beside its results, which say it too.
+            # asv writes this file beside its results, which have the same facts.
             return ()
-        case dict() if content and set(content) <= {"quality", *_COLUMNS}:
-            return _read_job_summary(file, content, given)
+        case dict() if document and set(document) <= {"quality", *_COLUMNS}:
+            return _read_job_summary(file, document, facts)
         case dict():
-            raise ValueError(f"its fields are {', '.join(list(content)[:5]) or 'none'}")
+            raise ValueError(f"its fields are {', '.join(list(document)[:5]) or 'none'}")
     raise ValueError("expected an object")
 
 
-def _read_google_benchmark(file: Path, content: Mapping[str, Any], given: ImportFacts) -> Iterable[HistoryRun]:
-    context = content["context"]
+def _read_google_benchmark(file: Path, document: Mapping[str, Any], defaults: ImportFacts) -> Iterable[HistoryRun]:
+    context = document["context"]
     rounds: dict[str, list[float]] = {}
-    for row in content["benchmarks"]:
+    for row in document["benchmarks"]:
         if row.get("run_type", "iteration") == "iteration" and not row.get("error_occurred"):
             unit = str(row.get("time_unit", "ns"))
-            if unit not in _TIMES:
-                raise ValueError(f"{row['name']}: time_unit is {unit!r}: expected one of {', '.join(_TIMES)}")
-            value = float(row["real_time"]) * _TIMES[unit]
+            if unit not in _MS_PER_UNIT:
+                raise ValueError(f"{row['name']}: time_unit is {unit!r}: expected one of {', '.join(_MS_PER_UNIT)}")
+            value = float(row["real_time"]) * _MS_PER_UNIT[unit]
             rounds.setdefault(str(row.get("run_name", row["name"])), []).append(value)
     figures = {name: HistoryFigure("time_ms", min(times), "min", tuple(times)) for name, times in rounds.items()}
-    cases = [_make_case(file.stem, name, given.sku, figure) for name, figure in figures.items()]
-    facts = replace(given, date=given.date or str(context.get("date", "")))
+    cases = [_make_case(file.stem, name, defaults.sku, figure) for name, figure in figures.items()]
+    facts = replace(defaults, date=defaults.date or str(context.get("date", "")))
     yield _run(file, "Google Benchmark", cases, facts, int(context.get("num_cpus", 0)), dict(context))
 
 
-def _read_data_js(file: Path, content: Mapping[str, Any], given: ImportFacts) -> Iterable[HistoryRun]:
-    for suite, entries in content["entries"].items():
+def _read_data_js(file: Path, document: Mapping[str, Any], defaults: ImportFacts) -> Iterable[HistoryRun]:
+    for suite, entries in document["entries"].items():
         for entry in entries:
-            bigger = _BIGGER.search(str(entry.get("tool", ""))) is not None
+            more_is_better = _MORE_IS_BETTER.search(str(entry.get("tool", ""))) is not None
             cases = []
             for bench in entry["benches"]:
                 unit, value = str(bench["unit"]), float(bench["value"])
-                scale = _TIMES.get(_PER_ITERATION.sub("", unit))
-                figure = HistoryFigure(unit or "value", value, more_is_better=bigger)
-                if scale is not None and not bigger:
+                scale = _MS_PER_UNIT.get(_PER_ITERATION.sub("", unit))
+                figure = HistoryFigure(unit or "value", value, more_is_better=more_is_better)
+                if scale is not None and not more_is_better:
                     figure = HistoryFigure("time_ms", value * scale)
-                cases.append(_make_case(suite, str(bench["name"]), given.sku, figure))
-            date = _format_milliseconds(entry.get("date")) or given.date
-            facts = replace(given, date=date, commit=str(entry.get("commit", {}).get("id", given.commit)))
-            more = {name: value for name, value in entry.items() if name != "benches"}
-            yield _run(file, "github-action-benchmark", cases, facts, more=more)
+                cases.append(_make_case(suite, str(bench["name"]), defaults.sku, figure))
+            date = _format_milliseconds(entry.get("date")) or defaults.date
+            facts = replace(defaults, date=date, commit=str(entry.get("commit", {}).get("id", defaults.commit)))
+            extra = {name: value for name, value in entry.items() if name != "benches"}
+            yield _run(file, "github-action-benchmark", cases, facts, extra=extra)
 
 
-def _read_asv(file: Path, content: Mapping[str, Any], given: ImportFacts) -> Iterable[HistoryRun]:
-    columns = content.get("result_columns", ["result", "params"])
+def _read_asv(file: Path, document: Mapping[str, Any], defaults: ImportFacts) -> Iterable[HistoryRun]:
+    column_names = document.get("result_columns", ["result", "params"])
     cases = []
-    for name, row in content["results"].items():
-        found = dict(zip(columns, row, strict=False)) if isinstance(row, list) else {"result": row}
-        values = found["result"] if isinstance(found["result"], list) else [found["result"]]
-        # The labels of a benchmark's combinations, in asv's order.
-        combinations = itertools.product(*(found.get("params") or []))
+    for name, row in document["results"].items():
+        fields = dict(zip(column_names, row, strict=False)) if isinstance(row, list) else {"result": row}
+        values = fields["result"] if isinstance(fields["result"], list) else [fields["result"]]
+        # The labels of a benchmark's parameter combinations, in asv's order.
+        combinations = itertools.product(*(fields.get("params") or []))
         labels = (f"({', '.join(map(str, combination))})" if combination else "" for combination in combinations)
         for value, label in zip(values, labels, strict=False):
             if isinstance(value, int | float) and math.isfinite(value):
-                # Without `time_` in its name it is no time.
-                kind = name.rpartition(".")[2]
-                memory = "peak_bytes" if kind.startswith("peakmem") else "value"
-                timed = HistoryFigure("time_ms", 1e3 * value)
-                figure = timed if kind.startswith("time") else HistoryFigure(memory, float(value))
-                cases.append(_make_case("asv", f"{name}{label}", given.sku, figure))
-    parameters = content.get("params", {})
+                # Only a benchmark whose name begins with `time_` is a time.
+                function = name.rpartition(".")[2]
+                memory = "peak_bytes" if function.startswith("peakmem") else "value"
+                time_figure = HistoryFigure("time_ms", 1e3 * value)
+                figure = time_figure if function.startswith("time") else HistoryFigure(memory, float(value))
+                cases.append(_make_case("asv", f"{name}{label}", defaults.sku, figure))
+    parameters = document.get("params", {})
     facts = ImportFacts(
-        _format_milliseconds(content.get("date")) or given.date,
-        str(content["commit_hash"]),
-        str(parameters.get("cpu") or given.machine),
+        _format_milliseconds(document.get("date")) or defaults.date,
+        str(document["commit_hash"]),
+        str(parameters.get("cpu") or defaults.machine),
     )
-    more = {name: value for name, value in content.items() if name not in ("results", "result_columns")}
-    yield _run(file, "asv", cases, facts, int(parameters.get("num_cpu") or 0), more)
+    extra = {name: value for name, value in document.items() if name not in ("results", "result_columns")}
+    yield _run(file, "asv", cases, facts, int(parameters.get("num_cpu") or 0), extra)
 
 
-def _format_milliseconds(since: Any) -> str:
-    """A time in milliseconds since 1970, ISO 8601; empty for none."""
-    if since is None:
+def _format_milliseconds(ms: Any) -> str:
+    """Format milliseconds since 1970 as ISO 8601; empty for None."""
+    if ms is None:
         return ""
-    if not isinstance(since, int | float):
-        raise ValueError(f"'date' is {since!r}: expected milliseconds since 1970")  # noqa: TRY004 - as for all else
-    return datetime.fromtimestamp(since / 1000, UTC).isoformat()
+    if not isinstance(ms, int | float):
+        raise ValueError(f"'date' is {ms!r}: expected milliseconds since 1970")  # noqa: TRY004 - as for all else
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat()
 
 
-def _read_job_summary(file: Path, content: Mapping[str, Any], given: ImportFacts) -> Iterable[HistoryRun]:
+def _read_job_summary(file: Path, document: Mapping[str, Any], facts: ImportFacts) -> Iterable[HistoryRun]:
     cases = []
-    for kind, table in content.items():
+    for table_name, table in document.items():
         for cells in table["rows"]:
             row = dict(zip(table["headers"], cells, strict=True))
             figures = []
-            for figure, columns in _COLUMNS.get(kind, {}).items():
+            for figure, columns in _COLUMNS.get(table_name, {}).items():
                 value, golden, limit = (_find_number(row.get(column)) for column in columns)
                 if value is not None:
                     figures.append(HistoryFigure(figure, value, golden=golden, limit=limit))
             model, _, submodel = str(row["Name"]).partition("/")
             verdict = str(row.get("Status", "")).lower()
-            cases.append(HistoryCase(model, submodel, kind, given.sku, verdict=verdict, figures=tuple(figures)))
-    yield _run(file, "iree-test-suites", cases, given)
+            cases.append(HistoryCase(model, submodel, table_name, facts.sku, verdict=verdict, figures=tuple(figures)))
+    yield _run(file, "iree-test-suites", cases, facts)
 
 
 def _find_number(value: Any) -> float | None:
@@ -190,7 +190,7 @@ def _run(
     cases: Iterable[HistoryCase],
     facts: ImportFacts,
     cores: int = 0,
-    more: dict[str, Any] | None = None,
+    extra: dict[str, Any] | None = None,
 ) -> HistoryRun:
     if not facts.date:
         raise UsageError(f"{file} does not say when it was made", "Say it: --date 2026-04-24T10:00:00Z.")
@@ -208,5 +208,5 @@ def _run(
         machine=HistoryMachine(facts.machine, cores),
         state="imported",
         source=source,
-        more=more or {},
+        more=extra or {},
     )

@@ -1,4 +1,4 @@
-"""The figures of a history in SQLite: what is in its files, for quick reading. It can be deleted, and is made again."""
+"""An index of a history's figures in SQLite, for fast reading. It can be deleted; it is rebuilt from the files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.settings import Configuration
 
 
-# Its tables are those of this number; others are made again.
+# The version of the tables; tables of another version are rebuilt.
 _VERSION = 3
 _FILE = "index.sqlite"
 _WAIT_SECONDS = 60.0
@@ -49,7 +49,7 @@ CREATE TABLE figures (
     disturbed INTEGER, golden REAL, bound REAL, more_is_better INTEGER
 );
 """
-_READ = """
+_SELECT_SERIES = """
 WITH counted AS MATERIALIZED (
     -- A run that was added before it was resumed, and again after it, is there once: as it has most. So is one that
     -- was imported again with its commit.
@@ -65,9 +65,9 @@ SELECT model, submodel, target, figure, sku, flags, machine, more_is_better,
 FROM figures JOIN counted ON counted.file = figures.file
 ORDER BY model, submodel, target, figure, sku, flags, machine, more_is_better, day, time, figures.file
 """
-# Columns of a key, in the order of its fields; those of a point follow.
-_KEYS = 8
-_FORGET = ("DELETE FROM files WHERE name = ?", "DELETE FROM runs WHERE file = ?", "DELETE FROM figures WHERE file = ?")
+# The number of columns of a key, in the order of its fields; those of a point follow.
+_KEY_COLUMNS = 8
+_DELETE = ("DELETE FROM files WHERE name = ?", "DELETE FROM runs WHERE file = ?", "DELETE FROM figures WHERE file = ?")
 
 
 class HistoryIndex:
@@ -75,54 +75,54 @@ class HistoryIndex:
 
     def __init__(self, store: HistoryStore) -> None:
         self._store = store
-        self._path = store.beside / _FILE
-        # Why files could not be read just now; they are tried again.
-        self._unread: list[str] = []
+        self._path = store.local_dir / _FILE
+        # Errors of files that could not be read in this process; the next update reads them again.
+        self._read_errors: list[str] = []
 
     def update(self) -> None:
-        """Bring it to where the history is."""
-        there = self._store.stamps()
+        """Update the index to the history's files."""
+        stamps = self._store.list_stamps()
         with self._open() as database:
-            known = dict(database.execute("SELECT name, stamp FROM files"))
-            changed = {name for name, stamp in known.items() if there.get(name) != stamp}
-            for statement in _FORGET:
-                database.executemany(statement, [(name,) for name in changed])
-            for name in sorted(there.keys() - (known.keys() - changed)):
+            indexed_stamps = dict(database.execute("SELECT name, stamp FROM files"))
+            outdated = {name for name, stamp in indexed_stamps.items() if stamps.get(name) != stamp}
+            for statement in _DELETE:
+                database.executemany(statement, [(name,) for name in outdated])
+            for name in sorted(stamps.keys() - (indexed_stamps.keys() - outdated)):
                 try:
                     data = self._store.read(name)
                 except UnreadableError as error:
-                    self._unread.append(error.on_one_line)
+                    self._read_errors.append(error.on_one_line)
                 else:
-                    _take(database, name, there[name], data)
+                    _insert_run(database, name, stamps[name], data)
 
     def series(self) -> tuple[Series, ...]:
-        """All series, by their keys."""
-        found: dict[SeriesKey, list[Point]] = {}
+        """Read all series, with their keys."""
+        points_by_key: dict[SeriesKey, list[Point]] = {}
         with self._open() as database:
-            for row in database.execute(_READ):
-                model, submodel, target, figure, sku, flags, machine, more = row[:_KEYS]
-                key = SeriesKey(model, submodel, target, figure, sku, flags, machine, bool(more))
-                file, run, time, iree, commit, value, disturbed, golden, limit, named = row[_KEYS:]
-                point = Point(file, run, time, iree, commit, value, bool(disturbed), golden, limit, named)
-                found.setdefault(key, []).append(point)
-        return tuple(Series(key, tuple(points)) for key, points in found.items())
+            for row in database.execute(_SELECT_SERIES):
+                model, submodel, target, figure, sku, flags, machine, more_is_better = row[:_KEY_COLUMNS]
+                key = SeriesKey(model, submodel, target, figure, sku, flags, machine, bool(more_is_better))
+                file, run, time, iree, commit, value, disturbed, golden, limit, release = row[_KEY_COLUMNS:]
+                point = Point(file, run, time, iree, commit, value, bool(disturbed), golden, limit, release)
+                points_by_key.setdefault(key, []).append(point)
+        return tuple(Series(key, tuple(points)) for key, points in points_by_key.items())
 
     def runs(self) -> list[IndexedRun]:
-        """All runs, the newest last."""
+        """Read all runs, the newest last."""
         with self._open() as database:
             return [IndexedRun(*row) for row in database.execute("SELECT * FROM runs ORDER BY time, file")]
 
     def confirmations(self) -> tuple[ConfirmedFigure, ...]:
-        """What steps were confirmed by, the newest last."""
+        """Read the results of confirmations, the newest last."""
         with self._open() as database:
             rows = database.execute("SELECT confirms FROM runs WHERE confirms != '{}' ORDER BY time, file")
             return tuple(ConfirmedFigure.from_dict(json.loads(text)) for (text,) in rows)
 
     def problems(self) -> tuple[str, ...]:
-        """Of files that could not be read."""
+        """Read the problems of files that could not be read."""
         with self._open() as database:
             rows = database.execute("SELECT problem FROM files WHERE problem != '' ORDER BY name")
-            return (*(problem for (problem,) in rows), *self._unread)
+            return (*(problem for (problem,) in rows), *self._read_errors)
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -131,8 +131,8 @@ class HistoryIndex:
             with closing(self._connect()) as database, database:
                 yield database
         except (OSError, sqlite3.Error) as error:
-            what = f"{self._path}: the index of the history cannot be used: {error}"
-            raise GauntletError(what, "Make room there or make it writable; it can be deleted, too.") from error
+            message = f"{self._path}: the index of the history cannot be used: {error}"
+            raise GauntletError(message, "Make room there or make it writable; it can be deleted, too.") from error
 
     def _connect(self) -> sqlite3.Connection:
         try:
@@ -140,7 +140,7 @@ class HistoryIndex:
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
-            # Damaged: what is in it stands in the history's files.
+            # The file is damaged; its contents can be rebuilt from the history's files.
             self._path.unlink(missing_ok=True)
             return self._make()
 
@@ -148,7 +148,7 @@ class HistoryIndex:
         database = sqlite3.connect(self._path, timeout=_WAIT_SECONDS)
         try:
             with database:
-                # One at a time: two that begin together make the tables once.
+                # The transaction keeps two processes from creating the tables at the same time.
                 database.execute("BEGIN IMMEDIATE")
                 (version,) = database.execute("PRAGMA user_version").fetchone()
                 if version != _VERSION:
@@ -163,7 +163,7 @@ class HistoryIndex:
         return database
 
 
-def _take(database: sqlite3.Connection, name: str, stamp: str, data: bytes) -> None:
+def _insert_run(database: sqlite3.Connection, name: str, stamp: str, data: bytes) -> None:
     try:
         run = read_history_file(name, data)
     except GauntletError as error:
@@ -172,15 +172,15 @@ def _take(database: sqlite3.Connection, name: str, stamp: str, data: bytes) -> N
     database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, '')", (name, stamp))
     rows = [
         (
-            *(name, case.model, case.submodel, case.target, item.name, case.sku, item.flags or case.flags),
-            *(item.value, int(item.disturbed), item.golden, item.limit, int(item.more_is_better)),
+            *(name, case.model, case.submodel, case.target, figure.name, case.sku, figure.flags or case.flags),
+            *(figure.value, int(figure.disturbed), figure.golden, figure.limit, int(figure.more_is_better)),
         )
         for case in run.cases
-        for item in case.figures
-        # What is no number is in the file, and in no series.
-        if math.isfinite(item.value)
+        for figure in case.figures
+        # A value that is not finite stays in the file, but has no series.
+        if math.isfinite(figure.value)
     ]
-    # Where another process was quicker, these are there.
+    # Another process may have inserted the same figures.
     database.execute("DELETE FROM figures WHERE file = ?", (name,))
     confirms = json.dumps(run.confirms.as_dict() if run.confirms else {})
     row = IndexedRun(
@@ -193,9 +193,9 @@ def _take(database: sqlite3.Connection, name: str, stamp: str, data: bytes) -> N
 
 
 def add_itself(run_dir: Path, configuration: Configuration, cache: Path) -> None:
-    """Add a run that is over to the history of the settings; that this fails is a warning, and no matter of the run.
+    """Add a finished run to the history of the settings; a failure is only a warning, as it does not concern the run.
 
-    `cache` is where clones of remote histories are.
+    `cache` has the clones of remote histories.
     """
     if not configuration.history.add:
         return

@@ -1,8 +1,8 @@
 """The pytest plugin for suites of torch models; it does nothing unless `--test-file-directory` is given.
 
-A checkout of iree-test-suites has a conftest.py next to its tests that defines our options. Two definitions of one
-option would end pytest with an error, so that file is left out. Where pytest is given nothing but a folder of model
-tests, those of the project's own Python tests are, too: they may import what is not there.
+A checkout of iree-test-suites has a conftest.py next to its tests that defines the same options. Pytest ends with an
+error if an option is defined twice, so that file is not loaded. If pytest's only argument is a folder of model tests,
+the conftest.py files of the project's own Python tests are not loaded either: their imports may fail.
 """
 
 from __future__ import annotations
@@ -90,30 +90,30 @@ def _parse_seconds(text: str) -> float:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Leave the toolkit as it is written, and the conftest.py files out that are not for model tests.
+    """Turn off assertion rewriting for the toolkit, and keep unrelated conftest.py files from being loaded.
 
     Raises:
-        UsageError: a folder does not exist, options do not fit together, or that of the tests' folder is missing.
+        UsageError: a folder does not exist, options contradict each other, or --test-file-directory is missing.
     """
-    # Pytest rewrites every module of a distribution that brings a plugin, in whichever thread imports it first.
-    # Commands import some in threads, and CPython 3.11 can fail to parse in two at once ("AST constructor recursion
-    # depth"). There is no public way to say that a plugin's assertions are not a test's.
-    marked: set[str] = getattr(early_config.pluginmanager.rewrite_hook, "_must_rewrite", set())
-    marked -= {name for name in marked if name.partition(".")[0] == "iree_gauntlet"}
-    # Before a conftest.py of tests that are not meant can fail.
-    _require_options_that_fit(early_config.known_args_namespace)
+    # Pytest rewrites every module of a distribution with a plugin, in the thread that imports it first. Commands import
+    # some in threads, and CPython 3.11 can fail to parse in two threads at once ("AST constructor recursion depth").
+    # There is no public way to exclude a plugin's modules from rewriting.
+    modules: set[str] = getattr(early_config.pluginmanager.rewrite_hook, "_must_rewrite", set())
+    modules -= {name for name in modules if name.partition(".")[0] == "iree_gauntlet"}
+    # The options are checked before a conftest.py of unrelated tests can fail.
+    _require_consistent_options(early_config.known_args_namespace)
     if early_config.known_args_namespace.test_file_directory:
-        _replace_other_definitions(early_config)
-        _look_at_the_model_tests_alone(early_config)
+        _disable_conflicting_conftests(early_config)
+        _restrict_conftest_search(early_config)
 
 
-def _require_options_that_fit(options: argparse.Namespace) -> None:
+def _require_consistent_options(options: argparse.Namespace) -> None:
     if options.cache_modules and options.force_recompile:
         raise pytest.UsageError("--cache-modules together with --force-recompile: give one of the two")
     if not options.test_file_directory:
-        given = [name for name in (*_FOLDERS, "force_recompile", "cache_modules") if getattr(options, name)]
-        if given:
-            option = f"--{given[0].replace('_', '-')}"
+        names = [name for name in (*_FOLDERS, "force_recompile", "cache_modules") if getattr(options, name)]
+        if names:
+            option = f"--{names[0].replace('_', '-')}"
             raise pytest.UsageError(f"{option} needs --test-file-directory: which tests are meant?")
     for name in ("test_file_directory", *_FOLDERS):
         folder = getattr(options, name)
@@ -122,9 +122,9 @@ def _require_options_that_fit(options: argparse.Namespace) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the plugin proper where its options are used."""
+    """Load the main plugin if its options are used."""
     if config.getoption("test_file_directory"):
-        # Here, so that every other use of pytest is spared the imports.
+        # The import is local, so that other uses of pytest do not pay for it.
         from iree_gauntlet.pytest_plugin.plugin import PLUGIN_NAME, ModelTestPlugin  # noqa: PLC0415
 
         try:
@@ -132,38 +132,38 @@ def pytest_configure(config: pytest.Config) -> None:
         except Exception as error:  # noqa: BLE001 - pytest would end with 1, as of a test that failed
             from iree_gauntlet.system.faults import explain_escaped  # noqa: PLC0415 - for that alone
 
-            escaped = explain_escaped(error)
-            pytest.exit(str(escaped), returncode=escaped.exit_code)
+            fault = explain_escaped(error)
+            pytest.exit(str(fault), returncode=fault.exit_code)
         config.pluginmanager.register(plugin, PLUGIN_NAME)
 
 
-def _look_at_the_model_tests_alone(config: pytest.Config) -> None:
-    """Has pytest look for conftest.py files around the model tests and the working folder alone."""
+def _restrict_conftest_search(config: pytest.Config) -> None:
+    """Make pytest look for conftest.py files only around the model tests and the working folder."""
     options = config.known_args_namespace
-    here = Path(config.invocation_params.dir)
-    if not any(path.exists() for path in _list_named_paths(options.file_or_dir, here)):
-        # A file, as of a folder pytest would also load those of its folders named `test…`; with it those above.
-        own = [str(path) for folder in (here, *here.parents) if (path := folder / "conftest.py").is_file()]
-        options.file_or_dir = [options.test_file_directory, *own[:1]]
+    cwd = Path(config.invocation_params.dir)
+    if not any(path.exists() for path in _list_named_paths(options.file_or_dir, cwd)):
+        # Given a file, pytest loads the conftest.py files above it; given its folder, also those in `test…` folders.
+        conftests = [str(path) for folder in (cwd, *cwd.parents) if (path := folder / "conftest.py").is_file()]
+        options.file_or_dir = [options.test_file_directory, *conftests[:1]]
 
 
-def _replace_other_definitions(config: pytest.Config) -> None:
-    """Keeps pytest from loading every conftest.py that defines our options."""
+def _disable_conflicting_conftests(config: pytest.Config) -> None:
+    """Keep pytest from loading any conftest.py that defines the plugin's options."""
     options = config.known_args_namespace
-    here = Path(config.invocation_params.dir)
-    # Those above and below these places that pytest may come to load.
-    found: set[Path] = set()
-    for place in (here, *_list_named_paths([*options.file_or_dir, options.test_file_directory], here)):
-        folder = place if place.is_dir() else place.parent
-        found.update(parent / "conftest.py" for parent in (folder, *folder.parents))
-        if folder != here:
-            found.update(folder.rglob("conftest.py"))
-    others = (path for path in sorted({path.absolute() for path in found}) if path.is_file())
-    # Pytest looks a conftest.py up by its path, as it came upon it, before it imports it.
-    own = {str(path) for other in others if _OPTION in other.read_bytes() for path in (other, other.resolve())}
-    for name in own:
+    cwd = Path(config.invocation_params.dir)
+    # The conftest.py files above and below these paths that pytest may load.
+    paths: set[Path] = set()
+    for root in (cwd, *_list_named_paths([*options.file_or_dir, options.test_file_directory], cwd)):
+        folder = root if root.is_dir() else root.parent
+        paths.update(parent / "conftest.py" for parent in (folder, *folder.parents))
+        if folder != cwd:
+            paths.update(folder.rglob("conftest.py"))
+    files = (path for path in sorted({path.absolute() for path in paths}) if path.is_file())
+    # Before pytest imports a conftest.py, it looks for a plugin that has the path, as pytest found it, as its name.
+    conftests = {str(path) for file in files if _OPTION in file.read_bytes() for path in (file, file.resolve())}
+    for name in conftests:
         config.pluginmanager.register(ModuleType("conftest"), name=name)
 
 
-def _list_named_paths(arguments: Iterable[str], here: Path) -> list[Path]:
-    return [Path(here, argument.split("::")[0]) for argument in arguments]
+def _list_named_paths(arguments: Iterable[str], cwd: Path) -> list[Path]:
+    return [Path(cwd, argument.split("::")[0]) for argument in arguments]

@@ -1,4 +1,4 @@
-"""Planning and running the tests of one pytest process on the engine that everything else runs on."""
+"""Planning and running the tests of one pytest process with the toolkit's engine."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _LOG = logging.getLogger("iree_gauntlet")
 
 
 class _PlainFailure(pytest.fail.Exception):  # type: ignore[name-defined,misc] # pytest types it as a function's attribute
-    """A failure that is shown as its text alone: a traceback of the toolkit would say nothing."""
+    """A failure that is shown as text: a traceback of the toolkit would not help."""
 
     __test__ = False
-    __module__ = "builtins"  # as pytest's own: summaries then name the class alone
+    __module__ = "builtins"  # as for pytest's own: summaries then show only the class name
 
     def __init__(self, step: StepOutcome, run_dir: Path) -> None:
         lines = [f"{step.title}: {step.verdict}: {step.reason}", *(f"    {line}" for line in list_findings(step))]
@@ -60,25 +60,25 @@ class _PlainFailure(pytest.fail.Exception):  # type: ignore[name-defined,misc] #
 
 
 class TestFailure(_PlainFailure):
-    """A test failed: the product under test is at fault."""
+    """A failure of the product under test."""
 
     __module__ = "builtins"
 
 
 class CheckFailure(TestFailure):
-    """The check itself failed: what a test marked `xfail` is expected to do."""
+    """A failure of the check itself: a test that is marked `xfail` is expected to raise it."""
 
     __module__ = "builtins"
 
 
 class StepError(_PlainFailure):
-    """Something else than the product under test kept a test from being judged."""
+    """An error outside of the product under test, because of which a test cannot be judged."""
 
     __module__ = "builtins"
 
 
 class _Log(PlainProgress):
-    """Progress in pytest's log; `--log-cli-level=info` shows it."""
+    """Progress in pytest's log, which `--log-cli-level=info` shows."""
 
     def __init__(self) -> None:
         super().__init__(sys.stdout)
@@ -102,19 +102,19 @@ class _Log(PlainProgress):
         _LOG.info("%s", text)
 
     def _show(self, *, at_once: bool = False) -> None:
-        """A log of pytest has no heartbeat."""
+        """Do nothing: pytest's log has no heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """How the tests of one process are run.
+    """The settings of one process's tests.
 
     Attributes:
-        journal: name of this process's journal in the session's folder.
-        force_recompile: whether modules are made again, once for all processes.
+        journal: the name of this process's journal in the session's folder.
+        force_recompile: True if modules are rebuilt, once for all processes.
         confirm: how a broken golden time is confirmed; None to fail at once.
-        all_goldens: a golden that is not applied makes its test inconclusive.
-        command: of the pytest that the user started.
+        all_goldens: True if a golden that is not applied makes its test inconclusive.
+        command: the pytest command of the user.
     """
 
     journal: str
@@ -127,20 +127,20 @@ class SessionSettings:
 
 
 class ModelTestSession:
-    """The selected tests of one process: one plan and one journal, of which each test does its part.
+    """The selected tests of one process: one plan and one journal; each test runs its part.
 
-    Other processes share its folder; `artifacts` is that of downloads and modules.
+    Processes share the session's folder; `artifacts` is the folder of downloads and modules.
 
     Raises:
-        GauntletError: there is no IREE, its tools do not know a flag, or a folder cannot be written.
+        GauntletError: there is no IREE, its tools lack a flag, or a folder cannot be written.
     """
 
     def __init__(self, tests: Sequence[TorchTest], run_dir: Path, artifacts: Path, settings: SessionSettings) -> None:
         self.run_dir = run_dir
         self._log = _Log()
         self._machine = open_workbench(ToolchainRequest(str(artifacts)), self._log, need_toolchain=True, as_shell=True)
-        required = {case.id: case for test in tests for case in test.required}
-        cases = CaseSet(tuple(test.case for test in tests), tuple(required.values()), ())
+        required_cases = {case.id: case for test in tests for case in test.required}
+        cases = CaseSet(tuple(test.case for test in tests), tuple(required_cases.values()), ())
         conduct = ConductRequest(force_recompile=settings.force_recompile)
         plan = make_plan(cases, CHECKS.values(), plan_context(self._machine, run_dir, conduct))
         if plan.problems:
@@ -162,78 +162,78 @@ class ModelTestSession:
         event = run_event(plan, run_dir, self._machine, "pytest", targets, settings.command)
         self._journal.run(replace(event, markers=settings.markers), plan.steps)
         self._session: Session[Journal] | None = None
-        self._opened = ExitStack()
+        self._stack = ExitStack()
 
     @property
     def why(self) -> str:
-        """Why it is this IREE, where several are here."""
+        """The reason for choosing this IREE among several."""
         return self._machine.iree.why
 
     def prepare(self, case: Case) -> None:
-        """Runs what a test's check needs.
+        """Run the steps that a test's check needs.
 
         Raises:
-            StepError: an error kept something of it from being made.
+            StepError: an error prevented one of them.
         """
-        needed = self._list_needed(case)
-        self._perform(needed[:-1])
-        for step in needed[:-1]:
+        steps = self._list_steps(case)
+        self._perform(steps[:-1])
+        for step in steps[:-1]:
             if self._verdicts[step.id].is_error:
                 raise StepError(self._make_outcome(step), self.run_dir)
 
     def check(self, case: Case) -> StepOutcome:
-        """Runs a test's check, and says its result.
+        """Run a test's check and return its result.
 
         Raises:
-            TestFailure: something that it needs failed.
-            StepError: an error kept it from being judged, or it could not be decided.
+            TestFailure: a step that it needs failed.
+            StepError: an error prevented the check, or its result is inconclusive.
         """
-        needed = self._list_needed(case)
-        self._perform(needed)
-        for step in needed[:-1]:
+        steps = self._list_steps(case)
+        self._perform(steps)
+        for step in steps[:-1]:
             if self._verdicts[step.id] is Verdict.FAILED:
                 raise TestFailure(self._make_outcome(step), self.run_dir)
-        outcome = self._make_outcome(needed[-1])
-        # What could not be judged is no pass.
+        outcome = self._make_outcome(steps[-1])
+        # A test that could not be judged does not pass.
         if outcome.verdict.is_bad and not outcome.verdict.is_conclusive:
             raise StepError(outcome, self.run_dir)
         return outcome
 
     def close(self) -> None:
-        """Ends what runs, and the journal."""
-        self._opened.close()
+        """End the running steps and the journal."""
+        self._stack.close()
         seconds = (datetime.now(UTC) - self._began).total_seconds()
         self._journal.end(exit_code=int(exit_code_of(self._verdicts.values())), seconds=seconds, interrupted=False)
         self._journal.close()
 
-    def _list_needed(self, case: Case) -> list[Step]:
-        """The steps that lead to a case's check, and the check, each behind what it needs."""
-        ordered: dict[str, Step] = {}
+    def _list_steps(self, case: Case) -> list[Step]:
+        """Return the steps of a case's check, and the check, in an order of dependencies."""
+        steps_by_id: dict[str, Step] = {}
 
         def visit(step: Step) -> None:
             for need in step.needs:
-                if need in self._steps and need not in ordered:
+                if need in self._steps and need not in steps_by_id:
                     visit(self._steps[need])
-            ordered[step.id] = step
+            steps_by_id[step.id] = step
 
         visit(self._steps[make_step_id(case.chain, CHECKS[case.kind])])
-        return list(ordered.values())
+        return list(steps_by_id.values())
 
     def _perform(self, steps: Sequence[Step]) -> None:
-        finished = {step.id: self._verdicts[step.id] for step in steps if step.id in self._verdicts}
-        if len(finished) == len(steps):
+        verdicts = {step.id: self._verdicts[step.id] for step in steps if step.id in self._verdicts}
+        if len(verdicts) == len(steps):
             return
-        # After an exception in another test (its time was up), all is made again.
+        # An exception in another test, such as a timeout, has ended the session: open a new one.
         if self._session is None or self._session.cancelled.is_set():
-            self._opened.close()
-            self._session = self._opened.enter_context(open_session(self.run_dir, self._journal, self._log))
+            self._stack.close()
+            self._session = self._stack.enter_context(open_session(self.run_dir, self._journal, self._log))
         try:
-            self._verdicts |= Engine(self._session, self._machine, self._options).perform(steps, finished)
+            self._verdicts |= Engine(self._session, self._machine, self._options).perform(steps, verdicts)
         except BaseException as error:
-            # The test's time was up, or the user's patience.
-            how = f"ended by pytest: {type(error).__name__} {error}".strip()
-            for name in self._log.running:
-                self._journal.result(name, Result(Verdict.ERROR, shorten(how)))
+            # The test has timed out, or the user has interrupted it.
+            reason = f"ended by pytest: {type(error).__name__} {error}".strip()
+            for step_id in self._log.running:
+                self._journal.result(step_id, Result(Verdict.ERROR, shorten(reason)))
             self._log.running.clear()
             raise
 

@@ -1,4 +1,4 @@
-"""What pytest collects of the model tests below one folder, in which order it runs, and what is written at the end."""
+"""The collection of model tests below a folder, their order, and the reports at the end of a pytest session."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 PLUGIN_NAME = "iree_gauntlet_models"
 
 
-# Markers by which pytest judges.
+# Markers that decide on a test's outcome.
 _VERDICTS = ("skip", "xfail")
 
 
 @dataclass(frozen=True, slots=True)
-class FoundTest:
-    """A test file, read.
+class SuiteEntry:
+    """A test file that has been read.
 
     Attributes:
-        test: what it means; None where its problems leave nothing to run.
-        problems: what is wrong with it, or with the module definitions that it names.
-        markers: as it lists them, then its type; where it has problems, as far as they can be read.
+        test: the parsed test; None if its problems leave nothing to run.
+        problems: those of the file, and of the module definitions that it names.
+        markers: those that it lists, then its type; if it has problems, as many as can be read.
     """
 
     test: TorchTest | None
@@ -65,9 +65,9 @@ class ModelTestSuite:
     """The tests below a folder.
 
     Attributes:
-        modules: where module definitions are; None for that folder, or the one above it.
-        external: where files without a URL are; None for `test_suite_files` there.
-        artifacts: a folder below the tests', perhaps, that holds none.
+        modules: the folder of module definitions; None for the tests' folder, or the one above it.
+        external: the folder of files without a URL; None for `test_suite_files` in the tests' folder.
+        artifacts: a folder that has no tests, even if it is below the tests' folder.
     """
 
     folder: Path
@@ -76,34 +76,34 @@ class ModelTestSuite:
     artifacts: Path
 
     @cached_property
-    def tests(self) -> dict[Path, FoundTest]:
-        """The tests by file, in order."""
+    def tests(self) -> dict[Path, SuiteEntry]:
+        """The entries by file, in order."""
         specs = read_torch_specs(self.folder, self.external, self.modules, without=self.artifacts)
         modules = TorchModules(specs)
         targets = [Target(family) for family in FAMILIES]
-        found: dict[Path, FoundTest] = {}
+        entries: dict[Path, SuiteEntry] = {}
         for spec in specs:
             if spec.defines_module:
                 continue
             if spec.document is None:
-                content = load_json(spec.path, spec.name, without_comments)[0] or {}
-                # A benchmark of sharktank's dialect is none; its regression tests look like module definitions.
-                if "function_run" not in content or "type" in content:
-                    found[spec.path] = FoundTest(None, spec.problems, sound_markers(content))
+                document = load_json(spec.path, spec.name, without_comments)[0] or {}
+                # A benchmark of sharktank's dialect is excluded; its regression tests look like module definitions.
+                if "function_run" not in document or "type" in document:
+                    entries[spec.path] = SuiteEntry(None, spec.problems, sound_markers(document))
                 continue
             test, problems = build_test(spec, modules, targets)
             assert isinstance(spec.document, QualityTest | BenchmarkTest | CompstatTest), "the other documents"
             markers = (*spec.document.markers, spec.document.type)
-            found[spec.path] = FoundTest(test, tuple(dict.fromkeys(problems)), markers)
-        return found
+            entries[spec.path] = SuiteEntry(test, tuple(dict.fromkeys(problems)), markers)
+        return entries
 
     @cached_property
     def folders(self) -> frozenset[Path]:
-        """The folders that hold tests, themselves or further down."""
+        """The folders with tests in them, or in folders below."""
         return frozenset(parent for path in self.tests for parent in path.parents if self._is_inside(parent))
 
     def holds(self, path: Path) -> bool:
-        """Whether a path is a test, or a folder that holds some."""
+        """Return True if a path is a test, or a folder with tests."""
         return self._is_inside(path) and (path in self.tests or path in self.folders)
 
     def _is_inside(self, path: Path) -> bool:
@@ -111,73 +111,73 @@ class ModelTestSuite:
 
 
 class SpecFolder(pytest.Directory):
-    """A folder of tests; Python files in it are left alone."""
+    """A folder of tests; Python files in it are not collected."""
 
-    def __init__(self, *, suite: ModelTestSuite, **others: Any) -> None:
-        super().__init__(**others)
+    def __init__(self, *, suite: ModelTestSuite, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self._suite = suite
 
     def collect(self) -> Iterator[pytest.Collector]:
-        """The folders and tests directly below it."""
-        inside = {path for path in (*self._suite.folders, *self._suite.tests) if path.parent == self.path}
-        for path in sorted(inside - {self.path}):
-            kind = SpecFile if path in self._suite.tests else SpecFolder
-            yield kind.from_parent(self, path=path, suite=self._suite)
+        """Yield the folders and tests directly below the folder."""
+        paths = {path for path in (*self._suite.folders, *self._suite.tests) if path.parent == self.path}
+        for path in sorted(paths - {self.path}):
+            node_type = SpecFile if path in self._suite.tests else SpecFolder
+            yield node_type.from_parent(self, path=path, suite=self._suite)
 
 
 class SpecFile(pytest.File):
     """A test's file."""
 
-    def __init__(self, *, suite: ModelTestSuite, **others: Any) -> None:
-        super().__init__(**others)
+    def __init__(self, *, suite: ModelTestSuite, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self._suite = suite
 
     def collect(self) -> Iterator[pytest.Item]:
-        """Its one test."""
-        found = self._suite.tests[self.path]
+        """Yield the file's only test."""
+        entry = self._suite.tests[self.path]
         name = self.path.relative_to(self._suite.folder).as_posix()
-        if found.test is None or found.problems:
-            what = str(SpecError(list(found.problems)))
-            yield UnreadableTest.from_parent(self, name=name, what=what, markers=found.markers)
+        if entry.test is None or entry.problems:
+            message = str(SpecError(list(entry.problems)))
+            yield UnreadableTest.from_parent(self, name=name, message=message, markers=entry.markers)
         else:
-            yield ModelTest.from_parent(self, name=name, test=found.test, markers=found.markers)
+            yield ModelTest.from_parent(self, name=name, test=entry.test, markers=entry.markers)
 
 
 class _TestOfFile(pytest.Item):
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Where the test is written, and its name."""
-        # Pytest would write a dot as '::'.
+        """Return the test's file and its name."""
+        # Pytest would replace a dot by '::'.
         return self.path, 0, self.name.removesuffix(".json")
 
     def add_own_marker(self, marker: str) -> None:
-        """Add a marker that is registered first: with --strict-markers, a suite's markers are no spelling mistakes."""
+        """Add a marker and register it: otherwise --strict-markers would reject a suite's markers as misspelt."""
         self.config.addinivalue_line("markers", f"{marker}: of model tests")
         self.add_marker(marker)
 
 
 class UnreadableTest(_TestOfFile):
-    """A file that cannot be used, with all that is wrong with it: an error where it is selected, and only there."""
+    """A file that cannot be used, with its problems: an error only if the test is selected."""
 
-    def __init__(self, *, what: str, markers: tuple[str, ...], **others: Any) -> None:
-        super().__init__(**others)
-        self.what = what
+    def __init__(self, *, message: str, markers: tuple[str, ...], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.message = message
         for marker in markers:
             if marker not in _VERDICTS:
                 self.add_own_marker(marker)
 
     def setup(self) -> None:
-        """Fail, and say what is wrong."""
-        pytest.fail(self.what, pytrace=False)
+        """Fail with the file's problems."""
+        pytest.fail(self.message, pytrace=False)
 
     def runtest(self) -> None:
-        """Nothing: setting up has failed."""
+        """Do nothing: the setup has failed."""
 
 
 class ModelTest(_TestOfFile):
-    """A test: setting up makes what it needs, running is its check."""
+    """A test: its setup makes what it needs, and its run is the check."""
 
-    def __init__(self, *, test: TorchTest, markers: tuple[str, ...], **others: Any) -> None:
-        super().__init__(**others)
+    def __init__(self, *, test: TorchTest, markers: tuple[str, ...], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.test = test
         for marker in markers:
             if marker == "skip":
@@ -190,29 +190,29 @@ class ModelTest(_TestOfFile):
 
     @property
     def case(self) -> Case:
-        """What it checks."""
+        """The case that the test checks."""
         return self.test.case
 
     def setup(self) -> None:
-        """Fetch, import, compile and make synthetic weights, as far as this was not done yet.
+        """Fetch, import, compile and make synthetic weights, unless another test has already done so.
 
         Raises:
-            StepError: something else than the compiler kept the test from running.
+            StepError: an error outside of the compiler prevented the test.
         """
-        with self._plugin.noting_faults():
+        with self._plugin.record_faults():
             self._find_session().prepare(self.case)
 
     def runtest(self) -> None:
         """Run the check.
 
         Raises:
-            TestFailure: it failed, or a module of it did not compile.
-            StepError: an error kept it from being judged.
+            TestFailure: the check failed, or one of its modules did not compile.
+            StepError: an error prevented the check.
         """
         session = self._find_session()
-        with self._plugin.noting_faults():
+        with self._plugin.record_faults():
             outcome = session.check(self.case)
-        # For pytest's own JUnit.
+        # The properties are for pytest's own JUnit file.
         figures = {"verdict": str(outcome.verdict), "time_ms_min": outcome.samples and outcome.samples.min_ms}
         figures |= {name: outcome.statistics.get(name) for name in ("dispatch_count", "binary_size_bytes")}
         self.user_properties += [(name, value) for name, value in figures.items() if value is not None]
@@ -235,7 +235,7 @@ class ModelTest(_TestOfFile):
 
 
 class ModelTestPlugin:
-    """Registered where the plugin's options are used; one in each process under xdist."""
+    """The main plugin, registered if its options are used; under xdist, each process has one."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -246,126 +246,126 @@ class ModelTestPlugin:
             _find_optional_folder(config, "external_file_directory"),
             self._artifacts,
         )
-        # Of xdist: absent in the one process, or in the one that hands out the tests.
+        # xdist sets this in worker processes only.
         self._worker: dict[str, Any] = getattr(config, "workerinput", {})
         self._run_folder: Path | None = Path(self._worker["gauntlet_run"]) if self._worker else None
         self._command = self._worker.get("gauntlet_command") or ["pytest", *map(str, config.invocation_params.args)]
         self.session: ModelTestSession | None = None
         self._reported = False
-        # What is said at the end: a warning would be an error to a project that makes errors of all.
-        self._notices: list[str] = []
-        self._remarks: list[str] = []
-        # Of the toolkit: no test's failure.
+        # The warnings are printed at the end: Python warnings would be errors in projects that turn them into errors.
+        self._warnings: list[str] = []
+        self._notes: list[str] = []
+        # Faults of the toolkit, which are no failures of tests.
         self._faults: list[str] = []
         self._set_arguments()
 
     def _set_arguments(self) -> None:
-        """Adds the tests' folder to what is collected; without arguments, nothing else is."""
+        """Add the tests' folder to the arguments; without arguments, collect only that folder."""
         folder = self.suite.folder
         explicit = self._config.args_source is pytest.Config.ArgsSource.ARGS
         if not explicit:
             self._config.args = [str(folder)]
             return
-        arguments, inside = [], False
+        arguments, any_inside = [], False
         for argument in self._config.args:
             name, *test = argument.split("::")
             path = resolve_links(Path(self._config.invocation_params.dir, name))
-            within = path.is_relative_to(folder)
-            # Without the links by which it may be named: tests are known by where they are.
-            arguments.append("::".join([str(path), *test]) if within else argument)
-            inside = inside or within
-        self._config.args = arguments if inside else [*arguments, str(folder)]
+            is_inside = path.is_relative_to(folder)
+            # Links are resolved, because tests are identified by their real paths.
+            arguments.append("::".join([str(path), *test]) if is_inside else argument)
+            any_inside = any_inside or is_inside
+        self._config.args = arguments if any_inside else [*arguments, str(folder)]
 
     # Collecting
 
     def pytest_report_header(self) -> list[str]:
-        """Say where everything is."""
+        """Return the folders of tests and artifacts."""
         return [f"model tests: {self.suite.folder}", f"artifacts: {self._artifacts}"]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """Keep every test, whatever its folder is called (pytest passes over `build`, for one)."""
+        """Keep every test, whatever its folder is called (pytest ignores `build`, for example)."""
         return False if self.suite.holds(collection_path) else None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collect_directory(self, path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-        """Collect the model tests of a folder, and nothing else there: it may hold another suite's conftest.py."""
+        """Collect only the model tests of a folder: it may also have another suite's conftest.py."""
         if path != self.suite.folder:
             return None
-        found: pytest.Collector = SpecFolder.from_parent(parent, path=path, suite=self.suite)
-        return found
+        collector: pytest.Collector = SpecFolder.from_parent(parent, path=path, suite=self.suite)
+        return collector
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-        """Collect a test that is named directly."""
+        """Collect a test that is an argument."""
         if file_path.suffix != ".json" or not self.suite.holds(file_path):
             return None
-        found: pytest.Collector = SpecFile.from_parent(parent, path=file_path, suite=self.suite)
-        return found
+        collector: pytest.Collector = SpecFile.from_parent(parent, path=file_path, suite=self.suite)
+        return collector
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Put benchmarks last, so that they wait for nothing; notice markers that no test has."""
+        """Put benchmarks last, so that no check waits for them, and warn of markers that no test has."""
         self._notice_markers([item for item in items if isinstance(item, ModelTest)])
         items.sort(key=lambda item: isinstance(item, ModelTest) and item.case.kind == "benchmark")
 
     def _notice_markers(self, tests: Sequence[ModelTest]) -> None:
-        known = {marker for test in tests for marker in test.case.markers}
-        registered = {line.split(":")[0].split("(")[0].strip() for line in self._config.getini("markers")}
+        markers = {marker for test in tests for marker in test.case.markers}
+        registered_markers = {line.split(":")[0].split("(")[0].strip() for line in self._config.getini("markers")}
         try:
-            words = MarkerExpression(self._config.getoption("markexpr") or "").words
+            names = MarkerExpression(self._config.getoption("markexpr") or "").words
         except UsageError:
-            # Pytest says so itself, and it understands more (keyword arguments).
+            # Pytest reports the error itself, and it supports more, such as keyword arguments.
             return
-        unknown = sorted(words - known - registered)
-        if unknown:
-            text = f"no test has the marker {', '.join(unknown)}; known: {', '.join(sorted(known))}"
-            self._notices.append(text)
-            for word in unknown:
-                # Newer releases of pytest end with an error where one is not registered.
-                self._config.addinivalue_line("markers", f"{word}: of no model test")
+        unknown_names = sorted(names - markers - registered_markers)
+        if unknown_names:
+            text = f"no test has the marker {', '.join(unknown_names)}; known: {', '.join(sorted(markers))}"
+            self._warnings.append(text)
+            for name in unknown_names:
+                # Newer releases of pytest end with an error if a marker is not registered.
+                self._config.addinivalue_line("markers", f"{name}: of no model test")
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        """Say what is wrong with files that are not selected: nothing else will."""
-        self._notices += [item.what for item in items if isinstance(item, UnreadableTest)]
+        """Report the problems of files that are not selected: they would be lost otherwise."""
+        self._warnings += [item.message for item in items if isinstance(item, UnreadableTest)]
 
     # Running
 
     @contextmanager
-    def noting_faults(self) -> Iterator[None]:
-        """What is raised inside and nothing has foreseen decides the exit code of the session."""
+    def record_faults(self) -> Iterator[None]:
+        """Record unforeseen exceptions, which decide the exit code of the session."""
         try:
             yield
         except GauntletError:
             raise
         except Exception as error:
-            self._note_fault(error)
+            self._add_fault(error)
             raise
 
-    def _note_fault(self, error: Exception) -> None:
+    def _add_fault(self, error: Exception) -> None:
         self._faults.append(str(explain_escaped(error)))
 
     def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Take note of one that came from here; pytest shows it, and no summary."""
-        inside = Path(__file__).parent.parent
-        own = any(Path(entry.path).is_relative_to(inside) for entry in excinfo.traceback)
-        if own and isinstance(excinfo.value, Exception):
-            self._note_fault(excinfo.value)
+        """Record an internal error that comes from the toolkit; pytest shows the error, but no summary."""
+        package = Path(__file__).parent.parent
+        is_internal = any(Path(entry.path).is_relative_to(package) for entry in excinfo.traceback)
+        if is_internal and isinstance(excinfo.value, Exception):
+            self._add_fault(excinfo.value)
             sys.stderr.write(f"error: {self._faults[-1]}\n")
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Plan everything that was selected.
+        """Plan the selected tests.
 
         Raises:
-            UsageError: there is no IREE, its tools do not know a flag, or the folder for runs cannot be made.
+            UsageError: there is no IREE, its tools lack a flag, or the folder for runs cannot be created.
         """
         if self._config.option.collectonly:
             self.pytest_deselected(session.items)
         tests = [item for item in session.items if isinstance(item, ModelTest)]
-        stopped = session.testsfailed and not self._config.option.continue_on_collection_errors
-        # Pytest calls this also where collecting ended in an error, such as a wrong expression.
-        if not tests or stopped or self._config.option.collectonly or sys.exc_info()[0] is not None:
+        gives_up = session.testsfailed and not self._config.option.continue_on_collection_errors
+        # Pytest also calls this hook after an error of collection, such as a wrong expression.
+        if not tests or gives_up or self._config.option.collectonly or sys.exc_info()[0] is not None:
             return
         try:
             settings = SessionSettings(
@@ -377,16 +377,16 @@ class ModelTestPlugin:
                 markers=self._config.getoption("markexpr") or "",
                 command=self._command,
             )
-            chosen = [test.test for test in tests]
-            self.session = ModelTestSession(chosen, self.run_folder(), self._artifacts, settings)
-            self._remarks += filter(None, [self.session.why])
+            torch_tests = [test.test for test in tests]
+            self.session = ModelTestSession(torch_tests, self.run_folder(), self._artifacts, settings)
+            self._notes += filter(None, [self.session.why])
         except GauntletError as error:
             if self._worker:
                 raise
             raise pytest.UsageError(str(error)) from error
 
     def run_folder(self) -> Path:
-        """The folder of this session, made when it is first asked for; one for all processes under xdist."""
+        """Return the session's folder, and create it at the first call; under xdist all processes share one."""
         if self._run_folder is None:
             runs = self._artifacts / "runs"
             require_plain(runs, "--artifact-directory")
@@ -395,29 +395,29 @@ class ModelTestPlugin:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Tell a process of xdist where the session's files go."""
+        """Pass the session's folder to a worker of xdist."""
         node.workerinput |= {"gauntlet_run": str(self.run_folder()), "gauntlet_command": self._command}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take in what a process of xdist noticed; one that died says nothing."""
+        """Collect the messages of a worker of xdist; a worker that died has none."""
         output = getattr(node, "workeroutput", {})
-        self._notices = list(dict.fromkeys([*self._notices, *output.get("gauntlet_notices", [])]))
-        self._remarks = list(dict.fromkeys([*self._remarks, *output.get("gauntlet_remarks", [])]))
+        self._warnings = list(dict.fromkeys([*self._warnings, *output.get("gauntlet_notices", [])]))
+        self._notes = list(dict.fromkeys([*self._notes, *output.get("gauntlet_remarks", [])]))
         self._faults += output.get("gauntlet_faults", [])
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """End what still runs, and write the reports, once for all processes."""
+        """End the running steps, and write the reports, once for all processes."""
         try:
             self._end()
         except GauntletError as error:
-            self._notices.append(str(error))
+            self._warnings.append(str(error))
         except Exception as error:  # noqa: BLE001 - pytest would end with 1, as of a test that failed
-            self._note_fault(error)
+            self._add_fault(error)
         if self._worker:
             output: dict[str, Any] = self._config.workeroutput  # type: ignore[attr-defined] # xdist's
-            output |= {"gauntlet_notices": self._notices, "gauntlet_remarks": self._remarks}
+            output |= {"gauntlet_notices": self._warnings, "gauntlet_remarks": self._notes}
             output["gauntlet_faults"] = self._faults
         if self._faults:
             session.exitstatus = ExitCode.FAULT
@@ -429,11 +429,11 @@ class ModelTestPlugin:
             self._reported = _write_session_reports(self._run_folder, _locate_folder(self._config, "job_summary_path"))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say what was noticed, and where the reports are."""
-        for notice in self._notices:
-            terminalreporter.write_line(f"warning: {notice}", yellow=True)
-        for remark in self._remarks:
-            terminalreporter.write_line(f"note: {remark}")
+        """Print the warnings, and the location of the reports."""
+        for warning in self._warnings:
+            terminalreporter.write_line(f"warning: {warning}", yellow=True)
+        for note in self._notes:
+            terminalreporter.write_line(f"note: {note}")
         for fault in self._faults:
             terminalreporter.write_line(f"error: {fault}", red=True)
         if self._reported:
@@ -450,13 +450,13 @@ def _find_optional_folder(config: pytest.Config, option: str) -> Path | None:
 
 
 def _write_session_reports(run_dir: Path, summary_folder: Path) -> bool:
-    """Writes the reports of a session, also of one in which a process died."""
+    """Write the reports of a session, even if a worker died."""
     journals = sorted(run_dir.glob("journal-*.jsonl"))
     if journals:
         records = [record for path in journals if (record := read_journal(path)).runs]
         first = min(records, key=lambda record: record.runs[0].time, default=None)
-        merged = merge_journals(first.runs[0], first.steps, records) if first else ""
-        write_atomic(run_dir / JOURNAL, merged)
+        journal = merge_journals(first.runs[0], first.steps, records) if first else ""
+        write_atomic(run_dir / JOURNAL, journal)
     if not (run_dir / JOURNAL).is_file():
         return False
     reports = write_reports(run_dir)
@@ -464,7 +464,7 @@ def _write_session_reports(run_dir: Path, summary_folder: Path) -> bool:
         summary_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GauntletError(f"{summary_folder}: cannot make the folder: {error.strerror}") from error
-    for name, make in reports.files.items():
+    for name, make_report in reports.files.items():
         if name.startswith(JOB_SUMMARY):
-            write_report(summary_folder / name, make(), run_dir)
+            write_report(summary_folder / name, make_report(), run_dir)
     return True

@@ -17,10 +17,10 @@ from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.engine.rounds.blocks import OWN_BLOCKS
 from iree_gauntlet.engine.workspace import Selection
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.experiments.bisect import BisectSearch, RoundsJudge, TimedBlocks
-from iree_gauntlet.experiments.bisect_question import ExactJudge, Question, place_of
+from iree_gauntlet.experiments.bisect import BisectSearch, BlockSource, RoundsJudge
+from iree_gauntlet.experiments.bisect_question import ExactJudge, Question, make_place
 from iree_gauntlet.experiments.run import Chosen
-from iree_gauntlet.experiments.session_verdicts import in_own_way
+from iree_gauntlet.experiments.session_verdicts import compare_in_spec_way
 from iree_gauntlet.journal_events import EndEvent
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.statistics.bisection import most_comparisons
@@ -66,7 +66,7 @@ class Bisects:
         selection = Selection("custom", (), (), (), CaseSet((), (), ()))
         chosen = Chosen(RunRequest(), selection, ())
         self.question = Question(
-            "size", "toy/abs@cpu", row, good_is_older, BisectRequest(), chosen, place_of(RunRequest())
+            "size", "toy/abs@cpu", row, good_is_older, BisectRequest(), chosen, make_place(RunRequest())
         )
         self.asked: list[str] = []
         self.said: list[str] = []
@@ -76,7 +76,8 @@ class Bisects:
     ) -> tuple[BisectOutcome, tuple[ExitCode, str]]:
         with EventLog(self.folder / JOURNAL, lambda: datetime.now(UTC)) as log:
             log.write("opening", replace(self.question.opening(), command="bisect", cwd="/"))
-            done = BisectSearch(self.question, judge, log, self.said.append, dict(earlier or {}), every=every).search()
+            search = BisectSearch(self.question, judge, log, self.said.append, dict(earlier or {}), try_all=every)
+            done = search.search()
             log.write("end", EndEvent(exit_code=done[0], problem=done[1], seconds=1.0))
         write_reports(self.folder)
         return read_bisect_outcome(self.folder), done
@@ -206,7 +207,7 @@ def test_what_was_judged_is_not_judged_again(tmp_path: Path) -> None:
     assert (sorted(bisects.asked), again.answer) == (["d", "e", "g"], before.answer)
 
 
-class _Rounds(TimedBlocks):
+class _Rounds(BlockSource):
     """Blocks of synthetic times: good against a candidate that takes so many times as long."""
 
     def __init__(self, ratios: Sequence[float | None], spread: float, most: int = 1000) -> None:
@@ -220,11 +221,11 @@ class _Rounds(TimedBlocks):
         # In the spec's own way; None where that is the way of the others.
         self.own: float | None = None
 
-    def ready(self, candidate: Candidate) -> Judged:
+    def prepare(self, candidate: Candidate) -> Judged:
         known = self._ratios[_LABELS.index(candidate.label)] is not None
         return Judged(reason="" if known else "it does not compile", folder=candidate.label)
 
-    def more_blocks(self, candidate: Candidate, count: int) -> Sequence[Block]:
+    def measure_blocks(self, candidate: Candidate, count: int) -> Sequence[Block]:
         count = min(count, self._most - self.taken)
         self.taken += count
         ratio = self._ratios[_LABELS.index(candidate.label)]
@@ -232,14 +233,14 @@ class _Rounds(TimedBlocks):
         times = np.exp(self._chance.normal(0, self._spread, (4 * count, 5)))
         return blocks_from_rounds(times, self.taken, ratio)
 
-    def own_way(self, candidate: Candidate) -> Comparison | None:
+    def measure_spec_way(self, candidate: Candidate) -> Comparison | None:
         assert candidate.label == "g", "the bad end alone"
         if self.own is None:
             return None
         times = np.exp(self._chance.normal(0, self._spread, (4 * OWN_BLOCKS, 5)))
-        return in_own_way(blocks_from_rounds(times, 1, self.own), DEFAULT_LEAST, DEFAULT_BAND)
+        return compare_in_spec_way(blocks_from_rounds(times, 1, self.own), DEFAULT_LEAST, DEFAULT_BAND)
 
-    def trouble(self, candidate: Candidate) -> str:
+    def find_problem(self, candidate: Candidate) -> str:
         return "void: the good end differs from itself" if candidate.label in self.void else ""
 
 

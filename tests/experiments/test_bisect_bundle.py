@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.experiments.explaining.bundle import BundleFiles, Contents, write_bundle
+from iree_gauntlet.experiments.explaining.bundle import BundleContents, BundleFiles, write_bundle
 from iree_gauntlet.experiments.explaining.tools import WRONG, Symptom
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.records.bisect_outcome import read_bisect_outcome
@@ -80,9 +80,9 @@ def test_a_bundle_of_explain_is_asked_as_it_is(project: Project, tmp_path: Path)
     iree = find_installed()
     program = "func.func @f(%a: tensor<4xf32>) -> tensor<4xf32> {\n  return %a : tensor<4xf32>\n}\n"
     arguments = ("--function=f", "--input=4xf32=1", "--expected_output=4xf32=2")
-    contents = Contents(
+    contents = BundleContents(
         title="Wrong",
-        what=(),
+        paragraphs=(),
         program=program.encode(),
         flags=tuple(FLAGS),
         device="local-task",

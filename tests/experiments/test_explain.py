@@ -14,7 +14,7 @@ import pytest
 
 from iree_gauntlet.experiments import explain
 from iree_gauntlet.experiments.explaining import locate
-from iree_gauntlet.experiments.explaining.flow_program import FlowProgram, TracedSide, TraceOfBoth
+from iree_gauntlet.experiments.explaining.flow_program import FlowProgram, TracePair, TraceSide
 from iree_gauntlet.experiments.explaining.locate import DispatchSearch
 from iree_gauntlet.experiments.explaining.tools import CompileError
 from iree_gauntlet.toolchains.installed import find_installed
@@ -143,20 +143,20 @@ def test_where_no_reference_has_the_same_dispatches_one_of_the_same_values_is_lo
 ) -> None:
     traced, nothing = [], DispatchSearch(Mock(), Mock(), private=False, program=FlowProgram(""))
 
-    def trace(*_: object, by_values: bool) -> TraceOfBoth:
+    def trace(*_: object, by_values: bool) -> TracePair:
         traced.append(by_values)
-        return TraceOfBoth(0, 0, (), ())
+        return TracePair(0, 0, (), ())
 
     def find_reference(_: DispatchSearch, *, by_values: bool) -> tuple[str, str] | None:
         return (reference, "") if by_values and reference else None
 
     monkeypatch.setattr(DispatchSearch, "_find_reference", find_reference)
     monkeypatch.setattr(DispatchSearch, "_make_reference", Mock())
-    monkeypatch.setattr(locate, "target_side", lambda *_: TracedSide("", (), (), "", (), ""))
-    monkeypatch.setattr(locate, "trace_both", trace)
+    monkeypatch.setattr(locate, "make_target_side", lambda *_: TraceSide("", (), (), "", (), ""))
+    monkeypatch.setattr(locate, "trace_sides", trace)
     located = nothing.find_wrong(lambda: False)
     assert (located.reference, traced) == (reference, [True] if reference else [])
-    assert ("which vmvx has too" if reference else "no reference gives the expected numbers") in located.why
+    assert ("which vmvx has too" if reference else "no reference gives the expected numbers") in located.reason
 
 
 @pytest.mark.stress

@@ -81,7 +81,7 @@ def _explained(project: Project, code: int) -> tuple[dict[str, Any], str]:
 
 def test_the_operator_is_named_and_its_bundle_shows_it(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     # All values have 152 bytes: half of them are looked at first, and then those behind what is right of them.
-    monkeypatch.setattr("iree_gauntlet.experiments.explaining.operators._MOST_BYTES", 100)
+    monkeypatch.setattr("iree_gauntlet.experiments.explaining.operators._MAX_BYTES", 100)
     monkeypatch.setattr("iree_gauntlet.experiments.explain._PROBES", ())
     _added(project, _model())
     case, said = _explained(project, 0)
@@ -122,7 +122,7 @@ def test_without_onnxruntime_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("iree_gauntlet.experiments.explaining.operators.onnxruntime_version", lambda: "")
     nothing: Any = None
     found = find_first_wrong_operator(nothing, nothing, nothing)
-    assert (found.operator, "pip install 'iree-gauntlet[record]'" in found.why) == (None, True)
+    assert (found.operator, "pip install 'iree-gauntlet[record]'" in found.reason) == (None, True)
 
 
 def _asked(folder: Path, plan: dict[str, Any]) -> subprocess.CompletedProcess[str]:
@@ -218,17 +218,17 @@ def test_what_depends_on_sizes_alone_is_told_from_what_is_computed() -> None:
     graph = _graph(
         ("Conv", ["x", "w"], ["a"]), ("Shape", ["a"], ["s"]), ("Neg", ["s"], ["t"]), ("Reshape", ["a", "t"], ["z"])
     )
-    assert graph.fixed == {"w", "s", "t"}
-    (last,) = graph.behind(["z"], {"a", "t"})
-    assert (graph.taken([last]), graph.given([last])) == (["a", "t"], ["z"])
+    assert graph.fixed_values == {"w", "s", "t"}
+    (last,) = graph.find_ancestors(["z"], {"a", "t"})
+    assert (graph.list_inputs([last]), graph.list_outputs([last])) == (["a", "t"], ["z"])
     # Where sizes come from is not what makes an operator wrong.
-    assert [node.op for node in graph.widened([last], 1)] == ["Conv", "Reshape"]
+    assert [node.op for node in graph.widen([last], 1)] == ["Conv", "Reshape"]
 
 
 def test_values_are_looked_at_evenly_where_all_are_too_many() -> None:
     names = [f"v{index}" for index in range(9)]
     nodes = [("Neg", [given], [taken]) for given, taken in zip(["x", *names], [*names, "z"], strict=True)]
     graph = _graph(*nodes, large=10)
-    region = graph.behind(["z"], {"x"})
-    assert graph.marks(region, ["z"], 90) == names
-    assert graph.marks(region, ["z"], 30) == ["v1", "v4", "v7"]
+    region = graph.find_ancestors(["z"], {"x"})
+    assert graph.choose_marks(region, ["z"], 90) == names
+    assert graph.choose_marks(region, ["z"], 30) == ["v1", "v4", "v7"]

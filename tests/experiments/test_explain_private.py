@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.experiments.explaining import bundle, fetch_file, locate, make_values
 from iree_gauntlet.experiments.explaining.bundle import BundleFiles
-from iree_gauntlet.experiments.explaining.flow_program import HeldTensor
+from iree_gauntlet.experiments.explaining.flow_program import TensorFile
 from iree_gauntlet.experiments.explaining.make_values import CODES, seeded_values
 from tests.experiments.test_explain import expected, explained, model, planted
 from tests.experiments.test_explain_compiles import UNKNOWN, failed, long_program
@@ -115,7 +115,7 @@ def test_without_weights_a_whole_program_is_not_passed_on(project: Project) -> N
 def test_a_file_that_is_too_large_is_named_by_its_address(
     project: Project, monkeypatch: pytest.MonkeyPatch, *, published: bool
 ) -> None:
-    monkeypatch.setattr(bundle, "LIMIT", 8000)
+    monkeypatch.setattr(bundle, "MAX_BYTES", 8000)
     (project.regressions / "toy.mlir").write_text(BROADCASTS)
     np.save(project.regressions / "large.npy", np.zeros((4, 1000), np.float32))
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(project.regressions))
@@ -172,7 +172,7 @@ def test_made_up_values_lie_within_bounds(kind: str, count: int, seed: int, low:
 def test_a_bundle_makes_the_same_values(tmp_path: Path) -> None:
     numbers = np.linspace(-1, 3, 70_000, dtype=np.float32)
     (tmp_path / "own.bin").write_bytes(numbers.tobytes())
-    (found,) = locate.made_up([HeldTensor("70x1000xf32", tmp_path / "own.bin")], tmp_path)
+    (found,) = locate.make_up_inputs([TensorFile("70x1000xf32", tmp_path / "own.bin")], tmp_path)
     assert found.file.read_bytes() != numbers.tobytes()
     argv = [sys.executable, "-I", str(make_values.__file__), str(tmp_path / "made.bin"), *found.made]
     subprocess.run(argv, check=True)
@@ -183,19 +183,19 @@ def test_a_bundle_makes_the_same_values(tmp_path: Path) -> None:
 
 def test_what_has_no_known_type_or_no_values_stays(tmp_path: Path) -> None:
     (tmp_path / "own.bin").write_bytes(b"12345678")
-    items = [HeldTensor("1xcomplex<f32>", tmp_path / "own.bin"), HeldTensor("0x4xf32", tmp_path / "own.bin")]
-    assert locate.made_up(items, tmp_path) == tuple(items)
+    items = [TensorFile("1xcomplex<f32>", tmp_path / "own.bin"), TensorFile("0x4xf32", tmp_path / "own.bin")]
+    assert locate.make_up_inputs(items, tmp_path) == tuple(items)
 
 
 def test_a_bundle_holds_values_and_how_those_are_made_that_it_does_not_hold(tmp_path: Path) -> None:
     for name, data in {"own": b"1234", "made": b"5678", "zeros": bytes(4)}.items():
         (tmp_path / f"{name}.bin").write_bytes(data)
     recipe = ("1xf32", "1", "7", "-1", "1")
-    tensors = [HeldTensor("1xf32", tmp_path / "own.bin"), HeldTensor("1xf32", tmp_path / "made.bin", recipe)]
+    tensors = [TensorFile("1xf32", tmp_path / "own.bin"), TensorFile("1xf32", tmp_path / "made.bin", recipe)]
     files = BundleFiles()
-    texts = files.add_tensors([*tensors, HeldTensor("1xf32", tmp_path / "zeros.bin")], "input")
+    texts = files.add_tensors([*tensors, TensorFile("1xf32", tmp_path / "zeros.bin")], "input")
     assert texts == ["1xf32=@input_0.bin", "1xf32=@input_1.bin", "1xf32"]
-    assert (files.held, files.made) == ({"input_0.bin": b"1234"}, [("input_1.bin", *recipe)])
+    assert (files.blobs, files.recipes) == ({"input_0.bin": b"1234"}, [("input_1.bin", *recipe)])
     (tool,) = files.tools
     assert tool.name == "make_values.py"
 
@@ -212,7 +212,7 @@ def test_files_that_flags_name_are_in_a_bundle_once_each(tmp_path: Path) -> None
         "--y=c=flag_0.mlir",
     )
     assert files.add_flags(["--x=b.mlir"], tmp_path) == ("--x=flag_1.mlir",)
-    assert files.held == {"flag_0.mlir": b"a", "flag_1.mlir": b"b"}
+    assert files.blobs == {"flag_0.mlir": b"a", "flag_1.mlir": b"b"}
 
 
 @pytest.mark.parametrize(
@@ -226,4 +226,4 @@ def test_files_that_flags_name_are_in_a_bundle_once_each(tmp_path: Path) -> None
     ],
 )
 def test_constants_in_a_dispatch_are_values_of_the_model(text: bytes, *, holds: bool) -> None:
-    assert bundle.holds_constants(text) is holds
+    assert bundle.has_constants(text) is holds

@@ -12,14 +12,14 @@ import pytest
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.flow_program import (
-    CUT_OUT,
+    DISPATCH_FUNCTION,
     FlowProgram,
-    as_function,
-    device_of,
+    find_device,
+    make_function,
     read_flow,
-    with_device,
+    replace_device,
 )
-from iree_gauntlet.experiments.explaining.locate import InF64, text_in_f64
+from iree_gauntlet.experiments.explaining.locate import F64Errors, widen_to_f64
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.experiments.test_explain import PROGRAM
 from tests.support.toy_project import FLAGS
@@ -62,7 +62,7 @@ def run(module: Path, function: str, inputs: Sequence[Path], output: Path) -> np
 @pytest.mark.iree
 def test_sizes_that_are_not_known_make_no_function(tmp_path: Path) -> None:
     program = flow(tmp_path, PROGRAM.replace("ROWS", "?").replace("(SIZE)", "(%d)"))
-    assert [as_function(program, dispatch) for dispatch in program.dispatches.values()] == [""] * 3
+    assert [make_function(program, dispatch) for dispatch in program.dispatches.values()] == [""] * 3
 
 
 @pytest.mark.iree
@@ -83,14 +83,14 @@ def run_dispatches(program: FlowProgram, tmp_path: Path, *, function: bool) -> n
     # Each takes what the one before it gave, and those that multiply the weights.
     for number, dispatch in enumerate(program.dispatches.values()):
         shapes = [(8, 16), (16, 16)][: len(dispatch.tensors)]
-        text = as_function(program, dispatch) if function else program.cut_out(dispatch, shapes)
+        text = make_function(program, dispatch) if function else program.cut_out(dispatch, shapes)
         assert bool(re.search(r"flow|iree|hal\.", text)) is not function
         source = tmp_path / f"{number}.mlir"
         source.write_text(text)
         module = iree_compile(source, tmp_path / f"{number}.vmfb", *(() if function else ("--compile-from=flow",)))
         inputs = [given, weights][: len(shapes)]
         given = tmp_path / f"{number}.npy"
-        found = run(module, CUT_OUT, inputs, given)
+        found = run(module, DISPATCH_FUNCTION, inputs, given)
     return found
 
 
@@ -99,11 +99,11 @@ def test_a_device_is_written_without_aliases() -> None:
         '#cpu = #hal.executable.target<"llvm-cpu", "elf", {a = "x>", map = affine_map<(d0) -> (d0)>}>\n'
         '#device = #hal.device.target<"local", [#cpu]> : !hal.device\nmodule {\n}\n'
     )
-    found = device_of(text)
+    found = find_device(text)
     assert found.startswith('#hal.device.target<"local", [#hal.executable.target<"llvm-cpu"')
     assert found.endswith(")>}>]>")
     assert "#cpu" not in found
-    program = with_device(text, '#hal.device.target<"other">')
+    program = replace_device(text, '#hal.device.target<"other">')
     assert '#device = #hal.device.target<"other"> : !hal.device' in program
 
 
@@ -132,7 +132,7 @@ def test_a_program_without_dispatches_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_every_f32_becomes_f64(text: str, wider: str) -> None:
-    assert text_in_f64(text) == wider
+    assert widen_to_f64(text) == wider
 
 
 @pytest.mark.parametrize(
@@ -149,4 +149,4 @@ def test_every_f32_becomes_f64(text: str, wider: str) -> None:
 def test_what_is_right_or_as_far_off_as_the_reference_is_no_suspect(
     target: float, reference: float, *, rounding: bool
 ) -> None:
-    assert InF64(target, reference).only_rounds is rounding
+    assert F64Errors(target, reference).only_rounds is rounding

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.experiments.matrix import asked_irees
+from iree_gauntlet.experiments.matrix import name_irees
 
 
 def labels(*texts: str) -> list[str]:
-    return [iree.label for iree in asked_irees(texts)]
+    return [iree.label for iree in name_irees(texts)]
 
 
 def test_releases_keep_their_names() -> None:
-    found = asked_irees(["3.12", ">=3.9,<3.12", "nightly", "3.14.0rc20261120", "installed", "path"])
+    found = name_irees(["3.12", ">=3.9,<3.12", "nightly", "3.14.0rc20261120", "installed", "path"])
     assert [iree.iree for iree in found] == ["3.12", ">=3.9,<3.12", "nightly", "3.14.0rc20261120", "installed", "path"]
     assert [iree.label for iree in found] == [iree.iree for iree in found]
     assert [iree.folder for iree in found] == [
@@ -33,7 +33,7 @@ def test_folders_are_named_by_as_much_of_their_end_as_tells_them_apart() -> None
 
 
 def test_the_folders_of_runs_differ_where_the_names_do() -> None:
-    found = asked_irees(["venv:/a/b", "venv:/x/a-b", "build:/t/UP", "build:/t/up", "venv:/odd/@%é: '"])
+    found = name_irees(["venv:/a/b", "venv:/x/a-b", "build:/t/UP", "build:/t/up", "venv:/odd/@%é: '"])
     folders = [iree.folder for iree in found]
     assert len({folder.lower() for folder in folders}) == len(folders)
     assert all(re.fullmatch(r"[A-Za-z0-9._+-]+", folder) for folder in folders)
@@ -55,7 +55,7 @@ def test_the_folders_of_runs_differ_where_the_names_do() -> None:
 )
 def test_wrong_input(texts: list[str], says: str) -> None:
     with pytest.raises(UsageError) as caught:
-        asked_irees(texts)
+        name_irees(texts)
     assert says in str(caught.value)
 
 
@@ -69,7 +69,7 @@ def test_wrong_input(texts: list[str], says: str) -> None:
 def test_every_iree_has_a_label_and_a_folder_of_its_own(named: list[tuple[str, str]]) -> None:
     texts = [f"{kind}:/{path}" for kind, path in named]
     try:
-        found = asked_irees(texts)
+        found = name_irees(texts)
     except UsageError:
         return
     assert len({iree.label for iree in found}) == len(found)

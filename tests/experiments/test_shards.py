@@ -14,14 +14,14 @@ from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.shards import (
     assign_groups,
+    assign_shards,
     choose_chains,
     choose_shard,
-    cut_of,
     estimate_costs,
     group_chains,
+    hash_shards,
     parse_shard,
     record_costs,
-    shard_of,
 )
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.requests import ShardRequest
@@ -41,22 +41,22 @@ _COUNTS = st.integers(1, 9)
 
 @given(_NAMES, _COSTS, _COUNTS)
 def test_every_name_is_in_one_share(names: set[str], costs: dict[str, float], count: int) -> None:
-    shards = shard_of(names, costs, count)
+    shards = assign_shards(names, costs, count)
     assert shards.keys() == names
     assert all(1 <= shard <= count for shard in shards.values())
-    assert shards == shard_of(sorted(names, reverse=True), dict(reversed(costs.items())), count)
+    assert shards == assign_shards(sorted(names, reverse=True), dict(reversed(costs.items())), count)
 
 
 @given(_NAMES, _COSTS, _COUNTS, _NAMES)
 def test_added_cases_move_no_other_one(names: set[str], costs: dict[str, float], count: int, added: set[str]) -> None:
-    before = shard_of(names, costs, count)
-    after = shard_of(names | (added - costs.keys()), costs, count)
+    before = assign_shards(names, costs, count)
+    after = assign_shards(names | (added - costs.keys()), costs, count)
     assert {name: after[name] for name in names} == before
 
 
 @given(_COSTS, _COUNTS)
 def test_shares_are_balanced_by_cost(costs: dict[str, float], count: int) -> None:
-    shards = shard_of(costs, costs, count)
+    shards = assign_shards(costs, costs, count)
     loads = [sum(cost for name, cost in costs.items() if shards[name] == shard) for shard in range(1, count + 1)]
     # Graham: what came last to the fullest shard was put where least was.
     assert max(loads) - min(loads) <= max(costs.values(), default=0.0) * (1 + 1e-9) + 1e-9
@@ -64,10 +64,10 @@ def test_shares_are_balanced_by_cost(costs: dict[str, float], count: int) -> Non
 
 def test_cases_without_a_cost_spread_evenly() -> None:
     names = [f"onnx/node/generated/test_{number}@cpu" for number in range(1152)]
-    shards = list(shard_of(names, {}, 8).values())
+    shards = list(assign_shards(names, {}, 8).values())
     assert all(100 < shards.count(shard) < 190 for shard in range(1, 9))
     # Where a name goes is for ever: a CI's caches depend on it.
-    assert shard_of(["onnx/node/generated/test_abs@cpu"], {}, 8) == {"onnx/node/generated/test_abs@cpu": 7}
+    assert assign_shards(["onnx/node/generated/test_abs@cpu"], {}, 8) == {"onnx/node/generated/test_abs@cpu": 7}
 
 
 def test_chains_that_need_each_other_stay_together() -> None:
@@ -79,7 +79,7 @@ def test_chains_that_need_each_other_stay_together() -> None:
     assert {shards[chain] for chain in "abc"} == {1}
     assert {shards[chain] for chain in "de"} == {2}
     assert shards["f"] == 2
-    assert cut_of(shards) != cut_of({**shards, "f": 1})
+    assert hash_shards(shards) != hash_shards({**shards, "f": 1})
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_mistakes(
         with pytest.raises(UsageError, match=message):
             choose_shard(plan, ShardRequest(shard="1/2", shard_costs="costs.json"))
     lonely = Plan((make_step(Stage.COMPILE),))
-    empty = 3 - shard_of(["m/s@cpu"], {}, 2)["m/s@cpu"]
+    empty = 3 - assign_shards(["m/s@cpu"], {}, 2)["m/s@cpu"]
     rest, said = choose_shard(lonely, ShardRequest(shard=f"{empty}/2"))
     assert said is not None
     assert (rest.steps, said.index, said.chains) == ((), empty, 1)
@@ -203,5 +203,5 @@ def test_costs_are_the_median_of_runs_that_did_the_work(
 
 
 def test_what_has_cost_nothing_is_dealt_out_evenly() -> None:
-    shards = shard_of([f"case{number}" for number in range(80)], {f"case{number}": 0.0 for number in range(80)}, 8)
+    shards = assign_shards([f"case{number}" for number in range(80)], {f"case{number}": 0.0 for number in range(80)}, 8)
     assert sorted(Counter(shards.values()).values()) == [10] * 8

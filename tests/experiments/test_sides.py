@@ -23,9 +23,9 @@ from iree_gauntlet.experiments.sides import (
     MODULE_SIZE,
     PreparedSide,
     RoundsLog,
-    compile_changes,
-    find_changed,
-    unready,
+    find_changed_models,
+    find_obstacle,
+    list_compile_changes,
 )
 from iree_gauntlet.journal_format import JOURNAL, JournalEvent, JournalRecord
 from iree_gauntlet.progress import Progress
@@ -260,7 +260,7 @@ def side(folder: Path, name: str, made: dict[str, str], words: str = "bench") ->
         machine=None,  # type: ignore[arg-type]
         record=JournalRecord(folder / "journal.jsonl"),
         planned=(_COMPILE, _OF_ANOTHER, benchmark),
-        measured={"time": {benchmark.chain: benchmark}},
+        steps_by_metric={"time": {benchmark.chain: benchmark}},
         interrupted=False,
     )
 
@@ -302,9 +302,9 @@ def test_what_has_to_be_ready_of_a_side(
         planned=(_OF_ANOTHER, _COMPILE, counted, threshold, count, _BENCHMARK),
         record=replace(one.record, results=known),
     )
-    assert unready(one, replace(_BENCHMARK, needs=(_COMPILE.id,))) == of_times
-    assert unready(one, count) == of_counts
-    assert unready(one, replace(count, skip="not on this device")) == "not on this device"
+    assert find_obstacle(one, replace(_BENCHMARK, needs=(_COMPILE.id,))) == of_times
+    assert find_obstacle(one, count) == of_counts
+    assert find_obstacle(one, replace(count, skip="not on this device")) == "not on this device"
 
 
 def measured_so_far(folder: Path, *times: str, kind: str = "block", words: tuple[str, ...] = ()) -> list[JournalEvent]:
@@ -343,7 +343,7 @@ def test_a_module_is_another_one_where_its_key_is_not_that_at_the_first_block(
     tmp_path: Path, made: dict[str, str], times: tuple[str, ...], kind: str, *, changed: bool
 ) -> None:
     sides = (side(tmp_path / "a", "A", {"01": "k"}), side(tmp_path / "b", "B", made))
-    found = find_changed(sides, measured_so_far(tmp_path, *times, kind=kind))
+    found = find_changed_models(sides, measured_so_far(tmp_path, *times, kind=kind))
     why = "B: its module is not the one that was measured so far; begin a new comparison"
     assert found == ({UNIT.chain: why} if changed else {})
 
@@ -362,17 +362,17 @@ def test_a_benchmark_is_another_one_where_it_is_not_that_of_the_first_part(
     tmp_path: Path, words: tuple[str, ...], now: str, *, changed: bool
 ) -> None:
     sides = [side(tmp_path / name, name, {"01": "k"}, now) for name in "AB"]
-    found = find_changed(sides, measured_so_far(tmp_path, "02", words=words))
+    found = find_changed_models(sides, measured_so_far(tmp_path, "02", words=words))
     why = "A: its benchmark is not the one that was measured so far; begin a new comparison"
     assert found == ({UNIT.chain: why} if changed else {})
-    assert find_changed(sides, measured_so_far(tmp_path, words=words)) == {}, "nothing is measured yet"
+    assert find_changed_models(sides, measured_so_far(tmp_path, words=words)) == {}, "nothing is measured yet"
 
 
 def test_a_benchmark_is_the_same_in_a_folder_that_was_moved(tmp_path: Path) -> None:
     sides = [side(tmp_path / name, name, {"01": "k"}, f"--module={tmp_path}/m.vmfb") for name in "AB"]
-    assert find_changed(sides, measured_so_far(tmp_path, "02", words=("--module=/elsewhere/m.vmfb",))) == {}
+    assert find_changed_models(sides, measured_so_far(tmp_path, "02", words=("--module=/elsewhere/m.vmfb",))) == {}
     other = measured_so_far(tmp_path, "02", words=("--module=/elsewhere/n.vmfb",))
-    assert set(find_changed(sides, other)) == {UNIT.chain}
+    assert set(find_changed_models(sides, other)) == {UNIT.chain}
 
 
 @given(hosts=st.integers(1, 20), units=st.integers(1, 50), gone=st.floats(0, 1000))
@@ -417,13 +417,13 @@ def sized(size: int, told: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_compiles_that_are_alike_have_no_rows() -> None:
-    changes = compile_changes(sized(5, statistics()), sized(5, statistics()))
+    changes = list_compile_changes(sized(5, statistics()), sized(5, statistics()))
     assert changes == ()
     assert block_lines(make_compile_blocks([])) == ["The compiler's statistics and the module's size are the same."]
 
 
 def test_what_differs_in_the_order_of_what_it_tells() -> None:
-    changes = compile_changes(sized(1_509_696, statistics()), sized(1_479_416, statistics(28, 9792)))
+    changes = list_compile_changes(sized(1_509_696, statistics()), sized(1_479_416, statistics(28, 9792)))
     assert [(change.name, change.a, change.b, change.unit) for change in changes] == [
         ("module size", 1_509_696, 1_479_416, "bytes"),
         ("dispatches", 19, 28, ""),
@@ -434,7 +434,7 @@ def test_what_differs_in_the_order_of_what_it_tells() -> None:
 
 def test_turned_round_the_figures_are_swapped() -> None:
     one, other = statistics(), statistics(28, 9792)
-    there, back = compile_changes(one, other), compile_changes(other, one)
+    there, back = list_compile_changes(one, other), list_compile_changes(other, one)
     assert [(change.name, change.a, change.b) for change in there] == [
         (change.name, change.b, change.a) for change in back
     ]
@@ -442,7 +442,7 @@ def test_turned_round_the_figures_are_swapped() -> None:
 
 def test_what_one_side_does_not_tell_is_not_zero() -> None:
     newer = statistics(executable={"executable-count": 19, "code-size": 4096})
-    changes = compile_changes(statistics(), sized(10, newer))
+    changes = list_compile_changes(statistics(), sized(10, newer))
     assert changes == (
         CompileChange("module size", None, 10, "bytes"),
         CompileChange("executable/code-size", None, 4096, "bytes"),
@@ -456,11 +456,11 @@ def test_from_nothing_there_is_no_ratio() -> None:
 
 
 def test_what_is_no_number_is_passed_over() -> None:
-    assert compile_changes({"a": "x", "b": [1], "c": True}, {"a": "y", "b": [2], "c": False}) == ()
+    assert list_compile_changes({"a": "x", "b": [1], "c": True}, {"a": "y", "b": [2], "c": False}) == ()
 
 
 def test_the_text_of_a_report() -> None:
-    changes = compile_changes(sized(1_509_696, statistics()), sized(1_509_416, statistics(28, 19792)))
+    changes = list_compile_changes(sized(1_509_696, statistics()), sized(1_509_416, statistics(28, 19792)))
     assert block_lines(make_compile_blocks(changes))[2:] == [
         "figure                          A                B  B / A",
         "module size       1,509,696 bytes  1,509,416 bytes  1.000",

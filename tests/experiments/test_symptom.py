@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.engine.processes.supervisor import Outcome
-from iree_gauntlet.experiments.explaining.bundle import BundleFiles, Contents, write_script
+from iree_gauntlet.experiments.explaining.bundle import BundleContents, BundleFiles, write_script
 from iree_gauntlet.experiments.explaining.tools import Symptom, ToolResult, find_pattern, find_symptom
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.hanging import HANG
@@ -36,7 +36,7 @@ def ran(errors: str = "", *, code: int | None = 1, signal: str = "", timed_out: 
 
 def script_of(symptom: Symptom, *, device: str = "") -> str:
     """The script of a bundle of a compile; with a device, of a run."""
-    return write_script(Contents("", (), b"", (), device, (), BundleFiles(), find_installed(), symptom))
+    return write_script(BundleContents("", (), b"", (), device, (), BundleFiles(), find_installed(), symptom))
 
 
 def recorded() -> list[str]:

@@ -49,29 +49,29 @@ def opened(place: tuple[str, Configuration], cache: Path) -> HistoryStore:
 def test_what_is_added_is_there_once_and_as_it_was(place: tuple[str, Configuration], tmp_path: Path) -> None:
     files = dict(history_file(run_of(day)) for day in (1, 2, 3))
     store = opened(place, tmp_path / "one")
-    assert store.stamps() == {}
+    assert store.list_stamps() == {}
     assert [store.add(files), store.add(files)] == [3, 0]
     # Another lab's machine sees the same, and adds its own.
     other = opened(place, tmp_path / "other")
     more = dict(history_file(run_of(day)) for day in (3, 4))
     assert other.add(more) == 1
-    assert set(store.stamps()) == {*files, *more}
-    assert {name: other.read(name) for name in other.stamps()} == files | more
+    assert set(store.list_stamps()) == {*files, *more}
+    assert {name: other.read(name) for name in other.list_stamps()} == files | more
     store.remove(list(files)[:1])
-    assert set(other.stamps()) == {*files, *more} - set(list(files)[:1])
+    assert set(other.list_stamps()) == {*files, *more} - set(list(files)[:1])
 
 
 def test_a_file_of_a_folder_that_is_edited_in_place_has_another_stamp(tmp_path: Path) -> None:
     store = open_history(str(tmp_path / "history"), Configuration(), tmp_path / "cache")
     store.add(dict([history_file(run_of(1))]))
-    before = store.stamps()
+    before = store.list_stamps()
     (path,) = (tmp_path / "history").glob("*/*.json")
     times = path.stat()
     await_tick(path)
     path.write_bytes(path.read_bytes().replace(b"1", b"2"))
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert store.stamps().keys() == before.keys()
-    assert store.stamps() != before
+    assert store.list_stamps().keys() == before.keys()
+    assert store.list_stamps() != before
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (times.st_size, times.st_mtime_ns)
 
 
@@ -127,7 +127,7 @@ def test_a_remote_is_reached_with_the_settings_of_its_checkout(tmp_path: Path, m
         # Where there is no cache yet, as on a new runner.
         store = open_history("git:origin#history", Configuration(), tmp_path / f"cache of {name}")
         assert store.add(dict([history_file(run_of(day))])) == 1
-        assert len(store.stamps()) == day
+        assert len(store.list_stamps()) == day
     authors = git("-C", tmp_path / "bare", "log", "--format=%an %ae", "history")
     assert authors.splitlines() == ["two two@example.org", "one one@example.org"]
     with pytest.raises(UsageError, match="no folder elsewhere, and no remote of this name"):
@@ -143,7 +143,7 @@ def test_two_repositories_that_are_named_alike_are_two_histories(
         monkeypatch.chdir(tmp_path / name)
         store = open_history("git:.#history", Configuration(), tmp_path / "cache")
         store.add(dict([history_file(run_of(day))]))
-        assert len(store.stamps()) == 1
+        assert len(store.list_stamps()) == 1
 
 
 def test_a_process_that_is_killed_while_it_adds_leaves_whole_files_alone(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         store = open_history(str(folder), Configuration(), tmp_path)
         with pytest.raises(GauntletError, match="No space left on device"):
             store.add(dict(history_file(run_of(day)) for day in range(1, 20)))
-        kept = set(store.stamps())
+        kept = set(store.list_stamps())
         assert all(store.read(name).endswith(b"}\n") for name in kept)
         enlarge_disk(folder, "1m")
         assert store.add(dict(history_file(run_of(day)) for day in range(1, 20))) == 19 - len(kept)

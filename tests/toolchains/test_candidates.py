@@ -72,10 +72,10 @@ def place(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool
         "NO_PROXY": "127.0.0.1",
     }.items():
         monkeypatch.setenv(name, value)
-    return place_of(tmp_path, str(index.folder / "nightlies"))
+    return make_place(tmp_path, str(index.folder / "nightlies"))
 
 
-def place_of(folder: Path, nightlies: str, *, offline: bool = False) -> ToolchainPlace:
+def make_place(folder: Path, nightlies: str, *, offline: bool = False) -> ToolchainPlace:
     return place_in(folder, nightlies=nightlies, offline=offline)
 
 
@@ -103,7 +103,7 @@ def test_from_releases_a_bisect_goes_on_to_their_nightlies(place: ToolchainPlace
     assert [candidate.iree for candidate in inside] == list(_NIGHTLIES[1:])
     assert said == [f"between 3.12.0 and 3.13.0: nightlies ({len(inside)})"]
     assert list_nightlies_inside(old, Candidate("b", "build:/b"), place, said.append) == ()
-    nowhere = place_of(tmp_path, str(tmp_path / "nowhere"))
+    nowhere = make_place(tmp_path, str(tmp_path / "nowhere"))
     assert list_nightlies_inside(old, new, nowhere, said.append) == ()
     assert said[1].startswith(
         "no nightlies between 3.12.0 and 3.13.0: uv cannot say what there is of iree-base-compiler"
@@ -128,7 +128,7 @@ def test_without_a_network_what_is_installed_is_all_there_is(place: ToolchainPla
     for version in ("3.6.0", "3.8.0"):
         provide_environment(parse_choice(version), place)
     nightlies = place.nightly_links
-    offline = place_of(tmp_path, nightlies, offline=True)
+    offline = make_place(tmp_path, nightlies, offline=True)
     assert labels("3.5.0", "3.12.0", offline) == (["3.5.0", "3.6.0", "3.8.0", "3.12.0"], True)
     with pytest.raises(ToolchainError, match="no nightly of IREE is installed"):
         labels("3.5.0", "nightly", offline)
@@ -155,7 +155,7 @@ def test_an_index_that_does_not_answer(place: ToolchainPlace, monkeypatch: pytes
 )
 def test_ends_that_are_none(tmp_path: Path, good: str, bad: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        labels(good, bad, place_of(tmp_path, "", offline=True))
+        labels(good, bad, make_place(tmp_path, "", offline=True))
 
 
 def test_a_row_that_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
-from iree_gauntlet.experiments.bisect_question import find_ready, take_package
+from iree_gauntlet.experiments.bisect_question import find_ready, resolve_package
 from iree_gauntlet.toolchains.candidates import Candidate
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import ToolchainPlace, provide_environment
@@ -229,14 +229,14 @@ def test_a_bisect_takes_a_package_where_there_is_one(github: GitHub, wheels: lis
     said: list[str] = []
     candidate = Candidate(_COMMIT[:12], f"source:/x/iree@{_COMMIT}")
     github.runs()
-    assert take_package(candidate, github.place(), said.append) == candidate
+    assert resolve_package(candidate, github.place(), said.append) == candidate
     assert said == [f"{_COMMIT[:12]}: IREE's CI has not built commit {_COMMIT[:12]}; it is built"]
     github.runs(3)
     github.artifacts(3, github.archive(packed_wheels(wheels)))
-    assert take_package(candidate, github.place(), said.append) == Candidate(_COMMIT[:12], f"commit:{_COMMIT}")
+    assert resolve_package(candidate, github.place(), said.append) == Candidate(_COMMIT[:12], f"commit:{_COMMIT}")
     assert find_ready((Candidate("a", "3.12.0"), candidate), github.place()) == {1}
     release = Candidate("3.12.0", "3.12.0")
-    assert take_package(release, github.place(), said.append) == release
+    assert resolve_package(release, github.place(), said.append) == release
     assert len(said) == 1
 
 

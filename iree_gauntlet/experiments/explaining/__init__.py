@@ -1,1 +1,1 @@
-"""What `explain` does with a failure: it is found again, located, cut out and packed up."""
+"""The explanation of a failure: it is repeated, located, extracted and bundled."""

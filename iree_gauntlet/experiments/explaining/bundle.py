@@ -1,10 +1,10 @@
-"""A bundle: a folder, and an archive of it, with which anyone can see a failure, or that it is mended.
+"""A bundle: a folder and its archive, with which anyone can reproduce a failure, or check that it is fixed.
 
 README.md      an issue for IREE, filled in
 repro.sh       compiles, runs and compares: exit code 0 fixed, 1 still there, 125 cannot be judged
-program.mlir   what fails, and nothing else
-input_0.bin…   what it is given, as raw values, and what is expected of it (`expected_0.bin`)
-run.ireereplay the run as the device saw it, where the runtime can record one (`explain.py`)
+program.mlir   the failing part of the program, and nothing else
+input_0.bin…   its inputs, as raw values, and the expected outputs (`expected_0.bin`)
+run.ireereplay the run as the device saw it, if the runtime can record one (`explain.py`)
 bundle.json    versions, flags, sizes and hashes
 """
 
@@ -29,8 +29,8 @@ from iree_gauntlet.engine.processes.supervisor import Supervisor, find_linker
 from iree_gauntlet.engine.session import interruptible
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, TOLERANCES
-from iree_gauntlet.experiments.explaining.operators import OPERATOR
+from iree_gauntlet.experiments.explaining.flow_program import DISPATCH_FUNCTION, TOLERANCES
+from iree_gauntlet.experiments.explaining.operators import OPERATOR_FUNCTION
 from iree_gauntlet.experiments.explaining.tools import CRASH, FAILURE, HANG, WRONG, Symptom
 from iree_gauntlet.formatting import byte_size, counted, listed, take_last_lines
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from iree_gauntlet.experiments.explaining.failures import Failure
-    from iree_gauntlet.experiments.explaining.flow_program import HeldTensor
+    from iree_gauntlet.experiments.explaining.flow_program import TensorFile
     from iree_gauntlet.experiments.explaining.locate import WrongDispatch
     from iree_gauntlet.experiments.explaining.operators import WrongOperator
-    from iree_gauntlet.experiments.explaining.reduce import Reduced
+    from iree_gauntlet.experiments.explaining.reduce import Reduction
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.toolchains.toolchain import Toolchain
@@ -53,111 +53,111 @@ if TYPE_CHECKING:
 
 _BUNDLE_FACTS = "bundle.json"
 _README = "README.md"
-_REPRODUCE = "repro.sh"
+_SCRIPT = "repro.sh"
 REPLAY = "run.ireereplay"
-LIMIT = 10_000_000
+MAX_BYTES = 10_000_000
 _INLINE_BYTES = 4_000
 PROGRAM = "program.mlir"
-# What the script ends with.
+# The exit codes of the script.
 FIXED, STILL_THERE, CANNOT_BE_JUDGED = 0, 1, 125
-# What is said where it is fixed; and what there is to see where it is not, as a condition and in words.
+# For each ending: the text if it is fixed; the shell condition of the failure, and the text if that holds.
 _ENDINGS = {
     WRONG: ("the outputs are as expected", "true", "the outputs are not as expected"),
     FAILURE: ("it does not fail", "[ $code -lt 124 ]", "it fails as it did"),
     CRASH: ("it does not crash", "[ $code -ge 128 ]", "it crashes as it did"),
     HANG: ("it ends", "[ $code -eq 124 ] || [ $code -eq 137 ]", "it does not end"),
 }
-# Of the two tasks, what a script's exit code means.
-_CHECKED = {
+# The meaning of the script's exit code, for each of the two tasks.
+_CHECK_MEANINGS = {
     STILL_THERE: ("it fails: confirmed", ExitCode.OK),
     FIXED: ("it does not fail: not confirmed", ExitCode.FAILED),
 }
-_RAN = {FIXED: ("it is fixed", ExitCode.OK), STILL_THERE: ("the failure is still there", ExitCode.FAILED)}
-# What it says, in the folder of logs.
-SAID = "repro.txt"
+_RUN_MEANINGS = {FIXED: ("it is fixed", ExitCode.OK), STILL_THERE: ("the failure is still there", ExitCode.FAILED)}
+# The script's output, in the folder of logs.
+REPRO_LOG = "repro.txt"
 # A larger .onnx is left out: the program has the same weights.
 _SMALL_BYTES = 1_000_000
-# Lines of what a tool says that a README has.
-_SAID_LINES, _SAID_WIDTH = 30, 200
-# What is compiled while a program is reduced.
+# The maximum number and length of the lines of a tool's output in a README.
+_MAX_LOG_LINES, _MAX_LINE_CHARS = 30, 200
+# The names of the files that are compiled while a program is reduced.
 _CANDIDATE = re.compile(r"\S*/candidate\.(?:mlir|vmfb)")
-# As MLIR writes values: in hexadecimal, as a list, or at the end of the text.
-_CONSTANTS = re.compile(rb'dense<(?:"|\[)|dense_resource<')
+# MLIR's formats of values: in hexadecimal, as a list, or at the end of the file.
+_CONSTANT_MARKS = re.compile(rb'dense<(?:"|\[)|dense_resource<')
 # Arguments of iree-run-module that name files.
-_VALUES = ("--input", "--expected_output")
-_PARAMETERS = "--parameters"
-_FETCHABLE = ("http://", "https://")
-# Of a run that need not be repeated.
-_LEFT_OUT = ("--module", "--device", "--output")
-# Installing IREE, a compile and a run.
+_VALUE_FLAGS = ("--input", "--expected_output")
+_PARAMETERS_FLAG = "--parameters"
+_URL_PREFIXES = ("http://", "https://")
+# Flags of the original run that the script does not repeat.
+_IGNORED_FLAGS = ("--module", "--device", "--output")
+# The limit for installing IREE, a compile and a run.
 _TIMEOUT_SECONDS = 900.0
 
 
 @dataclass(slots=True)
 class BundleFiles:
-    """What goes into a bundle beside its program, gathered as its command lines are made.
+    """The files of a bundle besides its program, collected while its command lines are made.
 
     Attributes:
-        held: contents by their names.
-        made: files that are made where it is run: a name, and the arguments of `make_values.py` behind it.
-        fetched: files that are fetched where it is run: a name, and the arguments of `fetch_file.py` behind it.
+        blobs: file contents by name.
+        recipes: files that the script generates: each a name with arguments of `make_values.py`.
+        downloads: files that the script downloads: each a name with arguments of `fetch_file.py`.
     """
 
-    held: dict[str, bytes] = field(default_factory=dict)
-    made: list[tuple[str, ...]] = field(default_factory=list)
-    fetched: list[tuple[str, ...]] = field(default_factory=list)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    recipes: list[tuple[str, ...]] = field(default_factory=list)
+    downloads: list[tuple[str, ...]] = field(default_factory=list)
 
-    def add_tensors(self, tensors: Sequence[HeldTensor], name: str) -> list[str]:
-        """Arguments of iree-run-module for tensors, as `<name>_0.bin` and so on; zeros need no file."""
-        texts: list[str] = []
+    def add_tensors(self, tensors: Sequence[TensorFile], name: str) -> list[str]:
+        """Return arguments of iree-run-module for tensors, as `<name>_0.bin` and so on; zeros need no file."""
+        args: list[str] = []
         for index, tensor in enumerate(tensors):
             file = f"{name}_{index}.bin"
             if tensor.made:
-                self.made.append((file, *tensor.made))
+                self.recipes.append((file, *tensor.made))
             elif any(data := tensor.file.read_bytes()):
-                self.held[file] = data
+                self.blobs[file] = data
             else:
                 file = ""
-            texts.append(f"{tensor.type}=@{file}" if file else tensor.type)
-        return texts
+            args.append(f"{tensor.type}=@{file}" if file else tensor.type)
+        return args
 
     def add_flags(self, flags: Sequence[str], folder: Path) -> tuple[str, ...]:
-        """Flags that name files, relative to a folder, by their names in the bundle."""
-        texts: list[str] = []
+        """Add the files that flags name, relative to a folder; return the flags with their names in the bundle."""
+        args: list[str] = []
         for flag in flags:
             head, equals, value = flag.rpartition("=")
             path = folder / value
-            text = flag
-            # A word such as `host` is no file, whatever lies in the folder.
+            arg = flag
+            # A word such as `host` is no file, even if the folder has a file of that name.
             if equals and ("/" in value or path.suffix) and path.is_file():
-                data, known = path.read_bytes(), [name for name in self.held if name.startswith("flag_")]
-                same = (name for name in known if self.held[name] == data and name.endswith(path.suffix))
-                name = next(same, f"flag_{len(known)}{path.suffix}")
-                self.held[name] = data
-                text = f"{head}={name}"
-            texts.append(text)
-        return tuple(texts)
+                data, names = path.read_bytes(), [name for name in self.blobs if name.startswith("flag_")]
+                matches = (name for name in names if self.blobs[name] == data and name.endswith(path.suffix))
+                name = next(matches, f"flag_{len(names)}{path.suffix}")
+                self.blobs[name] = data
+                arg = f"{head}={name}"
+            args.append(arg)
+        return tuple(args)
 
     @property
     def tools(self) -> dict[Path, list[tuple[str, ...]]]:
-        """Programs that make files where a bundle is run, and what they are given, each time."""
-        here = Path(__file__)
-        programs = {here.with_name("make_values.py"): self.made, here.with_name("fetch_file.py"): self.fetched}
+        """The programs that the script runs to make files, each with its argument lists."""
+        path = Path(__file__)
+        programs = {path.with_name("make_values.py"): self.recipes, path.with_name("fetch_file.py"): self.downloads}
         return {tool: rows for tool, rows in programs.items() if rows}
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
-    """What goes into a bundle.
+class BundleContents:
+    """The contents of a bundle.
 
     Attributes:
-        program: as text or bytecode; empty where it is fetched.
-        device: empty where it is the compile that fails.
-        arguments: of iree-run-module, with files by their names in the bundle.
+        program: text or bytecode; empty if it is downloaded.
+        device: empty if the compile is what fails.
+        arguments: those of iree-run-module, with the bundle's file names.
     """
 
     title: str
-    what: tuple[str, ...]
+    paragraphs: tuple[str, ...]
     program: bytes
     flags: tuple[str, ...]
     device: str
@@ -167,127 +167,127 @@ class Contents:
     symptom: Symptom
 
     @property
-    def before(self) -> list[str]:
-        """Commands that make files."""
+    def commands(self) -> list[str]:
+        """The commands that make files, before the compile."""
         return [shlex.join(("python3", tool.name, *row)) for tool, rows in self.files.tools.items() for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
 class FailureForms:
-    """A failure in the forms that a bundle may have it in."""
+    """The forms in which a bundle can show a failure."""
 
     failure: Failure
     symptom: Symptom
     iree: Toolchain
 
-    def of_dispatch(self, suspect: WrongDispatch) -> Iterator[Contents]:
-        """A dispatch: as a function that every release reads where it can be one, then as this release has it."""
+    def make_dispatch_forms(self, suspect: WrongDispatch) -> Iterator[BundleContents]:
+        """Yield a dispatch as a function that every release reads, if possible, then in this release's own form."""
         files = BundleFiles()
-        arguments = _list_arguments(CUT_OUT, suspect.inputs, suspect.expected, files)
-        what = "Wrong numbers" if suspect.expected else self.symptom.said or self.symptom.ending
-        title = f"{what} in {suspect.dispatch.name} ({self.failure.device})"
-        given = "made-up inputs" if files.made else "the inputs that it had"
-        found = _describe_found("dispatch", suspect=suspect, given=given)
-        contents = self._fill(title, suspect.program.encode(), files, found, arguments=arguments)
+        arguments = _list_arguments(DISPATCH_FUNCTION, suspect.inputs, suspect.expected, files)
+        problem = "Wrong numbers" if suspect.expected else self.symptom.said or self.symptom.ending
+        title = f"{problem} in {suspect.dispatch.name} ({self.failure.device})"
+        inputs_text = "made-up inputs" if files.recipes else "the inputs that it had"
+        paragraph = _render_finding("dispatch", suspect=suspect, given=inputs_text)
+        contents = self._fill(title, suspect.program.encode(), files, paragraph, arguments=arguments)
         if suspect.function:
             yield replace(contents, program=suspect.function.encode())
         yield replace(contents, flags=("--compile-from=flow", *contents.flags))
 
-    def of_operator(self, operator: WrongOperator) -> Contents:
-        """An operator of an ONNX model, as a model of its own, and what onnxruntime makes of it."""
+    def make_operator_form(self, operator: WrongOperator) -> BundleContents:
+        """Return an operator of an ONNX model, as a model of its own, with onnxruntime's outputs."""
         files = BundleFiles()
-        arguments = _list_arguments(OPERATOR, operator.held.inputs, operator.held.outputs, files)
+        arguments = _list_arguments(OPERATOR_FUNCTION, operator.values.inputs, operator.values.outputs, files)
         model = operator.onnx.read_bytes()
         if len(model) <= _SMALL_BYTES:
-            files.held["model.onnx"] = model
-        found = _describe_found("operator", operator=operator, has_model="model.onnx" in files.held)
+            files.blobs["model.onnx"] = model
+        finding = _render_finding("operator", operator=operator, has_model="model.onnx" in files.blobs)
         repeated = "Its large tensors hold their first values over and over, in place of the model's own."
-        kinds = ", ".join(dict.fromkeys(node.op for node in operator.nodes))
-        title = f"Wrong numbers in {kinds} of ONNX ({self.failure.device})"
-        what = (found, *((repeated,) if operator.repeated else ()))
-        return self._fill(title, operator.program.read_bytes(), files, *what, arguments=arguments)
+        operators = ", ".join(dict.fromkeys(node.op for node in operator.nodes))
+        title = f"Wrong numbers in {operators} of ONNX ({self.failure.device})"
+        paragraphs = (finding, *((repeated,) if operator.repeated else ()))
+        return self._fill(title, operator.program.read_bytes(), files, *paragraphs, arguments=arguments)
 
-    def of_reduced(self, reduced: Reduced) -> Contents:
-        """A program that was made smaller."""
-        before, after = (counted(size.operations, "operation") for size in (reduced.before, reduced.after))
-        fails = "fails" if reduced.after.operations == 1 else "fail"
-        found = f"`program.mlir` is what is left of a program of {before}: {after}, which {fails} in the same way."
-        # Where a tool lies on this machine is left out.
+    def make_reduced_form(self, reduction: Reduction) -> BundleContents:
+        """Return a reduced program."""
+        old, new = (counted(size.operations, "operation") for size in (reduction.before, reduction.after))
+        verb = "fails" if reduction.after.operations == 1 else "fail"
+        text = f"`program.mlir` is what is left of a program of {old}: {new}, which {verb} in the same way."
+        # The tool's location on this machine is left out.
         library = f"{Path(self.iree.compiler.compile).parent}/"
-        shown = _CANDIDATE.sub("program.mlir", reduced.text).replace(library, "").strip().splitlines()
-        lines = take_last_lines(tuple(shown[:_SAID_LINES]), count=_SAID_LINES, width=_SAID_WIDTH)
-        title, said = f"iree-compile: {self.symptom.said}", "\n".join(("```", *lines, "```"))
-        return self._fill(title, reduced.program.read_bytes(), BundleFiles(), found, said)
+        log = _CANDIDATE.sub("program.mlir", reduction.text).replace(library, "").strip().splitlines()
+        lines = take_last_lines(tuple(log[:_MAX_LOG_LINES]), count=_MAX_LOG_LINES, width=_MAX_LINE_CHARS)
+        title, excerpt = f"iree-compile: {self.symptom.said}", "\n".join(("```", *lines, "```"))
+        return self._fill(title, reduction.program.read_bytes(), BundleFiles(), text, excerpt)
 
-    def of_program(self, why: str) -> Contents:
-        """All of the program, with what it is given and expected to give; GauntletError where a file is not there."""
+    def make_program_form(self, reason: str) -> BundleContents:
+        """Return the whole program, with its inputs and expected outputs; GauntletError if a file is missing."""
         files = BundleFiles()
-        compiles = self.failure.stage.row.makes_modules
-        program = self._take(self.failure.program, PROGRAM, files)
-        arguments = () if compiles else self._name_files(files)
-        tool = "iree-compile" if compiles else "iree-run-module"
-        said = (f"```\n{self.symptom.said}\n```",) if self.symptom.said else ()
+        is_compile = self.failure.stage.row.makes_modules
+        program = self._read_or_download(self.failure.program, PROGRAM, files)
+        arguments = () if is_compile else self._name_files(files)
+        tool = "iree-compile" if is_compile else "iree-run-module"
+        excerpt = (f"```\n{self.symptom.said}\n```",) if self.symptom.said else ()
         title = f"{tool}: {self.symptom.said or self.symptom.ending}"
         if self.symptom.ending == WRONG:
             title = f"Wrong numbers of {self.failure.case} ({self.failure.device})"
-        what = (*said, f"`program.mlir` is the whole program: {why}.")
-        return self._fill(title, program, files, *what, arguments=arguments)
+        paragraphs = (*excerpt, f"`program.mlir` is the whole program: {reason}.")
+        return self._fill(title, program, files, *paragraphs, arguments=arguments)
 
     def _fill(
-        self, title: str, program: bytes, files: BundleFiles, *found: str, arguments: tuple[str, ...] = ()
-    ) -> Contents:
+        self, title: str, program: bytes, files: BundleFiles, *paragraphs: str, arguments: tuple[str, ...] = ()
+    ) -> BundleContents:
         failure = self.failure
-        what = (f"{failure.case}: {without_expectation(failure.result.full_reason)}", *found)
+        all_paragraphs = (f"{failure.case}: {without_expectation(failure.result.full_reason)}", *paragraphs)
         flags = files.add_flags(failure.flags, failure.compile_cwd)
         device = "" if failure.stage.row.makes_modules else failure.device
-        return Contents(title, what, program, flags, device, arguments, files, self.iree, self.symptom)
+        return BundleContents(title, all_paragraphs, program, flags, device, arguments, files, self.iree, self.symptom)
 
-    def _take(self, path: Path, name: str, files: BundleFiles) -> bytes:
-        """A file's bytes; none where it is large, and fetched from where it comes from."""
+    def _read_or_download(self, path: Path, name: str, files: BundleFiles) -> bytes:
+        """Return a file's bytes; if it is too large, add it as a download and return none."""
         try:
             size = path.stat().st_size
-            if size <= LIMIT:
+            if size <= MAX_BYTES:
                 return path.read_bytes()
             url = self.failure.urls.get(str(path), "")
-            if not url.startswith(_FETCHABLE):
-                what = f"{path.name} has {byte_size(size)}, and a bundle at most {byte_size(LIMIT)}"
-                raise GauntletError(what, "Where it has an http address, the bundle names that.")
+            if not url.startswith(_URL_PREFIXES):
+                message = f"{path.name} has {byte_size(size)}, and a bundle at most {byte_size(MAX_BYTES)}"
+                raise GauntletError(message, "Where it has an http address, the bundle names that.")
             with path.open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            what = f"{path} cannot be read: {error.strerror}"
-            raise GauntletError(what, "Run the case again, and explain it.") from error
-        files.fetched.append((name, url, sha256))
+            message = f"{path} cannot be read: {error.strerror}"
+            raise GauntletError(message, "Run the case again, and explain it.") from error
+        files.downloads.append((name, url, sha256))
         return b""
 
     def _name_files(self, files: BundleFiles) -> tuple[str, ...]:
-        """The run's arguments, with the files that they name by their names in the bundle."""
-        words: list[str] = []
-        for word in self.failure.argv[1:]:
-            flag, _, value = word.partition("=")
-            if flag in _LEFT_OUT:
+        """Return the run's arguments, with the bundle's names of the files in them."""
+        args: list[str] = []
+        for arg in self.failure.argv[1:]:
+            flag, _, value = arg.partition("=")
+            if flag in _IGNORED_FLAGS:
                 continue
-            # `TYPE=@FILE`, `@FILE`, and of parameters `SCOPE=FILE` or FILE.
-            mark = "=" if flag == _PARAMETERS else "@"
-            kind, at, path = value.rpartition(mark)
-            if not ((flag in _VALUES and at) or flag == _PARAMETERS):
-                words.append(word)
+            # The forms are `TYPE=@FILE`, `@FILE`, and for parameters `SCOPE=FILE` or FILE.
+            separator = "=" if flag == _PARAMETERS_FLAG else "@"
+            prefix, mark, path = value.rpartition(separator)
+            if not ((flag in _VALUE_FLAGS and mark) or flag == _PARAMETERS_FLAG):
+                args.append(arg)
                 continue
-            place = self.failure.cwd / path
-            name = f"{flag.removeprefix('--')}_{len(files.held) + len(files.fetched)}{place.suffix}"
-            if data := self._take(place, name, files):
-                files.held[name] = data
-            words.append(f"{flag}={kind}{at}{name}")
-        return tuple(words)
+            file_path = self.failure.cwd / path
+            name = f"{flag.removeprefix('--')}_{len(files.blobs) + len(files.downloads)}{file_path.suffix}"
+            if data := self._read_or_download(file_path, name, files):
+                files.blobs[name] = data
+            args.append(f"{flag}={prefix}{mark}{name}")
+        return tuple(args)
 
 
-def holds_constants(program: bytes) -> bool:
-    """Whether a program's text holds constants that are not of one value."""
-    return _CONSTANTS.search(program) is not None
+def has_constants(program: bytes) -> bool:
+    """Return True if a program's text has constants with more than one value."""
+    return _CONSTANT_MARKS.search(program) is not None
 
 
-def _describe_found(form: str, **values: object) -> str:
-    """A paragraph, on one line."""
+def _render_finding(form: str, **values: object) -> str:
+    """Render a paragraph, on one line."""
     return " ".join(render("found.md", form=form, share=_format_share, **values).split())
 
 
@@ -296,32 +296,32 @@ def _format_share(error: float) -> str:
 
 
 def _list_arguments(
-    function: str, inputs: Sequence[HeldTensor], expected: Sequence[HeldTensor], files: BundleFiles
+    function: str, inputs: Sequence[TensorFile], expected: Sequence[TensorFile], files: BundleFiles
 ) -> tuple[str, ...]:
-    """Of a run that is right within what another order of operations may change, by type and largest |value|."""
+    """Return a run's arguments, with thresholds by type that allow for another order of operations."""
     largest: dict[str, float] = {}
-    for item in expected:
-        name = item.type.rpartition("x")[2]
-        largest[name] = max(largest.get(name, 0.0), item.largest)
-    allowed = {name: TOLERANCES[name] * value for name, value in largest.items() if name in TOLERANCES}
+    for tensor in expected:
+        name = tensor.type.rpartition("x")[2]
+        largest[name] = max(largest.get(name, 0.0), tensor.largest)
+    tolerances = {name: TOLERANCES[name] * value for name, value in largest.items() if name in TOLERANCES}
     return (
         f"--function={function}",
         *(f"--input={text}" for text in files.add_tensors(inputs, "input")),
         *(f"--expected_output={text}" for text in files.add_tensors(expected, "expected")),
-        *(f"--expected_{name}_threshold={value:.3g}" for name, value in allowed.items()),
+        *(f"--expected_{name}_threshold={value:.3g}" for name, value in tolerances.items()),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle that is there."""
+    """A bundle that has been written."""
 
     folder: Path
     archive: Path
     bytes: int
 
 
-def write_bundle(contents: Contents, folder: Path) -> Bundle:
+def write_bundle(contents: BundleContents, folder: Path) -> Bundle:
     """Write a bundle, and its archive next to it.
 
     Raises:
@@ -330,7 +330,7 @@ def write_bundle(contents: Contents, folder: Path) -> Bundle:
     iree, packages, program = contents.iree, list_packages(contents.iree), contents.program
     facts = {
         "title": contents.title,
-        # Where it is installed here is nobody else's business.
+        # The path of the installation is private.
         "iree": {name: value for name, value in iree.as_dict().items() if name != "source"},
         "packages": packages,
         "flags": contents.flags,
@@ -342,24 +342,24 @@ def write_bundle(contents: Contents, folder: Path) -> Bundle:
         contents=contents,
         iree=iree,
         packages=packages,
-        # A small program, for those who read the issue alone.
+        # A small program is also shown in the issue.
         inline="" if len(program) > _INLINE_BYTES or b"\0" in program else program.decode(errors="replace").strip(),
-        has_replay=REPLAY in contents.files.held,
-        contains=contains(contents),
+        has_replay=REPLAY in contents.files.blobs,
+        contains=describe_contents(contents),
     )
-    files = contents.files.held | {tool.name: tool.read_bytes() for tool in contents.files.tools}
+    files = contents.files.blobs | {tool.name: tool.read_bytes() for tool in contents.files.tools}
     files |= {PROGRAM: program} if program else {}
     return pack(files, readme, write_script(contents), facts, folder)
 
 
-def write_script(contents: Contents) -> str:
-    """What compiles, runs and judges it."""
+def write_script(contents: BundleContents) -> str:
+    """Write the script that compiles, runs and judges."""
     symptom = contents.symptom
-    fixed, condition, still = _ENDINGS[symptom.ending]
+    fixed_text, condition, failing_text = _ENDINGS[symptom.ending]
     if symptom.ending == WRONG:
         condition += """ && grep -q '^\\[FAILED\\]' "$work/said.txt\""""
     elif symptom.pattern:
-        # Releases break a diagnostic's lines at different places.
+        # Releases break the lines of a diagnostic differently.
         condition += f""" && tr '\\n' ' ' < "$work/said.txt" | grep -qE {shlex.quote(symptom.pattern)}"""
     return render(
         "repro.sh",
@@ -367,94 +367,94 @@ def write_script(contents: Contents) -> str:
         packages=list_packages(contents.iree),
         named="IREE_COMPILE and IREE_RUN_MODULE name" if contents.device else "IREE_COMPILE names",
         limit=f"timeout -k 10 {symptom.seconds:.0f} " if symptom.ending == HANG else "",
-        fixed=fixed,
+        fixed=fixed_text,
         condition=condition,
-        still=still,
+        still=failing_text,
     )
 
 
 def render(template: str, **values: object) -> str:
-    """A file of a bundle from its template; `machine` is this one."""
+    """Render a file of a bundle from its template; `machine` describes this machine."""
     import jinja2  # noqa: PLC0415 - `run` brings this module, and seldom needs it
 
     environment = jinja2.Environment(  # noqa: S701 - no page
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["words"] = shlex.join
-    # Further words of a command to paste, a line each.
+    # The filter puts each word of a command on a line of its own.
     environment.filters["folded"] = lambda words: "".join(f" \\\n    {shlex.quote(word)}" for word in words)
     text = Path(__file__).with_name(f"{template}.jinja").read_text(encoding="utf-8")
     return environment.from_string(text).render(machine=_describe_machine(), **values)
 
 
 def _describe_machine() -> str:
-    """This machine, for those who have a bundle of it."""
+    """Describe this machine for the readers of a bundle."""
     facts = read_machine_facts()
     return f"{facts.cpu}, {facts.os}"
 
 
 def pack(files: Mapping[str, bytes], readme: str, script: str, facts: Mapping[str, object], folder: Path) -> Bundle:
-    """Write the files of a bundle with what is known of it, and its archive next to it.
+    """Write the files of a bundle with its facts, and its archive next to it.
 
     Raises:
         GauntletError: it would be too large.
     """
-    whole = {**files, _README: readme.encode(), _REPRODUCE: script.encode()}
+    parts = {**files, _README: readme.encode(), _SCRIPT: script.encode()}
     hashes = {
-        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in sorted(whole.items())
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in sorted(parts.items())
     }
-    known = {**facts, "machine": _describe_machine(), "files": hashes}
-    whole[_BUNDLE_FACTS] = (json.dumps(known, indent=2) + "\n").encode()
-    # An archive that is the same, byte for byte, for the same files.
-    plain = io.BytesIO()
-    with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, data in sorted(whole.items()):
+    all_facts = {**facts, "machine": _describe_machine(), "files": hashes}
+    parts[_BUNDLE_FACTS] = (json.dumps(all_facts, indent=2) + "\n").encode()
+    # The archive is reproducible: the same files give the same bytes.
+    tar_bytes = io.BytesIO()
+    with tarfile.open(fileobj=tar_bytes, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in sorted(parts.items()):
             entry = tarfile.TarInfo(f"{folder.name}/{name}")
-            entry.size, entry.mode = len(data), 0o755 if name == _REPRODUCE else 0o644
+            entry.size, entry.mode = len(data), 0o755 if name == _SCRIPT else 0o644
             tar.addfile(entry, io.BytesIO(data))
-    packed = gzip.compress(plain.getvalue(), mtime=0)
-    if len(packed) > LIMIT:
-        largest = sorted(whole, key=lambda name: -len(whole[name]))[:3]
+    archive_bytes = gzip.compress(tar_bytes.getvalue(), mtime=0)
+    if len(archive_bytes) > MAX_BYTES:
+        largest = sorted(parts, key=lambda name: -len(parts[name]))[:3]
         raise GauntletError(
-            f"the bundle would have {byte_size(len(packed))}, and {byte_size(LIMIT)} is the limit",
-            f"The largest in it: {listed([f'{name} {byte_size(len(whole[name]))}' for name in largest], 3)}.",
+            f"the bundle would have {byte_size(len(archive_bytes))}, and {byte_size(MAX_BYTES)} is the limit",
+            f"The largest in it: {listed([f'{name} {byte_size(len(parts[name]))}' for name in largest], 3)}.",
         )
     folder.mkdir(parents=True, exist_ok=True)
-    for name, data in whole.items():
+    for name, data in parts.items():
         write_atomic(folder / name, data)
-    (folder / _REPRODUCE).chmod(0o755)
+    (folder / _SCRIPT).chmod(0o755)
     archive = folder.with_name(f"{folder.name}.tar.gz")
-    write_atomic(archive, packed)
-    return Bundle(folder, archive, len(packed))
+    write_atomic(archive, archive_bytes)
+    return Bundle(folder, archive, len(archive_bytes))
 
 
 def list_packages(iree: Toolchain) -> tuple[str, ...]:
-    """What installs it, as pip takes it."""
+    """Return the packages of an IREE, as pip requirements."""
     return f"iree-base-compiler=={iree.compiler.release}", f"iree-base-runtime=={iree.runtime.release}"
 
 
-def contains(contents: Contents) -> str:
-    """What a bundle holds of a model, in a sentence or two."""
-    held, fetched = contents.files.held, contents.files.fetched
+def describe_contents(contents: BundleContents) -> str:
+    """Describe the parts of a model that a bundle contains, in a sentence or two."""
+    data_files, downloads = contents.files.blobs, contents.files.downloads
     parts = [f"the program ({byte_size(len(contents.program))})"] if contents.program else []
-    own = byte_size(sum(map(len, held.values())))
-    parts += [f"{counted(len(held), 'file')} of values and flags ({own})"] if held else []
-    said = f"It contains {' and '.join(parts)}." if parts else "It contains no file of the model."
-    said += " Inputs are made up." if contents.files.made else ""
-    return said + (f" It fetches {', '.join(row[1] for row in fetched)}." if fetched else "")
+    size = byte_size(sum(map(len, data_files.values())))
+    parts += [f"{counted(len(data_files), 'file')} of values and flags ({size})"] if data_files else []
+    summary = f"It contains {' and '.join(parts)}." if parts else "It contains no file of the model."
+    summary += " Inputs are made up." if contents.files.recipes else ""
+    return summary + (f" It fetches {', '.join(row[1] for row in downloads)}." if downloads else "")
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedBundle:
-    """A bundle that can be run; `packages` are the IREE that it fails with: `iree-base-compiler==3.6.0`."""
+class BundleInfo:
+    """A bundle that can be run; `packages` are those of the IREE that it fails with: `iree-base-compiler==3.6.0`."""
 
     folder: Path
     title: str
     packages: tuple[str, ...]
 
 
-def open_bundle(bundle: Path, place: Path) -> OpenedBundle:
-    """Open a bundle: a folder, or an archive that is unpacked into another one."""
+def open_bundle(bundle: Path, target_dir: Path) -> BundleInfo:
+    """Open a bundle: a folder, or an archive, which is unpacked into a folder."""
     hint = "Name a bundle that `explain` wrote."
     if not bundle.exists():
         raise UsageError(f"there is no bundle {bundle}", "`explain` writes runs/<run>/explain/<case>/bundle.tar.gz.")
@@ -462,27 +462,27 @@ def open_bundle(bundle: Path, place: Path) -> OpenedBundle:
     if not bundle.is_dir():
         try:
             with tarfile.open(bundle) as tar:
-                unpack_plain(tar, place)
+                unpack_plain(tar, target_dir)
         except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
             raise GauntletError(f"{bundle} cannot be unpacked: it is no archive, or damaged", hint) from error
-        folder = min((path.parent for path in place.glob(f"*/{_BUNDLE_FACTS}")), default=place)
-    for name in (_BUNDLE_FACTS, _REPRODUCE):
+        folder = min((path.parent for path in target_dir.glob(f"*/{_BUNDLE_FACTS}")), default=target_dir)
+    for name in (_BUNDLE_FACTS, _SCRIPT):
         if not (folder / name).is_file():
             raise GauntletError(f"{bundle} is no bundle: it has no {name}", "Name one that `explain` wrote.")
     try:
         facts = json.loads((folder / _BUNDLE_FACTS).read_text(encoding="utf-8"))
-        return OpenedBundle(folder, str(facts["title"]), tuple(map(str, facts["packages"])))
+        return BundleInfo(folder, str(facts["title"]), tuple(map(str, facts["packages"])))
     except (ValueError, KeyError, TypeError) as error:
-        what = f"{bundle}: {_BUNDLE_FACTS} is not as `explain` writes it: {type(error).__name__}: {error}"
-        raise GauntletError(what, hint) from error
+        message = f"{bundle}: {_BUNDLE_FACTS} is not as `explain` writes it: {type(error).__name__}: {error}"
+        raise GauntletError(message, hint) from error
 
 
 def run_bundle(
     bundle: Path, iree: Toolchain | None, supervisor: Supervisor, logs: Path, base: Toolchain | None = None
 ) -> int | None:
-    """Run the bundle of a folder: its exit code, None where it was ended; what it says stands in `repro.txt` of `logs`.
+    """Run the bundle of a folder, with its output in `repro.txt` of `logs`; return its exit code, None if killed.
 
-    It installs the IREE, and the `base` that this is held against where it is about times, that are not given.
+    The script installs the IREE, and the `base` of a comparison of times, unless they are given.
     """
     tools: list[tuple[str, str]] = []
     for prefix, side in (("", iree), ("BASE_", base)):
@@ -491,8 +491,8 @@ def run_bundle(
             tools.append((f"{prefix}IREE_RUN_MODULE", side.runtime.run_module))
             tools.append((f"{prefix}IREE_BENCHMARK_MODULE", side.runtime.benchmark_module))
             tools += find_linker(side.compiler.compile)
-    command = Command(("sh", f"./{_REPRODUCE}"), str(bundle), env=tuple(tools))
-    log = logs / SAID
+    command = Command(("sh", f"./{_SCRIPT}"), str(bundle), env=tuple(tools))
+    log = logs / REPRO_LOG
     outcome = supervisor.run(command, stdout=log, stderr=log, timeout=_TIMEOUT_SECONDS)
     if outcome.cancelled:
         raise KeyboardInterrupt
@@ -500,29 +500,29 @@ def run_bundle(
 
 
 def check(bundle: Path, presenter: Presenter) -> ExitCode:
-    """Whether a bundle fails with the IREE that it installs for itself."""
-    return _judge(bundle, None, presenter, _CHECKED)
+    """Report whether a bundle fails with the IREE that it installs for itself."""
+    return _judge(bundle, None, presenter, _CHECK_MEANINGS)
 
 
 def run_with(bundle: Path, request: ToolchainRequest, presenter: Presenter) -> ExitCode:
-    """Whether a bundle fails with an IREE."""
+    """Report whether a bundle fails with another IREE."""
     with presenter.progress() as progress:
         toolchain = open_workbench(request, progress, need_toolchain=True).iree
-    return _judge(bundle, toolchain, presenter, _RAN)
+    return _judge(bundle, toolchain, presenter, _RUN_MEANINGS)
 
 
 def _judge(
     bundle: Path, iree: Toolchain | None, presenter: Presenter, meanings: Mapping[int, tuple[str, ExitCode]]
 ) -> ExitCode:
-    """Run a bundle, and say what its exit code means."""
-    with tempfile.TemporaryDirectory(prefix="gauntlet-bundle-") as place, Supervisor() as supervisor:
-        opened = open_bundle(bundle, Path(place))
+    """Run a bundle, and report the meaning of its exit code."""
+    with tempfile.TemporaryDirectory(prefix="gauntlet-bundle-") as temp_dir, Supervisor() as supervisor:
+        info = open_bundle(bundle, Path(temp_dir))
         with interruptible(supervisor.cancel_all):
-            code = run_bundle(opened.folder, iree, supervisor, Path(place))
+            code = run_bundle(info.folder, iree, supervisor, Path(temp_dir))
         if code in (CANNOT_BE_JUDGED, None):
-            presenter.line((Path(place) / SAID).read_text(encoding="utf-8", errors="replace")[-3000:])
-    how = f"IREE {iree.compiler.version}" if iree else f"{', '.join(opened.packages)}, in an environment of its own,"
-    unknown = (f"it cannot be judged (exit code {code}); what it said stands above", ExitCode.ERROR)
-    meaning, ending = unknown if code is None else meanings.get(code, unknown)
-    presenter.line(f"{opened.title}: with {how} {meaning}")
+            presenter.line((Path(temp_dir) / REPRO_LOG).read_text(encoding="utf-8", errors="replace")[-3000:])
+    tools = f"IREE {iree.compiler.version}" if iree else f"{', '.join(info.packages)}, in an environment of its own,"
+    default = (f"it cannot be judged (exit code {code}); what it said stands above", ExitCode.ERROR)
+    verdict, ending = default if code is None else meanings.get(code, default)
+    presenter.line(f"{info.title}: with {tools} {verdict}")
     return ending

@@ -1,4 +1,4 @@
-"""What failed in a run, with all that is needed to compile and run it again: from the run's journal alone."""
+"""The failures of a run, with all that is needed to compile and run them again: from the run's journal alone."""
 
 from __future__ import annotations
 
@@ -22,9 +22,14 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Command, Step, StepInput
 
 
-# Of a compile: what it writes besides the module, and the source's name.
-_WRITTEN = ("--iree-scheduling-dump-", "--iree-hal-dump-", "--dump-compilation-phases-to", "--mlir-print-ir-tree-dir")
-_SPLAT = ("--iree-parameter-splat", "--iree-opt-splat-parameters")
+# Flags of a compile that write something besides the module, or give the source's name.
+_OUTPUT_FLAGS = (
+    "--iree-scheduling-dump-",
+    "--iree-hal-dump-",
+    "--dump-compilation-phases-to",
+    "--mlir-print-ir-tree-dir",
+)
+_SPLAT_FLAGS = ("--iree-parameter-splat", "--iree-opt-splat-parameters")
 _FLAGFILE = "--flagfile="
 
 
@@ -33,10 +38,10 @@ class Failure:
     """A step that failed.
 
     Attributes:
-        flags: of the compile, without those that say where something is written.
-        argv: of iree-run-module; empty for a compile.
-        folder: the chain's, relative to the folder of steps.
-        urls: where its files come from, by their paths.
+        flags: the compile's flags, without those that name output files.
+        argv: the arguments of iree-run-module; empty for a compile.
+        folder: the chain's folder, relative to the folder of steps.
+        urls: the sources of its files, by path.
     """
 
     case: str
@@ -54,22 +59,22 @@ class Failure:
 
     @property
     def wrong(self) -> bool:
-        """Whether it ran, and gave wrong numbers."""
+        """True if it ran, and its numbers were wrong."""
         return self.stage.row.checks_numbers and bool(self.result.outputs) and not self.result.signal
 
     @property
     def kind(self) -> str:
-        """What kind of failure it is, for people."""
+        """A short description of the failure, for people."""
         if self.wrong:
             return "wrong numbers"
-        what = "compile" if self.stage.row.makes_modules else "run"
+        noun = "compile" if self.stage.row.makes_modules else "run"
         if self.result.timed_out:
-            return f"{what} that does not end"
-        return f"{what} crash ({self.result.signal})" if self.result.signal else f"{what} failure"
+            return f"{noun} that does not end"
+        return f"{noun} crash ({self.result.signal})" if self.result.signal else f"{noun} failure"
 
     def values(self, flag: str) -> list[str]:
-        """What a flag of the run is given, each time: `--input`."""
-        return [word.partition("=")[2] for word in self.argv if word.startswith(f"{flag}=")]
+        """Return the values of a flag of the run, such as `--input`, in order."""
+        return [arg.partition("=")[2] for arg in self.argv if arg.startswith(f"{flag}=")]
 
     @property
     def device(self) -> str:
@@ -78,98 +83,98 @@ class Failure:
 
     @property
     def function(self) -> str:
-        """The function that was called; empty where the module has but one."""
+        """The function that was called; empty if the module has only one."""
         return next(iter(self.values("--function")), "")
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """A failure that cannot be had again: something is gone."""
+class LostFailure:
+    """A failure that cannot be repeated, because a file or step is missing."""
 
     case: str
     result: Result
-    why: str
+    reason: str
     kind = "failure"
 
 
-def find_failures(record: JournalRecord, patterns: Sequence[str]) -> list[Failure | Lost]:
-    """The failures of a run's main modules; of chains that a glob matches, where there are globs.
+def find_failures(record: JournalRecord, patterns: Sequence[str]) -> list[Failure | LostFailure]:
+    """Return the failures of a run's main modules, optionally only of chains that match one of the patterns.
 
     Raises:
         NothingSelectedError: nothing failed that matches.
     """
     run = shown(record.path.parent)
     steps = {step.id: step for step in record.planned}
-    failed: list[Step] = []
+    failing: list[Step] = []
     for step in steps.values():
         result = record.results.get(step.id)
         if result is not None and step.stage.row.is_explained and step.role == MAIN:
             # IREE is at fault: it failed, as expected or not, or a tool crashed or hung.
-            broken = result.verdict.is_error and (result.crashed or result.timed_out)
-            failed += [step] if broken or result.verdict.counts_as_failure else []
-    if not failed:
+            is_tool_error = result.verdict.is_error and (result.crashed or result.timed_out)
+            failing += [step] if is_tool_error or result.verdict.counts_as_failure else []
+    if not failing:
         hint = "`explain RUN` takes another run; `explain` is about compiles and threshold runs."
         raise NothingSelectedError(f"nothing failed in {run} that can be explained", hint)
-    chosen = [step for step in failed if not patterns or any(fnmatchcase(step.chain, pattern) for pattern in patterns)]
-    if not chosen:
-        names = ", ".join(dict.fromkeys(step.chain for step in failed))
+    matches = [step for step in failing if not patterns or any(fnmatchcase(step.chain, glob) for glob in patterns)]
+    if not matches:
+        names = ", ".join(dict.fromkeys(step.chain for step in failing))
         raise NothingSelectedError(f"no failure of {run} matches {' '.join(patterns)}", f"Failed there: {names}.")
-    found: list[Failure | Lost] = []
-    for step in chosen:
+    failures: list[Failure | LostFailure] = []
+    for step in matches:
         result = record.results[step.id]
         try:
-            found.append(_make_failure(step, steps, result, run))
+            failures.append(_make_failure(step, steps, result, run))
         except GauntletError as error:
-            found.append(Lost(step.chain, result, error.on_one_line))
-    return found
+            failures.append(LostFailure(step.chain, result, error.on_one_line))
+    return failures
 
 
 def _make_failure(step: Step, steps: Mapping[str, Step], result: Result, run: Path) -> Failure:
-    compiled = steps.get(f"{step.chain}:{Stage.COMPILE}")
-    if compiled is None or compiled.command is None:
+    build = steps.get(f"{step.chain}:{Stage.COMPILE}")
+    if build is None or build.command is None:
         hint = "Run it again with its own compile step: what failed was made from another chain's module."
         raise GauntletError(f"{step.chain}: the run has no compile of its program", hint)
     threshold = steps.get(f"{step.chain}:{Stage.THRESHOLD}", step)
     command = step.command if step.stage.row.runs_modules else None
-    failure = failure_of(compiled, command, step.stage, result, threshold.timeout)
-    needed = [(failure.program, "compiled"), *((Path(item.path), "run") for item in step.inputs if item.url)]
-    for file, what in needed:
+    failure = describe_failure(build, command, step.stage, result, threshold.timeout)
+    files = [(failure.program, "compiled"), *((Path(source.path), "run") for source in step.inputs if source.url)]
+    for file, action in files:
         if not file.is_file():
             raise GauntletError(
-                f"{file} is not there: {step.chain} cannot be {what} again",
+                f"{file} is not there: {step.chain} cannot be {action} again",
                 f"{run} was made on another machine, or its files are gone; run it here again.",
             )
-    # Of what was imported from another format, nothing is known of the file itself.
-    items = [item for item in (*compiled.inputs, *threshold.inputs) if Path(item.url).suffix == Path(item.path).suffix]
-    return replace(failure, urls={item.path: item.url for item in items})
+    # An imported file has another format than its source: the URL is not the file's.
+    sources = [file for file in (*build.inputs, *threshold.inputs) if Path(file.url).suffix == Path(file.path).suffix]
+    return replace(failure, urls={source.path: source.url for source in sources})
 
 
-def failure_of(compiled: Step, command: Command | None, stage: Stage, result: Result, timeout: float) -> Failure:
-    """What is wrong with a program, by its compile step; `command` runs it, None where it is the compile that fails."""
-    compile_cwd = Path(compiled.process.cwd)
+def describe_failure(build: Step, command: Command | None, stage: Stage, result: Result, timeout: float) -> Failure:
+    """Describe a failure by its compile step; `command` runs the module, None if the compile itself fails."""
+    compile_cwd = Path(build.process.cwd)
     cwd = Path(command.cwd) if command else compile_cwd
-    words = list(compiled.process.argv[1:])
-    # The source is named by a path that may be relative to where it is compiled.
-    source = next(word for word in words if not word.startswith("-"))
-    words.remove(source)
-    if "-o" in words:
-        place = words.index("-o")
-        del words[place : place + 2]
-    here, parts = compile_cwd / source, Path(compiled.folder).parts
+    args = list(build.process.argv[1:])
+    # The source's path may be relative to the compile's folder.
+    source = next(arg for arg in args if not arg.startswith("-"))
+    args.remove(source)
+    if "-o" in args:
+        index = args.index("-o")
+        del args[index : index + 2]
+    source_path, parts = compile_cwd / source, Path(build.folder).parts
     argv: list[str] = []
-    for word in command.argv if command else ():
-        # The flags of flag files stand in their place.
-        file = cwd / word.removeprefix(_FLAGFILE)
-        named = word.startswith(_FLAGFILE) and file.is_file()
-        argv += shlex.split(file.read_text(encoding="utf-8")) if named else [word]
+    for arg in command.argv if command else ():
+        # A flag file is replaced by its flags.
+        file = cwd / arg.removeprefix(_FLAGFILE)
+        is_file = arg.startswith(_FLAGFILE) and file.is_file()
+        argv += shlex.split(file.read_text(encoding="utf-8")) if is_file else [arg]
     return Failure(
-        case=compiled.chain,
+        case=build.chain,
         stage=stage,
         result=result,
-        program=here if here.is_file() else Path(program_of(compiled).path),
-        flags=tuple(word for word in words if not word.startswith((*_WRITTEN, *_SPLAT))),
+        program=source_path if source_path.is_file() else Path(find_program(build).path),
+        flags=tuple(arg for arg in args if not arg.startswith((*_OUTPUT_FLAGS, *_SPLAT_FLAGS))),
         compile_cwd=compile_cwd,
-        compile_timeout=compiled.timeout,
+        compile_timeout=build.timeout,
         argv=tuple(argv),
         cwd=cwd,
         timeout=timeout,
@@ -177,6 +182,6 @@ def failure_of(compiled: Step, command: Command | None, stage: Stage, result: Re
     )
 
 
-def program_of(step: Step) -> StepInput:
-    """The program that a step compiles or imports."""
-    return next(item for item in step.inputs if item.role == "program")
+def find_program(step: Step) -> StepInput:
+    """Return the program that a step compiles or imports."""
+    return next(source for source in step.inputs if source.role == "program")

@@ -1,8 +1,8 @@
-"""A file from where it is published, checked; a bundle has this file, for what is too large to be in it.
+"""A published file, downloaded and checked; a bundle has this file to fetch what is too large to be in it.
 
     python3 fetch_file.py FILE URL SHA256
 
-Standard library alone. Exit code 1 where it cannot be had.
+It needs only the standard library. The exit code is 1 if the file cannot be fetched.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import urllib.request
 
 
 def fetch(name: str, url: str, sha256: str) -> str:
-    """Fetch a file, unless it is there; what is wrong, empty where nothing is."""
+    """Fetch a file, unless it exists; return an error message, or an empty string."""
     if os.path.exists(name):  # noqa: PTH110 - as short as it can be
         return ""
     digest = hashlib.sha256()

@@ -1,7 +1,7 @@
-"""Where numbers go wrong, or a run fails: which dispatch is the first to do so on inputs that are right?
+"""The search for the dispatch where numbers go wrong, or a run fails: the first one that does so on correct inputs.
 
-What computes in f32 is compiled once more with every f32 an f64. That works for what can be a function on tensors and
-has neither constants with many values nor functions that llvm-cpu does not know in f64.
+Functions in f32 are compiled once more with f64 in place of f32. That works for functions on tensors that have neither
+constants with many values nor functions that llvm-cpu lacks in f64.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.device_kinds import CPU, DEVICE_KINDS, VMVX
 from iree_gauntlet.experiments.explaining.flow_program import (
-    CUT_OUT,
+    DISPATCH_FUNCTION,
     TOLERANCES,
-    TRACED,
+    TRACE_FLAG,
     FlowProgram,
-    HeldTensor,
-    TracedSide,
-    as_function,
+    TensorFile,
+    TraceSide,
     compile_flow,
-    device_of,
-    last_line,
-    target_side,
-    trace_both,
-    with_device,
+    find_device,
+    find_last_error,
+    make_function,
+    make_target_side,
+    replace_device,
+    trace_sides,
 )
 from iree_gauntlet.experiments.explaining.make_values import CODES, seeded_values
-from iree_gauntlet.experiments.explaining.tools import CompileError, loosened
+from iree_gauntlet.experiments.explaining.tools import CompileError, loosen_thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.experiments.explaining.flow_program import (
         Dispatch,
+        DispatchTrace,
         TensorTrace,
-        TracedDispatch,
-        TraceOfBoth,
+        TracePair,
         UnfinishedDispatch,
     )
     from iree_gauntlet.experiments.explaining.tools import Symptom, Tools
 
 
-# Values in hexadecimal cannot be read as f64, but for one alone.
-_MANY_VALUES = re.compile(r'dense<"|dense_resource<')
+# A hexadecimal list of f32 values cannot be read as f64; a single value can.
+_MULTIPLE_VALUES = re.compile(r'dense<"|dense_resource<')
 _HEXADECIMAL = re.compile(r"\b0x([0-9A-F]{8}) : f32\b")
 _F32 = re.compile(r"(?:(?<=\dx)|\b)f32\b")
 _FLAGS = (
@@ -56,12 +56,12 @@ _FLAGS = (
     "--iree-input-demote-f64-to-f32=false",
 )
 _TIMEOUT_SECONDS = 120.0
-# So many times what the reference is off is rounding too.
-_NO_WORSE = 2
-# Flags of one target alone, which another has no use for.
-_OF_TARGETS = (
+# An error of up to so many times the reference's error is rounding too.
+_MAX_REFERENCE_RATIO = 2
+# Flags that mean something for one target only.
+_TARGET_FLAGS = (
     *("--iree-hal-target", "--iree-hal-local-target", "--iree-hal-substitute", f"--iree-{CPU.code_generator}"),
-    # Those of VMVX stay: it may be the reference.
+    # The flags of VMVX are kept: it may be the reference.
     *(f"--iree-{name}" for kind in DEVICE_KINDS if kind is not VMVX for name in kind.names),
 )
 _TRIVIAL = """\
@@ -70,31 +70,31 @@ func.func @f(%a: tensor<4xf32>) -> tensor<4xf32> {
   return %0 : tensor<4xf32>
 }
 """
-# What a program is held against, the cheaper first.
+# The references for a program, the cheaper first.
 _REFERENCES = {
     f"{CPU.backend}, generic": (*CPU.target_flags, "--iree-llvmcpu-target-cpu=generic"),
     VMVX.family: VMVX.target_flags,
 }
 _REFERENCE_DEVICE = CPU.device
-# What is nearer than a failure by so much is another thing: another order of operations.
-_MUCH = 10
-# Dispatches before and after the one that is wrong, whose errors are kept.
-_AROUND = 6
-# In a bundle of 10 MB there is more than inputs.
+# An error that is smaller than the failure's by this factor comes from another order of operations.
+_MARGIN = 10
+# The number of calls before and after the wrong one whose errors are kept.
+_CONTEXT_CALLS = 6
+# A bundle of 10 MB contains more than inputs.
 _LARGE_BYTES = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class WrongDispatch:
-    """A dispatch that is wrong, or fails, on inputs that are right; which call it was `of` all that ran.
+    """A dispatch that is wrong, or fails, on correct inputs; `call` is its number `of` all calls that ran.
 
     Attributes:
-        program: as a program of its own, in the `flow` phase.
-        function: the same as a function that every release reads; empty where it cannot be one.
-        reference: what it was held against; empty where it fails before it gives anything.
-        error: its largest error, as a share of the largest value; infinite where one side alone has NaN or infinity.
-        expected: what the reference gives.
-        withheld: why it may not be passed on.
+        program: a program of its own, in the `flow` phase.
+        function: the same as a function that every release reads; empty if that is impossible.
+        reference: the name of the reference; empty if the dispatch fails before it has results.
+        error: its largest error, as a share of the largest value; infinite if only one side has NaN or infinity.
+        expected: the reference's results.
+        withheld: the reason if it may not be passed on.
     """
 
     dispatch: Dispatch
@@ -103,379 +103,392 @@ class WrongDispatch:
     program: str
     function: str
     reference: str = ""
-    inputs: tuple[HeldTensor, ...] = ()
+    inputs: tuple[TensorFile, ...] = ()
     error: float = 0.0
-    expected: tuple[HeldTensor, ...] = ()
-    in_f64: InF64 | None = None
+    expected: tuple[TensorFile, ...] = ()
+    in_f64: F64Errors | None = None
     withheld: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
-    """What a search for the dispatch came to.
+class SearchResult:
+    """The result of a search for the dispatch.
 
-    `around` has the dispatches before and after the one: which call each is, its name, and the largest error of what it
-    gives, as a share of its largest value.
+    `around` has the calls before and after the wrong one: number, name, and largest error, as a share of the largest
+    value.
     """
 
     suspect: WrongDispatch | None = None
-    why: str = ""
-    traced: int = 0
+    reason: str = ""
+    count: int = 0
     reference: str = ""
     around: tuple[tuple[int, str, float], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """For the record; infinite errors are null."""
-        found: dict[str, Any] = {"why": self.why, "traced": self.traced, "reference": self.reference}
-        one = self.suspect
-        if one is None:
-            return found
-        found["made_up"] = any(item.made for item in one.inputs)
-        if one.in_f64 is not None:
-            found["in_f64"] = {"target": finite(one.in_f64.target), "reference": finite(one.in_f64.reference)}
-        # It says nothing of numbers where a run fails before it gives any.
-        found |= {"dispatch": one.dispatch.name, "call": one.call, "of": one.of, "error": finite(one.error)}
-        found["around"] = [[call, name, finite(off)] for call, name, off in self.around]
-        return found | {"inputs": [item.type for item in one.inputs], "outputs": [item.type for item in one.expected]}
+        """Return the record's fields; infinite errors are null."""
+        entry: dict[str, Any] = {"why": self.reason, "traced": self.count, "reference": self.reference}
+        wrong = self.suspect
+        if wrong is None:
+            return entry
+        entry["made_up"] = any(tensor.made for tensor in wrong.inputs)
+        if wrong.in_f64 is not None:
+            entry["in_f64"] = {"target": encode(wrong.in_f64.target), "reference": encode(wrong.in_f64.reference)}
+        # A run that fails before it has results has no error.
+        entry |= {"dispatch": wrong.dispatch.name, "call": wrong.call, "of": wrong.of, "error": encode(wrong.error)}
+        entry["around"] = [[call, name, encode(error)] for call, name, error in self.around]
+        return entry | {
+            "inputs": [tensor.type for tensor in wrong.inputs],
+            "outputs": [tensor.type for tensor in wrong.expected],
+        }
 
 
-def finite(error: float) -> float | None:
-    """An error for the record, which has null for one that is infinite."""
+def encode(error: float) -> float | None:
+    """Return an error for the record, with null for infinity."""
     return error if math.isfinite(error) else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """A target that was traced and held against a reference; by values, where that has dispatches of its own."""
+class _ReferenceTrace:
+    """The traces of a target and a reference; `by_values` if the reference has dispatches of its own."""
 
     reference: str
     device: str
-    trace: TraceOfBoth
+    trace: TracePair
     by_values: bool
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchSearch:
-    """A search in the program of a failure; `private` where the model's own values are not to be passed on."""
+    """A search in a failing program; `private` if the model's own values must not be passed on."""
 
     tools: Tools
     say: Callable[[str], None]
     private: bool
     program: FlowProgram
 
-    def find_wrong(self, elsewhere: Callable[[], bool]) -> Located:
-        """The first dispatch that is wrong on right inputs, confirmed on those inputs; GauntletError for no trace.
+    def find_wrong(self, is_fault_elsewhere: Callable[[], bool]) -> SearchResult:
+        """Find the first dispatch that is wrong on correct inputs, and confirm it on them; GauntletError for no trace.
 
-        `elsewhere` is asked where the same dispatches give the same for every target: whether the fault is found before
-        them, so that no others are tried.
+        `is_fault_elsewhere` is called if no target gives the expected numbers with these dispatches. It returns True if
+        the fault is before them; then no other dispatches are tried.
         """
-        held = self._hold_against_reference(elsewhere)
-        if held is None:
-            return Located(
-                why="no reference gives the expected numbers either: the fault lies before the dispatches (in the "
+        pair = self._trace_against_reference(is_fault_elsewhere)
+        if pair is None:
+            return SearchResult(
+                reason="no reference gives the expected numbers either: the fault lies before the dispatches (in the "
                 "import, in constants that the compiler computes, in the expected values, or in the tolerance)"
             )
-        trace, traces = held.trace, held.trace.dispatches
+        trace, traces = pair.trace, pair.trace.dispatches
         for side, code in (("target", trace.target), ("reference", trace.reference)):
             if code:
-                begun = self._name_dispatches(trace.unfinished) or "none of its dispatches"
-                said = last_line(trace.folder / f"{side}.txt")
-                why = f"traced, the {side} does not run to its end, in {begun}: {said}"
-                return Located(why=why, traced=len(traces), reference=held.reference)
+                names = self._name_dispatches(trace.unfinished) or "none of its dispatches"
+                message = find_last_error(trace.folder / f"{side}.txt")
+                reason = f"traced, the {side} does not run to its end, in {names}: {message}"
+                return SearchResult(reason=reason, count=len(traces), reference=pair.reference)
         if trace.differs:
-            why = f"target and reference do not run the same dispatches: {trace.differs}"
-            return Located(why=why, reference=held.reference)
+            reason = f"target and reference do not run the same dispatches: {trace.differs}"
+            return SearchResult(reason=reason, reference=pair.reference)
         if self._is_right(trace.results):
-            why = "with its dispatches traced it passes: the fault is in allocation, aliasing or synchronisation, not"
-            return Located(why=f"{why} in a dispatch", traced=len(traces), reference=held.reference)
-        suspects = [item for item in traces if item.suspect and item.kept]
-        for item in suspects:
-            suspect = self._confirm_wrong(item, held)
+            reason = (
+                "with its dispatches traced it passes: the fault is in allocation, aliasing or synchronisation, not"
+            )
+            return SearchResult(reason=f"{reason} in a dispatch", count=len(traces), reference=pair.reference)
+        suspects = [dispatch for dispatch in traces if dispatch.suspect and dispatch.kept]
+        for dispatch in suspects:
+            suspect = self._confirm_wrong(dispatch, pair)
             if suspect is not None:
-                around = tuple(
-                    (one.call, self.program.dispatches[one.dispatch].name, one.worst)
-                    for one in traces
-                    # By values, nothing is known of how far others are off.
-                    if abs(one.call - item.call) <= _AROUND and not held.by_values
+                context = tuple(
+                    (neighbour.call, self.program.dispatches[neighbour.dispatch].name, neighbour.worst)
+                    for neighbour in traces
+                    # A trace by values has no errors for other dispatches.
+                    if abs(neighbour.call - dispatch.call) <= _CONTEXT_CALLS and not pair.by_values
                 )
-                return Located(suspect, "", len(traces), held.reference, around)
+                return SearchResult(suspect, "", len(traces), pair.reference, context)
         if suspects:
-            first = self._name_dispatches(suspects[:1])
-            why = f"dispatches differ from the reference, {first} as the first, but none is wrong on its own inputs"
-        elif held.by_values:
-            why = f"each dispatch that takes values which {held.reference} has too gives such values; the others are"
-            why += " not judged"
+            name = self._name_dispatches(suspects[:1])
+            reason = f"dispatches differ from the reference, {name} as the first, but none is wrong on its own inputs"
+        elif pair.by_values:
+            reason = f"each dispatch that takes values which {pair.reference} has too gives such values; the others are"
+            reason += " not judged"
         else:
-            worst = max(item.worst for item in traces)
-            why = "no dispatch jumps: each gives what its inputs mean, and errors grow to "
-            why += f"{worst:.2g} of the largest value"
-        return Located(why=why, traced=len(traces), reference=held.reference)
+            worst = max(dispatch.worst for dispatch in traces)
+            reason = "no dispatch jumps: each gives what its inputs mean, and errors grow to "
+            reason += f"{worst:.2g} of the largest value"
+        return SearchResult(reason=reason, count=len(traces), reference=pair.reference)
 
-    def find_failing(self, symptom: Symptom) -> Located:
-        """The dispatch in which a run fails, confirmed by itself on the inputs that it had; GauntletError as above."""
-        side = target_side(self.tools, self.program)
+    def find_failing(self, symptom: Symptom) -> SearchResult:
+        """Find the dispatch in which a run fails, and confirm it on its inputs; GauntletError as above."""
+        side = make_target_side(self.tools, self.program)
         self.say(f"tracing {len(self.program.dispatches)} dispatches")
-        # Both sides are the same program: whichever fails first is looked at.
+        # Both sides are the same program: the one that fails first is evaluated.
         timeout = symptom.seconds or self.tools.failure.timeout
-        trace = trace_both(self.tools, "trace", (side, side), timeout)
+        trace = trace_sides(self.tools, "trace", (side, side), timeout)
         count = len(trace.dispatches)
         if not (trace.target or trace.reference):
-            why = "with its dispatches traced it does not fail: the fault is in allocation, aliasing or"
-            return Located(why=f"{why} synchronisation, not in a dispatch", traced=count)
-        for item in trace.unfinished:
-            suspect = self._confirm_failing(item, trace, symptom, timeout)
+            reason = "with its dispatches traced it does not fail: the fault is in allocation, aliasing or"
+            return SearchResult(reason=f"{reason} synchronisation, not in a dispatch", count=count)
+        for dispatch in trace.unfinished:
+            suspect = self._confirm_failing(dispatch, trace, symptom, timeout)
             if suspect is not None:
-                return Located(suspect, "", count)
+                return SearchResult(suspect, "", count)
         if trace.unfinished:
             names = self._name_dispatches(trace.unfinished)
-            return Located(why=f"it fails in {names}, which alone does not fail on its inputs", traced=count)
-        said = last_line(trace.folder / "target.txt")
-        return Located(why=f"it fails in none of its {len(self.program.dispatches)} dispatches: {said}", traced=count)
+            return SearchResult(reason=f"it fails in {names}, which alone does not fail on its inputs", count=count)
+        message = find_last_error(trace.folder / "target.txt")
+        return SearchResult(
+            reason=f"it fails in none of its {len(self.program.dispatches)} dispatches: {message}", count=count
+        )
 
-    def _name_dispatches(self, items: Iterable[TracedDispatch | UnfinishedDispatch]) -> str:
-        return ", ".join(self.program.dispatches[item.dispatch].name for item in items)
+    def _name_dispatches(self, traces: Iterable[DispatchTrace | UnfinishedDispatch]) -> str:
+        return ", ".join(self.program.dispatches[trace.dispatch].name for trace in traces)
 
-    def _hold_against_reference(self, elsewhere: Callable[[], bool]) -> _Held | None:
-        """The target against the same dispatches for another target; where there are none, against other dispatches."""
-        held = target = None
+    def _trace_against_reference(self, is_fault_elsewhere: Callable[[], bool]) -> _ReferenceTrace | None:
+        """Trace the target against the same dispatches for another target, or else against other dispatches."""
+        result = target = None
         count, timeout = len(self.program.dispatches), self.tools.failure.timeout
         for by_values in (False, True):
-            chosen = self._find_reference(by_values=by_values)
-            if chosen is None:
-                if elsewhere():
+            reference_target = self._find_reference(by_values=by_values)
+            if reference_target is None:
+                if is_fault_elsewhere():
                     return None
                 continue
-            name, device = chosen
+            name, device = reference_target
             self.say(f"tracing {count} dispatches against {name}{', by their values' if by_values else ''}")
             folder, flags = "trace_values" if by_values else "trace", _REFERENCES[name]
-            module = self._make_reference(f"{folder}_reference", flags, device, by_values=by_values, traced=True)
-            # Where nothing is right, nobody asks what the target does.
-            target = target or target_side(self.tools, self.program)
+            module = self._make_reference(f"{folder}_reference", flags, device, by_values=by_values, trace=True)
+            # The target is only compiled if there is a reference.
+            target = target or make_target_side(self.tools, self.program)
             reference = replace(target, device=_REFERENCE_DEVICE, modules=(str(module),))
-            trace = trace_both(self.tools, folder, (target, reference), timeout, by_values=by_values)
-            held = _Held(name, device, trace, by_values)
+            trace = trace_sides(self.tools, folder, (target, reference), timeout, by_values=by_values)
+            result = _ReferenceTrace(name, device, trace, by_values)
             if not trace.differs:
                 break
-        return held
+        return result
 
     def _find_reference(self, *, by_values: bool) -> tuple[str, str] | None:
-        """Name and device of the first reference that gives the expected numbers; None where none does."""
-        kind = "reference compiled from the source" if by_values else "reference"
+        """Return the name and device of the first reference with the expected numbers; None if there is none."""
+        noun = "reference compiled from the source" if by_values else "reference"
         error = self.tools.failure.result.max_abs_error
         argv = self.tools.failure.argv[1:]
         if error is not None and math.isfinite(error):
-            # Another target rounds otherwise: a tenth of the failure is near enough to be told from it.
-            argv = loosened(argv, error / _MUCH)
+            # Another target rounds differently: within a tenth of the failure's error it counts as correct.
+            argv = loosen_thresholds(argv, error / _MARGIN)
         for name, target in _REFERENCES.items():
             file = f"reference_{name.partition(',')[0]}"
             try:
-                # How this release writes a target, as in a program that is compiled for it.
+                # The text of a program that is compiled for the target shows how this release writes the device.
                 flow = self.tools.compile_text("trivial", _TRIVIAL, [*target, "--compile-to=flow"], timeout=60.0)
-                device = device_of(flow.read_text(encoding="utf-8"))
-                # Traced, iree-run-module would print every tensor.
-                module = self._make_reference(file, target, device, by_values=by_values, traced=False)
-            except CompileError as problem:
-                self.say(f"{kind} {name}: {problem.what}")
+                device = find_device(flow.read_text(encoding="utf-8"))
+                # With traces, iree-run-module would print every tensor.
+                module = self._make_reference(file, target, device, by_values=by_values, trace=False)
+            except CompileError as compile_error:
+                self.say(f"{noun} {name}: {compile_error.what}")
                 continue
-            ran = self.tools.run_with(file, module, argv=argv, device=_REFERENCE_DEVICE)
-            gives = "gives" if ran.passed else "does not give"
-            self.say(f"{kind} {name}: {gives} the expected numbers")
-            if ran.passed:
+            result = self.tools.run_with_module(file, module, argv=argv, device=_REFERENCE_DEVICE)
+            verb = "gives" if result.passed else "does not give"
+            self.say(f"{noun} {name}: {verb} the expected numbers")
+            if result.passed:
                 return name, device
         return None
 
-    def _make_reference(self, file: str, target: Sequence[str], device: str, *, by_values: bool, traced: bool) -> Path:
-        """A reference of the same dispatches; by values, of dispatches of its own."""
+    def _make_reference(self, file: str, target: Sequence[str], device: str, *, by_values: bool, trace: bool) -> Path:
+        """Compile a reference with the same dispatches, or, by values, with dispatches of its own."""
         if not by_values:
-            return self._make_from_flow(file, self.program.text if traced else self.program.untraced, device)
-        flags = [*(flag for flag in self._general_flags if flag != TRACED), *target, *((TRACED,) if traced else ())]
+            return self._make_from_flow(file, self.program.text if trace else self.program.untraced, device)
+        flags = [
+            *(flag for flag in self._general_flags if flag != TRACE_FLAG),
+            *target,
+            *((TRACE_FLAG,) if trace else ()),
+        ]
         return self.tools.compile(f"{file}_source.vmfb", self.tools.failure.program, flags)
 
     def _make_from_flow(self, file: str, text: str, device: str) -> Path:
-        return compile_flow(self.tools, file, with_device(text, device), self._general_flags)
+        return compile_flow(self.tools, file, replace_device(text, device), self._general_flags)
 
     @property
     def _general_flags(self) -> tuple[str, ...]:
-        """Flags that mean something for every target; an executable that was put in stays with its own."""
-        return tuple(flag for flag in self.tools.failure.flags if not flag.startswith(_OF_TARGETS))
+        """The flags that apply to every target; an executable of another target keeps its own."""
+        return tuple(flag for flag in self.tools.failure.flags if not flag.startswith(_TARGET_FLAGS))
 
     def _is_right(self, results: Sequence[TensorTrace]) -> bool:
-        """Whether the traced program gives in the end what its reference gives: much nearer than it failed by."""
+        """Return True if the traced program's results are nearer to the reference's than the failure was, by far."""
         error = self.tools.failure.result.max_abs_error
         if not results or error is None or not math.isfinite(error):
-            return bool(results) and not any(item.wrong for item in results)
-        return all(math.isfinite(item.error) and item.error * item.largest <= error / _MUCH for item in results)
+            return bool(results) and not any(result.wrong for result in results)
+        return all(
+            math.isfinite(result.error) and result.error * result.largest <= error / _MARGIN for result in results
+        )
 
-    def _confirm_wrong(self, item: TracedDispatch, held: _Held) -> WrongDispatch | None:
-        """A dispatch by itself, on the inputs that it had: the suspect where it is wrong there too."""
-        dispatch, failure = self.program.dispatches[item.dispatch], self.tools.failure
+    def _confirm_wrong(self, trace: DispatchTrace, reference_trace: _ReferenceTrace) -> WrongDispatch | None:
+        """Run a dispatch alone, on its inputs; return it if it is wrong there too."""
+        dispatch, failure = self.program.dispatches[trace.dispatch], self.tools.failure
         self.say(f"confirming {dispatch.name}")
-        shapes = [tensor.shape for tensor in item.inputs]
-        traced = self.program.cut_out(dispatch, shapes, traced=True)
-        target = self._cut_side(f"cut_{item.call}_target", traced, failure.flags, failure.device)
-        text, flags = with_device(traced, held.device), self._general_flags
-        reference = self._cut_side(f"cut_{item.call}_reference", text, flags, _REFERENCE_DEVICE)
+        shapes = [tensor.shape for tensor in trace.inputs]
+        traced_text = self.program.cut_out(dispatch, shapes, with_traces=True)
+        target = self._cut_side(f"cut_{trace.call}_target", traced_text, failure.flags, failure.device)
+        text, flags = replace_device(traced_text, reference_trace.device), self._general_flags
+        reference = self._cut_side(f"cut_{trace.call}_reference", text, flags, _REFERENCE_DEVICE)
         suspect = WrongDispatch(
             dispatch=dispatch,
-            call=item.call,
-            of=len(held.trace.dispatches),
+            call=trace.call,
+            of=len(reference_trace.trace.dispatches),
             program=self.program.cut_out(dispatch, shapes),
-            function=as_function(self.program, dispatch),
-            reference=held.reference,
+            function=make_function(self.program, dispatch),
+            reference=reference_trace.reference,
         )
 
-        def try_on(name: str, inputs: Sequence[HeldTensor]) -> WrongDispatch | None:
-            given = replace(suspect, inputs=tuple(inputs))
-            return self._find_wrong_on(given, (target, reference), f"{name}_{item.call}")
+        def find_wrong_on(name: str, inputs: Sequence[TensorFile]) -> WrongDispatch | None:
+            candidate = replace(suspect, inputs=tuple(inputs))
+            return self._find_wrong_on(candidate, (target, reference), f"{name}_{trace.call}")
 
-        return self._choose_inputs(self._list_inputs(item, held.trace.folder), try_on, "it is right")
+        return self._choose_inputs(self._list_inputs(trace, reference_trace.trace.folder), find_wrong_on, "it is right")
 
-    def _cut_side(self, name: str, text: str, flags: Sequence[str], device: str) -> TracedSide:
+    def _cut_side(self, name: str, text: str, flags: Sequence[str], device: str) -> TraceSide:
         module = compile_flow(self.tools, name, text, flags)
-        return TracedSide(device, (str(module),), (), CUT_OUT, (), str(self.tools.folder))
+        return TraceSide(device, (str(module),), (), DISPATCH_FUNCTION, (), str(self.tools.folder))
 
-    def _list_inputs(self, item: TracedDispatch | UnfinishedDispatch, folder: Path) -> list[HeldTensor]:
-        """What a dispatch was given, each value once."""
-        places, kept = self.program.dispatches[item.dispatch].places, folder / item.kept
-        return [HeldTensor(item.inputs[i].type, kept / f"target_input_{i}.bin") for i in places]
+    def _list_inputs(self, trace: DispatchTrace | UnfinishedDispatch, folder: Path) -> list[TensorFile]:
+        """Return the inputs of a dispatch, each value once."""
+        indices, tensor_folder = self.program.dispatches[trace.dispatch].places, folder / trace.kept
+        return [TensorFile(trace.inputs[i].type, tensor_folder / f"target_input_{i}.bin") for i in indices]
 
     def _find_wrong_on(
-        self, suspect: WrongDispatch, sides: tuple[TracedSide, TracedSide], name: str
+        self, suspect: WrongDispatch, sides: tuple[TraceSide, TraceSide], name: str
     ) -> WrongDispatch | None:
-        """The suspect with what it gives for its inputs; None where it is right on them."""
-        texts = tuple(item.argument for item in suspect.inputs)
-        target, reference = (replace(side, inputs=texts) for side in sides)
-        trace = trace_both(self.tools, name, (target, reference), self.tools.failure.timeout)
-        ran = trace.dispatches[0]
-        if not ran.suspect:
+        """Return the suspect with the expected results for its inputs; None if it is correct on them."""
+        args = tuple(tensor.argument for tensor in suspect.inputs)
+        target, reference = (replace(side, inputs=args) for side in sides)
+        trace = trace_sides(self.tools, name, (target, reference), self.tools.failure.timeout)
+        result = trace.dispatches[0]
+        if not result.suspect:
             return None
-        folder = trace.folder / ran.kept
-        exact = _hold_against_f64(suspect, ran.outputs, folder, self.tools, f"{name}_f64")
-        if exact is not None and exact.only_rounds:
+        folder = trace.folder / result.kept
+        f64_errors = _measure_f64_errors(suspect, result.outputs, folder, self.tools, f"{name}_f64")
+        if f64_errors is not None and f64_errors.only_rounds:
             return None
         expected = tuple(
-            HeldTensor(item.type, folder / f"reference_output_{index}.bin", largest=item.largest)
-            for index, item in enumerate(ran.outputs)
+            TensorFile(tensor.type, folder / f"reference_output_{index}.bin", largest=tensor.largest)
+            for index, tensor in enumerate(result.outputs)
         )
-        return replace(suspect, error=ran.worst, expected=expected, in_f64=exact)
+        return replace(suspect, error=result.worst, expected=expected, in_f64=f64_errors)
 
     def _confirm_failing(
-        self, item: UnfinishedDispatch, trace: TraceOfBoth, symptom: Symptom, timeout: float
+        self, unfinished: UnfinishedDispatch, trace: TracePair, symptom: Symptom, timeout: float
     ) -> WrongDispatch | None:
-        """A dispatch by itself, on the inputs that it had: the suspect where it fails there too."""
-        dispatch, failure = self.program.dispatches[item.dispatch], self.tools.failure
+        """Run a dispatch alone, on its inputs; return it if it fails there too."""
+        dispatch, failure = self.program.dispatches[unfinished.dispatch], self.tools.failure
         self.say(f"confirming {dispatch.name}")
-        text = self.program.cut_out(dispatch, [tensor.shape for tensor in item.inputs])
+        text = self.program.cut_out(dispatch, [tensor.shape for tensor in unfinished.inputs])
         module = compile_flow(self.tools, "cut", text, failure.flags)
-        call, of, function = len(trace.dispatches), len(self.program.dispatches), as_function(self.program, dispatch)
+        call, count, code = len(trace.dispatches), len(self.program.dispatches), make_function(self.program, dispatch)
 
-        def try_on(_: str, inputs: Sequence[HeldTensor]) -> WrongDispatch | None:
-            words = (f"--device={failure.device}", f"--module={module}", f"--function={CUT_OUT}")
-            texts = (f"--input={one.argument}" for one in inputs)
-            if symptom.is_in(self.tools.run_module("cut", (*words, *texts), timeout=timeout)):
-                return WrongDispatch(dispatch, call, of, text, function, inputs=tuple(inputs))
+        def fail_on(_: str, inputs: Sequence[TensorFile]) -> WrongDispatch | None:
+            args = (f"--device={failure.device}", f"--module={module}", f"--function={DISPATCH_FUNCTION}")
+            inputs_args = (f"--input={tensor.argument}" for tensor in inputs)
+            if symptom.is_in(self.tools.run_module("cut", (*args, *inputs_args), timeout=timeout)):
+                return WrongDispatch(dispatch, call, count, text, code, inputs=tuple(inputs))
             return None
 
-        return self._choose_inputs(self._list_inputs(item, trace.folder), try_on, "it does not fail")
+        return self._choose_inputs(self._list_inputs(unfinished, trace.folder), fail_on, "it does not fail")
 
     def _choose_inputs(
         self,
-        inputs: Sequence[HeldTensor],
-        try_on: Callable[[str, Sequence[HeldTensor]], WrongDispatch | None],
-        otherwise: str,
+        inputs: Sequence[TensorFile],
+        try_inputs: Callable[[str, Sequence[TensorFile]], WrongDispatch | None],
+        complaint: str,
     ) -> WrongDispatch | None:
-        """A suspect on its own inputs, or on made-up ones in place of large or private ones where it shows it too."""
-        suspect = try_on("cut", inputs)
-        too_large = sum(item.file.stat().st_size for item in inputs) > _LARGE_BYTES
+        """Choose a suspect's own inputs, or made-up ones in place of large or private ones if it fails on them too."""
+        suspect = try_inputs("cut", inputs)
+        too_large = sum(tensor.file.stat().st_size for tensor in inputs) > _LARGE_BYTES
         if suspect is None or not (self.private or too_large):
             return suspect
-        made = try_on("made_up", made_up(inputs, self.tools.folder))
-        if made is not None or not self.private:
-            return made or suspect
-        withheld = f"{otherwise} on made-up inputs, and --no-weights leaves out the model's own values"
+        suspect_on_made_up = try_inputs("made_up", make_up_inputs(inputs, self.tools.folder))
+        if suspect_on_made_up is not None or not self.private:
+            return suspect_on_made_up or suspect
+        withheld = f"{complaint} on made-up inputs, and --no-weights leaves out the model's own values"
         return replace(suspect, withheld=withheld)
 
 
 @dataclass(frozen=True, slots=True)
-class InF64:
-    """How far two sides are off what f64 gives, as shares of its largest value; infinite where one has no number."""
+class F64Errors:
+    """The errors of two sides against f64, as shares of its largest value; infinite if a side has no number."""
 
     target: float
     reference: float
 
     @property
     def only_rounds(self) -> bool:
-        """Whether the target is right, or hardly further off than the reference."""
-        return self.target <= max(TOLERANCES["f32"], _NO_WORSE * self.reference)
+        """True if the target is correct, or not much worse than the reference."""
+        return self.target <= max(TOLERANCES["f32"], _MAX_REFERENCE_RATIO * self.reference)
 
 
-def text_in_f64(function: str) -> str:
-    """A function that computes in f64 what one computes in f32; empty where it cannot be written."""
-    if not _F32.search(function) or _MANY_VALUES.search(function):
+def widen_to_f64(function: str) -> str:
+    """Rewrite a function in f32 as one in f64; empty if that is impossible."""
+    if not _F32.search(function) or _MULTIPLE_VALUES.search(function):
         return ""
 
-    def wider(found: re.Match[str]) -> str:
-        (value,) = struct.unpack(">f", bytes.fromhex(found[1]))
+    def widen(match: re.Match[str]) -> str:
+        (value,) = struct.unpack(">f", bytes.fromhex(match[1]))
         return f"0x{struct.pack('>d', value).hex().upper()} : f32"
 
-    return _F32.sub("f64", _HEXADECIMAL.sub(wider, function))
+    return _F32.sub("f64", _HEXADECIMAL.sub(widen, function))
 
 
-def _hold_against_f64(
-    suspect: WrongDispatch, outputs: Sequence[TensorTrace], kept: Path, tools: Tools, name: str
-) -> InF64 | None:
-    """How far both sides of a dispatch are off what f64 gives; None where that cannot be had."""
-    # `run` brings this module, and seldom needs these.
+def _measure_f64_errors(
+    suspect: WrongDispatch, outputs: Sequence[TensorTrace], folder: Path, tools: Tools, name: str
+) -> F64Errors | None:
+    """Measure the errors of both sides of a dispatch against f64; None if that is impossible."""
+    # `run` imports this module, and seldom needs these.
     import numpy as np  # noqa: PLC0415
 
     from iree_gauntlet.workers.iree_side.value_errors import difference, find_largest  # noqa: PLC0415
 
-    text = text_in_f64(suspect.function)
-    if not text or any(not item.type.endswith("xf32") for item in outputs):
+    text = widen_to_f64(suspect.function)
+    if not text or any(not tensor.type.endswith("xf32") for tensor in outputs):
         return None
     try:
         module = tools.compile_text(name, text, _FLAGS, timeout=_TIMEOUT_SECONDS)
     except CompileError:
         return None
-    words = [f"--device={_REFERENCE_DEVICE}", f"--module={module}", f"--function={CUT_OUT}"]
-    for index, item in enumerate(suspect.inputs):
-        file, kind = item.file, item.type
-        if kind.endswith("f32"):
-            file, kind = tools.folder / f"{name}_input_{index}.bin", f"{kind.removesuffix('f32')}f64"
-            file.write_bytes(np.fromfile(item.file, "<f4").astype("<f8").tobytes())
-        words.append(f"--input={kind}=@{file}")
+    args = [f"--device={_REFERENCE_DEVICE}", f"--module={module}", f"--function={DISPATCH_FUNCTION}"]
+    for index, tensor in enumerate(suspect.inputs):
+        file, type_ = tensor.file, tensor.type
+        if type_.endswith("f32"):
+            file, type_ = tools.folder / f"{name}_input_{index}.bin", f"{type_.removesuffix('f32')}f64"
+            file.write_bytes(np.fromfile(tensor.file, "<f4").astype("<f8").tobytes())
+        args.append(f"--input={type_}=@{file}")
     results = [tools.folder / f"{name}_output_{index}.npy" for index in range(len(outputs))]
-    words += [f"--output=@{file}" for file in results]
-    if not tools.run_module(name, words, timeout=_TIMEOUT_SECONDS).passed:
+    args += [f"--output=@{file}" for file in results]
+    if not tools.run_module(name, args, timeout=_TIMEOUT_SECONDS).passed:
         return None
-    exact = [np.load(file).ravel() for file in results]
+    f64_outputs = [np.load(file).ravel() for file in results]
 
-    def measure(side: str) -> float:
-        given = [np.fromfile(kept / f"{side}_output_{index}.bin", "<f4") for index in range(len(exact))]
-        pairs = zip(given, exact, strict=True)
-        return max(difference(one, other) / (find_largest(other) or 1.0) for one, other in pairs)
+    def measure_error(side: str) -> float:
+        outputs = [np.fromfile(folder / f"{side}_output_{index}.bin", "<f4") for index in range(len(f64_outputs))]
+        pairs = zip(outputs, f64_outputs, strict=True)
+        return max(difference(output, f64_output) / (find_largest(f64_output) or 1.0) for output, f64_output in pairs)
 
-    return InF64(measure("target"), measure("reference"))
+    return F64Errors(measure_error("target"), measure_error("reference"))
 
 
-def made_up(inputs: Sequence[HeldTensor], folder: Path) -> tuple[HeldTensor, ...]:
-    """The same with values of a seed, within the bounds of their own; what has no known type, or none, stays."""
-    import numpy as np  # noqa: PLC0415 - `run` brings this module, and seldom needs it
+def make_up_inputs(inputs: Sequence[TensorFile], folder: Path) -> tuple[TensorFile, ...]:
+    """Replace inputs by seeded values within their bounds; a tensor of an unknown type, or without values, stays."""
+    import numpy as np  # noqa: PLC0415 - `run` imports this module, and seldom needs it
 
-    made: list[HeldTensor] = []
-    for seed, item in enumerate(inputs, start=1):
-        *sizes, kind = item.type.split("x")
-        count = math.prod(map(int, sizes)) if kind in CODES else 0
+    new_tensors: list[TensorFile] = []
+    for seed, tensor in enumerate(inputs, start=1):
+        *sizes, type_ = tensor.type.split("x")
+        count = math.prod(map(int, sizes)) if type_ in CODES else 0
         if not count:
-            made.append(item)
+            new_tensors.append(tensor)
             continue
-        if kind == "bf16":
-            values = (np.fromfile(item.file, "<u2").astype("<u4") << 16).view("<f4")
+        if type_ == "bf16":
+            values = (np.fromfile(tensor.file, "<u2").astype("<u4") << 16).view("<f4")
         else:
-            values = np.fromfile(item.file, f"<{CODES[kind]}")
-        known = values[np.isfinite(values)]
-        low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+            values = np.fromfile(tensor.file, f"<{CODES[type_]}")
+        finite_values = values[np.isfinite(values)]
+        low, high = (float(finite_values.min()), float(finite_values.max())) if finite_values.size else (0.0, 0.0)
         file = folder / f"made_up_{seed - 1}.bin"
-        file.write_bytes(seeded_values(kind, count, seed, low, high))
-        made.append(HeldTensor(item.type, file, (kind, str(count), str(seed), repr(low), repr(high))))
-    return tuple(made)
+        file.write_bytes(seeded_values(type_, count, seed, low, high))
+        new_tensors.append(TensorFile(tensor.type, file, (type_, str(count), str(seed), repr(low), repr(high))))
+    return tuple(new_tensors)

@@ -1,9 +1,9 @@
-"""Values from a seed, in place of a model's own; a bundle has this file, to make them where it is run.
+"""Seeded values in place of a model's own; a bundle has this file, and makes them where it is run.
 
     python3 make_values.py FILE TYPE COUNT SEED LOW HIGH
 
-They lie between LOW and HIGH, whole numbers for integers, and come again after the first 65,521. It needs the standard
-library alone.
+The values are between LOW and HIGH, whole numbers for integers, and repeat after the first 65,521. It needs only
+the standard library.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 import struct
 import sys
 
-# Of the module `struct`, by the names of IREE; bf16 is the upper half of f32.
+# Format codes of the module `struct`, by IREE's type names; bf16 is the upper half of f32.
 CODES = {
     "f64": "d",
     "f32": "f",
@@ -32,33 +32,33 @@ CODES = {
     "si16": "h",
     "si8": "b",
 }
-# Prime, so that no row of a matrix is like the next.
+# The period is prime, so that no row of a matrix is like the next.
 _PERIOD = 65521
 
 
-def seeded_values(kind: str, count: int, seed: int, low: float, high: float) -> bytes:
-    """Raw values, little-endian.
+def seeded_values(type_: str, count: int, seed: int, low: float, high: float) -> bytes:
+    """Return raw values, little-endian.
 
     Args:
-        kind: their type, a key of `CODES`.
-        count: how many.
-        seed: others for each.
-        low: the least that they can be.
-        high: the greatest.
+        type_: their type, a key of `CODES`.
+        count: the number of values.
+        seed: selects the values.
+        low: the smallest possible value.
+        high: the largest possible value.
     """
     # `random()` of a seed is the same in all versions of Python.
     draw = random.Random(seed).random  # noqa: S311 - not for secrets
-    first = [low + (high - low) * draw() for _ in range(min(count, _PERIOD))]
-    if "f" not in kind:
-        first = [min(int(value + 0.5), int(high)) for value in first]
-    data = struct.pack(f"<{len(first)}{CODES[kind]}", *first)
-    if kind == "bf16":
-        data = b"".join(data[place + 2 : place + 4] for place in range(0, len(data), 4))
-    size = len(data) // max(len(first), 1) * count
-    return (data * (count // max(len(first), 1) + 1))[:size]
+    period = [low + (high - low) * draw() for _ in range(min(count, _PERIOD))]
+    if "f" not in type_:
+        period = [min(int(value + 0.5), int(high)) for value in period]
+    data = struct.pack(f"<{len(period)}{CODES[type_]}", *period)
+    if type_ == "bf16":
+        data = b"".join(data[offset + 2 : offset + 4] for offset in range(0, len(data), 4))
+    size = len(data) // max(len(period), 1) * count
+    return (data * (count // max(len(period), 1) + 1))[:size]
 
 
 if __name__ == "__main__":
-    _, name, *words = sys.argv
+    _, name, *args = sys.argv
     with open(name, "wb") as file:  # noqa: PTH123 - as short as it can be
-        file.write(seeded_values(words[0], int(words[1]), int(words[2]), float(words[3]), float(words[4])))
+        file.write(seeded_values(args[0], int(args[1]), int(args[2]), float(args[3]), float(args[4])))

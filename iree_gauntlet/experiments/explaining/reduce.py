@@ -1,4 +1,4 @@
-"""A program that does not compile, made smaller for as long as it fails in the same way."""
+"""The reduction of a program that does not compile, for as long as it fails in the same way."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from iree_gauntlet.experiments.explaining.tools import Symptom, Tools
 
 
-# The phase before which no switch of the compiler changes anything.
-EARLIEST = "input"
-# A smaller program that compiles at all does so in less.
+# The earliest phase of the compiler: no option has changed anything before it.
+FIRST_PHASE = "input"
+# If a smaller program compiles at all, it takes less time.
 _HANG_SECONDS = 15.0
-# What the worker does behind its budget: it ends the compile under way, and writes.
+# The time that the worker needs, after its budget, to end the current compile and write the result.
 _MARGIN_SECONDS = 120.0
-# How often what it has found is looked at.
-_LOOK_SECONDS = 1.0
+# The interval between readings of the worker's log.
+_POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class KeptProgram(Recorded):
-    """A smaller program that fails as before, after so many compiles; `what` was done to it."""
+class SmallerProgram(Recorded):
+    """A smaller program that fails as before, after so many compiles; `what` is the last change."""
 
     operations: int
     tried: int
@@ -39,8 +39,8 @@ class KeptProgram(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Reduced(FoundReduced):
-    """What became of a program, which holds so many constants of many values, and what the compiler says of it."""
+class Reduction(FoundReduced):
+    """The result of a reduction, with the number of constants of many values, and the compiler's output."""
 
     constants: int = 0
     program: Path = field(default=Path(), metadata=UNRECORDED)
@@ -48,12 +48,12 @@ class Reduced(FoundReduced):
 
     @property
     def part(self) -> dict[str, Any]:
-        """For the record."""
+        """The record's fields."""
         return {name: value for name, value in self.as_dict().items() if name not in ("why", "constants")}
 
 
-def reduce(symptom: Symptom, tools: Tools, budget: float, say: Callable[[str], None]) -> Reduced:
-    """Make the program of a failed compile smaller, within so many seconds, for as long as it shows the symptom."""
+def reduce(symptom: Symptom, tools: Tools, budget: float, say: Callable[[str], None]) -> Reduction:
+    """Reduce the program of a failed compile, within so many seconds, for as long as it shows the symptom."""
     folder, failure = tools.folder / "reduce", tools.failure
     folder.mkdir()
     plan = {
@@ -69,21 +69,21 @@ def reduce(symptom: Symptom, tools: Tools, budget: float, say: Callable[[str], N
         "folder": str(folder),
     }
 
-    argv, log = tools.plan("reduce_program", "reduce", plan), folder / "reduce.jsonl"
+    argv, log = tools.write_plan("reduce_program", "reduce", plan), folder / "reduce.jsonl"
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(tools.python, "reduce", argv, timeout=budget + _MARGIN_SECONDS)
-        shown, ended = 0, False
-        while not ended:
-            ended = bool(wait((running,), timeout=_LOOK_SECONDS).done)
+        future = pool.submit(tools.run_python, "reduce", argv, timeout=budget + _MARGIN_SECONDS)
+        line_count, is_over = 0, False
+        while not is_over:
+            is_over = bool(wait((future,), timeout=_POLL_SECONDS).done)
             lines = log.read_text(encoding="utf-8").split("\n")[:-1] if log.is_file() else []
-            for kept in map(KeptProgram.from_dict, map(json.loads, lines[shown:])):
-                operations = "1 operation" if kept.operations == 1 else f"{kept.operations:,} operations"
-                say(f"{operations}, after {kept.tried} compiles ({kept.what})")
-            shown = len(lines)
-        ran = running.result()
-    if not ran.passed:
-        said = ran.outcome.signal or ran.errors.strip()[-300:]
-        raise GauntletError(f"the program cannot be reduced: {said}", "")
-    end = Reduced.from_dict(json.loads((folder / "end.json").read_text(encoding="utf-8")))
+            for program in map(SmallerProgram.from_dict, map(json.loads, lines[line_count:])):
+                operations = "1 operation" if program.operations == 1 else f"{program.operations:,} operations"
+                say(f"{operations}, after {program.tried} compiles ({program.what})")
+            line_count = len(lines)
+        result = future.result()
+    if not result.passed:
+        message = result.outcome.signal or result.errors.strip()[-300:]
+        raise GauntletError(f"the program cannot be reduced: {message}", "")
+    reduction = Reduction.from_dict(json.loads((folder / "end.json").read_text(encoding="utf-8")))
     text = (folder / "reduced.txt").read_text(encoding="utf-8")
-    return replace(end, program=folder / "reduced.mlir", text=text)
+    return replace(reduction, program=folder / "reduced.mlir", text=text)
