@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cluster.project_copy import OwnedFolder, folder_of
+from iree_gauntlet.cluster.project_copy import OwnedFolder, get_worker_folder
 from iree_gauntlet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def test_what_the_dead_have_left_is_cleared_and_nothing_of_the_living(tmp_path: 
 
 
 def test_a_name_is_of_one_worker_at_a_time(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "box")
+    folder = get_worker_folder(tmp_path, "box")
     with OwnedFolder(folder), pytest.raises(UsageError, match="a worker box runs here already"), OwnedFolder(folder):
         pytest.fail("two of one name")
     with OwnedFolder(folder):
