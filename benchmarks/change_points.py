@@ -112,7 +112,7 @@ def main() -> None:
 
 def _is_step(values: Sequence[float], at: int) -> bool:
     """Whether the two tests and the least effect let a split pass whose place is known: nothing finds more."""
-    (change,) = _Series(values, ()).changes([at])
+    (change,) = _Series(values, ()).measure_changes([at])
     return change.p_value < _MAX_P_VALUE and abs(change.effect) >= _LEAST
 
 

@@ -121,11 +121,9 @@ def find_security(address: str, request: TlsRequest) -> Security | None:
                 "Use tls:// with certificates, or a tunnel to this machine (docs/how-to/cluster.md).",
             )
         return None
-    missing_options = [name for name, file in files.items() if not file]
-    if missing_options:
-        raise UsageError(
-            f"{address} needs {', '.join(missing_options)}", "docs/how-to/cluster.md says how they are made."
-        )
+    missing = [name for name, file in files.items() if not file]
+    if missing:
+        raise UsageError(f"{address} needs {', '.join(missing)}", "docs/how-to/cluster.md says how they are made.")
     for name, file in files.items():
         if not os.path.isfile(file):  # noqa: PTH113 - as it was typed
             raise UsageError(f"{name} {file}: there is no such file", "Name a PEM file.")
@@ -204,17 +202,13 @@ class Cluster:
         toolchain_options = chosen.request.toolchain
         toolchain = replace(toolchain_options, iree=toolchain_options.iree or os.environ.get(IREE_VARIABLE, ""))
         request = replace(chosen.request, toolchain=toolchain, stages=chosen.stages)
-        shared = (SharedRun.of(request, machine, run_dir),)
-        with self._plan(run_dir.name, chosen.selection, shared, machine.store, progress) as link:
+        shared_runs = (SharedRun.of(request, machine, run_dir),)
+        with self._plan(run_dir.name, chosen.selection, shared_runs, machine.store, progress) as link:
             yield ClusterRunExecutor(link, run_dir, progress)
 
     @contextmanager
     def comparing(
-        self,
-        chosen: Chosen,
-        compare_request: CompareRequest,
-        sides: tuple[PreparedSide, PreparedSide],
-        progress: Progress,
+        self, chosen: Chosen, options: CompareRequest, sides: tuple[PreparedSide, PreparedSide], progress: Progress
     ) -> Iterator[ClusterComparisonExecutor]:
         """Make the workers plan both sides of a comparison, as `taking_part` does."""
         shared_runs = []
@@ -224,7 +218,7 @@ class Cluster:
             request = replace(request, conduct=replace(request.conduct, force_recompile=False))
             shared_runs.append(SharedRun.of(request, side.machine, side.folder))
         name, store = sides[0].folder.parent.name, sides[0].machine.store
-        with self._plan(name, chosen.selection, tuple(shared_runs), store, progress, compare_request) as link:
+        with self._plan(name, chosen.selection, tuple(shared_runs), store, progress, options) as link:
             yield ClusterComparisonExecutor(link, progress)
 
     @contextmanager
@@ -309,15 +303,15 @@ class ClusterComparisonExecutor:
         addresses: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
         for address, resources in _require_workers(self._link).items():
             addresses[resources.name] += (address,)
-        early_events = _wait_for_first_worker(self._link, self._progress)
-        module_locations = {
+        early = _wait_for_first_worker(self._link, self._progress)
+        modules = {
             module.need: ModuleLocation(module.need, module.key, addresses.get(module.worker.partition("/")[0], ()))
             for module in made
         }
         fleet = Fleet(units)
-        queue = ReadyQueue(units, dict.fromkeys(module_locations, Verdict.PASSED), fleet, fail_fast=False)
+        queue = ReadyQueue(units, dict.fromkeys(modules, Verdict.PASSED), fleet, fail_fast=False)
 
-        def compute_budget(step: Step) -> float:
+        def share_time(step: Step) -> float:
             request = fleet.request(step)
             # This step is not counted as waiting any more.
             return rounds.share(fleet.count_hosts(request), queue.waiting.get(request, 0) + 1)
@@ -333,9 +327,9 @@ class ClusterComparisonExecutor:
             rounds,
             keep,
             progress,
-            cached_modules=module_locations,
-            compute_budget=compute_budget,
-            early_events=early_events,
+            cached_modules=modules,
+            compute_budget=share_time,
+            early_events=early,
         ).run()
 
 

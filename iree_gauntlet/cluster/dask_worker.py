@@ -36,7 +36,7 @@ from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cluster.link import OrderAnswer, RunOrder, RunProcessError, RunRejectionError, decode, encode
 from iree_gauntlet.cluster.offers import WorkerOffer
-from iree_gauntlet.cluster.project_copy import OwnedFolder, get_worker_folder, map_path, map_request, unpack_project
+from iree_gauntlet.cluster.project_copy import ExclusiveFolder, get_worker_folder, map_path, map_request, unpack_project
 from iree_gauntlet.engine.modules.module_cache import DamageError, ModuleCache, pack, unpack
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.formatting import counted
@@ -123,7 +123,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         self._runs: dict[str, _RunProcess] = {}
         self._starting: dict[str, asyncio.Lock] = {}
         # The folder belongs to this process alone: the previous one, or its children, may not have ended yet.
-        self._runs_folder = OwnedFolder(self._work / "runs" / secrets.token_hex(8)).__enter__()
+        self._runs_folder = ExclusiveFolder(self._work / "runs" / secrets.token_hex(8)).__enter__()
         super().__init__(*arguments, **options)
         self.handlers.update(
             gauntlet_entry=self._transfers.send_entry,
@@ -449,18 +449,12 @@ def run_worker(config: WorkerPlace, resources: WorkerOffer, show_message: Callab
         show_message(f"worker {resources.name} takes part in {config.scheduler}")
         return await _wait_until_interrupted([supervisor])
 
-    with dask.config.set(_DASK_SETTINGS), OwnedFolder(get_worker_folder(config.cache_dir, resources.name)):
+    with dask.config.set(_DASK_SETTINGS), ExclusiveFolder(get_worker_folder(config.cache_dir, resources.name)):
         return asyncio.run(serve())
 
 
 def run_local(
-    count: int,
-    resources: WorkerOffer,
-    config: WorkerPlace,
-    port: int,
-    show_message: Callable[[str], None],
-    *,
-    dashboard: bool,
+    count: int, resources: WorkerOffer, config: WorkerPlace, port: int, show: Callable[[str], None], *, dashboard: bool
 ) -> ExitCode:
     """Run a scheduler (port 0 for any) with workers of the same resources until it is interrupted."""
 
@@ -475,16 +469,16 @@ def run_local(
                     f"port {port} of this machine cannot be used: {error}", "Give another --port."
                 ) from error
             scheduler.task_metadata[DASHBOARD] = dashboard
-            local_config = replace(config, scheduler=scheduler.address)
+            local = replace(config, scheduler=scheduler.address)
             supervisors = []
             for number in range(count):
-                worker_resources = replace(resources, name=f"{resources.name}-{number}")
-                stack.enter_context(OwnedFolder(get_worker_folder(config.cache_dir, worker_resources.name)))
-                supervisors.append(_WorkerSupervisor(local_config, worker_resources, show_message))
+                worker = replace(resources, name=f"{resources.name}-{number}")
+                stack.enter_context(ExclusiveFolder(get_worker_folder(config.cache_dir, worker.name)))
+                supervisors.append(_WorkerSupervisor(local, worker, show))
             await asyncio.gather(*(supervisor.start() for supervisor in supervisors))
-            show_message(f"{counted(count, 'worker')} take{'s' if count == 1 else ''} part in {scheduler.address}")
+            show(f"{counted(count, 'worker')} take{'s' if count == 1 else ''} part in {scheduler.address}")
             if dashboard:
-                show_message(f"dashboard: http://127.0.0.1:{scheduler.http_server.port}/status")
+                show(f"dashboard: http://127.0.0.1:{scheduler.http_server.port}/status")
             return await _wait_until_interrupted(supervisors)
 
     with dask.config.set(_DASK_SETTINGS):

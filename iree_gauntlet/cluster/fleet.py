@@ -500,17 +500,17 @@ class ClusterRunner:
     def _retry(self, running: _RunningOrder, reason: str) -> None:
         """Queue a step for another worker, or end it in an error after too many lost ones."""
         del self._running_orders[running.step.id]
-        lost = self._lost_workers[running.step.id]
-        lost.append(running.worker_name)
-        if len(lost) > _MAX_RETRIES:
-            message = f"given up after {len(lost)} workers that did not finish it: {', '.join(lost)} ({reason})"
+        losses = self._lost_workers[running.step.id]
+        losses.append(running.worker_name)
+        if len(losses) > _MAX_RETRIES:
+            message = f"given up after {len(losses)} workers that did not finish it: {', '.join(losses)} ({reason})"
             hint = "See whether it takes down what it runs on: its memory, its device; then `--resume`."
             self._conclude(running.step, Result(Verdict.ERROR, message, tail=(hint,), notes=running.step.notes))
             return
         self._notes[running.step.id].append(f"begun on worker {running.worker_name}, and done again: {reason}")
         if self._plan_handler:
             self._plan_handler.put_back(running.step)
-        if len(lost) == _MAX_RETRIES:
+        if len(losses) == _MAX_RETRIES:
             # The last attempt runs alone on its host, so that nothing else can make it fail.
             self._fleet.isolate(running.step)
         self._queue.put_back(running.step)
@@ -560,17 +560,19 @@ class ClusterRunner:
 
     def _fail_unserved_steps(self) -> None:
         """End the steps that have waited too long for resources that no worker has any more."""
-        now = self._clock()
-        unserved = [request for request in self._queue.waiting if not self._fleet.has_worker_for(request)]
-        unserved_since = {request: self._unserved_since.get(request, now) for request in unserved}
+        current_time = self._clock()
+        missing_requests = [request for request in self._queue.waiting if not self._fleet.has_worker_for(request)]
+        unserved_since = {request: self._unserved_since.get(request, current_time) for request in missing_requests}
         # Workers that plan the run, or restart it, are available within seconds.
-        overdue = [request for request, since in unserved_since.items() if now - since > _MIN_REPORTED_WAIT_SECONDS]
+        overdue = [
+            request for request, since in unserved_since.items() if current_time - since > _MIN_REPORTED_WAIT_SECONDS
+        ]
         if overdue != self._reported_requests:
             self._reported_requests = overdue
             self._progress.waiting(f"for a worker with {overdue[0].text}: none is there" if overdue else "")
         self._unserved_since = unserved_since
         for request, since in unserved_since.items():
-            if now - since < self._timeout:
+            if current_time - since < self._timeout:
                 continue
             message = f"no worker with {request.text} has come back within {self._timeout:g} s"
             for step in self._queue.take_all(request):
@@ -579,10 +581,10 @@ class ClusterRunner:
                 self._conclude(step, Result(Verdict.ERROR, message, tail=(hint,), notes=step.notes))
 
     def _show(self) -> None:
-        now = self._clock()
-        if now - self._shown_at < _STATUS_SECONDS:
+        current_time = self._clock()
+        if current_time - self._shown_at < _STATUS_SECONDS:
             return
-        self._shown_at = now
+        self._shown_at = current_time
         running = tuple(
             (order.worker_name, order.slot.device.name if order.slot.device else "", order.step.id)
             for order in self._running_orders.values()

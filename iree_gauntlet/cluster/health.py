@@ -194,13 +194,9 @@ def _name_signal_of(answer: Answer) -> str:
 def _describe_end(answer: Answer) -> str:
     lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
     last_line = lines[-1] if lines else "it says nothing"
-    signal_name = _name_signal_of(answer)
-    retry_note = ", as when it was first tried" if signal_name in SENT_SIGNALS else ""
-    return (
-        f"ends by {signal_name}{retry_note}: {last_line}"
-        if signal_name
-        else f"ends with {answer.exit_code}: {last_line}"
-    )
+    name = _name_signal_of(answer)
+    retry_note = ", as when it was first tried" if name in SENT_SIGNALS else ""
+    return f"ends by {name}{retry_note}: {last_line}" if name else f"ends with {answer.exit_code}: {last_line}"
 
 
 def _find_amd_target() -> Target | None:
@@ -243,24 +239,24 @@ class DeviceHealth:
             errors |= {names[uri]: error for uri, check in checks.items() if (error := check.find_error())}
         return cls(run.session, checks), errors
 
-    def check_if_due(self, device: str, *, is_timed: bool) -> str:
+    def check_if_due(self, device: str, *, for_timing: bool) -> str:
         """Check a device that was not checked for a while; return an error message, or an empty string."""
-        check, now = self._checks.get(device), time.monotonic()
+        check, current_time = self._checks.get(device), time.monotonic()
         if check is None:
             return ""
-        if now - self._checked_at[device] > _CHECK_INTERVAL_SECONDS:
+        if current_time - self._checked_at[device] > _CHECK_INTERVAL_SECONDS:
             with self._session.quiet(exclusive=False):
                 error = check.find_error()
             if error:
                 return error
-            self._checked_at[device] = now
-        if not is_timed or now - self._timed_at[device] < _CHECK_INTERVAL_SECONDS:
+            self._checked_at[device] = current_time
+        if not for_timing or current_time - self._timed_at[device] < _CHECK_INTERVAL_SECONDS:
             return ""
         with self._session.quiet("" if is_cpu(device) else device):
             # It is checked twice: one slow result may have any cause.
             slowdown = check.find_slowdown() and check.find_slowdown()
         if not slowdown:
-            self._timed_at[device] = now
+            self._timed_at[device] = current_time
         return slowdown
 
     def distrust(self, device: str) -> None:

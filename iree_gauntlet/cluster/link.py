@@ -224,11 +224,7 @@ class SharedRun:
     def map_paths(self, run_dir: Path, machine: Workbench) -> dict[str, str]:
         """Map the paths of a machine that takes part to those of the machine where the run was started."""
         pairs = zip(_list_paths(run_dir, machine), self.paths, strict=True)
-        return {
-            local_path: original_path
-            for local_path, original_path in pairs
-            if local_path and local_path != original_path
-        }
+        return {local: original for local, original in pairs if local and local != original}
 
 
 @dataclass(frozen=True, slots=True)

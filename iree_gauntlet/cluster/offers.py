@@ -114,7 +114,7 @@ def measured(
         raise UsageError(f"--device: {duplicate.uri} is named more than once", "Name each device once.")
     cache_dir.mkdir(parents=True, exist_ok=True)
     folders = dict.fromkeys((find_toolchains_folder(), cache_dir.absolute() / "toolchains"))
-    installed = [row for folder in folders for row in Environment.list_in(folder / "envs")]
+    environments = [row for folder in folders for row in Environment.list_in(folder / "envs")]
     tag = f"-{make_environment_tag()}"
     try:
         # The boot ID is shared by all containers of a machine; without it, its name is used.
@@ -133,7 +133,7 @@ def measured(
         # Only complete environments for this Python are listed.
         toolchains=tuple(
             dict.fromkeys(
-                environment.label for path, environment, _ in installed if environment and path.name.endswith(tag)
+                environment.label for path, environment, _ in environments if environment and path.name.endswith(tag)
             )
         ),
         version=__version__,

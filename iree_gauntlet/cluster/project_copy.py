@@ -147,7 +147,7 @@ def get_worker_folder(cache_dir: Path, name: str) -> Path:
     return cache_dir / "cluster" / name
 
 
-class OwnedFolder:
+class ExclusiveFolder:
     """Owns a folder until it is left, and removes it then; its lock file is released when the owner dies."""
 
     def __init__(self, path: Path) -> None:
@@ -160,10 +160,10 @@ class OwnedFolder:
             raise UsageError(f"a worker {self.path.name} runs here already", "Give this one another --name.")
         # Folders of dead workers are removed.
         for lock in self.path.parent.glob(f"*/{_LOCK_NAME}"):
-            other = LockFile(lock)
-            if lock.parent != self.path and other.acquire_now():
+            dead_lock = LockFile(lock)
+            if lock.parent != self.path and dead_lock.acquire_now():
                 shutil.rmtree(lock.parent, ignore_errors=True)
-                other.release()
+                dead_lock.release()
         return self
 
     def __exit__(self, *_: object) -> None:

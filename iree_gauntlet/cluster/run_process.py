@@ -177,7 +177,7 @@ class RunExecutor:
             return OrderAnswer(Result(Verdict.ERROR, f"{order.step} is not in this worker's plan").as_dict())
         step = replace(local_steps.place_on_device(order.step, order.device), goldens=order.goldens)
         try:
-            device_error = self._health.check_if_due(order.device, is_timed=step.resources.exclusive)
+            device_error = self._health.check_if_due(order.device, for_timing=step.resources.exclusive)
         except GauntletError as error:
             # The machine was not available for the check: it would not have been for the step either.
             return OrderAnswer(Result(Verdict.ERROR, error.what, tail=(error.hint,), notes=step.notes).as_dict())
@@ -253,7 +253,7 @@ class ComparisonExecutor(RunExecutor):
         # Neither side's run may keep the machine from being quiet.
         self.release_machine()
         try:
-            if device_error := self._health.check_if_due(order.device, is_timed=True):
+            if device_error := self._health.check_if_due(order.device, for_timing=True):
                 raise UnfitDeviceError(device_error)
             settings = self._settings
             pair = pair_of(steps[0].chain, (steps[0], steps[1]), settings.metric, settings.rounds)

@@ -45,8 +45,8 @@ class GoldenEvidence:
     """One value of one run.
 
     Attributes:
-        refused: why it does not count; empty if it does.
-        barred: True if the reason also forbids comparing it with a golden, which a busy machine does not.
+        rejection: why it does not count; empty if it does.
+        bars_comparison: True if the reason also forbids comparing it with a golden, which a busy machine does not.
     """
 
     run: str
@@ -57,8 +57,8 @@ class GoldenEvidence:
     repetitions: int
     release: str
     machine: str
-    refused: str
-    barred: bool = False
+    rejection: str
+    bars_comparison: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,20 +165,16 @@ def _collect_figures(
                 repetitions=len(values),
                 release=release_of(record.run.toolchain.compiler),
                 machine=record.run.machine.cpu,
-                refused=reason,
-                barred=bars_comparison,
+                rejection=reason,
+                bars_comparison=bars_comparison,
             )
             yield golden, evidence, step, result
 
 
 def _describe_impossible_value(golden: Golden, step: Step, values: Iterable[float]) -> str:
     """Describe the first of a golden's values that no measurement can give; return an empty string if there is none."""
-    impossible_value = next((candidate for candidate in values if not golden.field.least <= candidate < math.inf), None)
-    return (
-        ""
-        if impossible_value is None
-        else f"its {step.stage} says {impossible_value:g} {golden.metric.row.unit}, which cannot be"
-    )
+    wrong = next((candidate for candidate in values if not golden.field.least <= candidate < math.inf), None)
+    return "" if wrong is None else f"its {step.stage} says {wrong:g} {golden.metric.row.unit}, which cannot be"
 
 
 def _pick_figures(golden: Golden, result: Result) -> list[float]:
@@ -209,9 +205,9 @@ def propose(
     requested headroom (a factor), for the code of other machines; without one, only if it exceeds the limit.
     With `to_release` a golden of another release moves to the one of the measurements.
     """
-    usable = [item for item in evidence if not item.refused]
+    usable = [item for item in evidence if not item.rejection]
     if not usable:
-        return "; ".join(dict.fromkeys(f"{item.run}: {item.refused}" for item in evidence))
+        return "; ".join(dict.fromkeys(f"{item.run}: {item.rejection}" for item in evidence))
     objection = _find_objection(golden, usable, to_release=to_release)
     if objection:
         return objection
@@ -306,17 +302,13 @@ def judge_standings(
         by_chain.setdefault(chain, []).append(golden)
     runs: list[tuple[str, _RunEvidence]] = []
     for record in records:
-        collected = _collect_figures(record, lambda step: by_chain.get(step.chain, ()))
-        run_evidence = {(step.chain, golden): (evidence, step, result) for golden, evidence, step, result in collected}
-        runs.append((record.path.parent.relative_to(folder).as_posix(), run_evidence))
+        figures = _collect_figures(record, lambda step: by_chain.get(step.chain, ()))
+        entries = {(step.chain, golden): (evidence, step, result) for golden, evidence, step, result in figures}
+        runs.append((record.path.parent.relative_to(folder).as_posix(), entries))
     standings = []
     for chain, golden in goldens:
-        rival_skus = {
-            other_golden.sku
-            for other_golden in by_chain[chain]
-            if other_golden.metric is golden.metric and other_golden != golden
-        }
-        standings.append(_judge_standing(chain, golden, rival_skus, runs))
+        rivals = {rival.sku for rival in by_chain[chain] if rival.metric is golden.metric and rival != golden}
+        standings.append(_judge_standing(chain, golden, rivals, runs))
     return standings
 
 
@@ -348,7 +340,7 @@ def _find_mismatch(golden: Golden, evidence: GoldenEvidence, sku: str, rival_sku
         return f"with the SKU {sku}" if sku else "without a SKU"
     if golden.release and not covers(golden.release, evidence.release):
         return f"with release {evidence.release or 'unknown'}"
-    return f"but {evidence.refused}" if evidence.barred else ""
+    return f"but {evidence.rejection}" if evidence.bars_comparison else ""
 
 
 def _judge(golden: Golden, evidence: GoldenEvidence, result: Result) -> tuple[GoldenVerdict, str]:
@@ -363,6 +355,6 @@ def _judge(golden: Golden, evidence: GoldenEvidence, result: Result) -> tuple[Go
     # The run's own check of this golden is better evidence: a breach may not have been confirmed.
     is_broken = evidence.measured > golden.limit if recorded_pass is None else not recorded_pass
     if is_broken:
-        return GoldenVerdict.BROKEN, evidence.refused
+        return GoldenVerdict.BROKEN, evidence.rejection
     is_loose = evidence.measured < _MIN_USED_FRACTION * golden.value
-    return GoldenVerdict.LOOSE if is_loose else GoldenVerdict.KEPT, evidence.refused
+    return GoldenVerdict.LOOSE if is_loose else GoldenVerdict.KEPT, evidence.rejection

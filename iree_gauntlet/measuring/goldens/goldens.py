@@ -236,15 +236,15 @@ def confirm_breach(
         rank = _find_rank(look, level / 2)
         if rank is not None:
             low, high = max(low, sorted_values[rank]), min(high, sorted_values[-1 - rank])
-    passed, reason = _judge(low, high, limit)
-    next_look = plan.next_look(len(rounds)) if passed is None else None
+    is_kept, reason = _judge(low, high, limit)
+    next_look = plan.next_look(len(rounds)) if is_kept is None else None
     if not looks:
         reason = f"{len(rounds)} more rounds, and {plan.looks[0]} are needed to confirm a breach"
-    elif passed is None and next_look is None:
+    elif is_kept is None and next_look is None:
         reason += f"; all {plan.max_blocks} rounds are taken"
     sorted_values = sorted(values[: looks[-1][0]] if looks else values)
     middle = (sorted_values[(len(sorted_values) - 1) // 2] + sorted_values[len(sorted_values) // 2]) / 2
-    return Confirmation(passed, reason, middle, low, high, limit, 1 - plan.alpha, next_look)
+    return Confirmation(is_kept, reason, middle, low, high, limit, 1 - plan.alpha, next_look)
 
 
 def _judge(low: float, high: float, limit: float) -> tuple[bool | None, str]:

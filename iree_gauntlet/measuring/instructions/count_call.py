@@ -82,7 +82,7 @@ class CountError(GauntletError):
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class ProcessCounts:
     """The instructions of one process; `places` has the line, `file:line`, with most instructions of a function."""
 
     total: int
@@ -93,7 +93,7 @@ class Counted:
 class ProcessCounter(Protocol):
     """A counter of a process' instructions."""
 
-    def count(self, argv: Sequence[str], stdout: int) -> Counted:
+    def count(self, argv: Sequence[str], stdout: int) -> ProcessCounts:
         """Run a process, in the environment of `make_environment`, and count its instructions."""
 
 
@@ -148,7 +148,7 @@ def count_call(counter: ProcessCounter, command: Sequence[str], folder: Path) ->
     return Counts(round(total / calls), calls, tuple(dispatches), round(own_code / calls) if own_code else None)
 
 
-def _run_benchmark(counter: ProcessCounter, command: Sequence[str], calls: int, folder: Path) -> Counted:
+def _run_benchmark(counter: ProcessCounter, command: Sequence[str], calls: int, folder: Path) -> ProcessCounts:
     """Count the instructions of a benchmark of so many calls."""
     output = folder / f"stdout.{min(calls, 3)}.txt"
     argv = [*command, "--benchmark_format=json", "--benchmark_repetitions=1", f"--benchmark_min_time={calls}x"]
@@ -170,19 +170,14 @@ class _Valgrind:
         self._path = path
         self._folder = folder
 
-    def count(self, argv: Sequence[str], stdout: int) -> Counted:
+    def count(self, argv: Sequence[str], stdout: int) -> ProcessCounts:
         refuse_io_uring()
         output, log = self._folder / "cachegrind.out", self._folder / "valgrind.txt"
         for path in (output, log):
             path.unlink(missing_ok=True)
         # In these options, `%` begins a process number, or a variable.
-        output_option, log_option = (str(path).replace("%", "%%") for path in (output, log))
-        options = [
-            "--tool=cachegrind",
-            "--cache-sim=no",
-            f"--cachegrind-out-file={output_option}",
-            f"--log-file={log_option}",
-        ]
+        out_text, log_text = (str(path).replace("%", "%%") for path in (output, log))
+        options = ["--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={out_text}", f"--log-file={log_text}"]
         command = [self._path, *options, *argv]
         process = subprocess.run(command, stdout=stdout, cwd=self._folder, env=make_environment(argv), check=False)
         if process.returncode != 0:
@@ -209,7 +204,7 @@ class _Hardware:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def count(self, argv: Sequence[str], stdout: int) -> Counted:
+    def count(self, argv: Sequence[str], stdout: int) -> ProcessCounts:
         ready, start = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -237,7 +232,7 @@ class _Hardware:
         code = os.waitstatus_to_exitcode(status)
         if code != 0:
             raise CountError(f"{Path(argv[0]).name} {_describe_exit(code)}")
-        return Counted(total, {}, {})
+        return ProcessCounts(total, {}, {})
 
 
 def link_files(command: Sequence[str], folder: Path) -> list[str]:
@@ -278,7 +273,7 @@ def _describe_exit(code: int) -> str:
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def read_cachegrind(lines: Iterable[str]) -> Counted:
+def read_cachegrind(lines: Iterable[str]) -> ProcessCounts:
     """Read the counts that cachegrind wrote (its manual, "Cachegrind Output File Format")."""
     functions: dict[str, int] = defaultdict(int)
     by_line: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
@@ -300,7 +295,7 @@ def read_cachegrind(lines: Iterable[str]) -> Counted:
     if total is None:
         raise CountError("cachegrind's file is cut short", "Is the disk full?")
     places = {name: max(counts, key=lambda location: counts[location]) for name, counts in by_line.items()}
-    return Counted(total, dict(functions), places)
+    return ProcessCounts(total, dict(functions), places)
 
 
 def refuse_io_uring() -> None:
@@ -327,10 +322,10 @@ def refuse_io_uring() -> None:
 
     instructions = (Instruction * len(program))(*(Instruction(*fields) for fields in program))
     libc = ctypes.CDLL(None, use_errno=True)
-    has_failed = libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(
+    error_code = libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(
         _PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(SocketFilter(len(program), instructions)), 0, 0
     )
-    if has_failed:
+    if error_code:
         raise CountError(f"io_uring cannot be kept away: {os.strerror(ctypes.get_errno())}")
 
 

@@ -25,7 +25,7 @@ _SYSCALLS = {"x86_64": 298, "aarch64": 241}
 _PARANOID_PATH = Path("/proc/sys/kernel/perf_event_paranoid")
 _PERF_COUNT_HW_INSTRUCTIONS = 1
 # Counters are stopped until exec, include the process' own children, and exclude kernel and hypervisor.
-_INHERIT, _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR, _ENABLE_ON_EXEC, _DISABLED = 1 << 1, 1 << 5, 1 << 6, 1 << 12, 1
+_INHERIT, _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR, _ENABLE_ON_EXEC, _DISABLED_FLAG = 1 << 1, 1 << 5, 1 << 6, 1 << 12, 1
 _VALGRIND_HINT = "Install valgrind (Debian and Ubuntu: apt install valgrind; Fedora: dnf install valgrind)"
 
 
@@ -108,7 +108,7 @@ def open_hardware_counter(pid: int, event: tuple[int, int] = (0, _PERF_COUNT_HW_
     if number is None or os.uname().sysname != "Linux":
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     # perf_event_attr: type, size, config, and the bits that follow three more fields of 8 bytes.
-    flags = _DISABLED | _INHERIT | _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR | _ENABLE_ON_EXEC
+    flags = _DISABLED_FLAG | _INHERIT | _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR | _ENABLE_ON_EXEC
     attributes = (ctypes.c_uint64 * 14)(event[0] | ctypes.sizeof(ctypes.c_uint64) * 14 << 32, event[1], 0, 0, 0, flags)
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor: int = libc.syscall(number, ctypes.byref(attributes), pid, -1, -1, 8)  # 8: close on exec

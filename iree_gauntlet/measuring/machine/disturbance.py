@@ -58,30 +58,30 @@ class RoundState:
     """The machine before and after a round, and its CPU use during the round.
 
     Attributes:
-        whole: the use of all CPUs; None if the kernel does not report it.
-        pinned: the use of the round's own CPUs; None if it was not pinned to any.
+        all_cpus: the use of all CPUs; None if the kernel does not report it.
+        own_cpus: the use of the round's own CPUs; None if it was not pinned to any.
     """
 
     before: MachineState
     after: MachineState
     seconds: float
-    whole: CpuUse | None
-    pinned: CpuUse | None = None
+    all_cpus: CpuUse | None
+    own_cpus: CpuUse | None = None
 
     @property
     def watched(self) -> MachineState:
         """The machine after the round, with the CPU shares of the time during the round."""
-        if self.whole is None:
+        if self.all_cpus is None:
             return self.after
-        return replace(self.after, busy_share=self.whole.busy_share, steal_share=self.whole.steal_share)
+        return replace(self.after, busy_share=self.all_cpus.busy_share, steal_share=self.all_cpus.steal_share)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the state for the journal: one line; unknown values are left out."""
         start, end = self.before, self.after
         fields: dict[str, Any] = {
             "seconds": round(self.seconds, 3),
-            **_record_shares("", self.whole),
-            **_record_shares("pinned_", self.pinned),
+            **_record_shares("", self.all_cpus),
+            **_record_shares("pinned_", self.own_cpus),
             "load_1m": end.load_1m,
             "governor": end.governor,
             "frequency_mhz": _round_optional(end.frequency_mhz),
@@ -101,13 +101,13 @@ class RoundState:
         return (*self._find_other_work(), *self._find_own_causes(), *gpu_causes)
 
     def _find_other_work(self) -> Iterator[str]:
-        if self.pinned is not None and _is_over(self.pinned.busy_share, self.pinned, _MAX_PINNED_BUSY):
-            percentage = _percent(self.pinned.busy_share)
+        if self.own_cpus is not None and _is_over(self.own_cpus.busy_share, self.own_cpus, _MAX_PINNED_BUSY):
+            percentage = _percent(self.own_cpus.busy_share)
             yield f"other work kept the round's own CPUs {percentage} busy ({_percent(_MAX_PINNED_BUSY)} is tolerated)"
-        limit = _MAX_BUSY if self.pinned is None else _MAX_UNPINNED_BUSY
-        if self.whole is not None and _is_over(self.whole.busy_share, self.whole, limit):
-            yield f"other work kept the CPUs {_percent(self.whole.busy_share)} busy ({_percent(limit)} is tolerated)"
-        use = self.pinned or self.whole
+        limit = _MAX_BUSY if self.own_cpus is None else _MAX_UNPINNED_BUSY
+        if self.all_cpus is not None and _is_over(self.all_cpus.busy_share, self.all_cpus, limit):
+            yield f"other work kept the CPUs {_percent(self.all_cpus.busy_share)} busy ({_percent(limit)} is tolerated)"
+        use = self.own_cpus or self.all_cpus
         if use is not None and _is_over(use.steal_share, use, _MAX_STEAL):
             stolen_percentage = _percent(use.steal_share)
             yield f"the hypervisor took {stolen_percentage} of the CPU time ({_percent(_MAX_STEAL)} is tolerated)"
@@ -162,8 +162,8 @@ class RoundWatch:
             before=self._start_state,
             after=self._read_state(),
             seconds=seconds,
-            whole=measure_cpu_use(self._start_times, times, own_cpu_seconds),
-            pinned=measure_cpu_use(self._start_times, times, own_cpu_seconds, self._cpus) if self._cpus else None,
+            all_cpus=measure_cpu_use(self._start_times, times, own_cpu_seconds),
+            own_cpus=measure_cpu_use(self._start_times, times, own_cpu_seconds, self._cpus) if self._cpus else None,
         )
 
     def _read_state(self) -> MachineState:

@@ -118,8 +118,8 @@ class GpuState:
     @property
     def idle(self) -> bool:
         """True if nothing runs on it: its clock then does not show the clock under load."""
-        is_unused = self.utilization_percent is not None and self.utilization_percent < _IDLE_PERCENT
-        return Slowdown.IDLE in self.reasons or is_unused
+        has_low_use = self.utilization_percent is not None and self.utilization_percent < _IDLE_PERCENT
+        return Slowdown.IDLE in self.reasons or has_low_use
 
 
 def parse_number(value: object) -> float | None:

@@ -140,12 +140,12 @@ def _read_cpu_temperature(root: Path) -> float | None:
         files += _list_entries(chip, "temp*_input") if read_text(chip / "name") in _CPU_DRIVERS else []
     for zone in _list_entries(root / "sys/class/thermal", "thermal_zone*"):
         files += [zone / "temp"] if _CPU_ZONE.fullmatch(read_text(zone / "type") or "") else []
-    millidegrees = [
+    values = [
         value
         for file in files
         if (value := _read_number(file)) is not None and _MIN_MILLIDEGREES <= value <= _MAX_MILLIDEGREES
     ]
-    return max(millidegrees) / 1000 if millidegrees else None
+    return max(values) / 1000 if values else None
 
 
 def load_average(root: Path) -> float | None:
@@ -282,21 +282,18 @@ def read_cpu_times(root: Path = _ROOT) -> dict[int, CpuTimes]:
 
 
 def measure_cpu_use(
-    start_times: Mapping[int, CpuTimes],
-    end_times: Mapping[int, CpuTimes],
-    own_seconds: float = 0.0,
-    cpus: Collection[int] = (),
+    start: Mapping[int, CpuTimes], end: Mapping[int, CpuTimes], own_seconds: float = 0.0, cpus: Collection[int] = ()
 ) -> CpuUse | None:
     """Return the use of CPUs between two readings; None if no time has passed, or a CPU is missing.
 
     `own_seconds` of CPU time on these do not count. If `cpus` is empty, they are those of both readings.
     """
-    numbers = sorted(cpus) if cpus else sorted(start_times.keys() & end_times.keys())
-    if not numbers or any(number not in start_times or number not in end_times for number in numbers):
+    numbers = sorted(cpus) if cpus else sorted(start.keys() & end.keys())
+    if not numbers or any(number not in start or number not in end for number in numbers):
         return None
     # A counter of idle time may decrease a little (proc(5)).
     work, idle, steal = (
-        sum(max(0.0, getattr(end_times[number], name) - getattr(start_times[number], name)) for number in numbers)
+        sum(max(0.0, getattr(end[number], name) - getattr(start[number], name)) for number in numbers)
         for name in ("work", "idle", "steal")
     )
     total = work + idle + steal
@@ -310,16 +307,13 @@ def measure_cpu_use(
 
 
 def _read_psutil_times() -> dict[int, CpuTimes]:
-    times_by_cpu = {}
+    cpus = {}
     for number, times in enumerate(psutil.cpu_times(percpu=True)):
-        seconds_by_state = times._asdict()
-        idle, steal = (
-            seconds_by_state.get("idle", 0.0) + seconds_by_state.get("iowait", 0.0),
-            seconds_by_state.get("steal", 0.0),
-        )
-        work = sum(value for name, value in seconds_by_state.items() if not name.startswith("guest")) - idle - steal
-        times_by_cpu[number] = CpuTimes(work, idle, steal)
-    return times_by_cpu
+        seconds = times._asdict()
+        idle, steal = (seconds.get("idle", 0.0) + seconds.get("iowait", 0.0), seconds.get("steal", 0.0))
+        work = sum(value for name, value in seconds.items() if not name.startswith("guest")) - idle - steal
+        cpus[number] = CpuTimes(work, idle, steal)
+    return cpus
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def compare_outputs(
 ) -> list[OutputComparison]:
     """Compare all outputs of a call; the call passes if every comparison passes.
 
-    There is one comparison for each actual output and for each expected one that is missing; `expected` may be None.
+    There is one comparison for each actual output and for each missing expected one; an expected tensor may be None.
     """
     comparisons = [
         _compare_output(index, actual_tensor, expected_tensor, tolerances)
@@ -52,10 +52,10 @@ def compare_outputs(
     ]
     counts = f"the module gives {len(actual)} outputs, {len(expected)} are expected"
     extra, missing = actual[len(expected) :], expected[len(actual) :]
-    unmatched = [(tensor, "has no expectation") for tensor in extra] + [(tensor, "is missing") for tensor in missing]
+    leftovers = [(tensor, "has no expectation") for tensor in extra] + [(tensor, "is missing") for tensor in missing]
     return comparisons + [
         OutputComparison(index, str(tensor.type) if tensor else "", f"{counts}: this one {problem}", passed=False)
-        for index, (tensor, problem) in enumerate(unmatched, len(comparisons))
+        for index, (tensor, problem) in enumerate(leftovers, len(comparisons))
     ]
 
 
@@ -67,19 +67,11 @@ def compare_allclose(
     comparisons = compare_outputs(
         list(map(_make_doubles, actual)), [tensor and _make_doubles(tensor) for tensor in expected], tolerances
     )
-    for index, (comparison, actual_tensor, expected_tensor) in enumerate(
-        zip(comparisons, actual, expected, strict=False)
-    ):
-        result = replace(comparison, type=str(actual_tensor.type), atol=allclose.atol, rtol=allclose.rtol)
-        is_comparable = (
-            expected_tensor is not None
-            and actual_tensor.shape == expected_tensor.shape
-            and not actual_tensor.lacks_meaning
-        )
+    for index, (comparison, output, reference) in enumerate(zip(comparisons, actual, expected, strict=False)):
+        result = replace(comparison, type=str(output.type), atol=allclose.atol, rtol=allclose.rtol)
+        fits = reference is not None and output.shape == reference.shape and not output.lacks_meaning
         comparisons[index] = (
-            _judge_allclose(result, actual_tensor.array, expected_tensor.array, allclose)
-            if expected_tensor and is_comparable
-            else result
+            _judge_allclose(result, output.array, reference.array, allclose) if reference and fits else result
         )
     return comparisons
 
@@ -92,16 +84,12 @@ def _make_doubles(tensor: Tensor) -> Tensor:
 
 
 def _judge_allclose(
-    comparison: OutputComparison, actual_values: Array, expected_values: Array, allclose: Allclose
+    comparison: OutputComparison, outputs: Array, references: Array, allclose: Allclose
 ) -> OutputComparison:
-    is_close = find_close(
-        actual_values, expected_values, rtol=allclose.rtol, atol=allclose.atol, equal_nan=allclose.equal_nan
-    )
+    close = find_close(outputs, references, rtol=allclose.rtol, atol=allclose.atol, equal_nan=allclose.equal_nan)
     if (worst := comparison.worst_index) is not None:
-        comparison = replace(
-            comparison, worst_actual=str(actual_values[worst]), worst_expected=str(expected_values[worst])
-        )
-    mismatches = int(is_close.size - np.count_nonzero(is_close))
+        comparison = replace(comparison, worst_actual=str(outputs[worst]), worst_expected=str(references[worst]))
+    mismatches = int(close.size - np.count_nonzero(close))
     comparison = replace(comparison, passed=not mismatches, mismatches=mismatches)
     rule = _format_rule(comparison) or "0 + 0·|expected|"
     if comparison.passed:
@@ -113,8 +101,8 @@ def _judge_allclose(
     return replace(comparison, message=message)
 
 
-def _compare_output(index: int, actual: Tensor, expected: Tensor | None, tolerances: Tolerances) -> OutputComparison:
-    if expected is None:
+def _compare_output(index: int, actual: Tensor, reference: Tensor | None, tolerances: Tolerances) -> OutputComparison:
+    if reference is None:
         message = "ignored: nothing is expected of this output"
         return OutputComparison(
             index, str(actual.type), message, passed=True, count=actual.type.count, actual_path=actual.source
@@ -128,11 +116,11 @@ def _compare_output(index: int, actual: Tensor, expected: Tensor | None, toleran
         atol=atol,
         rtol=rtol,
         actual_path=actual.source,
-        expected_path=expected.source,
+        expected_path=reference.source,
     )
-    if actual.type != expected.type:
-        return replace(result, message=_describe_types(actual, expected))
-    actual_values, expected_values = actual.array.reshape(-1), expected.array.reshape(-1)
+    if actual.type != reference.type:
+        return replace(result, message=_describe_types(actual, reference))
+    actual_values, expected_values = actual.array.reshape(-1), reference.array.reshape(-1)
     limits = tolerances.effective(actual.element_type) if tolerances.applies_to(actual.element_type) else None
     statistics = _ErrorStatistics(actual.element_type)
     for start in range(0, actual_values.size, PIECE):
@@ -151,16 +139,16 @@ def _compare_output(index: int, actual: Tensor, expected: Tensor | None, toleran
     return replace(result, message=_describe_values(result))
 
 
-def _describe_types(actual: Tensor, expected: Tensor) -> str:
-    if actual.shape != expected.shape:
-        return f"the module gives {actual.type}, expected is {expected.type}"
-    message = f"the module gives element type {actual.element_type}, expected is {expected.element_type}"
-    if expected.source.endswith(".npy") and f"s{actual.element_type}" == expected.element_type:
+def _describe_types(actual: Tensor, reference: Tensor) -> str:
+    if actual.shape != reference.shape:
+        return f"the module gives {actual.type}, expected is {reference.type}"
+    message = f"the module gives element type {actual.element_type}, expected is {reference.element_type}"
+    if reference.source.endswith(".npy") and f"s{actual.element_type}" == reference.element_type:
         message += (
             f" (integers in a .npy have a sign, and iree-run-module takes the two for different types:"
             f" store the expected values as raw bytes, {actual.type}=@file.bin)"
         )
-    elif expected.element_type.startswith("*"):
+    elif reference.element_type.startswith("*"):
         message += f" (a .npy cannot name {actual.element_type}: store raw bytes, {actual.type}=@file.bin)"
     return message
 
@@ -279,9 +267,14 @@ class _ErrorStatistics:
             self._products = [product + square for product in self._products]
 
     def _add_numbers(
-        self, start: int, actual: Array, expected: Array, is_same: NDArray[np.bool_], limits: tuple[float, float] | None
+        self,
+        start: int,
+        outputs: Array,
+        references: Array,
+        is_same: NDArray[np.bool_],
+        limits: tuple[float, float] | None,
     ) -> None:
-        actual_values, expected_values = self._widen(actual), self._widen(expected)
+        actual_values, expected_values = self._widen(outputs), self._widen(references)
         self.actual_nans += int(np.count_nonzero(np.isnan(actual_values)))
         self.expected_nans += int(np.count_nonzero(np.isnan(expected_values)))
         self.actual_infs += int(np.count_nonzero(np.isinf(actual_values)))
@@ -311,13 +304,15 @@ class _ErrorStatistics:
             self._table = np.arange(1 << bits).astype(bits_dtype).view(values.dtype).astype(np.float64)
         return np.asarray(self._table[values.view(bits_dtype)])
 
-    def _add_integers(self, start: int, actual: Array, expected: Array, is_same: NDArray[np.bool_]) -> None:
-        bits_dtype = f"uint{actual.dtype.itemsize * 8}"
-        actual_bits, expected_bits = actual.view(bits_dtype), expected.view(bits_dtype)
+    def _add_integers(self, start: int, outputs: Array, references: Array, is_same: NDArray[np.bool_]) -> None:
+        bits_dtype = f"uint{outputs.dtype.itemsize * 8}"
+        actual_bits, expected_bits = outputs.view(bits_dtype), references.view(bits_dtype)
         # The error is exact for all values, also if the difference of two i64 does not fit an i64.
-        error = np.where(actual > expected, actual_bits - expected_bits, expected_bits - actual_bits).astype(np.float64)
+        error = np.where(outputs > references, actual_bits - expected_bits, expected_bits - actual_bits).astype(
+            np.float64
+        )
         self.mismatches += int(np.count_nonzero(~is_same))
-        actual_doubles, expected_doubles = actual.astype(np.float64), expected.astype(np.float64)
+        actual_doubles, expected_doubles = outputs.astype(np.float64), references.astype(np.float64)
         self._add_errors(error, np.abs(expected_doubles), np.ones(error.shape, np.bool_))
         self._add_products(actual_doubles, expected_doubles)
         self._add_worst(start, np.where(is_same, -math.inf, error))
@@ -330,11 +325,11 @@ class _ErrorStatistics:
             relative = np.divide(error, magnitude, where=comparable, out=np.zeros_like(error))
             self.max_rel_error = max(self.max_rel_error or 0.0, float(relative.max()))
 
-    def _add_products(self, actual: Array, expected: Array) -> None:
+    def _add_products(self, outputs: Array, references: Array) -> None:
         # `@` is not used: BLAS would wake its threads for each of these short pieces.
-        self._products[0] += float(np.einsum("i,i->", actual, expected))
-        self._products[1] += float(np.einsum("i,i->", actual, actual))
-        self._products[2] += float(np.einsum("i,i->", expected, expected))
+        self._products[0] += float(np.einsum("i,i->", outputs, references))
+        self._products[1] += float(np.einsum("i,i->", outputs, outputs))
+        self._products[2] += float(np.einsum("i,i->", references, references))
 
     def _add_worst(self, start: int, excess: Array) -> None:
         index = int(np.argmax(excess))
@@ -343,13 +338,13 @@ class _ErrorStatistics:
             self.worst = start + index
 
 
-def _compare_bytes(actual: Array, expected: Array) -> NDArray[np.bool_]:
+def _compare_bytes(outputs: Array, references: Array) -> NDArray[np.bool_]:
     """Return for each value whether its bytes are the same."""
-    width = actual.dtype.itemsize
+    width = outputs.dtype.itemsize
     if width in (1, 2, 4, 8):
         bits_dtype = f"uint{width * 8}"
-        is_same: NDArray[np.bool_] = actual.view(bits_dtype) == expected.view(bits_dtype)
+        is_same: NDArray[np.bool_] = outputs.view(bits_dtype) == references.view(bits_dtype)
         return is_same
-    actual_bytes = np.ascontiguousarray(actual).view(np.uint8).reshape(-1, width)
-    expected_bytes = np.ascontiguousarray(expected).view(np.uint8).reshape(-1, width)
+    actual_bytes = np.ascontiguousarray(outputs).view(np.uint8).reshape(-1, width)
+    expected_bytes = np.ascontiguousarray(references).view(np.uint8).reshape(-1, width)
     return np.asarray(np.all(actual_bytes == expected_bytes, axis=1))

@@ -65,19 +65,19 @@ class _Row:
 def _find_rows(text: str) -> list[Any]:
     decoder = json.JSONDecoder()
     position = -1
-    is_truncated = False
+    has_torn_json = False
     while (position := text.find("{", position + 1)) >= 0:
         if text[:position].rpartition("\n")[2].strip():
             continue  # this brace is inside another line
         try:
             document, _ = decoder.raw_decode(text, position)
         except json.JSONDecodeError:
-            is_truncated = is_truncated or '"benchmarks"' in text[position:]
+            has_torn_json = has_torn_json or '"benchmarks"' in text[position:]
             continue
         match document:
             case {"benchmarks": list(rows)}:
                 return rows
-    if is_truncated:
+    if has_torn_json:
         raise BenchmarkError(
             "the benchmark's JSON output is cut off", "the tool ended early; see its log for the cause"
         )

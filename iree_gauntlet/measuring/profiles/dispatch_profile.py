@@ -312,19 +312,12 @@ def find_dispatch_names(data: Iterable[bytes]) -> list[str]:
     """Find the names of dispatches in any data, in program order; the shorter of two for the same one is left out."""
     names = {match.decode() for chunk in data for match in _DISPATCH_IN_BYTES.findall(chunk)}
     # An executable has its dispatch's name without the operation.
-    short_names = {match[0] for name in names if (match := _NAME_WITH_NUMBER.match(name)) and match[0] != name}
+    short = {match[0] for name in names if (match := _NAME_WITH_NUMBER.match(name)) and match[0] != name}
     # Some formats store a string's length before it, which may look like a letter.
-    parsed_names = {
-        name: parse_dispatch_name(name) for name in names if name not in short_names and name[1:] not in names
-    }
+    parts = {name: parse_dispatch_name(name) for name in names if name not in short and name[1:] not in names}
     # The numbers follow the order of the program.
     return sorted(
-        parsed_names,
-        key=lambda name: (
-            parsed_names[name].function,
-            -1 if parsed_names[name].number is None else parsed_names[name].number,
-            name,
-        ),
+        parts, key=lambda name: (parts[name].function, -1 if parts[name].number is None else parts[name].number, name)
     )
 
 

@@ -96,28 +96,27 @@ def make_perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
     if not any(row.kind == "schema" and row.fields.get("format") == _FORMAT for row in rows):
         raise ProfileError(f"{_SOURCE_LABEL} does not say that it is {_FORMAT}")
     clocks = _read_clocks(rows)
-    parsed_events = [
+    candidates = [
         _read_event(row, clocks)
         for row in rows
         if row.kind in (_SUBMISSION_KIND, _HOST_KIND, _DEVICE_KIND, _DISPATCH_KIND)
     ]
-    events = [event for event in parsed_events if event is not None]
+    events = [event for event in candidates if event is not None]
     if not events:
         raise ProfileError("the exported profile holds no events with a time")
-    lane_events = _assign_lanes(events)
+    lanes = _assign_lanes(events)
     # Numbers begin at 1: 0 is the idle process of a kernel's trace, which Perfetto names differently.
     processes = {ordinal: pid for pid, ordinal in enumerate(sorted({event.thread.device for event in events}), 1)}
     threads = {
-        thread: (processes[thread.device], tid)
-        for tid, thread in enumerate(sorted({thread for thread, _ in lane_events}), 1)
+        thread: (processes[thread.device], tid) for tid, thread in enumerate(sorted({thread for thread, _ in lanes}), 1)
     }
-    start_ns = min(event.start for event in events)
+    begin = min(event.start for event in events)
     return {
         "displayTimeUnit": "ns",
-        "otherData": {"left_out": len(parsed_events) - len(events)},
+        "otherData": {"left_out": len(candidates) - len(events)},
         "traceEvents": [
             *_make_metadata(processes, threads, device),
-            *(_make_trace_event(event, threads[thread], start_ns) for thread, event in lane_events),
+            *(_make_trace_event(event, threads[thread], begin) for thread, event in lanes),
         ],
     }
 

@@ -116,15 +116,15 @@ class Search:
         untried = self.untried
         middle = len(untried) // 2
 
-        def count_max_tries_after(index: int) -> int:
+        def count_tries(index: int) -> int:
             return max(index, len(untried) - 1 - index).bit_length()
 
-        equally_good = [
+        good = [
             index
-            for index, candidate in enumerate(untried)
-            if candidate in available and count_max_tries_after(index) <= count_max_tries_after(middle)
+            for index, place in enumerate(untried)
+            if place in available and count_tries(index) <= count_tries(middle)
         ]
-        return untried[min(equally_good, key=lambda index: abs(index - middle), default=middle)] if untried else None
+        return untried[min(good, key=lambda index: abs(index - middle), default=middle)] if untried else None
 
     @property
     def tries_left(self) -> int:

@@ -163,21 +163,14 @@ class _Series:
         ranks = (counts.cumsum() - (counts - 1) / 2)[inverse]
         count = end - start
         distances = np.abs(ranks[:, None] - ranks[None, :])
-        before_counts = np.arange(LEAST_RUNS, count - LEAST_RUNS + 1)
-        after_counts = count - before_counts
+        left = np.arange(LEAST_RUNS, count - LEAST_RUNS + 1)
+        right = count - left
         # Sums of distances over pairs: among the first values, and between those and all values.
-        before_sum = 2 * np.tril(distances).sum(1).cumsum()[before_counts - 1]
+        left_sum = 2 * np.tril(distances).sum(1).cumsum()[left - 1]
         row_sums = distances.sum(1).cumsum()
-        between_sum, after_sum = (
-            row_sums[before_counts - 1] - before_sum,
-            row_sums[-1] - 2 * row_sums[before_counts - 1] + before_sum,
-        )
-        energy = (
-            2 * between_sum / (before_counts * after_counts)
-            - before_sum / before_counts**2
-            - after_sum / after_counts**2
-        )
-        index = int(before_counts[np.argmax(before_counts * after_counts / count * energy)])
+        cross_sum, right_sum = (row_sums[left - 1] - left_sum, row_sums[-1] - 2 * row_sums[left - 1] + left_sum)
+        energy = 2 * cross_sum / (left * right) - left_sum / left**2 - right_sum / right**2
+        index = int(left[np.argmax(left * right / count * energy)])
         return self._refine_split(self._logs[start:end], index)
 
     @staticmethod
