@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from iree_gauntlet.measuring.statistics.change_points import _P_VALUE, _Series, change_points
+from iree_gauntlet.measuring.statistics.change_points import _MAX_P_VALUE, _Series, change_points
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -114,8 +114,8 @@ def main() -> None:
 
 def _is_step(values: Sequence[float], at: int) -> bool:
     """Whether the two tests and the least effect let a split pass whose place is known: nothing finds more."""
-    (change,) = _Series(values, ()).changes([at])
-    return change.p_value < _P_VALUE and abs(change.effect) >= _LEAST
+    (change,) = _Series(values, ()).measure_changes([at])
+    return change.p_value < _MAX_P_VALUE and abs(change.effect) >= _LEAST
 
 
 def _print_spreads() -> None:

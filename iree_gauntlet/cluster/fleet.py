@@ -1,11 +1,11 @@
-"""Runs a plan on the workers of a cluster: which step goes to which, and one thread that journals what comes back.
+"""Run a plan on the workers of a cluster: assign steps to workers, and journal the results in one thread.
 
-Compiles go to workers without devices first; a step that uses a device goes where the chain was before, if there is
-room; one that measures time has its whole host. As on one machine, such a step begins when nothing else is left that
-its host could do.
+Compiles go to workers without devices first; a step that uses a device goes where the chain ran last, if there is
+room; one that measures time has its whole host. As on one machine, such a step begins when its host could do nothing
+else that remains.
 
-A worker that is lost has its steps done again by another, twice at most, and the results say so. What a tool does to
-itself (a crash) is a result, and is not done again.
+The steps of a lost worker are done again by another, twice at most, and the results report it. If a tool itself fails
+(a crash), that is a result, and the step is not done again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.cluster.link import Answered, Broken, Joined, Left, Made, Order, OrderEvent, Refused, Supplied, Unfit
+from iree_gauntlet.cluster.link import (
+    Answered,
+    Joined,
+    LeaveEvent,
+    ModuleLocation,
+    Order,
+    OrderEvent,
+    ProcessDeathEvent,
+    RejectionEvent,
+    SupplyEvent,
+    UnfitDeviceEvent,
+)
 from iree_gauntlet.device_kinds import is_cpu, split_device
 from iree_gauntlet.engine.scheduler import Rank
 from iree_gauntlet.figures import GoldenRule
@@ -34,87 +45,91 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.scheduler import ReadyQueue
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.steps import Step
-# How often a step is done again because its worker was lost.
-_MOST_AGAIN = 2
-# A worker that is killed is back within seconds, and a host that reboots within minutes.
-_PATIENCE_SECONDS = 120.0
-_REMARKABLE_SECONDS = 10.0
-_TURN_SECONDS = 0.5
-_SHOW_SECONDS = 1.0
+# The number of times a step is done again because its worker was lost.
+_MAX_RETRIES = 2
+# A killed worker is back within seconds, and a host that reboots within minutes.
+_WORKER_TIMEOUT_SECONDS = 120.0
+_MIN_REPORTED_WAIT_SECONDS = 10.0
+_EVENT_TIMEOUT_SECONDS = 0.5
+_STATUS_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """What a step needs of a worker.
+class ResourceRequest:
+    """The resources that a step needs from a worker.
 
     Attributes:
-        device: what the spec calls it: a driver (`hip`), an ordinal (`hip://1`: any of that driver's), or a device's
+        device: the spec's name for it: a driver (`hip`), an ordinal (`hip://1`: any of that driver's), or a device's
             own URI; empty for none.
         sku: the machine that its golden times are for; empty for any.
-        idle: nobody has anything to do.
+        needs_no_worker: True if the step is skipped or blocked.
     """
 
     device: str = ""
     sku: str = ""
-    uses: bool = False
+    uses_device: bool = False
     exclusive: bool = False
-    idle: bool = False
+    needs_no_worker: bool = False
 
     @property
     def rank(self) -> Rank:
-        """What is idle first, what needs its whole host last."""
-        if self.idle:
+        """The rank in the queue: steps without a worker first, steps that need a whole host last."""
+        if self.needs_no_worker:
             return Rank.CORELESS
         return Rank.EXCLUSIVE if self.exclusive else Rank.SHARED
 
     @property
     def text(self) -> str:
-        """What it is, for people."""
+        """A description for people."""
         if not self.device:
             return "any worker"
         if is_cpu(self.device):
             return f"the processor as a device (--device cpu{f',sku={self.sku}' if self.sku else ''})"
         return f"device {self.device}" + (f" of SKU {self.sku}" if self.sku else "")
 
-    def is_met_by(self, offer: WorkerOffer) -> bool:
-        """Whether a worker could do it, were it free."""
-        return not self.device or any(self.fits(device) for device in offer.devices)
+    def is_met_by(self, resources: WorkerOffer) -> bool:
+        """Return whether a worker could do it, were it free."""
+        return not self.device or any(self.matches(device) for device in resources.devices)
 
-    def fits(self, device: DeviceOffer) -> bool:
-        """Whether a device is of the kind."""
+    def matches(self, device: DeviceOffer) -> bool:
+        """Return whether a device is of the requested kind."""
         if self.sku and device.sku != self.sku:
             return False
         if is_cpu(self.device):
             return is_cpu(device.uri)
         driver, path = split_device(self.device)
-        anyone = not path or path.isdecimal()
-        return device.uri == self.device or (anyone and split_device(device.uri)[0] == driver)
+        any_ordinal = not path or path.isdecimal()
+        return device.uri == self.device or (any_ordinal and split_device(device.uri)[0] == driver)
 
 
-def list_demands(steps: Sequence[Step]) -> dict[str, Demand]:
-    """What each step needs, by id."""
+def list_resource_requests(steps: Sequence[Step]) -> dict[str, ResourceRequest]:
+    """Return the resources that each step needs, by step id."""
     devices: dict[str, str] = {}
     for step in steps:
         if step.resources.device:
             devices.setdefault(step.chain, step.resources.device)
-    demands = {}
+    requests = {}
     for step in steps:
         resources = step.resources
         if step.skip or step.blocked:
-            demand = Demand(idle=True)
+            request = ResourceRequest(needs_no_worker=True)
         elif resources.device:
-            timed = any(golden.field.rule is GoldenRule.TIMED for golden in step.goldens)
-            demand = Demand(resources.device, step.sku if timed else "", uses=True, exclusive=resources.exclusive)
+            has_timed_golden = any(golden.field.rule is GoldenRule.TIMED for golden in step.goldens)
+            request = ResourceRequest(
+                resources.device, step.sku if has_timed_golden else "", uses_device=True, exclusive=resources.exclusive
+            )
         else:
-            bound = step.stage.row.is_local or bool(dict(step.cache.ingredients).get("host"))
-            demand = Demand(devices.get(step.chain, "") if bound else "", exclusive=resources.exclusive)
-        demands[step.id] = demand
-    return demands
+            needs_local_device = step.stage.row.is_local or bool(dict(step.cache.ingredients).get("host"))
+            request = ResourceRequest(
+                devices.get(step.chain, "") if needs_local_device else "", exclusive=resources.exclusive
+            )
+        requests[step.id] = request
+    return requests
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """A place for one step, with the device that it uses; no worker for one that nobody has to do."""
+class WorkerSlot:
+    """The place of one step on a worker, with the device that it uses; `worker` is empty if the step needs none."""
 
     worker: str
     device: DeviceOffer | None = None
@@ -124,445 +139,461 @@ class Seat:
 
 @dataclass(slots=True)
 class _Worker:
-    offer: WorkerOffer
+    resources: WorkerOffer
     term: int
     running: int = 0
-    busy: set[str] = field(default_factory=set)
+    busy_devices: set[str] = field(default_factory=set)
 
 
 class Fleet:
-    """The workers that are there, and what they are busy with; their seats are the `Slots` for steps of a plan."""
+    """The connected workers and their load; their free places are the `Slots` of the steps of a plan."""
 
     def __init__(self, steps: Sequence[Step] = ()) -> None:
-        self._demands = list_demands(steps)
-        # The worker that each chain was given to last.
-        self._homes: dict[str, str] = {}
+        self._requests = list_resource_requests(steps)
+        # The worker that last got a step of each chain.
+        self._chain_workers: dict[str, str] = {}
         self._workers: dict[str, _Worker] = {}
-        # Those with room for a step, those before them first that were not given one as recently.
-        self._open: dict[str, None] = {}
+        # Workers with room for a step, the least recently used first.
+        self._available: dict[str, None] = {}
         self._running: Counter[str] = Counter()
-        self._alone: set[str] = set()
+        self._exclusive_hosts: set[str] = set()
         self._terms = 0
 
     def __len__(self) -> int:
         return len(self._workers)
 
-    def offer(self, address: str) -> WorkerOffer:
-        """What a worker offers that is there."""
-        return self._workers[address].offer
+    def get_resources(self, address: str) -> WorkerOffer:
+        """Return the resources of a connected worker."""
+        return self._workers[address].resources
 
-    def join(self, address: str, offer: WorkerOffer) -> None:
-        """A worker is there; one that is known already stays as it is."""
+    def join(self, address: str, resources: WorkerOffer) -> None:
+        """Add a worker; one that has joined already is unchanged."""
         if address in self._workers:
             return
         self._terms += 1
-        self._workers[address] = _Worker(offer, self._terms)
-        self._open[address] = None
+        self._workers[address] = _Worker(resources, self._terms)
+        self._available[address] = None
 
     def leave(self, address: str) -> None:
-        """A worker is not there any more; what it was busy with does not count."""
+        """Remove a worker with all of its load."""
         worker = self._workers.pop(address, None)
-        self._open.pop(address, None)
+        self._available.pop(address, None)
         if worker is not None:
-            self._running[worker.offer.host] -= worker.running
-            if not self._running[worker.offer.host]:
-                self._alone.discard(worker.offer.host)
+            self._running[worker.resources.host] -= worker.running
+            if not self._running[worker.resources.host]:
+                self._exclusive_hosts.discard(worker.resources.host)
 
     def withdraw(self, address: str, device: DeviceOffer | None) -> None:
-        """A device of a worker takes no further steps."""
+        """Withdraw a device of a worker: it gets no further steps."""
         worker = self._workers.get(address)
         if worker is not None:
-            devices = tuple(item for item in worker.offer.devices if item != device)
-            worker.offer = replace(worker.offer, devices=devices)
+            devices = tuple(other_device for other_device in worker.resources.devices if other_device != device)
+            worker.resources = replace(worker.resources, devices=devices)
 
-    def offers(self, demand: Demand) -> bool:
-        """Whether a worker is there that could do it, were it free."""
-        return any(demand.is_met_by(worker.offer) for worker in self._workers.values())
+    def has_worker_for(self, request: ResourceRequest) -> bool:
+        """Return whether a connected worker could do it, were it free."""
+        return any(request.is_met_by(worker.resources) for worker in self._workers.values())
 
-    def hosts(self, demand: Demand) -> int:
-        """On how many hosts it could be done, were they free."""
-        return len({worker.offer.host for worker in self._workers.values() if demand.is_met_by(worker.offer)})
+    def count_hosts(self, request: ResourceRequest) -> int:
+        """Return on how many hosts it could be done, were they free."""
+        return len({worker.resources.host for worker in self._workers.values() if request.is_met_by(worker.resources)})
 
-    def request(self, step: Step) -> Demand:
-        """As of `Slots`."""
-        return self._demands[step.id]
+    def request(self, step: Step) -> ResourceRequest:
+        """Return a step's resource request, as `Slots` does."""
+        return self._requests[step.id]
 
     def isolate(self, step: Step) -> None:
-        """Has a step request its whole host from now on."""
-        self._demands[step.id] = replace(self._demands[step.id], exclusive=True)
+        """Make a step request its whole host from now on."""
+        self._requests[step.id] = replace(self._requests[step.id], exclusive=True)
 
-    def take(self, step: Step, request: Demand, awaited: Sequence[Demand]) -> Seat | None:
-        """As of `Slots`."""
-        if request.idle:
-            return Seat("")
-        seat = self.seat(request, self._homes.get(step.chain, ""), () if request.device else awaited)
-        if seat is not None:
-            self._homes[step.chain] = seat.worker
-        return seat
+    def take(
+        self, step: Step, request: ResourceRequest, pending_requests: Sequence[ResourceRequest]
+    ) -> WorkerSlot | None:
+        """Take a slot for a step, as `Slots` does."""
+        if request.needs_no_worker:
+            return WorkerSlot("")
+        slot = self.acquire_slot(
+            request, self._chain_workers.get(step.chain, ""), () if request.device else pending_requests
+        )
+        if slot is not None:
+            self._chain_workers[step.chain] = slot.worker
+        return slot
 
     def fits(self, step: Step) -> bool:
-        """As of `Slots`: workers look to their memory themselves."""
+        """Return True: workers check their memory themselves."""
         del step
         return True
 
-    def seat(self, demand: Demand, home: str = "", awaited: Collection[Demand] = ()) -> Seat | None:
-        """A place for a step, which is taken then; None where there is none now."""
-        if home in self._open and (found := self._find_seat(home, demand)) is not None:
-            return self._take(found)
-        second: Seat | None = None
-        for address in self._open:
-            found = self._find_seat(address, demand)
-            if found is None:
+    def acquire_slot(
+        self, request: ResourceRequest, preferred_worker: str = "", pending_requests: Collection[ResourceRequest] = ()
+    ) -> WorkerSlot | None:
+        """Take and return a slot for a step; None if there is none now."""
+        if preferred_worker in self._available and (slot := self._find_slot(preferred_worker, request)) is not None:
+            return self._occupy(slot)
+        fallback: WorkerSlot | None = None
+        for address in self._available:
+            slot = self._find_slot(address, request)
+            if slot is None:
                 continue
-            offer = self._workers[address].offer
-            if demand.device or not offer.devices:
-                return self._take(found)
-            # There may be one without a device; where there is, this one is left to those that await its device.
-            plain = any(not worker.offer.devices for worker in self._workers.values())
-            if second is None and not (plain and any(item.is_met_by(offer) for item in awaited)):
-                second = found
-        return self._take(second) if second is not None else None
+            resources = self._workers[address].resources
+            if request.device or not resources.devices:
+                return self._occupy(slot)
+            # If there may be a worker without a device, this one is left to the steps that wait for its device.
+            has_deviceless_worker = any(not worker.resources.devices for worker in self._workers.values())
+            if fallback is None and not (
+                has_deviceless_worker and any(pending.is_met_by(resources) for pending in pending_requests)
+            ):
+                fallback = slot
+        return self._occupy(fallback) if fallback is not None else None
 
-    def release(self, slot: Seat) -> None:
-        """As of `Slots`; the seat of a worker which has left is gone already."""
+    def release(self, slot: WorkerSlot) -> None:
+        """Release a slot, as `Slots` does; the slot of a worker that has left is gone already."""
         worker = self._workers.get(slot.worker)
         if worker is None or worker.term != slot.term:
             return
-        host = worker.offer.host
+        host = worker.resources.host
         worker.running -= 1
         self._running[host] -= 1
         if slot.device is not None:
-            worker.busy.discard(slot.device.uri)
+            worker.busy_devices.discard(slot.device.uri)
         if slot.exclusive:
-            self._alone.discard(host)
-        self._open[slot.worker] = None
+            self._exclusive_hosts.discard(host)
+        self._available[slot.worker] = None
 
-    def _find_seat(self, address: str, demand: Demand) -> Seat | None:
+    def _find_slot(self, address: str, request: ResourceRequest) -> WorkerSlot | None:
         worker = self._workers[address]
-        host = worker.offer.host
-        if host in self._alone or worker.running >= worker.offer.jobs or (demand.exclusive and self._running[host]):
+        host = worker.resources.host
+        if (
+            host in self._exclusive_hosts
+            or worker.running >= worker.resources.jobs
+            or (request.exclusive and self._running[host])
+        ):
             return None
-        if not demand.device:
-            return Seat(address, exclusive=demand.exclusive, term=worker.term)
-        for device in worker.offer.devices:
-            if demand.fits(device) and not (demand.uses and device.uri in worker.busy):
-                return Seat(address, device if demand.uses else None, demand.exclusive, worker.term)
+        if not request.device:
+            return WorkerSlot(address, exclusive=request.exclusive, term=worker.term)
+        for device in worker.resources.devices:
+            if request.matches(device) and not (request.uses_device and device.uri in worker.busy_devices):
+                return WorkerSlot(address, device if request.uses_device else None, request.exclusive, worker.term)
         return None
 
-    def _take(self, seat: Seat) -> Seat:
-        worker = self._workers[seat.worker]
-        host = worker.offer.host
+    def _occupy(self, slot: WorkerSlot) -> WorkerSlot:
+        worker = self._workers[slot.worker]
+        host = worker.resources.host
         worker.running += 1
         self._running[host] += 1
-        if seat.device is not None and (seat.exclusive or not is_cpu(seat.device.uri)):
-            worker.busy.add(seat.device.uri)
-        if seat.exclusive:
-            self._alone.add(host)
-        del self._open[seat.worker]
-        if worker.running < worker.offer.jobs:
-            self._open[seat.worker] = None
-        return seat
+        if slot.device is not None and (slot.exclusive or not is_cpu(slot.device.uri)):
+            worker.busy_devices.add(slot.device.uri)
+        if slot.exclusive:
+            self._exclusive_hosts.add(host)
+        del self._available[slot.worker]
+        if worker.running < worker.resources.jobs:
+            self._available[slot.worker] = None
+        return slot
 
 
 @dataclass(slots=True)
-class _UnderWay:
-    """A step that a worker does; with its answer where that lacks files, which are on their way."""
+class _RunningOrder:
+    """A step that a worker does; with its answer if that lacks files, which are being sent."""
 
     step: Step
-    seat: Seat
-    name: str
+    slot: WorkerSlot
+    worker_name: str
     order: Order
     answer: OrderAnswer | None = None
 
     @property
-    def where(self) -> str:
-        """Worker and device, for people."""
-        return f"{self.name}/{self.seat.device.name}" if self.seat.device else self.name
+    def location(self) -> str:
+        """The worker and device, for people."""
+        return f"{self.worker_name}/{self.slot.device.name}" if self.slot.device else self.worker_name
 
 
 def keep_below(run_dir: Path) -> Callable[[Step, OrderAnswer], None]:
-    """Keeps the files that come with a step below its folder in a run's, and nowhere else."""
+    """Return a function that saves the files of an answer in the step's folder of a run, and nowhere else."""
 
-    def keep(step: Step, answer: OrderAnswer) -> None:
+    def save_files(step: Step, answer: OrderAnswer) -> None:
         folder = Path(step.folder)
-        for name, content in answer.files:
+        for name, file_bytes in answer.files:
             path = run_dir / name
             if path.parent == folder and name == str(path.relative_to(run_dir)):
                 folder.mkdir(parents=True, exist_ok=True)
-                write_atomic(path, content)
+                write_atomic(path, file_bytes)
 
-    return keep
+    return save_files
 
 
-class Conductor(Protocol):
-    """Takes what becomes of steps that workers do."""
+class StepHandler(Protocol):
+    """Receives the progress and results of steps that workers do."""
 
     def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
-        """A step begins, on a worker; again, where another was lost with it."""
+        """Note that a step begins, on a worker; again, if another was lost with it."""
 
     def conclude(self, step: Step, result: Result) -> Verdict:
-        """A step has its result."""
+        """Record a step's result."""
 
     def remark(self, text: str) -> None:
-        """Something that a reader of the record must know."""
+        """Record a remark for readers of the journal."""
 
     def abort(self) -> None:
-        """Ends what runs here."""
+        """End everything that runs on this machine."""
 
 
-class PlanConductor(Conductor, Protocol):
-    """Takes what becomes of all steps of a plan; an `Engine` is one."""
+class PlanHandler(StepHandler, Protocol):
+    """Receives the progress and results of all steps of a plan; an `Engine` is one."""
 
     def put_back(self, step: Step) -> None:
-        """A step that began is not done, and waits again."""
+        """Note that a step that began is not done, and waits again."""
 
     def joined(self, name: str, machine: Mapping[str, Any]) -> None:
-        """A worker takes part, on a machine."""
+        """Note that a worker takes part, on a machine."""
 
     def result_of(self, step: Step) -> Result:
-        """Does a step that takes no machine."""
+        """Do a step that needs no worker."""
 
 
 class ClusterRunner:
     """Runs the steps of a plan on a fleet.
 
     Args:
-        keep: takes what comes with a result; called before that is concluded.
-        plan: the conductor, where steps may be such that no worker does them.
-        made: what is made already of what the steps need, by name.
-        patience: seconds that steps wait for a worker which offers what they need.
+        keep: saves the files of an answer; called before its result is concluded.
+        plan_handler: the handler, if the steps may include some that no worker does.
+        cached_modules: modules that the steps need and that are built already, by step name.
+        timeout: seconds that steps wait for a worker with the resources that they need.
     """
 
     def __init__(
         self,
-        queue: ReadyQueue[Demand, Seat],
+        queue: ReadyQueue[ResourceRequest, WorkerSlot],
         fleet: Fleet,
         link: Link,
-        conductor: Conductor,
+        handler: StepHandler,
         keep: Callable[[Step, OrderAnswer], None],
         progress: Progress,
         *,
-        plan: PlanConductor | None = None,
-        made: Mapping[str, Made] = MappingProxyType({}),
-        seconds: Callable[[Step], float] = lambda _: 0.0,
-        early: Sequence[Event] = (),
-        patience: float = _PATIENCE_SECONDS,
+        plan_handler: PlanHandler | None = None,
+        cached_modules: Mapping[str, ModuleLocation] = MappingProxyType({}),
+        compute_budget: Callable[[Step], float] = lambda _: 0.0,
+        early_events: Sequence[Event] = (),
+        timeout: float = _WORKER_TIMEOUT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = queue
         self._fleet = fleet
         self._link = link
-        self._conductor = conductor
-        self._plan = plan
+        self._handler = handler
+        self._plan_handler = plan_handler
         self._keep = keep
-        self._seconds = seconds
-        self._early = early
+        self._compute_budget = compute_budget
+        self._early_events = early_events
         self._progress = progress
-        self._patience = patience
+        self._timeout = timeout
         self._clock = clock
-        self._under_way: dict[str, _UnderWay] = {}
-        # Of steps that were begun before: workers that were lost with them, and what their results are to say.
-        self._lost: defaultdict[str, list[str]] = defaultdict(list)
+        self._running_orders: dict[str, _RunningOrder] = {}
+        # Workers that were lost with a step, and notes for its result, by step id.
+        self._lost_workers: defaultdict[str, list[str]] = defaultdict(list)
         self._notes: defaultdict[str, list[str]] = defaultdict(list)
-        self._made = dict(made)
-        # Since when nobody offers something.
-        self._unoffered: dict[Demand, float] = {}
-        self._said: list[Demand] = []
-        self._refused: set[Refused] = set()
-        # Of workers that are there, by address; and of all that have been.
-        self._names: dict[str, str] = {}
-        self._known: set[str] = set()
-        self._shown = 0.0
+        self._cached_modules = dict(cached_modules)
+        # The time since which no worker serves a request.
+        self._unserved_since: dict[ResourceRequest, float] = {}
+        self._reported_requests: list[ResourceRequest] = []
+        self._rejections: set[RejectionEvent] = set()
+        # Names of connected workers by address; and names of all workers that ever joined.
+        self._worker_names: dict[str, str] = {}
+        self._recorded_workers: set[str] = set()
+        self._shown_at = 0.0
 
     def run(self) -> dict[str, Verdict]:
-        """Runs everything and returns the verdicts by step id; the workers have been told to end where it raises."""
+        """Run everything and return the verdicts by step id; if it raises, the workers have been told to end."""
         try:
-            for happened in self._early:
-                self._take(happened)
-            while self._hand_out():
-                event = self._link.next_event(_TURN_SECONDS)
+            for early_event in self._early_events:
+                self._handle_event(early_event)
+            while self._start_ready_steps():
+                event = self._link.next_event(_EVENT_TIMEOUT_SECONDS)
                 if event is not None:
-                    self._take(event)
-                self._give_up_in_time()
+                    self._handle_event(event)
+                self._fail_unserved_steps()
                 self._show()
         except BaseException:
-            self._conductor.abort()
+            self._handler.abort()
             self._link.end()
             raise
         return self._queue.verdicts
 
-    def _hand_out(self) -> bool:
-        """Starts what can start; whether anything is left to be waited for."""
+    def _start_ready_steps(self) -> bool:
+        """Start every step that can start; return whether anything is left to wait for."""
         while True:
-            started = self._queue.take(self._skip)
-            for step, seat in started:
-                if seat.worker:
-                    self._send(step, seat)
-                elif self._plan:
-                    self._plan.begin(step)
-                    self._conclude(step, self._plan.result_of(step))
-            if not started:
-                return bool(self._under_way or self._queue.waiting)
+            ready = self._queue.take(self._skip)
+            for step, slot in ready:
+                if slot.worker:
+                    self._send(step, slot)
+                elif self._plan_handler:
+                    self._plan_handler.begin(step)
+                    self._conclude(step, self._plan_handler.result_of(step))
+            if not ready:
+                return bool(self._running_orders or self._queue.waiting)
 
     def _skip(self, step: Step, reason: str) -> Verdict:
-        return self._conductor.conclude(step, Result(Verdict.SKIPPED, reason))
+        return self._handler.conclude(step, Result(Verdict.SKIPPED, reason))
 
-    def _send(self, step: Step, seat: Seat) -> None:
-        made = tuple(self._made[need] for need in step.needs if need in self._made)
-        device = seat.device.uri if seat.device else ""
-        attempt = len(self._lost.get(step.id, ()))
-        order = Order(step.id, device, made, step.goldens, attempt, self._seconds(step))
-        under_way = self._under_way[step.id] = _UnderWay(step, seat, self._fleet.offer(seat.worker).name, order)
-        self._conductor.begin(step, worker=under_way.where, again=step.id in self._notes)
-        self._link.send(seat.worker, order)
+    def _send(self, step: Step, slot: WorkerSlot) -> None:
+        cached_modules = tuple(self._cached_modules[need] for need in step.needs if need in self._cached_modules)
+        device = slot.device.uri if slot.device else ""
+        attempt = len(self._lost_workers.get(step.id, ()))
+        order = Order(step.id, device, cached_modules, step.goldens, attempt, self._compute_budget(step))
+        running = self._running_orders[step.id] = _RunningOrder(
+            step, slot, self._fleet.get_resources(slot.worker).name, order
+        )
+        self._handler.begin(step, worker=running.location, again=step.id in self._notes)
+        self._link.send(slot.worker, order)
 
-    def _take(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         match event:
             case Joined(worker, offer):
                 self._fleet.join(worker, offer)
-                self._names[worker] = offer.name
-                if self._plan and offer.name not in self._known:
-                    self._known.add(offer.name)
-                    self._plan.joined(offer.name, offer.machine)
-            case Refused() if event not in self._refused:
-                self._refused.add(event)
-                self._conductor.remark(event.text)
-            case Left(worker):
-                self._leave(worker)
+                self._worker_names[worker] = offer.name
+                if self._plan_handler and offer.name not in self._recorded_workers:
+                    self._recorded_workers.add(offer.name)
+                    self._plan_handler.joined(offer.name, offer.machine)
+            case RejectionEvent() if event not in self._rejections:
+                self._rejections.add(event)
+                self._handler.remark(event.text)
+            case LeaveEvent(worker):
+                self._handle_departure(worker)
             case OrderEvent():
-                self._take_of_an_order(event)
+                self._handle_order_event(event)
 
-    def _take_of_an_order(self, event: OrderEvent) -> None:
-        if isinstance(event, Broken):
-            # It has room again when it is back.
+    def _handle_order_event(self, event: OrderEvent) -> None:
+        if isinstance(event, ProcessDeathEvent):
+            # It has room again when its process has restarted.
             self._fleet.leave(event.worker)
-        order = self._under_way.get(event.step)
-        if order is None or order.seat.worker != event.worker:
-            # Of a worker that was given up: another one does it.
+        running = self._running_orders.get(event.step)
+        if running is None or running.slot.worker != event.worker:
+            # The event is from a worker that was given up: another one does the step.
             return
         match event:
             case Answered():
-                self._take_answer(order, event.answer)
-            case Broken():
-                self._do_again(order, event.reason)
-            case Supplied():
-                self._take_supplied(order, event.missing)
-            case Unfit():
-                self._withdraw_device(order, event.reason)
+                self._handle_answer(running, event.answer)
+            case ProcessDeathEvent():
+                self._retry(running, event.reason)
+            case SupplyEvent():
+                self._handle_supply(running, event.missing)
+            case UnfitDeviceEvent():
+                self._withdraw_device(running, event.reason)
 
-    def _leave(self, worker: str) -> None:
-        # Also of one whose part in the run broke before: it may have left with orders that nobody answers now, and
-        # with modules that nobody is to be sent to.
-        orders = [order for order in self._under_way.values() if order.seat.worker == worker]
-        name = self._names.pop(worker, "") or next((order.name for order in orders), "")
+    def _handle_departure(self, worker: str) -> None:
+        # This includes a worker whose process for the run died before: it may have left with orders that nobody answers
+        # now, and with modules that must not be fetched from it any more.
+        orders = [order for order in self._running_orders.values() if order.slot.worker == worker]
+        name = self._worker_names.pop(worker, "") or next((order.worker_name for order in orders), "")
         self._fleet.leave(worker)
-        self._made = {
-            step: replace(made, at=left)
-            for step, made in self._made.items()
-            if (left := tuple(address for address in made.at if address != worker))
+        self._cached_modules = {
+            step: replace(module, addresses=remaining)
+            for step, module in self._cached_modules.items()
+            if (remaining := tuple(address for address in module.addresses if address != worker))
         }
         if not name:
             return
-        what = f"; it was doing {', '.join(order.step.id for order in orders)}" if orders else ""
-        self._progress.message(f"worker {name} is gone{what}")
+        orders_note = f"; it was doing {', '.join(order.step.id for order in orders)}" if orders else ""
+        self._progress.message(f"worker {name} is gone{orders_note}")
         for order in orders:
-            self._do_again(order, "it was lost")
+            self._retry(order, "it was lost")
 
-    def _do_again(self, order: _UnderWay, reason: str) -> None:
-        """A step whose worker has not done it waits for another, or has ended in an error."""
-        del self._under_way[order.step.id]
-        lost = self._lost[order.step.id]
-        lost.append(order.name)
-        if len(lost) > _MOST_AGAIN:
-            what = f"given up after {len(lost)} workers that did not finish it: {', '.join(lost)} ({reason})"
+    def _retry(self, running: _RunningOrder, reason: str) -> None:
+        """Queue a step for another worker, or end it in an error after too many lost ones."""
+        del self._running_orders[running.step.id]
+        losses = self._lost_workers[running.step.id]
+        losses.append(running.worker_name)
+        if len(losses) > _MAX_RETRIES:
+            message = f"given up after {len(losses)} workers that did not finish it: {', '.join(losses)} ({reason})"
             hint = "See whether it takes down what it runs on: its memory, its device; then `--resume`."
-            self._conclude(order.step, Result(Verdict.ERROR, what, tail=(hint,), notes=order.step.notes))
+            self._conclude(running.step, Result(Verdict.ERROR, message, tail=(hint,), notes=running.step.notes))
             return
-        self._notes[order.step.id].append(f"begun on worker {order.name}, and done again: {reason}")
-        if self._plan:
-            self._plan.put_back(order.step)
-        if len(lost) == _MOST_AGAIN:
-            # The last time beside nothing that could take it down.
-            self._fleet.isolate(order.step)
-        self._queue.put_back(order.step)
+        self._notes[running.step.id].append(f"begun on worker {running.worker_name}, and done again: {reason}")
+        if self._plan_handler:
+            self._plan_handler.put_back(running.step)
+        if len(losses) == _MAX_RETRIES:
+            # The last attempt runs alone on its host, so that nothing else can make it fail.
+            self._fleet.isolate(running.step)
+        self._queue.put_back(running.step)
 
-    def _withdraw_device(self, order: _UnderWay, reason: str) -> None:
-        """The device of a step takes no further ones; the step waits for another."""
-        del self._under_way[order.step.id]
-        where = order.where
-        self._fleet.withdraw(order.seat.worker, order.seat.device)
-        self._conductor.remark(f"worker {where} takes no further part: {reason}")
-        if self._plan:
-            self._plan.put_back(order.step)
-        self._notes[order.step.id].append(f"not done on {where}, which failed its health check: {reason}")
-        self._queue.put_back(order.step)
+    def _withdraw_device(self, running: _RunningOrder, reason: str) -> None:
+        """Withdraw a step's device from the run, and queue the step for another."""
+        del self._running_orders[running.step.id]
+        location = running.location
+        self._fleet.withdraw(running.slot.worker, running.slot.device)
+        self._handler.remark(f"worker {location} takes no further part: {reason}")
+        if self._plan_handler:
+            self._plan_handler.put_back(running.step)
+        self._notes[running.step.id].append(f"not done on {location}, which failed its health check: {reason}")
+        self._queue.put_back(running.step)
 
-    def _take_answer(self, order: _UnderWay, answer: OrderAnswer) -> None:
-        step = order.step
-        if answer.missing and order.answer is None:
-            order.answer = answer
-            self._link.supply(order.seat.worker, step.id, answer.missing)
+    def _handle_answer(self, running: _RunningOrder, answer: OrderAnswer) -> None:
+        step = running.step
+        if answer.missing and running.answer is None:
+            running.answer = answer
+            self._link.supply(running.slot.worker, step.id, answer.missing)
             return
         result = Result.from_dict(answer.result)
-        result = replace(result, worker=order.where, notes=(*result.notes, *self._notes.get(step.id, ())))
+        result = replace(result, worker=running.location, notes=(*result.notes, *self._notes.get(step.id, ())))
         self._keep(step, answer)
         if result.verdict is Verdict.PASSED and step.stage.row.makes_modules and result.cache and result.cache.key:
-            self._made[step.id] = Made(step.id, result.cache.key, (order.seat.worker,))
-        del self._under_way[step.id]
+            self._cached_modules[step.id] = ModuleLocation(step.id, result.cache.key, (running.slot.worker,))
+        del self._running_orders[step.id]
         self._conclude(step, result)
 
-    def _take_supplied(self, order: _UnderWay, missing: str) -> None:
-        """Files that the worker could not get are there now, or are nowhere to be had: what it said of them stands."""
-        if order.answer is None:
-            # They were asked for because of what it says.
+    def _handle_supply(self, running: _RunningOrder, missing: str) -> None:
+        """Send an order again when its missing files have arrived; without them, its first answer is the result."""
+        if running.answer is None:
+            # The files were requested because of the answer.
             return
-        notes = self._notes[order.step.id]
+        notes = self._notes[running.step.id]
         if missing:
             notes.append(f"nor did the files come from where the run was started: {missing}")
-            self._take_answer(order, order.answer)
+            self._handle_answer(running, running.answer)
             return
         notes.append("files came from where the run was started: the worker could not get them")
-        self._link.send(order.seat.worker, order.order)
+        self._link.send(running.slot.worker, running.order)
 
     def _conclude(self, step: Step, result: Result) -> None:
-        self._lost.pop(step.id, None)
+        self._lost_workers.pop(step.id, None)
         self._notes.pop(step.id, None)
-        self._queue.finish(step, self._conductor.conclude(step, result))
+        self._queue.finish(step, self._handler.conclude(step, result))
 
-    def _give_up_in_time(self) -> None:
-        """Ends the steps that have waited long enough for what nobody offers any more."""
-        now = self._clock()
-        unoffered = [demand for demand in self._queue.waiting if not self._fleet.offers(demand)]
-        missing = {demand: self._unoffered.get(demand, now) for demand in unoffered}
-        # Workers that plan the run, or begin it again, are there within seconds.
-        long = [demand for demand, since in missing.items() if now - since > _REMARKABLE_SECONDS]
-        if long != self._said:
-            self._said = long
-            self._progress.waiting(f"for a worker with {long[0].text}: none is there" if long else "")
-        self._unoffered = missing
-        for demand, since in missing.items():
-            if now - since < self._patience:
+    def _fail_unserved_steps(self) -> None:
+        """End the steps that have waited too long for resources that no worker has any more."""
+        current_time = self._clock()
+        missing_requests = [request for request in self._queue.waiting if not self._fleet.has_worker_for(request)]
+        unserved_since = {request: self._unserved_since.get(request, current_time) for request in missing_requests}
+        # Workers that plan the run, or restart it, are available within seconds.
+        overdue = [
+            request for request, since in unserved_since.items() if current_time - since > _MIN_REPORTED_WAIT_SECONDS
+        ]
+        if overdue != self._reported_requests:
+            self._reported_requests = overdue
+            self._progress.waiting(f"for a worker with {overdue[0].text}: none is there" if overdue else "")
+        self._unserved_since = unserved_since
+        for request, since in unserved_since.items():
+            if current_time - since < self._timeout:
                 continue
-            what = f"no worker with {demand.text} has come back within {self._patience:g} s"
-            for step in self._queue.take_all(demand):
-                self._conductor.begin(step, again=step.id in self._notes)
+            message = f"no worker with {request.text} has come back within {self._timeout:g} s"
+            for step in self._queue.take_all(request):
+                self._handler.begin(step, again=step.id in self._notes)
                 hint = "Start one (`gauntlet worker`), and go on with `--resume`."
-                self._conclude(step, Result(Verdict.ERROR, what, tail=(hint,), notes=step.notes))
+                self._conclude(step, Result(Verdict.ERROR, message, tail=(hint,), notes=step.notes))
 
     def _show(self) -> None:
-        now = self._clock()
-        if now - self._shown < _SHOW_SECONDS:
+        current_time = self._clock()
+        if current_time - self._shown_at < _STATUS_SECONDS:
             return
-        self._shown = now
+        self._shown_at = current_time
         running = tuple(
-            (order.name, order.seat.device.name if order.seat.device else "", order.step.id)
-            for order in self._under_way.values()
+            (order.worker_name, order.slot.device.name if order.slot.device else "", order.step.id)
+            for order in self._running_orders.values()
         )
         waiting = Counter[str]()
-        for demand, count in self._queue.waiting.items():
-            waiting[demand.text] += count
+        for request, count in self._queue.waiting.items():
+            waiting[request.text] += count
         self._link.show(running, waiting)
-        if not self._said:
-            waits = ", ".join(f"{count} for {what}" for what, count in waiting.items())
-            busy = f"{counted(len(self._fleet), 'worker')}, {counted(len(running), 'step')} under way"
-            self._progress.status(busy + (f"; waiting: {waits}" if waits else ""))
+        if not self._reported_requests:
+            waiting_note = ", ".join(f"{count} for {resource_text}" for resource_text, count in waiting.items())
+            status = f"{counted(len(self._fleet), 'worker')}, {counted(len(running), 'step')} under way"
+            self._progress.status(status + (f"; waiting: {waiting_note}" if waiting_note else ""))

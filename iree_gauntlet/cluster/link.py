@@ -1,4 +1,4 @@
-"""What a run and its workers say to each other; whoever carries it (Dask, or a simulation) is behind `Link`."""
+"""The messages between a run and its workers; their transport (Dask, or a simulation) is behind `Link`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Part, Toolchain
 
 
-_OTHER = "`--iree RELEASE` is installed on each worker; other IREEs have to be there already, and be the same"
+_IREE_HINT = "`--iree RELEASE` is installed on each worker; other IREEs have to be there already, and be the same"
 
 
-class BrokenRunError(Exception):
+class RunProcessError(Exception):
     """The process of a run ended with an order undone."""
 
 
-class RefusedRunError(Exception):
+class RunRejectionError(Exception):
     """A worker cannot take part in a run."""
 
 
@@ -38,51 +38,51 @@ class UnfitDeviceError(Exception):
 
 
 def encode(message: object) -> bytes:
-    """A line between a worker and the process that it has started, which trust each other."""
+    """Encode a line between a worker and the process that it has started, which trust each other."""
     return base64.b64encode(pickle.dumps(message)) + b"\n"
 
 
 def decode(line: bytes) -> Any:
-    """What a line of `encode` says.
+    """Decode a line of `encode`.
 
     Raises:
-        ValueError: it is none, or was cut short.
+        ValueError: the line is not a message, or is truncated.
     """
     try:
-        return pickle.loads(base64.b64decode(line.removesuffix(b"\n"), validate=True))  # noqa: S301 - of our own process
+        return pickle.loads(base64.b64decode(line.removesuffix(b"\n"), validate=True))  # noqa: S301 - from our own process
     except Exception as error:
         raise ValueError(f"{line[:60]!r} is no message: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What a step has put into the module cache of workers."""
+class ModuleLocation:
+    """A module that a step has put into the module cache of workers, with their addresses."""
 
     step: str
     key: str
-    at: tuple[str, ...]
+    addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A step that a worker is to do, which has planned the same run.
+    """A step for a worker that has planned the same run.
 
     Attributes:
-        device: own name of the device that it uses; empty for none.
+        device: the worker's name of the device that it uses; empty for none.
         attempt: 0 at first, one more for each worker that was lost.
     """
 
     step: str
     device: str = ""
-    made: tuple[Made, ...] = ()
+    cached_modules: tuple[ModuleLocation, ...] = ()
     goldens: tuple[Golden, ...] = ()
     attempt: int = 0
-    seconds: float = 0.0
+    budget_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class OrderAnswer:
-    """What has become of an order."""
+    """The response to an order."""
 
     result: dict[str, object]
     files: tuple[tuple[str, bytes], ...] = ()
@@ -92,21 +92,21 @@ class OrderAnswer:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEvent:
-    """Something has happened to a worker, of an address."""
+    """An event of a worker, which is given by its address."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Joined(WorkerEvent):
-    """A worker is there and has planned the run."""
+    """A worker is connected and has planned the run."""
 
     offer: WorkerOffer
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """A worker is there that cannot do this run, or (`device`) can do it without one of its devices."""
+class RejectionEvent:
+    """A connected worker cannot do this run, or (`device`) can do it without one of its devices."""
 
     name: str
     reason: str
@@ -119,13 +119,13 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Left(WorkerEvent):
-    """A worker is not there any more."""
+class LeaveEvent(WorkerEvent):
+    """A worker is no longer connected."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderEvent(WorkerEvent):
-    """What has become of an order, or of what it needs."""
+    """An event of an order, or of the files that it needs."""
 
     step: str
 
@@ -138,54 +138,54 @@ class Answered(OrderEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class Broken(OrderEvent):
-    """What does the steps of the run on a worker has ended with an order undone; it is begun again.
+class ProcessDeathEvent(OrderEvent):
+    """The process of the run on a worker has ended with an order undone; the process is restarted.
 
-    A `Joined` or a `Refused` follows.
+    A joining or a rejection follows.
     """
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Supplied(OrderEvent):
-    """Files were brought to a worker for a step, or were not, for a reason."""
+class SupplyEvent(OrderEvent):
+    """Files were sent to a worker for a step, or `missing` gives the reason why not."""
 
     missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Unfit(OrderEvent):
+class UnfitDeviceEvent(OrderEvent):
     """A worker has not done an order, as its device failed the health check."""
 
     reason: str
 
 
-Event = Joined | Refused | Left | OrderEvent
+Event = Joined | RejectionEvent | LeaveEvent | OrderEvent
 
 
 class Link(Protocol):
-    """Carries orders to workers, and brings what happens there."""
+    """Carries orders to workers, and their events back."""
 
     def send(self, worker: str, order: Order) -> None:
-        """Has a worker do a step; an `Answered` or `Broken` follows, or a `Left`."""
+        """Send an order; its answer, its process' death or the worker's departure follows."""
 
     def supply(self, worker: str, step: str, urls: tuple[str, ...]) -> None:
-        """Brings files to a worker that it cannot get; a `Supplied` or a `Left` follows."""
+        """Send files to a worker that it cannot get; a `SupplyEvent` or a `LeaveEvent` follows."""
 
     def next_event(self, seconds: float) -> Event | None:
-        """What happens next; None where nothing does in so many seconds."""
+        """Return the next event; None if there is none in so many seconds."""
 
     def show(self, running: Sequence[tuple[str, str, str]], waiting: Mapping[str, int]) -> None:
-        """Makes known who does what: worker, device and step; and how many steps wait for what."""
+        """Publish the running orders (worker, device and step), and how many steps wait for which resources."""
 
     def end(self) -> None:
-        """Has all workers end what they do for this run."""
+        """End everything that the workers do for this run."""
 
 
-def _list_places(run_dir: Path, machine: Workbench) -> tuple[str, ...]:
-    """Folders of the run, the cache, the compiler and the runtime, and the compiler's Python; empty for none."""
-    # Results are to say what is true where a run was started.
+def _list_paths(run_dir: Path, machine: Workbench) -> tuple[str, ...]:
+    """Return folders of the run, the cache, the compiler and the runtime, and the compiler's Python; empty for none."""
+    # Results are to have the paths of the machine where the run was started.
     if machine.toolchain is None:
         return (str(run_dir), str(machine.cache_dir), "", "", "")
     compiler, runtime = machine.toolchain.compiler, machine.toolchain.runtime
@@ -199,38 +199,38 @@ class SharedRun:
 
     Attributes:
         compiler, runtime: identities of its IREE; empty for none.
-        places: as of `_list_places`, where it was started.
+        paths: those of `_list_paths` on the machine where it was started.
     """
 
     request: RunRequest
     compiler: str
     runtime: str
-    places: tuple[str, ...]
+    paths: tuple[str, ...]
 
     @classmethod
     def of(cls, request: RunRequest, machine: Workbench, run_dir: Path) -> SharedRun:
-        """A run of this machine's."""
+        """Describe a run of this machine."""
         toolchain = machine.toolchain
         identities = (toolchain.compiler.identity, toolchain.runtime.identity) if toolchain else ("", "")
-        return cls(request, *identities, _list_places(run_dir, machine))
+        return cls(request, *identities, _list_paths(run_dir, machine))
 
-    def require_its_iree(self, toolchain: Toolchain | None) -> None:
-        """Raises a `GauntletError` where an IREE is not the run's."""
+    def require_same_iree(self, toolchain: Toolchain | None) -> None:
+        """Raise a `GauntletError` if an IREE is not the run's."""
         for name, identity in (("compiler", self.compiler), ("runtime", self.runtime)):
             part: Part | None = getattr(toolchain, name) if toolchain else None
             if identity and (part is None or part.identity != identity):
-                what = f"its {name} is {part.version if part else 'missing'}, and not the same as the run's"
-                raise GauntletError(what, _OTHER)
+                message = f"its {name} is {part.version if part else 'missing'}, and not the same as the run's"
+                raise GauntletError(message, _IREE_HINT)
 
-    def renamed_from(self, run_dir: Path, machine: Workbench) -> dict[str, str]:
-        """Paths of a machine that takes part, and what they are where the run was started."""
-        pairs = zip(_list_places(run_dir, machine), self.places, strict=True)
-        return {mine: theirs for mine, theirs in pairs if mine and mine != theirs}
+    def map_paths(self, run_dir: Path, machine: Workbench) -> dict[str, str]:
+        """Map the paths of a machine that takes part to those of the machine where the run was started."""
+        pairs = zip(_list_paths(run_dir, machine), self.paths, strict=True)
+        return {local: original for local, original in pairs if local and local != original}
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a worker has to know of a run, or of a comparison, whose `runs` are its sides A and B."""
+    """The description of a run for workers, or of a comparison, whose `runs` are its sides A and B."""
 
     name: str
     sha256: str
@@ -241,31 +241,31 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunOrder:
-    """What a worker has its process take part in: `RunFacts` with the worker's own folders.
+    """A worker's message to its process: the runs with the worker's own folders.
 
     Attributes:
-        places: folders here, and what they are where it was started.
+        path_map: pairs of a local folder and the one on the machine where the run was started.
     """
 
     folder: str
     runs: tuple[SharedRun, ...]
     comparison: CompareRequest | None
     devices: tuple[DeviceOffer, ...]
-    places: tuple[tuple[str, str], ...]
+    path_map: tuple[tuple[str, str], ...]
 
 
-def with_paths(said: Any, renamed: Mapping[str, str]) -> Any:
-    """A journal's object with other paths in place of some: whole ones and what lies below them, each replaced once."""
-    if isinstance(said, dict):
-        return {name: with_paths(value, renamed) for name, value in said.items()}
-    if isinstance(said, list | tuple):
-        return [with_paths(value, renamed) for value in said]
-    if not isinstance(said, str) or not renamed:
-        return said
+def replace_paths(document: Any, path_map: Mapping[str, str]) -> Any:
+    """Return a journal's object with some paths replaced: whole ones and those below them, each replaced once."""
+    if isinstance(document, dict):
+        return {name: replace_paths(value, path_map) for name, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [replace_paths(value, path_map) for value in document]
+    if not isinstance(document, str) or not path_map:
+        return document
     # A URL has blanks and characters beyond ASCII in an escaped form.
-    urls = {quote(path): quote(new) for path, new in renamed.items()}
-    # If two paths match, the longer one counts.
-    in_url, in_text = ("|".join(map(re.escape, sorted(paths, key=len, reverse=True))) for paths in (urls, renamed))
+    urls = {quote(path): quote(new_path) for path, new_path in path_map.items()}
+    # If two paths match, the longer one is meant.
+    in_url, in_text = ("|".join(map(re.escape, sorted(paths, key=len, reverse=True))) for paths in (urls, path_map))
     # A path follows the scheme of a URL, file:///cache/x, or begins a word.
     pattern = rf"(?<=://)(?P<url>{in_url})(?![\w.%-])|(?<![\w./-])(?P<path>{in_text})(?![\w.-])"
-    return re.sub(pattern, lambda match: urls[match["url"]] if match["url"] else renamed[match["path"]], said)
+    return re.sub(pattern, lambda match: urls[match["url"]] if match["url"] else path_map[match["path"]], document)

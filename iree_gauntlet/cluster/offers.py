@@ -1,4 +1,4 @@
-"""What a worker offers, devices, cores, memory, disk and IREE: as it was found, not as somebody says that it is."""
+"""The resources of a worker, as measured: devices, cores, memory, disk and IREE."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
-_STABLE = ("host", "cpu", "cores", "memory_bytes", "os")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_HOW = "--device is NAME=URI, with ,sku=SKU where golden times are checked: gpu0=hip://0,sku=mi300, or cpu."
+_MACHINE_KEYS = ("host", "cpu", "cores", "memory_bytes", "os")
+_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_DEVICE_HINT = "--device is NAME=URI, with ,sku=SKU where golden times are checked: gpu0=hip://0,sku=mi300, or cpu."
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceOffer(Recorded):
-    """A device that a worker has.
+    """A device of a worker.
 
     Attributes:
-        sku: the machine that golden times belong to; empty where none was named.
-        product, driver: what the runtime says of it; of the CPU, what the system says.
+        sku: the machine that golden times belong to; empty for none.
+        product, driver: as the runtime reports them; for the CPU, as the system reports them.
     """
 
     name: str
@@ -54,10 +54,10 @@ class DeviceOffer(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class WorkerOffer(Recorded):
-    """What a worker offers.
+    """The resources of a worker.
 
     Attributes:
-        memory_bytes, free_disk_bytes: of the machine, and where the cache is; None where it is not known.
+        memory_bytes, free_disk_bytes: of the machine, and of the cache's disk; None if unknown.
         iree: the IREE that it has without installing one; empty for none.
     """
 
@@ -80,62 +80,64 @@ class WorkerOffer(Recorded):
 
 
 def parse_device(text: str) -> DeviceOffer:
-    """Reads `NAME=URI,sku=SKU`; `cpu` alone is the processor."""
-    head, *more = text.split(",")
-    name, equals, uri = head.partition("=")
+    """Parse `NAME=URI,sku=SKU`; `cpu` alone is the processor."""
+    device_part, *option_parts = text.split(",")
+    name, equals, uri = device_part.partition("=")
     if not equals and name == CPU.family:
         uri = CPU.device
-    options = dict(part.partition("=")[::2] for part in more)
+    options = dict(part.partition("=")[::2] for part in option_parts)
     sku = options.pop("sku", "")
-    if not _NAME.fullmatch(name) or not uri or options or (more and not sku):
-        raise UsageError(f"--device {text}: not understood", _HOW)
+    if not _NAME_PATTERN.fullmatch(name) or not uri or options or (option_parts and not sku):
+        raise UsageError(f"--device {text}: not understood", _DEVICE_HINT)
     return DeviceOffer(name, uri, sku)
 
 
 def measured(
-    name: str, jobs: int, declared: Sequence[DeviceOffer], toolchain: Toolchain | None, cache_dir: Path
+    name: str, jobs: int, declared_devices: Sequence[DeviceOffer], toolchain: Toolchain | None, cache_dir: Path
 ) -> WorkerOffer:
-    """What this machine has, of what its owner says that it has: no name is the machine's, 0 jobs its cores.
+    """Return this machine's resources, with the declared devices; an empty name is the machine's, 0 jobs are its cores.
 
     Raises:
-        UsageError: a device is not there, or is not what it is said to be.
+        UsageError: a device does not exist, or is not what was declared.
     """
-    names = [device.name for device in declared]
-    twice = next((item for item in names if names.count(item) > 1), "")
-    if twice:
-        raise UsageError(f"--device: two devices are called {twice}", "Give each a name of its own.")
-    if name and not _NAME.fullmatch(name):
+    names = [device.name for device in declared_devices]
+    duplicate_name = next((candidate for candidate in names if names.count(candidate) > 1), "")
+    if duplicate_name:
+        raise UsageError(f"--device: two devices are called {duplicate_name}", "Give each a name of its own.")
+    if name and not _NAME_PATTERN.fullmatch(name):
         raise UsageError(f"--name {name}: no name of a worker", "Letters, digits, '_', '-' and '.' make one.")
-    facts = read_machine_facts()
-    devices = tuple(_check_device(device, toolchain) for device in declared)
+    machine_info = read_machine_facts()
+    devices = tuple(_check_device(device, toolchain) for device in declared_devices)
     uris = [device.uri for device in devices]
-    same = next((device for device in devices if uris.count(device.uri) > 1), None)
-    if same is not None:
-        raise UsageError(f"--device: {same.uri} is named more than once", "Name each device once.")
+    duplicate = next((device for device in devices if uris.count(device.uri) > 1), None)
+    if duplicate is not None:
+        raise UsageError(f"--device: {duplicate.uri} is named more than once", "Name each device once.")
     cache_dir.mkdir(parents=True, exist_ok=True)
     folders = dict.fromkeys((find_toolchains_folder(), cache_dir.absolute() / "toolchains"))
-    installed = [row for folder in folders for row in Environment.list_in(folder / "envs")]
+    environments = [row for folder in folders for row in Environment.list_in(folder / "envs")]
     tag = f"-{make_environment_tag()}"
     try:
-        # Since when the machine runs, which all its containers have in common; elsewhere its name.
+        # The boot ID is shared by all containers of a machine; without it, its name is used.
         host = _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
         host = socket.gethostname()
     return WorkerOffer(
         name=name or socket.gethostname(),
         host=host,
-        jobs=jobs or facts.cores,
+        jobs=jobs or machine_info.cores,
         devices=devices,
         cpu=read_host_cpu().name,
         memory_bytes=total_memory(),
         free_disk_bytes=shutil.disk_usage(cache_dir).free,
         iree=toolchain.compiler.version if toolchain else "",
-        # Those that are whole, for this Python.
+        # Only complete environments for this Python are listed.
         toolchains=tuple(
-            dict.fromkeys(found.label for path, found, _ in installed if found and path.name.endswith(tag))
+            dict.fromkeys(
+                environment.label for path, environment, _ in environments if environment and path.name.endswith(tag)
+            )
         ),
         version=__version__,
-        machine={key: value for key, value in facts.as_dict().items() if key in _STABLE},
+        machine={key: value for key, value in machine_info.as_dict().items() if key in _MACHINE_KEYS},
     )
 
 
@@ -146,18 +148,18 @@ def _check_device(device: DeviceOffer, toolchain: Toolchain | None) -> DeviceOff
             "Install one (pip install 'iree-gauntlet[iree]'), or name one with --iree.",
         )
     try:
-        found = find_device(toolchain, device.uri)
+        info = find_device(toolchain, device.uri)
     except ToolchainError as error:
         raise UsageError(f"--device {device.name}: {device.uri} is not here: {error.what}", error.hint) from error
-    local = is_cpu(device.uri)
-    product = read_host_cpu().name if local else found.name
+    is_cpu_device = is_cpu(device.uri)
+    product = read_host_cpu().name if is_cpu_device else info.name
     if device.sku and _normalise(device.sku) not in _normalise(product):
-        says = f"its name is {product}" if product else "its driver does not name the product"
+        mismatch = f"its name is {product}" if product else "its driver does not name the product"
         raise UsageError(
-            f"--device {device.name}: {device.uri} cannot be taken for a {device.sku}: {says}",
+            f"--device {device.name}: {device.uri} cannot be taken for a {device.sku}: {mismatch}",
             "Correct the SKU, or leave it out: then golden times are not checked on it.",
         )
-    return DeviceOffer(device.name, device.uri if local else found.uri, device.sku, product, found.driver)
+    return DeviceOffer(device.name, device.uri if is_cpu_device else info.uri, device.sku, product, info.driver)
 
 
 def _normalise(text: str) -> str:

@@ -1,6 +1,6 @@
-"""A copy of what a run reads from disk: packed where it is started, unpacked by each worker under its hash.
+"""A copy of the files that a run reads: packed where it is started, unpacked by each worker under its hash.
 
-Paths below the copy are those of the machine that it was made on, so that relative ones mean what they meant there.
+Paths below the copy are those of the machine where it was made, so that relative paths keep their meaning.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from iree_gauntlet.requests import RunRequest
 
 
-_FILES = "files"
-_LEFT_OUT = frozenset({".git", "__pycache__", ".venv", "node_modules"})
-# Of the project itself; what else it has is read from nowhere.
-_OF_THE_PROJECT = ("suites", "gauntlet.toml", "cache/registry.txt")
-# What names a folder after the colon, in `--iree`.
-_KINDS_WITH_FOLDERS = ("wheels", "venv", "build")
-_LOCK = "owner.lock"
+_FILES_FOLDER = "files"
+_EXCLUDED_FOLDERS = frozenset({".git", "__pycache__", ".venv", "node_modules"})
+# These paths of the project are read; nothing reads its other files.
+_PROJECT_PATHS = ("suites", "gauntlet.toml", "cache/registry.txt")
+# In `--iree`, these kinds are followed by a colon and a folder.
+_IREE_KINDS_WITH_FOLDER = ("wheels", "venv", "build")
+_LOCK_NAME = "owner.lock"
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectCopy:
-    """A copy, packed, with the folder that the run was started in."""
+    """A packed copy, with the folder that the run was started in."""
 
     archive: Path
     sha256: str
@@ -45,17 +45,17 @@ class ProjectCopy:
 
 
 def pack_project(selection: Selection, archive: Path) -> ProjectCopy:
-    """Packs what a run reads: the folders of its specs, and the project's suites, settings and hashes."""
+    """Pack the files that a run reads: the folders of its specs, and the project's suites, settings and hashes."""
     project = find_project_folder()
-    roots = [*selection.read_from, *(project / name for name in _OF_THE_PROJECT)]
+    roots = [*selection.read_from, *(project / name for name in _PROJECT_PATHS)]
     files = {path for root in roots for path in _list_files(Path(os.path.abspath(root)))}  # noqa: PTH100 - links stay as named
-    # And what cases were read from, wherever it is.
+    # The files that cases were read from are included too, wherever they are.
     for case in (*selection.cases.cases, *selection.cases.required):
         origins = [case.origin, case.flags_origin, *(module.origin for module in case.modules)]
-        named = [Path(item.file).absolute() for item in origins if item is not None]
-        files.update(path for path in named if path.is_file())
+        origin_paths = [Path(origin.file).absolute() for origin in origins if origin is not None]
+        files.update(path for path in origin_paths if path.is_file())
     with tarfile.open(archive, "w") as tar:
-        # The markers of a project, and the folder that the run was started in.
+        # The folders identify the project, and are where the run was started.
         for folder in (Path.cwd(), project / "specs", project / "suites"):
             if folder.is_dir():
                 tar.addfile(_make_entry(str(folder), tarfile.DIRTYPE))
@@ -69,13 +69,13 @@ def pack_project(selection: Selection, archive: Path) -> ProjectCopy:
 
 
 def unpack_project(stream: IO[bytes], folder: Path) -> None:
-    """Unpacks a copy into a folder, which appears as a whole; one that is there already stays.
+    """Unpack a copy into a folder, which appears in one piece; an existing one is kept.
 
     Raises:
         GauntletError: the archive names something outside of the folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Another worker of this machine may be first.
+    # Another worker of this machine may do it at the same time.
     with add_folder(folder) as new, tarfile.open(fileobj=stream, mode="r|") as tar:
         new.mkdir(0o700)
         try:
@@ -84,40 +84,40 @@ def unpack_project(stream: IO[bytes], folder: Path) -> None:
             raise GauntletError(f"the copy of the project is not used: {error}") from error
 
 
-def within(copy: Path, path: str) -> str:
-    """Where an absolute path of the machine that a copy was made on lies in it."""
-    return str(copy / _FILES) + os.path.abspath(path)  # noqa: PTH100 - of another machine
+def map_path(copy: Path, path: str) -> str:
+    """Map an absolute path of the machine where a copy was made to the path in the copy."""
+    return str(copy / _FILES_FOLDER) + os.path.abspath(path)  # noqa: PTH100 - of another machine
 
 
-def request_within(request: RunRequest, copy: Path, run_dir: Path, cache_dir: Path, cwd: str) -> RunRequest:
-    """A request as it is read by a process that works in a copy of the project; `cwd` is where the run was started."""
+def map_request(request: RunRequest, copy: Path, run_dir: Path, cache_dir: Path, cwd: str) -> RunRequest:
+    """Map a request to a copy of the project; `cwd` is the folder in which the run was started."""
 
-    def here(path: str) -> str:
-        return within(copy, path) if path.startswith("/") else path
+    def map_absolute(path: str) -> str:
+        return map_path(copy, path) if path.startswith("/") else path
 
-    def suite(name: str) -> str:
-        return here(name) if name.endswith(".toml") else name
+    def map_suite(name: str) -> str:
+        return map_absolute(name) if name.endswith(".toml") else name
 
-    def iree(choice: str) -> str:
-        kind, colon, folder = choice.partition(":")
-        return f"{kind}:{os.path.join(cwd, folder)}" if colon and kind in _KINDS_WITH_FOLDERS else choice  # noqa: PTH118 - of another machine
+    def map_iree(iree_option: str) -> str:
+        kind, colon, folder = iree_option.partition(":")
+        return f"{kind}:{os.path.join(cwd, folder)}" if colon and kind in _IREE_KINDS_WITH_FOLDER else iree_option  # noqa: PTH118 - of another machine
 
     selection, toolchain = request.selection, request.toolchain
     return replace(
         request,
         selection=replace(
             selection,
-            suite=suite(selection.suite),
-            spec_dir=tuple(map(here, selection.spec_dir)),
-            config=tuple(map(here, selection.config)),
-            external_file_directory=here(selection.external_file_directory),
-            module_directory=here(selection.module_directory),
+            suite=map_suite(selection.suite),
+            spec_dir=tuple(map(map_absolute, selection.spec_dir)),
+            config=tuple(map(map_absolute, selection.config)),
+            external_file_directory=map_absolute(selection.external_file_directory),
+            module_directory=map_absolute(selection.module_directory),
         ),
         toolchain=replace(
             toolchain,
-            iree=iree(toolchain.iree),
-            iree_compiler=iree(toolchain.iree_compiler),
-            iree_runtime=iree(toolchain.iree_runtime),
+            iree=map_iree(toolchain.iree),
+            iree_compiler=map_iree(toolchain.iree_compiler),
+            iree_runtime=map_iree(toolchain.iree_runtime),
             cache_dir=str(cache_dir),
         ),
         folder=replace(request.folder, run_dir=str(run_dir), resume=False, last_failed=False),
@@ -130,40 +130,40 @@ def _list_files(root: Path) -> Iterator[Path]:
     if root.is_file():
         yield root
     for folder, folders, files in os.walk(root, followlinks=True):
-        folders[:] = [name for name in folders if name not in _LEFT_OUT]
+        folders[:] = [name for name in folders if name not in _EXCLUDED_FOLDERS]
         yield from (path for name in files if (path := Path(folder, name)).is_file())
 
 
 def _make_entry(path: str, kind: bytes) -> tarfile.TarInfo:
-    """An entry that has nothing of the machine or the day, so that equal files make an equal archive."""
-    info = tarfile.TarInfo(f"{_FILES}{path}")
+    """Make an entry without properties of the machine or the day, so that equal files make an equal archive."""
+    info = tarfile.TarInfo(f"{_FILES_FOLDER}{path}")
     info.type = kind
     info.mode = 0o755 if kind == tarfile.DIRTYPE else 0o644
     return info
 
 
-def folder_of(cache_dir: Path, name: str) -> Path:
-    """Where a worker of a name keeps what is its own."""
+def get_worker_folder(cache_dir: Path, name: str) -> Path:
+    """Return the folder of a worker's own files."""
     return cache_dir / "cluster" / name
 
 
-class OwnedFolder:
-    """Owns a folder until it is left, which removes it; a lock in it says so, and is free when its owner is dead."""
+class ExclusiveFolder:
+    """Owns a folder until it is left, and removes it then; its lock file is released when the owner dies."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = LockFile(path / _LOCK)
+        self._lock = LockFile(path / _LOCK_NAME)
 
     def __enter__(self) -> Self:
         self.path.mkdir(parents=True, exist_ok=True)
         if not self._lock.acquire_now():
             raise UsageError(f"a worker {self.path.name} runs here already", "Give this one another --name.")
-        # What the dead have left.
-        for lock in self.path.parent.glob(f"*/{_LOCK}"):
-            other = LockFile(lock)
-            if lock.parent != self.path and other.acquire_now():
+        # Folders of dead workers are removed.
+        for lock in self.path.parent.glob(f"*/{_LOCK_NAME}"):
+            dead_lock = LockFile(lock)
+            if lock.parent != self.path and dead_lock.acquire_now():
                 shutil.rmtree(lock.parent, ignore_errors=True)
-                other.release()
+                dead_lock.release()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,8 +1,8 @@
-"""The process of one run on a worker: plans the same run in its own folders, and does the steps that it is given.
+"""The process of one run on a worker: plans the same run in its own folders, and does the steps that it is sent.
 
-Or that of a comparison, which takes rounds. Standard input has a line for each message, standard output likewise; the
-first line of each is the run and what came of planning it. It ends when its input does, and all that it has started
-with it: a worker that dies takes it along. What only comparisons need, NumPy among it, is imported for these alone.
+It can also execute a comparison, in rounds. Standard input has a line for each message, standard output likewise; the
+first line of each is the run and the result of planning it. It ends when its input does, with all of its children: so
+it dies with its worker. Modules that only comparisons need, NumPy among them, are imported for these alone.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import IO, TYPE_CHECKING, Any
 from iree_gauntlet.cases import EXPECTED_OUTPUT, Verdict
 from iree_gauntlet.cluster.health import DeviceHealth
 from iree_gauntlet.cluster.link import (
-    BrokenRunError,
     OrderAnswer,
-    RefusedRunError,
+    RunProcessError,
+    RunRejectionError,
     UnfitDeviceError,
     decode,
     encode,
-    with_paths,
+    replace_paths,
 )
 from iree_gauntlet.device_kinds import is_cpu
 from iree_gauntlet.engine.modules.modules import note_made_again
@@ -45,7 +45,7 @@ from iree_gauntlet.results import Result
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from iree_gauntlet.cluster.link import Made, Order, RunOrder
+    from iree_gauntlet.cluster.link import ModuleLocation, Order, RunOrder
     from iree_gauntlet.engine.rounds.blocks import Pair
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.experiments.run import Opened
@@ -53,14 +53,14 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-# Of files that go back with a result, each and together; of a longer one beginning and end.
-_MOST_OF_A_FILE = 256 << 10
-_MOST_OF_A_STEP = 1 << 20
-_SMALL_FILES = frozenset({".txt", ".json"})
+# The limits of files that are sent back with a result, each and together; of a longer file, beginning and end are sent.
+_MAX_FILE_BYTES = 256 << 10
+_MAX_STEP_BYTES = 1 << 20
+_SMALL_FILE_SUFFIXES = frozenset({".txt", ".json"})
 
 
 class _Output:
-    """Standard output, a line at a time, until it is closed."""
+    """Standard output as a stream of lines, until it is closed."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -68,12 +68,12 @@ class _Output:
         self._closed = False
 
     def close(self) -> None:
-        """Nobody is to read what comes from now on."""
+        """Discard all further messages."""
         with self._mutex:
             self._closed = True
 
     def write(self, number: int | None, message: object) -> None:
-        """Answers an order, or says how the run has begun; who read it may be gone, which standard input says too."""
+        """Write the answer to an order, or the result of planning; standard input detects a lost reader."""
         line = encode((number, message))
         with self._mutex, suppress(BrokenPipeError, ValueError):
             if not self._closed:
@@ -82,19 +82,19 @@ class _Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """What has become of a step here, and the URLs of files that it failed for want of."""
+class StepOutcome:
+    """The result of a step here, and the URLs of files without which it failed."""
 
     result: Result
     missing: tuple[str, ...] = ()
 
-    def as_answer(self, renamed: Mapping[str, str]) -> OrderAnswer:
-        """As an answer, with other paths in place of some."""
-        return OrderAnswer(with_paths(self.result.as_dict(), renamed), missing=self.missing)
+    def as_answer(self, path_map: Mapping[str, str]) -> OrderAnswer:
+        """Convert it to an answer, with some paths replaced."""
+        return OrderAnswer(replace_paths(self.result.as_dict(), path_map), missing=self.missing)
 
 
-class HereSteps:
-    """The steps of a run that was started elsewhere."""
+class LocalSteps:
+    """The steps, on this worker, of a run that was started on another machine."""
 
     def __init__(self, run: Opened) -> None:
         self.run = run
@@ -102,13 +102,13 @@ class HereSteps:
         self._store = run.machine.store
         self._steps = {step.id: step for step in run.steps}
         self._locks = {step.id: threading.Lock() for step in run.steps}
-        self._done: dict[str, Result] = {}
+        self._results: dict[str, Result] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._steps
 
-    def on_device(self, name: str, device: str) -> Step:
-        """A step, on a device that may be called something else here."""
+    def place_on_device(self, name: str, device: str) -> Step:
+        """Return a step, on a device that may have another name here."""
         step = self._steps[name]
         if not device or is_cpu(device) or step.command is None:
             return step
@@ -116,161 +116,161 @@ class HereSteps:
         resources = replace(step.resources, device=device)
         return replace(step, command=replace(step.command, argv=argv), resources=resources)
 
-    def do(self, step: Step, made: Mapping[str, Made]) -> Done:
-        """Does a step, and what it needs."""
+    def do(self, step: Step, cached_modules: Mapping[str, ModuleLocation]) -> StepOutcome:
+        """Do a step, and the steps that it needs."""
         with self._locks[step.id]:
-            failed = self.needed(step, made)
-            if failed is not None:
-                return failed
-            result = self._done[step.id] = self._engine.result_of(step)
-        return Done(result, self._list_missing(step) if result.verdict.is_error else ())
+            failure = self.do_dependencies(step, cached_modules)
+            if failure is not None:
+                return failure
+            result = self._results[step.id] = self._engine.result_of(step)
+        return StepOutcome(result, self._list_missing(step) if result.verdict.is_error else ())
 
-    def needed(self, step: Step, made: Mapping[str, Made]) -> Done | None:
-        """Does what a step needs and neither this worker nor others have `made`; how the step ends where that fails."""
+    def do_dependencies(self, step: Step, cached_modules: Mapping[str, ModuleLocation]) -> StepOutcome | None:
+        """Do the needed steps whose module neither this worker nor `cached_modules` has; return a failure."""
         for name in step.needs:
-            need = self._steps.get(name)
-            if need is None:
+            needed_step = self._steps.get(name)
+            if needed_step is None:
                 continue
             with self._locks[name]:
-                done = self._done.get(name)
-                if done is None or not done.verdict.counts_as_pass:
-                    if name in made:
-                        # It was made for this run, if elsewhere.
-                        note_made_again(self._engine.options.made_again, made[name].key)
-                    elif (failed := self.needed(need, made)) is not None:
-                        return failed
-                    done = self._done[name] = self._engine.result_of(need)
-                    if not done.verdict.counts_as_pass and name in made:
-                        # What others have made is not to be had: then with all that it needs.
-                        if (failed := self.needed(need, {})) is not None:
-                            return failed
-                        done = self._done[name] = self._engine.result_of(need)
-            if not done.verdict.counts_as_pass:
-                missing = self._list_missing(need) if need.stage.row.fetches else ()
-                reason = f"{name} failed here: {done.reason}"
-                return Done(replace(done, verdict=Verdict.ERROR, reason=reason), missing)
+                result = self._results.get(name)
+                if result is None or not result.verdict.counts_as_pass:
+                    if name in cached_modules:
+                        # It was built for this run, on another worker.
+                        note_made_again(self._engine.options.made_again, cached_modules[name].key)
+                    elif (failure := self.do_dependencies(needed_step, cached_modules)) is not None:
+                        return failure
+                    result = self._results[name] = self._engine.result_of(needed_step)
+                    if not result.verdict.counts_as_pass and name in cached_modules:
+                        # The module of the other worker is not available: it is built here, with all that it needs.
+                        if (failure := self.do_dependencies(needed_step, {})) is not None:
+                            return failure
+                        result = self._results[name] = self._engine.result_of(needed_step)
+            if not result.verdict.counts_as_pass:
+                missing = self._list_missing(needed_step) if needed_step.stage.row.fetches else ()
+                reason = f"{name} failed here: {result.reason}"
+                return StepOutcome(replace(result, verdict=Verdict.ERROR, reason=reason), missing)
         return None
 
     def _list_missing(self, step: Step) -> tuple[str, ...]:
-        # What it failed for want of: a fetch goes on without these.
-        left = (EXPECTED_OUTPUT,) if step.stage.row.fetches else ()
-        wanted = (item.url for item in step.inputs if item.url and item.role not in left)
-        return tuple(url for url in wanted if not self._store.present(url))
+        # A fetch does not fail without the expected outputs.
+        optional_roles = (EXPECTED_OUTPUT,) if step.stage.row.fetches else ()
+        needed_urls = (item.url for item in step.inputs if item.url and item.role not in optional_roles)
+        return tuple(url for url in needed_urls if not self._store.present(url))
 
 
-class RunPart:
-    """What a worker does of a run."""
+class RunExecutor:
+    """Executes the steps of a run on a worker."""
 
-    def __init__(self, runs: Sequence[Opened], health: DeviceHealth, renamed: Mapping[str, str]) -> None:
-        self._sides = [HereSteps(run) for run in runs]
+    def __init__(self, runs: Sequence[Opened], health: DeviceHealth, path_map: Mapping[str, str]) -> None:
+        self._sides = [LocalSteps(run) for run in runs]
         self._health = health
-        self._renamed = renamed
+        self._path_map = path_map
 
     def do(self, order: Order) -> OrderAnswer:
-        """The answer to an order, with the step's small files.
+        """Do an order's step; return the answer with the step's small files.
 
         Raises:
-            UnfitDeviceError: the device that it is to use does not pass.
+            UnfitDeviceError: the device of the step fails its health check.
         """
-        (here,) = self._sides
-        if order.step not in here:
+        (local_steps,) = self._sides
+        if order.step not in local_steps:
             return OrderAnswer(Result(Verdict.ERROR, f"{order.step} is not in this worker's plan").as_dict())
-        step = replace(here.on_device(order.step, order.device), goldens=order.goldens)
+        step = replace(local_steps.place_on_device(order.step, order.device), goldens=order.goldens)
         try:
-            unfit = self._health.due(order.device, timed=step.resources.exclusive)
+            device_error = self._health.check_if_due(order.device, for_timing=step.resources.exclusive)
         except GauntletError as error:
-            # The machine was not to be had for it: the step would have fared alike.
+            # The machine was not available for the check: it would not have been for the step either.
             return OrderAnswer(Result(Verdict.ERROR, error.what, tail=(error.hint,), notes=step.notes).as_dict())
-        if unfit:
-            raise UnfitDeviceError(unfit)
-        done = here.do(step, {item.step: item for item in order.made})
-        if done.result.crashed or done.result.timed_out:
+        if device_error:
+            raise UnfitDeviceError(device_error)
+        outcome = local_steps.do(step, {module.step: module for module in order.cached_modules})
+        if outcome.result.crashed or outcome.result.timed_out:
             self._health.distrust(order.device)
-        files = tuple(_read_small_files(Path(step.folder), here.run.session.folder))
-        return replace(done.as_answer(self._renamed), files=files)
+        files = tuple(_read_small_files(Path(step.folder), local_steps.run.session.folder))
+        return replace(outcome.as_answer(self._path_map), files=files)
 
-    def rest(self) -> None:
-        """Nothing is to be done for now."""
+    def release_machine(self) -> None:
+        """Release what keeps the machine from being quiet, while nothing is to be done."""
         for side in self._sides:
             side.run.engine.rest()
 
     def abort(self) -> None:
-        """Ends what is under way."""
+        """End the running steps."""
         for side in self._sides:
             side.run.engine.abort()
 
 
 def _read_small_files(folder: Path, run_dir: Path) -> Iterator[tuple[str, bytes]]:
-    """Names below a run's folder, and contents; of a long one, its beginning and end."""
-    left = _MOST_OF_A_STEP
+    """Yield the files' names relative to the run's folder, and their contents; of a long one, its beginning and end."""
+    remaining_bytes = _MAX_STEP_BYTES
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if path.suffix not in _SMALL_FILES or not path.is_file():
+        if path.suffix not in _SMALL_FILE_SUFFIXES or not path.is_file():
             continue
         try:
-            content = path.read_bytes()
+            file_bytes = path.read_bytes()
         except OSError:
             continue
-        most = min(_MOST_OF_A_FILE, left)
-        if len(content) > most:
-            cut = f"\n[… {len(content) - most} bytes left on the worker …]\n".encode()
-            content = content[: most // 2] + cut + content[len(content) - most // 2 :]
-        left = max(0, left - len(content))
-        yield str(path.relative_to(run_dir)), content
+        max_bytes = min(_MAX_FILE_BYTES, remaining_bytes)
+        if len(file_bytes) > max_bytes:
+            gap = f"\n[… {len(file_bytes) - max_bytes} bytes left on the worker …]\n".encode()
+            file_bytes = file_bytes[: max_bytes // 2] + gap + file_bytes[len(file_bytes) - max_bytes // 2 :]
+        remaining_bytes = max(0, remaining_bytes - len(file_bytes))
+        yield str(path.relative_to(run_dir)), file_bytes
 
 
-class RoundsPart(RunPart):
-    """What a worker does of a comparison, of whose sides it has the runs."""
+class ComparisonExecutor(RunExecutor):
+    """Executes a comparison on a worker, with a run for each side."""
 
     def __init__(
         self,
         runs: Sequence[Opened],
         health: DeviceHealth,
-        renamed: Mapping[str, str],
+        path_map: Mapping[str, str],
         settings: CompareSettings,
         folder: Path,
     ) -> None:
-        super().__init__(runs, health, renamed)
+        super().__init__(runs, health, path_map)
         self._settings = settings
         self._folder = folder
         self._numbers = count()
-        # Of the model that is being measured.
+        # The session of the model that is being measured.
         self._session: Session[EventLog] | None = None
-        self._ended = False
+        self._is_cancelled = False
 
     def do(self, order: Order) -> OrderAnswer:
-        """The answer to an order, with the events of what was measured."""
+        """Do an order's rounds; return the answer with the events of the measurement."""
         from iree_gauntlet.experiments.sides import pair_of  # noqa: PLC0415 - a run compares nothing
 
         steps = []
         for name, side in zip("AB", self._sides, strict=True):
-            step = side.on_device(order.step, order.device)
-            own = [item for item in order.made if item.step.startswith(f"{name} ")]
-            made = {item.step.removeprefix(f"{name} "): item for item in own}
-            if (failed := side.needed(step, made)) is not None:
-                result = replace(failed.result, reason=f"{name}: {failed.result.reason}")
-                return replace(failed, result=result).as_answer(self._renamed)
+            step = side.place_on_device(order.step, order.device)
+            side_modules = [item for item in order.cached_modules if item.step.startswith(f"{name} ")]
+            cached_modules = {item.step.removeprefix(f"{name} "): item for item in side_modules}
+            if (failure := side.do_dependencies(step, cached_modules)) is not None:
+                result = replace(failure.result, reason=f"{name}: {failure.result.reason}")
+                return replace(failure, result=result).as_answer(self._path_map)
             steps.append(step)
-        # Nothing of the sides' keeps the machine from being quiet.
-        self.rest()
+        # Neither side's run may keep the machine from being quiet.
+        self.release_machine()
         try:
-            if unfit := self._health.due(order.device, timed=True):
-                raise UnfitDeviceError(unfit)
+            if device_error := self._health.check_if_due(order.device, for_timing=True):
+                raise UnfitDeviceError(device_error)
             settings = self._settings
             pair = pair_of(steps[0].chain, (steps[0], steps[1]), settings.metric, settings.rounds)
-            events = self._measure(pair, order.seconds)
+            events = self._measure(pair, order.budget_seconds)
         except GauntletError as error:
             return OrderAnswer(Result(Verdict.ERROR, error.what, tail=(error.hint,)).as_dict())
-        return OrderAnswer(Result(Verdict.PASSED).as_dict(), events=tuple(with_paths(events, self._renamed)))
+        return OrderAnswer(Result(Verdict.PASSED).as_dict(), events=tuple(replace_paths(events, self._path_map)))
 
     def abort(self) -> None:
-        """Ends what is under way."""
+        """End the running steps."""
         super().abort()
-        self._ended = True
+        self._is_cancelled = True
         if self._session is not None:
             self._session.cancel()
 
     def _measure(self, pair: Pair, seconds: float) -> list[dict[str, Any]]:
-        """Takes the rounds of a model; what its log has then."""
+        """Measure the rounds of a model; return the events of its journal."""
         from iree_gauntlet.experiments.session_verdicts import Comparer, judge  # noqa: PLC0415 - a run compares nothing
         from iree_gauntlet.experiments.sides import ENDED, SideTools, explain_differences  # noqa: PLC0415 - a run compares nothing
 
@@ -280,7 +280,7 @@ class RoundsPart(RunPart):
         with EventLog(folder / JOURNAL, lambda: datetime.now(UTC)) as log:
             with open_session(self._folder, log, Progress()) as session:
                 self._session = session
-                if self._ended:
+                if self._is_cancelled:
                     session.cancel()
                 evidence = Comparer(session, rules).run([pair], {})
                 failure = evidence[pair.chain].failure
@@ -295,67 +295,67 @@ class RoundsPart(RunPart):
         return events
 
 
-def _take_part(order: RunOrder, stack: ExitStack) -> tuple[RunPart, dict[str, str]]:
-    """Takes part in a run, until the stack is left; the devices that it does without come along, with the reasons."""
+def _join_run(order: RunOrder, stack: ExitStack) -> tuple[RunExecutor, dict[str, str]]:
+    """Join a run, until the stack is left; return also the error messages of devices that are not used."""
     runs = []
-    renamed = dict(order.places)
-    for shared in order.runs:
-        request = shared.request
-        # The run that it is held against is where it was started, as are its figures.
-        chosen = replace(choose(replace(request, conduct=replace(request.conduct, baseline=""))), request=request)
-        run = stack.enter_context(opened(chosen, Progress()))
-        shared.require_its_iree(run.machine.toolchain)
-        renamed |= shared.renamed_from(run.session.folder, run.machine)
+    path_map = dict(order.path_map)
+    for shared_run in order.runs:
+        request = shared_run.request
+        # The baseline run is on the machine where the run was started, as are its metrics.
+        chosen_run = replace(choose(replace(request, conduct=replace(request.conduct, baseline=""))), request=request)
+        run = stack.enter_context(opened(chosen_run, Progress()))
+        shared_run.require_same_iree(run.machine.toolchain)
+        path_map |= shared_run.map_paths(run.session.folder, run.machine)
         runs.append(run)
-    health, unfit = DeviceHealth.of(runs[0], order.devices)
+    health, device_errors = DeviceHealth.of(runs[0], order.devices)
     if order.comparison is None:
-        return RunPart(runs, health, renamed), unfit
+        return RunExecutor(runs, health, path_map), device_errors
     from iree_gauntlet.experiments.compare import compare_settings  # noqa: PLC0415 - a run compares nothing
 
     settings = compare_settings(order.comparison, order.runs[0].request.conduct, here=True)
-    return RoundsPart(runs, health, renamed, settings, Path(order.folder)), unfit
+    return ComparisonExecutor(runs, health, path_map, settings, Path(order.folder)), device_errors
 
 
 def main() -> None:
-    """Takes part in a run until standard input ends."""
+    """Take part in a run until standard input ends."""
     stream = os.fdopen(os.dup(1), "wb")
-    # What anything here prints goes to the log.
+    # Everything printed here goes to the log.
     os.dup2(2, 1)
     output = _Output(stream)
     lines = sys.stdin.buffer
     order: RunOrder = decode(lines.readline())
-    # Steps that are under way when the input ends are cancelled by the session, and are waited for.
+    # Steps that are running when the input ends are cancelled by the session, and the pool waits for them.
     with ExitStack() as stack:
         try:
-            part, unfit = _take_part(order, stack)
+            executor, device_errors = _join_run(order, stack)
         except GauntletError as error:
-            output.write(None, RefusedRunError(error.on_one_line))
+            output.write(None, RunRejectionError(error.on_one_line))
             return
-        output.write(None, unfit)
+        output.write(None, device_errors)
         jobs = order.runs[0].request.conduct.jobs
         pool = stack.enter_context(ThreadPoolExecutor(jobs, thread_name_prefix="step"))
 
-        def answer(number: int, message: Order) -> None:
+        def do_order(number: int, message: Order) -> None:
             try:
-                said: OrderAnswer | UnfitDeviceError = part.do(message)
+                response: OrderAnswer | UnfitDeviceError = executor.do(message)
             except UnfitDeviceError as error:
-                said = error
+                response = error
             except BaseException as error:
-                # A defect of ours: whoever asked is not left waiting, and the log has the rest.
-                output.write(number, BrokenRunError(f"{type(error).__name__}: {error}"))
+                # A defect of the toolkit: the caller is not left waiting, and the log has the traceback.
+                output.write(number, RunProcessError(f"{type(error).__name__}: {error}"))
                 traceback.print_exc()
                 raise
-            part.rest()
-            output.write(number, said)
+            executor.release_machine()
+            output.write(number, response)
 
         try:
             while line := lines.readline():
                 number, message = decode(line)
-                pool.submit(answer, number, message)
+                pool.submit(do_order, number, message)
         finally:
-            # What is cut short has no result.
+            # Steps that are cut short have no result.
             output.close()
-            part.abort()
+            executor.abort()
 
 
 if __name__ == "__main__":

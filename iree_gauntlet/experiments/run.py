@@ -253,7 +253,7 @@ def _open_engine(
         markers=request.selection.markers,
         resumed=folder.resume,
         last_failed=only_failed,
-        again=tuple(step.id for step in plan.steps if step.id in record.results and step.id not in finished),
+        again=tuple(step.id for step in plan.steps if step.id in record.results and step.id not in verdicts),
         kept=KeptOptions(request.kept, asdict(request.defaults), request.stages or None),
         shard=shard,
         batch=conduct.batch,

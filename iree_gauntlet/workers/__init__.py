@@ -1,1 +1,1 @@
-"""What runs in another Python."""
+"""Scripts that run in another Python."""

@@ -91,7 +91,7 @@ def test_workers_end_the_steps_of_a_killed_run_and_another_goes_on(tmp_path: Pat
         run.kill()
         run.wait()
         # Within a minute, by these:
-        assert dask_worker._SILENCE_SECONDS + dask_worker._LOOK_SECONDS + dask_worker._END_SECONDS < 60
+        assert dask_worker._SILENCE_TIMEOUT_SECONDS + dask_worker._WATCH_SECONDS + dask_worker._END_TIMEOUT_SECONDS < 60
         wait_until(lambda: not cluster.run_processes)
         assert project.gauntlet("run", "--resume", *words).code == 0
         assert len(results(project.folder / "there")) == 60

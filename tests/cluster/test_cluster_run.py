@@ -242,7 +242,7 @@ def test_what_nobody_offers_is_said_before_anything_runs(cluster: LocalCluster, 
 def test_a_cluster_that_cannot_be_used_is_a_mistake_of_usage(
     project: Project, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
 ) -> None:
-    monkeypatch.setattr("iree_gauntlet.cluster.connection._CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("iree_gauntlet.cluster.connection._CONNECT_TIMEOUT_SECONDS", 0.5)
     done = project.gauntlet("run", *words)
     assert done.code == 2
     assert message in done.err

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.cases import Golden, Origin, Verdict
-from iree_gauntlet.cluster.fleet import Demand, Fleet, Seat, list_demands
+from iree_gauntlet.cluster.fleet import Fleet, ResourceRequest, WorkerSlot, list_resource_requests
 from iree_gauntlet.engine.scheduler import ReadyQueue
 from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.stages import Stage
@@ -28,7 +28,7 @@ def fleet_of(*steps: Step, **workers: WorkerOffer) -> Fleet:
     return fleet
 
 
-def queue_of(steps: Sequence[Step], **workers: WorkerOffer) -> ReadyQueue[Demand, Seat]:
+def queue_of(steps: Sequence[Step], **workers: WorkerOffer) -> ReadyQueue[ResourceRequest, WorkerSlot]:
     return ReadyQueue(steps, {}, fleet_of(*steps, **workers), fail_fast=False)
 
 
@@ -36,7 +36,7 @@ def unskipped(skipped: Step, reason: str) -> Verdict:
     pytest.fail(f"{skipped.id}: {reason}")
 
 
-def workers_of(queue: ReadyQueue[Demand, Seat]) -> dict[str, str]:
+def workers_of(queue: ReadyQueue[ResourceRequest, WorkerSlot]) -> dict[str, str]:
     return {taken.id: seat.worker for taken, seat in queue.take(unskipped)}
 
 
@@ -73,10 +73,10 @@ def test_a_compile_that_is_measured_has_its_host_too_and_needs_no_device() -> No
 
 def test_hosts_are_counted_that_have_what_is_needed() -> None:
     fleet = fleet_of(one=offer("one", CPU, host="h"), two=offer("two", CPU, host="h"), gpu=offer("gpu", GPU, CPU))
-    assert fleet.hosts(Demand("local-task", uses=True)) == 2
-    assert fleet.hosts(Demand("hip", uses=True, exclusive=True)) == 1
-    assert fleet.hosts(Demand()) == 2
-    assert fleet.hosts(Demand("cuda")) == 0
+    assert fleet.count_hosts(ResourceRequest("local-task", uses_device=True)) == 2
+    assert fleet.count_hosts(ResourceRequest("hip", uses_device=True, exclusive=True)) == 1
+    assert fleet.count_hosts(ResourceRequest()) == 2
+    assert fleet.count_hosts(ResourceRequest("cuda")) == 0
 
 
 def test_a_measured_step_has_its_whole_host_with_all_workers_on_it() -> None:
@@ -88,23 +88,23 @@ def test_a_measured_step_has_its_whole_host_with_all_workers_on_it() -> None:
     assert workers_of(queue) == {"b:threshold": "one"}
     queue.finish(step("b:threshold"), Verdict.PASSED)
     assert set(workers_of(queue)) == {"a:benchmark"}
-    assert fleet.seat(Demand("local-task", uses=True)) is None
-    assert fleet.seat(Demand()) is not None
+    assert fleet.acquire_slot(ResourceRequest("local-task", uses_device=True)) is None
+    assert fleet.acquire_slot(ResourceRequest()) is not None
     queue.finish(timed, Verdict.PASSED)
-    assert fleet.seat(Demand("local-task", uses=True)) is not None
+    assert fleet.acquire_slot(ResourceRequest("local-task", uses_device=True)) is not None
 
 
 def test_a_gpu_is_one_steps_and_a_processor_many() -> None:
     fleet = fleet_of(box=offer("box", GPU, CPU, jobs=4))
-    gpu, cpu = Demand("hip", uses=True), Demand("local-sync", uses=True)
-    first = fleet.seat(gpu)
-    assert first == Seat("box", GPU, term=1)
-    assert fleet.seat(gpu) is None
-    assert fleet.seat(cpu) is not None
-    assert fleet.seat(cpu) is not None
-    assert fleet.seat(Demand("hip")) is not None, "it is only compiled where the GPU is"
+    gpu, cpu = ResourceRequest("hip", uses_device=True), ResourceRequest("local-sync", uses_device=True)
+    first = fleet.acquire_slot(gpu)
+    assert first == WorkerSlot("box", GPU, term=1)
+    assert fleet.acquire_slot(gpu) is None
+    assert fleet.acquire_slot(cpu) is not None
+    assert fleet.acquire_slot(cpu) is not None
+    assert fleet.acquire_slot(ResourceRequest("hip")) is not None, "it is only compiled where the GPU is"
     fleet.release(first)
-    assert fleet.seat(gpu) is not None
+    assert fleet.acquire_slot(gpu) is not None
 
 
 @pytest.mark.parametrize(
@@ -121,14 +121,14 @@ def test_a_gpu_is_one_steps_and_a_processor_many() -> None:
     ],
 )
 def test_what_a_spec_calls_a_device_fits_another_machines(asked: str, sku: str, fits: bool) -> None:
-    assert Demand(asked, sku).fits(GPU) is fits
+    assert ResourceRequest(asked, sku).matches(GPU) is fits
 
 
 def test_a_golden_time_asks_for_its_sku_and_nothing_else_does() -> None:
     golden = Golden(Figure.TIME, 1.0, 1.1, Statistic.MEAN, "mi300", "", Origin("x"))
     timed = replace(step("a:benchmark", device="hip", exclusive=True), sku="mi300")
     checked = replace(step("a:threshold", device="hip"), sku="mi300")
-    demands = list_demands([timed, replace(timed, id="b:benchmark", goldens=(golden,)), checked])
+    demands = list_resource_requests([timed, replace(timed, id="b:benchmark", goldens=(golden,)), checked])
     assert [demand.sku for demand in demands.values()] == ["", "mi300", ""]
 
 
@@ -140,10 +140,10 @@ def test_what_is_compiled_for_the_host_is_compiled_where_it_runs() -> None:
         step("c:parameters", stage=Stage.PARAMETERS),
         step("c:threshold", "c:parameters", device="hip"),
     ]
-    demands = list_demands(steps)
-    assert demands["a:compile"] == Demand("local-task")
-    assert demands["b:compile"] == Demand()
-    assert demands["c:parameters"] == Demand("hip")
+    demands = list_resource_requests(steps)
+    assert demands["a:compile"] == ResourceRequest("local-task")
+    assert demands["b:compile"] == ResourceRequest()
+    assert demands["c:parameters"] == ResourceRequest("hip")
     queue = queue_of(steps, plain=offer("plain"), cpu=offer("cpu", CPU))
     assert workers_of(queue) == {"a:compile": "cpu", "b:compile": "plain"}
 
@@ -162,23 +162,23 @@ def test_a_chain_stays_where_it_was_if_there_is_room() -> None:
 
 def test_a_worker_that_came_back_owes_nothing_for_what_it_did_before() -> None:
     fleet = fleet_of(w=offer("w", jobs=1))
-    seat = fleet.seat(Demand())
+    seat = fleet.acquire_slot(ResourceRequest())
     assert seat is not None
     fleet.leave("w")
     fleet.join("w", offer("w", jobs=1))
     fleet.release(seat)
-    assert fleet.seat(Demand()) is not None
-    assert fleet.seat(Demand()) is None
+    assert fleet.acquire_slot(ResourceRequest()) is not None
+    assert fleet.acquire_slot(ResourceRequest()) is None
     # It is known already: what it does now still counts.
     fleet.join("w", offer("w", jobs=1))
-    assert fleet.seat(Demand()) is None
+    assert fleet.acquire_slot(ResourceRequest()) is None
 
 
 def test_what_nobody_offers_is_known() -> None:
     fleet = fleet_of(w=offer("w", GPU))
-    assert not fleet.offers(Demand("cuda", uses=True))
-    assert fleet.offers(Demand("hip", uses=True))
-    assert Demand("hip", "mi300").text == "device hip of SKU mi300"
+    assert not fleet.has_worker_for(ResourceRequest("cuda", uses_device=True))
+    assert fleet.has_worker_for(ResourceRequest("hip", uses_device=True))
+    assert ResourceRequest("hip", "mi300").text == "device hip of SKU mi300"
 
 
 def test_steps_get_seats_in_the_order_of_the_plan_whatever_they_need() -> None:
@@ -194,7 +194,7 @@ def test_a_step_that_is_put_back_keeps_its_place_in_the_plan() -> None:
     assert list(workers_of(queue)) == ["a:compile"]
     assert workers_of(queue) == {}
     queue.put_back(steps[0])
-    assert queue.waiting == {Demand(): 3}
+    assert queue.waiting == {ResourceRequest(): 3}
     assert list(workers_of(queue)) == ["a:compile"]
 
 

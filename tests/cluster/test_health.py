@@ -61,8 +61,8 @@ def check_with(compiled: HealthCheck, folder: Path, toolchain: Toolchain) -> Hea
 
 def test_a_good_device_passes_and_its_time_is_kept(tmp_path: Path) -> None:
     check = check_of(tmp_path, find_installed())
-    assert check.wrong() == ""
-    assert check.slow() == ""
+    assert check.find_error() == ""
+    assert check.find_slowdown() == ""
     ((name, times),) = json.loads((tmp_path / "health.json").read_text()).items()
     assert name.startswith("local-task ")
     assert len(times) == 1
@@ -73,9 +73,11 @@ def test_a_device_that_computes_wrong_is_found(compiled: HealthCheck, tmp_path: 
     real = shlex.quote(find_installed().runtime.run_module)
     # Something goes in that does not come out as it should.
     wrong = with_runtime(tmp_path, run_module=f'exec {real} "$@" --input=64x64xf32=2')
-    assert "a known-good program ends with 1" in check_with(compiled, tmp_path, wrong).wrong()
+    assert "a known-good program ends with 1" in check_with(compiled, tmp_path, wrong).find_error()
     crashes = with_runtime(tmp_path, run_module="kill -SEGV $$")
-    assert "a known-good program ends by SIGSEGV: it says nothing" in check_with(compiled, tmp_path, crashes).wrong()
+    assert (
+        "a known-good program ends by SIGSEGV: it says nothing" in check_with(compiled, tmp_path, crashes).find_error()
+    )
 
 
 def timed(folder: Path, milliseconds: float) -> Toolchain:
@@ -86,11 +88,11 @@ def timed(folder: Path, milliseconds: float) -> Toolchain:
 
 def test_a_device_that_became_slow_is_found_when_enough_is_known(compiled: HealthCheck, tmp_path: Path) -> None:
     for _ in range(4):
-        assert check_with(compiled, tmp_path, timed(tmp_path, 1.0)).slow() == ""
+        assert check_with(compiled, tmp_path, timed(tmp_path, 1.0)).find_slowdown() == ""
     # Four are not enough to know what is usual.
-    assert check_with(compiled, tmp_path, timed(tmp_path, 4.0)).slow() == ""
-    assert check_with(compiled, tmp_path, timed(tmp_path, 2.9)).slow() == ""
-    slow = check_with(compiled, tmp_path, timed(tmp_path, 3.1)).slow()
+    assert check_with(compiled, tmp_path, timed(tmp_path, 4.0)).find_slowdown() == ""
+    assert check_with(compiled, tmp_path, timed(tmp_path, 2.9)).find_slowdown() == ""
+    slow = check_with(compiled, tmp_path, timed(tmp_path, 3.1)).find_slowdown()
     assert slow.startswith("a known-good program takes 3.1 ms, and took 1 ms in earlier checks (remove ")
     assert str(tmp_path / "health.json") in slow
     # What is slow is not what is usual from then on.
@@ -115,18 +117,18 @@ def test_a_compiler_that_fails_is_said(tmp_path: Path) -> None:
 
 def test_the_known_good_module_is_kept_and_a_damaged_one_compiled_again(tmp_path: Path) -> None:
     found = find_installed()
-    assert check_of(tmp_path, found).wrong() == ""
+    assert check_of(tmp_path, found).find_error() == ""
     # The same compiler, as far as the key knows, and one that compiles nothing.
     broken = Toolchain(replace(found.compiler, compile="/bin/false"), found.runtime)
     kept = check_of(tmp_path, broken)
-    assert kept.wrong() == ""
+    assert kept.find_error() == ""
     (entry,) = ModuleCache(tmp_path / "cache").list_entries()
     with entry.files["module"].open("r+b") as file:
         file.write(b"damage")
     checks, missing = make_checks(tmp_path, broken)
     assert not checks
     assert missing["cpu"].startswith("a known-good program does not compile for it: iree-compile ends with 1")
-    assert check_of(tmp_path, found).wrong() == ""
+    assert check_of(tmp_path, found).find_error() == ""
     other = Toolchain(replace(broken.compiler, identity="another"), found.runtime)
     assert make_checks(tmp_path, other)[1]
 
@@ -148,7 +150,7 @@ def test_a_compiler_that_is_killed_is_tried_again_once(tmp_path: Path) -> None:
     found = find_installed()
     tool = shlex.quote(found.compiler.compile)
     once = Toolchain(replace(found.compiler, compile=write_killed_tool(tmp_path, tool, 1)), found.runtime)
-    assert check_of(tmp_path, once).wrong() == ""
+    assert check_of(tmp_path, once).find_error() == ""
     twice = Toolchain(replace(found.compiler, compile=write_killed_tool(tmp_path, tool, 2)), found.runtime)
     checks, missing = make_checks(tmp_path / "other", twice)
     assert not checks
@@ -163,13 +165,13 @@ def test_a_program_that_is_killed_on_the_device_is_tried_again_once(compiled: He
         (2, "a known-good program ends by SIGKILL, as when it was first tried: it says nothing"),
     ):
         runtime = replace(found.runtime, run_module=write_killed_tool(tmp_path, tool, times))
-        assert check_with(compiled, tmp_path, Toolchain(found.compiler, runtime)).wrong() == says
+        assert check_with(compiled, tmp_path, Toolchain(found.compiler, runtime)).find_error() == says
 
 
 @pytest.mark.parametrize("content", ["[1]", '{"local-task": "fast"}', "[" * 100_000, '{"x": [1' + "0" * 400 + "]}"])
 def test_times_that_others_have_changed_are_taken_anew(compiled: HealthCheck, content: str, tmp_path: Path) -> None:
     (tmp_path / "health.json").write_text(content)
-    assert check_with(compiled, tmp_path, timed(tmp_path, 1.0)).slow() == ""
+    assert check_with(compiled, tmp_path, timed(tmp_path, 1.0)).find_slowdown() == ""
     assert next(iter(json.loads((tmp_path / "health.json").read_text()).values())) == [1.0]
 
 
@@ -188,5 +190,5 @@ def test_amd_chips_are_what_the_kernel_says(
     for number, text in enumerate(properties):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "properties").write_text(f"cpu_cores_count 8\n{text}\nvendor_id 4098\n")
-    monkeypatch.setattr(health, "_KFD", tmp_path)
+    monkeypatch.setattr(health, "_KFD_NODES", tmp_path)
     assert health._find_amd_target() == target

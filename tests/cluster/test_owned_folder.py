@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cluster.project_copy import OwnedFolder, folder_of
+from iree_gauntlet.cluster.project_copy import ExclusiveFolder, get_worker_folder
 from iree_gauntlet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,18 +19,22 @@ def test_what_the_dead_have_left_is_cleared_and_nothing_of_the_living(tmp_path: 
     (dead / "owner.lock").write_text("1")
     other = tmp_path / "projects"
     other.mkdir()
-    with OwnedFolder(tmp_path / "one") as one:
+    with ExclusiveFolder(tmp_path / "one") as one:
         assert not dead.exists()
         (one.path / "there").mkdir()
-        with OwnedFolder(tmp_path / "two"):
+        with ExclusiveFolder(tmp_path / "two"):
             assert (one.path / "there").is_dir()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "projects"]
     assert [*tmp_path.iterdir()] == [other]
 
 
 def test_a_name_is_of_one_worker_at_a_time(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "box")
-    with OwnedFolder(folder), pytest.raises(UsageError, match="a worker box runs here already"), OwnedFolder(folder):
+    folder = get_worker_folder(tmp_path, "box")
+    with (
+        ExclusiveFolder(folder),
+        pytest.raises(UsageError, match="a worker box runs here already"),
+        ExclusiveFolder(folder),
+    ):
         pytest.fail("two of one name")
-    with OwnedFolder(folder):
+    with ExclusiveFolder(folder):
         assert folder.is_dir()

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cluster.connection import ClusterPart
-from iree_gauntlet.cluster.link import Joined, Left, Refused
+from iree_gauntlet.cluster.connection import ClusterRunExecutor
+from iree_gauntlet.cluster.link import Joined, LeaveEvent, RejectionEvent
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.errors import GauntletError, UsageError
 from tests.support.simulated_fleet import CPU, GPU, Messages, offer, step
@@ -28,16 +28,16 @@ class Planning:
         self._offers = offers
         self._events = iter(events)
 
-    def offers(self) -> dict[str, WorkerOffer]:
+    def list_workers(self) -> dict[str, WorkerOffer]:
         return {str(number): offered for number, offered in enumerate(self._offers)}
 
     def next_event(self, _seconds: float) -> Event | None:
         return next(self._events)
 
 
-def part(folder: Path, offers: list[WorkerOffer], *events: Event) -> tuple[ClusterPart, Messages]:
+def part(folder: Path, offers: list[WorkerOffer], *events: Event) -> tuple[ClusterRunExecutor, Messages]:
     progress = Messages()
-    return ClusterPart(Planning(offers, [*events]), folder, progress), progress  # type: ignore[arg-type]
+    return ClusterRunExecutor(Planning(offers, [*events]), folder, progress), progress  # type: ignore[arg-type]
 
 
 PLAN = Plan((step("a:compile"), step("a:threshold", "a:compile", device="hip")), (), (), ())
@@ -45,16 +45,22 @@ PLAN = Plan((step("a:compile"), step("a:threshold", "a:compile", device="hip")),
 
 def test_a_device_that_is_refused_does_not_refuse_its_worker(tmp_path: Path) -> None:
     box = offer("box", GPU, CPU)
-    happened: list[Event] = [Refused("box", SLOW, "gpu0"), Joined("1", box)]
+    happened: list[Event] = [RejectionEvent("box", SLOW, "gpu0"), Joined("1", box)]
     cluster, _ = part(tmp_path, [box], *happened)
     assert cluster.on_devices_there(PLAN, optional=False).steps == PLAN.steps
     # The run says it, and its record has it.
-    assert cluster._early == happened
+    assert cluster._early_events == happened
 
 
 def test_when_all_are_refused_each_says_why(tmp_path: Path) -> None:
     offers = [offer("one", GPU), offer("two", GPU)]
-    cluster, _ = part(tmp_path, offers, Refused("one", "no room"), Refused("two", SLOW, "gpu0"), Refused("two", "sick"))
+    cluster, _ = part(
+        tmp_path,
+        offers,
+        RejectionEvent("one", "no room"),
+        RejectionEvent("two", SLOW, "gpu0"),
+        RejectionEvent("two", "sick"),
+    )
     with pytest.raises(GauntletError, match="no worker can take part: worker one takes no part: no room; ") as error:
         cluster.on_devices_there(PLAN, optional=False)
     assert "worker two takes no part: sick" in str(error.value)
@@ -62,9 +68,9 @@ def test_when_all_are_refused_each_says_why(tmp_path: Path) -> None:
 
 def test_workers_that_die_while_they_plan_are_not_waited_for_here(tmp_path: Path) -> None:
     offers = [offer("one", GPU), offer("two", GPU)]
-    cluster, _ = part(tmp_path, offers, Left("1"), Refused("two", "no room"))
+    cluster, _ = part(tmp_path, offers, LeaveEvent("1"), RejectionEvent("two", "no room"))
     assert cluster.on_devices_there(PLAN, optional=False).steps == PLAN.steps
-    assert cluster._early == [Left("1"), Refused("two", "no room")]
+    assert cluster._early_events == [LeaveEvent("1"), RejectionEvent("two", "no room")]
 
 
 def test_what_nobody_offers_is_skipped_where_devices_are_optional(tmp_path: Path) -> None:

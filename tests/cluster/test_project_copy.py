@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cluster.project_copy import ProjectCopy, pack_project, request_within, unpack_project, within
+from iree_gauntlet.cluster.project_copy import ProjectCopy, map_path, map_request, pack_project, unpack_project
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.requests import (
@@ -57,7 +57,7 @@ def test_a_copy_selects_the_same_cases(project: Project, tmp_path: Path, monkeyp
     there = tmp_path / "unpacked"
     with copy.archive.open("rb") as stream:
         unpack_project(stream, there)
-    monkeypatch.chdir(within(there, copy.cwd))
+    monkeypatch.chdir(map_path(there, copy.cwd))
     found = select(request, Defaults()).cases.cases
     assert {case.id for case in found} == here
     for case in found:
@@ -97,7 +97,7 @@ def test_a_request_is_read_in_the_copy(tmp_path: Path) -> None:
         chains=frozenset({"a"}),
     )
     copy = tmp_path / "copy"
-    here = request_within(request, copy, tmp_path / "run", tmp_path / "cache", "/home/u/project")
+    here = map_request(request, copy, tmp_path / "run", tmp_path / "cache", "/home/u/project")
     assert here.selection.suite == f"{copy}/files/home/u/s.toml"
     assert here.selection.spec_dir == ("specs", f"{copy}/files/data/specs")
     assert here.selection.config == (f"{copy}/files/c.json",)
@@ -116,5 +116,5 @@ def test_every_path_of_a_selection_is_one_of_the_copy(option: str, tmp_path: Pat
     for path, wanted in (("/data/x.toml", f"{copy}/files/data/x.toml"), ("data/x.toml", "data/x.toml"), ("", "")):
         several = isinstance(getattr(SelectionRequest(), option), tuple)
         selection = SelectionRequest(**{option: (path,) if several else path})  # type: ignore[arg-type]
-        here = request_within(RunRequest(selection), copy, tmp_path / "run", tmp_path / "cache", "/home/u")
+        here = map_request(RunRequest(selection), copy, tmp_path / "run", tmp_path / "cache", "/home/u")
         assert here.selection == SelectionRequest(**{option: (wanted,) if several else wanted})  # type: ignore[arg-type]

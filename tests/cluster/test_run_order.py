@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cluster.link import BrokenRunError, decode, encode, with_paths
+from iree_gauntlet.cluster.link import RunProcessError, decode, encode, replace_paths
 
 WORDS = st.text("ab", min_size=1, max_size=2)
 PATHS = st.lists(WORDS, min_size=1, max_size=3).map(lambda words: "/" + "/".join(words))
@@ -17,27 +17,27 @@ PATHS = st.lists(WORDS, min_size=1, max_size=3).map(lambda words: "/" + "/".join
 def test_each_path_is_replaced_once_and_the_longer_one_is_meant() -> None:
     renamed = {"/data": "/home/me/cache", "/data/runs/r": "/data/project/run"}
     said = "cd /data/runs/r/steps && /data/tool /data2/x /data.old/y '/data'"
-    assert with_paths(said, renamed) == (
+    assert replace_paths(said, renamed) == (
         "cd /data/project/run/steps && /home/me/cache/tool /data2/x /data.old/y '/home/me/cache'"
     )
 
 
 def test_what_lies_below_a_copy_is_what_it_was() -> None:
     renamed = {"/w/projects/1/files": "", "/w": "/cache"}
-    assert with_paths("/w/projects/1/files/home/me/x.mlir:3 of /w/y", renamed) == "/home/me/x.mlir:3 of /cache/y"
-    assert with_paths("/w/y", {}) == "/w/y"
+    assert replace_paths("/w/projects/1/files/home/me/x.mlir:3 of /w/y", renamed) == "/home/me/x.mlir:3 of /cache/y"
+    assert replace_paths("/w/y", {}) == "/w/y"
 
 
 def test_addresses_of_files_are_paths_too() -> None:
     said = "file:///w/x http://host/w/x a//w/x"
-    assert with_paths(said, {"/w": "/c"}) == "file:///c/x http://host/w/x a//w/x"
+    assert replace_paths(said, {"/w": "/c"}) == "file:///c/x http://host/w/x a//w/x"
     escaped = "file:///my%20w/%C3%A9 /my w/é file:///my%20w%20too"
-    assert with_paths(escaped, {"/my w": "/a c"}) == "file:///a%20c/%C3%A9 /a c/é file:///my%20w%20too"
+    assert replace_paths(escaped, {"/my w": "/a c"}) == "file:///a%20c/%C3%A9 /a c/é file:///my%20w%20too"
 
 
 def test_every_text_of_an_object_is_looked_through_and_nothing_else() -> None:
     said = {"log": "a\n/w/x", "checks": [{"note": "in /w/y", "measured": 1.5}], "tail": ("/w",), "cache": None}
-    assert with_paths(said, {"/w": "/c"}) == {
+    assert replace_paths(said, {"/w": "/c"}) == {
         "log": "a\n/c/x",
         "checks": [{"note": "in /c/y", "measured": 1.5}],
         "tail": ["/c"],
@@ -49,11 +49,11 @@ def test_every_text_of_an_object_is_looked_through_and_nothing_else() -> None:
 def test_a_path_becomes_what_the_longest_folder_above_it_is(renamed: dict[str, str], path: str) -> None:
     above = [folder for folder in renamed if path == folder or path.startswith(f"{folder}/")]
     folder = max(above, key=len, default="")
-    assert with_paths(path, renamed) == renamed.get(folder, "") + path[len(folder) :]
+    assert replace_paths(path, renamed) == renamed.get(folder, "") + path[len(folder) :]
 
 
 def test_a_message_is_what_was_said() -> None:
-    number, error = decode(encode((3, BrokenRunError("it ended"))))
+    number, error = decode(encode((3, RunProcessError("it ended"))))
     assert (number, str(error)) == (3, "it ended")
 
 

@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.cluster.link import Answered, Broken, Joined, Left, OrderAnswer, Refused, Supplied, Unfit
+from iree_gauntlet.cluster.link import (
+    Answered,
+    Joined,
+    LeaveEvent,
+    OrderAnswer,
+    ProcessDeathEvent,
+    RejectionEvent,
+    SupplyEvent,
+    UnfitDeviceEvent,
+)
 from iree_gauntlet.results import Result
 from iree_gauntlet.stages import Stage
 from tests.support.simulated_fleet import CPU, GPU, SimulatedLink, offer, simulated, step
@@ -70,9 +79,9 @@ def test_modules_are_named_with_those_who_have_them(tmp_path: Path) -> None:
 
     runner, link, _, _ = simulated(CHAIN, workers, turn, tmp_path)
     runner.run()
-    made = {order.step: order.made for _, order in link.sent}
+    made = {order.step: order.cached_modules for _, order in link.sent}
     assert made["a:compile"] == ()
-    assert [(item.step, item.key, item.at) for item in made["a:threshold"]] == [
+    assert [(item.step, item.key, item.addresses) for item in made["a:threshold"]] == [
         ("a:compile", "key of a:compile", ("2",))
     ]
 
@@ -86,7 +95,7 @@ def test_a_step_is_done_again_when_its_worker_dies(tmp_path: Path) -> None:
             yield at_once(link)
         died.append(link.out["a:threshold"][0])
         link.out.clear()
-        yield Left(died[0])
+        yield LeaveEvent(died[0])
 
     runner, _, engine, progress = simulated(CHAIN, workers, played(script), tmp_path)
     assert set(runner.run().values()) == {Verdict.PASSED}
@@ -113,7 +122,7 @@ def test_a_step_that_takes_down_all_workers_is_given_up_and_no_other_is(tmp_path
             beside.append(here)
             for name in here:
                 del link.out[name]
-            return Left(worker)
+            return LeaveEvent(worker)
         return None
 
     rejoin: list[str] = []
@@ -146,10 +155,10 @@ def test_a_crash_of_the_product_is_a_verdict(tmp_path: Path) -> None:
     assert [order.step for _, order in link.sent] == ["a:fetch", "a:compile"]
 
 
-def broken(link: SimulatedLink, name: str) -> Broken:
+def broken(link: SimulatedLink, name: str) -> ProcessDeathEvent:
     """The process of the run ends on worker 1, with an order undone."""
     del link.out[name]
-    return Broken("1", name, "its process ended with -9: it says nothing")
+    return ProcessDeathEvent("1", name, "its process ended with -9: it says nothing")
 
 
 def test_a_broken_run_process_is_not_given_more_before_it_is_back(tmp_path: Path) -> None:
@@ -178,7 +187,7 @@ def test_a_worker_that_dies_while_its_part_of_the_run_is_broken_takes_no_order_a
         yield broken(link, "a:compile")
         # What else it did is answered by nobody any more.
         del link.out["b:compile"]
-        yield Left("1")
+        yield LeaveEvent("1")
         yield Joined("2", offer("other"))
 
     runner, _, engine, progress = simulated(steps, {"1": offer("w")}, played(script), tmp_path)
@@ -194,7 +203,7 @@ def test_nobody_is_sent_for_modules_to_a_worker_that_left_while_its_part_was_bro
     def script(link: SimulatedLink) -> Iterator[Event | None]:
         yield link.answer("a:compile", key="the key")
         yield broken(link, "b:compile")
-        yield Left("1")
+        yield LeaveEvent("1")
         yield Joined("2", offer("second", GPU, jobs=1))
 
     workers = {"1": offer("first", jobs=2)}
@@ -202,7 +211,7 @@ def test_nobody_is_sent_for_modules_to_a_worker_that_left_while_its_part_was_bro
     assert set(runner.run().values()) == {Verdict.PASSED}
     assert progress.said[0] == "worker first is gone"
     (order,) = [order for _, order in link.sent if order.step == "a:threshold"]
-    assert order.made == ()
+    assert order.cached_modules == ()
 
 
 def test_modules_of_a_worker_that_stays_are_still_named_when_another_one_is_lost(tmp_path: Path) -> None:
@@ -216,7 +225,7 @@ def test_modules_of_a_worker_that_stays_are_still_named_when_another_one_is_lost
         sent.extend(address for address, _ in link.sent)
         yield link.answer("a:compile", key="key of a")
         yield link.answer("b:compile", key="key of b")
-        yield Left(sent[0])
+        yield LeaveEvent(sent[0])
         yield Joined("3", offer("third", GPU))
 
     workers = {"1": offer("first", jobs=1), "2": offer("second", jobs=1)}
@@ -224,13 +233,15 @@ def test_modules_of_a_worker_that_stays_are_still_named_when_another_one_is_lost
     assert set(runner.run().values()) == {Verdict.PASSED}
     assert sorted(sent) == ["1", "2"]
     (order,) = [order for _, order in link.sent if order.step == "c:threshold"]
-    assert [(item.step, item.key, item.at) for item in order.made] == [("b:compile", "key of b", (sent[1],))]
+    assert [(item.step, item.key, item.addresses) for item in order.cached_modules] == [
+        ("b:compile", "key of b", (sent[1],))
+    ]
 
 
 def test_a_late_answer_of_a_lost_worker_counts_for_nothing(tmp_path: Path) -> None:
     def script(link: SimulatedLink) -> Iterator[Event | None]:
         late = link.answer("a:compile", Verdict.FAILED)
-        yield Left("1")
+        yield LeaveEvent("1")
         yield late
 
     workers = {"1": offer("x"), "2": offer("y")}
@@ -242,7 +253,7 @@ def test_a_late_answer_of_a_lost_worker_counts_for_nothing(tmp_path: Path) -> No
 def test_what_nobody_offers_any_more_is_an_error_after_a_while(tmp_path: Path) -> None:
     def script(link: SimulatedLink) -> Iterator[Event | None]:
         link.out.clear()
-        yield Left("1")
+        yield LeaveEvent("1")
 
     steps = [step("a:threshold", device="hip"), step("a:next", "a:threshold")]
     workers = {"1": offer("box", GPU)}
@@ -257,10 +268,10 @@ def test_what_nobody_offers_any_more_is_an_error_after_a_while(tmp_path: Path) -
 def test_a_worker_that_comes_back_in_time_goes_on(tmp_path: Path) -> None:
     def script(link: SimulatedLink) -> Iterator[Event | None]:
         link.out.clear()
-        yield Left("1")
+        yield LeaveEvent("1")
         # Half a second each.
         yield from [None] * 21
-        yield Refused("other", "it has Gauntlet 0, and the run 1")
+        yield RejectionEvent("other", "it has Gauntlet 0, and the run 1")
         yield Joined("2", offer("box", GPU))
 
     steps, workers = [step("a:threshold", device="hip")], {"1": offer("box", GPU)}
@@ -277,7 +288,7 @@ def test_files_that_a_worker_cannot_get_are_brought_once(tmp_path: Path, ok: boo
     def turn(link: SimulatedLink) -> Event | None:
         if link.supplies and len(link.sent) == 1 and "a:fetch" not in link.out and not told:
             told.append("supplied")
-            return Supplied("1", "a:fetch", "" if ok else "https://x/y: 404")
+            return SupplyEvent("1", "a:fetch", "" if ok else "https://x/y: 404")
         worker, _ = link.out.pop("a:fetch")
         if len(link.sent) == 1:
             failed = engine_result(Verdict.ERROR, "no route to host")
@@ -310,7 +321,7 @@ def test_a_device_that_fails_its_health_check_takes_no_further_steps(tmp_path: P
         if worker == "1":
             del link.out[name]
             unfit.append(name)
-            return Unfit("1", name, "a known-good program takes 9 ms, and took 1 ms in earlier checks")
+            return UnfitDeviceEvent("1", name, "a known-good program takes 9 ms, and took 1 ms in earlier checks")
         return link.answer(name)
 
     runner, _, engine, _ = simulated(steps, {"1": offer("bad", GPU), "2": offer("good", GPU)}, turn, tmp_path)
@@ -418,7 +429,7 @@ def test_whatever_happens_every_step_has_one_result(
                 for name in mine:
                     del link.out[name]
                 del alive[dead]
-                return Left(dead)
+                return LeaveEvent(dead)
         return link.answer(rng.choice(sorted(link.out))) if link.out else None
 
     runner, link, engine, _ = simulated(steps, offers, turn, tmp_path_factory.getbasetemp())

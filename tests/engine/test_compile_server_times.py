@@ -31,7 +31,7 @@ class Served:
         self.members = True
         monkeypatch.setattr(compile_server, "_send_signal", lambda _pid, number: self.signals.append(number))
         monkeypatch.setattr(compile_server, "_has_members", lambda _group: self.members)
-        monkeypatch.setattr(compile_server, "_tell", self.answers.append)
+        monkeypatch.setattr(compile_server, "_send_answer", self.answers.append)
         monkeypatch.setattr(os, "fork", lambda: CHILD)
         monkeypatch.setattr(os, "wait4", self._wait4)
         # It waits for nothing here, and a test's standard input is none that could be waited for.
@@ -68,7 +68,7 @@ class Served:
         self.clock.now = self.began + seconds
         self.server._reap()
         self.server._advance()
-        return self.server._compute_patience()
+        return self.server._compute_timeout()
 
     def answer(self) -> dict[str, Any]:
         first, last = self.answers
@@ -82,14 +82,14 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     it = Served(tmp_path, wake, monkeypatch)
     yield it
     it.server._selector.close()
-    for descriptor in (wake, woken, it.server._nothing):
+    for descriptor in (wake, woken, it.server._devnull_fd):
         os.close(descriptor)
 
 
 def test_one_whose_time_is_up_is_asked_then_killed_then_given_up(served: Served) -> None:
     assert (served.at(0), served.at(9.5), served.signals) == (10.0, 0.5, [])
     assert (served.at(10), served.at(11.5), served.signals) == (2.0, 0.5, [TERM])
-    patience = compile_server._KILL_PATIENCE_SECONDS
+    patience = compile_server._KILL_TIMEOUT_SECONDS
     assert (served.at(12), served.at(12 + patience - 0.5), served.signals) == (patience, 0.5, [TERM, KILL])
     assert served.at(12 + patience) is None
     answer = served.answer()
@@ -109,7 +109,7 @@ def test_one_that_obeys_is_reported_at_once(served: Served) -> None:
 def test_what_a_child_leaves_behind_is_killed_at_once(served: Served) -> None:
     served.end(1 << 8, members=True)
     # Nobody tells when the last member is gone: it is looked for often.
-    assert served.at(3) == compile_server._DRAIN_SECONDS
+    assert served.at(3) == compile_server._DRAIN_INTERVAL_SECONDS
     assert served.signals == [KILL]
     served.members = False
     served.at(3.5)

@@ -254,14 +254,14 @@ def test_no_two_threads_read_the_syntax_of_a_header_at_once(tmp_path: Path, monk
     literal_eval = ast.literal_eval
 
     def watched(text: str) -> object:
-        held.append(arrays._ONE_TREE_AT_A_TIME.locked())
+        held.append(arrays._PARSER_LOCK.locked())
         return literal_eval(text)
 
     np.save(tmp_path / "a.npy", np.zeros(3, np.float32))
     monkeypatch.setattr(ast, "literal_eval", watched)
     assert read_npy(tmp_path / "a.npy").shape == (3,)
     assert held == [True]
-    assert not arrays._ONE_TREE_AT_A_TIME.locked()
+    assert not arrays._PARSER_LOCK.locked()
 
 
 def _write_npy(path: Path, header: str, data: bytes, version: tuple[int, int] = (1, 0)) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.statistics.change_points import LEAST_RUNS, change_points, drift
-from iree_gauntlet.measuring.statistics.change_points import _rank_tail as rank_tail
+from iree_gauntlet.measuring.statistics.change_points import _compute_rank_tail as compute_rank_tail
 from iree_gauntlet.measuring.statistics.comparison_verdict import compute_student_p, find_student_quantile
 
 LEAST = math.log(1.02)
@@ -119,7 +119,7 @@ def test_the_rank_tests_distribution_is_that_of_all_orders(sizes: tuple[int, int
     counts = np.zeros(few * many + 1)
     for places in itertools.combinations(range(few + many), few):
         counts[sum(place - number for number, place in enumerate(places))] += 1
-    assert rank_tail(few, many) == pytest.approx(np.cumsum(counts) / math.comb(few + many, few))
+    assert compute_rank_tail(few, many) == pytest.approx(np.cumsum(counts) / math.comb(few + many, few))
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 7, 30])

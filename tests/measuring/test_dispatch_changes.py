@@ -98,7 +98,7 @@ def test_a_program_against_itself(a: DispatchProfile) -> None:
 @given(profiles, profiles)
 def test_what_is_listed_leaves_a_fifth_at_most(a: DispatchProfile, b: DispatchProfile) -> None:
     changes = match_dispatches(a, b)
-    listed = changes.explaining(most=100)
+    listed = changes.explaining(max_rows=100)
     assert listed == changes.changes[: len(listed)]
     rest = changes.difference_ns - sum(change.difference_ns for change in listed)
     assert abs(rest) <= 0.2 * abs(changes.difference_ns) + 1e-6

@@ -198,7 +198,7 @@ def test_shares_are_shares_whatever_the_counters_do(before: list[int], after: li
 def test_systems_without_proc_are_asked_in_their_own_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from iree_gauntlet.measuring.machine import machine_state  # noqa: PLC0415
 
-    found = machine_state._times_elsewhere()
+    found = machine_state._read_psutil_times()
     assert found.keys() == read_cpu_times(tmp_path.parents[-1]).keys()
     assert all(times.work > 0 and times.idle >= 0 for times in found.values())
 

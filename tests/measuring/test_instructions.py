@@ -15,8 +15,8 @@ import pytest
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.measuring.instructions import count_call, counters
 from iree_gauntlet.measuring.instructions.count_call import (
-    Counted,
     CountError,
+    ProcessCounts,
     link_files,
     make_environment,
     read_cachegrind,
@@ -63,12 +63,12 @@ class _Recorded:
         self.counts = {int(calls.removeprefix("of_")): counted for calls, counted in counts.items()}
         self.asked: list[int] = []
 
-    def count(self, argv: Sequence[str], stdout: int) -> Counted:
+    def count(self, argv: Sequence[str], stdout: int) -> ProcessCounts:
         calls = int(argv[-1].removeprefix("--benchmark_min_time=").removesuffix("x"))
         self.asked.append(calls)
         os.write(stdout, _BENCHMARK.replace("CALLS", str(calls)).encode())
         functions = self.counts[calls]
-        return Counted(sum(functions.values()), functions, {})
+        return ProcessCounts(sum(functions.values()), functions, {})
 
 
 def _tool(folder: Path) -> list[str]:

@@ -119,7 +119,7 @@ def test_a_limit_of_memory_that_cannot_be_computed_is_none(tmp_path: Path, monke
     assert operator_suites._compute_memory_limit(1) > 0
     monkeypatch.setattr(operator_suites, "total_memory", lambda: None)
     assert operator_suites._compute_memory_limit(1) == 0
-    monkeypatch.setattr(run_server, "_STATM", tmp_path / "statm")
+    monkeypatch.setattr(run_server, "_STATM_PATH", tmp_path / "statm")
     before = resource.getrlimit(resource.RLIMIT_AS)
     run_server._limit_memory(1)
     assert resource.getrlimit(resource.RLIMIT_AS) == before

@@ -22,7 +22,7 @@ from iree_gauntlet.measuring.profiles.memory_profile import (
 )
 from iree_gauntlet.torch_models.reports.sweep_reports import draw_memory_plot
 from iree_gauntlet.workers import iree_side
-from iree_gauntlet.workers.iree_side.measure_memory import MemoryWatch, drop_every_second, measure
+from iree_gauntlet.workers.iree_side.measure_memory import MemorySampler, measure, thin_out_samples
 from tests.support.processes import wait_until
 from tests.support.worker_here import answered_here, compile_for_cpu, run_script
 
@@ -130,7 +130,7 @@ def test_a_plan_keeps_what_is_called_and_drops_how_it_is_timed(tmp_path: Path) -
 
 
 def test_a_peak_between_two_looks_is_the_kernels() -> None:
-    with MemoryWatch(interval_ms=1e6) as watch, watch.phase("up and down"):
+    with MemorySampler(interval_ms=1e6) as watch, watch.record_phase("up and down"):
         taken = np.ones(16 * _MIB)
         del taken
     (phase,) = watch.phases
@@ -141,39 +141,39 @@ def test_a_peak_between_two_looks_is_the_kernels() -> None:
 
 
 def test_without_the_kernels_mark_the_largest_sample_counts() -> None:
-    with MemoryWatch(interval_ms=1e6) as watch:
-        with watch.phase("first"):
+    with MemorySampler(interval_ms=1e6) as watch:
+        with watch.record_phase("first"):
             pass
         watch.exact_peaks = False
-        with watch.phase("second"):
+        with watch.record_phase("second"):
             taken = np.ones(8 * _MIB)
-            inside = watch.look()
+            inside = watch.take_sample()
             del taken
     assert watch.phases[1]["peak_bytes"] == inside[1]
 
 
 def test_a_long_watch_looks_less_often_and_keeps_few_samples() -> None:
-    with MemoryWatch(interval_ms=1e6, most=8) as watch:
+    with MemorySampler(interval_ms=1e6, max_samples=8) as watch:
         for _ in range(8):
-            watch.look()
+            watch.take_sample()
         assert (len(watch.samples), watch.interval_ms) == (8, 1e6)
         # The ninth is one too many, and then the fourth after it.
-        watch.look()
+        watch.take_sample()
         assert (len(watch.samples), watch.interval_ms) == (5, 2e6)
         for _ in range(4):
-            watch.look()
+            watch.take_sample()
         assert (len(watch.samples), watch.interval_ms) == (5, 4e6)
 
 
 def test_a_watch_looks_by_itself() -> None:
-    with MemoryWatch(interval_ms=0.1) as watch:
+    with MemorySampler(interval_ms=0.1) as watch:
         wait_until(lambda: len(watch.samples) > 3)
 
 
 @given(st.lists(st.integers(0, 1000), max_size=60))
 def test_thinning_loses_no_peak_and_keeps_the_order(sizes: list[int]) -> None:
     samples = [(float(at), size, 0, None) for at, size in enumerate(sizes)]
-    fewer = drop_every_second(samples)
+    fewer = thin_out_samples(samples)
     assert len(fewer) == (len(samples) + 1) // 2
     assert [sample[0] for sample in fewer] == sorted(sample[0] for sample in fewer)
     assert max((sample[1] for sample in fewer), default=0) == max(sizes, default=0)

@@ -48,8 +48,8 @@ def test_a_busy_neighbour_is_seen(a_cpu_of_our_own: int) -> None:
             state = watch.ended(own_cpu_seconds=0.0)
         finally:
             neighbour.kill()
-    assert state.pinned is not None
-    assert state.pinned.busy_share > 0.5
+    assert state.own_cpus is not None
+    assert state.own_cpus.busy_share > 0.5
     assert any(line.startswith("other work kept the round's own CPUs") for line in state.disturbances())
 
 

@@ -168,6 +168,15 @@ def simulated(
     queue = ReadyQueue(steps, {}, fleet, fail_fast=fail_fast)
     keep, clock = keep_below(folder), link.clock
     runner = ClusterRunner(
-        queue, fleet, link, engine, keep, progress, plan=engine, patience=patience, clock=clock, early=early
+        queue,
+        fleet,
+        link,
+        engine,
+        keep,
+        progress,
+        plan_handler=engine,
+        timeout=patience,
+        clock=clock,
+        early_events=early,
     )
     return runner, link, engine, progress

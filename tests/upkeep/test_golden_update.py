@@ -277,7 +277,7 @@ def test_a_proposal_is_never_out_of_thin_air(
     place: Golden, evidence: list[GoldenEvidence], headroom: float | None, *, to_release: bool
 ) -> None:
     outcome = propose(place, evidence, size_headroom=headroom, to_release=to_release)
-    usable = [item for item in evidence if not item.refused]
+    usable = [item for item in evidence if not item.rejection]
     if isinstance(outcome, str):
         assert outcome
         return

@@ -1,12 +1,12 @@
-"""What runs have measured for goldens: how these stand, and what they ought to be. Pure functions over journals.
+"""Compare the measurements of runs with goldens, and propose new goldens. Pure functions over journals.
 
-A figure counts as evidence only where it can be trusted:
+A value counts as evidence only if it can be trusted:
 
 - its run finished;
-- everything else of its chain passed: the figures of a model whose numbers are wrong are of no use;
+- everything else of its chain passed: the metrics of a model with wrong outputs are of no use;
 - a time was not measured under a disturbance (`measuring/machine/disturbance.py`).
 
-A figure that does not count is reported with its reason, never dropped silently.
+A value that does not count is reported with its reason, never dropped silently.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-# A golden of which less than this is used guards nothing any more.
-_LOOSE = 0.5
-_DIGITS = 3
-# Whose failure says nothing against the figures of the others.
+# A golden is loose if the measured value is less than this fraction of it.
+_MIN_USED_FRACTION = 0.5
+_SIGNIFICANT_DIGITS = 3
+# A failure of one of these stages does not make the other metrics of its chain untrustworthy.
 _FIGURE_STAGES = {item.golden.stage for item in JUDGED_FIGURES if item.golden.rule is not GoldenRule.ERROR}
 
 
 @dataclass(frozen=True, slots=True)
 class GoldenEvidence:
-    """One figure of one run.
+    """One value of one run.
 
     Attributes:
-        refused: why it does not count; empty where it does.
-        barred: whether that keeps it from being held against a golden too, which a busy machine does not.
+        rejection: why it does not count; empty if it does.
+        bars_comparison: True if the reason also forbids comparing it with a golden, which a busy machine does not.
     """
 
     run: str
@@ -57,13 +57,13 @@ class GoldenEvidence:
     repetitions: int
     release: str
     machine: str
-    refused: str
-    barred: bool = False
+    rejection: str
+    bars_comparison: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A golden that ought to be another."""
+    """A proposed new value, or release, of a golden."""
 
     golden: Golden
     value: float
@@ -72,12 +72,12 @@ class Proposal:
 
     @property
     def change(self) -> float:
-        """New by old."""
+        """The ratio of the new value to the old one."""
         return self.value / self.golden.value if self.golden.value else float("inf")
 
 
 class GoldenVerdict(StrEnum):
-    """What a golden is worth today."""
+    """The result of comparing a golden with the newest measurement."""
 
     KEPT = "kept"
     LOOSE = "loose"
@@ -88,11 +88,11 @@ class GoldenVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A golden, and the newest figure that may be held against it, with the run that has measured it, if any has.
+    """A golden with the newest value that may be compared with it, and the run of that value, if any.
 
     Attributes:
-        verdict: `loose` is a kept one of which the figure is less than half.
-        note: what a person should know of it; of one that was not measured, why the newest figure does not count.
+        verdict: `loose` if the golden holds and the value is less than half of it.
+        note: a remark for people; if nothing was measured, why the newest value does not count.
     """
 
     chain: str
@@ -104,76 +104,76 @@ class Standing:
 
     @property
     def ratio(self) -> float | None:
-        """Measured by golden; None without a figure, and for a golden of 0."""
+        """Measured value by golden; None without a value, and for a golden of 0."""
         return None if self.measured is None or not self.golden.value else self.measured / self.golden.value
 
 
-# Of a run: evidence for a chain's golden, with the step that gave it, and the step's result.
-_OfRun = dict[tuple[str, Golden], tuple[GoldenEvidence, "Step", "Result"]]
+# The evidence of a run for a chain's golden, with the step that measured it, and the step's result.
+_RunEvidence = dict[tuple[str, Golden], tuple[GoldenEvidence, "Step", "Result"]]
 
 
 def collect_evidence(records: Sequence[JournalRecord]) -> dict[Golden, list[GoldenEvidence]]:
-    """The figures that journals have for each golden, in the order of the journals."""
-    found: dict[Golden, list[GoldenEvidence]] = {}
+    """Return the evidence that journals have for each golden, in the order of the journals."""
+    evidence_by_golden: dict[Golden, list[GoldenEvidence]] = {}
     for record in records:
         for golden, evidence, _, _ in _collect_figures(record, lambda step: step.goldens):
-            found.setdefault(golden, []).append(evidence)
-    return found
+            evidence_by_golden.setdefault(golden, []).append(evidence)
+    return evidence_by_golden
 
 
 def _collect_figures(
-    record: JournalRecord, goldens_of: Callable[[Step], Iterable[Golden]]
+    record: JournalRecord, get_goldens: Callable[[Step], Iterable[Golden]]
 ) -> Iterator[tuple[Golden, GoldenEvidence, Step, Result]]:
-    """What a run has for each golden of its steps, with the step that has measured it, and the step's result."""
+    """Yield the evidence of a run for each golden of its steps, with the step that measured it and its result."""
     steps = record.planned
-    # Chains in which something besides a figure's own check went wrong, and what.
-    unsound: dict[str, str] = {}
+    # The problem of each chain in which a step failed that is not one of `_FIGURE_STAGES`.
+    chain_problems: dict[str, str] = {}
     for step in steps:
         result = record.results.get(step.id)
         if (result is None or result.verdict.is_bad) and step.stage not in _FIGURE_STAGES:
-            unsound.setdefault(step.chain, f"its {step.stage} {result.verdict if result else 'unfinished'}")
-    ended = record.end is not None and not record.end.interrupted and not record.torn
+            chain_problems.setdefault(step.chain, f"its {step.stage} {result.verdict if result else 'unfinished'}")
+    is_complete = record.end is not None and not record.end.interrupted and not record.torn
     for step in steps:
         result = record.results.get(step.id)
         if step.stage not in _FIGURE_STAGES or result is None:
             continue
-        # Each with whether it bars the figure.
-        reasons = [("its run did not finish" if not ended else unsound.get(step.chain, ""), True)]
-        times = [(f"{step.resources.device} is a software device", True)] if step.resources.software else []
-        said = f"its {step.stage} {result.verdict}"
+        # Each reason has a flag: True if it forbids comparing the value with a golden.
+        reasons = [("its run did not finish" if not is_complete else chain_problems.get(step.chain, ""), True)]
+        time_reasons = [(f"{step.resources.device} is a software device", True)] if step.resources.software else []
+        verdict_reason = f"its {step.stage} {result.verdict}"
         if result.verdict is Verdict.INCONCLUSIVE:
-            # Of a count or a size it says that no golden was applied: the figure is as good as any.
-            times.append((said, False))
+            # For a count or a size it means that no golden was applied: the value is as good as any.
+            time_reasons.append((verdict_reason, False))
         elif result.verdict not in (Verdict.PASSED, Verdict.FAILED):
-            reasons.append((said, True))
+            reasons.append((verdict_reason, True))
         if causes := result.known.disturbed:
-            times.append((f"disturbed: {'; '.join(causes)}", False))
-        for golden in goldens_of(step):
-            figures = _pick_figures(golden, result)
-            if not figures or not golden.origin.field:
+            time_reasons.append((f"disturbed: {'; '.join(causes)}", False))
+        for golden in get_goldens(step):
+            values = _pick_figures(golden, result)
+            if not values or not golden.origin.field:
                 continue
-            objections = reasons + (times if golden.field.rule is GoldenRule.TIMED else [])
-            objections = [(_name_impossible(golden, step, figures), True), *objections]
-            refused, barred = next((item for item in objections if item[0]), ("", False))
-            least = golden.statistic is Statistic.MIN
+            candidates = reasons + (time_reasons if golden.field.rule is GoldenRule.TIMED else [])
+            candidates = [(_describe_impossible_value(golden, step, values), True), *candidates]
+            reason, bars_comparison = next((candidate for candidate in candidates if candidate[0]), ("", False))
+            uses_minimum = golden.statistic is Statistic.MIN
             evidence = GoldenEvidence(
                 run=record.run.name or record.path.parent.name,
                 chain=step.chain,
-                measured=min(figures) if least else statistics.fmean(figures),
-                lowest=min(figures),
-                highest=max(figures),
-                repetitions=len(figures),
+                measured=min(values) if uses_minimum else statistics.fmean(values),
+                lowest=min(values),
+                highest=max(values),
+                repetitions=len(values),
                 release=release_of(record.run.toolchain.compiler),
                 machine=record.run.machine.cpu,
-                refused=refused,
-                barred=barred,
+                rejection=reason,
+                bars_comparison=bars_comparison,
             )
             yield golden, evidence, step, result
 
 
-def _name_impossible(golden: Golden, step: Step, figures: Iterable[float]) -> str:
-    """A sentence on the first of a golden's figures that no measurement can give; empty where there is none."""
-    wrong = next((figure for figure in figures if not golden.field.least <= figure < math.inf), None)
+def _describe_impossible_value(golden: Golden, step: Step, values: Iterable[float]) -> str:
+    """Describe the first of a golden's values that no measurement can give; return an empty string if there is none."""
+    wrong = next((candidate for candidate in values if not golden.field.least <= candidate < math.inf), None)
     return "" if wrong is None else f"its {step.stage} says {wrong:g} {golden.metric.row.unit}, which cannot be"
 
 
@@ -181,90 +181,92 @@ def _pick_figures(golden: Golden, result: Result) -> list[float]:
     if golden.field.rule is GoldenRule.TIMED:
         samples = result.samples
         if samples and samples.aggregated and golden.statistic is Statistic.MIN:
-            return []  # the mean of all: the fastest is not known
-        # Those that were taken because the first run broke the golden: it was picked for being slow.
+            return []  # this is the mean of all repetitions: the fastest is unknown
+        # The confirmation rounds are preferred: the first run was selected for being slow.
         rounds = (result.statistics.get("confirmation") or {}).get("rounds") or ()
-        confirming = [float(time) for item in rounds if not item["disturbed"] for time in item["times_ms"]]
-        return confirming or list(samples.real_time_ms if samples else ())
-    known = result.known
-    if golden.metric.is_counted and not is_usual_count(known.counter, known.cpu):
-        return []  # another kind of count, which the golden is not of
-    figure = result.measure(golden.metric)
-    return [] if figure is None else [figure]
+        confirmation_times = [
+            float(time) for round_ in rounds if not round_["disturbed"] for time in round_["times_ms"]
+        ]
+        return confirmation_times or list(samples.real_time_ms if samples else ())
+    info = result.known
+    if golden.metric.is_counted and not is_usual_count(info.counter, info.cpu):
+        return []  # this is another kind of count than the golden's
+    metric_value = result.measure(golden.metric)
+    return [] if metric_value is None else [metric_value]
 
 
 def propose(
     golden: Golden, evidence: Sequence[GoldenEvidence], *, size_headroom: float | None, to_release: bool
 ) -> Proposal | str:
-    """What a golden ought to be, or why it stays.
+    """Propose a golden's new value, or return why it stays.
 
-    A time is proposed where the golden lies outside of what was measured: the mean of the runs' figures (means
-    or minima, as the golden says), in three digits. A count is proposed where it differs. A size is proposed
-    with the headroom (a factor) that is asked for, for the code of other machines; without one, only where it breaks.
-    With `to_release` a golden of another release moves to the one that has measured.
+    A time is proposed if the golden is outside the measured range: the mean of the runs' values (means or minima, as
+    the golden's statistic is), in three digits. A count is proposed if it differs. A size is proposed with the
+    requested headroom (a factor), for the code of other machines; without one, only if it exceeds the limit.
+    With `to_release` a golden of another release moves to the one of the measurements.
     """
-    usable = [item for item in evidence if not item.refused]
+    usable = [item for item in evidence if not item.rejection]
     if not usable:
-        return "; ".join(dict.fromkeys(f"{item.run}: {item.refused}" for item in evidence))
+        return "; ".join(dict.fromkeys(f"{item.run}: {item.rejection}" for item in evidence))
     objection = _find_objection(golden, usable, to_release=to_release)
     if objection:
         return objection
-    moved = bool(golden.release) and not covers(golden.release, usable[-1].release)
-    release = usable[-1].release if moved else golden.release
+    changes_release = bool(golden.release) and not covers(golden.release, usable[-1].release)
+    release = usable[-1].release if changes_release else golden.release
     value = _choose_value(golden, usable, size_headroom)
     if isinstance(value, str):
-        if not moved:
+        if not changes_release:
             return value
         value = golden.value
     return Proposal(golden, value, release, _describe_basis(golden, usable))
 
 
 def _find_objection(golden: Golden, usable: Sequence[GoldenEvidence], *, to_release: bool) -> str:
-    """Why figures cannot speak for a golden together; empty where they can."""
+    """Return why the evidence cannot be used together for a golden; empty if it can."""
     releases = sorted({item.release for item in usable})
     machines = sorted({item.machine for item in usable})
-    time = golden.field.rule is GoldenRule.TIMED
-    if time and len(machines) > 1:
+    is_time = golden.field.rule is GoldenRule.TIMED
+    if is_time and len(machines) > 1:
         return f"measured on several machines: {', '.join(machines)}"
-    others = [release for release in releases if golden.release and not covers(golden.release, release)]
-    if len(releases) > 1 and (others or not (golden.release or time)):
+    uncovered_releases = [release for release in releases if golden.release and not covers(golden.release, release)]
+    if len(releases) > 1 and (uncovered_releases or not (golden.release or is_time)):
         return f"measured with several releases: {', '.join(releases)}"
-    if others and not to_release:
-        return f"it belongs to release {golden.release}, measured was {others[0]} (--to-release moves it)"
-    figures = sorted({item.measured for item in usable})
-    if golden.field.rule is GoldenRule.EQUAL and len(figures) > 1:
-        return f"the counts differ: {', '.join(map(whole, figures))}"
+    if uncovered_releases and not to_release:
+        return f"it belongs to release {golden.release}, measured was {uncovered_releases[0]} (--to-release moves it)"
+    values = sorted({item.measured for item in usable})
+    if golden.field.rule is GoldenRule.EQUAL and len(values) > 1:
+        return f"the counts differ: {', '.join(map(whole, values))}"
     return ""
 
 
 def _choose_value(golden: Golden, usable: Sequence[GoldenEvidence], size_headroom: float | None) -> float | str:
-    """The value that was measured, or why the present one stays."""
-    figures = [item.measured for item in usable]
+    """Return the measured value, or why the present one stays."""
+    values = [item.measured for item in usable]
     match golden.field.rule:
         case GoldenRule.TIMED:
-            # Of one run, only the repetitions show how much it varies.
-            alone = usable if len(usable) == 1 else ()
-            lowest = min([*figures, *(item.lowest for item in alone)])
-            highest = max([*figures, *(item.highest for item in alone)])
-            wanted = float(f"{statistics.fmean(figures):.{_DIGITS}g}")
-            within = lowest <= golden.value <= highest or golden.value == wanted
-            return "within what was measured" if within else wanted
+            # If there is one run, only its repetitions show how much it varies.
+            single_run = usable if len(usable) == 1 else ()
+            lowest = min([*values, *(item.lowest for item in single_run)])
+            highest = max([*values, *(item.highest for item in single_run)])
+            new_value = float(f"{statistics.fmean(values):.{_SIGNIFICANT_DIGITS}g}")
+            is_within = lowest <= golden.value <= highest or golden.value == new_value
+            return "within what was measured" if is_within else new_value
         case GoldenRule.WITHIN:
-            most = max(figures)
-            return "within its margin" if golden.value / golden.factor <= most <= golden.limit else most
+            largest = max(values)
+            return "within its margin" if golden.value / golden.factor <= largest <= golden.limit else largest
         case GoldenRule.EQUAL:
-            return "as measured" if figures[0] == golden.value else figures[0]
+            return "as measured" if values[0] == golden.value else values[0]
         case GoldenRule.ROOM:
-            largest = max(figures)
+            largest = max(values)
             if size_headroom is None:
                 room = f"within its limit ({largest:,.0f} bytes; --size-headroom says how much room to leave)"
                 return largest if largest > golden.limit else room
-            # A golden with room in it is not tightened for the sake of a few bytes.
+            # A golden with headroom is not tightened for a few bytes.
             value = largest * size_headroom
-            # In three digits, and never below: a size must fit.
-            step = 10.0 ** max(0, math.floor(math.log10(value)) - _DIGITS + 1) if value > 0 else 1.0
-            wanted = math.ceil(value / step) * step
-            return "within the headroom" if largest <= golden.value <= wanted else wanted
+            # The size is rounded up to three digits: it must fit.
+            step = 10.0 ** max(0, math.floor(math.log10(value)) - _SIGNIFICANT_DIGITS + 1) if value > 0 else 1.0
+            new_value = math.ceil(value / step) * step
+            return "within the headroom" if largest <= golden.value <= new_value else new_value
         case GoldenRule.ERROR:
             raise TypeError("no spec has a golden error")
 
@@ -274,13 +276,13 @@ def _describe_basis(golden: Golden, usable: Sequence[GoldenEvidence]) -> str:
     runs = usable[0].run if len(usable) == 1 else f"{len(usable)} runs ({usable[0].run} … {usable[-1].run})"
     if golden.field.rule is not GoldenRule.TIMED:
         return f"{usable[-1].measured:,.10g} {unit}, {usable[-1].release}, {runs}"
-    what = "fastest" if golden.statistic is Statistic.MIN else "mean"
-    figures = [item.measured for item in usable]
-    lowest, highest = (usable[0].lowest, usable[0].highest) if len(usable) == 1 else (min(figures), max(figures))
+    statistic_name = "fastest" if golden.statistic is Statistic.MIN else "mean"
+    values = [item.measured for item in usable]
+    lowest, highest = (usable[0].lowest, usable[0].highest) if len(usable) == 1 else (min(values), max(values))
     count = sum(item.repetitions for item in usable)
-    between = "repetitions" if len(usable) == 1 else "runs"
+    range_label = "repetitions" if len(usable) == 1 else "runs"
     return (
-        f"{what} {statistics.fmean(figures):.4g} {unit} ({between} {lowest:.4g} … {highest:.4g}), "
+        f"{statistic_name} {statistics.fmean(values):.4g} {unit} ({range_label} {lowest:.4g} … {highest:.4g}), "
         f"{count} repetitions, {usable[-1].machine}, {runs}"
     )
 
@@ -288,69 +290,71 @@ def _describe_basis(golden: Golden, usable: Sequence[GoldenEvidence]) -> str:
 def judge_standings(
     goldens: Sequence[tuple[str, Golden]], records: Sequence[JournalRecord], folder: Path
 ) -> list[Standing]:
-    """How the golden of each chain stands, by journals, the newest first.
+    """Compare the golden of each chain with its newest value, by journals, the newest first.
 
-    A figure is held against a golden as a run would do it: a time on its SKU, a count or a size with its compiler
-    release. That the golden has changed since the run, or is new, does not matter: the figure is held against the
-    present one. Figures of unfinished runs and of models whose outputs were wrong do not count. A run is named by its
-    path in the folder of all.
+    A value is compared with a golden as a run would do it: a time on its SKU, a count or a size with its compiler
+    release. It is compared with the present golden, even if that has changed since the run, or is new. Values of
+    unfinished runs and of models whose outputs were wrong do not count. A run is named by its path in the folder of all
+    runs.
     """
     by_chain: dict[str, list[Golden]] = {}
     for chain, golden in goldens:
         by_chain.setdefault(chain, []).append(golden)
-    runs: list[tuple[str, _OfRun]] = []
+    runs: list[tuple[str, _RunEvidence]] = []
     for record in records:
         figures = _collect_figures(record, lambda step: by_chain.get(step.chain, ()))
-        known = {(step.chain, golden): (evidence, step, result) for golden, evidence, step, result in figures}
-        runs.append((record.path.parent.relative_to(folder).as_posix(), known))
+        entries = {(step.chain, golden): (evidence, step, result) for golden, evidence, step, result in figures}
+        runs.append((record.path.parent.relative_to(folder).as_posix(), entries))
     standings = []
     for chain, golden in goldens:
-        rivals = {other.sku for other in by_chain[chain] if other.metric is golden.metric and other != golden}
+        rivals = {rival.sku for rival in by_chain[chain] if rival.metric is golden.metric and rival != golden}
         standings.append(_judge_standing(chain, golden, rivals, runs))
     return standings
 
 
 def _judge_standing(
-    chain: str, golden: Golden, rivals: Collection[str], runs: Sequence[tuple[str, _OfRun]]
+    chain: str, golden: Golden, rival_skus: Collection[str], runs: Sequence[tuple[str, _RunEvidence]]
 ) -> Standing:
-    passed_over = ""
-    for name, known in runs:
-        if (chain, golden) not in known:
+    note = ""
+    for name, run_evidence in runs:
+        if (chain, golden) not in run_evidence:
             continue
-        evidence, step, result = known[chain, golden]
-        objection = _find_mismatch(golden, evidence, step.sku, rivals)
-        if not objection:
+        evidence, step, result = run_evidence[chain, golden]
+        mismatch = _find_mismatch(golden, evidence, step.sku, rival_skus)
+        if not mismatch:
             verdict, note = _judge(golden, evidence, result)
             return Standing(chain, golden, verdict, evidence.measured, name, note)
-        figure = (
+        measured_text = (
             f"{evidence.measured:.4g} ms" if golden.field.rule is GoldenRule.TIMED else f"{evidence.measured:,.10g}"
         )
-        passed_over = passed_over or f"{name} measured {figure} {objection}"
-    return Standing(chain, golden, GoldenVerdict.NOT_MEASURED, note=passed_over)
+        note = note or f"{name} measured {measured_text} {mismatch}"
+    return Standing(chain, golden, GoldenVerdict.NOT_MEASURED, note=note)
 
 
-def _find_mismatch(golden: Golden, evidence: GoldenEvidence, sku: str, rivals: Collection[str]) -> str:
-    """Why a figure may not be held against a golden; empty where it may."""
-    everywhere = not golden.sku or (golden.field.rule is not GoldenRule.TIMED and golden.sku in FAMILIES)
-    if everywhere and sku in rivals and sku:
+def _find_mismatch(golden: Golden, evidence: GoldenEvidence, sku: str, rival_skus: Collection[str]) -> str:
+    """Return why a value may not be compared with a golden; empty if it may."""
+    applies_to_all_skus = not golden.sku or (golden.field.rule is not GoldenRule.TIMED and golden.sku in FAMILIES)
+    if applies_to_all_skus and sku in rival_skus and sku:
         return f"with the SKU {sku}, which has a golden of its own"
-    if not everywhere and sku != golden.sku:
+    if not applies_to_all_skus and sku != golden.sku:
         return f"with the SKU {sku}" if sku else "without a SKU"
     if golden.release and not covers(golden.release, evidence.release):
         return f"with release {evidence.release or 'unknown'}"
-    return f"but {evidence.refused}" if evidence.barred else ""
+    return f"but {evidence.rejection}" if evidence.bars_comparison else ""
 
 
 def _judge(golden: Golden, evidence: GoldenEvidence, result: Result) -> tuple[GoldenVerdict, str]:
-    """The verdict, and a remark on it."""
-    very = (golden.metric, golden.value, golden.factor, str(golden.origin))
-    judged = [check for check in result.checks if check.passed is not None]
-    own = next((one.passed for one in judged if (one.metric, one.golden, one.factor, one.note) == very), None)
+    """Return the verdict, and a note on it."""
+    identity = (golden.metric, golden.value, golden.factor, str(golden.origin))
+    checks = [check for check in result.checks if check.passed is not None]
+    recorded_pass = next(
+        (check.passed for check in checks if (check.metric, check.golden, check.factor, check.note) == identity), None
+    )
     if result.verdict is Verdict.INCONCLUSIVE:
         return GoldenVerdict.INCONCLUSIVE, result.reason
-    # Where the run has held it against this very golden, it knows more: a breach may not have been confirmed.
-    broken = evidence.measured > golden.limit if own is None else not own
-    if broken:
-        return GoldenVerdict.BROKEN, evidence.refused
-    loose = evidence.measured < _LOOSE * golden.value
-    return GoldenVerdict.LOOSE if loose else GoldenVerdict.KEPT, evidence.refused
+    # The run's own check of this golden is better evidence: a breach may not have been confirmed.
+    is_broken = evidence.measured > golden.limit if recorded_pass is None else not recorded_pass
+    if is_broken:
+        return GoldenVerdict.BROKEN, evidence.rejection
+    is_loose = evidence.measured < _MIN_USED_FRACTION * golden.value
+    return GoldenVerdict.LOOSE if is_loose else GoldenVerdict.KEPT, evidence.rejection

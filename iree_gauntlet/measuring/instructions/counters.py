@@ -1,4 +1,4 @@
-"""What counts instructions on this machine, the CPU's own counters or valgrind; and what it has counted."""
+"""Find the instruction counter of this machine, the CPU's own or valgrind, and read the counts that it wrote."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, D
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.short_process import ask
 
-# What modules are compiled for where a counter does not know every CPU: valgrind has no AVX-512, and computes a fused
-# multiply-add in software, up to twenty times as slowly as without.
+# Modules are compiled for these CPUs if a counter does not support every CPU: valgrind has no AVX-512, and computes a
+# fused multiply-add in software, up to twenty times as slowly as without.
 _COUNT_CPUS = {"x86_64": "x86-64-v3,-fma", "aarch64": "generic"}
-# perf_event_open(2).
+# The number of the system call perf_event_open(2).
 _SYSCALLS = {"x86_64": 298, "aarch64": 241}
-_PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
-_INSTRUCTIONS = 1
-# Counts stand still until exec, go on in the process' own children, and leave out kernel and hypervisor.
-_INHERIT, _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR, _ENABLE_ON_EXEC, _DISABLED = 1 << 1, 1 << 5, 1 << 6, 1 << 12, 1
+_PARANOID_PATH = Path("/proc/sys/kernel/perf_event_paranoid")
+_PERF_COUNT_HW_INSTRUCTIONS = 1
+# Counters are stopped until exec, include the process' own children, and exclude kernel and hypervisor.
+_INHERIT, _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR, _ENABLE_ON_EXEC, _DISABLED_FLAG = 1 << 1, 1 << 5, 1 << 6, 1 << 12, 1
 _VALGRIND_HINT = "Install valgrind (Debian and Ubuntu: apt install valgrind; Fedora: dnf install valgrind)"
 
 
 class CounterKind(StrEnum):
-    """What counts; counts of two kinds are never compared."""
+    """The kind of a counter; counts of two kinds are never compared."""
 
     HARDWARE = "hardware"
     VALGRIND = "valgrind"
@@ -38,7 +38,7 @@ class CounterKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """What counts; modules are compiled for its `cpu`, `x86-64-v3,-fma`, or where that is empty as their specs say."""
+    """An instruction counter; modules are compiled for its `cpu`, `x86-64-v3,-fma`, or as their specs say if empty."""
 
     kind: CounterKind
     identity: str
@@ -47,32 +47,32 @@ class Counter:
 
     @property
     def argument(self) -> str:
-        """As the program that counts takes it."""
+        """The argument for the program that counts."""
         return f"{self.kind}:{self.path}" if self.path else str(self.kind)
 
 
 def find_counter(kind: str = "auto", cpu: str = "") -> Counter:
-    """The counter of this machine: the one that is wanted, or for `auto` hardware where it can be read, else valgrind.
+    """Find this machine's counter: the requested one, or for `auto` hardware if it can be read, else valgrind.
 
-    `cpu` is what modules are compiled for; empty for what the counter knows.
+    `cpu` is the CPU that modules are compiled for; empty for the counter's default.
     """
-    why_not = ""
+    error = ""
     if kind != CounterKind.VALGRIND:
-        why_not = why_no_hardware()
-        if not why_not:
+        error = why_no_hardware()
+        if not error:
             return Counter(CounterKind.HARDWARE, f"hardware counters ({platform.machine()})", cpu)
         if kind == CounterKind.HARDWARE:
-            there = "valgrind is here: leave --counter out" if shutil.which("valgrind") else _VALGRIND_HINT
-            raise ToolchainError(f"the CPU's instruction counter cannot be read: {why_not}", f"{there}.")
+            next_step = "valgrind is here: leave --counter out" if shutil.which("valgrind") else _VALGRIND_HINT
+            raise ToolchainError(f"the CPU's instruction counter cannot be read: {error}", f"{next_step}.")
     path = shutil.which("valgrind")
     if path is None:
-        own = f"the CPU's own counter is {why_not}; " if why_not else ""
-        what = f"nothing here counts instructions: {own}valgrind is not installed"
-        raise ToolchainError(what, f"{_VALGRIND_HINT}.")
+        error_prefix = f"the CPU's own counter is {error}; " if error else ""
+        message = f"nothing here counts instructions: {error_prefix}valgrind is not installed"
+        raise ToolchainError(message, f"{_VALGRIND_HINT}.")
     answer = ask([path, "--version"], timeout=60)
     if answer.exit_code != 0 or not answer.stdout.startswith("valgrind-"):
-        said = (answer.text.strip().splitlines() or ["it said nothing"])[0]
-        raise ToolchainError(f"{path} does not work: {said}", f"{_VALGRIND_HINT} again.")
+        first_line = (answer.text.strip().splitlines() or ["it said nothing"])[0]
+        raise ToolchainError(f"{path} does not work: {first_line}", f"{_VALGRIND_HINT} again.")
     version = answer.stdout.split()[0].removeprefix("valgrind-")
     return Counter(
         CounterKind.VALGRIND, f"valgrind {version}", cpu or _COUNT_CPUS.get(platform.machine(), "generic"), path
@@ -80,17 +80,17 @@ def find_counter(kind: str = "auto", cpu: str = "") -> Counter:
 
 
 def is_usual_count(counter: str, cpu: str) -> bool:
-    """Whether a count is of the kind that goldens are of: valgrind's, of modules for the CPU that it has by default."""
+    """Return whether a count is of the goldens' kind: valgrind's, of modules for the default CPU."""
     return counter.startswith(CounterKind.VALGRIND) and cpu in _COUNT_CPUS.values()
 
 
 def why_no_hardware() -> str:
-    """Why the CPU's counter of instructions cannot be read here; empty where it can."""
+    """Return why the CPU's counter of instructions cannot be read here; empty if it can."""
     try:
         os.close(open_hardware_counter(0))
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM):
-            level = _PARANOID.read_text(encoding="ascii").strip() if _PARANOID.is_file() else "unknown"
+            level = _PARANOID_PATH.read_text(encoding="ascii").strip() if _PARANOID_PATH.is_file() else "unknown"
             return f"not allowed: kernel.perf_event_paranoid is {level} (sysctl kernel.perf_event_paranoid=2 will do)"
         if error.errno in (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV, errno.ENOSYS):
             return "not supported by this machine (most virtual machines hide it)"
@@ -98,17 +98,17 @@ def why_no_hardware() -> str:
     return ""
 
 
-def open_hardware_counter(pid: int, event: tuple[int, int] = (0, _INSTRUCTIONS)) -> int:
-    """A file descriptor that gives a count of a process (0: this one) and its children, from its next exec on: 8 bytes.
+def open_hardware_counter(pid: int, event: tuple[int, int] = (0, _PERF_COUNT_HW_INSTRUCTIONS)) -> int:
+    """Open a counter of a process (0: this one) and its children, from its next exec on; each read gives 8 bytes.
 
-    `event` is its type and number (perf_event_open(2)): PERF_TYPE_HARDWARE, PERF_COUNT_HW_INSTRUCTIONS. An OSError
-    says that the machine has no such counter, or does not let one read it.
+    `event` is its type and number (perf_event_open(2)): PERF_TYPE_HARDWARE, PERF_COUNT_HW_INSTRUCTIONS. It raises an
+    OSError if the machine has no such counter, or denies access to it.
     """
     number = _SYSCALLS.get(platform.machine())
     if number is None or os.uname().sysname != "Linux":
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     # perf_event_attr: type, size, config, and the bits that follow three more fields of 8 bytes.
-    flags = _DISABLED | _INHERIT | _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR | _ENABLE_ON_EXEC
+    flags = _DISABLED_FLAG | _INHERIT | _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR | _ENABLE_ON_EXEC
     attributes = (ctypes.c_uint64 * 14)(event[0] | ctypes.sizeof(ctypes.c_uint64) * 14 << 32, event[1], 0, 0, 0, flags)
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor: int = libc.syscall(number, ctypes.byref(attributes), pid, -1, -1, 8)  # 8: close on exec
@@ -122,8 +122,8 @@ class Counts(Recorded):
     """The instructions of one call.
 
     Attributes:
-        dispatches: (name, instructions, place in the program) of each; none where the counter does not know them.
-        own: those that interpret the module's own code; None where that is not known.
+        dispatches: (name, instructions, location in the program) of each; empty if the counter does not measure them.
+        own: those that interpret the module's own code; None if unknown.
     """
 
     instructions: int
@@ -133,18 +133,18 @@ class Counts(Recorded):
 
     @property
     def outside(self) -> int:
-        """Those that are in no dispatch."""
+        """The instructions that are in no dispatch."""
         return self.instructions - sum(count for _, count, _ in self.dispatches)
 
     @property
     def profile(self) -> DispatchProfile:
-        """As a profile whose times are instructions."""
-        found = tuple(DispatchTime(name, 1, count, count) for name, count, _ in self.dispatches)
-        return DispatchProfile(found, 1, self.instructions)
+        """The counts as a profile whose times are instructions."""
+        dispatch_times = tuple(DispatchTime(name, 1, count, count) for name, count, _ in self.dispatches)
+        return DispatchProfile(dispatch_times, 1, self.instructions)
 
 
 def read_counts(path: Path) -> Counts:
-    """What `count_call` has written."""
+    """Read the counts that `count_call` has written."""
     try:
         return Counts.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError, TypeError) as error:

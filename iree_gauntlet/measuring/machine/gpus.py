@@ -1,16 +1,16 @@
 """The state of GPUs, as their vendor's tool reports it: `nvidia-smi`, `amd-smi`, else `rocm-smi`.
 
-Asked only for devices that are GPUs. A tool may be missing, fail, hang (a sick driver holds it) or print something
-unexpected: the reading is then empty and says why. It never raises: a measurement does not fail because its
-thermometer does.
+It is read only for devices that are GPUs. A tool may be missing, fail, hang (on a defective driver) or print something
+unexpected: the reading is then empty and has the reason. It never raises: a failure to read the temperature must not
+fail a measurement.
 
-`nvidia-smi`: fields as `nvidia-smi --help-query-gpu` describes them. What is `clocks_event_reasons` since release 535
-was `clocks_throttle_reasons` before; the counters with them, in µs, came later still. A tool refuses a question as a
-whole for one field that it does not know, so the richest one is asked first.
+`nvidia-smi`: fields as `nvidia-smi --help-query-gpu` describes them. `clocks_event_reasons` (since release 535) was
+named `clocks_throttle_reasons` before; its counters, in µs, came later still. A tool rejects a whole query for one
+field that it does not support, so the richest query is tried first.
 
-`amd-smi metric --json` gives a list of GPUs, since ROCm 7 as the field `gpu_data` of an object. Its figures are
-`{"value": 54, "unit": "C"}`, and the text `N/A` where there is none. `rocm-smi --json` gives an object of cards,
-each one flat, with all figures as text.
+`amd-smi metric --json` gives a list of GPUs, since ROCm 7 as the field `gpu_data` of an object. Its values are
+`{"value": 54, "unit": "C"}`, and the text `N/A` if there is none. `rocm-smi --json` gives an object of cards,
+each one flat, with all values as text.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 
 _IDLE_PERCENT = 5.0
 _NVIDIA_FIELDS = "index,uuid,clocks.sm,clocks.max.sm,temperature.gpu,utilization.gpu,power.draw"
-_NUMBER = re.compile(r"[0-9]{1,9}")
-_GFX = re.compile(r"gfx(_[0-9]+)?")
-_CARD = re.compile(r"card([0-9]{1,4})")
-_PID = re.compile(r"PID\s*([0-9]{1,9})")
-# In place of a device's name: whatever GPUs there are.
+_NUMBER_PATTERN = re.compile(r"[0-9]{1,9}")
+_GFX_CLOCK_PATTERN = re.compile(r"gfx(_[0-9]+)?")
+_CARD_PATTERN = re.compile(r"card([0-9]{1,4})")
+_PID_PATTERN = re.compile(r"PID\s*([0-9]{1,9})")
+# This stands for a device's name: all GPUs of the machine.
 ANY_GPU = "gpu"
 # amd-smi is a Python program and takes half a second on a machine with eight GPUs.
 _TIMEOUT_SECONDS = 5.0
 
 
 class ToolAnswerError(Exception):
-    """A vendor's tool did not answer, or nothing that can be read; the text continues after the tool's name."""
+    """A vendor's tool failed or printed something unreadable; the text continues after the tool's name."""
 
 
 class Slowdown(StrEnum):
-    """Why a GPU's clock is not as high as it could be.
+    """The reason why a GPU's clock is not as high as it could be.
 
     NVIDIA's are the bits of NVML's NvmlClocksEventReasons, AMD's the violations of amdsmi_violation_status_t.
     """
@@ -69,20 +69,20 @@ class Slowdown(StrEnum):
     UNNAMED = "throttled, cause unknown"
 
 
-# What no benchmark should run under. The power limit is another matter: a large GPU that is busy runs at it.
-_ILL = (Slowdown.HEAT, Slowdown.POWER_BRAKE, Slowdown.HARDWARE)
+# No benchmark should run under these. The power limit is not among them: a busy large GPU runs at it.
+_FAULT_REASONS = (Slowdown.HEAT, Slowdown.POWER_BRAKE, Slowdown.HARDWARE)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """One GPU at one moment. None, or empty, where the tool does not say.
+    """One GPU at one moment. None, or empty, if the tool does not report a value.
 
     Attributes:
-        temperature_c: of the hottest spot where it is reported.
-        utilization_percent: share of the last moments (up to a second) in which it was busy, 0 to 100.
+        temperature_c: of the hottest spot if it is reported.
+        utilization_percent: fraction of the last moments (up to a second) in which it was busy, 0 to 100.
         throttled: for each reason, for how long it has applied since the driver was loaded, in the unit of `uptime`.
-        uptime: the clock that goes with `throttled`; None where that is in seconds of everybody's clock.
-        others: processes on it; None where they are not known.
+        uptime: the clock of `throttled`; None if that is in ordinary seconds.
+        others: processes on it; None if they are unknown.
     """
 
     index: int
@@ -99,31 +99,31 @@ class GpuState:
     others: tuple[int, ...] | None = None
 
     def as_dict(self) -> Fields:
-        """For the journal: what is known."""
-        found = {name: value for name, value in asdict(self).items() if value not in (None, "", ())}
-        if "throttled" in found:
-            found["throttled"] = {str(cause): amount for cause, amount in self.throttled}
-        return found | ({"others": list(self.others)} if self.others is not None else {})
+        """Return the known values for the journal."""
+        fields = {name: value for name, value in asdict(self).items() if value not in (None, "", ())}
+        if "throttled" in fields:
+            fields["throttled"] = {str(cause): amount for cause, amount in self.throttled}
+        return fields | ({"others": list(self.others)} if self.others is not None else {})
 
     @property
     def label(self) -> str:
-        """For people."""
+        """A name for people."""
         return f"GPU {self.index} ({self.name})" if self.name else f"GPU {self.index}"
 
     @property
     def ill_reasons(self) -> tuple[Slowdown, ...]:
-        """Those of the reasons that mean heat or a power supply that fails."""
-        return tuple(reason for reason in self.reasons if reason in _ILL)
+        """The reasons that mean heat or a failing power supply."""
+        return tuple(reason for reason in self.reasons if reason in _FAULT_REASONS)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs on it: its clock then says nothing about the clock that work would get."""
-        quiet = self.utilization_percent is not None and self.utilization_percent < _IDLE_PERCENT
-        return Slowdown.IDLE in self.reasons or quiet
+        """True if nothing runs on it: its clock then does not show the clock under load."""
+        has_low_use = self.utilization_percent is not None and self.utilization_percent < _IDLE_PERCENT
+        return Slowdown.IDLE in self.reasons or has_low_use
 
 
 def parse_number(value: object) -> float | None:
-    """The number of a tool's field, with or without its unit; None for `[N/A]` and the like."""
+    """Return the number of a tool's field, with or without its unit; None for `[N/A]` and the like."""
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -131,10 +131,10 @@ def parse_number(value: object) -> float | None:
     if not isinstance(value, int | float | str):
         return None
     try:
-        found = float(value)
+        number = float(value)
     except (ValueError, OverflowError):
         return None
-    return found if math.isfinite(found) else None
+    return number if math.isfinite(number) else None
 
 
 _NVIDIA_COUNTERS = {
@@ -143,7 +143,7 @@ _NVIDIA_COUNTERS = {
     "hw_power_brake_slowdown": Slowdown.POWER_BRAKE,
     "sw_power_cap": Slowdown.POWER_CAP,
 }
-_NVIDIA_QUESTIONS = (
+_NVIDIA_QUERIES = (
     ("clocks_event_reasons.active", tuple(f"clocks_event_reasons_counters.{name}" for name in _NVIDIA_COUNTERS)),
     ("clocks_event_reasons.active", ()),
     ("clocks_throttle_reasons.active", ()),
@@ -160,7 +160,7 @@ _NVIDIA_REASONS = (
     (0x80, Slowdown.POWER_BRAKE),
     (0x100, Slowdown.DISPLAY),
 )
-# Of each: the name in `<name>_violation_status` and `<name>_accumulated`.
+# Each is the name in `<name>_violation_status` and `<name>_accumulated`.
 _AMD_VIOLATIONS = {
     "prochot": Slowdown.HEAT,
     "socket_thermal": Slowdown.HEAT,
@@ -171,15 +171,15 @@ _AMD_VIOLATIONS = {
 
 
 def read_nvidia(ask: Callable[..., str]) -> tuple[GpuState, ...]:
-    """The GPUs that nvidia-smi knows, with the processes that compute on them."""
-    for reasons, counters in _NVIDIA_QUESTIONS:
-        # The name comes last, whatever is in it.
+    """Read the GPUs that nvidia-smi reports, with the processes that compute on them."""
+    for reasons, counters in _NVIDIA_QUERIES:
+        # The name comes last, as it may contain any characters.
         fields = ",".join((_NVIDIA_FIELDS, reasons, *counters, "name"))
         try:
             answer = ask(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
             break
         except ToolAnswerError as error:
-            if "not a valid field" not in str(error) or (reasons, counters) == _NVIDIA_QUESTIONS[-1]:
+            if "not a valid field" not in str(error) or (reasons, counters) == _NVIDIA_QUERIES[-1]:
                 raise
     gpus = tuple(_parse_nvidia_state(line, len(counters)) for line in answer.splitlines() if line.strip())
     try:
@@ -189,17 +189,17 @@ def read_nvidia(ask: Callable[..., str]) -> tuple[GpuState, ...]:
     holders: dict[str, set[int]] = {gpu.uuid: set() for gpu in gpus}
     for line in answer.splitlines():
         uuid, _, pid = (word.strip() for word in line.partition(","))
-        if not _NUMBER.fullmatch(pid) or uuid not in holders:
-            return gpus  # `[Insufficient Permissions]`: others may be there, unseen
+        if not _NUMBER_PATTERN.fullmatch(pid) or uuid not in holders:
+            return gpus  # `[Insufficient Permissions]`: other processes may exist, unseen
         holders[uuid].add(int(pid))
     return tuple(replace(gpu, others=tuple(sorted(holders[gpu.uuid]))) for gpu in gpus)
 
 
 def _parse_nvidia_state(line: str, counters: int) -> GpuState:
     words = [word.strip() for word in line.split(",", 8 + counters)]
-    if len(words) != 9 + counters or not _NUMBER.fullmatch(words[0]):
+    if len(words) != 9 + counters or not _NUMBER_PATTERN.fullmatch(words[0]):
         raise ToolAnswerError(f"printed what is no GPU: {line.strip()[:80]}")
-    index, uuid, clock, most, temperature, utilization, power, reasons = words[:8]
+    index, uuid, clock, max_clock, temperature, utilization, power, reasons = words[:8]
     microseconds = [parse_number(word) for word in words[8:-1]]
     seconds = [None if amount is None else amount / 1e6 for amount in microseconds]
     return GpuState(
@@ -207,7 +207,7 @@ def _parse_nvidia_state(line: str, counters: int) -> GpuState:
         name=words[-1],
         uuid=uuid,
         clock_mhz=parse_number(clock),
-        max_clock_mhz=parse_number(most),
+        max_clock_mhz=parse_number(max_clock),
         temperature_c=parse_number(temperature),
         utilization_percent=parse_number(utilization),
         power_w=parse_number(power),
@@ -221,23 +221,23 @@ def _parse_reasons(text: str) -> tuple[Slowdown, ...]:
         bits = int(text, 16)
     except ValueError:
         return ()
-    found = [reason for bit, reason in _NVIDIA_REASONS if bits & bit]
-    # Hardware slowdown is the sum of its causes where these are named.
-    cause_named = Slowdown.HEAT in found or Slowdown.POWER_BRAKE in found
-    return tuple(dict.fromkeys(reason for reason in found if not (cause_named and reason is Slowdown.HARDWARE)))
+    reasons = [reason for bit, reason in _NVIDIA_REASONS if bits & bit]
+    # Hardware slowdown is the sum of its causes if these are reported.
+    has_cause = Slowdown.HEAT in reasons or Slowdown.POWER_BRAKE in reasons
+    return tuple(dict.fromkeys(reason for reason in reasons if not (has_cause and reason is Slowdown.HARDWARE)))
 
 
 def _sum_reasons(amounts: Iterable[tuple[Slowdown, float | None]]) -> tuple[tuple[Slowdown, float], ...]:
-    """How much of each reason there was, over all counters of it that are known."""
-    found: dict[Slowdown, float] = {}
+    """Sum the amounts of each reason over all of its counters that are known."""
+    totals: dict[Slowdown, float] = {}
     for reason, amount in amounts:
         if amount is not None:
-            found[reason] = found.get(reason, 0.0) + amount
-    return tuple(found.items())
+            totals[reason] = totals.get(reason, 0.0) + amount
+    return tuple(totals.items())
 
 
 def read_amd_smi(ask: Callable[..., str]) -> tuple[GpuState, ...]:
-    """The GPUs that amd-smi knows, with the processes on them."""
+    """Read the GPUs that amd-smi reports, with the processes on them."""
     gpus = tuple(_read_metric(entry) for entry in _list_gpu_entries(_parse_document(ask("metric", "--json"))))
     try:
         holders = dict(_read_holders(_parse_document(ask("process", "--json"))))
@@ -247,34 +247,34 @@ def read_amd_smi(ask: Callable[..., str]) -> tuple[GpuState, ...]:
 
 
 def read_rocm_smi(ask: Callable[..., str]) -> tuple[GpuState, ...]:
-    """The GPUs that rocm-smi knows.
+    """Read the GPUs that rocm-smi reports.
 
-    It lists the processes of all GPUs together: with more than one GPU, it is not known whose they are.
+    It lists the processes of all GPUs together: with more than one GPU, each one's processes are unknown.
     """
-    shown = ("--showproductname", "--showuse", "--showclocks", "--showpower", "--showtemp")
-    document = _parse_document(ask(*shown, "--json"))
+    options = ("--showproductname", "--showuse", "--showclocks", "--showpower", "--showtemp")
+    document = _parse_document(ask(*options, "--json"))
     cards = document.items() if isinstance(document, dict) else ()
     gpus = tuple(
-        _read_card(int(found[1]), fields)
+        _read_card(int(match[1]), fields)
         for key, fields in cards
-        if (found := _CARD.fullmatch(key)) and isinstance(fields, dict)
+        if (match := _CARD_PATTERN.fullmatch(key)) and isinstance(fields, dict)
     )
     if len(gpus) != 1:
         return gpus
     try:
         answer = ask("--showpids", "--json")
-        listed = {"system": {}} if "No JSON data" in answer else _parse_document(answer)
+        process_document = {"system": {}} if "No JSON data" in answer else _parse_document(answer)
     except ToolAnswerError:
         return gpus
-    system = listed.get("system") if isinstance(listed, dict) else None
+    system = process_document.get("system") if isinstance(process_document, dict) else None
     if not isinstance(system, dict):
         return gpus
-    pids = tuple(sorted(int(found[1]) for key in system if (found := _PID.fullmatch(key))))
+    pids = tuple(sorted(int(match[1]) for key in system if (match := _PID_PATTERN.fullmatch(key))))
     return (replace(gpus[0], others=pids),)
 
 
 def _parse_document(answer: str) -> Any:
-    # Both tools warn on standard output, before what was asked for.
+    # Both tools print warnings on standard output, before the document.
     begin = re.search(r"^[ \t]*[\[{]", answer, re.MULTILINE)
     try:
         return json.loads(answer[begin.start() :] if begin else answer)
@@ -293,12 +293,14 @@ def _list_gpu_entries(document: Any) -> Iterator[Fields]:
 
 def _read_metric(entry: Fields) -> GpuState:
     clocks = [
-        part for name, part in _get_section(entry, "clock").items() if _GFX.fullmatch(name) and isinstance(part, dict)
+        part
+        for name, part in _get_section(entry, "clock").items()
+        if _GFX_CLOCK_PATTERN.fullmatch(name) and isinstance(part, dict)
     ]
     temperature, power, throttle = (_get_section(entry, name) for name in ("temperature", "power", "throttle"))
     active = [cause for name, cause in _AMD_VIOLATIONS.items() if throttle.get(f"{name}_violation_status") == "ACTIVE"]
-    # Of cards without violations, only that they are throttled is known.
-    unnamed = [Slowdown.UNNAMED] if power.get("throttle_status") == "THROTTLED" else []
+    # Cards without violations report only that they are throttled.
+    unknown_causes = [Slowdown.UNNAMED] if power.get("throttle_status") == "THROTTLED" else []
     return GpuState(
         index=entry["gpu"],
         clock_mhz=_find_largest(_find_first(part, "clk", "cur_clk") for part in clocks),
@@ -306,7 +308,7 @@ def _read_metric(entry: Fields) -> GpuState:
         temperature_c=_find_first(temperature, "hotspot", "edge"),
         utilization_percent=_find_first(_get_section(entry, "usage"), "gfx_activity"),
         power_w=_find_first(power, "socket_power", "current_socket_power", "average_socket_power"),
-        reasons=tuple(dict.fromkeys(active or unnamed)),
+        reasons=tuple(dict.fromkeys(active or unknown_causes)),
         throttled=_sum_reasons(
             (cause, _find_first(throttle, f"{name}_accumulated", f"{name}_violation_accumulated"))
             for name, cause in _AMD_VIOLATIONS.items()
@@ -316,12 +318,15 @@ def _read_metric(entry: Fields) -> GpuState:
 
 
 def _read_holders(document: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Processes by GPU; a GPU with an entry that cannot be understood is left out."""
+    """Yield the processes of each GPU; a GPU with an entry that cannot be understood is left out."""
     for entry in _list_gpu_entries(document):
-        listed = entry.get("process_list")
-        if not isinstance(listed, list):
+        process_list = entry.get("process_list")
+        if not isinstance(process_list, list):
             continue
-        infos = [item.get("process_info", item) if isinstance(item, dict) else None for item in listed]
+        infos = [
+            process_entry.get("process_info", process_entry) if isinstance(process_entry, dict) else None
+            for process_entry in process_list
+        ]
         running = [info for info in infos if not (isinstance(info, str) and info.startswith("No running process"))]
         pids = [info["pid"] for info in running if isinstance(info, dict) and isinstance(info.get("pid"), int)]
         if len(pids) == len(running):
@@ -341,8 +346,8 @@ def _read_card(index: int, fields: Fields) -> GpuState:
 
 
 def _get_section(entry: Fields, name: str) -> Fields:
-    found = entry.get(name)
-    return found if isinstance(found, dict) else {}
+    section = entry.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _find_first(fields: Fields, *names: str) -> float | None:
@@ -354,7 +359,7 @@ def _read_value(field: Any) -> float | None:
 
 
 def _find_largest(values: Iterator[float | None]) -> float | None:
-    """A card without a figure for its highest clock gives 0."""
+    """Return the largest value; None if there is none. A card without a known maximum clock gives 0."""
     return max((value for value in values if value), default=None)
 
 
@@ -363,21 +368,21 @@ _TOOLS = {"nvidia-smi": read_nvidia, "amd-smi": read_amd_smi, "rocm-smi": read_r
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """What a vendor's tool has said: the GPUs that may be meant, or in one line why they could not be read."""
+    """The reading of a vendor's tool: the GPUs that may be meant, or in one line why they could not be read."""
 
     gpus: tuple[GpuState, ...] = ()
     problem: str = ""
 
 
 def is_gpu(device: str) -> bool:
-    """Whether an IREE device (`hip://0`) is a GPU that a tool may know."""
+    """Return whether an IREE device (`hip://0`) is a GPU that a tool may support."""
     return bool(_list_tools(device))
 
 
 def read_gpus(device: str, *, path: str | None = None, timeout: float = _TIMEOUT_SECONDS) -> GpuReading:
-    """Reads the state of the GPUs that a device (`cuda`, `hip://1`, `vulkan`, `ANY_GPU`) may mean; of others nothing.
+    """Read the state of the GPUs that a device (`cuda`, `hip://1`, `vulkan`, `ANY_GPU`) may mean; nothing for others.
 
-    `path` has the folders in which the tools are looked for, PATH where None; each may take `timeout` seconds.
+    `path` has the folders in which the tools are searched, PATH if None; each may take `timeout` seconds.
     """
     problems = []
     for tool in _list_tools(device):
@@ -386,7 +391,7 @@ def read_gpus(device: str, *, path: str | None = None, timeout: float = _TIMEOUT
             problems.append(f"there is no {tool}")
             continue
         try:
-            gpus = _TOOLS[tool](partial(_ask, program, timeout))
+            gpus = _TOOLS[tool](partial(_run_tool, program, timeout))
         except ToolAnswerError as error:
             problems.append(f"{tool} {error}")
             continue
@@ -397,18 +402,18 @@ def read_gpus(device: str, *, path: str | None = None, timeout: float = _TIMEOUT
 
 
 def pick_gpus(gpus: Sequence[GpuState], device: str, environment: Mapping[str, str]) -> tuple[GpuState, ...]:
-    """Those of a machine's GPUs that a device means; all of them where that is not known.
+    """Return a machine's GPUs that a device means; all of them if that is unknown.
 
-    The driver's numbers are the tool's only where nothing hides or reorders GPUs: CUDA puts the fastest first
-    unless CUDA_DEVICE_ORDER says otherwise, and Vulkan has an order of its own.
+    The driver's numbers are the tool's only if nothing hides or reorders GPUs: CUDA puts the fastest first
+    unless CUDA_DEVICE_ORDER changes it, and Vulkan has its own order.
     """
     driver, path = find_driver(device), split_device(device)[1].partition("?")[0]
     if path and not path.isdecimal():
         return _match_uuid(gpus, path) or tuple(gpus)
     ordinal = int(path or 0)
     lists = [environment[name] for name in driver.visibility if environment.get(name)]
-    alike = len({gpu.name for gpu in gpus}) == 1
-    by_bus = driver.bus_order or alike or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    are_identical = len({gpu.name for gpu in gpus}) == 1
+    has_bus_order = driver.bus_order or are_identical or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if not driver.has_ordinals or driver.name == ANY_GPU or len(lists) > 1:
         return tuple(gpus)
     if lists:
@@ -417,14 +422,14 @@ def pick_gpus(gpus: Sequence[GpuState], device: str, environment: Mapping[str, s
         if not word.isdecimal():
             return (_match_uuid(gpus, word) if word else ()) or tuple(gpus)
         ordinal = int(word)
-    return tuple(gpu for gpu in gpus if by_bus and gpu.index == ordinal) or tuple(gpus)
+    return tuple(gpu for gpu in gpus if has_bus_order and gpu.index == ordinal) or tuple(gpus)
 
 
 def name_gpu(device: str) -> str:
-    """What tells a GPU from others, whichever driver names it; of a device without a UUID, its name.
+    """Return a name that identifies a GPU across drivers; for a device without a UUID, its own name.
 
-    CUDA writes `cuda://GPU-b08a9e40-5f0c-29dd-4c3d-9692503045f4` for what is
-    `vulkan://GPU-b08a9e405f0c29dd4c3d9692503045f4` to Vulkan.
+    CUDA's `cuda://GPU-b08a9e40-5f0c-29dd-4c3d-9692503045f4` is the same GPU as Vulkan's
+    `vulkan://GPU-b08a9e405f0c29dd4c3d9692503045f4`.
     """
     path = device.partition("://")[2].partition("?")[0]
     return _normalise_uuid(path) if path.lower().startswith("gpu-") else device
@@ -439,20 +444,20 @@ def _normalise_uuid(uuid: str) -> str:
 
 
 def _list_tools(device: str) -> tuple[str, ...]:
-    """List the tools that may know a device, the first choice first."""
+    """List the tools that may support a device, the first choice first."""
     return tuple(_TOOLS) if device == ANY_GPU else find_kind(device).state_tools
 
 
-def _ask(program: str, timeout: float, *words: str) -> str:
-    """Standard output of a tool."""
+def _run_tool(program: str, timeout: float, *arguments: str) -> str:
+    """Return the standard output of a tool."""
     try:
-        answer = run_short([program, *words], timeout=timeout)
+        answer = run_short([program, *arguments], timeout=timeout)
     except OSError as error:
         raise ToolAnswerError(f"cannot be started: {error.strerror or error}") from None
     except subprocess.TimeoutExpired:
         raise ToolAnswerError(f"did not answer within {timeout:g} s") from None
     if answer.exit_code != 0:
         lines = f"{answer.stderr}\n{answer.stdout}".splitlines()
-        said = next((line.strip() for line in lines if line.strip()), "nothing said")
-        raise ToolAnswerError(f"failed (exit code {answer.exit_code}): {said[:160]}")
+        message = next((line.strip() for line in lines if line.strip()), "nothing said")
+        raise ToolAnswerError(f"failed (exit code {answer.exit_code}): {message[:160]}")
     return answer.stdout

@@ -1,10 +1,10 @@
-"""What machine this is, and whether it is fit to measure on. Only reads; changes nothing.
+"""Read the properties of this machine, and whether it is fit to measure on. Only reads; changes nothing.
 
 Sources: proc(5), Documentation/admin-guide/pm/cpufreq.rst, cgroup-v2.rst, Documentation/hwmon/sysfs-interface.rst and
-Documentation/driver-api/thermal/sysfs-api.rst. Each reader takes the folder under which /proc and /sys are looked for;
-of the real machine where none is named. Counters of CPUs (/proc/stat) go in ticks of 10 ms: over a short time they say
-little, and a share that is computed from them comes with the part of it that may be nothing but counting. What a
-container or another system does not show is None, never a guess.
+Documentation/driver-api/thermal/sysfs-api.rst. Each reader takes the folder under which /proc and /sys are read; by
+default it is the real machine's. Counters of CPUs (/proc/stat) advance in ticks of 10 ms: over a short time they are
+inaccurate, and a share that is computed from them comes with its possible counting error. Values that a container or
+another system does not show are None, never a guess.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
 
 
 _ROOT = Path("/")
-# Drivers of processors' own sensors; a board's sensors (nct6775, acpitz) say nothing about the processor.
+# Drivers of processors' own sensors; a board's sensors (nct6775, acpitz) do not measure the processor.
 _CPU_DRIVERS = ("coretemp", "k10temp", "k8temp", "zenpower", "fam15h_power", "cpu_thermal", "via_cputemp")
 _CPU_ZONE = re.compile(r"x86_pkg_temp|.*\bcpu\b.*|cpu[-_0-9].*", re.IGNORECASE)
 _CPU_FOLDER = re.compile(r"cpu([0-9]+)")
-_CHUNK = 1 << 16
-# What a broken sensor shows lies far outside of this, in thousandths of a degree.
-_COLDEST, _HOTTEST = -40_000, 150_000
+_CHUNK_BYTES = 1 << 16
+# The values of a broken sensor are far outside of this range, in thousandths of a degree.
+_MIN_MILLIDEGREES, _MAX_MILLIDEGREES = -40_000, 150_000
 
 _TICKS_PER_SECOND = 100
 # Each of the counters that are distinguished (work, idle, stolen) may be a tick off.
-_UNSURE_SECONDS = 3 / _TICKS_PER_SECOND
-# Places in a line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal.
-_IDLE, _STEAL, _FIELDS = (3, 4), 7, 8
+_COUNTER_ERROR_SECONDS = 3 / _TICKS_PER_SECOND
+# Indices in a line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal.
+_IDLE_FIELDS, _STEAL_FIELD, _FIELD_COUNT = (3, 4), 7, 8
 
-_Answer = TypeVar("_Answer")
+_Reading = TypeVar("_Reading")
 _GIB = 1 << 30
-# Processors slow down from 95 to 105 °C on.
+# Processors slow down at 95 to 105 °C.
 _HOT_CPU_C = 95
 
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """Seconds since boot that one CPU has worked, had nothing to do, and was taken away by a hypervisor."""
+    """Seconds since boot that one CPU has worked, was idle, and was taken away by a hypervisor."""
 
     work: float
     idle: float
@@ -63,12 +63,12 @@ class CpuTimes:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """What some CPUs have done in a time.
+    """The use of some CPUs during a time.
 
     Attributes:
-        busy_share: share of their time that other work than ours has taken, 0 to 1.
-        steal_share: share of their time that a hypervisor gave to others, 0 to 1.
-        unsure: how much of a share may be nothing but the kernel's ticks.
+        busy_share: share of their time that work of other processes has taken, 0 to 1.
+        steal_share: share of their time that a hypervisor gave to other guests, 0 to 1.
+        unsure: the possible error of a share because of the kernel's ticks.
     """
 
     busy_share: float
@@ -76,56 +76,56 @@ class CpuUse:
     unsure: float
 
 
-def _ask_elsewhere(root: Path, question: Callable[[], _Answer]) -> _Answer | None:
-    """What the system says where /proc or /sys says nothing, as on systems that have none; None where it cannot."""
+def _read_by_psutil(root: Path, read: Callable[[], _Reading]) -> _Reading | None:
+    """Call a reader for systems without /proc or /sys; None if that fails, or `root` is no real one."""
     if str(root) != root.anchor:
         return None
     try:
-        return question()
+        return read()
     except (psutil.Error, OSError, RuntimeError, AttributeError, LookupError, ValueError):
         return None
 
 
 def _count_usable_cores(root: Path) -> int:
-    """Logical CPUs that this process may use, by affinity and by its cgroup's quota."""
-    # Not on every system, and typeshed knows it only for Linux.
+    """Return the number of logical CPUs that this process may use, by affinity and by its cgroup's quota."""
+    # The function does not exist on every system, and typeshed has it only for Linux.
     affinity = getattr(os, "sched_getaffinity", None)
     quotas = [float(len(affinity(0)) if affinity else os.cpu_count() or 1)]
     for folder in _list_cgroup_folders(root):
         quota, _, period = (read_text(folder / "cpu.max") or "").partition(" ")
         if quota.isdigit() and period.strip().isdigit():
             quotas.append(int(quota) / int(period))
-    old = root / "sys/fs/cgroup/cpu"
-    quota_v1, period_v1 = _read_number(old / "cpu.cfs_quota_us"), _read_number(old / "cpu.cfs_period_us")
+    cgroup_v1 = root / "sys/fs/cgroup/cpu"
+    quota_v1, period_v1 = _read_number(cgroup_v1 / "cpu.cfs_quota_us"), _read_number(cgroup_v1 / "cpu.cfs_period_us")
     if quota_v1 and period_v1 and quota_v1 > 0:
         quotas.append(quota_v1 / period_v1)
     return max(1, math.ceil(min(quotas)))
 
 
 def total_memory(root: Path = _ROOT) -> int | None:
-    """Bytes of memory that the machine has."""
+    """Return the machine's memory in bytes."""
     fields = _read_meminfo(root)
-    return fields.get("MemTotal") if fields else _ask_elsewhere(root, lambda: psutil.virtual_memory().total)
+    return fields.get("MemTotal") if fields else _read_by_psutil(root, lambda: psutil.virtual_memory().total)
 
 
 def free_memory(root: Path = _ROOT) -> int | None:
-    """Bytes of memory that can be had without swapping."""
+    """Return the bytes of memory that are available without swapping."""
     fields = _read_meminfo(root)
     if fields:
         return fields.get("MemAvailable", fields.get("MemFree"))
-    return _ask_elsewhere(root, lambda: psutil.virtual_memory().available)
+    return _read_by_psutil(root, lambda: psutil.virtual_memory().available)
 
 
 def read_used_swap(root: Path = _ROOT) -> int | None:
-    """Bytes of swap in use."""
+    """Return the bytes of swap in use."""
     fields = _read_meminfo(root)
     if not fields:
-        return _ask_elsewhere(root, lambda: psutil.swap_memory().used)
+        return _read_by_psutil(root, lambda: psutil.swap_memory().used)
     return fields["SwapTotal"] - fields["SwapFree"] if {"SwapTotal", "SwapFree"} <= fields.keys() else None
 
 
 def _read_cpu_model(root: Path) -> str:
-    """Name of the processor; `unknown` where it is not shown."""
+    """Return the name of the processor; `unknown` if it is not shown."""
     for line in (read_text(root / "proc/cpuinfo") or "").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("model name", "Model", "cpu model") and value.strip():
@@ -134,33 +134,37 @@ def _read_cpu_model(root: Path) -> str:
 
 
 def _read_cpu_temperature(root: Path) -> float | None:
-    """The hottest of the processors' sensors, in °C."""
+    """Return the temperature of the hottest processor sensor, in °C."""
     files: list[Path] = []
     for chip in _list_entries(root / "sys/class/hwmon", "hwmon*"):
         files += _list_entries(chip, "temp*_input") if read_text(chip / "name") in _CPU_DRIVERS else []
     for zone in _list_entries(root / "sys/class/thermal", "thermal_zone*"):
         files += [zone / "temp"] if _CPU_ZONE.fullmatch(read_text(zone / "type") or "") else []
-    found = [value for file in files if (value := _read_number(file)) is not None and _COLDEST <= value <= _HOTTEST]
-    return max(found) / 1000 if found else None
+    values = [
+        value
+        for file in files
+        if (value := _read_number(file)) is not None and _MIN_MILLIDEGREES <= value <= _MAX_MILLIDEGREES
+    ]
+    return max(values) / 1000 if values else None
 
 
 def load_average(root: Path) -> float | None:
-    """Of the last minute."""
+    """Return the load average of the last minute."""
     words = (read_text(root / "proc/loadavg") or "").split()
     try:
         return float(words[0])
     except (IndexError, ValueError):
-        return _ask_elsewhere(root, lambda: os.getloadavg()[0])
+        return _read_by_psutil(root, lambda: os.getloadavg()[0])
 
 
 def is_on_battery(root: Path) -> bool | None:
-    """Whether the machine runs on battery; None where it has none, or does not say.
+    """Return whether the machine runs on battery; None if it has none, or does not show it.
 
-    Batteries of its devices, such as a mouse, are none of its own (Documentation/ABI/testing/sysfs-class-power).
+    Batteries of its devices, such as a mouse, do not count (Documentation/ABI/testing/sysfs-class-power).
     """
     supplies = [(read_text(folder / "type"), folder) for folder in _list_entries(root / "sys/class/power_supply")]
     if not supplies:
-        battery = _ask_elsewhere(root, getattr(psutil, "sensors_battery", lambda: None))
+        battery = _read_by_psutil(root, getattr(psutil, "sensors_battery", lambda: None))
         return None if battery is None or battery.power_plugged is None else not battery.power_plugged
     batteries = [folder for kind, folder in supplies if kind == "Battery" and read_text(folder / "scope") != "Device"]
     if not batteries:
@@ -174,27 +178,27 @@ def is_on_battery(root: Path) -> bool | None:
 
 
 def list_cpus(root: Path) -> list[int]:
-    """Numbers of the logical CPUs, rising."""
+    """Return the numbers of the logical CPUs, rising."""
     folders = _list_entries(root / "sys/devices/system/cpu", "cpu*")
-    return sorted(int(found[1]) for folder in folders if (found := _CPU_FOLDER.fullmatch(folder.name)))
+    return sorted(int(match[1]) for folder in folders if (match := _CPU_FOLDER.fullmatch(folder.name)))
 
 
 def _read_cpu_texts(root: Path, name: str, cpus: Collection[int] = ()) -> list[str]:
-    """What a file of each CPU's folder says."""
+    """Return the contents of a file in each CPU's folder."""
     folder = root / "sys/devices/system/cpu"
     numbers = sorted(cpus) or list_cpus(root)
     return [text for number in numbers if (text := read_text(f"{folder}/cpu{number}/{name}"))]
 
 
 def _read_cpu_numbers(root: Path, name: str, cpus: Collection[int] = ()) -> list[int]:
-    """As `_read_cpu_texts`, where it is a number."""
+    """Return those contents of `_read_cpu_texts` that are numbers."""
     return [int(text) for text in _read_cpu_texts(root, name, cpus) if text.isdecimal()]
 
 
 def choose_fastest_cores(root: Path, cpus: Collection[int]) -> list[int]:
-    """One logical CPU of each physical core, of the fastest kind where cores differ; rising.
+    """Choose one logical CPU of each physical core, of the fastest kind if cores differ; rising.
 
-    Of those that may be used, all where none is named; what /sys does not say, does not differ.
+    The choice is among `cpus`, or all if it is empty; values that /sys does not show are taken as equal.
     """
     cores: dict[str, tuple[int, int]] = {}
     for number in sorted(cpus) or list_cpus(root):
@@ -205,22 +209,22 @@ def choose_fastest_cores(root: Path, cpus: Collection[int]) -> list[int]:
 
 
 def flag(path: Path) -> bool | None:
-    """What a file with 0 or 1 says."""
+    """Return the value of a file with 0 or 1."""
     return {"0": False, "1": True}.get(read_text(path) or "")
 
 
 def _read_meminfo(root: Path) -> dict[str, int]:
-    found = {}
+    fields = {}
     for line in (read_text(root / "proc/meminfo") or "").splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
+        name, _, value_text = line.partition(":")
+        words = value_text.split()
         if len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
-            found[name] = int(words[0]) * 1024
-    return found
+            fields[name] = int(words[0]) * 1024
+    return fields
 
 
 def _list_cgroup_folders(root: Path) -> list[Path]:
-    """This process's cgroup (version 2) and those above it."""
+    """Return this process's cgroup (version 2) and those above it."""
     base = root / "sys/fs/cgroup"
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         if line.startswith("0::"):
@@ -243,53 +247,53 @@ def _read_number(path: Path) -> int | None:
 
 
 def read_text(path: Path | str) -> str | None:
-    """What a file says; None where it is absent, or not ours to read: both are common in containers."""
-    # Without the layers of text files: a large machine has hundreds of these, and they are read around every round.
+    """Return a file's text; None if it is absent, or not readable by us: both are common in containers."""
+    # The layers of text files are avoided: a large machine has hundreds of these files, read around every round.
     try:
-        opened = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
         try:
-            parts = []
-            while part := os.read(opened, _CHUNK):
-                parts.append(part)
-            return b"".join(parts).decode(errors="replace").strip()
+            chunks = []
+            while chunk := os.read(descriptor, _CHUNK_BYTES):
+                chunks.append(chunk)
+            return b"".join(chunks).decode(errors="replace").strip()
         finally:
-            os.close(opened)
+            os.close(descriptor)
     except OSError:
         return None
 
 
 def read_cpu_times(root: Path = _ROOT) -> dict[int, CpuTimes]:
-    """The counters of each CPU, by its number; empty where they are not shown."""
+    """Return the counters of each CPU, by its number; empty if they are not shown."""
     text = read_text(root / "proc/stat")
     if text is None:
-        return _ask_elsewhere(root, _times_elsewhere) or {}
-    found: dict[int, CpuTimes] = {}
+        return _read_by_psutil(root, _read_psutil_times) or {}
+    times_by_cpu: dict[int, CpuTimes] = {}
     for line in text.splitlines():
         name, *words = line.split() or [""]
         number = name.removeprefix("cpu")
-        if name.startswith("cpu") and number.isdecimal() and len(words) > max(_IDLE):
-            # Those after `steal` are guests' time, which `user` and `nice` already hold.
-            ticks = [int(word) if word.isdecimal() else 0 for word in words[:_FIELDS]]
-            idle, steal = sum(ticks[place] for place in _IDLE), sum(ticks[_STEAL:])
-            found[int(number)] = CpuTimes(
+        if name.startswith("cpu") and number.isdecimal() and len(words) > max(_IDLE_FIELDS):
+            # The fields after `steal` are guests' time, which `user` and `nice` already include.
+            ticks = [int(word) if word.isdecimal() else 0 for word in words[:_FIELD_COUNT]]
+            idle, steal = sum(ticks[index] for index in _IDLE_FIELDS), sum(ticks[_STEAL_FIELD:])
+            times_by_cpu[int(number)] = CpuTimes(
                 *(value / _TICKS_PER_SECOND for value in (sum(ticks) - idle - steal, idle, steal))
             )
-    return found
+    return times_by_cpu
 
 
 def measure_cpu_use(
-    before: Mapping[int, CpuTimes], after: Mapping[int, CpuTimes], own_seconds: float = 0.0, cpus: Collection[int] = ()
+    start: Mapping[int, CpuTimes], end: Mapping[int, CpuTimes], own_seconds: float = 0.0, cpus: Collection[int] = ()
 ) -> CpuUse | None:
-    """What CPUs have done between two readings; None where no time has passed, or a CPU is missing.
+    """Return the use of CPUs between two readings; None if no time has passed, or a CPU is missing.
 
-    CPU time of our own on these does not count. Where no numbers are named, they are those of both readings.
+    `own_seconds` of CPU time on these do not count. If `cpus` is empty, they are those of both readings.
     """
-    asked = sorted(cpus) if cpus else sorted(before.keys() & after.keys())
-    if not asked or any(number not in before or number not in after for number in asked):
+    numbers = sorted(cpus) if cpus else sorted(start.keys() & end.keys())
+    if not numbers or any(number not in start or number not in end for number in numbers):
         return None
-    # A counter of idle time may go back a little (proc(5)).
+    # A counter of idle time may decrease a little (proc(5)).
     work, idle, steal = (
-        sum(max(0.0, getattr(after[number], name) - getattr(before[number], name)) for number in asked)
+        sum(max(0.0, getattr(end[number], name) - getattr(start[number], name)) for number in numbers)
         for name in ("work", "idle", "steal")
     )
     total = work + idle + steal
@@ -298,27 +302,27 @@ def measure_cpu_use(
     return CpuUse(
         busy_share=max(0.0, work - own_seconds) / total,
         steal_share=steal / total,
-        unsure=min(1.0, _UNSURE_SECONDS * len(asked) / total),
+        unsure=min(1.0, _COUNTER_ERROR_SECONDS * len(numbers) / total),
     )
 
 
-def _times_elsewhere() -> dict[int, CpuTimes]:
-    found = {}
+def _read_psutil_times() -> dict[int, CpuTimes]:
+    cpus = {}
     for number, times in enumerate(psutil.cpu_times(percpu=True)):
-        spent = times._asdict()
-        idle, steal = spent.get("idle", 0.0) + spent.get("iowait", 0.0), spent.get("steal", 0.0)
-        work = sum(value for name, value in spent.items() if not name.startswith("guest")) - idle - steal
-        found[number] = CpuTimes(work, idle, steal)
-    return found
+        seconds = times._asdict()
+        idle, steal = (seconds.get("idle", 0.0) + seconds.get("iowait", 0.0), seconds.get("steal", 0.0))
+        work = sum(value for name, value in seconds.items() if not name.startswith("guest")) - idle - steal
+        cpus[number] = CpuTimes(work, idle, steal)
+    return cpus
 
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
-    """What spoils a benchmark, at one moment. None where the system does not say.
+    """The conditions that affect a benchmark, at one moment. None if the system does not show a value.
 
     Attributes:
-        busy_share, steal_share: as of `CpuUse`, of all CPUs together.
-        gpu_problem: why GPUs could not be read; empty where they were, or were not asked about.
+        busy_share, steal_share: those of `CpuUse`, of all CPUs together.
+        gpu_problem: why GPUs could not be read; empty if they were, or were not requested.
     """
 
     cores: int
@@ -339,7 +343,7 @@ class MachineState:
 
 
 def read_machine_facts(root: Path = _ROOT) -> MachineFacts:
-    """Reads what this machine is, of its memory what cgroups above this process allow."""
+    """Read this machine's properties; its memory is what the cgroups above this process allow."""
     files = [folder / "memory.max" for folder in _list_cgroup_folders(root)]
     files.append(root / "sys/fs/cgroup/memory/memory.limit_in_bytes")
     limits = [total_memory(root), *(limit for file in files if (limit := _read_number(file)) and limit > 0)]
@@ -356,9 +360,9 @@ def read_machine_facts(root: Path = _ROOT) -> MachineFacts:
 def read_machine_state(
     use: CpuUse | None = None, root: Path = _ROOT, *, cpus: Collection[int] = (), gpus: GpuReading | None = None
 ) -> MachineState:
-    """Reads the state of the machine, by what the CPUs have done just now and what the GPUs' tool has said.
+    """Read the state of the machine, with the latest use of the CPUs and reading of the GPUs.
 
-    `cpus` are numbers of those whose frequencies and governors count; all where empty.
+    `cpus` are the numbers of those whose frequencies and governors count; all if empty.
     """
     frequencies = [value for value in _read_cpu_numbers(root, "cpufreq/scaling_cur_freq", cpus) if value > 0]
     throttles = _read_cpu_numbers(root, "thermal_throttle/core_throttle_count")
@@ -383,7 +387,7 @@ def read_machine_state(
 
 
 def list_benchmark_warnings(state: MachineState) -> list[str]:
-    """What would spoil a benchmark now, each with what to do about it; empty for a fit machine."""
+    """List the conditions that would disturb a benchmark now, each with a remedy; empty for a fit machine."""
     return [*_warn_of_load(state), *_warn_of_clock(state), *_warn_of_memory(state), *_warn_of_heat(state)]
 
 

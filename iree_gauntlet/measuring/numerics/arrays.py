@@ -57,40 +57,40 @@ _DTYPES: dict[str, Any] = {
 }
 _FLOATS = frozenset(name for name in _DTYPES if name.startswith(("f", "bf")))
 _INTEGERS = frozenset(name for name in _DTYPES if name.startswith(("i", "si", "ui"))) - {"i1"}
-_SIZED = re.compile(r"(?:i|si|ui|f|bf|cf|\*)([0-9]+)")
+_SIZED_TYPE = re.compile(r"(?:i|si|ui|f|bf|cf|\*)([0-9]+)")
 _MAX_BITS = 255  # the width is a byte of IREE's element type
 _MAX_RANK = 128
-_MAGIC = b"\x93NUMPY"
+_NPY_MAGIC = b"\x93NUMPY"
 _MAX_HEADER_BYTES = 1 << 20
-_LONG = re.compile(r"(?<=\d)L\b")
-# A header that runtime/src/iree/tooling/numpy_io.c reads: single quotes, the first at once, and a comma at the end.
-_SPELLED = re.compile(r"\{'[^\"]*,\s*\}")
-_KINDS = {"b": "i", "i": "si", "u": "ui", "f": "f", "c": "cf", "V": "*"}
-_IGNORED = ("(ignored)", "(null)")
-# CPython 3.11 counts how deep it is in a syntax tree for all threads together: where the collection of garbage lets
-# another one in, either may end in a SystemError.
-_ONE_TREE_AT_A_TIME = threading.Lock()
+_LONG_LITERAL = re.compile(r"(?<=\d)L\b")
+# runtime/src/iree/tooling/numpy_io.c reads such a header: single quotes, the first at once, and a comma at the end.
+_HEADER_PATTERN = re.compile(r"\{'[^\"]*,\s*\}")
+_TYPES_BY_KIND = {"b": "i", "i": "si", "u": "ui", "f": "f", "c": "cf", "V": "*"}
+_IGNORED_ARGUMENTS = ("(ignored)", "(null)")
+# CPython 3.11 counts the depth of a syntax tree for all threads together: if garbage collection lets another thread
+# run meanwhile, either may end in a SystemError.
+_PARSER_LOCK = threading.Lock()
 
 
 class TensorError(GauntletError):
-    """A tensor that cannot be read: a type, a value or a file that IREE's tools refuse too."""
+    """A tensor that cannot be read: a type, a value or a file that IREE's tools reject too."""
 
 
 def is_float(element_type: str) -> bool:
-    """Whether it is a floating-point type whose values can be computed with."""
+    """Return whether it is a floating-point type whose values can be computed with."""
     return element_type in _FLOATS
 
 
 def is_integer(element_type: str) -> bool:
-    """Whether it is an integer type of whole bytes (not a bool)."""
+    """Return whether it is an integer type of whole bytes (not a bool)."""
     return element_type in _INTEGERS
 
 
 def count_bits(element_type: str) -> int:
-    """Bits of storage of one value."""
+    """Return the bits of storage of one value."""
     if element_type in _DTYPES:
         return int(np.dtype(_DTYPES[element_type]).itemsize) * 8
-    match = _SIZED.fullmatch(element_type)
+    match = _SIZED_TYPE.fullmatch(element_type)
     if match is None or not 0 < int(match[1]) <= _MAX_BITS:
         raise TensorError(
             f"element type {element_type!r} is not one of IREE's",
@@ -100,10 +100,10 @@ def count_bits(element_type: str) -> int:
 
 
 def get_storage_dtype(element_type: str) -> DType:
-    """The NumPy type that holds it: raw bytes (`V2`) where NumPy has none, packed bytes below 8 bits."""
+    """Return its NumPy type: raw bytes (`V2`) if NumPy has none, packed bytes below 8 bits."""
     if element_type in _DTYPES:
-        known: DType = np.dtype(_DTYPES[element_type])
-        return known
+        numpy_type: DType = np.dtype(_DTYPES[element_type])
+        return numpy_type
     bits = count_bits(element_type)
     return np.dtype(np.uint8) if bits < 8 else np.dtype(f"V{(bits + 7) // 8}")
 
@@ -120,23 +120,23 @@ class TensorType:
 
     @property
     def count(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def packed(self) -> bool:
-        """Whether several values share a byte."""
+        """True if several values share a byte."""
         return count_bits(self.element_type) < 8
 
     @property
     def byte_count(self) -> int:
-        """Bytes of the contents, dense and row-major."""
+        """The bytes of the contents, dense and row-major."""
         bits = count_bits(self.element_type)
         return (self.count * bits + 7) // 8 if self.packed else self.count * ((bits + 7) // 8)
 
 
 def parse_tensor_type(text: str) -> TensorType:
-    """Reads `1x64xf16`, or `f16` for a tensor of rank 0."""
+    """Parse `1x64xf16`, or `f16` for a tensor of rank 0."""
     *dims, element_type = text.strip().split("x")
     count_bits(element_type)
     shape = []
@@ -153,7 +153,7 @@ def parse_tensor_type(text: str) -> TensorType:
 
 
 class UnreadError(TensorError):
-    """A file that has more in it than is read of it."""
+    """A file that contains more than was read of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,11 +173,11 @@ class Tensor:
 
     @property
     def type(self) -> TensorType:
-        """Shape and element type."""
+        """The shape and element type."""
         return TensorType(self.shape, self.element_type)
 
     def with_element_type(self, element_type: str) -> Tensor:
-        """The same bits under another element type of the same width."""
+        """Return the same bits under another element type of the same width."""
         dtype = get_storage_dtype(element_type)
         if dtype.itemsize != self.array.dtype.itemsize or TensorType((), element_type).packed:
             raise TensorError(f"{self.source or 'a tensor'}: {self.type} is no {element_type}: the widths differ")
@@ -185,7 +185,7 @@ class Tensor:
 
     @property
     def lacks_meaning(self) -> bool:
-        """Whether it holds bits that are no numbers to NumPy."""
+        """True if it holds bits that are no numbers to NumPy."""
         return self.array.dtype.type is np.void
 
     def with_known_type(self) -> Tensor:
@@ -205,19 +205,19 @@ class Tensor:
 
 
 def read_npy(path: Path) -> Tensor:
-    """Reads the array of a .npy file (versions 1 to 3) of plain numbers, the first where it holds several."""
+    """Read the array of a .npy file (versions 1 to 3) of plain numbers, the first if it holds several."""
     return _read_npy(path, 0)[0]
 
 
 def read_raw(path: Path, tensor_type: TensorType, offset: int = 0) -> Tensor:
-    """Reads the contents of a tensor from a file without a header; what follows them is left alone."""
+    """Read the contents of a tensor from a file without a header; any bytes after them are ignored."""
     shape = (tensor_type.byte_count,) if tensor_type.packed else tensor_type.shape
-    array = _map(path, get_storage_dtype(tensor_type.element_type), shape, offset, str(tensor_type))
+    array = _map_file(path, get_storage_dtype(tensor_type.element_type), shape, offset, str(tensor_type))
     return Tensor(tensor_type.element_type, tensor_type.shape, array, str(path))
 
 
 def read_output(path: Path, tensor_type: TensorType | None = None) -> Tensor:
-    """Reads a file that iree-run-module wrote (`--output=@path`).
+    """Read a file that iree-run-module wrote (`--output=@path`).
 
     A .npy holds its own shape and type, but the tool writes `i32` and `si32` alike: modules made from
     models hold integers without signs, so that is what they are read as. Types that a .npy cannot name
@@ -247,7 +247,7 @@ def read_arguments(arguments: Iterable[str], folder: Path) -> list[Tensor | None
     tensors: list[Tensor | None] = []
     for argument in arguments:
         text = argument.strip()
-        if text in _IGNORED:
+        if text in _IGNORED_ARGUMENTS:
             tensors.append(None)
         elif text[:1] in ("@", "+", "*"):
             tensors.extend(_read_npy_argument(text, folder, offsets))
@@ -258,7 +258,7 @@ def read_arguments(arguments: Iterable[str], folder: Path) -> list[Tensor | None
 
 
 class _Offsets:
-    """How far the files of some arguments are read."""
+    """The positions up to which the files of some arguments are read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -275,14 +275,14 @@ class _Offsets:
             self._farthest[name] = (tensor_type, end)
 
     def require_ends(self) -> None:
-        """Makes sure that every file was read to its end by some argument."""
+        """Raise an error if some file was not read to its end by any argument."""
         for name, (tensor_type, end) in self._farthest.items():
             path = self._folder / name
             start, size = end - tensor_type.byte_count, _get_size(path)
             if end < size:
-                behind = f" after byte {start}" if start else ""
+                rest = f" after byte {start}" if start else ""
                 raise UnreadError(
-                    f"{path}: {tensor_type} needs {tensor_type.byte_count} bytes, the file has {size - start}{behind}",
+                    f"{path}: {tensor_type} needs {tensor_type.byte_count} bytes, the file has {size - start}{rest}",
                     f"nothing reads the rest: correct the shape and type, or the file; an argument +{name} reads on",
                 )
 
@@ -322,7 +322,7 @@ def _read_typed_argument(text: str, folder: Path, offsets: _Offsets) -> Tensor:
 
 
 def _read_npy(path: Path, offset: int) -> tuple[Tensor, int]:
-    """The array that starts at `offset`, and the offset behind it."""
+    """Read the array that starts at `offset`; return it with the offset after it."""
     _, header, start = _read_header(path, offset)
     match header:
         case {"descr": str(descr), "fortran_order": bool(fortran), "shape": tuple(shape)} if all(
@@ -344,7 +344,7 @@ def _read_npy(path: Path, offset: int) -> tuple[Tensor, int]:
 
 
 def explain_refusal(path: Path) -> str:
-    """Why iree-run-module refuses a .npy that is read here; empty where it does not.
+    """Explain why iree-run-module rejects a .npy that is read here; empty if it does not.
 
     Raises:
         TensorError: it cannot be read here either.
@@ -356,18 +356,18 @@ def explain_refusal(path: Path) -> str:
             return "its values are in Fortran order, which iree-run-module does not read"
         case {"descr": str(descr)} if descr.startswith(">"):
             return f"its values are big-endian ({descr}), which iree-run-module does not read"
-    spelled = _SPELLED.fullmatch(text)
-    return "" if spelled else "iree-run-module reads its header only as NumPy writes it: {'descr': …, 'shape': …, }"
+    is_readable = _HEADER_PATTERN.fullmatch(text)
+    return "" if is_readable else "iree-run-module reads its header only as NumPy writes it: {'descr': …, 'shape': …, }"
 
 
 def _read_header(path: Path, offset: int) -> tuple[str, object, int]:
-    """The text of a header, what it says, and where the values begin."""
+    """Read a header: its text, its document, and the offset of the values."""
     try:
         with path.open("rb") as file:
             file.seek(offset)
             prefix = file.read(8)
-            if len(prefix) < 8 or not prefix.startswith(_MAGIC):
-                raise TensorError(f"{path}: not a .npy file (no {_MAGIC!r} at byte {offset})")
+            if len(prefix) < 8 or not prefix.startswith(_NPY_MAGIC):
+                raise TensorError(f"{path}: not a .npy file (no {_NPY_MAGIC!r} at byte {offset})")
             if prefix[6] not in (1, 2, 3):
                 raise TensorError(f"{path}: .npy version {prefix[6]}.{prefix[7]} is not supported (1 to 3 are)")
             width = 2 if prefix[6] == 1 else 4
@@ -381,9 +381,9 @@ def _read_header(path: Path, offset: int) -> tuple[str, object, int]:
     except OSError as error:
         raise TensorError(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        # Python 2 has written integers as `3L`.
-        header = _LONG.sub("", text.decode("utf-8" if prefix[6] == 3 else "latin-1").strip())
-        with _ONE_TREE_AT_A_TIME:
+        # Python 2 wrote integers as `3L`.
+        header = _LONG_LITERAL.sub("", text.decode("utf-8" if prefix[6] == 3 else "latin-1").strip())
+        with _PARSER_LOCK:
             return header, ast.literal_eval(header), start
     except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
         raise TensorError(f"{path}: damaged .npy header") from error
@@ -392,12 +392,12 @@ def _read_header(path: Path, offset: int) -> tuple[str, object, int]:
 def _name_npy_type(path: Path, descr: str) -> str:
     plain = descr[1:] if descr[:1] in ("|", "=", "<", ">") else descr
     kind, width = plain[:1], plain[1:]
-    if kind not in _KINDS or not (width.isascii() and width.isdigit()) or not 0 < int(width) <= 31:
+    if kind not in _TYPES_BY_KIND or not (width.isascii() and width.isdigit()) or not 0 < int(width) <= 31:
         raise TensorError(
             f"{path}: data type {descr!r} is not supported by iree-run-module",
             "save bools, integers, floats or complex numbers",
         )
-    return "i1" if plain == "b1" else f"{_KINDS[kind]}{int(width) * 8}"
+    return "i1" if plain == "b1" else f"{_TYPES_BY_KIND[kind]}{int(width) * 8}"
 
 
 def _get_size(path: Path) -> int:
@@ -407,15 +407,15 @@ def _get_size(path: Path) -> int:
         raise TensorError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _map(path: Path, dtype: DType, shape: tuple[int, ...], offset: int, what: str) -> Array:
-    needed = int(np.prod(shape, dtype=object)) * dtype.itemsize
+def _map_file(path: Path, dtype: DType, shape: tuple[int, ...], offset: int, part: str) -> Array:
+    size = int(np.prod(shape, dtype=object)) * dtype.itemsize
     available = max(0, _get_size(path) - offset)
-    if available < needed:
+    if available < size:
         raise TensorError(
-            f"{path}: {what} needs {needed} bytes, the file has {available}{f' after byte {offset}' if offset else ''}",
+            f"{path}: {part} needs {size} bytes, the file has {available}{f' after byte {offset}' if offset else ''}",
             "the file is cut short, or its shape or type is not the one named",
         )
-    if needed == 0:
+    if size == 0:
         return np.empty(shape, dtype)
     try:
         return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape)
@@ -424,7 +424,7 @@ def _map(path: Path, dtype: DType, shape: tuple[int, ...], offset: int, what: st
 
 
 def parse_inline_values(text: str, tensor_type: TensorType) -> Array:
-    """The array that the text behind `=` stands for."""
+    """Parse the array that the text after `=` describes."""
     dtype = get_storage_dtype(tensor_type.element_type)
     capacity = tensor_type.byte_count // dtype.itemsize
     shape = (capacity,) if tensor_type.packed else tensor_type.shape

@@ -1,7 +1,7 @@
 """The numeric tolerance of a comparison, from the flags of `iree-run-module`.
 
 Flags, types and defaults are those of 3.13 (runtime/src/iree/tooling/comparison.cc). The tool reads
-garbage as 0 and takes negative numbers; here both are errors, since they are never meant.
+garbage as 0 and accepts negative numbers; here both are errors, since they are never intended.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
     from iree_gauntlet.cases import Case
 
 
-_NUMBERS = {
+_FIELDS_BY_FLAG = {
     "--expected_f16_threshold": "f16",
     "--expected_f32_threshold": "f32",
     "--expected_f64_threshold": "f64",
     "--expected_bf16_threshold": "bf16",
     "--expected_rtol": "rtol",
 }
-_MODE = "--equality_mode"
-TOLERANCE_FLAGS = (*_NUMBERS, _MODE)
-# The tool keeps these three in a C float.
-_SINGLE = frozenset({"f16", "f32", "bf16"})
+_MODE_FLAG = "--equality_mode"
+TOLERANCE_FLAGS = (*_FIELDS_BY_FLAG, _MODE_FLAG)
+# The tool stores these three in a C float.
+_C_FLOAT_FIELDS = frozenset({"f16", "f32", "bf16"})
 _DEFAULT_RTOL = 1e-5
-# Nothing that is compared differs by so much; of f16 nothing can.
-_MOST = 1e6
-_MOST_F16 = 65504.0
+# No compared values differ by so much; f16 values cannot.
+_MAX_TOLERANCE = 1e6
+_MAX_F16_TOLERANCE = 65504.0
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """A value passes where |actual − expected| ≤ atol + rtol · |expected|.
+    """Tolerances: a value passes if |actual − expected| ≤ atol + rtol · |expected|.
 
     Attributes:
-        exact: whether floats too must be equal byte for byte (`--equality_mode=exact`).
+        exact: True if floats too must be equal byte for byte (`--equality_mode=exact`).
     """
 
     f16: float = 1e-3
@@ -52,29 +52,29 @@ class Tolerances:
     exact: bool = False
 
     def applies_to(self, element_type: str) -> bool:
-        """Whether values of this type may differ at all; all others (f8 too) are compared by their bytes."""
+        """Return whether values of this type may differ at all; all others (f8 too) are compared by their bytes."""
         return not self.exact and element_type in ("f16", "f32", "f64", "bf16")
 
     def written(self, element_type: str) -> tuple[float, float]:
-        """(atol, rtol) as written, for people; zeros where the comparison is exact."""
+        """Return (atol, rtol) as written, for people; zeros if the comparison is exact."""
         if not self.applies_to(element_type):
             return 0.0, 0.0
         return getattr(self, element_type), self.rtol
 
     def effective(self, element_type: str) -> tuple[float, float]:
-        """(atol, rtol) as the tool computes with them: a threshold is a C float for all but f64."""
+        """Return (atol, rtol) as the tool computes with them: a threshold is a C float for all but f64."""
         absolute, relative = self.written(element_type)
-        if element_type in _SINGLE:
+        if element_type in _C_FLOAT_FIELDS:
             absolute = ctypes.c_float(absolute).value
         return absolute, relative
 
 
 def parse_tolerances(flags: Iterable[str]) -> Tolerances:
-    """Picks the tolerance flags out of a run's flags; all others are left alone. The last one wins."""
+    """Parse the tolerance flags among a run's flags; all others are ignored. The last one wins."""
     tolerances = Tolerances()
     for flag in map(str.strip, flags):
         name, _, text = flag.partition("=")
-        if name == _MODE:
+        if name == _MODE_FLAG:
             mode = text[1:-1] if len(text) > 2 and text[0] == text[-1] == '"' else text
             if mode not in ("approximate", "exact"):
                 raise UsageError(
@@ -82,17 +82,17 @@ def parse_tolerances(flags: Iterable[str]) -> Tolerances:
                     "write --equality_mode=approximate or --equality_mode=exact",
                 )
             tolerances = replace(tolerances, exact=mode == "exact")
-        elif name in _NUMBERS:
+        elif name in _FIELDS_BY_FLAG:
             # mypy cannot see that every name in the table is a float field.
-            tolerances = replace(tolerances, **{_NUMBERS[name]: _parse_number(flag, name, text)})  # type: ignore[arg-type]
+            tolerances = replace(tolerances, **{_FIELDS_BY_FLAG[name]: _parse_number(flag, name, text)})  # type: ignore[arg-type]
     return tolerances
 
 
 def parse_tolerance(flag: str) -> tuple[str, float] | None:
-    """`("f32", 1e-4)` or `("rtol", 1e-5)` for a flag that is a valid tolerance; None for any other."""
+    """Return `("f32", 1e-4)` or `("rtol", 1e-5)` for a flag that is a valid tolerance; None for any other."""
     name, _, text = flag.strip().partition("=")
     try:
-        return (_NUMBERS[name], _parse_number(flag.strip(), name, text)) if name in _NUMBERS else None
+        return (_FIELDS_BY_FLAG[name], _parse_number(flag.strip(), name, text)) if name in _FIELDS_BY_FLAG else None
     except UsageError:
         return None
 
@@ -113,10 +113,10 @@ def _parse_number(flag: str, name: str, text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class FlagFinding:
-    """Something about a flag.
+    """A problem of a flag.
 
     Attributes:
-        message: what is found, and what is expected.
+        message: the problem, and what is expected.
     """
 
     file: str
@@ -126,7 +126,7 @@ class FlagFinding:
 
 
 def find_wrong_tolerances(case: Case) -> Iterator[FlagFinding]:
-    """Tolerances that are no numbers, or negative; iree-run-module takes the former for 0."""
+    """Yield tolerances that are no numbers, or negative; iree-run-module takes the former for 0."""
     for file, flag in _list_flags(case):
         try:
             parse_tolerances([flag])
@@ -135,10 +135,10 @@ def find_wrong_tolerances(case: Case) -> Iterator[FlagFinding]:
 
 
 def find_loose_tolerances(case: Case) -> Iterator[FlagFinding]:
-    """Tolerances that no value can exceed, or no zero: a check that cannot fail, or not where nothing was computed."""
+    """Yield tolerances that no value can exceed, or no zero: the check cannot fail, or not if nothing was computed."""
     for file, flag in _list_flags(case):
         kind, value = parse_tolerance(flag) or ("", 0.0)
-        if value >= (_MOST_F16 if kind == "f16" else _MOST):
+        if value >= (_MAX_F16_TOLERANCE if kind == "f16" else _MAX_TOLERANCE):
             message = f"flag {flag!r}: so large a tolerance lets every value pass"
         elif kind == "rtol" and value >= 1:
             message = f"flag {flag!r}: so large a tolerance lets zeros pass, whatever is expected"
@@ -148,11 +148,11 @@ def find_loose_tolerances(case: Case) -> Iterator[FlagFinding]:
 
 
 def find_void_tolerances(case: Case) -> Iterator[FlagFinding]:
-    """Absolute tolerances below the relative one that iree-run-module adds unasked, for values of 1 and more."""
-    written = [(file, flag, *tolerance) for file, flag in _list_flags(case) if (tolerance := parse_tolerance(flag))]
-    if any(kind == "rtol" for _, _, kind, _ in written):
+    """Yield absolute tolerances below the relative one that iree-run-module adds by default, for values ≥ 1."""
+    tolerances = [(file, flag, *tolerance) for file, flag in _list_flags(case) if (tolerance := parse_tolerance(flag))]
+    if any(kind == "rtol" for _, _, kind, _ in tolerances):
         return
-    for file, flag, _, value in written:
+    for file, flag, _, value in tolerances:
         if value < _DEFAULT_RTOL:
             message = (
                 f"flag {flag!r}: iree-run-module adds {_DEFAULT_RTOL:g}·|expected| to it,"
@@ -162,8 +162,8 @@ def find_void_tolerances(case: Case) -> Iterator[FlagFinding]:
 
 
 def _list_flags(case: Case) -> Iterator[tuple[str, str]]:
-    """(file, flag) of a case that is compared by iree-run-module's rule."""
+    """Yield (file, flag) of a case that is compared by iree-run-module's rule."""
     if case.allclose is None:
-        shared = (case.flags_origin or case.origin).file
-        yield from ((shared, flag) for flag in case.run_flags)
+        flags_file = (case.flags_origin or case.origin).file
+        yield from ((flags_file, flag) for flag in case.run_flags)
         yield from ((case.origin.file, flag) for flag in case.own_flags)

@@ -17,37 +17,38 @@ from iree_gauntlet.results import MS_PER_UNIT, Samples
 
 
 class BenchmarkError(GauntletError):
-    """Output of a benchmark from which no figure can be had."""
+    """Output of a benchmark without usable times."""
 
 
 def parse_benchmark_rows(text: str) -> tuple[Samples, ...]:
-    """Reads what the tool printed; other lines before or after the JSON document are passed over.
+    """Parse the tool's output; other lines before or after the JSON document are ignored.
 
     Returns:
         The samples of each benchmark, in the order of the rows; at least one.
 
     Raises:
-        BenchmarkError: no document, a torn one, no rows, a row that reports an error or makes no sense.
+        BenchmarkError: there is no document, a truncated one, no rows, or a row that reports an error or makes no
+        sense.
     """
-    grouped: dict[str, list[_Row]] = {}
+    by_name: dict[str, list[_Row]] = {}
     for row in map(_read_row, _find_rows(text)):
-        grouped.setdefault(row.benchmark, []).append(row)
-    if not grouped:
+        by_name.setdefault(row.benchmark, []).append(row)
+    if not by_name:
         raise BenchmarkError(
             "the benchmark reported no rows: no function of the module matches",
             "name an exported function with --function; iree-dump-module lists them",
         )
-    found = []
-    for name, rows in grouped.items():
+    samples = []
+    for name, rows in by_name.items():
         repetitions = [row for row in rows if row.is_repetition]
-        counted = repetitions or [row for row in rows if row.aggregate == "mean"][:1]
-        if not counted:
+        used_rows = repetitions or [row for row in rows if row.aggregate == "mean"][:1]
+        if not used_rows:
             raise BenchmarkError(
                 f"benchmark {name} has neither repetitions nor a mean", "leave out flags that thin out its report"
             )
-        real, cpu = (tuple(row.times_ms[place] for row in counted) for place in (0, 1))
-        found.append(Samples(name, real, cpu, tuple(row.iterations for row in counted), aggregated=not repetitions))
-    return tuple(found)
+        real, cpu = (tuple(row.times_ms[index] for row in used_rows) for index in (0, 1))
+        samples.append(Samples(name, real, cpu, tuple(row.iterations for row in used_rows), aggregated=not repetitions))
+    return tuple(samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +65,19 @@ class _Row:
 def _find_rows(text: str) -> list[Any]:
     decoder = json.JSONDecoder()
     position = -1
-    torn = False
+    has_torn_json = False
     while (position := text.find("{", position + 1)) >= 0:
         if text[:position].rpartition("\n")[2].strip():
-            continue  # inside a line of something else
+            continue  # this brace is inside another line
         try:
             document, _ = decoder.raw_decode(text, position)
         except json.JSONDecodeError:
-            torn = torn or '"benchmarks"' in text[position:]
+            has_torn_json = has_torn_json or '"benchmarks"' in text[position:]
             continue
         match document:
             case {"benchmarks": list(rows)}:
                 return rows
-    if torn:
+    if has_torn_json:
         raise BenchmarkError(
             "the benchmark's JSON output is cut off", "the tool ended early; see its log for the cause"
         )

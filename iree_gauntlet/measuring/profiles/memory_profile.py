@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Name of a profile's file in the folder of its step; its picture has the same, with its own ending.
+# This is the name of a profile's file in its step's folder; its picture has the same name with another suffix.
 MEMORY_FILE = "memory.json"
-# The role of a step that watches a variant's memory: this, and the variant's label.
+# The role of a step that samples a variant's memory is this prefix with the variant's label.
 MEMORY_ROLE = "memory."
-# Of `iree_gauntlet.workers.iree_side`.
+# This script is in `iree_gauntlet.workers.iree_side`.
 MEMORY_WORKER = "measure_memory.py"
-# After the first one.
-_CALLS = 10
-# How often memory is sampled.
+# The number of calls after the first one.
+_CALL_COUNT = 10
+# The interval at which memory is sampled.
 _INTERVAL_MS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySample(Recorded):
-    """Memory at one moment; `device_bytes` is what the device's allocator has given out, if that is known."""
+    """Memory at one moment; `device_bytes` is the allocation of the device's allocator, if known."""
 
     ms: float
     resident_bytes: int
@@ -42,7 +42,7 @@ class MemorySample(Recorded):
 class MemoryPhase(Recorded):
     """A part of the process's life: `load`, `first call`, `calls` or `after`.
 
-    `device_bytes` is what the device's allocator had given out where it ended, if that is known.
+    `device_bytes` is the allocation of the device's allocator at its end, if known.
     """
 
     name: str
@@ -56,11 +56,11 @@ class MemoryPhase(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile(Recorded):
-    """What was seen of a program.
+    """The memory use of a program.
 
     Attributes:
-        device_peak_bytes: the most that the device's allocator had given out at a time; None where it is unknown.
-            On local-task it is what calls were given, without what the program allocates itself.
+        device_peak_bytes: the largest allocation of the device's allocator at a time; None if it is unknown.
+            On local-task it is the memory of calls' arguments, without the program's own allocations.
     """
 
     phases: tuple[MemoryPhase, ...]
@@ -71,20 +71,20 @@ class MemoryProfile(Recorded):
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was resident at a time: the high-water mark of all phases."""
+        """The largest resident memory at a time: the high-water mark of all phases."""
         return max(phase.peak_bytes for phase in self.phases)
 
     @property
     def program_bytes(self) -> int:
-        """The same without what the process had before it loaded the program: Python, the runtime, the inputs."""
+        """The peak without the process' memory before it loaded the program: Python, the runtime, the inputs."""
         return self.peak_bytes - self.phases[0].begin_bytes
 
     def as_dict(self) -> dict[str, Any]:
-        """For files and for the journal; bytes and ms."""
+        """Convert it for files and for the journal; bytes and ms."""
         return {"peak_bytes": self.peak_bytes, "program_bytes": self.program_bytes, **asdict(self)}
 
     def lines(self) -> list[str]:
-        """A line for each phase, for people."""
+        """Return a line for each phase, for people."""
         return [
             f"{phase.name}: at most {byte_size(phase.peak_bytes)}, {byte_size(phase.end_bytes)} at its end"
             + (f", {byte_size(phase.device_bytes)} on the device" if phase.device_bytes else "")
@@ -93,13 +93,13 @@ class MemoryProfile(Recorded):
 
 
 def make_memory_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan of `measure_module`, but for its calls and outputs, as one for the worker that watches memory."""
-    taken = {key: plan[key] for key in ("modules", "parameters", "function", "inputs")}
-    return {**taken, "devices": list(plan["devices"])[:1], "calls": _CALLS, "interval_ms": _INTERVAL_MS}
+    """Convert a plan of `measure_module`, without its calls and outputs, to one for the worker that samples memory."""
+    common = {key: plan[key] for key in ("modules", "parameters", "function", "inputs")}
+    return {**common, "devices": list(plan["devices"])[:1], "calls": _CALL_COUNT, "interval_ms": _INTERVAL_MS}
 
 
 def read_memory_profile(answer: Mapping[str, Any]) -> MemoryProfile:
-    """What the worker answered."""
+    """Read the worker's answer."""
     try:
         profile = MemoryProfile(
             tuple(MemoryPhase(**phase) for phase in answer["phases"]),
@@ -124,7 +124,7 @@ def write_memory_profile(profile: MemoryProfile, path: Path) -> None:
 
 
 def read_written_memory_profile(path: Path) -> MemoryProfile | None:
-    """A profile that was written; None where there is none that can be read."""
+    """Read a profile that was written; return None if there is none that can be read."""
     try:
         return MemoryProfile.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError, TypeError):

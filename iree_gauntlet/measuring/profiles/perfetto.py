@@ -1,12 +1,12 @@
-"""A profile as a file that https://ui.perfetto.dev opens, from `iree-profile export --format=ireeperf-jsonl`.
+"""Convert a profile of `iree-profile export --format=ireeperf-jsonl` to a file that https://ui.perfetto.dev opens.
 
 The file is JSON of the trace event format
 (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): a process for each device, and for
-each of its queues threads for what was submitted, for what the host and the device did with it, and for dispatches.
-IREE's own `iree-profile-render` makes another one, in a Python that has the perfetto package.
+each of its queues threads for submissions, for execution on the host and on the device, and for dispatches. IREE's own
+`iree-profile-render` makes another one, in a Python that has the perfetto package.
 
-Rows have no version that is checked: the kinds that are read are the ones of releases 3.12 and 3.13, whatever has the
-fields that they need is taken, and all other kinds are passed over.
+Rows have no version that is checked: the kinds that are read are the ones of releases 3.12 and 3.13. A row needs only
+the fields that are used; all other kinds are skipped.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 _FORMAT = "ireeperf-jsonl"
-_EXPORTED = "the exported profile"
-_SUBMITTED = "queue_event"
-_ON_HOST = "host_execution_event"
-_ON_DEVICE = "queue_device_event"
-_DISPATCH = "dispatch_event"
-# Threads of a queue, from top to bottom.
-_FAMILIES = ("submissions", "execution on the host", "execution on the device", "dispatches")
-_SUBMISSIONS, _HOST, _DEVICE, _DISPATCHES = range(len(_FAMILIES))
-# What a click on an event shows, under the name that it has there.
-_DETAILS = (
+_SOURCE_LABEL = "the exported profile"
+_SUBMISSION_KIND = "queue_event"
+_HOST_KIND = "host_execution_event"
+_DEVICE_KIND = "queue_device_event"
+_DISPATCH_KIND = "dispatch_event"
+# The families of a queue's threads, from top to bottom.
+_FAMILY_TITLES = ("submissions", "execution on the host", "execution on the device", "dispatches")
+_SUBMISSIONS, _HOST, _DEVICE, _DISPATCHES = range(len(_FAMILY_TITLES))
+# A click on an event shows these fields, under these titles.
+_DETAIL_TITLES = (
     ("submission_id", "submission"),
     ("command_buffer_id", "command buffer"),
     ("payload_length", "bytes"),
@@ -47,7 +47,7 @@ _NS_PER_US = 1000
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class _Place:
+class _Thread:
     """A thread of the trace, or with lane 0 the family of threads."""
 
     device: int
@@ -58,9 +58,9 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """Something that took from `start` to `end`, ns of the host's clock; an instant where both are one."""
+    """An event from `start` to `end`, in ns of the host's clock; an instant if both are equal."""
 
-    place: _Place
+    thread: _Thread
     start: int
     end: int
     name: str
@@ -77,56 +77,61 @@ class _Clock:
 
     def convert_to_host(self, tick: int) -> int:
         ticks, ns = (self.last[index] - self.first[index] for index in (0, 1))
-        passed = tick - self.first[0]
-        return self.first[1] + (passed if ticks == 0 else round(passed * ns / ticks))
+        elapsed_ticks = tick - self.first[0]
+        return self.first[1] + (elapsed_ticks if ticks == 0 else round(elapsed_ticks * ns / ticks))
 
 
 def make_perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
-    """Reads exported rows, and gives the JSON document.
+    """Convert exported rows to the JSON document.
 
-    Times in it are µs from the first event on, with the ns as decimals. What overlaps without lying inside each other
-    goes to threads of its own. `otherData.left_out` counts the events without a valid time. The device is as the
-    benchmark's `--device` names it.
+    Times in it are µs since the first event, with the ns as decimals. Overlapping events that are not nested go to
+    separate threads. `otherData.left_out` counts the events without a valid time. The device is the benchmark's
+    `--device`.
 
     Raises:
-        ProfileError: no such rows, one that is cut off or lacks a field that is needed, which is named, or no events.
+        ProfileError: there are no such rows, a row is truncated or lacks a required field, which is named, or no
+        events.
     """
-    rows = list(read_profile_rows(lines, _EXPORTED, "record_type", needed=True))
+    rows = list(read_profile_rows(lines, _SOURCE_LABEL, "record_type", needed=True))
     if not any(row.kind == "schema" and row.fields.get("format") == _FORMAT for row in rows):
-        raise ProfileError(f"{_EXPORTED} does not say that it is {_FORMAT}")
+        raise ProfileError(f"{_SOURCE_LABEL} does not say that it is {_FORMAT}")
     clocks = _read_clocks(rows)
-    found = [_read_event(row, clocks) for row in rows if row.kind in (_SUBMITTED, _ON_HOST, _ON_DEVICE, _DISPATCH)]
-    events = [event for event in found if event is not None]
+    candidates = [
+        _read_event(row, clocks)
+        for row in rows
+        if row.kind in (_SUBMISSION_KIND, _HOST_KIND, _DEVICE_KIND, _DISPATCH_KIND)
+    ]
+    events = [event for event in candidates if event is not None]
     if not events:
         raise ProfileError("the exported profile holds no events with a time")
-    placed = _place_in_lanes(events)
-    # From 1 on: 0 is the idle process of a kernel's trace, to which Perfetto gives another name.
-    processes = {ordinal: pid for pid, ordinal in enumerate(sorted({event.place.device for event in events}), 1)}
+    lanes = _assign_lanes(events)
+    # Numbers begin at 1: 0 is the idle process of a kernel's trace, which Perfetto names differently.
+    processes = {ordinal: pid for pid, ordinal in enumerate(sorted({event.thread.device for event in events}), 1)}
     threads = {
-        place: (processes[place.device], tid) for tid, place in enumerate(sorted({place for place, _ in placed}), 1)
+        thread: (processes[thread.device], tid) for tid, thread in enumerate(sorted({thread for thread, _ in lanes}), 1)
     }
     begin = min(event.start for event in events)
     return {
         "displayTimeUnit": "ns",
-        "otherData": {"left_out": len(found) - len(events)},
+        "otherData": {"left_out": len(candidates) - len(events)},
         "traceEvents": [
-            *_name_all(processes, threads, device),
-            *(_record(event, threads[place], begin) for place, event in placed),
+            *_make_metadata(processes, threads, device),
+            *(_make_trace_event(event, threads[thread], begin) for thread, event in lanes),
         ],
     }
 
 
 def _pick_details(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What is worth showing; nothing of what is zero or not there."""
-    found = {title: fields.get(name) for name, title in _DETAILS if fields.get(name)}
+    """Return the fields worth showing, without those that are zero or missing."""
+    details = {title: fields.get(name) for name, title in _DETAIL_TITLES if fields.get(name)}
     index = fields.get("command_index", _NO_ORDINAL)
     if index != _NO_ORDINAL:
-        found["command"] = index
+        details["command"] = index
     for name in ("workgroup_count", "workgroup_size"):
         sizes = fields.get(name)
         if isinstance(sizes, list) and any(sizes):
-            found[name.replace("_", " ")] = "x".join(map(str, sizes))
-    return found
+            details[name.replace("_", " ")] = "x".join(map(str, sizes))
+    return details
 
 
 def _read_clocks(rows: Iterable[ProfileRow]) -> dict[int, _Clock]:
@@ -134,26 +139,26 @@ def _read_clocks(rows: Iterable[ProfileRow]) -> dict[int, _Clock]:
     for row in rows:
         if row.kind != "clock_correlation" or not {"host_time_begin_ns", "device_tick"} <= row.fields.keys():
             continue
-        # The device was asked some time between the two.
-        host = (row.integer("host_time_begin_ns") + row.integer("host_time_end_ns")) // 2
-        readings[row.integer("physical_device_ordinal")].append((row.integer("device_tick"), host))
-    return {device: _Clock(min(found), max(found)) for device, found in readings.items()}
+        # The device's clock was read between the two.
+        host_ns = (row.integer("host_time_begin_ns") + row.integer("host_time_end_ns")) // 2
+        readings[row.integer("physical_device_ordinal")].append((row.integer("device_tick"), host_ns))
+    return {device: _Clock(min(ticks), max(ticks)) for device, ticks in readings.items()}
 
 
 def _read_event(row: ProfileRow, clocks: Mapping[int, _Clock]) -> _Event | None:
-    """None for one without a valid time."""
+    """Parse a row; return None for one without a valid time."""
     device, queue = row.integer("physical_device_ordinal"), row.integer("queue_ordinal")
     kind, details = row.kind, _pick_details(row.fields)
-    if kind == _SUBMITTED:
-        at = row.integer("host_time_ns")
-        ready = row.fields.get("ready_host_time_ns")
-        if isinstance(ready, int) and ready > at:
-            details["ready after, ns"] = ready - at
+    if kind == _SUBMISSION_KIND:
+        submit_ns = row.integer("host_time_ns")
+        ready_ns = row.fields.get("ready_host_time_ns")
+        if isinstance(ready_ns, int) and ready_ns > submit_ns:
+            details["ready after, ns"] = ready_ns - submit_ns
         name = f"submit {row.text('op')}"
-        return _Event(_Place(device, queue, _SUBMISSIONS), at, at, name, "submission", details)
+        return _Event(_Thread(device, queue, _SUBMISSIONS), submit_ns, submit_ns, name, "submission", details)
     if row.fields.get("valid") is False:
         return None
-    if kind == _ON_HOST:
+    if kind == _HOST_KIND:
         start, end = row.integer("start_host_time_ns"), row.integer("end_host_time_ns")
     elif device in clocks:
         start, end = (clocks[device].convert_to_host(row.integer(name)) for name in ("start_tick", "end_tick"))
@@ -161,51 +166,51 @@ def _read_event(row: ProfileRow, clocks: Mapping[int, _Clock]) -> _Event | None:
         return None
     if end < start:
         return None
-    # The host's rows name the kind of work in a field; the device's have rows of their own for dispatches.
-    if kind == _DISPATCH or row.fields.get("op") == "dispatch":
-        return _Event(_Place(device, queue, _DISPATCHES), start, end, row.text("key"), "dispatch", details)
-    family = _HOST if kind == _ON_HOST else _DEVICE
-    return _Event(_Place(device, queue, family), start, end, row.text("op"), "execution", details)
+    # The host's rows have the kind of work in a field; dispatches on the device have rows of their own.
+    if kind == _DISPATCH_KIND or row.fields.get("op") == "dispatch":
+        return _Event(_Thread(device, queue, _DISPATCHES), start, end, row.text("key"), "dispatch", details)
+    family = _HOST if kind == _HOST_KIND else _DEVICE
+    return _Event(_Thread(device, queue, family), start, end, row.text("op"), "execution", details)
 
 
-def _place_in_lanes(events: Sequence[_Event]) -> list[tuple[_Place, _Event]]:
-    """Events in the order of time, each on a thread where nothing else runs at its time."""
-    placed = []
-    busy: dict[_Place, list[tuple[int, int]]] = defaultdict(list)
-    free: dict[_Place, list[int]] = defaultdict(list)
-    for event in sorted(events, key=lambda event: (event.start, event.end, event.place)):
-        running, idle = busy[event.place], free[event.place]
+def _assign_lanes(events: Sequence[_Event]) -> list[tuple[_Thread, _Event]]:
+    """Return events in time order, each on a thread that is free at its time."""
+    lane_events = []
+    busy_lanes: dict[_Thread, list[tuple[int, int]]] = defaultdict(list)
+    free_lanes: dict[_Thread, list[int]] = defaultdict(list)
+    for event in sorted(events, key=lambda event: (event.start, event.end, event.thread)):
+        running, idle_lanes = busy_lanes[event.thread], free_lanes[event.thread]
         while running and running[0][0] <= event.start:
-            heapq.heappush(idle, heapq.heappop(running)[1])
-        lane = heapq.heappop(idle) if idle else len(running)
+            heapq.heappush(idle_lanes, heapq.heappop(running)[1])
+        lane = heapq.heappop(idle_lanes) if idle_lanes else len(running)
         heapq.heappush(running, (event.end, lane))
-        placed.append((_Place(event.place.device, event.place.queue, event.place.family, lane), event))
-    return placed
+        lane_events.append((_Thread(event.thread.device, event.thread.queue, event.thread.family, lane), event))
+    return lane_events
 
 
-def _name_all(
-    processes: Mapping[int, int], threads: Mapping[_Place, tuple[int, int]], device: str
+def _make_metadata(
+    processes: Mapping[int, int], threads: Mapping[_Thread, tuple[int, int]], device: str
 ) -> list[dict[str, Any]]:
-    """Metadata: what processes and threads are called, and their order."""
-    named = [
+    """Make the metadata events: names of processes and threads, and their order."""
+    labels = [
         ("process", pid, 0, device if ordinal == _NO_ORDINAL else f"{device}, device {ordinal}")
         for ordinal, pid in processes.items()
     ]
-    for place, (pid, tid) in threads.items():
-        queue = "no queue" if place.queue == _NO_ORDINAL else f"queue {place.queue}"
-        lane = f" ({place.lane + 1})" if place.lane else ""
-        named.append(("thread", pid, tid, f"{queue}: {_FAMILIES[place.family]}{lane}"))
-    found: list[dict[str, Any]] = []
-    for kind, pid, tid, name in named:
+    for thread, (pid, tid) in threads.items():
+        queue = "no queue" if thread.queue == _NO_ORDINAL else f"queue {thread.queue}"
+        lane = f" ({thread.lane + 1})" if thread.lane else ""
+        labels.append(("thread", pid, tid, f"{queue}: {_FAMILY_TITLES[thread.family]}{lane}"))
+    events: list[dict[str, Any]] = []
+    for kind, pid, tid, name in labels:
         common = {"ph": "M", "pid": pid, "tid": tid, "ts": 0}
-        found.append({**common, "name": f"{kind}_name", "args": {"name": name}})
-        found.append({**common, "name": f"{kind}_sort_index", "args": {"sort_index": tid or pid}})
-    return found
+        events.append({**common, "name": f"{kind}_name", "args": {"name": name}})
+        events.append({**common, "name": f"{kind}_sort_index", "args": {"sort_index": tid or pid}})
+    return events
 
 
-def _record(event: _Event, thread: tuple[int, int], begin: int) -> dict[str, Any]:
+def _make_trace_event(event: _Event, thread: tuple[int, int], start_ns: int) -> dict[str, Any]:
     pid, tid = thread
-    submitted = event.place.family == _SUBMISSIONS
-    phase = {"ph": "i", "s": "t"} if submitted else {"ph": "X", "dur": (event.end - event.start) / _NS_PER_US}
-    named = {"name": event.name, "cat": event.category, "pid": pid, "tid": tid}
-    return {**phase, **named, "ts": (event.start - begin) / _NS_PER_US, "args": event.details}
+    is_submission = event.thread.family == _SUBMISSIONS
+    phase = {"ph": "i", "s": "t"} if is_submission else {"ph": "X", "dur": (event.end - event.start) / _NS_PER_US}
+    common = {"name": event.name, "cat": event.category, "pid": pid, "tid": tid}
+    return {**phase, **common, "ts": (event.start - start_ns) / _NS_PER_US, "args": event.details}

@@ -1,17 +1,17 @@
-"""Where does a series change? Steps of a history of figures, and drifts that no single step accounts for.
+"""Find where a series changes: steps in a history of metrics, and drifts that no single step accounts for.
 
-The best split of a stretch is that of the energy statistic (Székely and Rizzo, InterStat 2004; "E-divisive": Matteson
-and James, Journal of the American Statistical Association 109, 2014), taken over ranks, so that outliers do not pull
-it. Splits are taken in turn on both sides, then those that are not significant between their neighbours are given up
-again, the weakest first (as in Hunter: Fleming et al., ICPE 2023).
+The best split of a segment is by the energy statistic (Székely and Rizzo, InterStat 2004; "E-divisive": Matteson
+and James, Journal of the American Statistical Association 109, 2014), computed on ranks, so that outliers do not pull
+it. Both sides are split in turn; then splits that are not significant between their neighbours are discarded, the
+weakest first (as in Hunter: Fleming et al., ICPE 2023).
 
-A split is significant where Welch's test on trimmed means (Yuen, Biometrika 61, 1974) and the rank test of Mann and
-Whitney both say so; where a stretch is too short for the rank test to get there, the first alone. Both are told how
-much figures that follow one another are alike: a first-order autocorrelation r leaves n figures worth n(1 - r)/(1 + r)
-(Bartlett, Journal of the Royal Statistical Society 98, 1935). A short stretch could have been found at many places: its
-p-value counts as many times as there are such places, beyond three.
+A split is significant if Welch's test on trimmed means (Yuen, Biometrika 61, 1974) and the rank test of Mann and
+Whitney both find it so; if a segment is too short for the rank test to get there, the first test alone decides. Both
+tests account for correlation between successive values: a first-order autocorrelation r leaves n values with the weight
+of n(1 - r)/(1 + r) (Bartlett, Journal of the Royal Statistical Society 98, 1935). A short segment could occur at many
+positions: its p-value is multiplied by the number of those positions, beyond three.
 
-All differences are of logarithms: +0.02 is 2 %.
+All differences are differences of logarithms: +0.02 is 2 %.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
     Values = NDArray[np.float64]
 
 
-# What a step's p-value is at most.
-_P_VALUE = 1e-3
-# Fewer figures than this prove nothing on either side of a change; fewer than that leave it suspected.
+# The largest p-value of a step that is reported.
+_MAX_P_VALUE = 1e-3
+# With fewer values than the first on either side, a change is not reported; with fewer than the second, suspected.
 LEAST_RUNS, CONFIRMED_RUNS = 3, 5
-# A share of a stretch that is left out at either end of it, from so many figures on.
-_TRIMMED, _TRIMMED_FROM = 0.25, 10
-# What is looked into further: splits that need not be significant yet.
-_PROMISING = 0.1
-# How far from where the energy statistic has it a split may be better.
-_REFINED = 8
-# Of fewer figures the variance is known so badly that it is taken with the other side's, unless it is so much larger.
-_FEW, _MUCH_LARGER = 8, 4.0
-_PLACES = 3
-_MOST_ALIKE = 0.9
-# What a disturbed figure counts for.
+# The fraction of a segment that is trimmed at either end, and the number of values from which on it is.
+_TRIM_FRACTION, _MIN_TRIM_COUNT = 0.25, 10
+# Splits with at most this p-value are split further; they need not be significant yet.
+_MAX_SPLIT_P_VALUE = 0.1
+# The distance in values by which a split may move from the one that the energy statistic finds.
+_MAX_SHIFT = 8
+# With fewer values the variance is pooled with the other side's, unless it is larger than this many times the other's.
+_MIN_VARIANCE_COUNT, _MAX_VARIANCE_RATIO = 8, 4.0
+_FREE_POSITIONS = 3
+_MAX_AUTOCORRELATION = 0.9
+# The weight of a value that was measured on a disturbed machine.
 _DISTURBED_WEIGHT = 0.25
-_EXACT = 900
+_MAX_EXACT_PAIRS = 900
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +65,13 @@ class LevelChange:
 
     @property
     def confirmed(self) -> bool:
-        """Whether enough figures are behind it to call it more than suspected."""
+        """True if enough values follow it to call it more than suspected."""
         return self.after >= CONFIRMED_RUNS
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A series that got slower bit by bit."""
+    """A series that became slower in small steps."""
 
     since: int
     effect: float
@@ -81,54 +81,54 @@ class Drift:
 def change_points(
     values: Sequence[float], least_effect: float, *, disturbed: Sequence[bool] = ()
 ) -> tuple[LevelChange, ...]:
-    """The steps of a series of positive finite figures, in its order.
+    """Return the steps of a series of positive finite values, in its order.
 
-    A step has an effect (|difference of logarithms|) of so much at least. Figures that a busy machine `disturbed` count
-    for a quarter.
+    A step has an effect (|difference of logarithms|) of at least `least_effect`. Values that a busy machine `disturbed`
+    count for a quarter.
     """
     series = _Series(values, disturbed)
-    cuts = series.splits(0, len(values))
-    while cuts:
-        changes = series.changes(cuts)
-        worst = max(range(len(cuts)), key=lambda place: _rank_weakness(changes[place], least_effect))
-        if _rank_weakness(changes[worst], least_effect) < _P_VALUE:
+    splits = series.find_splits(0, len(values))
+    while splits:
+        changes = series.measure_changes(splits)
+        weakest = max(range(len(splits)), key=lambda index: _rank_weakness(changes[index], least_effect))
+        if _rank_weakness(changes[weakest], least_effect) < _MAX_P_VALUE:
             return changes
-        del cuts[worst]
+        del splits[weakest]
     return ()
 
 
 def drift(values: Sequence[float], least_effect: float, *, disturbed: Sequence[bool] = ()) -> Drift | None:
-    """A rise from the best earlier stretch to the last one that no single step of that size accounts for.
+    """Return a rise from the best previous segment to the last one that no single step of that size accounts for.
 
-    Arguments are as those of `change_points`.
+    Arguments are those of `change_points`.
     """
-    # Steps of whatever size: each is significant, and none alone would be reported.
-    small = change_points(values, 0.0, disturbed=disturbed)
-    if len(small) < 2 or any(abs(change.effect) >= least_effect for change in small):
+    # The steps have any size: each is significant, and none alone would be reported.
+    small_steps = change_points(values, 0.0, disturbed=disturbed)
+    if len(small_steps) < 2 or any(abs(change.effect) >= least_effect for change in small_steps):
         return None
     series = _Series(values, disturbed)
-    edges = [0, *(change.at for change in small), len(values)]
-    *earlier, last = [
-        (series.location(start, end), end)
+    edges = [0, *(change.at for change in small_steps), len(values)]
+    *previous_segments, last_segment = [
+        (series.get_location(start, end), end)
         for start, end in itertools.pairwise(edges)
         if end - start >= CONFIRMED_RUNS or end == len(values)
     ]
-    if not earlier or len(values) - edges[-2] < CONFIRMED_RUNS:
+    if not previous_segments or len(values) - edges[-2] < CONFIRMED_RUNS:
         return None
-    best, since = min(earlier)
-    if last[0] - best < least_effect:
+    best_level, since = min(previous_segments)
+    if last_segment[0] - best_level < least_effect:
         return None
-    return Drift(since, last[0] - best, max(change.p_value for change in small))
+    return Drift(since, last_segment[0] - best_level, max(change.p_value for change in small_steps))
 
 
 def _rank_weakness(change: LevelChange, least_effect: float) -> float:
-    """Its p-value; above 1 for one that is too small, the smaller the higher."""
+    """Return the change's p-value; above 1 for a change that is too small, the smaller the higher."""
     return change.p_value if abs(change.effect) >= least_effect else 1.0 + least_effect - abs(change.effect)
 
 
 @dataclass(frozen=True, slots=True)
-class _SeriesPart:
-    """A stretch as the tests see it."""
+class _SegmentStatistics:
+    """The mean, standard error, effective count and variance of a segment."""
 
     mean: float
     error: float
@@ -138,161 +138,164 @@ class _SeriesPart:
 
 class _Series:
     def __init__(self, values: Sequence[float], disturbed: Sequence[bool]) -> None:
-        given = np.asarray(values, dtype=np.float64)
-        if not (np.isfinite(given) & (given > 0)).all():
+        array = np.asarray(values, dtype=np.float64)
+        if not (np.isfinite(array) & (array > 0)).all():
             raise ValueError("figures that are not positive have no logarithm")
-        self._logs = np.log(given)
-        self._sides: dict[tuple[int, int], _SeriesPart] = {}
-        self._weights = np.where(disturbed, _DISTURBED_WEIGHT, 1.0) if len(disturbed) else np.ones(len(given))
+        self._logs = np.log(array)
+        self._segments: dict[tuple[int, int], _SegmentStatistics] = {}
+        self._weights = np.where(disturbed, _DISTURBED_WEIGHT, 1.0) if len(disturbed) else np.ones(len(array))
 
-    def location(self, start: int, end: int) -> float:
-        return self._get_side(start, end).mean
+    def get_location(self, start: int, end: int) -> float:
+        return self._get_segment(start, end).mean
 
-    def splits(self, start: int, end: int) -> list[int]:
-        """Where a stretch may change, in order."""
+    def find_splits(self, start: int, end: int) -> list[int]:
+        """Return the indices at which a segment may change, in order."""
         if end - start < 2 * LEAST_RUNS:
             return []
-        at = start + self._find_best_split(start, end)
-        if self._test_by_welch(start, at, end, alike=0.0) > _PROMISING:
+        index = start + self._find_best_split(start, end)
+        if self._test_by_welch(start, index, end, correlation=0.0) > _MAX_SPLIT_P_VALUE:
             return []
-        return [*self.splits(start, at), at, *self.splits(at, end)]
+        return [*self.find_splits(start, index), index, *self.find_splits(index, end)]
 
     def _find_best_split(self, start: int, end: int) -> int:
         _, inverse, counts = np.unique(self._logs[start:end], return_inverse=True, return_counts=True)
-        # Equal ones share theirs.
+        # Equal values share their rank.
         ranks = (counts.cumsum() - (counts - 1) / 2)[inverse]
         count = end - start
-        apart = np.abs(ranks[:, None] - ranks[None, :])
-        first = np.arange(LEAST_RUNS, count - LEAST_RUNS + 1)
-        second = count - first
-        # Sums over pairs: of the first so many among themselves, and of these with all.
-        within = 2 * np.tril(apart).sum(1).cumsum()[first - 1]
-        rows = apart.sum(1).cumsum()
-        across, behind = rows[first - 1] - within, rows[-1] - 2 * rows[first - 1] + within
-        energy = 2 * across / (first * second) - within / first**2 - behind / second**2
-        return self._refine_split(self._logs[start:end], int(first[np.argmax(first * second / count * energy)]))
+        distances = np.abs(ranks[:, None] - ranks[None, :])
+        left = np.arange(LEAST_RUNS, count - LEAST_RUNS + 1)
+        right = count - left
+        # Sums of distances over pairs: among the first values, and between those and all values.
+        left_sum = 2 * np.tril(distances).sum(1).cumsum()[left - 1]
+        row_sums = distances.sum(1).cumsum()
+        cross_sum, right_sum = (row_sums[left - 1] - left_sum, row_sums[-1] - 2 * row_sums[left - 1] + left_sum)
+        energy = 2 * cross_sum / (left * right) - left_sum / left**2 - right_sum / right**2
+        return self._refine_split(self._logs[start:end], int(left[np.argmax(left * right / count * energy)]))
 
     @staticmethod
-    def _refine_split(logs: Values, place: int) -> int:
-        """Where both sides are nearest to their medians; what is far off counts no more than three spreads."""
-        medians = float(np.median(logs[:place])), float(np.median(logs[place:]))
-        off = np.abs(logs - medians[0]), np.abs(logs - medians[1])
-        spread = 1.4826 * float(np.median(np.concatenate((off[0][:place], off[1][place:]))))
+    def _refine_split(logs: Values, index: int) -> int:
+        """Return the index at which both sides are nearest to their medians; an outlier counts ≤ three spreads."""
+        medians = float(np.median(logs[:index])), float(np.median(logs[index:]))
+        distances = np.abs(logs - medians[0]), np.abs(logs - medians[1])
+        spread = 1.4826 * float(np.median(np.concatenate((distances[0][:index], distances[1][index:]))))
         if not spread:
-            return place
-        most = max(3.0, abs(medians[1] - medians[0]) / 2 / spread)
-        first, second = (np.minimum(each / spread, most) for each in off)
-        cost = np.concatenate(([0.0], np.cumsum(first - second)))
-        low, high = max(LEAST_RUNS, place - _REFINED), min(len(logs) - LEAST_RUNS, place + _REFINED)
+            return index
+        max_distance = max(3.0, abs(medians[1] - medians[0]) / 2 / spread)
+        before_cost, after_cost = (np.minimum(distance / spread, max_distance) for distance in distances)
+        cost = np.concatenate(([0.0], np.cumsum(before_cost - after_cost)))
+        low, high = (max(LEAST_RUNS, index - _MAX_SHIFT), min(len(logs) - LEAST_RUNS, index + _MAX_SHIFT))
         return low + int(np.argmin(cost[low : high + 1]))
 
-    def changes(self, cuts: Sequence[int]) -> tuple[LevelChange, ...]:
-        """Each split, held against the stretches up to its neighbours."""
-        edges = [0, *cuts, len(self._logs)]
-        alike = self._measure_likeness(edges)
-        found = []
-        for start, at, end in zip(edges, edges[1:], edges[2:], strict=False):
-            before, after = at - start, end - at
+    def measure_changes(self, splits: Sequence[int]) -> tuple[LevelChange, ...]:
+        """Return each split as a change between the segments up to its neighbours."""
+        edges = [0, *splits, len(self._logs)]
+        correlation = self._estimate_autocorrelation(edges)
+        changes = []
+        for start, index, end in zip(edges, edges[1:], edges[2:], strict=False):
+            count_before, count_after = index - start, end - index
             p_value = max(
-                self._test_by_welch(start, at, end, alike=alike), self._rank_test(start, at, end, alike=alike)
+                self._test_by_welch(start, index, end, correlation=correlation),
+                self._test_by_rank(start, index, end, correlation=correlation),
             )
-            places = max(1.0, (before + after) / (_PLACES * min(before, after)))
-            effect = self.location(at, end) - self.location(start, at)
-            found.append(LevelChange(at, before, after, effect, min(1.0, p_value * places)))
-        return tuple(found)
+            positions = max(1.0, (count_before + count_after) / (_FREE_POSITIONS * min(count_before, count_after)))
+            effect = self.get_location(index, end) - self.get_location(start, index)
+            changes.append(LevelChange(index, count_before, count_after, effect, min(1.0, p_value * positions)))
+        return tuple(changes)
 
-    def _measure_likeness(self, edges: Sequence[int]) -> float:
-        """The autocorrelation of figures about their stretches' means, corrected for being measured from those."""
-        parts = [_cut_outliers(self._logs[start:end]) for start, end in itertools.pairwise(edges)]
-        rest = np.concatenate([part - part.mean() for part in parts])
-        count, power = len(rest), float(rest @ rest)
+    def _estimate_autocorrelation(self, edges: Sequence[int]) -> float:
+        """Return the autocorrelation of values about their segments' means, corrected for estimating those."""
+        segments = [_cut_outliers(self._logs[start:end]) for start, end in itertools.pairwise(edges)]
+        residuals = np.concatenate([segment - segment.mean() for segment in segments])
+        count, power = len(residuals), float(residuals @ residuals)
         if power <= 0:
             return 0.0
-        found = float(rest[1:] @ rest[:-1]) / power
-        found += (1 + 3 * found) / count + (len(edges) - 2) * (1 - found) / count
-        return min(max(found, 0.0), _MOST_ALIKE)
+        estimate = float(residuals[1:] @ residuals[:-1]) / power
+        estimate += (1 + 3 * estimate) / count + (len(edges) - 2) * (1 - estimate) / count
+        return min(max(estimate, 0.0), _MAX_AUTOCORRELATION)
 
-    def _get_side(self, start: int, end: int) -> _SeriesPart:
-        # Splits that are given up one by one leave most stretches as they were.
-        if (start, end) not in self._sides:
-            self._sides[start, end] = self._measure_side(start, end)
-        return self._sides[start, end]
+    def _get_segment(self, start: int, end: int) -> _SegmentStatistics:
+        # Most segments are unchanged when splits are discarded one by one.
+        if (start, end) not in self._segments:
+            self._segments[start, end] = self._measure_segment(start, end)
+        return self._segments[start, end]
 
-    def _measure_side(self, start: int, end: int) -> _SeriesPart:
+    def _measure_segment(self, start: int, end: int) -> _SegmentStatistics:
         order = np.argsort(self._logs[start:end], kind="stable")
         logs, weights = self._logs[start:end][order], self._weights[start:end][order]
         count = end - start
-        out = int(_TRIMMED * count) if count >= _TRIMMED_FROM else 0
-        kept = slice(out, count - out)
-        mean = float(logs[kept] @ weights[kept] / weights[kept].sum())
-        # As many figures of full weight as these are worth.
-        whole = float(weights.sum())
-        worth = float(whole**2 / (weights @ weights))
-        left = max(worth * (count - 2 * out) / count, 1.0)
-        if worth <= 1 or left <= 1:
-            return _SeriesPart(mean, math.inf, left, math.inf)
-        clipped = np.clip(logs, logs[out], logs[count - out - 1])
-        spread = float((clipped - clipped @ weights / whole) ** 2 @ weights / whole)
-        variance = spread * worth / (left - 1)
-        return _SeriesPart(mean, variance / left, left, variance)
+        trim_count = int(_TRIM_FRACTION * count) if count >= _MIN_TRIM_COUNT else 0
+        kept_slice = slice(trim_count, count - trim_count)
+        mean = float(logs[kept_slice] @ weights[kept_slice] / weights[kept_slice].sum())
+        # The number of values of full weight that have the same precision as these.
+        weight_sum = float(weights.sum())
+        effective_count = float(weight_sum**2 / (weights @ weights))
+        trimmed_count = max(effective_count * (count - 2 * trim_count) / count, 1.0)
+        if effective_count <= 1 or trimmed_count <= 1:
+            return _SegmentStatistics(mean, math.inf, trimmed_count, math.inf)
+        clipped_logs = np.clip(logs, logs[trim_count], logs[count - trim_count - 1])
+        spread = float((clipped_logs - clipped_logs @ weights / weight_sum) ** 2 @ weights / weight_sum)
+        variance = spread * effective_count / (trimmed_count - 1)
+        return _SegmentStatistics(mean, variance / trimmed_count, trimmed_count, variance)
 
-    def _test_by_welch(self, start: int, at: int, end: int, *, alike: float) -> float:
-        one, other = self._get_side(start, at), self._get_side(at, end)
-        errors, degrees = (one.error, other.error), 0.0
-        if min(at - start, end - at) < _FEW:
-            few, many = (one, other) if at - start < end - at else (other, one)
-            if few.variance <= _MUCH_LARGER * many.variance:
-                degrees = one.count + other.count - 2
-                shared = ((one.count - 1) * one.variance + (other.count - 1) * other.variance) / degrees
-                shared = max(shared, many.variance)
-                errors = shared / one.count, shared / other.count
+    def _test_by_welch(self, start: int, index: int, end: int, *, correlation: float) -> float:
+        first, second = self._get_segment(start, index), self._get_segment(index, end)
+        errors, degrees = (first.error, second.error), 0.0
+        if min(index - start, end - index) < _MIN_VARIANCE_COUNT:
+            smaller, larger = (first, second) if index - start < end - index else (second, first)
+            if smaller.variance <= _MAX_VARIANCE_RATIO * larger.variance:
+                degrees = first.count + second.count - 2
+                pooled_variance = ((first.count - 1) * first.variance + (second.count - 1) * second.variance) / degrees
+                pooled_variance = max(pooled_variance, larger.variance)
+                errors = pooled_variance / first.count, pooled_variance / second.count
         total = sum(errors)
-        difference = abs(other.mean - one.mean)
+        difference = abs(second.mean - first.mean)
         if not total:
             return float(not difference)
         if not math.isfinite(total):
             return 1.0
         if not degrees:
-            parts = zip(errors, (one.count, other.count), strict=True)
-            degrees = total**2 / sum(error**2 / max(count - 1, 1.0) for error, count in parts)
+            error_counts = zip(errors, (first.count, second.count), strict=True)
+            degrees = total**2 / sum(error**2 / max(count - 1, 1.0) for error, count in error_counts)
         return compute_student_p(
-            difference / math.sqrt(total) * math.sqrt((1 - alike) / (1 + alike)), max(1, int(degrees))
+            difference / math.sqrt(total) * math.sqrt((1 - correlation) / (1 + correlation)), max(1, int(degrees))
         )
 
-    def _rank_test(self, start: int, at: int, end: int, *, alike: float) -> float:
-        """0 where there are too few figures for it to say anything."""
-        one, other = self._logs[start:at], np.sort(self._logs[at:end])
-        below, upto = np.searchsorted(other, one, "left"), np.searchsorted(other, one, "right")
-        share = float((len(other) - (below + upto) / 2).sum()) / (len(one) * len(other))
-        share = min(share, 1 - share)
-        worth = (1 - alike) / (1 + alike)
-        few, many = sorted(max(1, round(len(side) * worth)) for side in (one, other))
-        if 2 / math.comb(few + many, few) > _P_VALUE:
+    def _test_by_rank(self, start: int, index: int, end: int, *, correlation: float) -> float:
+        """Return the p-value; 0 if there are too few values for the test."""
+        first, second = self._logs[start:index], np.sort(self._logs[index:end])
+        lower, upper = np.searchsorted(second, first, "left"), np.searchsorted(second, first, "right")
+        smaller_fraction = float((len(second) - (lower + upper) / 2).sum()) / (len(first) * len(second))
+        smaller_fraction = min(smaller_fraction, 1 - smaller_fraction)
+        count_factor = (1 - correlation) / (1 + correlation)
+        smaller_count, larger_count = sorted(max(1, round(len(segment) * count_factor)) for segment in (first, second))
+        if 2 / math.comb(smaller_count + larger_count, smaller_count) > _MAX_P_VALUE:
             return 0.0
-        pairs = few * many
-        if pairs <= _EXACT:
-            tail = _rank_tail(few, many)
-            low = int(share * pairs)
-            part = share * pairs - low
-            return min(1.0, 2 * float(tail[low] * (1 - part) + tail[min(low + 1, pairs)] * part))
-        deviation = math.sqrt(pairs * (few + many + 1) / 12)
-        return math.erfc(max(pairs * (0.5 - share) - 0.5, 0.0) / deviation / math.sqrt(2))
+        pairs = smaller_count * larger_count
+        if pairs <= _MAX_EXACT_PAIRS:
+            tail = _compute_rank_tail(smaller_count, larger_count)
+            lower_index = int(smaller_fraction * pairs)
+            remainder = smaller_fraction * pairs - lower_index
+            return min(
+                1.0, 2 * float(tail[lower_index] * (1 - remainder) + tail[min(lower_index + 1, pairs)] * remainder)
+            )
+        deviation = math.sqrt(pairs * (smaller_count + larger_count + 1) / 12)
+        return math.erfc(max(pairs * (0.5 - smaller_fraction) - 0.5, 0.0) / deviation / math.sqrt(2))
 
 
 def _cut_outliers(values: Values) -> Values:
-    out = int(_TRIMMED * len(values)) if len(values) >= _TRIMMED_FROM else 0
-    ordered = np.sort(values)
-    return np.clip(values, ordered[out], ordered[len(values) - out - 1])
+    trim_count = int(_TRIM_FRACTION * len(values)) if len(values) >= _MIN_TRIM_COUNT else 0
+    sorted_values = np.sort(values)
+    return np.clip(values, sorted_values[trim_count], sorted_values[len(values) - trim_count - 1])
 
 
 @cache
-def _rank_tail(few: int, many: int) -> Values:
-    """P(U ≤ u) of Mann and Whitney's statistic, for u = 0 … few·many: by its generating function."""
-    counts = np.zeros(few * many + 1)
+def _compute_rank_tail(first_count: int, second_count: int) -> Values:
+    """Return P(U ≤ u) of Mann and Whitney's statistic for u = 0 … the counts' product, by its generating function."""
+    counts = np.zeros(first_count * second_count + 1)
     counts[0] = 1.0
-    for number in range(1, few + 1):
-        step = many + number
+    for number in range(1, first_count + 1):
+        step = second_count + number
         counts[step:] -= counts[: max(len(counts) - step, 0)].copy()
-        for place in range(number, len(counts)):
-            counts[place] += counts[place - number]
-    return np.asarray(np.cumsum(counts) / math.comb(few + many, few))
+        for index in range(number, len(counts)):
+            counts[index] += counts[index - number]
+    return np.asarray(np.cumsum(counts) / math.comb(first_count + second_count, first_count))

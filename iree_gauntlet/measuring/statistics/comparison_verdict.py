@@ -1,30 +1,30 @@
-"""Is B slower than A? Verdicts from blocks of rounds, against margins of what counts as a difference, and as none.
+"""Decide whether B is slower than A, from blocks of rounds, with margins for a difference and for equality.
 
 With δ, the minimum effect, and ε ≥ δ, the equivalence margin (both on the log scale, so that
 A against B and B against A agree):
 
-- `slower`: the whole interval of the ratio B/A lies above 1 + δ; `faster`: below 1/(1 + δ);
-- `same`: it lies between 1/(1 + ε) and 1 + ε;
-- `not slower`, where a pull request asks for no more: it lies below 1 + the slowdown that is allowed;
+- `slower`: the whole interval of the ratio B/A is above 1 + δ; `faster`: below 1/(1 + δ);
+- `same`: it is between 1/(1 + ε) and 1 + ε;
+- `not slower`, if a pull request requires no more: it is below 1 + the allowed slowdown;
 - `inconclusive`: anything else, with the reason and the number of blocks at which to look again.
 
-Two margins, because they are paid for differently: δ costs nothing where B is much slower, while an interval within
-±δ takes hundreds of rounds on most machines. An interval that lies beyond δ and within ε is a difference.
+There are two margins, because their costs differ: δ costs nothing if B is much slower, while an interval within
+±δ takes hundreds of rounds on most machines. An interval that is beyond δ and within ε is a difference.
 
 The interval is the intersection of the exact intervals of all looks so far (`rounds`). All of them
-hold together with probability 1 − α or more, so it may be looked at, and stopped at, as often as there are looks.
+hold together with probability 1 − α or more, so it may be looked at, and stopped at, at every look.
 
-Intervals and p-values are exact, by flipping signs. Where B is A times a constant, a block's log ratio less the log of
+Intervals and p-values are exact, by flipping signs. If B is A times a constant, a block's log ratio less the log of
 that constant is as likely x as −x: the coin that chose the block's order decides. So the signs may be flipped freely,
 and Wilcoxon's signed-rank statistic has a known distribution for any noise (Wilcoxon, Biometrics Bulletin 1, 1945;
-counted exactly, without approximation). Turned round, the constants that the test does not reject are the interval:
+counted exactly, without approximation). Conversely, the constants that the test does not reject are the interval:
 order statistics of the Walsh averages (dᵢ + dⱼ)/2, i ≤ j, and their median is the estimate (Hodges and Lehmann, Annals
 of Mathematical Statistics 34, 1963).
-Up to a quarter of wild blocks moves it little.
+Up to a quarter of outlying blocks moves it little.
 
 docs/explanation/statistics.md has its coverage, and that of simpler intervals.
 
-Of many models at once: how many of the differences found are false, and the mean over models.
+For many models at once, it limits the share of false differences, and computes the mean over models.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _MAX_BLOCKS = 1000
 
 
 class TimeVerdict(StrEnum):
-    """What can be said of B against A."""
+    """The verdict on B against A."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -66,15 +66,15 @@ class TimeVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """B against A, for one model.
+    """The comparison of B with A, for one model.
 
     Attributes:
         ratio: estimate of time B / time A; 1.05 is 5 % slower.
-        low, high: its interval; 0 and infinity where there are too few blocks for one, and `low` above `high` where
-            blocks contradict each other.
+        low, high: its interval; 0 and infinity if there are too few blocks for one, and `low` above `high` if blocks
+            contradict each other.
         confidence: of the interval, whatever the stopping: 1 − α.
         p_value: against "the difference is δ at most", valid whatever the stopping; 1 before the first look.
-        next_look: at how many blocks more could be said; None where the verdict stands or the budget is spent.
+        next_look: the number of blocks at which it may be decided; None if it is decided or the budget is spent.
     """
 
     verdict: TimeVerdict
@@ -89,7 +89,7 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """Slower or faster."""
+        """True if B is slower or faster."""
         return self.verdict in (TimeVerdict.SLOWER, TimeVerdict.FASTER)
 
 
@@ -101,15 +101,15 @@ def compare(
     location: Location = Location.MIN,
     allow: float | None = None,
 ) -> Comparison:
-    """Judges blocks in the order in which they were taken.
+    """Judge blocks in the order of their measurement.
 
     Args:
         blocks: all that count; a disturbed block must have been replaced for its disturbance, never for its times.
         plan: when to look and what the looks cost together; blocks after the last look are not used.
         least: δ, the minimum effect, above which a difference matters; 0.01 is 1 %.
-        band: ε, the equivalence margin, within which two times are the same for all that one cares.
-        location: which figure of the repetitions stands for a round.
-        allow: the slowdown below which `not slower` will do; None where that is no answer.
+        band: ε, the equivalence margin, within which two times are the same for all purposes.
+        location: the statistic of the repetitions that represents a round.
+        allow: the slowdown below which `not slower` is sufficient; None if that is no possible verdict.
     """
     return compare_log_ratios(compute_log_ratios(blocks, location), plan, least, band, allow)
 
@@ -121,7 +121,7 @@ def compare_log_ratios(
     band: float = DEFAULT_BAND,
     allow: float | None = None,
 ) -> Comparison:
-    """As `compare`, from the log ratio log(B/A) of each block."""
+    """Judge the log ratio log(B/A) of each block, as `compare` does."""
     if allow is not None and not allow >= 0:
         raise EvidenceError(f"allowed slowdown {allow!r}: expected 0 or more", "0.03 is 3 %")
     if not 0 < least <= band < 1:
@@ -133,7 +133,7 @@ def compare_log_ratios(
     interval, p_slower, p_faster = Interval(-math.inf, math.inf), 1.0, 1.0
     _require_averageable(ratios[: plan.max_blocks])
     for look, level in looks:
-        # Only prefixes: every look sees what was there when it was made.
+        # Every look uses only the blocks that existed when it was made.
         walsh = sort_walsh_averages(ratios[:look])
         interval = interval.intersection(rank_interval(walsh, level))
         share = level / plan.alpha
@@ -160,34 +160,34 @@ def compare_log_ratios(
 
 
 def hold_against_control(comparison: Comparison, control: Comparison) -> Comparison:
-    """Holds a difference against what A against A gave in the same session.
+    """Check a difference against the comparison of A with A in the same session.
 
     A/A is a negative control, not a margin: with the order drawn by lot, noise alone moves neither comparison beyond
-    its stated rate, so that widening the margin would only cost power. But where A differs from itself, something else
+    its stated rate, so that widening the margin would only cost power. But if A differs from itself, something else
     than the two sides is measured, and the session is void: `inconclusive` whatever B gave. And a difference that is
     not larger than the one that A shows against itself is not reported as one.
     """
-    shown = format_ratio(control.ratio)
+    control_ratio = format_ratio(control.ratio)
     if control.differs:
-        reason = f"void: A against itself is {control.verdict} ({shown}); find what differs, and repeat"
+        reason = f"void: A against itself is {control.verdict} ({control_ratio}); find what differs, and repeat"
     elif comparison.differs and abs(math.log(comparison.ratio)) <= abs(math.log(control.ratio)):
-        reason = f"{format_ratio(comparison.ratio)} is no more than A against itself shows ({shown})"
+        reason = f"{format_ratio(comparison.ratio)} is no more than A against itself shows ({control_ratio})"
     else:
         return comparison
     return without_verdict(comparison, reason)
 
 
 def without_verdict(comparison: Comparison, reason: str) -> Comparison:
-    """The same figures, and `inconclusive`."""
+    """Return the same values with the verdict `inconclusive`."""
     return replace(comparison, verdict=TimeVerdict.INCONCLUSIVE, reason=reason, next_look=None)
 
 
-def _judge(interval: Interval, least: float, band: float, allow: float | None) -> tuple[TimeVerdict, str]:
+def _judge(interval: Interval, min_effect: float, band: float, allow: float | None) -> tuple[TimeVerdict, str]:
     low, high = interval.low, interval.high
     if math.isinf(low) or math.isinf(high):
         return TimeVerdict.INCONCLUSIVE, "too few blocks for an interval at such a false-alarm rate"
     span = format_span(math.exp(low), math.exp(high))
-    edge, same = math.log1p(least), math.log1p(band)
+    edge, equivalence_edge = math.log1p(min_effect), math.log1p(band)
     if low > high:
         return (
             TimeVerdict.INCONCLUSIVE,
@@ -195,37 +195,37 @@ def _judge(interval: Interval, least: float, band: float, allow: float | None) -
         )
     if low > edge or high < -edge:
         verdict = TimeVerdict.SLOWER if low > edge else TimeVerdict.FASTER
-        return verdict, f"the interval, {span}, lies beyond ±{100 * least:g} %"
-    if -same <= low and high <= same:
+        return verdict, f"the interval, {span}, lies beyond ±{100 * min_effect:g} %"
+    if -equivalence_edge <= low and high <= equivalence_edge:
         return TimeVerdict.SAME, f"the interval, {span}, lies within ±{100 * band:g} %"
     if allow is not None and high <= math.log1p(allow):
-        most = f"not slower by more than {100 * max(0.0, math.exp(high) - 1):.1f} %"
-        return TimeVerdict.NOT_SLOWER, f"{most}: the interval, {span}, lies below +{100 * allow:g} %"
-    wide = f"is neither beyond ±{100 * least:g} % nor within ±{100 * band:g} %"
-    return TimeVerdict.INCONCLUSIVE, f"the interval, {span}, {wide}"
+        bound = f"not slower by more than {100 * max(0.0, math.exp(high) - 1):.1f} %"
+        return TimeVerdict.NOT_SLOWER, f"{bound}: the interval, {span}, lies below +{100 * allow:g} %"
+    explanation = f"is neither beyond ±{100 * min_effect:g} % nor within ±{100 * band:g} %"
+    return TimeVerdict.INCONCLUSIVE, f"the interval, {span}, {explanation}"
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """From where to where; infinite where the evidence is too little for any bound."""
+    """An interval with its bounds, which are infinite if the evidence allows none."""
 
     low: float
     high: float
 
     def intersection(self, other: Interval) -> Interval:
-        """What is in both; `low` above `high` where nothing is."""
+        """Return the intersection; `low` is above `high` if it is empty."""
         return Interval(max(self.low, other.low), min(self.high, other.high))
 
 
 def compute_log_ratios(blocks: Sequence[Block], location: Location = Location.MIN) -> NDArray[np.float64]:
-    """log(B/A) of each block."""
+    """Return log(B/A) of each block."""
     if not blocks:
         raise EvidenceError("no blocks to compare", "take at least one round of each side")
     return np.array([block.compute_log_ratio(location) for block in blocks], dtype=np.float64)
 
 
 def sort_walsh_averages(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The n(n+1)/2 averages (vᵢ + vⱼ)/2, i ≤ j, rising; of 1 to 1,000 finite values."""
+    """Return the n(n+1)/2 averages (vᵢ + vⱼ)/2, i ≤ j, rising; of 1 to 1,000 finite values."""
     _require_averageable(values)
     rows, columns = _list_pairs(values.size)
     averages = (values[rows] + values[columns]) / 2
@@ -239,52 +239,52 @@ def _require_averageable(values: NDArray[np.float64]) -> None:
 
 
 def rank_estimate(walsh: NDArray[np.float64]) -> float:
-    """The Hodges–Lehmann estimate: median of the sorted Walsh averages."""
+    """Return the Hodges–Lehmann estimate: median of the sorted Walsh averages."""
     return float(walsh[(walsh.size - 1) // 2] + walsh[walsh.size // 2]) / 2
 
 
 def rank_interval(walsh: NDArray[np.float64], level: float) -> Interval:
-    """The interval of the location that holds with probability 1 − level or more, from sorted Walsh averages.
+    """Return the interval that contains the location with probability ≥ 1 − level, from sorted Walsh averages.
 
     Too small a (two-sided) level for so few values gives an infinite interval.
     """
-    needed = _find_critical_count(_count(walsh), level / 2)
-    if needed > walsh.size:
+    critical_count = _find_critical_count(_count_values(walsh), level / 2)
+    if critical_count > walsh.size:
         return Interval(-math.inf, math.inf)
-    return Interval(float(walsh[walsh.size - needed]), float(walsh[needed - 1]))
+    return Interval(float(walsh[walsh.size - critical_count]), float(walsh[critical_count - 1]))
 
 
 def rank_p_above(walsh: NDArray[np.float64], edge: float) -> float:
-    """One-sided p-value against "the location is at most `edge`"; averages on the edge count for it."""
-    above = int(walsh.size - walsh.searchsorted(edge, side="right"))
-    return float(_compute_upper_tail(_count(walsh))[above])
+    """Return the one-sided p-value against "the location is at most `edge`"; averages on the edge count for it."""
+    count_above = int(walsh.size - walsh.searchsorted(edge, side="right"))
+    return float(_compute_upper_tail(_count_values(walsh))[count_above])
 
 
-def _count(walsh: NDArray[np.float64]) -> int:
+def _count_values(walsh: NDArray[np.float64]) -> int:
     return (math.isqrt(8 * walsh.size + 1) - 1) // 2
 
 
 # The tables depend on n alone and are the same for every model of a run.
 @functools.lru_cache(maxsize=8)
 def _list_pairs(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Places i ≤ j of all pairs of n values."""
+    """Return the indices i ≤ j of all pairs of n values."""
     rows, columns = np.triu_indices(count)
-    for places in (rows, columns):
-        places.flags.writeable = False
+    for indices in (rows, columns):
+        indices.flags.writeable = False
     return rows, columns
 
 
 @functools.lru_cache(maxsize=256)
 def _compute_upper_tail(count: int) -> NDArray[np.float64]:
-    """P(W ≥ w) for w = 0 … n(n+1)/2, of the signed-rank statistic of n values."""
+    """Compute P(W ≥ w) for w = 0 … n(n+1)/2, of the signed-rank statistic of n values."""
     size = count * (count + 1) // 2 + 1
-    chances = np.zeros(size)
-    chances[0] = 1.0
+    probabilities = np.zeros(size)
+    probabilities[0] = 1.0
     for rank in range(1, count + 1):
         with_rank = np.zeros(size)
-        with_rank[rank:] = chances[:-rank]
-        chances = (chances + with_rank) / 2
-    tail = np.cumsum(chances[::-1])[::-1].copy()
+        with_rank[rank:] = probabilities[:-rank]
+        probabilities = (probabilities + with_rank) / 2
+    tail = np.cumsum(probabilities[::-1])[::-1].copy()
     tail[0] = 1.0
     tail.flags.writeable = False
     return tail
@@ -292,9 +292,9 @@ def _compute_upper_tail(count: int) -> NDArray[np.float64]:
 
 @functools.lru_cache(maxsize=1024)
 def _find_critical_count(count: int, level: float) -> int:
-    """The fewest Walsh averages above a value that reject it at a one-sided level; more than exist where none do."""
+    """Find the fewest Walsh averages above a value that reject it at a one-sided level; more than exist if none do."""
     tail = _compute_upper_tail(count)
-    # The tail falls with w.
+    # The tail decreases with w.
     return int(np.searchsorted(-tail, -level, side="left"))
 
 
@@ -310,10 +310,10 @@ class GeometricMean:
 
 
 def adjust_p_values(p_values: Sequence[float]) -> tuple[float, ...]:
-    """For each p-value the smallest false-discovery rate at which it counts as a discovery.
+    """Return for each p-value the smallest false-discovery rate at which it counts as a discovery.
 
-    With block orders drawn by lot for each model they are independent where nothing differs, however the noise hangs
-    together: Benjamini and Hochberg, Journal of the Royal Statistical Society B 57, 1995.
+    With block orders drawn by lot for each model they are independent if nothing differs, however the noise is
+    correlated: Benjamini and Hochberg, Journal of the Royal Statistical Society B 57, 1995.
     """
     if any(not 0 <= p <= 1 for p in p_values):
         raise EvidenceError(f"p-values {list(p_values)}, expected numbers from 0 to 1")
@@ -321,43 +321,43 @@ def adjust_p_values(p_values: Sequence[float]) -> tuple[float, ...]:
         return ()
     count = len(p_values)
     order = np.argsort(p_values, kind="stable")
-    scaled = np.asarray(p_values)[order] * count / np.arange(1, count + 1)
-    adjusted = np.empty(count)
-    # Step-up: a larger p-value that passes takes all smaller ones with it.
-    adjusted[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1.0)
-    return tuple(float(p) for p in adjusted)
+    scaled_p_values = np.asarray(p_values)[order] * count / np.arange(1, count + 1)
+    adjusted_p_values = np.empty(count)
+    # This is a step-up procedure: a larger p-value that passes takes all smaller ones with it.
+    adjusted_p_values[order] = np.minimum(np.minimum.accumulate(scaled_p_values[::-1])[::-1], 1.0)
+    return tuple(float(p) for p in adjusted_p_values)
 
 
 def limit_discoveries(
     comparisons: Mapping[str, Comparison], rate: float = DEFAULT_DISCOVERY_RATE
 ) -> dict[str, Comparison]:
-    """Keeps the share of false ones among all `slower` and `faster` at or below a rate.
+    """Limit the share of false ones among all `slower` and `faster` to a rate.
 
-    A difference that is no discovery among so many models becomes `inconclusive`; other verdicts stay. Comparisons are
-    those of all models, held against their controls already, not only those that look bad.
+    A difference that is no discovery among so many models becomes `inconclusive`; other verdicts are unchanged. The
+    comparisons are those of all models, checked against their controls already, not only the conspicuous ones.
     """
     if not 0 < rate < 1:
         raise EvidenceError(f"false-discovery rate {rate!r}, expected a number between 0 and 1")
     # A model that is not reported as different, as after a void session, must not lend its small p-value to others.
     p_values = [comparison.p_value if comparison.differs else 1.0 for comparison in comparisons.values()]
-    adjusted = adjust_p_values(p_values)
-    judged = dict(comparisons)
-    for (model, comparison), p_value in zip(comparisons.items(), adjusted, strict=True):
+    adjusted_p_values = adjust_p_values(p_values)
+    limited_comparisons = dict(comparisons)
+    for (model, comparison), p_value in zip(comparisons.items(), adjusted_p_values, strict=True):
         if comparison.differs and p_value > rate:
             reason = (
                 f"{comparison.verdict} on its own, but among {len(comparisons)} models such a difference turns up by"
                 f" chance (adjusted p {p_value:.3f}, limit {rate:g}); compare this model alone, with more blocks"
             )
-            judged[model] = without_verdict(comparison, reason)
-    return judged
+            limited_comparisons[model] = without_verdict(comparison, reason)
+    return limited_comparisons
 
 
 def estimate_geometric_mean(comparisons: Sequence[Comparison], confidence: float = 0.95) -> GeometricMean:
-    """Geometric mean of the ratios, models being the outer level of the sample.
+    """Estimate the geometric mean of the ratios, models being the outer level of the sample.
 
-    Student's interval over the models' log ratios: each carries the noise of its own blocks, so that both levels are
-    in their spread (a two-stage sample: Cochran, Sampling Techniques, 3rd edition, 1977, chapter 10). It speaks of
-    models like these, and with few models it is wide.
+    It uses Student's interval over the models' log ratios: each contains the noise of its own blocks, so that both
+    levels are in their spread (a two-stage sample: Cochran, Sampling Techniques, 3rd edition, 1977, chapter 10). It
+    holds for models like these, and with few models it is wide.
     """
     if not comparisons or not 0 < confidence < 1:
         raise EvidenceError(f"geometric mean of {len(comparisons)} models with confidence {confidence!r}")
@@ -365,14 +365,14 @@ def estimate_geometric_mean(comparisons: Sequence[Comparison], confidence: float
     mean, count = float(logs.mean()), len(comparisons)
     if count == 1:
         return GeometricMean(math.exp(mean), 0.0, math.inf, confidence, 1)
-    reach = find_student_quantile((1 + confidence) / 2, count - 1) * float(logs.std(ddof=1)) / math.sqrt(count)
-    return GeometricMean(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), confidence, count)
+    half_width = find_student_quantile((1 + confidence) / 2, count - 1) * float(logs.std(ddof=1)) / math.sqrt(count)
+    return GeometricMean(math.exp(mean), math.exp(mean - half_width), math.exp(mean + half_width), confidence, count)
 
 
 def find_student_quantile(probability: float, degrees: int) -> float:
-    """The value below which a share of Student's t distribution lies.
+    """Find the value below which a share of Student's t distribution is.
 
-    By bisection of the distribution function, whose closed form for whole degrees of freedom is in Abramowitz and
+    It bisects the distribution function, whose closed form for whole degrees of freedom is in Abramowitz and
     Stegun, Handbook of Mathematical Functions, 1964, 26.7.3 and 26.7.4.
     """
     if not 0 < probability < 1 or degrees < 1:
@@ -380,11 +380,11 @@ def find_student_quantile(probability: float, degrees: int) -> float:
     if probability < 0.5:
         return -find_student_quantile(1 - probability, degrees)
     low, high = 0.0, 1.0
-    while _compute_within(high, degrees) < 2 * probability - 1:
+    while _compute_central_probability(high, degrees) < 2 * probability - 1:
         high *= 2
     for _ in range(200):
         middle = (low + high) / 2
-        if _compute_within(middle, degrees) < 2 * probability - 1:
+        if _compute_central_probability(middle, degrees) < 2 * probability - 1:
             low = middle
         else:
             high = middle
@@ -392,12 +392,12 @@ def find_student_quantile(probability: float, degrees: int) -> float:
 
 
 def compute_student_p(value: float, degrees: int) -> float:
-    """The probability that |T| is at least this large; `degrees` of freedom."""
-    return max(0.0, 1 - _compute_within(abs(value), degrees))
+    """Compute the probability that |T| is at least this large; `degrees` of freedom."""
+    return max(0.0, 1 - _compute_central_probability(abs(value), degrees))
 
 
-def _compute_within(value: float, degrees: int) -> float:
-    """P(|T| ≤ value)."""
+def _compute_central_probability(value: float, degrees: int) -> float:
+    """Compute P(|T| ≤ value)."""
     angle = math.atan(value / math.sqrt(degrees))
     square = math.cos(angle) ** 2
     term, total = 1.0, 0.0

@@ -1,16 +1,16 @@
 """The evidence of a comparison: rounds of two sides, in blocks of four.
 
 A round is one process start of `iree-benchmark-module` with its own warm-up. Repetitions within a process share
-its memory layout and the machine's mood of that second, so they are no independent evidence; rounds nearly are. A
-block is four rounds in the order A B B A or B A A B: whatever grows linearly over the four (a clock that heats up)
-falls on both sides alike and cancels.
+its memory layout and the machine's state of that second, so they are no independent evidence; rounds nearly are. A
+block is four rounds in the order A B B A or B A A B: anything that grows linearly over the four (a clock that heats up)
+affects both sides alike and cancels.
 
-The evidence may be looked at more than once without more false alarms. The total rate α is shared out over planned
+The evidence may be looked at more than once without more false alarms. The total rate α is divided among planned
 looks, α_k = α·w_k with Σ w_k = 1 (alpha spending: Lan and DeMets, Biometrika 70, 1983, after Pocock, Biometrika 64,
-1977). At look k an exact test of level α_k is made. By Boole's inequality P(any false alarm) ≤ Σ α_k = α whatever the
-looks have in common and whenever one stops. Lan and DeMets win back what the looks have in common by way of a normal
+1977). At look k an exact test of level α_k is made. By Boole's inequality P(any false alarm) ≤ Σ α_k = α, however the
+looks are correlated and whenever one stops. Lan and DeMets use the correlation of the looks by way of a normal
 approximation; at 10 to 40 blocks and levels of a thousandth that approximation is what fails first, so it is not used.
-From the same argument comes a p-value that stays valid whatever the stopping: min over looks of p_k / w_k.
+The same argument gives a p-value that stays valid whatever the stopping: min over looks of p_k / w_k.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 
 DEFAULT_ALPHA = 0.01
 DEFAULT_MAX_BLOCKS = 40
-# Fewer cannot decide at a quarter of 1 %, the first look's share by default: 2/2⁹ = 0.4 %, 2/2¹⁰ = 0.2 %.
-_FIRST_LOOK = 10
-_GROWTH = 1.35
+# Fewer blocks cannot decide at a quarter of 1 %, the first look's default level: 2/2⁹ = 0.4 %, 2/2¹⁰ = 0.2 %.
+_MIN_FIRST_LOOK = 10
+_LOOK_GROWTH_FACTOR = 1.35
 
 
 class EvidenceError(GauntletError):
-    """Times or settings from which no verdict can be had."""
+    """Times or settings that allow no verdict."""
 
 
 class BlockOrder(StrEnum):
-    """Which side's rounds come first; a letter a process start."""
+    """The order of the sides' rounds; a letter for each process start."""
 
     ABBA = "ABBA"
     BAAB = "BAAB"
 
 
 class Location(StrEnum):
-    """Which figure of the repetitions stands for a round.
+    """The statistic of the repetitions that represents a round.
 
-    A repetition is already a mean over many iterations, and what disturbs it only ever adds time. So the fastest one
+    A repetition is already a mean over many iterations, and disturbances only ever add time. So the fastest one
     is the default: on rounds pinned to a CPU it spreads least from block to block (figures:
     docs/explanation/statistics.md). A slowdown of only some iterations still moves it: they are in every repetition.
     """
@@ -74,7 +74,7 @@ class Round:
                 )
 
     def location(self, kind: Location = Location.MIN) -> float:
-        """The one figure that stands for the round."""
+        """Return the one value that represents the round."""
         match kind:
             case Location.MIN:
                 return min(self.times)
@@ -84,7 +84,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Four rounds that were taken one after the other."""
+    """Four consecutive rounds."""
 
     order: BlockOrder
     a: tuple[Round, Round]
@@ -92,7 +92,7 @@ class Block:
 
     @classmethod
     def of_rounds(cls, order: BlockOrder, rounds: Sequence[Round]) -> Block:
-        """The block of four rounds as they were taken."""
+        """Make a block of four rounds in the order of measurement."""
         if len(rounds) != 4:
             raise EvidenceError(f"a block of {len(rounds)} rounds, expected 4 in the order {order}")
         first, second, third, fourth = rounds
@@ -100,18 +100,18 @@ class Block:
         return cls(order, outer, inner) if order == BlockOrder.ABBA else cls(order, inner, outer)
 
     def compute_log_ratio(self, kind: Location = Location.MIN) -> float:
-        """log(B/A): mean log location of B's rounds less that of A's; above 0 where B is slower."""
+        """Compute log(B/A): mean log location of B's rounds less that of A's; above 0 if B is slower."""
         slow = sum(math.log(round_.location(kind)) for round_ in self.b)
         return (slow - sum(math.log(round_.location(kind)) for round_ in self.a)) / 2
 
 
 def block_orders(count: int, seed: int) -> tuple[BlockOrder, ...]:
-    """Draws the order of each block by a fair coin.
+    """Draw the order of each block by a fair coin.
 
-    The coin is what makes the sign-flip test exact: where A and B are the same, the sign of a block's log ratio is the
-    coin's and nothing else's, however the machine drifts (R. A. Fisher, The Design of Experiments, 1935, §21). An
-    order that strictly alternates could fall in step with a periodic disturbance. The same seed gives the same orders;
-    a longer draw begins with the shorter one.
+    The coin makes the sign-flip test exact: if A and B are the same, the sign of a block's log ratio depends on the
+    coin alone, however the machine drifts (R. A. Fisher, The Design of Experiments, 1935, §21). A strictly alternating
+    order could be in phase with a periodic disturbance. The same seed gives the same orders; a longer draw begins with
+    the shorter one.
     """
     if count < 0 or seed < 0:
         raise EvidenceError(f"cannot draw {count} block orders with seed {seed}: both must be 0 or more")
@@ -123,12 +123,12 @@ def block_orders(count: int, seed: int) -> tuple[BlockOrder, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SequentialPlan:
-    """When the evidence is looked at, and what each look may cost.
+    """The numbers of blocks at which the evidence is looked at, with each look's share of α.
 
     Attributes:
         alpha: two-sided false-alarm rate over all looks together.
-        looks: at which numbers of blocks (of rounds for a golden), rising.
-        weights: share of alpha that each look spends; they add up to 1.
+        looks: numbers of blocks (of rounds for a golden), rising.
+        weights: the share of alpha that each look spends; their sum is 1.
     """
 
     alpha: float
@@ -147,34 +147,34 @@ class SequentialPlan:
 
     @property
     def max_blocks(self) -> int:
-        """After so many the rule has had all its looks."""
+        """The number of blocks of the last look."""
         return self.looks[-1]
 
     def next_look(self, blocks: int) -> int | None:
-        """The number of blocks at which the evidence is looked at next; None after the last look."""
+        """Return the number of blocks of the next look; None after the last look."""
         return next((look for look in self.looks if look > blocks), None)
 
     def reached(self, blocks: int) -> tuple[tuple[int, float], ...]:
-        """The looks that so many blocks allow, each with the two-sided level that it spends."""
+        """Return the looks that so many blocks allow, each with the two-sided level that it spends."""
         pairs = zip(self.looks, self.weights, strict=True)
         return tuple((look, self.alpha * weight) for look, weight in pairs if look <= blocks)
 
 
 def plan_looks(alpha: float = DEFAULT_ALPHA, max_blocks: int = DEFAULT_MAX_BLOCKS) -> SequentialPlan:
-    """Looks from `_FIRST_LOOK` on, each a third later than the one before; α is spent in proportion to the blocks.
+    """Plan looks from `_MIN_FIRST_LOOK` on, each a third later than the last; α is spent in proportion to the blocks.
 
-    That is the spending function α(t) = α·t of Lan and DeMets, t the share of the blocks: an early look gets enough
-    to stop a plain case. With a small rate or a large budget the first look is later, as one that cannot decide would
-    waste its share: n blocks give no two-sided p-value below 2/2ⁿ. Where no earlier look can decide there is one, where
-    the budget ends. α is the two-sided false-alarm rate over all looks together.
+    That is the spending function α(t) = α·t of Lan and DeMets, t the fraction of the blocks: an early look gets enough
+    to stop a clear case. With a small rate or a large budget the first look is later, as one that cannot decide would
+    waste its share: n blocks give no two-sided p-value below 2/2ⁿ. If no earlier look can decide there is one, at the
+    end of the budget. α is the two-sided false-alarm rate over all looks together.
     """
     if max_blocks < 1:
         raise EvidenceError(f"a budget of {max_blocks} blocks, expected at least 1")
-    deciding = (look for look in range(_FIRST_LOOK, max_blocks) if 2.0 ** (1 - look) <= alpha * look / max_blocks)
+    deciding = (look for look in range(_MIN_FIRST_LOOK, max_blocks) if 2.0 ** (1 - look) <= alpha * look / max_blocks)
     looks = [next(deciding, max_blocks)]
     while looks[-1] < max_blocks:
-        later = math.ceil(looks[-1] * _GROWTH)
-        # The last step takes what is left rather than adding a look a block or two later.
-        looks.append(max_blocks if later * (1 + (_GROWTH - 1) / 2) > max_blocks else later)
-    shares = [(look - before) / max_blocks for before, look in itertools.pairwise([0, *looks])]
+        later = math.ceil(looks[-1] * _LOOK_GROWTH_FACTOR)
+        # The last step takes all remaining blocks rather than adding a look a block or two later.
+        looks.append(max_blocks if later * (1 + (_LOOK_GROWTH_FACTOR - 1) / 2) > max_blocks else later)
+    shares = [(look - previous) / max_blocks for previous, look in itertools.pairwise([0, *looks])]
     return SequentialPlan(alpha, tuple(looks), tuple(shares))

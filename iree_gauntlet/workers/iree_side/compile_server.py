@@ -16,11 +16,11 @@ it runs, and at its end
 
     {"id", "status", "timed_out", "stuck", "seconds", "cpu_seconds", "peak_rss_bytes", "detail", "notes"}
 
-with the status as wait(2) gives it; or `{"id", "error"}` where it could not be started.
+with the status as wait(2) gives it; or `{"id", "error"}` if it could not be started.
 
-Nothing but the children compiles, and there is one thread, so that a fork copies a process at rest. A crash, a hang or
-a want of memory is the child's alone. A child leads a group of its own; whatever lives in it when its leader is gone is
-killed. All end with the server, and the server ends with its standard input, or on SIGTERM.
+Only the children compile, and there is one thread, so that a fork copies an idle process. A crash, a hang or a lack of
+memory affects the child alone. A child leads a group of its own; processes that survive their leader in it are killed.
+All end with the server, and the server ends with its standard input, or on SIGTERM.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 if __name__ == "__main__":
-    # The package is the one that this script lies in; all else is found as this Python finds it.
+    # The package is the one that contains this script; all else is imported as usual in this Python.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -61,17 +61,17 @@ from iree_gauntlet.workers.iree_side.compiler_library import (
 )
 
 _PR_SET_CHILD_SUBREAPER = 36
-_KILL_PATIENCE_SECONDS = 15.0
-# How often a group is looked at whose leader is gone while members live on.
-_DRAIN_SECONDS = 0.01
-# In the private folder: what the child reports in addition to its exit code.
+_KILL_TIMEOUT_SECONDS = 15.0
+# The interval for checking a group whose leader has ended while members live on.
+_DRAIN_INTERVAL_SECONDS = 0.01
+# The child reports more than its exit code in this file of its private folder.
 _DETAIL_FILE = "gauntlet-detail.json"
 _PR_SET_PDEATHSIG = 1
 # sysexits.h: an error while doing I/O, and an internal one.
 _EXIT_UNWRITABLE = 74
 _EXIT_DEFECT = 70
-_SMALLEST_ROOM = 1 << 16
-_DEFAULTS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGCHLD", "SIGPIPE", "SIGXFSZ")
+_MIN_FREE_BYTES = 1 << 16
+_DEFAULT_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGCHLD", "SIGPIPE", "SIGXFSZ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,32 +94,32 @@ def _become_child(
     request: _CompileRequest,
     streams: tuple[int, int, int],
     private: str,
-    server: int,
-    told: int,
+    server_pid: int,
+    start_pipe: int,
 ) -> NoReturn:
-    """Do what a request asks for, and end the process."""
+    """Do a request, and end the process."""
     code = _EXIT_DEFECT
-    if not os.read(told, 1):
+    if not os.read(start_pipe, 1):
         os._exit(code)
-    os.close(told)
+    os.close(start_pipe)
     try:
         os.setsid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != server:
-            # It was gone before the line above.
+        if os.getppid() != server_pid:
+            # The server ended before the call above.
             os._exit(_EXIT_DEFECT)
         signal.set_wakeup_fd(-1)
-        for name in _DEFAULTS:
-            # As a program that is started finds them; Python ignores some.
+        for name in _DEFAULT_SIGNALS:
+            # A program that is started has these defaults; Python ignores some signals.
             signal.signal(signal.Signals[name], signal.SIG_DFL)
         for target, descriptor in enumerate(streams):
             os.dup2(descriptor, target)
         os.environ["TMPDIR"] = private
         os.chdir(request.cwd)
-        limit, most = request.memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]
-        if limit and (most == resource.RLIM_INFINITY or limit < most):
+        limit, hard_limit = request.memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]
+        if limit and (hard_limit == resource.RLIM_INFINITY or limit < hard_limit):
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        code = _work(library, request, Path(private))
+        code = _compile(library, request, Path(private))
     except BaseException:  # noqa: BLE001  a child that came back into the server's loop would serve its requests
         with contextlib.suppress(OSError):
             os.write(2, traceback.format_exc().encode())
@@ -129,72 +129,72 @@ def _become_child(
         os._exit(code)
 
 
-def _work(library: CompilerLibrary, request: _CompileRequest, private: Path) -> int:
+def _compile(library: CompilerLibrary, request: _CompileRequest, private: Path) -> int:
     programs = request.programs
     program = programs[0]
     if request.prefixes is not None:
-        merged = merge_programs(programs, request.prefixes)
-        detail = {"functions": merged.functions, "refused": sorted(merged.refused)}
+        merge = merge_programs(programs, request.prefixes)
+        detail = {"functions": merge.functions, "refused": sorted(merge.refused)}
         (private / _DETAIL_FILE).write_text(json.dumps(detail), encoding="utf-8")
-        if merged.refused:
-            _say("\n".join(merged.refused.values()))
+        if merge.refused:
+            _print_error("\n".join(merge.refused.values()))
             return 1
-        program = _hold_in_memory(merged.module, "merged.mlirbc")
-    # In memory: a full disk is met, and named, when it is written out.
-    output = _hold_in_memory(b"", "module.vmfb")
+        program = _make_memory_file(merge.module, "merged.mlirbc")
+    # The output is in memory: a full disk is noticed, and reported, when it is copied.
+    output = _make_memory_file(b"", "module.vmfb")
     code = library.compile(program, request.flags, output)
     if code:
-        # The compiler takes a full disk for a failed link.
-        room = os.statvfs(private)
-        if room.f_bavail * room.f_frsize < _SMALLEST_ROOM:
-            _say(f"error: {private}: No space left on device")
+        # The compiler reports a full disk as a failed link.
+        filesystem = os.statvfs(private)
+        if filesystem.f_bavail * filesystem.f_frsize < _MIN_FREE_BYTES:
+            _print_error(f"error: {private}: No space left on device")
         return code
     return _write_out(output, Path(request.output))
 
 
-def _hold_in_memory(data: bytes, name: str) -> str:
-    """The path of a file in memory."""
+def _make_memory_file(contents: bytes, name: str) -> str:
+    """Make a file in memory; return its path."""
     descriptor = os.memfd_create(name)
     with open(descriptor, "wb", closefd=False) as stream:
-        stream.write(data)
+        stream.write(contents)
     return f"/proc/self/fd/{descriptor}"
 
 
-def _write_out(held: str, output: Path) -> int:
-    """Write a module to where it belongs: whole, or not at all."""
+def _write_out(source_path: str, output: Path) -> int:
+    """Copy a module to its destination: completely, or not at all."""
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
-        with Path(held).open("rb") as source, temporary.open("wb") as target:
-            left, done = os.fstat(source.fileno()).st_size, 0
-            while done < left:
-                done += os.sendfile(target.fileno(), source.fileno(), done, left - done)
+        with Path(source_path).open("rb") as source, temporary.open("wb") as target:
+            total_bytes, copied_bytes = os.fstat(source.fileno()).st_size, 0
+            while copied_bytes < total_bytes:
+                copied_bytes += os.sendfile(target.fileno(), source.fileno(), copied_bytes, total_bytes - copied_bytes)
             os.fsync(target.fileno())
         temporary.replace(output)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        _say(f"error: cannot write {output}: {error.strerror}")
+        _print_error(f"error: cannot write {output}: {error.strerror}")
         return _EXIT_UNWRITABLE
     return 0
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 @dataclass(slots=True)
 class _Child:
-    """A compile under way; times are of the monotonic clock."""
+    """A running compile; times are of the monotonic clock."""
 
     pid: int
     request: _CompileRequest
     private: str
-    begun: float
+    started_at: float
     deadline: float
-    gone: bool = False
-    asked: bool = False
-    killed: bool = False
+    is_dead: bool = False
+    sent_sigterm: bool = False
+    sent_sigkill: bool = False
     answer: dict[str, Any] = field(default_factory=lambda: {"status": 0, "cpu_seconds": 0.0, "peak_rss_bytes": 0})
 
 
@@ -202,42 +202,42 @@ class _CompileServer:
     """All compiles. Everything is done between two waits of the selector."""
 
     def __init__(
-        self, library: CompilerLibrary, folder: str, wake: int, clock: Callable[[], float] = time.monotonic
+        self, library: CompilerLibrary, folder: str, wake_fd: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._library = library
         self._folder = folder
-        self._wake = wake
+        self._wake_fd = wake_fd
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._selector.register(0, selectors.EVENT_READ)
-        self._selector.register(wake, selectors.EVENT_READ)
-        self._nothing = os.open(os.devnull, os.O_RDONLY)
+        self._selector.register(wake_fd, selectors.EVENT_READ)
+        self._devnull_fd = os.open(os.devnull, os.O_RDONLY)
         self._buffer = b""
         self._children: dict[int, _Child] = {}
-        self._merges = False
-        self.ending = False
+        self._can_merge = False
+        self.should_end = False
 
     def serve(self) -> None:
-        """Work until standard input ends or a signal says so, then kill what is left."""
-        while not self.ending:
-            for key, _ in self._selector.select(self._compute_patience()):
-                if key.fd == self._wake:
-                    os.read(self._wake, 4096)
+        """Serve until standard input ends or a signal arrives, then kill the remaining compiles."""
+        while not self.should_end:
+            for key, _ in self._selector.select(self._compute_timeout()):
+                if key.fd == self._wake_fd:
+                    os.read(self._wake_fd, 4096)
                 elif not self._read():
-                    self.ending = True
+                    self.should_end = True
             self._reap()
             self._advance()
-        self._end_everything()
+        self._end_all()
 
-    def _compute_patience(self) -> float | None:
-        """Seconds until something is due; None for never."""
-        if any(child.gone for child in self._children.values()):
-            return _DRAIN_SECONDS
-        due = min((child.deadline for child in self._children.values()), default=float("inf"))
-        return None if due == float("inf") else max(0.0, due - self._clock())
+    def _compute_timeout(self) -> float | None:
+        """Return the seconds until the next deadline; None for never."""
+        if any(child.is_dead for child in self._children.values()):
+            return _DRAIN_INTERVAL_SECONDS
+        next_deadline = min((child.deadline for child in self._children.values()), default=float("inf"))
+        return None if next_deadline == float("inf") else max(0.0, next_deadline - self._clock())
 
     def _read(self) -> bool:
-        """Take in what came; False at the end of standard input."""
+        """Read and start requests; return False at the end of standard input."""
         data = os.read(0, 1 << 16)
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
@@ -251,42 +251,43 @@ class _CompileServer:
         return bool(data)
 
     def _start(self, request: _CompileRequest) -> None:
-        if request.prefixes is not None and not self._merges:
-            # Once, and not in each child. It starts no thread.
+        if request.prefixes is not None and not self._can_merge:
+            # The bindings are imported once, and not in each child. They start no thread.
             import_bindings()
             gc.freeze()
-            self._merges = True
-        begun = self._clock()
+            self._can_merge = True
+        started_at = self._clock()
         private = ""
         try:
             with contextlib.ExitStack() as stack:
                 if not Path(request.cwd).is_dir():
                     raise FileNotFoundError(2, "no such folder", request.cwd)
-                out = stack.enter_context(Path(request.stdout).open("wb"))
-                same = request.stdout == request.stderr
-                err = out if same else stack.enter_context(Path(request.stderr).open("wb"))
+                stdout_file = stack.enter_context(Path(request.stdout).open("wb"))
+                one_file = request.stdout == request.stderr
+                stderr_file = stdout_file if one_file else stack.enter_context(Path(request.stderr).open("wb"))
                 private = tempfile.mkdtemp(prefix="compile-", dir=self._folder)
-                told, tell = os.pipe()
-                for descriptor in (told, tell):
+                start_reader, start_writer = os.pipe()
+                for descriptor in (start_reader, start_writer):
                     stack.callback(os.close, descriptor)
-                server = os.getpid()
+                server_pid = os.getpid()
                 pid = os.fork()
                 if pid == 0:
-                    os.close(tell)
-                    streams = (self._nothing, out.fileno(), err.fileno())
-                    _become_child(self._library, request, streams, private, server, told)
-                self._children[pid] = _Child(pid, request, private, begun, begun + request.timeout)
-                # Before it does anything: what was begun is never taken for what was not, and begun again.
-                _tell({"id": request.id, "pid": pid})
-                os.write(tell, b"\n")
+                    os.close(start_writer)
+                    streams = (self._devnull_fd, stdout_file.fileno(), stderr_file.fileno())
+                    _become_child(self._library, request, streams, private, server_pid, start_reader)
+                self._children[pid] = _Child(pid, request, private, started_at, started_at + request.timeout)
+                # The start is reported before the child does anything, so that a started compile is never repeated as
+                # unstarted.
+                _send_answer({"id": request.id, "pid": pid})
+                os.write(start_writer, b"\n")
         except OSError as error:
             if private:
                 shutil.rmtree(private, ignore_errors=True)
-            where = f"{error.filename}: " if error.filename else ""
-            _tell({"id": request.id, "error": f"{where}{error.strerror}"})
+            path_prefix = f"{error.filename}: " if error.filename else ""
+            _send_answer({"id": request.id, "error": f"{path_prefix}{error.strerror}"})
 
     def _reap(self) -> None:
-        """Collect every process that has ended: children, and orphans that came here as to their subreaper."""
+        """Collect every process that has ended: children, and orphans that became children of their subreaper."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -295,50 +296,50 @@ class _CompileServer:
             if pid == 0:
                 return
             child = self._children.get(pid)
-            if child is None or child.gone:
+            if child is None or child.is_dead:
                 continue
-            child.gone = True
+            child.is_dead = True
             child.answer = {
                 "status": status,
-                "seconds": self._clock() - child.begun,
+                "seconds": self._clock() - child.started_at,
                 "cpu_seconds": usage.ru_utime + usage.ru_stime,
                 # getrusage(2): kilobytes on Linux, which is where this server runs.
                 "peak_rss_bytes": usage.ru_maxrss * 1024,
             }
 
     def _advance(self) -> None:
-        """Move every compile on: overdue ones to their end, ended ones out."""
-        now = self._clock()
+        """Advance every compile: terminate overdue ones, report ended ones."""
+        now_seconds = self._clock()
         for child in list(self._children.values()):
-            if child.gone:
+            if child.is_dead:
                 if not _has_members(child.pid):
                     self._finish(child)
                     continue
-                # A linker that it left behind has nobody to work for.
+                # A linker that outlives the compiler is useless.
                 self._kill(child)
-            if now < child.deadline:
+            if now_seconds < child.deadline:
                 continue
-            if child.killed:
-                self._finish(child, stuck=True)
-            elif child.asked:
+            if child.sent_sigkill:
+                self._finish(child, is_stuck=True)
+            elif child.sent_sigterm:
                 self._kill(child)
             else:
-                child.asked = True
-                child.deadline = now + child.request.grace
+                child.sent_sigterm = True
+                child.deadline = now_seconds + child.request.grace
                 _send_signal(child.pid, signal.SIGTERM)
 
     def _kill(self, child: _Child) -> None:
-        if not child.killed:
-            child.killed = True
-            child.deadline = self._clock() + _KILL_PATIENCE_SECONDS
+        if not child.sent_sigkill:
+            child.sent_sigkill = True
+            child.deadline = self._clock() + _KILL_TIMEOUT_SECONDS
         _send_signal(child.pid, signal.SIGKILL)
 
-    def _finish(self, child: _Child, *, stuck: bool = False) -> None:
+    def _finish(self, child: _Child, *, is_stuck: bool = False) -> None:
         del self._children[child.pid]
-        child.answer.setdefault("seconds", self._clock() - child.begun)
+        child.answer.setdefault("seconds", self._clock() - child.started_at)
         detail = None
         if child.request.prefixes is not None:
-            # Missing, or torn where it was killed while it wrote.
+            # The file may be missing, or truncated if the child was killed while writing.
             with contextlib.suppress(OSError, ValueError):
                 detail = json.loads((Path(child.private) / _DETAIL_FILE).read_bytes())
         notes = []
@@ -346,37 +347,37 @@ class _CompileServer:
             shutil.rmtree(child.private)
         except OSError as error:
             notes.append(f"{child.private} was left behind: {error.strerror}")
-        facts = {"timed_out": child.asked, "stuck": stuck, "detail": detail, "notes": notes}
-        _tell({"id": child.request.id, **child.answer, **facts})
+        outcome = {"timed_out": child.sent_sigterm, "stuck": is_stuck, "detail": detail, "notes": notes}
+        _send_answer({"id": child.request.id, **child.answer, **outcome})
 
-    def _end_everything(self) -> None:
+    def _end_all(self) -> None:
         for child in self._children.values():
             self._kill(child)
-        until = self._clock() + _KILL_PATIENCE_SECONDS
-        while self._children and self._clock() < until:
-            time.sleep(_DRAIN_SECONDS / 4)
+        deadline = self._clock() + _KILL_TIMEOUT_SECONDS
+        while self._children and self._clock() < deadline:
+            time.sleep(_DRAIN_INTERVAL_SECONDS / 4)
             self._reap()
             self._advance()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _tell(answer: dict[str, Any]) -> None:
+def _send_answer(answer: dict[str, Any]) -> None:
     # A client that is gone closes standard input as well, which ends the server.
     with contextlib.suppress(BrokenPipeError):
-        left = json.dumps(answer).encode() + b"\n"
-        while left:
-            left = left[os.write(1, left) :]
+        remaining = json.dumps(answer).encode() + b"\n"
+        while remaining:
+            remaining = remaining[os.write(1, remaining) :]
 
 
-def _send_signal(pid: int, number: signal.Signals) -> None:
-    """Signal a child's group; and the child, which may not lead one yet."""
+def _send_signal(pid: int, signal_number: signal.Signals) -> None:
+    """Send a signal to a child's group; and to the child, which may not lead one yet."""
     for send in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
-            send(pid, number)
+            send(pid, signal_number)
 
 
 def _has_members(group: int) -> bool:
-    """Whether a process lives in the group of a leader that was collected: all its members are children by now."""
+    """Return whether a process lives in the group of a leader that has ended: all of its members are children now."""
     try:
         while os.waitpid(-group, os.WNOHANG) != (0, 0):
             pass
@@ -398,22 +399,22 @@ def main() -> int:
     if sys.platform != "linux" or ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         sys.stderr.write("the compile server needs Linux\n")
         return 1
-    wake, woken = os.pipe()
-    os.set_blocking(wake, False)
-    os.set_blocking(woken, False)
-    server = _CompileServer(library, sys.argv[1], wake)
+    wake_reader, wake_writer = os.pipe()
+    os.set_blocking(wake_reader, False)
+    os.set_blocking(wake_writer, False)
+    server = _CompileServer(library, sys.argv[1], wake_reader)
 
     def end(*_: object) -> None:
-        server.ending = True
+        server.should_end = True
 
     # Ctrl-C in a terminal is the client's business.
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)
+    for signal_number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
+        signal.signal(signal_number, lambda *_: None)
     signal.signal(signal.SIGTERM, end)
-    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    # What lives now lives for ever: the collector would touch, and so copy, its pages in every child.
+    signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+    # Present objects live for ever: the collector would touch, and so copy, their pages in every child.
     gc.freeze()
-    _tell({"ready": True})
+    _send_answer({"ready": True})
     server.serve()
     return 0
 

@@ -1,16 +1,15 @@
-"""The IREE compiler's library, loaded by ctypes and used as `iree-compile` uses it; and programs that become one.
+"""The IREE compiler's library, loaded by ctypes and used as `iree-compile` uses it; and the merge of programs.
 
 Importing `iree.compiler` is avoided: it brings NumPy, whose OpenBLAS starts threads, and a process with threads cannot
 be forked.
 
 `iree-compile` itself is a small program that calls `ireeCompilerRunMain` of this library. With flags of the compiler
 alone, `compile` makes the calls of that function (IREE's compiler/src/iree/compiler/Tools/iree_compile_lib.cc): command
-line, session, source, invocation, output; but it leaves the ending of the process to clean up, which saves some five
+line, session, source, invocation, output; but it leaves the clean-up to the end of the process, which saves some five
 per cent. With any other flag it calls the function itself. So every flag, diagnostic and exit code is the tool's, and
 the bytes are the same.
 
-Of programs that become one, symbols are made unique, and locations stay as they are: a diagnostic says which of them
-it belongs to.
+In a merge, symbols are made unique, and locations are unchanged: a diagnostic shows the program that it belongs to.
 """
 
 from __future__ import annotations
@@ -38,14 +37,16 @@ if TYPE_CHECKING:
     Native = Any
 
 
-_NAME = {"Darwin": "libIREECompiler.dylib", "Windows": "IREECompiler.dll"}.get(platform.system(), "libIREECompiler.so")
-_TOOL = "iree-compile"
+_LIBRARY_NAME = {"Darwin": "libIREECompiler.dylib", "Windows": "IREECompiler.dll"}.get(
+    platform.system(), "libIREECompiler.so"
+)
+_TOOL_NAME = "iree-compile"
 _BANNER = b"IREE compilation driver\n"
 _DISABLE_THREADING = "mlir-disable-threading"
-# Flags of the compiler, and not of the tool around it; what prints may wait for the tool's orderly end.
+# Flags of the compiler, and not of the tool around it; flags that print may need the tool's orderly exit.
 _COMPILER_FLAG = re.compile(r"--?iree-(?!.*(?:list|print)-).*|--?mlir-disable-threading")
 # Entry points, by their names after `ireeCompiler`, with result and arguments (IREE's embedding_api.h).
-_ENTRIES: dict[str, tuple[Any, list[Any]]] = {
+_ENTRY_POINTS: dict[str, tuple[Any, list[Any]]] = {
     "ErrorGetMessage": (ctypes.c_char_p, [ctypes.c_void_p]),
     "GlobalInitialize": (None, []),
     "InvocationCreate": (ctypes.c_void_p, [ctypes.c_void_p]),
@@ -74,17 +75,17 @@ class CompilerLibrary:
     """The library in the folder of `iree.compiler`, with its global state made once, before any fork.
 
     Raises:
-        LibraryMissingError: it is not there, cannot be loaded, or lacks an entry point.
+        LibraryMissingError: it does not exist, cannot be loaded, or lacks an entry point.
     """
 
     def __init__(self, package: Path) -> None:
-        path = next((found for found in _list_candidates(package) if found.exists()), None)
+        path = next((candidate for candidate in _list_candidates(package) if candidate.exists()), None)
         if path is None:
-            raise LibraryMissingError(f"{package} has no {_NAME}")
+            raise LibraryMissingError(f"{package} has no {_LIBRARY_NAME}")
         self.path = path
-        neighbour = path.with_name(_TOOL)
-        # What the tool would see as its own name; it stands in the compiler's crash reports.
-        self._program = str(neighbour if neighbour.exists() else _TOOL)
+        tool_path = path.with_name(_TOOL_NAME)
+        # The tool would see this as its own name; it is in the compiler's crash reports.
+        self._program = str(tool_path if tool_path.exists() else _TOOL_NAME)
         linker = shlex.quote(str(path.with_name("iree-lld")))
         if linker.startswith("'"):
             # The compiler starts it by a shell line, in which it quotes nothing.
@@ -92,37 +93,38 @@ class CompilerLibrary:
         try:
             library = ctypes.CDLL(str(path))
             self._entries: dict[str, Callable[..., Any]] = {}
-            for name, (result, arguments) in _ENTRIES.items():
+            for name, (result, arguments) in _ENTRY_POINTS.items():
                 entry = library[f"ireeCompiler{name}"]
                 entry.restype, entry.argtypes = result, arguments
                 self._entries[name] = entry
         except (OSError, AttributeError) as error:
             raise LibraryMissingError(f"{path} cannot be used: {error}") from error
-        self._orderly = False
+        self._needs_exit = False
         self._call("GlobalInitialize")
 
     def compile(self, program: str, flags: Sequence[str], output: str) -> int:
-        """Do what `iree-compile PROGRAM FLAGS -o OUTPUT` does in this process, without threads.
+        """Do the same as `iree-compile PROGRAM FLAGS -o OUTPUT` in this process, without threads.
 
-        May be called once in a process: the compiler's flags are global to it. `end` is to follow. Gives the exit code
-        of the tool. (The compiler ends the process where it knows a flag not.)
+        It may be called once in a process: the compiler's flags are global to it. `end` must follow. Returns the exit
+            code
+        of the tool. (The compiler ends the process if it does not support a flag.)
         """
-        # Given twice it is an error.
-        threading = () if any(_DISABLE_THREADING in flag for flag in flags) else (f"--{_DISABLE_THREADING}",)
+        # Given twice, the flag is an error.
+        threading_flags = () if any(_DISABLE_THREADING in flag for flag in flags) else (f"--{_DISABLE_THREADING}",)
         if all(_COMPILER_FLAG.fullmatch(flag) for flag in flags):
-            return self._compile(program, (*flags, *threading), output)
-        self._orderly = True
-        words = (self._program, program, *flags, *threading, "-o", output)
-        return int(self._call("RunMain", len(words), self._make_vector(words)))
+            return self._compile(program, (*flags, *threading_flags), output)
+        self._needs_exit = True
+        argv = (self._program, program, *flags, *threading_flags, "-o", output)
+        return int(self._call("RunMain", len(argv), self._make_vector(argv)))
 
     def end(self, code: int) -> None:
-        """End the process, where the compiler is to write what it holds back, or else return."""
-        if self._orderly:
+        """End the process, if the compiler has buffered output to write, or else return."""
+        if self._needs_exit:
             ctypes.CDLL(None).exit(code)
 
     def _compile(self, program: str, flags: Sequence[str], output: str) -> int:
-        words = (self._program, *flags)
-        self._call("SetupGlobalCL", len(words), self._make_vector(words), _BANNER, True)
+        argv = (self._program, *flags)
+        self._call("SetupGlobalCL", len(argv), self._make_vector(argv), _BANNER, True)
         session = self._call("SessionCreate")
         source, target = ctypes.c_void_p(), ctypes.c_void_p()
         if self._has_failed(self._call("SourceOpenFile", session, program.encode(), ctypes.byref(source))):
@@ -138,32 +140,32 @@ class CompilerLibrary:
         if self._has_failed(self._call("InvocationOutputVMBytecode", invocation, target)):
             return 1
         self._call("OutputKeep", target)
-        # Writes what is left of it.
+        # This writes its buffered remainder.
         self._call("OutputDestroy", target)
         return 0
 
     def _has_failed(self, error: int | None) -> bool:
         if error is None:
             return False
-        # The tool says so whatever it was.
-        text = self._call("ErrorGetMessage", error).decode(errors="replace")
-        sys.stderr.write(f"error opening input file: {text}\n")
+        # The tool prints this prefix for any error.
+        message = self._call("ErrorGetMessage", error).decode(errors="replace")
+        sys.stderr.write(f"error opening input file: {message}\n")
         sys.stderr.flush()
         return True
 
-    def _make_vector(self, words: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
-        """`argv`, with the null pointer at its end; kept, because the compiler's crash reports read it."""
-        self._words = (ctypes.c_char_p * (len(words) + 1))(*(word.encode() for word in words), None)
-        return self._words
+    def _make_vector(self, arguments: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
+        """Make `argv`, with a null pointer at its end; it stays alive, as the compiler's crash reports read it."""
+        self._argument_vector = (ctypes.c_char_p * (len(arguments) + 1))(*(word.encode() for word in arguments), None)
+        return self._argument_vector
 
     def _call(self, name: str, *arguments: Any) -> Any:
         return self._entries[name](*arguments)
 
 
 def find_package() -> Path:
-    """The folder of `iree.compiler`, without importing it; a `LibraryMissingError` where this Python has none.
+    """Find the folder of `iree.compiler`, without importing it; raise a `LibraryMissingError` if there is none.
 
-    Leaves an empty package of that name behind, so that its parts can be imported without all of it.
+    It leaves an empty package of that name behind, so that its parts can be imported without all of it.
     """
     try:
         spec = importlib.util.find_spec("iree.compiler")
@@ -180,18 +182,18 @@ def find_package() -> Path:
 
 
 def _list_candidates(package: Path) -> Iterator[Path]:
-    """Where the library may lie: in the package, or in the build tree around it (as `iree.compiler.api` looks)."""
-    yield package / "_mlir_libs" / _NAME
+    """Yield the library's possible paths: in the package, or in the build tree around it (like `iree.compiler.api`)."""
+    yield package / "_mlir_libs" / _LIBRARY_NAME
     for folder in package.resolve().parents:
-        if (folder / "tools" / _TOOL).exists():
+        if (folder / "tools" / _TOOL_NAME).exists():
             for part in ("lib", "tools", "bin"):
-                yield folder / part / _NAME
+                yield folder / part / _LIBRARY_NAME
             return
 
 
 @dataclass(slots=True)
-class MergedPrograms:
-    """What came of a merge: `module` is MLIR bytecode, and empty where programs were refused."""
+class MergeResult:
+    """The result of a merge: `module` is MLIR bytecode, and empty if programs were rejected."""
 
     module: bytes = b""
     functions: list[list[str]] = field(default_factory=list)
@@ -199,9 +201,9 @@ class MergedPrograms:
 
 
 def import_bindings() -> Bindings:
-    """The compiler's `ir` module without what imports NumPy, which costs more than a merge."""
+    """Import the compiler's `ir` module without the modules that import NumPy, which costs more than a merge."""
     if _DIALECTS not in sys.modules:
-        # Operations of all dialects are taken as operations, and not as the classes that it has for some.
+        # Operations of all dialects are generic operations, without the classes that the package has for some.
         sys.modules[_DIALECTS] = ModuleType(_DIALECTS)
         sys.modules[_DIALECTS].__path__ = []
     from iree.compiler import _mlir_libs  # noqa: PLC0415  needs the empty package that find_package makes
@@ -209,67 +211,69 @@ def import_bindings() -> Bindings:
     return _mlir_libs._mlir.ir  # noqa: SLF001  the name under which the wheel's own `ir` takes it
 
 
-def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> MergedPrograms:
+def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> MergeResult:
     """Merge programs into one module.
 
     Every symbol at the top of a program gets the program's prefix, and all references to it, those inside of
     functions and globals included. The module's own name goes.
     """
     ir = import_bindings()
-    merged = MergedPrograms()
+    merge = MergeResult()
     with ir.Context() as context:
-        # As iree-compile parses.
+        # iree-compile parses in the same way.
         context.allow_unregistered_dialects = True
-        whole = ir.Module.create(ir.Location.unknown())
+        target = ir.Module.create(ir.Location.unknown())
         attributes: dict[str, Native] | None = None
         for index, (path, prefix) in enumerate(zip(programs, prefixes, strict=True)):
             names: list[str] = []
-            merged.functions.append(names)
+            merge.functions.append(names)
             try:
-                # From the file: its path stands in the locations, which diagnostics print.
+                # It is parsed from the file: its path is in the locations, which diagnostics print.
                 part = ir.Module.parseFile(path)
             except (OSError, ir.MLIRError) as error:
-                merged.refused[index] = str(error)
+                merge.refused[index] = str(error)
                 continue
-            own = {name: value for name, value in list_attributes(part.operation).items() if name != "sym_name"}
+            module_attributes = {
+                name: value for name, value in list_attributes(part.operation).items() if name != "sym_name"
+            }
             if attributes is None:
-                attributes = own
-                for name, value in own.items():
-                    whole.operation.attributes[name] = value
-            if own != attributes:
-                merged.refused[index] = f"{path}: error: its module has other attributes than the first program's"
+                attributes = module_attributes
+                for name, value in module_attributes.items():
+                    target.operation.attributes[name] = value
+            if module_attributes != attributes:
+                merge.refused[index] = f"{path}: error: its module has other attributes than the first program's"
                 continue
-            names += _take_over(ir, whole, part, prefix)
-        if not merged.refused:
+            names += _move_operations(ir, target, part, prefix)
+        if not merge.refused:
             buffer = io.BytesIO()
-            whole.operation.write_bytecode(buffer)
-            merged.module = buffer.getvalue()
-    return merged
+            target.operation.write_bytecode(buffer)
+            merge.module = buffer.getvalue()
+    return merge
 
 
 def list_attributes(operation: Operation) -> dict[str, Native]:
-    """An operation's attributes by their names."""
+    """Return an operation's attributes by their names."""
     # Releases differ in what iterating over attributes gives: names, or names with values.
     names = [item if isinstance(item, str) else item.name for item in operation.attributes]
     return {name: operation.attributes[name] for name in names}
 
 
-def _take_over(ir: Bindings, whole: Operation, part: Operation, prefix: str) -> list[str]:
-    """Move a program's operations into the whole, renamed."""
+def _move_operations(ir: Bindings, target: Operation, part: Operation, prefix: str) -> list[str]:
+    """Move a program's operations into the target, with new names."""
     functions = []
     operations = list(part.operation.regions[0].blocks[0].operations)
     for operation in operations:
         attributes = operation.operation.attributes
         if "sym_name" not in attributes:
             continue
-        old = ir.StringAttr(attributes["sym_name"]).value
-        new = prefix + old
-        ir.SymbolTable.replace_all_symbol_uses(old, new, part.operation)
-        ir.SymbolTable.set_symbol_name(operation, new)
+        old_name = ir.StringAttr(attributes["sym_name"]).value
+        new_name = prefix + old_name
+        ir.SymbolTable.replace_all_symbol_uses(old_name, new_name, part.operation)
+        ir.SymbolTable.set_symbol_name(operation, new_name)
         if operation.operation.name in FUNCTIONS:
-            public = "sym_visibility" not in attributes or str(attributes["sym_visibility"]) != '"private"'
-            if public and len(operation.operation.regions[0].blocks) > 0:
-                functions.append(new)
+            is_public = "sym_visibility" not in attributes or str(attributes["sym_visibility"]) != '"private"'
+            if is_public and len(operation.operation.regions[0].blocks) > 0:
+                functions.append(new_name)
     for operation in operations:
-        whole.body.append(operation)
+        target.body.append(operation)
     return functions

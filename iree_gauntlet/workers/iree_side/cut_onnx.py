@@ -1,4 +1,4 @@
-"""Say what an ONNX model is made of, or cut it between values and import what is left, in the toolchain's Python.
+"""Describe an ONNX model, or cut it between values and import the remaining part, in the toolchain's Python.
 
     python cut_onnx.py PLAN.json
 
@@ -23,10 +23,10 @@ With the plan
      "onnx": "/…/cut.onnx",
      "mlir": "/…/cut.mlir"}       empty: it is not imported
 
-what is computed from the new inputs, and needed for the new outputs, stays, with the constants, operator sets and
-functions that it needs. The answer is `{"bytes": …}`, of the .onnx. The function is called `operator`.
+the nodes that compute the new outputs from the new inputs stay, with the constants, operator sets and functions that
+they need. The answer is `{"bytes": …}`, of the .onnx. The function is called `operator`.
 
-Exit codes: as of `plan_file`.
+Exit codes: those of `plan_file`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 if __name__ == "__main__":
-    # The package is the one that this script lies in; all else is found as this Python finds it.
+    # The package is the one that contains this script; all else is imported as usual in this Python.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -63,13 +63,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-# What a protobuf message, and so a model that is worked on in memory, may have.
-_MOST_BYTES = 2_000_000_000
-# Bytes of an element, by ONNX's numbers of the types that onnxruntime hands on as arrays and IREE takes.
+# This limits a protobuf message, and so a model that is processed in memory.
+_MAX_MODEL_BYTES = 2_000_000_000
+# Bytes of an element, by ONNX's numbers of the types that onnxruntime returns as arrays and IREE takes.
 _ELEMENT_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8}
-_FUNCTION = "operator"
-# The first whose initializers need not be among the inputs.
-_LEAST_IR = 4
+_FUNCTION_NAME = "operator"
+# Since this version, initializers need not be among the inputs.
+_MIN_IR_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +89,13 @@ class _CutValue:
     file: str = ""
 
     def declare(self) -> onnx.ValueInfoProto:
-        """It, as an input."""
+        """Return it as an input."""
         return helper.make_tensor_value_info(
             self.name, helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype)), self.shape
         )
 
     def read(self) -> onnx.TensorProto:
-        """It, as a constant."""
+        """Return it as a constant."""
         return numpy_helper.from_array(np.fromfile(self.file, self.dtype).reshape(self.shape), self.name)
 
 
@@ -111,30 +111,30 @@ class _CutPlan:
 
 
 def _list_used_values(node: onnx.NodeProto) -> list[str]:
-    """The values that a node takes, with those that graphs inside of it take from around it."""
-    inner = [name for graph in list_inner_graphs(node) for name in _list_from_around(graph)]
-    return list(dict.fromkeys(name for name in (*node.input, *inner) if name))
+    """Return the values that a node takes, including those that graphs inside it take from outside."""
+    outer_values = [name for graph in list_inner_graphs(node) for name in _list_outer_values(graph)]
+    return list(dict.fromkeys(name for name in (*node.input, *outer_values) if name))
 
 
-def _list_from_around(graph: onnx.GraphProto) -> Iterator[str]:
-    own = {value.name for value in (*graph.input, *graph.initializer)}
+def _list_outer_values(graph: onnx.GraphProto) -> Iterator[str]:
+    inner_names = {value.name for value in (*graph.input, *graph.initializer)}
     for node in graph.node:
-        yield from (name for name in _list_used_values(node) if name not in own)
-        own.update(node.output)
-    yield from (value.name for value in graph.output if value.name not in own)
+        yield from (name for name in _list_used_values(node) if name not in inner_names)
+        inner_names.update(node.output)
+    yield from (value.name for value in graph.output if value.name not in inner_names)
 
 
-def _describe(model: onnx.ModelProto, published: onnx.ModelProto) -> dict[str, Any]:
+def _describe(model: onnx.ModelProto, published_model: onnx.ModelProto) -> dict[str, Any]:
     graph = model.graph
     constants = [tensor.name for tensor in graph.initializer] + [item.values.name for item in graph.sparse_initializer]
-    places = {tuple(node.output): place for place, node in enumerate(published.graph.node, 1)}
+    numbers_by_outputs = {tuple(node.output): number for number, node in enumerate(published_model.graph.node, 1)}
     sizes: dict[str, int | None] = {}
     for value in (*graph.value_info, *graph.output):
         tensor = value.type.tensor_type
         if tensor.elem_type in _ELEMENT_BYTES:
-            known = tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
+            has_sizes = tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
             count = math.prod(dim.dim_value for dim in tensor.shape.dim)
-            sizes[value.name] = count * _ELEMENT_BYTES[tensor.elem_type] if known else None
+            sizes[value.name] = count * _ELEMENT_BYTES[tensor.elem_type] if has_sizes else None
     return {
         "inputs": [value.name for value in list_inputs(graph)],
         "outputs": [value.name for value in graph.output],
@@ -146,81 +146,83 @@ def _describe(model: onnx.ModelProto, published: onnx.ModelProto) -> dict[str, A
                 "op": node.op_type,
                 "inputs": _list_used_values(node),
                 "outputs": [name for name in node.output if name],
-                "place": places.get(tuple(node.output), 0),
+                "place": numbers_by_outputs.get(tuple(node.output), 0),
             }
             for index, node in enumerate(graph.node)
         ],
-        "of": len(published.graph.node),
+        "of": len(published_model.graph.node),
         "sizes": sizes,
     }
 
 
-def _find_needed(graph: onnx.GraphProto, outputs: list[str], given: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
-    """The nodes that outputs need where some values are given, in order; and all values that these take."""
-    wanted, nodes = set(outputs) - given, []
+def _select_nodes(
+    graph: onnx.GraphProto, outputs: list[str], available: set[str]
+) -> tuple[list[onnx.NodeProto], set[str]]:
+    """Return the nodes that outputs need if some values are available, in order; and all values that these take."""
+    value_names, nodes = set(outputs) - available, []
     for node in reversed(graph.node):
-        if wanted.intersection(node.output):
+        if value_names.intersection(node.output):
             nodes.append(node)
-            wanted.update(name for name in _list_used_values(node) if name not in given)
-    used = {name for node in nodes for name in _list_used_values(node)} | set(outputs)
-    return nodes[::-1], used
+            value_names.update(name for name in _list_used_values(node) if name not in available)
+    used_values = {name for node in nodes for name in _list_used_values(node)} | set(outputs)
+    return nodes[::-1], used_values
 
 
 def _cut(model: onnx.ModelProto, plan: _CutPlan) -> onnx.ModelProto:
     graph = model.graph
-    new = {item.name: item.declare() for item in (read_plan(_CutValue, said) for said in plan.inputs or ())}
-    made = {item.name: item.read() for item in (read_plan(_CutValue, said) for said in plan.constants)}
-    nodes, used = _find_needed(graph, plan.outputs, {*new, *made})
-    kept = [item for item in graph.initializer if item.name in used and item.name not in {*new, *made}]
-    constants = {item.name for item in kept}
+    inputs = {item.name: item.declare() for item in (read_plan(_CutValue, entry) for entry in plan.inputs or ())}
+    additions = {item.name: item.read() for item in (read_plan(_CutValue, entry) for entry in plan.constants)}
+    nodes, uses = _select_nodes(graph, plan.outputs, {*inputs, *additions})
+    initializers = [item for item in graph.initializer if item.name in uses and item.name not in {*inputs, *additions}]
+    names = {item.name for item in initializers}
     infos = {item.name: item for item in (*graph.input, *graph.value_info, *graph.output)}
     missing = [name for name in plan.outputs if name not in infos]
     if missing:
         raise PlanError(f"the type of {missing[0]} is not known")
-    cut = onnx.ModelProto()
-    cut.ir_version = max(model.ir_version, _LEAST_IR)
-    cut.opset_import.extend(model.opset_import)
-    cut.functions.extend(model.functions)
-    cut.graph.name = _FUNCTION
-    cut.graph.node.extend(nodes)
-    cut.graph.initializer.extend(_repeat(item, plan.repeat) for item in (*kept, *made.values()))
-    cut.graph.sparse_initializer.extend(item for item in graph.sparse_initializer if item.values.name in used)
-    cut.graph.input.extend(list_inputs(graph) if plan.inputs is None else new.values())
-    cut.graph.output.extend(infos[name] for name in plan.outputs)
-    inner = {name for node in nodes for name in node.output} - set(plan.outputs) - constants
-    cut.graph.value_info.extend(item for item in graph.value_info if item.name in inner)
-    return cut
+    result = onnx.ModelProto()
+    result.ir_version = max(model.ir_version, _MIN_IR_VERSION)
+    result.opset_import.extend(model.opset_import)
+    result.functions.extend(model.functions)
+    result.graph.name = _FUNCTION_NAME
+    result.graph.node.extend(nodes)
+    result.graph.initializer.extend(_repeat(item, plan.repeat) for item in (*initializers, *additions.values()))
+    result.graph.sparse_initializer.extend(item for item in graph.sparse_initializer if item.values.name in uses)
+    result.graph.input.extend(list_inputs(graph) if plan.inputs is None else inputs.values())
+    result.graph.output.extend(infos[name] for name in plan.outputs)
+    inner_names = {name for node in nodes for name in node.output} - set(plan.outputs) - names
+    result.graph.value_info.extend(item for item in graph.value_info if item.name in inner_names)
+    return result
 
 
-def _repeat(tensor: onnx.TensorProto, first: int) -> onnx.TensorProto:
-    values = numpy_helper.to_array(tensor) if first else None
-    if values is None or values.dtype.kind != "f" or values.size <= first:
+def _repeat(tensor: onnx.TensorProto, count: int) -> onnx.TensorProto:
+    values = numpy_helper.to_array(tensor) if count else None
+    if values is None or values.dtype.kind != "f" or values.size <= count:
         return tensor
-    return numpy_helper.from_array(np.resize(values.ravel()[:first], values.shape), tensor.name)
+    return numpy_helper.from_array(np.resize(values.ravel()[:count], values.shape), tensor.name)
 
 
-def _answer(said: dict[str, Any]) -> dict[str, Any]:
+def _answer(document: dict[str, Any]) -> dict[str, Any]:
     try:
-        return _answer_describe(said) if "prepared" in said else _answer_cut(read_plan(_CutPlan, said))
+        return _answer_describe(document) if "prepared" in document else _answer_cut(read_plan(_CutPlan, document))
     except InputError as error:
         raise PlanError(str(error)) from error
     except ImportFailedError as error:
         raise RuntimeError(str(error)) from error
 
 
-def _answer_describe(said: dict[str, Any]) -> dict[str, Any]:
-    plan = read_plan(_DescribePlan, said)
+def _answer_describe(document: dict[str, Any]) -> dict[str, Any]:
+    plan = read_plan(_DescribePlan, document)
     path = Path(plan.model)
-    if path.stat().st_size > _MOST_BYTES:
+    if path.stat().st_size > _MAX_MODEL_BYTES:
         raise PlanError(f"{path.name} has more than 2 GB and cannot be cut")
-    # What lies outside is not read to find out that it does.
-    alone = onnx.load(path, load_external_data=False)
-    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in alone.graph.initializer):
+    # External weights are not read for this check.
+    published_model = onnx.load(path, load_external_data=False)
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in published_model.graph.initializer):
         raise PlanError(f"the weights of {path.name} lie outside of it, and it cannot be cut")
     shapes = {name: tuple(shape) for name, shape in plan.shapes}
     model = prepare_file(path, shapes, plan.opset, plan.least_opset)
     onnx.save(model, plan.prepared)
-    return _describe(model, alone)
+    return _describe(model, published_model)
 
 
 def _answer_cut(plan: _CutPlan) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""A device of IREE's runtime with programs loaded on it: arrays go there, functions run, arrays come back.
+"""A device of IREE's runtime with programs loaded on it: it takes arrays, runs functions, and returns arrays.
 
-What a caller of several threads has to know (seen with 3.9 and 3.13): the runtime gives up Python's lock while a
-function runs and while a fence is waited for, so contexts run in parallel; copies to and from the device hold it.
+For callers of several threads (observed with 3.9 and 3.13): the runtime releases Python's lock while a function runs
+and while waiting for a fence, so contexts run in parallel; copies to and from the device hold it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     Native = Any
 
 
-# How torch and ONNX programs offer a function that does not wait: it takes two fences after its arguments.
-_ASYNC = "$async"
+# torch and ONNX programs have a variant of a function that does not wait: it takes two fences after its arguments.
+_ASYNC_SUFFIX = "$async"
 
 
 class OpenDevice:
-    """A device, and what is loaded once for all programs on it."""
+    """A device, with everything that is loaded once for all programs on it."""
 
     def __init__(self, uri: str) -> None:
         from iree import runtime  # noqa: PLC0415 - the plan is checked without it
@@ -37,15 +37,18 @@ class OpenDevice:
         self.instance = runtime.VmInstance()
         self.hal = runtime.get_device(uri)
         self._indices: dict[str, Native] = {}
-        # Looked up once: in small programs, attributes of the binding are a good part of a call.
+        # These are looked up once: in small programs, attributes of the binding are a good part of a call.
         self._allocator = self.hal.allocator
-        self._kinds = {name: getattr(runtime.HalElementType, kind) for name, (kind, _) in ELEMENT_TYPES.items()}
-        self._types = {int(kind): (name, get_host_type(name)) for name, kind in self._kinds.items()}
+        self._runtime_types = {name: getattr(runtime.HalElementType, kind) for name, (kind, _) in ELEMENT_TYPES.items()}
+        self._types = {int(kind): (name, get_host_type(name)) for name, kind in self._runtime_types.items()}
         self._local, self._usage = runtime.MemoryType.DEVICE_LOCAL, runtime.BufferUsage.DEFAULT
-        self._visible, self._scoped = int(runtime.MemoryType.HOST_VISIBLE), int(runtime.BufferUsage.MAPPING_SCOPED)
+        self._host_visible, self._mapping_scoped = (
+            int(runtime.MemoryType.HOST_VISIBLE),
+            int(runtime.BufferUsage.MAPPING_SCOPED),
+        )
 
     def load_parameter_index(self, file: str) -> Native:
-        """The contents of a parameter archive; each file is opened once."""
+        """Load a parameter archive's index; each file is opened once."""
         if file not in self._indices:
             index = self.runtime.ParameterIndex()
             index.load(file)
@@ -53,55 +56,55 @@ class OpenDevice:
         return self._indices[file]
 
     def push(self, array: Array, type_name: str) -> View:
-        """Copy an array to the device; a view of its buffer."""
+        """Copy an array to the device; return a view of its buffer."""
         return self._allocator.allocate_buffer_copy(
             memory_type=self._local,
             allowed_usage=self._usage,
             device=self.hal,
             buffer=array,
-            element_type=self._kinds[type_name],
+            element_type=self._runtime_types[type_name],
         )
 
     def fetch(self, view: View) -> Array:
-        """A copy of a buffer's contents on the host, as bits; the runtime's own `DeviceArray` would convert bf16."""
+        """Copy a buffer's contents to the host, as bits; the runtime's own `DeviceArray` would convert bf16."""
         buffer = view.get_buffer()
-        if buffer.memory_type() & self._visible and buffer.allowed_usage() & self._scoped:
+        if buffer.memory_type() & self._host_visible and buffer.allowed_usage() & self._mapping_scoped:
             return self._copy_mapped(view, view)
         return self.fetch_staged(view)
 
     def fetch_staged(self, view: View) -> Array:
-        """The same through a buffer on the host, for memory that the host does not see."""
+        """Copy them through a buffer on the host, for memory that the host does not see."""
         return self._copy_mapped(copy_to_host(self.runtime, self.hal, self._allocator, view.get_buffer()), view)
 
     def _copy_mapped(self, memory: Native, view: View) -> Array:
-        # A copy, as a caller would take it: the mapping ends with the buffer.
+        # The array is copied, as a caller would do: the mapping ends with the buffer.
         return np.array(memory.map().asarray(view.shape, self._find_types(view)[1]))
 
     def type_name(self, view: View) -> str:
-        """The name of a buffer's element type; a PlanError for one that is not known here."""
+        """Return the name of a buffer's element type; raise a PlanError for one that is unknown here."""
         return self._find_types(view)[0]
 
     def _find_types(self, view: View) -> tuple[str, np.dtype[Any]]:
-        kind = view.element_type
-        if kind not in self._types:
-            raise PlanError(f"an output has the element type {kind:#x}, which is not known here")
-        return self._types[kind]
+        element_type = view.element_type
+        if element_type not in self._types:
+            raise PlanError(f"an output has the element type {element_type:#x}, which is not known here")
+        return self._types[element_type]
 
     def fence(self) -> Fence:
-        """A fence of its own, to be signalled by the device."""
+        """Make a fence that the device can signal."""
         return self.runtime.HalFence.create_at(self.hal.create_semaphore(0), 1)
 
 
 def copy_to_host(runtime: Native, device: Native, allocator: Native, source: Native) -> Native:
-    """A copy of a buffer in memory that the host sees."""
+    """Copy a buffer to memory that the host sees."""
     staging = allocator.allocate_buffer(
         memory_type=int(runtime.MemoryType.HOST_LOCAL | runtime.MemoryType.DEVICE_VISIBLE),
         allowed_usage=int(runtime.BufferUsage.TRANSFER_TARGET | runtime.BufferUsage.MAPPING_SCOPED),
         allocation_size=source.byte_length(),
     )
-    done = runtime.HalFence.create_at(device.create_semaphore(0), 1)
-    device.queue_copy(source, staging, wait_semaphores=runtime.HalFence(0), signal_semaphores=done)
-    done.wait()
+    done_fence = runtime.HalFence.create_at(device.create_semaphore(0), 1)
+    device.queue_copy(source, staging, wait_semaphores=runtime.HalFence(0), signal_semaphores=done_fence)
+    done_fence.wait()
     return staging
 
 
@@ -111,8 +114,8 @@ class LoadedProgram:
     Args:
         modules: files, in the order of loading.
         parameters: scope and file.
-        function: of the last module; a PlanError says that it has none.
-        trace: takes what the modules trace: a key, and views of tensors; None for what the runtime does with it.
+        function: of the last module; a PlanError is raised if there is none.
+        trace: receives the modules' traces: a key, and views of tensors; None for the runtime's default.
     """
 
     def __init__(
@@ -126,54 +129,56 @@ class LoadedProgram:
         runtime, instance = device.runtime, device.instance
         self.device = device
         sink = {"debug_sink": runtime.HalModuleDebugSink(trace)} if trace is not None else {}
-        loaded = [runtime.create_hal_module(instance, device.hal, **sink)]
+        system_modules = [runtime.create_hal_module(instance, device.hal, **sink)]
         providers = [device.load_parameter_index(file).create_provider(scope=scope) for scope, file in parameters]
         if providers:
-            loaded.append(runtime.create_io_parameters_module(instance, *providers))
-        mains = [runtime.VmModule.mmap(instance, file) for file in modules]
-        self._context = runtime.VmContext(instance, modules=[*loaded, *mains])
-        self._function = mains[-1].lookup_function(function)
+            system_modules.append(runtime.create_io_parameters_module(instance, *providers))
+        program_modules = [runtime.VmModule.mmap(instance, file) for file in modules]
+        self._context = runtime.VmContext(instance, modules=[*system_modules, *program_modules])
+        self._function = program_modules[-1].lookup_function(function)
         if self._function is None:
-            raise PlanError(f"{modules[-1]} has no function {function!r}: {', '.join(mains[-1].function_names)}")
-        self._async_function = mains[-1].lookup_function(function + _ASYNC)
+            raise PlanError(
+                f"{modules[-1]} has no function {function!r}: {', '.join(program_modules[-1].function_names)}"
+            )
+        self._async_function = program_modules[-1].lookup_function(function + _ASYNC_SUFFIX)
         self.has_async = self._async_function is not None
-        # Whoever holds a module needs what it was made with.
-        self._kept = (loaded, mains)
+        # The objects that the modules were made from must live as long as the program.
+        self._owned_objects = (system_modules, program_modules)
 
     def invoke(self, arguments: Sequence[View]) -> list[View]:
-        """One call with arguments on the device; its outputs there, computed."""
+        """Make one call with arguments on the device; return its outputs there, computed."""
         return self._invoke(self._function, arguments)
 
-    def start(self, arguments: Sequence[View], after: Fence = None) -> tuple[list[View], Fence]:
-        """Begin a call after a fence, if there is one, and do not wait for it.
+    def start(self, arguments: Sequence[View], wait_fence: Fence = None) -> tuple[list[View], Fence]:
+        """Begin a call after a fence, if there is one, without waiting for it.
 
         Returns:
-            The outputs, which may be handed on with `after`, and the fence after which they may be read.
+            The outputs, which may be passed on with `wait_fence`, and the fence after which they may be read.
         """
-        done = self.device.fence()
-        before = self.device.runtime.HalFence(0) if after is None else after
-        return self._invoke(self._async_function, [*arguments, before, done]), done
+        done_fence = self.device.fence()
+        start_fence = self.device.runtime.HalFence(0) if wait_fence is None else wait_fence
+        return self._invoke(self._async_function, [*arguments, start_fence, done_fence]), done_fence
 
     def _invoke(self, function: Native, arguments: Sequence[View]) -> list[View]:
         runtime = self.device.runtime
-        given = runtime.VmVariantList(len(arguments))
+        argument_list = runtime.VmVariantList(len(arguments))
         for argument in arguments:
-            given.push_ref(argument)
+            argument_list.push_ref(argument)
         results = runtime.VmVariantList(1)
-        self._context.invoke(function, given, results)
+        self._context.invoke(function, argument_list, results)
         return [results.get_as_object(index, runtime.HalBufferView) for index in range(len(results))]
 
 
 def device_memory(devices: Iterable[OpenDevice]) -> dict[str, int]:
-    """The runtime's own statistics of memory, in bytes, of all devices together.
+    """Return the runtime's own statistics of memory, in bytes, of all devices together.
 
-    `device_bytes_peak` and `host_bytes_peak` are the most that was allocated at a time since the process began (of
-    several devices: the sum of their peaks). It is less than a program needs. On local-task of 3.9 and 3.13 it is what
-    was pushed, and no more: what a program allocates itself, in the order of its queue, is not in it, and neither are
-    parameters that are used from the mapped file. Empty where the runtime was built without statistics.
+    `device_bytes_peak` and `host_bytes_peak` are the largest allocations at a time since the process began (for
+    several devices: the sum of their peaks). They are less than a program needs. On local-task of 3.9 and 3.13 they
+    are the pushed arrays alone: allocations of a program itself, in the order of its queue, are not included, and
+    neither are parameters that are used from the mapped file. Empty if the runtime was built without statistics.
     """
-    found: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for hal in {id(device.hal): device.hal for device in devices}.values():
         for name, value in hal.allocator.statistics.items():
-            found[name] = found.get(name, 0) + value
-    return found
+            totals[name] = totals.get(name, 0) + value
+    return totals

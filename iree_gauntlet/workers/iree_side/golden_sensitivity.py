@@ -1,14 +1,14 @@
-"""Say which weights of a model its recorded outputs can tell from wrong ones, through a reference alone.
+"""Report for which weights of a model its recorded outputs detect a wrong value, through a reference alone.
 
     python golden_sensitivity.py PLAN.json
 
 Each floating-point tensor that the file holds is scaled by 1.01, one at a time, and the model is run again. The plan:
-`model`, `inputs` (their first set is taken) and `cwd` as of `run_onnx`; and `tolerances`: absolute ones by element
-type, and `rtol`; empty where outputs must be equal. The answer is `{"weights": […]}`, an object a tensor: `name`,
-`elements`, and `effect`: the largest |difference| of any output's element over what the tolerance allows there. Above 1
-the comparison sees the change, 0 is no effect at all on this input.
+`model`, `inputs` (only their first set is used) and `cwd` as in `run_onnx`; and `tolerances`: absolute ones by element
+type, and `rtol`; empty if outputs must be equal. The answer is `{"weights": […]}`, an object a tensor: `name`,
+`elements`, and `effect`: the largest |difference| of any output's element divided by its tolerance. Above 1 the
+comparison detects the change; 0 is no effect at all on this input.
 
-Exit codes: as of `plan_file`.
+Exit codes: those of `plan_file`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if __name__ == "__main__":
-    # The package is the one that this script lies in; all else is found as this Python finds it.
+    # The package is the one that contains this script; all else is imported as usual in this Python.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -56,30 +56,32 @@ class _SensitivityPlan:
     tolerances: dict[str, float]
 
 
-def measure_effect(before: Sequence[Array], after: Sequence[Array], allowed: Mapping[str, float], rtol: float) -> float:
-    """The largest difference of any element, in units of what the tolerance allows there.
+def measure_effect(
+    baseline_outputs: Sequence[Array], scaled_outputs: Sequence[Array], tolerances: Mapping[str, float], rtol: float
+) -> float:
+    """Return the largest difference of any element, divided by its tolerance.
 
-    `allowed` are absolute tolerances by IREE's names of element types; other types must not change at all.
+    `tolerances` are absolute ones by IREE's names of element types; other types must not change at all.
     """
     worst = 0.0
-    for old, new in zip(before, after, strict=True):
-        if old.shape != new.shape:
+    for baseline, scaled_output in zip(baseline_outputs, scaled_outputs, strict=True):
+        if baseline.shape != scaled_output.shape:
             return float("inf")
-        element = float_type(old)
-        if element not in allowed:
-            worst = max(worst, float("inf") if not np.array_equal(old, new) else 0.0)
+        element = float_type(baseline)
+        if element not in tolerances:
+            worst = max(worst, float("inf") if not np.array_equal(baseline, scaled_output) else 0.0)
             continue
         with np.errstate(all="ignore"):
-            passed, error, limit = judge_values(widen(new), widen(old), (allowed[element], rtol))
+            is_passing, error, limit = judge_values(widen(scaled_output), widen(baseline), (tolerances[element], rtol))
             shares = error / limit
-        # No number where the tolerance is zero and so is the difference, or where a result has become NaN.
-        shares = np.where(np.isnan(shares), np.where(passed, 0.0, np.inf), shares)
+        # The quotient is NaN if tolerance and difference are zero, or if a result has become NaN.
+        shares = np.where(np.isnan(shares), np.where(is_passing, 0.0, np.inf), shares)
         worst = max(worst, float(shares.max(initial=0.0)))
     return worst
 
 
 def _list_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """The floating-point tensors of a graph and of those inside of its nodes: initializers, and values of constants."""
+    """Yield the floating-point tensors of a graph and of its nodes' graphs: initializers, and values of constants."""
     from onnx import TensorProto  # noqa: PLC0415
 
     floats = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
@@ -94,33 +96,34 @@ def _list_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield tensor
 
 
-def _answer(said: dict[str, Any]) -> dict[str, Any]:
+def _answer(document: dict[str, Any]) -> dict[str, Any]:
     import onnx  # noqa: PLC0415
 
-    plan = read_plan(_SensitivityPlan, said)
+    plan = read_plan(_SensitivityPlan, document)
     model = load_model(Path(plan.model))
     reference, _ = load_reference(model.SerializeToString(), model)
     arrays = read_inputs(plan.inputs[0], plan.cwd, reference.inputs)
-    allowed = dict(plan.tolerances)
-    rtol = allowed.pop("rtol", 0.0)
-    before = list(reference.run(arrays).values())
-    found = []
+    tolerances = dict(plan.tolerances)
+    rtol = tolerances.pop("rtol", 0.0)
+    baseline_outputs = list(reference.run(arrays).values())
+    effects = []
     for tensor in list(_list_tensors(model.graph)):
-        kept = onnx.TensorProto()
-        kept.CopyFrom(tensor)
+        original = onnx.TensorProto()
+        original.CopyFrom(tensor)
         values = onnx.numpy_helper.to_array(tensor)
-        scaled = (values.astype(np.float64) * FACTOR).astype(values.dtype)
-        tensor.CopyFrom(onnx.numpy_helper.from_array(scaled, tensor.name))
+        scaled_values = (values.astype(np.float64) * FACTOR).astype(values.dtype)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(scaled_values, tensor.name))
         try:
-            again, _ = load_reference(model.SerializeToString(), model)
-            effect = measure_effect(before, list(again.run(arrays).values()), allowed, rtol)
+            scaled_reference, _ = load_reference(model.SerializeToString(), model)
+            effect = measure_effect(baseline_outputs, list(scaled_reference.run(arrays).values()), tolerances, rtol)
         except InferenceFailedError:
-            # A size, or a scale of sizes: with another one the model does not run, which is seen.
+            # The tensor is a size, or a scale of sizes: with another value the model does not run, which is a visible
+            # effect.
             effect = math.inf
         finally:
-            tensor.CopyFrom(kept)
-        found.append({"name": tensor.name, "elements": int(values.size), "effect": effect})
-    return {"weights": found}
+            tensor.CopyFrom(original)
+        effects.append({"name": tensor.name, "elements": int(values.size), "effect": effect})
+    return {"weights": effects}
 
 
 if __name__ == "__main__":

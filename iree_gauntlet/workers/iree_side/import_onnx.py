@@ -3,9 +3,9 @@
     python import_onnx.py MODEL.onnx -o OUT.mlir [--opset N | --least-opset N] [--shape NAME=1x3x48x192]...
 
 The order of preparation matters: input shapes are fixed first, then the opset is converted, then shapes
-are inferred again. Recorded shapes of outputs and inner values are forgotten before that, because some files
-record wrong ones, and right ones contradict the fixed inputs. Where inference finds no shape for an output,
-its declared rank comes back, because the importer's checker refuses outputs without one.
+are inferred again. Recorded shapes of outputs and inner values are removed before that, because some files
+have wrong ones, and correct ones contradict the fixed inputs. If inference finds no shape for an output,
+its declared rank is restored, because the importer's checker rejects outputs without one.
 
 Prints the name of each imported function, one a line, on stdout. Exit codes: 0 imported, 1 the importer
 failed, 2 the command or the file cannot be used; the reason is one line on stderr.
@@ -31,12 +31,12 @@ Shape = tuple[int, ...]
 
 _EXIT_IMPORTER_FAILED = 1
 _EXIT_USAGE = 2
-_FUNCTION = re.compile(rb'\s*func\.func @(?:"((?:[^"\\]|\\.)*)"|([\w$.-]+))\s*\(')
-_INSTALL = 'install the importer\'s needs with the compiler: pip install "iree-base-compiler[onnx]"'
+_FUNCTION_LINE = re.compile(rb'\s*func\.func @(?:"((?:[^"\\]|\\.)*)"|([\w$.-]+))\s*\(')
+_INSTALL_HINT = 'install the importer\'s needs with the compiler: pip install "iree-base-compiler[onnx]"'
 
 
 class InputError(Exception):
-    """The command line or the model file cannot be used as asked; the text is one line."""
+    """The command line or the model file cannot be used as requested; the text is one line."""
 
 
 class ImportFailedError(Exception):
@@ -44,17 +44,17 @@ class ImportFailedError(Exception):
 
 
 def parse_shape(text: str) -> tuple[str, Shape]:
-    """Read `NAME=1x3x48x192` (`NAME=` for a scalar), or an InputError."""
+    """Parse `NAME=1x3x48x192` (`NAME=` for a scalar), or raise an InputError."""
     # Input names may hold `=` and `:`; dimensions never do, so the last `=` separates.
     name, separator, dimensions = text.rpartition("=")
     if not separator or not name:
         raise InputError(f"--shape {text!r}: expected NAME=1x3x48x192")
     if not dimensions:
         return name, ()
-    parts = dimensions.split("x")
-    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+    sizes = dimensions.split("x")
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in sizes):
         raise InputError(f"--shape {text!r}: dimensions are positive numbers joined by x, as in 1x3x48x192")
-    return name, tuple(int(part) for part in parts)
+    return name, tuple(int(part) for part in sizes)
 
 
 def _describe(value: onnx.ValueInfoProto) -> str:
@@ -64,13 +64,13 @@ def _describe(value: onnx.ValueInfoProto) -> str:
 
 
 def list_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """Those that a caller passes: files of old IR versions list initializers among them."""
+    """Return the inputs that a caller passes: files of old IR versions list initializers among them."""
     constants = {tensor.name for tensor in graph.initializer} | {item.values.name for item in graph.sparse_initializer}
     return [value for value in graph.input if value.name not in constants]
 
 
 def list_inner_graphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """The graphs inside of a node, such as branches and bodies of loops."""
+    """Return the graphs inside a node, such as branches and bodies of loops."""
     return [graph for item in node.attribute for graph in (item.g, *item.graphs) if graph.node]
 
 
@@ -78,8 +78,8 @@ def _freeze(model: onnx.ModelProto, shapes: dict[str, Shape]) -> None:
     inputs = {value.name: value for value in list_inputs(model.graph)}
     for name, shape in shapes.items():
         if name not in inputs:
-            known = ", ".join(_describe(value) for value in inputs.values())
-            raise InputError(f"no input is named {name!r}; the model's inputs: {known}")
+            input_list = ", ".join(_describe(value) for value in inputs.values())
+            raise InputError(f"no input is named {name!r}; the model's inputs: {input_list}")
         dimensions = inputs[name].type.tensor_type.shape.dim
         if len(dimensions) != len(shape):
             raise InputError(
@@ -101,23 +101,25 @@ def _get_opset(model: onnx.ModelProto) -> int:
 
 
 def prepare(model: onnx.ModelProto, shapes: dict[str, Shape], opset: int | None) -> onnx.ModelProto:
-    """Fix shapes of inputs that are named, convert the default operator set if one is named, infer shapes.
+    """Fix shapes of named inputs, convert the default operator set if `opset` is set, infer shapes.
 
-    The model that is given is changed.
+    The given model is changed.
 
     Raises:
-        InputError: an unknown input, a shape that does not fit, an opset lower than the file's.
+        InputError: an unknown input, an incompatible shape, an opset lower than the file's.
         ImportFailedError: the opset conversion or the shape inference failed.
     """
     import onnx.shape_inference  # noqa: PLC0415
     import onnx.version_converter  # noqa: PLC0415
 
-    current = _get_opset(model)
-    newest = onnx.defs.onnx_opset_version()
-    if opset is not None and not current <= opset <= newest:
-        limit = f"lower than the file's {current}" if opset < current else f"unknown to onnx {onnx.__version__}"
-        raise InputError(f"opset {opset} is {limit}; {current} to {newest} are possible")
-    # Ranks that outputs are declared to have, where their shapes are forgotten.
+    current_opset = _get_opset(model)
+    newest_opset = onnx.defs.onnx_opset_version()
+    if opset is not None and not current_opset <= opset <= newest_opset:
+        limit = (
+            f"lower than the file's {current_opset}" if opset < current_opset else f"unknown to onnx {onnx.__version__}"
+        )
+        raise InputError(f"opset {opset} is {limit}; {current_opset} to {newest_opset} are possible")
+    # The declared ranks of outputs whose shapes are removed.
     ranks: dict[str, int] = {}
     if shapes:
         _freeze(model, shapes)
@@ -128,13 +130,13 @@ def prepare(model: onnx.ModelProto, shapes: dict[str, Shape], opset: int | None)
                 ranks[output.name] = len(tensor.shape.dim)
                 tensor.ClearField("shape")
     try:
-        if opset is not None and opset > current:
+        if opset is not None and opset > current_opset:
             model = onnx.version_converter.convert_version(model, opset)
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except (RuntimeError, ValueError) as error:  # what onnx's converter and inference raise
+    except (RuntimeError, ValueError) as error:  # raised by onnx's converter and inference
         raise ImportFailedError(_get_first_line(error)) from error
     for output in model.graph.output:
-        # Of this one inference says nothing.
+        # Inference found no shape for this output.
         tensor = output.type.tensor_type
         if output.name in ranks and not tensor.HasField("shape"):
             tensor.shape.SetInParent()
@@ -144,22 +146,22 @@ def prepare(model: onnx.ModelProto, shapes: dict[str, Shape], opset: int | None)
 
 
 def find_functions(lines: Iterable[bytes]) -> list[str]:
-    """Names of the functions that a program text defines, in its order.
+    """Return the names of the functions that a program text defines, in its order.
 
     Lines are bytes because an imported text is mostly weights in hexadecimal, a hundred megabytes of it.
     """
-    matches = [match for line in lines if (match := _FUNCTION.match(line))]
+    matches = [match for line in lines if (match := _FUNCTION_LINE.match(line))]
     return [_unescape(match[1]) if match[1] is not None else match[2].decode() for match in matches]
 
 
-def _unescape(quoted: bytes) -> str:
+def _unescape(escaped_name: bytes) -> str:
     r"""Undo MLIR's escapes in a quoted symbol: `\\`, and `\22` for the byte 0x22."""
-    plain = re.sub(
+    name = re.sub(
         rb"\\(\\|[0-9A-Fa-f]{2})",
         lambda match: b"\\" if match[1] == b"\\" else bytes.fromhex(match[1].decode()),
-        quoted,
+        escaped_name,
     )
-    return plain.decode()
+    return name.decode()
 
 
 def _get_first_line(error: Exception) -> str:
@@ -167,7 +169,7 @@ def _get_first_line(error: Exception) -> str:
 
 
 def _list_tensors(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.TensorProto]:
-    """All that may have its values in a file, in inner graphs, too."""
+    """Yield all tensors that may have values in a separate file, including inner graphs'."""
     yield from getattr(graph, "initializer", ())
     for sparse in getattr(graph, "sparse_initializer", ()):
         yield from (sparse.values, sparse.indices)
@@ -179,9 +181,10 @@ def _list_tensors(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.
 
 
 def read_with_weights(path: Path) -> onnx.ModelProto:
-    """A model with its weights, also where those are links, as in the cache of the Hugging Face hub.
+    """Read a model with its weights, also if those are links, as in the cache of the Hugging Face hub.
 
-    onnx reads no link: where there is one, it is told the files that the links lead to. Raises what `onnx.load` does.
+    onnx reads no link: if there is one, the locations are replaced by the links' targets. Raises the errors of
+        `onnx.load`.
     """
     import onnx.external_data_helper  # noqa: PLC0415
 
@@ -190,9 +193,9 @@ def read_with_weights(path: Path) -> onnx.ModelProto:
     tensors = [tensor for part in (model.graph, *model.functions) for tensor in _list_tensors(part)]
     locations = [entry for tensor in tensors for entry in tensor.external_data if entry.key == "location"]
     files = {entry.value: Path(os.path.realpath(folder / entry.value)) for entry in locations}
-    # What leaves the folder by its name is refused by onnx, as ever.
-    inside = all(not Path(name).is_absolute() and ".." not in Path(name).parts for name in files)
-    if inside and any(file != folder / name for name, file in files.items()):
+    # onnx itself rejects names that lead out of the folder.
+    is_inside = all(not Path(name).is_absolute() and ".." not in Path(name).parts for name in files)
+    if is_inside and any(file != folder / name for name, file in files.items()):
         folder = Path(os.path.commonpath([file.parent for file in files.values()]))
         for entry in locations:
             entry.value = str(files[entry.value].relative_to(folder))
@@ -201,7 +204,7 @@ def read_with_weights(path: Path) -> onnx.ModelProto:
 
 
 def load_onnx(path: Path) -> onnx.ModelProto:
-    """The model of a file; an InputError where that cannot be read, or is none."""
+    """Load the model of a file; raise an InputError if it cannot be read, or is no model."""
     import onnx  # noqa: PLC0415
     from google.protobuf.message import DecodeError  # noqa: PLC0415
 
@@ -210,7 +213,7 @@ def load_onnx(path: Path) -> onnx.ModelProto:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (DecodeError, ValueError, onnx.checker.ValidationError) as error:
-        # A ValueError: of weights beside it.
+        # A ValueError comes from external weights.
         raise InputError(f"{path} is not a usable ONNX file: {_get_first_line(error)}") from error
     if not model.graph.node:
         raise InputError(f"{path} is not a usable ONNX file: it has no nodes")
@@ -224,24 +227,24 @@ def import_to_mlir(model: onnx.ModelProto, folder: Path) -> Path:
     from iree.compiler.ir import MLIRError  # noqa: PLC0415
     from iree.compiler.tools.import_onnx import __main__ as importer  # noqa: PLC0415
 
-    prepared = folder / "prepared.onnx"
-    imported = folder / "imported.mlir"
-    onnx.save(model, prepared)
+    prepared_path = folder / "prepared.onnx"
+    imported_path = folder / "imported.mlir"
+    onnx.save(model, prepared_path)
     try:
-        importer.main(importer.parse_arguments([str(prepared), "-o", str(imported)]))
+        importer.main(importer.parse_arguments([str(prepared_path), "-o", str(imported_path)]))
     except (onnx_importer.OnnxImportError, MLIRError, RuntimeError, onnx.checker.ValidationError) as error:
         raise ImportFailedError(_get_first_line(error)) from error
-    return imported
+    return imported_path
 
 
 def prepare_file(path: Path, shapes: dict[str, Shape], opset: int | None, least_opset: int | None) -> onnx.ModelProto:
-    """The prepared model of a file; `least_opset` is the version to convert to where the file's is lower."""
+    """Prepare the model of a file; `least_opset` is the version to convert to if the file's is lower."""
     model = load_onnx(path)
     return prepare(model, shapes, opset if least_opset is None else max(least_opset, _get_opset(model)))
 
 
 def _run(arguments: argparse.Namespace) -> list[str]:
-    """Carry out the command; returns the names of the imported functions."""
+    """Run the command; return the names of the imported functions."""
     shapes: dict[str, Shape] = {}
     for name, shape in map(parse_shape, arguments.shape):
         if shapes.setdefault(name, shape) != shape:
@@ -250,33 +253,33 @@ def _run(arguments: argparse.Namespace) -> list[str]:
     if not output.parent.is_dir():
         raise InputError(f"no folder {output.parent} to write {output.name} in")
     model = prepare_file(arguments.model, shapes, arguments.opset, arguments.least_opset)
-    # Next to the output, so that the last step is a rename within one file system.
+    # The folder is next to the output, so that the last step is a rename within one file system.
     with tempfile.TemporaryDirectory(prefix=".import-", dir=output.parent) as folder:
-        imported = import_to_mlir(model, Path(folder))
-        with imported.open("rb") as lines:
+        imported_path = import_to_mlir(model, Path(folder))
+        with imported_path.open("rb") as lines:
             functions = find_functions(lines)
             os.fsync(lines.fileno())
-        # A reader sees all of it or nothing.
-        imported.replace(output)
+        # A reader sees the complete file or none.
+        imported_path.replace(output)
     return functions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     parser = argparse.ArgumentParser(prog="import_onnx.py", description="Prepare an ONNX model, import it to MLIR.")
     parser.add_argument("model", type=Path, help="the .onnx file")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the file to write")
     versions = parser.add_mutually_exclusive_group()
     versions.add_argument("--opset", type=int, help="convert to this opset version first")
-    lower = "convert to this opset version first where the file's is lower"
-    versions.add_argument("--least-opset", type=int, help=lower)
-    fix = "fix the shape of an input; may be repeated"
-    parser.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x48x192", help=fix)
+    lower_help = "convert to this opset version first where the file's is lower"
+    versions.add_argument("--least-opset", type=int, help=lower_help)
+    shape_help = "fix the shape of an input; may be repeated"
+    parser.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x48x192", help=shape_help)
     arguments = parser.parse_args(argv)
     try:
         functions = _run(arguments)
     except ModuleNotFoundError as error:
-        print(f"import_onnx: no module {error.name!r} in {sys.executable}; {_INSTALL}", file=sys.stderr)
+        print(f"import_onnx: no module {error.name!r} in {sys.executable}; {_INSTALL_HINT}", file=sys.stderr)
         return _EXIT_USAGE
     except InputError as error:
         print(f"import_onnx: {error}", file=sys.stderr)

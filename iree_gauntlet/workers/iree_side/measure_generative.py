@@ -26,11 +26,11 @@ The answer is one JSON object on standard output:
      "decode_ms": [[…], …], "tokens_per_s", "chosen": [[…], …], "logits": [{"file", "type", "shape"}, …],
      "overhead_us", "peak_rss_bytes", "device_memory": {…}}
 
-`first_token_ms` is the first prefill of all, its inputs pushed and its token found; `total_s` is that of the measured
-generations, and `tokens_per_s` counts the tokens of all samples in it. Times of calls include the push of what they
-are given, the fetch of their logits, and the choice of the token. `chosen` has the tokens of the first generation
-(that of the warm-up, where there is one) by sample, `logits` the prefill's and each decode's of it. `overhead_us` is
-what the loop itself takes for a token, measured with functions that do nothing. Exit codes are those of `plan_file`.
+`first_token_ms` is the first prefill of all, its inputs pushed and its token selected; `total_s` is that of the
+measured generations, and `tokens_per_s` counts the tokens of all samples in it. Times of calls include the push of
+their arguments, the fetch of their logits, and the choice of the token. `chosen` has the tokens of the first generation
+(that of the warm-up, if there is one) by sample, `logits` the prefill's and each decode's of it. `overhead_us` is the
+overhead of the loop itself for a token, measured with functions that do nothing. Exit codes are those of `plan_file`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if __name__ == "__main__":
-    # The package is the one that has this script; all else is found as this Python finds it.
+    # The package is the one that contains this script; all else is imported as usual in this Python.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -73,7 +73,7 @@ _FLOATS = ("f64", "f32", "f16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What one generation gave, by step, the first one prefill's; tokens are int64 [batch, 1]."""
+    """The results of one generation, by step, the first one prefill's; tokens are int64 [batch, 1]."""
 
     tokens: tuple[Tokens, ...]
     logits: tuple[Array, ...]
@@ -88,32 +88,32 @@ def generate(
     tokens: int,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> Generation:
-    """Make so many tokens, each chosen from the logits of the step before, which prefill gives at first.
+    """Generate so many tokens, each chosen from the logits of the step before, which prefill gives at first.
 
-    Decode is given a token and its position, the first time `position`; the clock is in ns.
+    Decode takes a token and its position, the first time `position`; the clock is in ns.
     """
-    chosen: list[Tokens] = []
-    found: list[Array] = []
+    chosen_tokens: list[Tokens] = []
+    step_logits: list[Array] = []
     times: list[int] = []
     for step in range(tokens):
-        begin = clock()
-        logits = decode(chosen[-1], position + step - 1) if step else prefill()
-        chosen.append(choose(logits))
-        times.append(clock() - begin)
-        found.append(logits)
-    return Generation(tuple(chosen), tuple(found), tuple(times))
+        start_ns = clock()
+        logits = decode(chosen_tokens[-1], position + step - 1) if step else prefill()
+        chosen_tokens.append(choose(logits))
+        times.append(clock() - start_ns)
+        step_logits.append(logits)
+    return Generation(tuple(chosen_tokens), tuple(step_logits), tuple(times))
 
 
 def choose_most_likely(logits: Array, type_name: str) -> Tokens:
-    """The tokens of the largest logits, the first of equal ones; NaN counts as the largest, as in torch."""
+    """Return the tokens of the largest logits, the first of equal ones; NaN counts as the largest, as in torch."""
     values = (logits.astype("<u4") << 16).view("<f4") if type_name == "bf16" else logits
-    found: Tokens = np.argmax(values, axis=-1, keepdims=True).astype(np.int64)
-    return found
+    tokens: Tokens = np.argmax(values, axis=-1, keepdims=True).astype(np.int64)
+    return tokens
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """What a plan says; see the module."""
+    """The fields of a plan; see the module."""
 
     prefill: dict[str, Any]
     device: str
@@ -128,7 +128,7 @@ class GenerationPlan:
 
 
 class Generator:
-    """Both programs on one device, and the state between their calls; a PlanError where the plan contradicts itself."""
+    """Both programs on one device, and the state between their calls; raises a PlanError for an inconsistent plan."""
 
     def __init__(self, device: OpenDevice, inputs: list[TypedArray], plan: GenerationPlan) -> None:
         self._device = device
@@ -147,7 +147,7 @@ class Generator:
         self.type_name = ""
 
     def generate(self) -> Generation:
-        """One generation, from the inputs on; a PlanError where a program does not return what the plan says."""
+        """Make one generation, from the inputs on; raise a PlanError if a program returns unplanned tensors."""
 
         def choose(logits: Array) -> Tokens:
             return choose_most_likely(logits, self.type_name)
@@ -155,19 +155,19 @@ class Generator:
         return generate(self.prefill, self.decode, choose, self._plan.position, self._plan.tokens)
 
     def prefill(self) -> Array:
-        """The first logits, as bits; the state is a new one."""
+        """Return the first logits, as bits; the state is a new one."""
         self._state = []
-        views = self._prefill.invoke([self._device.push(*given) for given in self._inputs])
+        views = self._prefill.invoke([self._device.push(*array) for array in self._inputs])
         self._check("prefill", views, self._plan.state)
         self.type_name = self._device.type_name(views[0])
         self._state = views[1:]
         return self._device.fetch(views[0])
 
     def decode(self, tokens: Tokens, position: int) -> Array:
-        """The next logits, as bits."""
+        """Return the next logits, as bits."""
         device = self._device
-        given = [device.push(tokens, "i64"), device.push(np.array([position], np.int64), "i64")]
-        views = self._decode.invoke([*given, *self._state])
+        arguments = [device.push(tokens, "i64"), device.push(np.array([position], np.int64), "i64")]
+        views = self._decode.invoke([*arguments, *self._state])
         self._check("decode", views, self._plan.carried)
         self._state[: self._plan.carried] = views[1:]
         return device.fetch(views[0])
@@ -181,37 +181,37 @@ class Generator:
 
 
 def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
-    """What the loop itself takes, a token."""
+    """Return the overhead of the loop itself for a token, in µs."""
     token, logits = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32)
-    begin = clock()
+    start_ns = clock()
     generate(lambda: logits, lambda _token, _position: logits, lambda _logits: token, 0, _OVERHEAD_TOKENS, clock)
-    return (clock() - begin) / _OVERHEAD_TOKENS / _NS_PER_US
+    return (clock() - start_ns) / _OVERHEAD_TOKENS / _NS_PER_US
 
 
-def measure(said: dict[str, Any]) -> dict[str, Any]:
-    """Measure as a plan says; the answer, or what `answer_plan` takes."""
-    plan = read_plan(GenerationPlan, said)
+def measure(document: dict[str, Any]) -> dict[str, Any]:
+    """Measure as a plan requests; return the answer for `answer_plan`."""
+    plan = read_plan(GenerationPlan, document)
     generations, warm_up = plan.generations, plan.warm_up
     if generations < 1 or warm_up < 0:
         raise PlanError(f"{generations} generations after {warm_up} for warming up: expected 1 or more after 0 or more")
     inputs = read_arrays(plan.prefill["inputs"])
-    begin = time.perf_counter_ns()
+    start_ns = time.perf_counter_ns()
     device = OpenDevice(plan.device)
     generator = Generator(device, inputs, plan)
-    loaded = time.perf_counter_ns()
-    kept = [generator.generate() for _ in range(warm_up)][:1]
+    load_end_ns = time.perf_counter_ns()
+    first_generations = [generator.generate() for _ in range(warm_up)][:1]
     times = []
-    begin_loop = time.perf_counter_ns()
+    loop_start_ns = time.perf_counter_ns()
     for _ in range(generations):
-        found = generator.generate()
-        kept = kept or [found]
-        times.append(found.call_ns)
-    total = time.perf_counter_ns() - begin_loop
-    first = kept[0]
+        generation = generator.generate()
+        first_generations = first_generations or [generation]
+        times.append(generation.call_ns)
+    total = time.perf_counter_ns() - loop_start_ns
+    first = first_generations[0]
     samples, tokens = len(first.tokens[0]), plan.tokens
     logits: list[tuple[str, Array | None]] = [(generator.type_name, array) for array in first.logits]
     return {
-        "load_ms": (loaded - begin) / _NS_PER_MS,
+        "load_ms": (load_end_ns - start_ns) / _NS_PER_MS,
         "first_token_ms": first.call_ns[0] / _NS_PER_MS,
         "total_s": total / _NS_PER_S,
         "generations": generations,

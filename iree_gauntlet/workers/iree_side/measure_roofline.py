@@ -1,4 +1,4 @@
-"""What this machine can do at best: a matrix product and a copy, in the Python of the toolchain that is measured.
+"""Measure this machine's peak rates: a matrix product and a copy, in the Python of the toolchain that is measured.
 
     python measure_roofline.py PLAN.json
 
@@ -13,7 +13,7 @@ The answer is one JSON object on standard output:
 
     {"flops_per_s", "matrix_size", "bytes_per_s", "numpy"}
 
-Both figures are the best of all repetitions: what disturbs can only slow down. A product of n × n matrices has 2 n³
+Both rates are the best of all repetitions: disturbances can only slow down. A product of n × n matrices has 2 n³
 operations; a copy of n bytes moves 2 n, n read and n written, as STREAM counts it (McCalpin, IEEE TCCA Newsletter,
 December 1995). Exit codes are those of `plan_file`.
 """
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if __name__ == "__main__":
-    # The package is the one that has this script; all else is found as this Python finds it.
+    # The package is the one that contains this script; all else is imported as usual in this Python.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-_FEWEST = 3
+_MIN_CALLS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ class _RooflinePlan:
 def measure_best_seconds(
     call: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """The shortest time of a call, after one that warms up, of three or more that take so many seconds together."""
+    """Return the shortest time of a call after a warm-up, of three or more that take so many seconds together."""
     call()
-    best, count, begin = float("inf"), 0, clock()
-    while count < _FEWEST or clock() - begin < seconds:
+    best, count, loop_start = float("inf"), 0, clock()
+    while count < _MIN_CALLS or clock() - loop_start < seconds:
         start = clock()
         call()
         best = min(best, clock() - start)
@@ -70,24 +70,24 @@ def measure_best_seconds(
 def measure_product_rate(
     sizes: Sequence[int], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[float, int]:
-    """Operations a second of an f32 matrix product, and the side of the matrices that reached it.
+    """Measure the operations a second of an f32 matrix product; return also the size of the fastest matrices.
 
     `seconds` are for all sizes together, at least.
     """
-    found = []
+    rates = []
     for size in sizes:
-        chance = np.random.default_rng(size)
-        left, right = (chance.random((size, size), dtype=np.float32) for _ in range(2))
-        out = np.empty_like(left)
-        best = measure_best_seconds(partial(np.matmul, left, right, out=out), seconds / len(sizes), clock)
-        found.append((2 * size**3 / best, size))
-    return max(found)
+        generator = np.random.default_rng(size)
+        left, right = (generator.random((size, size), dtype=np.float32) for _ in range(2))
+        product = np.empty_like(left)
+        best = measure_best_seconds(partial(np.matmul, left, right, out=product), seconds / len(sizes), clock)
+        rates.append((2 * size**3 / best, size))
+    return max(rates)
 
 
 def copy_rate(size: int, threads: int, seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Bytes a second that threads move between memory and memory, read and written ones counted.
+    """Measure the bytes a second that threads move between memory and memory, counting read and written ones.
 
-    An array of `size` bytes is shared out to them; NumPy gives up Python's lock meanwhile.
+    An array of `size` bytes is divided among them; NumPy releases Python's lock meanwhile.
     """
     source = np.ones(size // 8, np.float64)
     target = np.zeros_like(source)
@@ -102,11 +102,11 @@ def copy_rate(size: int, threads: int, seconds: float, clock: Callable[[], float
     return 2 * source.nbytes / best
 
 
-def measure(said: dict[str, Any]) -> dict[str, Any]:
-    """Measure as a plan says; the answer, or what `answer_plan` takes."""
-    plan = read_plan(_RooflinePlan, said)
-    sizes, least_bytes = plan.matrix_sizes, 8 * plan.threads
-    if not sizes or min(sizes) < 1 or plan.threads < 1 or plan.copy_bytes < least_bytes or plan.seconds < 0:
+def measure(document: dict[str, Any]) -> dict[str, Any]:
+    """Measure as a plan requests; return the answer for `answer_plan`."""
+    plan = read_plan(_RooflinePlan, document)
+    sizes, min_bytes = plan.matrix_sizes, 8 * plan.threads
+    if not sizes or min(sizes) < 1 or plan.threads < 1 or plan.copy_bytes < min_bytes or plan.seconds < 0:
         raise PlanError("expected a size or more, a thread or more, and 8 bytes or more to copy for each")
     flops, size = measure_product_rate(sizes, plan.seconds)
     return {

@@ -1,7 +1,7 @@
-"""What the measuring workers have in common: a plan in, one JSON object out, and arrays in files.
+"""The common parts of the measuring workers: a plan as input, one JSON object as output, and arrays in files.
 
-Arrays are `{"file", "type", "shape"}`; types have IREE's names, and what NumPy lacks is held by its bits: bf16 as
-uint16. Exit codes: 0 measured, 1 the runtime failed, 2 the plan cannot be used; the reason is one line on standard
+Arrays are `{"file", "type", "shape"}`; types have IREE's names, and a type that NumPy lacks is stored as its bits: bf16
+as uint16. Exit codes: 0 measured, 1 the runtime failed, 2 the plan cannot be used; the reason is one line on standard
 error.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
-    # An array, as its bits are held, and its element type.
+    # An array, with its values stored as bits, and its element type.
     TypedArray = tuple[Array, str]
 
 
@@ -30,7 +30,7 @@ _EXIT_RUNTIME_FAILED = 1
 _EXIT_USAGE = 2
 _NS_PER_MS = 1e6
 
-# Element types by their names, with the runtime's name and the NumPy type that holds their bits.
+# The element types by name, with the runtime's name and the NumPy type that stores their bits.
 ELEMENT_TYPES = {
     **{f"f{bits}": (f"FLOAT_{bits}", f"<f{bits // 8}") for bits in (64, 32, 16)},
     "bf16": ("BFLOAT_16", "<u2"),
@@ -45,35 +45,35 @@ _Plan = TypeVar("_Plan")
 
 
 class PlanError(Exception):
-    """The plan cannot be used as asked; the text is one line."""
+    """The plan cannot be used as requested; the text is one line."""
 
 
-def read_plan(kind: type[_Plan], said: Mapping[str, Any]) -> _Plan:
-    """A plan as a dataclass whose fields are its keys, others passed over; a KeyError names one that it lacks."""
-    asked = [
-        item.name
-        for item in fields(cast("Any", kind))
-        if item.name in said or item.default is MISSING is item.default_factory
+def read_plan(plan_type: type[_Plan], document: Mapping[str, Any]) -> _Plan:
+    """Read a plan as a dataclass whose fields are its keys; ignore other keys; a KeyError names a missing one."""
+    field_names = [
+        field.name
+        for field in fields(cast("Any", plan_type))
+        if field.name in document or field.default is MISSING is field.default_factory
     ]
-    return kind(**{name: said[name] for name in asked})
+    return plan_type(**{name: document[name] for name in field_names})
 
 
 def get_host_type(name: str) -> np.dtype[Any]:
-    """The NumPy type that holds an element type's bits; a PlanError where that is not known."""
+    """Return the NumPy type that stores an element type's bits; raise a PlanError if that is unknown."""
     if name not in ELEMENT_TYPES:
         raise PlanError(f"unknown element type {name!r}; known: {', '.join(ELEMENT_TYPES)}")
     return np.dtype(ELEMENT_TYPES[name][1])
 
 
 def hold_bits(array: Array, name: str) -> Array:
-    """An array as the runtime takes it: contiguous, and of the type that holds its bits, or a PlanError says so."""
+    """Return an array for the runtime: contiguous, and of the type that stores its bits; else raise a PlanError."""
     if array.dtype != get_host_type(name):
         raise PlanError(f"holds {array.dtype}, and {name} is held by {ELEMENT_TYPES[name][1][1:]}")
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
 def time_calls(call: Callable[[], object], warm_up_calls: int, calls: int) -> list[float]:
-    """What each call takes in ms, one by one, after those that warm up."""
+    """Return the time of each call in ms, one by one, after warm-up calls."""
     for _ in range(warm_up_calls):
         call()
     return [value / _NS_PER_MS for value in call_times(call, calls)]
@@ -82,63 +82,63 @@ def time_calls(call: Callable[[], object], warm_up_calls: int, calls: int) -> li
 def call_times(
     call: Callable[[], object], count: int, clock: Callable[[], int] = time.perf_counter_ns
 ) -> tuple[int, ...]:
-    """What each of so many calls takes, one after the other, by a clock in ns."""
+    """Return the times of so many calls, one after the other, by a clock in ns."""
     times = [0] * count
     for index in range(count):
-        begin = clock()
+        start_ns = clock()
         call()
-        times[index] = clock() - begin
+        times[index] = clock() - start_ns
     return tuple(times)
 
 
-def read_arrays(items: Sequence[Mapping[str, Any]], folder: Path = Path()) -> list[TypedArray]:
-    """The arrays of a plan or, by their names in its folder, of a build; with their element types.
+def read_arrays(entries: Sequence[Mapping[str, Any]], folder: Path = Path()) -> list[TypedArray]:
+    """Read the arrays of a plan or, by their names in its folder, of a build; return them with their element types.
 
     Raises:
-        PlanError: names the file that cannot be read, or is not of the type that the plan says.
+        PlanError: a file cannot be read, or does not have the plan's type; it names the file.
     """
-    found = []
-    for item in items:
-        file, type_name = item["file"], item["type"]
+    arrays = []
+    for entry in entries:
+        file, type_name = entry["file"], entry["type"]
         try:
-            found.append((hold_bits(np.load(folder / file, allow_pickle=False), type_name), type_name))
+            arrays.append((hold_bits(np.load(folder / file, allow_pickle=False), type_name), type_name))
         except (OSError, ValueError) as error:
             raise PlanError(f"{file}: cannot be read: {error}") from error
         except PlanError as error:
             raise PlanError(f"{file}: {error}") from error
-    return found
+    return arrays
 
 
 def write_arrays(folder: str, name: str, arrays: Iterable[tuple[str, Array | None]]) -> list[dict[str, Any]]:
-    """Write arrays, of an element type and bits or None where they were not fetched, as `<name>_0.npy`, ….
+    """Write arrays as `<name>_0.npy`, …; each is an element type with its bits, or None if it was not fetched.
 
-    No folder is nowhere. What the answer says of each: file, empty where there is none; type; shape, if fetched.
+    An empty folder writes none. Returns the answer's entry of each: file, or empty; type; shape, if it was fetched.
     """
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for index, (type_name, array) in enumerate(arrays):
         file = ""
         if folder and array is not None:
             file = str(Path(folder) / f"{name}_{index}.npy")
             np.save(file, array)
         shape = {} if array is None else {"shape": list(array.shape)}
-        found.append({"file": file, "type": type_name, **shape})
-    return found
+        entries.append({"file": file, "type": type_name, **shape})
+    return entries
 
 
-def answer_plan(words: Sequence[str], measure: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
-    """Run a script of one plan, and write what it measured to standard output; the exit code.
+def answer_plan(argv: Sequence[str], measure: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
+    """Run a script of one plan, and write its results to standard output; return the exit code.
 
-    `measure` raises PlanError, OSError, ValueError or KeyError for a plan that cannot be used, and RuntimeError for a
-    runtime that failed.
+    `measure` raises PlanError, OSError, ValueError or KeyError for a plan that cannot be used, and RuntimeError if the
+    runtime failed.
     """
-    if len(words) != 2:
-        sys.stderr.write(f"usage: {Path(words[0]).name} PLAN.json\n")
+    if len(argv) != 2:
+        sys.stderr.write(f"usage: {Path(argv[0]).name} PLAN.json\n")
         return _EXIT_USAGE
     try:
-        result = measure(json.loads(Path(words[1]).read_text(encoding="utf-8")))
+        result = measure(json.loads(Path(argv[1]).read_text(encoding="utf-8")))
     except (PlanError, OSError, ValueError, KeyError) as error:
-        text = f"the plan lacks {error}" if isinstance(error, KeyError) else str(error)
-        sys.stderr.write(f"{' '.join(text.split())}\n")
+        message = f"the plan lacks {error}" if isinstance(error, KeyError) else str(error)
+        sys.stderr.write(f"{' '.join(message.split())}\n")
         return _EXIT_USAGE
     except RuntimeError as error:
         sys.stderr.write(f"{' '.join(str(error).split())}\n")

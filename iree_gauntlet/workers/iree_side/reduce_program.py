@@ -1,4 +1,4 @@
-"""Make a program that does not compile smaller, for as long as it fails in the same way.
+"""Make a program that does not compile smaller, while it fails in the same way.
 
     python reduce_program.py PLAN.json
 
@@ -12,17 +12,17 @@ The plan:
      "budget": 300,                          of all, in seconds; what is best by then is kept
      "folder": "/…"}                         where to
 
-What is tried, each kept where the compiler fails as before and the program is smaller: large constants of one value;
-one function alone; the operations that the diagnostic points at, and those around them; ends and beginnings of a
+It tries these edits, and keeps each if the compiler fails as before and the program is smaller: large constants of one
+value; one function alone; the operations that the diagnostic points at, and those around them; ends and beginnings of a
 function, by halving; then runs of operations, ever shorter (delta debugging: Zeller and Hildebrandt, "Simplifying and
-isolating failure-inducing input", 2002). The tensors of what is taken out become arguments of the function, and what
-is not used any more its results.
+isolating failure-inducing input", 2002). The tensors of removed operations become arguments of the function, and values
+that are not used any more its results.
 
 `reduce.jsonl` in the folder gets a line for each program that is kept: `operations`, `bytes`, `tried` and `what` was
-done. At the end there are `reduced.mlir` and `reduced.txt`, what the compiler says of it; and `end.json`: `before` and
+done. At the end there are `reduced.mlir` and `reduced.txt`, the compiler's output for it; and `end.json`: `before` and
 `after` (`operations` and `bytes`), `tried`, `complete` (nothing was left to try), `phase` (up to which the failing
-compile has to go; empty for all of them), `constants` (how many there are of many values) and `names` (of the first
-operations that are left).
+compile has to go; empty for all of them), `constants` (the number with many values) and `names` (of the first
+remaining operations).
 
 Exit codes: 0 done; 2 the program cannot be reduced (one line on stderr).
 """
@@ -43,7 +43,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if __name__ == "__main__":
-    # The package is the one that this script lies in; all else is found as this Python finds it.
+    # The package is the one that contains this script; all else is imported as usual in this Python.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -55,25 +55,25 @@ if TYPE_CHECKING:
     from iree_gauntlet.workers.iree_side.compiler_library import Bindings, Native, Operation
 
 
-_UNUSABLE = 2
-# Up to which a compile goes, the nearest first.
+_EXIT_UNUSABLE = 2
+# A compile stops after one of these phases, the nearest first.
 _PHASES = ("input", "flow", "executable-targets")
-_PLACE = re.compile(r":(\d+):(\d+): ")
-# How many operations before and behind one that a diagnostic points at may have to do with it: they become one loop.
+_LOCATION_PATTERN = re.compile(r":(\d+):(\d+): ")
+# The numbers of operations around one that a diagnostic points at that may be related to it: they become one loop.
 _MARGINS = (0, 4, 16)
-# For a process to print its stack.
+# The time in which a process prints its stack.
 _ABORT_SECONDS = 20.0
 
 
-# What a program of no operation has.
-_FRAME = ("builtin.module", *FUNCTIONS, "func.return", "util.return")
-# What says how a function's arguments and results are passed on, which others have no use for.
-_SIGNATURE = ("function_type", "arg_attrs", "res_attrs", "tied_operands")
-# Types that an argument of a program may have; the values of all others are made where they are used.
-_PASSED = ("tensor<", "!torch.vtensor", "!torch.tensor")
-_NAMED = 5
-# Constants of so many elements or more become of one value.
-_LARGE = 16
+# These operations exist in a program without any others.
+_FRAME_OPERATIONS = ("builtin.module", *FUNCTIONS, "func.return", "util.return")
+# These attributes are about a function's own arguments and results, and invalid for others.
+_SIGNATURE_ATTRIBUTES = ("function_type", "arg_attrs", "res_attrs", "tied_operands")
+# An argument of a program may have these types; values of all other types are made where they are used.
+_ARGUMENT_TYPES = ("tensor<", "!torch.vtensor", "!torch.tensor")
+_MAX_NAMES = 5
+# Constants of this number of elements or more become one value.
+_MIN_CONSTANT_ELEMENTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,88 +91,88 @@ class _ReducePlan:
 
 
 class _Size(NamedTuple):
-    """What smaller means: operations of its functions, nested ones too, then bytes."""
+    """The size that is minimised: operations of its functions, nested ones too, then bytes."""
 
     operations: int
     bytes: int
 
 
 class Edits:
-    """What can be done to programs."""
+    """The possible edits of programs."""
 
     def __init__(self, ir: Bindings) -> None:
         self._ir = ir
         self.context = ir.Context()
-        # As iree-compile parses.
+        # iree-compile parses in the same way.
         self.context.allow_unregistered_dialects = True
-        # Older releases want one for every attribute that is made.
-        self.place = ir.Location.unknown(self.context)
+        # Older releases need a location for every attribute that is made.
+        self.location = ir.Location.unknown(self.context)
         self.errors = (ir.MLIRError, ValueError)
 
     def parse(self, path: str) -> Operation:
-        """A program from a file, text or bytecode; one of `errors` where it is none."""
-        # The file's path stands in the locations, which diagnostics print.
+        """Parse a program from a file, text or bytecode; raise one of `errors` if it is none."""
+        # The file's path is in the locations, which diagnostics print.
         return self._ir.Module.parseFile(path).operation
 
     def is_valid(self, program: Operation) -> bool:
-        """Whether the verifier takes it; it may refuse what an edit has left behind."""
+        """Return whether the verifier accepts it; it may reject the result of an edit."""
         try:
             return bool(program.operation.verify())
         except self._ir.MLIRError:
             return False
 
     def write_bytecode(self, program: Operation) -> bytes:
-        """It, with its locations."""
+        """Return it as bytecode, with its locations."""
         buffer = io.BytesIO()
         program.operation.write_bytecode(buffer)
         return buffer.getvalue()
 
-    def write_text_of(self, program: Operation) -> str:
-        """It, for people."""
+    def format_text(self, program: Operation) -> str:
+        """Return it as text for people."""
         return f"{program.operation.get_asm(assume_verified=True)}\n".replace("\n\n", "\n")
 
     def measure(self, program: Operation) -> _Size:
-        """How large it is."""
+        """Return its size."""
         return _Size(len(_list_counted(program)), len(self.write_bytecode(program)))
 
     def list_names(self, program: Operation) -> list[str]:
-        """What its first operations are called; of those that torch has no name for, what they were."""
+        """Return the names of its first operations; for those that torch has no name for, the original name."""
         return [
             self._read_text(operation, "name") if operation.name == "torch.operator" else str(operation.name)
-            for operation in _list_counted(program)[:_NAMED]
+            for operation in _list_counted(program)[:_MAX_NAMES]
         ]
 
     def list_constants(self, program: Operation) -> list[tuple[int, str]]:
-        """Attributes with many values: an operation's place in the program, and the attribute's name."""
-        found = []
-        for place, operation in enumerate(_walk(program.operation)):
+        """Return attributes with many values: an operation's index in the program, and the attribute's name."""
+        constants = []
+        for index, operation in enumerate(_walk(program.operation)):
             for name, attribute in list_attributes(operation).items():
                 shape = self._get_values_type(attribute)
                 if shape is not None and not getattr(attribute, "is_splat", False):
-                    found.append((place, name))
-        return found
+                    constants.append((index, name))
+        return constants
 
-    def with_splats(self, program: Operation, places: Collection[tuple[int, str]]) -> Operation:
-        """It, with constants at these places of one value."""
+    def make_splats(self, program: Operation, constants: Collection[tuple[int, str]]) -> Operation:
+        """Return a copy in which the constants at these indices have one value."""
         ir = self._ir
         copy = program.operation.clone().operation
-        for place, operation in enumerate(_walk(copy)):
+        for index, operation in enumerate(_walk(copy)):
             for name, attribute in list_attributes(operation).items():
-                if (place, name) in places:
+                if (index, name) in constants:
                     shape = self._get_values_type(attribute)
                     element = shape.element_type
-                    whole = _is(element, ir.IntegerType) or _is(element, ir.IndexType)
-                    one = ir.IntegerAttr.get(element, 1) if whole else ir.FloatAttr.get(element, 0.5)
-                    operation.attributes[name] = ir.DenseElementsAttr.get_splat(shape, one)
+                    is_integer = _is_instance(element, ir.IntegerType) or _is_instance(element, ir.IndexType)
+                    value = ir.IntegerAttr.get(element, 1) if is_integer else ir.FloatAttr.get(element, 0.5)
+                    operation.attributes[name] = ir.DenseElementsAttr.get_splat(shape, value)
         return copy
 
     def list_symbols(self, program: Operation) -> list[str]:
-        """Names of its functions, globals and executables, while there are several."""
+        """Return the names of its functions, globals and executables, if there are several."""
         names = [name for operation in _list_body(program) if (name := self._get_symbol(operation))]
         return names if len(names) > 1 else []
 
-    def without_symbols(self, program: Operation, names: Collection[str]) -> Operation:
-        """It, without these."""
+    def remove_symbols(self, program: Operation, names: Collection[str]) -> Operation:
+        """Return a copy without these symbols."""
         copy = program.operation.clone().operation
         for operation in _list_body(copy):
             if self._get_symbol(operation) in names:
@@ -180,61 +180,70 @@ class Edits:
         return copy
 
     def list_functions(self, program: Operation) -> list[str]:
-        """Names of functions with a body of one block, the longest first."""
-        found = {
+        """Return the names of functions with a body of one block, the longest first."""
+        sizes = {
             self._get_symbol(operation): len(_list_body(operation))
             for operation in _list_body(program)
             if operation.name in FUNCTIONS and len(operation.regions[0].blocks) == 1
         }
-        return sorted(found, key=lambda name: -found[name])
+        return sorted(sizes, key=lambda name: -sizes[name])
 
     def list_operations(self, program: Operation, name: str) -> list[Operation]:
-        """What a function does, its end left out."""
+        """Return the operations of a function without its terminator."""
         return _list_body(self._find_function(program, name))[:-1]
 
-    def with_operations(self, program: Operation, name: str, kept: Collection[int]) -> Operation:
-        """It, with some operations of a function alone.
+    def keep_operations(self, program: Operation, name: str, indices: Collection[int]) -> Operation:
+        """Return a copy in which a function has only some of its operations.
 
-        Those that make what cannot be passed (numbers, lists) stay where they are needed. Tensors that come from what
-        is taken out become arguments; what nothing uses is returned.
+        Operations whose results cannot be arguments (numbers, lists) stay if they are needed. Tensors of removed
+        operations become arguments; unused values are returned.
         """
         copy = program.operation.clone().operation
         function = self._find_function(copy, name)
-        *operations, end = _list_body(function)
+        *operations, terminator = _list_body(function)
         arguments = set(function.regions[0].blocks[0].arguments)
-        makers = {value: index for index, operation in enumerate(operations) for value in operation.results}
-        wanted = set(kept)
-        used: dict[Native, None] = {}
+        producers = {value: index for index, operation in enumerate(operations) for value in operation.results}
+        needs = set(indices)
+        uses: dict[Native, None] = {}
         for index in reversed(range(len(operations))):
-            if index in wanted:
+            if index in needs:
                 for value in (value for inner in _walk(operations[index]) for value in inner.operands):
-                    used[value] = None
-                    if value in makers and not _is_passed(value):
-                        wanted.add(makers[value])
-        # What is used, and made neither by what is kept nor within it.
-        given = [value for value in used if (value in makers and makers[value] not in wanted) or value in arguments]
-        left = [operations[index] for index in sorted(wanted)]
-        results = [value for one in left for value in one.results if _is_passed(value) and value not in used]
-        # A function of these stands in place of the one that there is.
+                    uses[value] = None
+                    if value in producers and not _can_be_argument(value):
+                        needs.add(producers[value])
+        # These values are used, and made neither by a kept operation nor within it.
+        inputs = [
+            value for value in uses if (value in producers and producers[value] not in needs) or value in arguments
+        ]
+        remaining = [operations[index] for index in sorted(needs)]
+        results = [
+            value
+            for operation in remaining
+            for value in operation.results
+            if _can_be_argument(value) and value not in uses
+        ]
+        # A function of these operations replaces the present one.
         ir = self._ir
-        types, location = [value.type for value in given], function.location
-        attributes = {key: value for key, value in list_attributes(function).items() if key not in _SIGNATURE}
-        kind = ir.FunctionType.get(types, [value.type for value in results])
-        attributes["function_type"] = ir.TypeAttr.get(kind)
+        types, location = [value.type for value in inputs], function.location
+        attributes = {
+            key: value for key, value in list_attributes(function).items() if key not in _SIGNATURE_ATTRIBUTES
+        }
+        function_type = ir.FunctionType.get(types, [value.type for value in results])
+        attributes["function_type"] = ir.TypeAttr.get(function_type)
         with location:
-            made = ir.Operation.create(function.name, regions=1, attributes=attributes, ip=ir.InsertionPoint(function))
-            block = made.regions[0].blocks.append(*types, arg_locs=[location] * len(types))
-            for operation in left:
+            new = ir.Operation.create(function.name, regions=1, attributes=attributes, ip=ir.InsertionPoint(function))
+            block = new.regions[0].blocks.append(*types, arg_locs=[location] * len(types))
+            for operation in remaining:
                 block.append(operation)
-            for value, argument in zip(given, block.arguments, strict=True):
+            for value, argument in zip(inputs, block.arguments, strict=True):
                 value.replace_all_uses_with(argument)
-            block.append(ir.Operation.create(end.name, operands=results))
+            block.append(ir.Operation.create(terminator.name, operands=results))
         function.erase()
         return copy
 
     def _find_function(self, program: Operation, name: str) -> Operation:
-        functions = (found for found in _list_body(program) if found.name in FUNCTIONS)
-        return next(found for found in functions if self._get_symbol(found) == name)
+        functions = (function for function in _list_body(program) if function.name in FUNCTIONS)
+        return next(function for function in functions if self._get_symbol(function) == name)
 
     def _get_symbol(self, operation: Operation) -> str:
         return self._read_text(operation, "sym_name") if "sym_name" in operation.attributes else ""
@@ -243,23 +252,23 @@ class Edits:
         return str(self._ir.StringAttr(operation.attributes[attribute]).value)
 
     def _get_values_type(self, attribute: Native) -> Operation:
-        """The type of an attribute with many values; None for others."""
+        """Return the type of an attribute with many values; None for others."""
         ir = self._ir
-        if not (_is(attribute, ir.DenseElementsAttr) or _is(attribute, ir.DenseResourceElementsAttr)):
+        if not (_is_instance(attribute, ir.DenseElementsAttr) or _is_instance(attribute, ir.DenseResourceElementsAttr)):
             return None
         shape = ir.ShapedType(attribute.type)
-        if _is(shape.element_type, ir.ComplexType):
+        if _is_instance(shape.element_type, ir.ComplexType):
             return None
-        return shape if math.prod(shape.shape) >= _LARGE else None
+        return shape if math.prod(shape.shape) >= _MIN_CONSTANT_ELEMENTS else None
 
 
 def _list_body(program: Operation) -> list[Operation]:
-    """What stands at the top of a program, or in a function of one block."""
+    """Return the operations at the top of a program, or in a function of one block."""
     return [operation.operation for operation in program.operation.regions[0].blocks[0].operations]
 
 
 def _walk(operation: Operation) -> Iterator[Operation]:
-    """An operation and all in it."""
+    """Yield an operation and all nested ones."""
     yield operation
     for region in operation.regions:
         for block in region.blocks:
@@ -268,17 +277,17 @@ def _walk(operation: Operation) -> Iterator[Operation]:
 
 
 def _list_counted(program: Operation) -> list[Operation]:
-    """Operations of its functions, nested ones too."""
-    return [operation for operation in _walk(program.operation) if operation.name not in _FRAME]
+    """Return the operations of its functions, nested ones too."""
+    return [operation for operation in _walk(program.operation) if operation.name not in _FRAME_OPERATIONS]
 
 
-def _is_passed(value: Native) -> bool:
-    return str(value.type).startswith(_PASSED)
+def _can_be_argument(value: Native) -> bool:
+    return str(value.type).startswith(_ARGUMENT_TYPES)
 
 
-def _is(what: Native, kind: Native) -> bool:
-    # Releases differ: in older ones a class says what is of it.
-    return bool(kind.isinstance(what) if hasattr(kind, "isinstance") else isinstance(what, kind))
+def _is_instance(instance: Native, class_: Native) -> bool:
+    # In older releases the check is a method of the class.
+    return bool(class_.isinstance(instance) if hasattr(class_, "isinstance") else isinstance(instance, class_))
 
 
 class _TimeIsUpError(Exception):
@@ -286,31 +295,31 @@ class _TimeIsUpError(Exception):
 
 
 class _Oracle:
-    """Says what the compiler says of a program that fails as it should; None where it does not."""
+    """Compiles programs, and returns the compiler's output if they fail as expected, else None."""
 
     def __init__(self, plan: _ReducePlan) -> None:
         self._plan = plan
         self._pattern = re.compile(plan.pattern)
         self._folder = Path(plan.folder)
-        self._until = time.monotonic() + plan.budget
-        self._asked: dict[bytes, str | None] = {}
+        self._deadline = time.monotonic() + plan.budget
+        self._outputs: dict[bytes, str | None] = {}
         self.tried = 0
         self.flags = list(plan.flags)
 
-    def ask(self, program: bytes) -> str | None:
-        """About a program, each once."""
-        if program not in self._asked:
-            self._asked[program] = self._compile(program)
-        return self._asked[program]
+    def get_failure_output(self, program: bytes) -> str | None:
+        """Compile a program, each once; return the output of the expected failure, or None."""
+        if program not in self._outputs:
+            self._outputs[program] = self._compile(program)
+        return self._outputs[program]
 
-    def ask_words(self, program: bytes) -> str:
-        """What the compiler says of a program, whatever time is left."""
-        self._until, self.flags = math.inf, list(self._plan.flags)
+    def compile_finally(self, program: bytes) -> str:
+        """Return the compiler's output for a program, even if the budget is spent."""
+        self._deadline, self.flags = math.inf, list(self._plan.flags)
         self._compile(program)
         return (self._folder / "candidate.txt").read_text(encoding="utf-8", errors="replace")
 
     def narrow(self, program: bytes) -> str:
-        """The phase on the way to which it fails: no program is compiled further from now on; empty for none."""
+        """Find the phase before which it fails, and compile only so far from now on; empty for none."""
         for phase in _PHASES:
             self.flags.append(f"--compile-to={phase}")
             if self._compile(program) is not None:
@@ -319,8 +328,8 @@ class _Oracle:
         return ""
 
     def _compile(self, program: bytes) -> str | None:
-        left = self._until - time.monotonic()
-        if left <= 0:
+        remaining_seconds = self._deadline - time.monotonic()
+        if remaining_seconds <= 0:
             raise _TimeIsUpError
         self.tried += 1
         source = self._folder / "candidate.mlir"
@@ -330,26 +339,26 @@ class _Oracle:
         with (self._folder / "candidate.txt").open("wb") as log:
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._plan.cwd)
             try:
-                code = process.wait(hang or min(left, self._plan.timeout))
+                code = process.wait(hang or min(remaining_seconds, self._plan.timeout))
             except subprocess.TimeoutExpired:
                 code = None
-                # It prints where it is.
+                # It prints its stack.
                 process.send_signal(signal.SIGABRT)
                 try:
                     process.wait(_ABORT_SECONDS)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-        if code is None and not hang and time.monotonic() >= self._until:
+        if code is None and not hang and time.monotonic() >= self._deadline:
             raise _TimeIsUpError
-        said = (self._folder / "candidate.txt").read_text(encoding="utf-8", errors="replace")
-        ended = code is None if hang else (code is not None and (code < 0) is self._plan.crash and code != 0)
-        shown = ended and any(self._pattern.search(line) for line in said.splitlines() or [""])
-        return said if shown else None
+        output = (self._folder / "candidate.txt").read_text(encoding="utf-8", errors="replace")
+        fails = code is None if hang else (code is not None and (code < 0) is self._plan.crash and code != 0)
+        is_same_failure = fails and any(self._pattern.search(line) for line in output.splitlines() or [""])
+        return output if is_same_failure else None
 
 
 class _Reducer:
-    """The smallest program so far, and what makes it smaller."""
+    """The smallest program so far, and the edits that reduce it."""
 
     def __init__(self, plan: _ReducePlan, edits: Edits, oracle: _Oracle) -> None:
         self._folder = Path(plan.folder)
@@ -357,40 +366,40 @@ class _Reducer:
         self._oracle = oracle
         self.best = edits.parse(plan.program)
         self.size = edits.measure(self.best)
-        # What the compiler says of it.
-        self.said = ""
+        # The compiler's output for it.
+        self.output = ""
 
     def begin(self) -> str:
-        """Whether the program fails at all as it is handed on here, and up to which phase it has to be compiled."""
+        """Check that the program fails as bytecode, and return the phase up to which it has to be compiled."""
         program = self._edits.write_bytecode(self.best)
-        said = self._oracle.ask(program)
-        if said is None:
+        output = self._oracle.get_failure_output(program)
+        if output is None:
             raise ValueError("handed on as bytecode it does not fail in this way")
-        self.said = said
+        self.output = output
         return self._oracle.narrow(program)
 
-    def offer(self, program: Operation, what: str) -> bool:
-        """Keep a program where it is smaller and fails as before."""
+    def try_program(self, program: Operation, description: str) -> bool:
+        """Keep a program if it is smaller and fails as before."""
         size = self._edits.measure(program)
         if size >= self.size or not self._edits.is_valid(program):
             return False
-        said = self._oracle.ask(self._edits.write_bytecode(program))
-        if said is None:
+        output = self._oracle.get_failure_output(self._edits.write_bytecode(program))
+        if output is None:
             return False
-        self.best, self.size, self.said = program, size, said
-        line = {**size._asdict(), "tried": self._oracle.tried, "what": what}
+        self.best, self.size, self.output = program, size, output
+        entry = {**size._asdict(), "tried": self._oracle.tried, "what": description}
         with (self._folder / "reduce.jsonl").open("a", encoding="utf-8") as log:
-            log.write(json.dumps(line) + "\n")
+            log.write(json.dumps(entry) + "\n")
         return True
 
     def reduce(self) -> None:
-        """All that there is to try."""
-        self._remove_runs(lambda: self._edits.list_constants(self.best), self._edits.with_splats, "constants")
-        before = None
-        while before != self.size:
-            before = self.size
+        """Try all edits."""
+        self._remove_runs(lambda: self._edits.list_constants(self.best), self._edits.make_splats, "constants")
+        previous_size = None
+        while previous_size != self.size:
+            previous_size = self.size
             self._remove_runs(
-                lambda: self._edits.list_symbols(self.best), self._edits.without_symbols, "functions and globals"
+                lambda: self._edits.list_symbols(self.best), self._edits.remove_symbols, "functions and globals"
             )
             for name in self._edits.list_functions(self.best):
                 self._reduce_function(name)
@@ -398,77 +407,79 @@ class _Reducer:
     def _reduce_function(self, name: str) -> None:
         edits = self._edits
 
-        def keep(kept: Sequence[int], what: str) -> bool:
-            return self.offer(edits.with_operations(self.best, name, kept), what)
+        def try_operations(indices: Sequence[int], description: str) -> bool:
+            return self.try_program(edits.keep_operations(self.best, name, indices), description)
 
         def count() -> int:
             return len(edits.list_operations(self.best, name))
 
-        places = [f":{int(line)}:{int(column)}" for line, column in _PLACE.findall(self.said)]
-        hit = [
+        locations = [f":{int(line)}:{int(column)}" for line, column in _LOCATION_PATTERN.findall(self.output)]
+        hits = [
             index
             for index, operation in enumerate(edits.list_operations(self.best, name))
-            if any(place in str(operation.location) for place in places)
+            if any(location in str(operation.location) for location in locations)
         ]
-        for margin in _MARGINS if hit else ():
-            near = {i for place in hit for i in range(place - margin, place + margin + 1) if 0 <= i < count()}
-            if keep(sorted(near), "what the diagnostic points at"):
+        for margin in _MARGINS if hits else ():
+            nearby = {i for index in hits for i in range(index - margin, index + margin + 1) if 0 <= i < count()}
+            if try_operations(sorted(nearby), "what the diagnostic points at"):
                 break
         low, high = 0, count()
         while high - low > 1:
             middle = (low + high) // 2
-            if keep(range(middle), "the end taken away"):
-                # What is taken out may take more with it, or less.
+            if try_operations(range(middle), "the end taken away"):
+                # Removing operations may add or remove others.
                 low, high = min(low, count()), min(middle, count())
             else:
                 low = middle
         low, high = 0, count()
         while high - low > 1:
             middle = (low + high) // 2
-            if keep(range(middle, count()), "the beginning taken away"):
+            if try_operations(range(middle, count()), "the beginning taken away"):
                 low, high = 0, count()
             else:
                 high = middle
         self._remove_runs(
             lambda: list(range(count())),
-            lambda best, out: edits.with_operations(best, name, [i for i in range(count()) if i not in out]),
+            lambda best, out: edits.keep_operations(best, name, [i for i in range(count()) if i not in out]),
             "operations",
         )
 
     def _remove_runs(
-        self, items: Callable[[], list[Operation]], without: Callable[[Any, set[Any]], Any], what: str
+        self, items: Callable[[], list[Operation]], remove: Callable[[Any, set[Any]], Any], description: str
     ) -> None:
-        """Delta debugging: take out runs of items, from all of them to each one."""
-        run = len(items())
-        while run:
-            place = 0
-            while place < len(there := items()):
-                out = there[place : place + run]
-                # Where it is kept, what comes next has moved here.
-                if not self.offer(without(self.best, set(out)), f"without {len(out)} {what}"):
-                    place += run
-            run //= 2
+        """Remove runs of items by delta debugging, from all of them to each one."""
+        length = len(items())
+        while length:
+            start = 0
+            while start < len(present_items := items()):
+                removed_items = present_items[start : start + length]
+                # If that is kept, the next items have moved to this index.
+                if not self.try_program(
+                    remove(self.best, set(removed_items)), f"without {len(removed_items)} {description}"
+                ):
+                    start += length
+            length //= 2
 
 
 def _run(plan: _ReducePlan) -> None:
     folder = Path(plan.folder)
     find_package()
     edits = Edits(import_bindings())
-    with edits.place:
+    with edits.location:
         oracle = _Oracle(plan)
         try:
             reducer = _Reducer(plan, edits, oracle)
         except edits.errors as error:
             raise ValueError("it does not parse") from error
-        before, phase, complete = reducer.size, "", False
+        size_before, phase, complete = reducer.size, "", False
         try:
             phase = reducer.begin()
             reducer.reduce()
             complete = True
         except _TimeIsUpError:
             pass
-        end = {
-            "before": before._asdict(),
+        summary = {
+            "before": size_before._asdict(),
             "after": reducer.size._asdict(),
             "tried": oracle.tried,
             "complete": complete,
@@ -476,20 +487,20 @@ def _run(plan: _ReducePlan) -> None:
             "constants": len(edits.list_constants(reducer.best)),
             "names": edits.list_names(reducer.best),
         }
-        text = edits.write_text_of(reducer.best)
+        text = edits.format_text(reducer.best)
         (folder / "reduced.mlir").write_text(text, encoding="utf-8")
-        # Of the text, whose lines are others.
-        (folder / "reduced.txt").write_text(oracle.ask_words(text.encode()), encoding="utf-8")
-        (folder / "end.json").write_text(json.dumps(end), encoding="utf-8")
+        # The output is for the text, whose lines are others than the bytecode's.
+        (folder / "reduced.txt").write_text(oracle.compile_finally(text.encode()), encoding="utf-8")
+        (folder / "end.json").write_text(json.dumps(summary), encoding="utf-8")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     try:
         _run(_ReducePlan(**json.loads(Path(argv[0]).read_text(encoding="utf-8"))))
     except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
-        return _UNUSABLE
+        return _EXIT_UNUSABLE
     return 0
 
 

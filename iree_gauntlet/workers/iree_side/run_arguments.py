@@ -1,4 +1,4 @@
-"""Values as written behind `--input=` and `--expected_output=` of iree-run-module, as bytes for a device.
+"""Values of iree-run-module's `--input=` and `--expected_output=`, as bytes for a device.
 
 What operator suites use is read here, by the tool's own rules (runtime/src/iree/tooling/function_io.c,
 runtime/src/iree/hal/string_util.c): `3x4xf32=@a.bin`, `@a.npy`, `2x2xi32=1 2 3 4`, one value for all, none for zeros.
@@ -47,7 +47,7 @@ ELEMENT_TYPES = {
 TYPE_NAMES = {number: name for name, (number, _) in ELEMENT_TYPES.items()}
 
 _FLOATS = ("f16", "f32", "f64", "bf16")
-# Written as bytes, or not to be rounded here.
+# These are written as bytes, or must not be rounded here.
 _WITHOUT_NUMBERS = frozenset(name for name in ELEMENT_TYPES if name.startswith(("cf", "f8"))) | {
     "i1",
     "i2",
@@ -57,16 +57,16 @@ _WITHOUT_NUMBERS = frozenset(name for name in ELEMENT_TYPES if name.startswith((
 }
 _NPY_KINDS = {"b": "i", "i": "si", "u": "ui", "f": "f", "c": "cf"}
 _NPY_MAGIC = b"\x93NUMPY"
-_MOST_RANK = 128
-# Files from here on are mapped, not read.
-_MAPPED_BYTES = 1 << 20
+_MAX_RANK = 128
+# Files of this size or more are mapped, not read.
+_MIN_MAPPED_BYTES = 1 << 20
 _SEPARATORS = re.compile(r"[\s,\[\]]+")
-_INTEGER = re.compile(r"[+-]?(?:0|[1-9][0-9]*)")
-_FLOAT = re.compile(r"[+-]?[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?")
+_INTEGER_PATTERN = re.compile(r"[+-]?(?:0|[1-9][0-9]*)")
+_FLOAT_PATTERN = re.compile(r"[+-]?[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?")
 
 
 class UnsupportedError(Exception):
-    """What is asked is not done here; the text says what it is."""
+    """An unsupported request; the text describes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ class ArgumentValue:
 
 @lru_cache(maxsize=4096)
 def compute_storage(shape: tuple[int, ...], element_type: str) -> tuple[tuple[int, ...], int, np.dtype[Any]]:
-    """Shape, bytes and type of the array that holds a tensor; types below 8 bits are flat bytes."""
-    number, code = ELEMENT_TYPES[element_type]
+    """Return shape, bytes and type of the array that stores a tensor; types below 8 bits are flat bytes."""
+    type_number, code = ELEMENT_TYPES[element_type]
     dtype = np.dtype(code)
     count = math.prod(shape)
-    bits = number & 0xFF
+    bits = type_number & 0xFF
     if bits < 8:
         size = (count * bits + 7) // 8
         return (size,), size, dtype
@@ -92,16 +92,16 @@ def compute_storage(shape: tuple[int, ...], element_type: str) -> tuple[tuple[in
 
 
 def make_array(value: ArgumentValue) -> np.ndarray[Any, Any]:
-    """A tensor as an array of the type that holds its bits."""
+    """Return a tensor as an array of the type that stores its bits."""
     dims, _, dtype = compute_storage(tuple(value.shape), value.element_type)
     return np.frombuffer(value.contents, dtype).reshape(dims)
 
 
 def read_value(text: str, folder: str) -> ArgumentValue | None:
-    """Reads what stands behind the flag, with paths below a folder; None for one that says that nothing is expected.
+    """Read a flag's value, with paths below a folder; return None if it means that nothing is expected.
 
     Raises:
-        UnsupportedError: it is not read here.
+        UnsupportedError: it is not supported here.
     """
     text = text.strip()
     if text == "(ignored)":
@@ -126,14 +126,14 @@ def read_value(text: str, folder: str) -> ArgumentValue | None:
 def _parse_type(text: str) -> tuple[tuple[int, ...], str]:
     *dims, element_type = text.strip().split("x")
     sizes = [dim.strip() for dim in dims]
-    numbers = all(dim.isascii() and dim.isdigit() for dim in sizes)
-    if element_type not in ELEMENT_TYPES or not numbers or len(sizes) > _MOST_RANK:
+    are_numbers = all(dim.isascii() and dim.isdigit() for dim in sizes)
+    if element_type not in ELEMENT_TYPES or not are_numbers or len(sizes) > _MAX_RANK:
         raise UnsupportedError(f"type {text!r}")
     return tuple(map(int, sizes)), element_type
 
 
 def open_file(path: str) -> int:
-    """A descriptor that reads a file, or an UnsupportedError."""
+    """Open a file for reading; return its descriptor, or raise an UnsupportedError."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
@@ -141,12 +141,12 @@ def open_file(path: str) -> int:
 
 
 def _read(path: str, offset: int, count: int) -> bytes | memoryview:
-    """The bytes of a file from an offset on, of which there have to be so many."""
-    if count < _MAPPED_BYTES:
-        data = _read_some(path, offset, count + 1)
-        if len(data) != count:
+    """Read the bytes of a file from an offset on; there must be exactly `count`."""
+    if count < _MIN_MAPPED_BYTES:
+        contents = _read_some(path, offset, count + 1)
+        if len(contents) != count:
             raise UnsupportedError(f"{path}: not of the size that its type says")
-        return data
+        return contents
     file = open_file(path)
     try:
         if os.fstat(file).st_size != offset + count:
@@ -160,19 +160,19 @@ def _read(path: str, offset: int, count: int) -> bytes | memoryview:
 
 def _read_npy(path: str) -> ArgumentValue:
     # A header has a multiple of 64 bytes, and most are the shortest.
-    head = _read_some(path, 0, 128)
-    if len(head) < 10 or not head.startswith(_NPY_MAGIC) or head[6] != 1:
+    prefix = _read_some(path, 0, 128)
+    if len(prefix) < 10 or not prefix.startswith(_NPY_MAGIC) or prefix[6] != 1:
         raise UnsupportedError(f"{path}: not a .npy of version 1")
-    start = 10 + int.from_bytes(head[8:10], "little")
-    header = head[10:start] if start <= len(head) else _read_some(path, 0, start)[10:]
+    start = 10 + int.from_bytes(prefix[8:10], "little")
+    header = prefix[10:start] if start <= len(prefix) else _read_some(path, 0, start)[10:]
     shape, element_type = _parse_npy_header(header)
     return ArgumentValue(shape, element_type, _read(path, start, compute_storage(shape, element_type)[1]))
 
 
-def _read_some(path: str, offset: int, most: int) -> bytes:
+def _read_some(path: str, offset: int, max_bytes: int) -> bytes:
     file = open_file(path)
     try:
-        return os.pread(file, most, offset)
+        return os.pread(file, max_bytes, offset)
     except OSError as error:
         raise UnsupportedError(f"{path}: {error}") from error
     finally:
@@ -182,37 +182,37 @@ def _read_some(path: str, offset: int, most: int) -> bytes:
 @lru_cache(maxsize=4096)
 def _parse_npy_header(header: bytes) -> tuple[tuple[int, ...], str]:
     try:
-        said = ast.literal_eval(header.decode("latin-1").strip())
+        document = ast.literal_eval(header.decode("latin-1").strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
         raise UnsupportedError("a damaged .npy header") from error
-    match said:
-        case {"descr": str(descr), "fortran_order": False, "shape": tuple(shape)} if len(shape) <= _MOST_RANK and all(
+    match document:
+        case {"descr": str(descr), "fortran_order": False, "shape": tuple(shape)} if len(shape) <= _MAX_RANK and all(
             type(dim) is int and dim >= 0 for dim in shape
         ):
             pass
         case _:
             raise UnsupportedError("a .npy that is no array of plain numbers in C order")
-    plain = descr[1:] if descr[:1] in ("|", "<") else descr
-    kind, width = plain[:1], plain[1:]
+    type_code = descr[1:] if descr[:1] in ("|", "<") else descr
+    kind, width = type_code[:1], type_code[1:]
     if kind not in _NPY_KINDS or width not in ("1", "2", "4", "8", "16"):
         raise UnsupportedError(f"a .npy of {descr}")
-    element_type = "i1" if plain == "b1" else f"{_NPY_KINDS[kind]}{int(width) * 8}"
+    element_type = "i1" if type_code == "b1" else f"{_NPY_KINDS[kind]}{int(width) * 8}"
     if element_type not in ELEMENT_TYPES:
         raise UnsupportedError(f"a .npy of {descr}")
     return shape, element_type
 
 
 def _parse_values(text: str, shape: tuple[int, ...], element_type: str) -> bytes | memoryview:
-    """Numbers in their plain decimal forms; hexadecimal, octal and special ones are left to the tool."""
+    """Parse numbers in their plain decimal forms; hexadecimal, octal and special ones are left to the tool."""
     _, size, dtype = compute_storage(shape, element_type)
     tokens = [token for token in _SEPARATORS.split(text) if token]
     if not tokens:
         return bytes(size)
     capacity = size // dtype.itemsize
     kind = "f" if element_type in _FLOATS else dtype.kind
-    form = _FLOAT if kind == "f" else _INTEGER
-    fit = len(tokens) in (1, capacity) and capacity and element_type not in _WITHOUT_NUMBERS
-    if not fit or not all(form.fullmatch(token) for token in tokens):
+    pattern = _FLOAT_PATTERN if kind == "f" else _INTEGER_PATTERN
+    has_fitting_count = len(tokens) in (1, capacity) and capacity and element_type not in _WITHOUT_NUMBERS
+    if not has_fitting_count or not all(pattern.fullmatch(token) for token in tokens):
         raise UnsupportedError(f"values {text!r} of {element_type}")
     if kind == "f":
         return np.broadcast_to(_make_floats(tokens, element_type), (capacity,)).tobytes()

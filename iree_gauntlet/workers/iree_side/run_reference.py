@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if __name__ == "__main__":
-    # The package is the one that this script lies in; all else is found as this Python finds it.
+    # The package is the one that contains this script; all else is imported as usual in this Python.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
-# Types of integers that upstream makes inputs of.
+# Upstream makes inputs of these integer types.
 _INTEGERS = {"int32": np.int32, "int64": np.int64}
 
 
 def make_inputs(inputs: Sequence[ReferenceInput]) -> list[Array]:
-    """Generate a value for each input of a session, in order; a PlanError where upstream makes none of its type."""
+    """Generate a value for each input of a session, in order; raise a PlanError if upstream makes none of its type."""
     generator = np.random.default_rng(0)
     arrays: list[Array] = []
     for value in inputs:
@@ -58,11 +58,11 @@ def make_inputs(inputs: Sequence[ReferenceInput]) -> list[Array]:
         if value.dtype == "float32":
             arrays.append(generator.random(shape, dtype=np.float32))
         elif value.dtype in _INTEGERS:
-            below = max(1, shape[-1]) if shape else 1
-            arrays.append(generator.integers(below, size=shape, dtype=_INTEGERS[value.dtype]))
+            upper_bound = max(1, shape[-1]) if shape else 1
+            arrays.append(generator.integers(upper_bound, size=shape, dtype=_INTEGERS[value.dtype]))
         else:
-            known = ", ".join(["float32", *_INTEGERS])
-            raise PlanError(f"input {value.name!r} is a {value.dtype}: inputs are generated for {known} only")
+            supported_types = ", ".join(["float32", *_INTEGERS])
+            raise PlanError(f"input {value.name!r} is a {value.dtype}: inputs are generated for {supported_types} only")
     return arrays
 
 
@@ -72,23 +72,23 @@ def _make(model: Path, output: Path) -> None:
     session = OnnxRuntime(model)
     inputs = make_inputs(session.inputs)
     outputs = session.run(inputs)
-    named = [("input", f"input_{index}", "", array) for index, array in enumerate(inputs)]
-    named += [("expected_output", f"output_{i}", name, array) for i, (name, array) in enumerate(outputs.items())]
-    lines = [f"--{flag}={tensor_type(name, array)}=@{file}.bin\n" for flag, file, name, array in named]
-    members = {"arguments.txt": "".join(lines).encode()}
-    members |= {f"{file}.bin": pack_bytes(array) for _, file, _, array in named}
-    partial = output.with_name(f"{output.name}.partial")
-    with zipfile.ZipFile(partial, "w") as archive:
-        for name, content in members.items():
-            # Without a time, so that the bytes are the same.
-            archive.writestr(zipfile.ZipInfo(name), content)
-    with partial.open("rb") as stream:
+    entries = [("input", f"input_{index}", "", array) for index, array in enumerate(inputs)]
+    entries += [("expected_output", f"output_{i}", name, array) for i, (name, array) in enumerate(outputs.items())]
+    lines = [f"--{flag}={tensor_type(name, array)}=@{file}.bin\n" for flag, file, name, array in entries]
+    archive_members = {"arguments.txt": "".join(lines).encode()}
+    archive_members |= {f"{file}.bin": pack_bytes(array) for _, file, _, array in entries}
+    partial_path = output.with_name(f"{output.name}.partial")
+    with zipfile.ZipFile(partial_path, "w") as archive:
+        for name, member_bytes in archive_members.items():
+            # The entries have no time, so that the bytes are the same.
+            archive.writestr(zipfile.ZipInfo(name), member_bytes)
+    with partial_path.open("rb") as stream:
         os.fsync(stream.fileno())
-    partial.replace(output)
+    partial_path.replace(output)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     parser = argparse.ArgumentParser(prog="run_reference.py", description="Run an ONNX model in onnxruntime.")
     parser.add_argument("model", type=Path, help="the .onnx file as published")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the .zip file to write")

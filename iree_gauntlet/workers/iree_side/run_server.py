@@ -18,17 +18,17 @@ Requests come as lines of JSON on standard input, and each is answered by a line
      "peak_rss_bytes": 41000000,
      "outputs": [{"index": 0, "type": "3x4xf32", "passed": false, "count": 12, "file": "/…/output_0.npy"}]}
 
-Verdicts: `passed`; `mismatch` (the outputs are in the files that are named: .npy, or raw bytes for types that it
-cannot hold); `error` with IREE's status; `unsupported`, for what only iree-run-module itself can do. The verdict is the
-one that iree-run-module would come to. Outputs that all pass are not listed.
+Verdicts: `passed`; `mismatch` (the outputs are in the named files: .npy, or raw bytes for types that it does not
+support); `error` with IREE's status; `unsupported`, for features that only iree-run-module has. The verdict is that of
+iree-run-module. Outputs that all pass are not listed.
 
-`limits` lists no type that is compared by its bytes. Where `expected` is empty and `allclose` too, nothing is compared.
-`peak_rss_bytes` is the most that this process had in memory during the case.
+`limits` lists no type that is compared by its bytes. If `expected` and `allclose` are empty, nothing is compared.
+`peak_rss_bytes` is the process' peak memory during the case.
 
-The first line is `{"ready": true}`. The process ends with standard input, and, whatever it is doing, when the other end
-of the pipe LIFE_FD is closed. MEMORY_BYTES above 0 is the address space that cases may have in addition to what
-Python and the runtime took at start, until one asks for a device other than the processor. What a case prints goes to
-standard error.
+The first line is `{"ready": true}`. The process ends with standard input, and, at any time, when the other end of the
+pipe LIFE_FD is closed. MEMORY_BYTES above 0 is the address space that cases may have in addition to that of Python and
+the runtime at start, until one requests a device other than the processor. Output that a case prints goes to standard
+error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if __name__ == "__main__":
-    # The package is the one that this script lies in; all else is found as this Python finds it.
+    # The package is the one that contains this script; all else is imported as usual in this Python.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -74,20 +74,20 @@ if TYPE_CHECKING:
     from iree_gauntlet.workers.iree_side.device_context import Native
 
 
-_LONGEST_MESSAGE = 2000
-# The path in front of IREE's status: `Error invoking function: c/runtime/src/iree/vm/list.c:103: INVALID_ARGUMENT; …`.
-_SOURCE = re.compile(r"^.*?\S+\.(?:c|cc|cpp|h|inl):\d+: ")
-# What a .npy can hold; types below 8 bits are bytes here, and no array of their shape.
+_MAX_MESSAGE_CHARS = 2000
+# This prefix precedes IREE's status: `Error invoking function: c/runtime/src/iree/vm/list.c:103: INVALID_ARGUMENT; …`.
+_SOURCE_PREFIX = re.compile(r"^.*?\S+\.(?:c|cc|cpp|h|inl):\d+: ")
+# A .npy supports these types; values below 8 bits are packed bytes here, and no array of their shape.
 _NPY_TYPES = re.compile(r"(?:i|si|ui)(?:1|8|16|32|64)|f(?:16|32|64)")
-# The tool aborts when it compares them, and when values of f8 differ: let it do so itself.
-_PACKED = ("i4", "si4", "ui4")
-# Contents up to this size are first compared as they are.
-_SMALL_BYTES = 1 << 16
-_SMALL_MODULE_BYTES = 1 << 18
-# The bindings turn a status into the kind of exception that is nearest to it.
+# The tool aborts when it compares these, and when values of f8 differ: such cases are left to the tool itself.
+_ABORTING_TYPES = ("i4", "si4", "ui4")
+# Contents up to this size are first compared as bytes.
+_MAX_DIRECT_BYTES = 1 << 16
+_MAX_COPIED_MODULE_BYTES = 1 << 18
+# The bindings convert a status to the nearest kind of exception.
 _RUNTIME_ERRORS = (OSError, RuntimeError, ValueError, TypeError, NotImplementedError, LookupError)
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_STATM = Path("/proc/self/statm")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_STATM_PATH = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class _RunRequest:
 
 
 class RunServer:
-    """Runs cases in this process; devices are kept, modules are not."""
+    """Runs cases in this process; devices are reused, modules are not."""
 
     def __init__(self) -> None:
         from iree import runtime  # noqa: PLC0415 - a Python without the runtime shall say so in one line
@@ -113,13 +113,16 @@ class RunServer:
         self._runtime = runtime
         self._instance = runtime.VmInstance()
         self._devices: dict[str, tuple[Native, Native, Native]] = {}
-        self._no_devices: dict[str, str] = {}
+        self._device_errors: dict[str, str] = {}
         self._local, self._usage = runtime.MemoryType.DEVICE_LOCAL, runtime.BufferUsage.DEFAULT
-        self._visible, self._scoped = int(runtime.MemoryType.HOST_VISIBLE), int(runtime.BufferUsage.MAPPING_SCOPED)
+        self._host_visible, self._mapping_scoped = (
+            int(runtime.MemoryType.HOST_VISIBLE),
+            int(runtime.BufferUsage.MAPPING_SCOPED),
+        )
 
     def answer(self, request: _RunRequest) -> dict[str, Any]:
-        """Does a case; the answer."""
-        wall, cpu = time.perf_counter(), time.process_time()
+        """Run a case; return the answer."""
+        wall_start, cpu_start = time.perf_counter(), time.process_time()
         outputs: list[dict[str, Any]] = []
         message = ""
         try:
@@ -134,15 +137,15 @@ class RunServer:
         return {
             "verdict": verdict,
             "message": message,
-            "seconds": time.perf_counter() - wall,
-            "cpu_seconds": time.process_time() - cpu,
+            "seconds": time.perf_counter() - wall_start,
+            "cpu_seconds": time.process_time() - cpu_start,
             "outputs": outputs,
         }
 
     def _run(self, request: _RunRequest) -> list[dict[str, Any]]:
-        """What is to be said of the outputs; nothing where all of them pass."""
+        """Run a case; return descriptions of the outputs, or an empty list if all of them pass."""
         inputs = [read_value(text, request.cwd) for text in request.inputs]
-        expected = [read_value(text, request.cwd) for text in request.expected]
+        expected_all = [read_value(text, request.cwd) for text in request.expected]
         device, hal_module, allocator = self._get_device(request.device, on_cpu=request.on_cpu)
         runtime = self._runtime
         module = self._load_module(os.path.join(request.cwd, request.module))  # noqa: PTH118 - a good part of a case
@@ -155,28 +158,31 @@ class RunServer:
             buffer = allocator.allocate_buffer_copy(
                 memory_type=self._local, allowed_usage=self._usage, device=device, buffer=value.contents
             )
-            number, _ = ELEMENT_TYPES[value.element_type]
-            arguments.push_ref(runtime.HalBufferView(buffer, value.shape, number))
-        results = runtime.VmVariantList(len(expected))
+            type_number, _ = ELEMENT_TYPES[value.element_type]
+            arguments.push_ref(runtime.HalBufferView(buffer, value.shape, type_number))
+        results = runtime.VmVariantList(len(expected_all))
         context.invoke(function, arguments, results)
         rule = request.allclose
-        if not expected and rule is None:
+        if not expected_all and rule is None:
             return []
-        if len(expected) > len(results) and rule is None:
-            raise UnsupportedError(f"{len(expected)} expected outputs of {len(results)}")
+        if len(expected_all) > len(results) and rule is None:
+            raise UnsupportedError(f"{len(expected_all)} expected outputs of {len(results)}")
         actual = [self._read_output(results, index, device, allocator) for index in range(len(results))]
-        verdicts = [_judge(mine, wanted, request.limits, rule) for mine, wanted in zip(actual, expected, strict=False)]
-        if len(actual) == len(expected) and all(verdicts):
+        verdicts = [
+            _judge(output, reference, request.limits, rule)
+            for output, reference in zip(actual, expected_all, strict=False)
+        ]
+        if len(actual) == len(expected_all) and all(verdicts):
             return []
-        return _describe(actual, verdicts, len(expected), request.kept)
+        return _describe(actual, verdicts, len(expected_all), request.kept)
 
     def _load_module(self, path: str) -> Native:
         file = open_file(path)
         try:
-            if os.fstat(file).st_size > _SMALL_MODULE_BYTES:
+            if os.fstat(file).st_size > _MAX_COPIED_MODULE_BYTES:
                 return self._runtime.VmModule.mmap(self._instance, path)
-            # Faster than a map of it.
-            return self._runtime.VmModule.copy_buffer(self._instance, os.read(file, _SMALL_MODULE_BYTES))
+            # Copying is faster than mapping.
+            return self._runtime.VmModule.copy_buffer(self._instance, os.read(file, _MAX_COPIED_MODULE_BYTES))
         finally:
             os.close(file)
 
@@ -192,33 +198,37 @@ class RunServer:
         _, count, _ = compute_storage(shape, element_type)
         buffer = view.get_buffer()
         contents: bytes | memoryview = b""
-        if count and int(buffer.memory_type()) & self._visible and int(buffer.allowed_usage()) & self._scoped:
-            # In place, where the host sees it.
+        if (
+            count
+            and int(buffer.memory_type()) & self._host_visible
+            and int(buffer.allowed_usage()) & self._mapping_scoped
+        ):
+            # The buffer is read in place, as it is visible to the host.
             contents = memoryview(view.map())[:count]
         elif count:
             contents = memoryview(copy_to_host(self._runtime, device, allocator, buffer).map())[:count]
         return ArgumentValue(shape, element_type, contents)
 
     def _get_device(self, uri: str, *, on_cpu: bool) -> tuple[Native, Native, Native]:
-        """The device, the module that offers it to programs, and its allocator."""
-        if uri in self._no_devices:
-            raise UnsupportedError(self._no_devices[uri])
+        """Return the device, its HAL module for programs, and its allocator."""
+        if uri in self._device_errors:
+            raise UnsupportedError(self._device_errors[uri])
         if uri not in self._devices:
             if not on_cpu:
                 # A GPU's driver reserves addresses for all memory of all GPUs, and more, at once.
-                _, hard = resource.getrlimit(resource.RLIMIT_AS)
-                resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+                _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+                resource.setrlimit(resource.RLIMIT_AS, (hard_limit, hard_limit))
             try:
                 device = self._runtime.get_device(uri)
             except _RUNTIME_ERRORS as error:
-                self._no_devices[uri] = _describe_status(error)
-                raise UnsupportedError(self._no_devices[uri]) from error
+                self._device_errors[uri] = _describe_status(error)
+                raise UnsupportedError(self._device_errors[uri]) from error
             self._devices[uri] = (device, self._runtime.create_hal_module(self._instance, device), device.allocator)
         return self._devices[uri]
 
 
 def serve(requests: Any, answers: int) -> None:
-    """Answers the lines of a file, by a descriptor, until there are no more."""
+    """Answer the lines of a file by a descriptor, until there are no more."""
     server = RunServer()
     memory = _PeakMemory()
     _write(answers, {"ready": True})
@@ -228,38 +238,40 @@ def serve(requests: Any, answers: int) -> None:
 
 
 class _PeakMemory:
-    """The most that this process had in memory, case by case."""
+    """The peak memory of this process, case by case."""
 
-    _STEP = 1 << 24
+    _MIN_RESET_BYTES = 1 << 24
 
     def __init__(self) -> None:
-        # Not `getrusage`, which begins at the peak of the process that this one was forked from.
+        # `getrusage` is not used: it begins at the peak of the process that this one was forked from.
         self._status: int | None = None
         with contextlib.suppress(OSError):
             self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
-        self._lowest = self._read_peak()
+        self._peak_after_reset = self._read_peak()
 
     def take_peak(self) -> int:
         peak = self._read_peak()
-        if peak > self._lowest + self._STEP and self._status is not None:
+        if peak > self._peak_after_reset + self._MIN_RESET_BYTES and self._status is not None:
             with contextlib.suppress(OSError), open("/proc/self/clear_refs", "wb", buffering=0) as file:  # noqa: PTH123
                 file.write(b"5")
-            self._lowest = self._read_peak()
+            self._peak_after_reset = self._read_peak()
         return peak
 
     def _read_peak(self) -> int:
         if self._status is not None:
             text = os.pread(self._status, 4096, 0)
-            found = text.find(b"VmHWM:")
-            if found >= 0:
-                return int(text[found + 6 : text.index(b"kB", found)]) * 1024
+            offset = text.find(b"VmHWM:")
+            if offset >= 0:
+                return int(text[offset + 6 : text.index(b"kB", offset)]) * 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _find_function(module: Native, name: str) -> Native:
-    """The function that is called: the named one, or the only one that is no part of IREE's own machinery."""
+    """Find the function to call: the named one, or the only one that is not part of IREE's own machinery."""
     if not name:
-        names = [each for each in module.function_names if not each.startswith("__") and "$" not in each]
+        names = [
+            candidate for candidate in module.function_names if not candidate.startswith("__") and "$" not in candidate
+        ]
         if len(names) != 1:
             raise UnsupportedError(f"the module exports {len(names)} functions, and none is named")
         name = names[0]
@@ -270,55 +282,58 @@ def _find_function(module: Native, name: str) -> Native:
 
 
 def _judge(
-    actual: ArgumentValue, expected: ArgumentValue | None, limits: dict[str, list[float]], rule: list[Any] | None
+    actual_value: ArgumentValue,
+    expected_value: ArgumentValue | None,
+    limits: dict[str, list[float]],
+    rule: list[Any] | None,
 ) -> bool:
-    """Whether an output passes."""
-    if expected is None:
+    """Return whether an output passes."""
+    if expected_value is None:
         return True
     if rule is not None:
-        for value in (actual, expected):
+        for value in (actual_value, expected_value):
             if not _NPY_TYPES.fullmatch(value.element_type):
                 raise UnsupportedError(f"numpy.allclose of {value.element_type}")
-        if actual.shape != expected.shape:
+        if actual_value.shape != expected_value.shape:
             return False
         rtol, atol, equal_nan = rule
-        mine, wanted = make_array(actual), make_array(expected)
-        return bool(find_close(mine, wanted, rtol=rtol, atol=atol, equal_nan=equal_nan).all())
-    if expected.element_type in _PACKED:
-        raise UnsupportedError(f"comparing {expected.element_type}")
-    if actual.element_type != expected.element_type or actual.shape != expected.shape:
+        actual_array, expected_array = make_array(actual_value), make_array(expected_value)
+        return bool(find_close(actual_array, expected_array, rtol=rtol, atol=atol, equal_nan=equal_nan).all())
+    if expected_value.element_type in _ABORTING_TYPES:
+        raise UnsupportedError(f"comparing {expected_value.element_type}")
+    if actual_value.element_type != expected_value.element_type or actual_value.shape != expected_value.shape:
         return False
-    if len(actual.contents) <= _SMALL_BYTES and bytes(actual.contents) == expected.contents:
+    if len(actual_value.contents) <= _MAX_DIRECT_BYTES and bytes(actual_value.contents) == expected_value.contents:
         return True
-    pair = limits.get(actual.element_type)
-    allowed = None if pair is None else (pair[0], pair[1])
-    passed = are_close(make_array(actual), make_array(expected), allowed, actual.element_type)
-    if not passed and actual.element_type.startswith("f8"):
-        raise UnsupportedError(f"telling how {actual.element_type} differ")
-    return passed
+    limit_pair = limits.get(actual_value.element_type)
+    limit = None if limit_pair is None else (limit_pair[0], limit_pair[1])
+    is_passing = are_close(make_array(actual_value), make_array(expected_value), limit, actual_value.element_type)
+    if not is_passing and actual_value.element_type.startswith("f8"):
+        raise UnsupportedError(f"telling how {actual_value.element_type} differ")
+    return is_passing
 
 
 def _describe(
-    actual: Sequence[ArgumentValue], verdicts: Sequence[bool], expected: int, kept: Sequence[str]
+    actual: Sequence[ArgumentValue], verdicts: Sequence[bool], expected_count: int, paths: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """What is said of the outputs of a case that fails, and of those that are missing; writes the former to files."""
-    answers: list[dict[str, Any]] = []
+    """Describe the outputs of a case that fails, and those that are missing; save the former to files."""
+    descriptions: list[dict[str, Any]] = []
     for index, value in enumerate(actual):
-        answers.append(
+        descriptions.append(
             {
                 "index": index,
                 "type": "x".join([*map(str, value.shape), value.element_type]),
                 "passed": index < len(verdicts) and verdicts[index],
                 "count": math.prod(value.shape),
-                "file": _keep(value, Path(kept[index])) if index < len(kept) else "",
+                "file": _save_output(value, Path(paths[index])) if index < len(paths) else "",
             }
         )
     missing = {"type": "", "passed": False, "count": 0, "file": ""}
-    return answers + [{"index": index, **missing} for index in range(len(actual), expected)]
+    return descriptions + [{"index": index, **missing} for index in range(len(actual), expected_count)]
 
 
-def _keep(value: ArgumentValue, path: Path) -> str:
-    """Writes an output; where it is."""
+def _save_output(value: ArgumentValue, path: Path) -> str:
+    """Save an output; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if _NPY_TYPES.fullmatch(value.element_type):
         path = path.with_suffix(".npy")
@@ -330,42 +345,42 @@ def _keep(value: ArgumentValue, path: Path) -> str:
 
 
 def _describe_status(error: BaseException) -> str:
-    """IREE's status in one bounded line, without the place in its source."""
+    """Return IREE's status in one line of limited length, without the location in its source."""
     lines = str(error).splitlines()
-    text = _SOURCE.sub("", lines[0].strip()) if lines else type(error).__name__
-    return text[:_LONGEST_MESSAGE]
+    message = _SOURCE_PREFIX.sub("", lines[0].strip()) if lines else type(error).__name__
+    return message[:_MAX_MESSAGE_CHARS]
 
 
 def _write(descriptor: int, answer: dict[str, Any]) -> None:
-    data = memoryview(json.dumps(answer).encode() + b"\n")
-    while data:
-        data = data[os.write(descriptor, data) :]
+    remaining = memoryview(json.dumps(answer).encode() + b"\n")
+    while remaining:
+        remaining = remaining[os.write(descriptor, remaining) :]
 
 
-def _limit_memory(most: int) -> None:
-    """Bounds the address space to what is taken now, and so many bytes; where the former is not shown, not at all."""
+def _limit_memory(extra_bytes: int) -> None:
+    """Limit the address space to its present size and `extra_bytes`; not at all if the former is unknown."""
     try:
-        taken = int(_STATM.read_bytes().split()[0]) * _PAGE
+        used_bytes = int(_STATM_PATH.read_bytes().split()[0]) * _PAGE_BYTES
     except OSError:
         return
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = taken + most
-    if hard not in (resource.RLIM_INFINITY, -1):
-        wanted = min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    limit = used_bytes + extra_bytes
+    if hard_limit not in (resource.RLIM_INFINITY, -1):
+        limit = min(limit, hard_limit)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
 
 
-def main(words: Sequence[str]) -> int:
-    """Serves until standard input ends; the exit code."""
-    if len(words) != 3:
-        sys.stderr.write(f"usage: {Path(words[0]).name} LIFE_FD MEMORY_BYTES\n")
+def main(argv: Sequence[str]) -> int:
+    """Serve until standard input ends; return the exit code."""
+    if len(argv) != 3:
+        sys.stderr.write(f"usage: {Path(argv[0]).name} LIFE_FD MEMORY_BYTES\n")
         return 2
-    # The kernel ends this process when the other end of the pipe is closed, in the midst of whatever it does.
-    life = int(words[1])
+    # The kernel ends this process when the other end of the pipe is closed, at any time.
+    life_fd = int(argv[1])
     signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-    # Answers keep standard output to themselves: what a module prints goes where errors go.
+    fcntl.fcntl(life_fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life_fd, fcntl.F_SETFL, fcntl.fcntl(life_fd, fcntl.F_GETFL) | os.O_ASYNC)
+    # Standard output is for answers alone: a module's own output goes to standard error.
     answers = os.dup(1)
     os.dup2(2, 1)
     try:
@@ -373,8 +388,8 @@ def main(words: Sequence[str]) -> int:
     except ImportError as error:
         sys.stderr.write(f"{sys.executable} cannot run modules: {error}\n")
         return 2
-    if int(words[2]) > 0:
-        _limit_memory(int(words[2]))
+    if int(argv[2]) > 0:
+        _limit_memory(int(argv[2]))
     del iree
     serve(sys.stdin.buffer, answers)
     return 0

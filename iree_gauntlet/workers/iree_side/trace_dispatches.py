@@ -2,33 +2,33 @@
 
     python trace_dispatches.py PLAN.json
 
-Both were compiled with `--iree-flow-trace-dispatch-tensors`. Each runs in a process of its own, which hands on its
-tensors as they come through a pipe, so that no more than those of one dispatch are held here, and that one may crash.
+Both were compiled with `--iree-flow-trace-dispatch-tensors`. Each runs in a process of its own, which sends its
+tensors through a pipe as they come, so that only those of one dispatch are held here, and so that it may crash.
 The plan:
 
     {"target": {"device": "local-task", "modules": ["/…/a.vmfb"], "parameters": [["model", "/…/m.irpa"]],
                 "function": "main", "inputs": ["@/…/x.npy"], "cwd": "/…"},
      "reference": {the same},
-     "tolerances": {"f32": 1e-4},     largest |difference|, as a share of the reference's largest |value|; without, none
-     "keep": 8,                       how many suspects are written to files
+     "tolerances": {"f32": 1e-4},     largest |difference|, as a share of the reference's largest |value|; default 0
+     "keep": 8,                       maximum number of suspects that are written to files
      "timeout": 60,                   seconds after which both are ended
-     "folder": "/…"}                  where to
+     "folder": "/…"}                  destination of the files
 
 The answer has `dispatches`, an object each: `dispatch`, the key of its traces; `call` (0 is the first one of all);
-`inputs` and `outputs`, objects of `type`, `error` as a share, `wrong`; `suspect` where an output is wrong and no input
+`inputs` and `outputs`, objects of `type`, `error` as a share, `wrong`; `suspect` if an output is wrong and no input
 is; and of the first suspects `kept`, the folder with the tensors of both sides, and the `largest` |value| of each
-output of the reference. It also says how both ended: `target` and `reference`, the exit codes (negative: a signal; 0
-also for one that was ended since the other had); `unfinished`, dispatches that were begun and gave nothing: objects of
-`dispatch`, `kept` and the `inputs`; `differs` (where the sides do not do the same; empty where they do); `results`,
-what the function gives in the end, each as in `outputs` with the `largest` |value| of the reference.
+output of the reference. It also reports how both ended: `target` and `reference`, the exit codes (negative: a signal; 0
+also for one that was ended because the other had); `unfinished`, dispatches that started and gave nothing: objects of
+`dispatch`, `kept` and the `inputs`; `differs` (where the sides do not do the same; empty if they do); `results`,
+the function's outputs, each as in `outputs` with the `largest` |value| of the reference.
 
-With `by_values`, the reference may be another program that means the same: it runs first, and a tensor of the target is
-right where the reference has one of the same values in any layout (`ValueIndex`). No errors are known then.
+With `by_values`, the reference may be another program of the same meaning: it runs first, and a tensor of the target is
+right if the reference has one of the same values in any layout (`ValueIndex`). Errors are unknown then.
 
-With `capture`, the keys of some dispatches, the target runs alone, up to where each of them has run once: their inputs
+With `capture`, the keys of some dispatches, the target runs alone, until each of them has run once: their inputs
 go to files, and the answer has for each key a list of `type` and `file`.
 
-Exit codes: as of `plan_file`.
+Exit codes: those of `plan_file`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 if __name__ == "__main__":
-    # The package is the one that this script lies in; all else is found as this Python finds it.
+    # The package is the one that contains this script; all else is imported as usual in this Python.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -64,41 +64,41 @@ if TYPE_CHECKING:
 
 
 _INPUTS, _OUTPUTS = " inputs", " outputs"
-# In place of a dispatch's key, before what the function gives.
+# This key precedes the function's outputs, in place of a dispatch's.
 _RESULTS = "results"
-# Of the sorted values: the smallest, the largest, and those between them at equal distances.
-_KEPT = 257
+# The number of sorted values that are sampled: the smallest, the largest, and others at equal distances.
+_SAMPLE_COUNT = 257
 
 
 class ValueIndex:
-    """Which tensors a program has, whatever their names and layouts: known by their sorted values.
+    """An index of a program's tensors by their sorted values, whatever their names and layouts.
 
-    A transposed, packed or padded tensor has the values of the plain one, but for zeros. Of each, its count of other
-    values and some order statistics are kept, so that an index is small however large the tensors are. Tolerances are
+    A transposed, packed or padded tensor has the values of the plain one, but for zeros. For each, its count of other
+    values and some order statistics are stored, so that an index is small however large the tensors are. Tolerances are
     a share of the largest value, by element type.
     """
 
     def __init__(self, tolerances: Mapping[str, float]) -> None:
         self._tolerances = tolerances
-        self._found: dict[tuple[str, int], list[Array]] = defaultdict(list)
+        self._samples: dict[tuple[str, int], list[Array]] = defaultdict(list)
 
     def add(self, element_type: str, numbers: Array) -> None:
-        """Adds a tensor's values, which are not held."""
-        count, kept = _sort_values(numbers)
-        self._found[element_type, count].append(kept)
+        """Add a tensor; its values are not stored."""
+        count, sample = _sort_values(numbers)
+        self._samples[element_type, count].append(sample)
 
     def has(self, element_type: str, numbers: Array) -> bool:
-        """Whether a tensor of such values was added."""
-        count, kept = _sort_values(numbers)
-        limits = self._tolerances.get(element_type, 0.0) * find_largest(kept), 0.0
-        return any(are_close(other, kept, limits) for other in self._found.get((element_type, count), ()))
+        """Return whether a tensor of such values was added."""
+        count, sample = _sort_values(numbers)
+        limits = self._tolerances.get(element_type, 0.0) * find_largest(sample), 0.0
+        return any(are_close(candidate, sample, limits) for candidate in self._samples.get((element_type, count), ()))
 
 
 def _sort_values(numbers: Array) -> tuple[int, Array]:
-    """How many are not zero, and some of them in their order."""
+    """Return the number of nonzero values, and some of them in their order."""
     values = np.sort(numbers[numbers != 0], axis=None)
-    places = np.linspace(0, max(0, values.size - 1), min(values.size, _KEPT)).round().astype(int)
-    return values.size, values[places]
+    indices = np.linspace(0, max(0, values.size - 1), min(values.size, _SAMPLE_COUNT)).round().astype(int)
+    return values.size, values[indices]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +128,13 @@ class _TracePlan:
     timeout: float
     by_values: bool = False
 
-    def allow(self, tensor: TracedTensor) -> float:
-        """What a tensor may be off, as a share of its largest value."""
+    def allow(self, tensor: TensorTrace) -> float:
+        """Return the tolerance of a tensor, as a share of its largest value."""
         return self.tolerances.get(tensor.element_type, 0.0)
 
 
-class TracedTensor:
-    """A tensor that was traced: `type` as IREE writes it, and its values as bits."""
+class TensorTrace:
+    """A traced tensor: `type` as IREE writes it, and its values as bits."""
 
     def __init__(self, shape: Sequence[int], element_type: str, contents: bytes) -> None:
         self.type = "x".join((*map(str, shape), element_type))
@@ -142,20 +142,20 @@ class TracedTensor:
         self.contents = contents
 
     def read_numbers(self) -> Array:
-        """Its values in f64."""
+        """Return its values in f64."""
         return widen(np.frombuffer(self.contents, get_host_type(self.element_type)), self.element_type)
 
     def find_largest(self) -> float:
-        """The largest |value| that is finite; 0 for none."""
+        """Return the largest |value| that is finite; 0 for none."""
         return find_largest(self.read_numbers())
 
 
-# What the target and the reference have of it.
-_Pair = tuple[list[TracedTensor], list[TracedTensor]]
+# The tensors of the target, and of the reference.
+_Pair = tuple[list[TensorTrace], list[TensorTrace]]
 
 
-def measure_error(target: TracedTensor, reference: TracedTensor) -> float:
-    """The largest |difference| as a share of the reference's largest |value|; infinite where one is no number alone."""
+def measure_error(target: TensorTrace, reference: TensorTrace) -> float:
+    """Return the largest |difference| as a share of the reference's largest |value|; infinite if one alone is NaN."""
     if target.contents == reference.contents:
         return 0.0
     worst, scale = difference(target.read_numbers(), reference.read_numbers()), reference.find_largest()
@@ -163,8 +163,8 @@ def measure_error(target: TracedTensor, reference: TracedTensor) -> float:
 
 
 @dataclass(slots=True)
-class _Compared:
-    """What is said of a tensor of the target; by values, nothing is known of its error."""
+class _TensorReport:
+    """The result for a tensor of the target; by values, its error is unknown."""
 
     type: str
     wrong: bool
@@ -173,90 +173,92 @@ class _Compared:
 
 
 class _TraceLog:
-    """Pairs what dispatches take with what they give; keeps what is said of them, and the first suspects' tensors.
+    """Pairs the inputs of dispatches with their outputs; records the results, and the first suspects' tensors.
 
-    The runtime may begin several dispatches before it ends the first of them.
+    The runtime may start several dispatches before it ends the first of them.
     """
 
     def __init__(self, plan: _TracePlan) -> None:
         self._folder = Path(plan.folder)
-        self._left = plan.keep
-        self._begun: dict[str, list[_Pair]] = {}
+        self._remaining_suspects = plan.keep
+        self._started_inputs: dict[str, list[_Pair]] = {}
         self.dispatches: list[dict[str, Any]] = []
 
-    def take(self, key: str, tensors: _Pair, describe: Callable[[_Pair, bool], list[_Compared]]) -> None:
-        """Take what a dispatch is given, or what it gives; `describe` compares, and is told which."""
+    def add(self, key: str, tensors: _Pair, describe: Callable[[_Pair, bool], list[_TensorReport]]) -> None:
+        """Add the inputs or the outputs of a dispatch; `describe` compares them, with True for inputs."""
         name = _name_dispatch(key)
         if key.endswith(_INPUTS):
-            self._begun.setdefault(name, []).append(tensors)
+            self._started_inputs.setdefault(name, []).append(tensors)
             return
-        # Of a dispatch that takes no tensors, only its outputs are traced.
-        given = self._begun[name].pop(0) if self._begun.get(name) else ([], [])
-        inputs, outputs = describe(given, True), describe(tensors, False)
-        suspect = any(item.wrong for item in outputs) and not any(item.wrong for item in inputs)
-        kept, call = "", len(self.dispatches)
-        if suspect and self._left:
-            self._left -= 1
-            for item, tensor in zip(outputs, tensors[1], strict=False):
-                item.largest = tensor.find_largest()
-            kept = _keep(self._folder / f"call_{call}", given, tensors)
-        said = {"inputs": list(map(asdict, inputs)), "outputs": list(map(asdict, outputs))}
-        self.dispatches.append({"dispatch": name, **said, "suspect": suspect, "kept": kept, "call": call})
+        # If a dispatch takes no tensors, only its outputs are traced.
+        input_pair = self._started_inputs[name].pop(0) if self._started_inputs.get(name) else ([], [])
+        inputs, outputs = describe(input_pair, True), describe(tensors, False)
+        suspect = any(report.wrong for report in outputs) and not any(report.wrong for report in inputs)
+        saved_folder, call = "", len(self.dispatches)
+        if suspect and self._remaining_suspects:
+            self._remaining_suspects -= 1
+            for report, tensor in zip(outputs, tensors[1], strict=False):
+                report.largest = tensor.find_largest()
+            saved_folder = _save_tensors(self._folder / f"call_{call}", input_pair, tensors)
+        tensor_reports = {"inputs": list(map(asdict, inputs)), "outputs": list(map(asdict, outputs))}
+        self.dispatches.append(
+            {"dispatch": name, **tensor_reports, "suspect": suspect, "kept": saved_folder, "call": call}
+        )
 
     def find_unfinished(self) -> list[dict[str, Any]]:
-        """What was begun and not ended, with the inputs of the last time."""
-        last = {name: pairs[-1] for name, pairs in self._begun.items() if pairs}
+        """Return dispatches that were started and not ended, with the inputs of the last time."""
+        last_pairs = {name: pairs[-1] for name, pairs in self._started_inputs.items() if pairs}
         return [
             {
                 "dispatch": name,
-                "kept": _keep(self._folder / f"unfinished_{number}", pair, ([], [])),
+                "kept": _save_tensors(self._folder / f"unfinished_{number}", pair, ([], [])),
                 "inputs": [{"type": tensor.type, "wrong": False} for tensor in pair[0]],
             }
-            for number, (name, pair) in enumerate(last.items())
+            for number, (name, pair) in enumerate(last_pairs.items())
         ]
 
 
 def _compare(plan: _TracePlan) -> dict[str, Any]:
-    """Run both sides side by side."""
+    """Run both sides in parallel."""
     folder, log = Path(plan.folder), _TraceLog(plan)
     target, reference = (
-        _SideProcess(name, of_side, folder)
-        for name, of_side in (("target", plan.target), ("reference", plan.reference))
+        _SideProcess(name, side_plan, folder)
+        for name, side_plan in (("target", plan.target), ("reference", plan.reference))
     )
-    differs, results = "", list[_Compared]()
+    differs, results = "", list[_TensorReport]()
 
     def kill_both() -> None:
         target.kill()
         reference.kill()
 
-    def describe(pair: _Pair, _: bool) -> list[_Compared]:
+    def describe(pair: _Pair, _: bool) -> list[_TensorReport]:
         return [
-            _Compared(one.type, (error := measure_error(one, other)) > plan.allow(one), error)
-            for one, other in zip(*pair, strict=True)
+            _TensorReport(tensor.type, (error := measure_error(tensor, right)) > plan.allow(tensor), error)
+            for tensor, right in zip(*pair, strict=True)
         ]
 
-    late = threading.Timer(plan.timeout, kill_both)
-    late.daemon = True
-    late.start()
+    timer = threading.Timer(plan.timeout, kill_both)
+    timer.daemon = True
+    timer.start()
     for (key, tensors), (other_key, references) in zip(target.read_traces(), reference.read_traces(), strict=False):
-        types, others = ([tensor.type for tensor in found] for found in (tensors, references))
-        if key != other_key or types != others:
-            differs = f"{key}: {', '.join(types)} | {other_key}: {', '.join(others)}"
+        types, right_types = ([tensor.type for tensor in side_tensors] for side_tensors in (tensors, references))
+        if key != other_key or types != right_types:
+            differs = f"{key}: {', '.join(types)} | {other_key}: {', '.join(right_types)}"
             break
         if key == _RESULTS:
             results = describe((tensors, references), False)
-            for item, right in zip(results, references, strict=True):
-                item.largest = right.find_largest()
+            for report, right in zip(results, references, strict=True):
+                report.largest = right.find_largest()
         else:
-            log.take(key, (tensors, references), describe)
-    said = {"dispatches": log.dispatches, "unfinished": log.find_unfinished(), "differs": differs}
-    ends = {"target": target.end(), "reference": reference.end()}
-    late.cancel()
-    return {**said, **ends, "results": list(map(asdict, results))}
+            log.add(key, (tensors, references), describe)
+    trace_report = {"dispatches": log.dispatches, "unfinished": log.find_unfinished(), "differs": differs}
+    exit_codes = {"target": target.end(), "reference": reference.end()}
+    timer.cancel()
+    return {**trace_report, **exit_codes, "results": list(map(asdict, results))}
 
 
 def _compare_values(plan: _TracePlan) -> dict[str, Any]:
-    """Run the reference, then the target, and say which tensors of the target the reference does not have."""
+    """Run the reference, then the target, and report which tensors of the target the reference does not have."""
     folder = Path(plan.folder)
     index = ValueIndex(plan.tolerances)
     reference = _SideProcess("reference", plan.reference, folder)
@@ -266,19 +268,19 @@ def _compare_values(plan: _TracePlan) -> dict[str, Any]:
     reference_code = reference.end()
     target, log = _SideProcess("target", plan.target, folder), _TraceLog(plan)
 
-    def describe(pair: _Pair, given: bool) -> list[_Compared]:
-        # What is written into begins as zeros, which another program need not have.
-        zeros = [given and not item.contents.strip(b"\0") for item in pair[0]]
+    def describe(pair: _Pair, are_inputs: bool) -> list[_TensorReport]:
+        # Buffers that are written into begin as zeros, which another program need not have.
+        zeros = [are_inputs and not tensor.contents.strip(b"\0") for tensor in pair[0]]
         return [
-            _Compared(item.type, not (known or index.has(item.element_type, item.read_numbers())))
-            for item, known in zip(pair[0], zeros, strict=True)
+            _TensorReport(tensor.type, not (is_zero or index.has(tensor.element_type, tensor.read_numbers())))
+            for tensor, is_zero in zip(pair[0], zeros, strict=True)
         ]
 
     for key, tensors in target.read_traces():
         if key != _RESULTS:
-            log.take(key, (tensors, []), describe)
-    said = {"dispatches": log.dispatches, "unfinished": log.find_unfinished()}
-    return {**said, "target": target.end(), "reference": reference_code}
+            log.add(key, (tensors, []), describe)
+    trace_report = {"dispatches": log.dispatches, "unfinished": log.find_unfinished()}
+    return {**trace_report, "target": target.end(), "reference": reference_code}
 
 
 def _name_dispatch(key: str) -> str:
@@ -286,30 +288,30 @@ def _name_dispatch(key: str) -> str:
 
 
 def _capture(plan: _CapturePlan) -> dict[str, Any]:
-    """Run the target and keep what some dispatches are given, the first time that each of them runs."""
-    folder, wanted = Path(plan.folder), set(plan.capture)
-    captured: dict[str, list[dict[str, str]]] = {}
+    """Run the target and save the inputs of some dispatches, the first time that each of them runs."""
+    folder, requested_names = Path(plan.folder), set(plan.capture)
+    files_by_name: dict[str, list[dict[str, str]]] = {}
     side = _SideProcess("target", plan.target, folder)
     for key, tensors in side.read_traces():
         name = _name_dispatch(key)
-        if name in wanted and name not in captured:
-            found = captured[name] = []
-            # Of a dispatch that takes no tensors, only its outputs are traced.
+        if name in requested_names and name not in files_by_name:
+            entries = files_by_name[name] = []
+            # If a dispatch takes no tensors, only its outputs are traced.
             for index, tensor in enumerate(tensors if key.endswith(_INPUTS) else ()):
-                file = folder / f"captured_{len(captured)}_{index}.bin"
+                file = folder / f"captured_{len(files_by_name)}_{index}.bin"
                 file.write_bytes(tensor.contents)
-                found.append({"type": tensor.type, "file": str(file)})
-        if len(captured) == len(wanted):
+                entries.append({"type": tensor.type, "file": str(file)})
+        if len(files_by_name) == len(requested_names):
             break
     side.end()
-    return captured
+    return files_by_name
 
 
-def _keep(folder: Path, inputs: _Pair, outputs: _Pair) -> str:
+def _save_tensors(folder: Path, inputs: _Pair, outputs: _Pair) -> str:
     folder.mkdir()
     for kind, (tensors, references) in (("input", inputs), ("output", outputs)):
-        for side, found in (("target", tensors), ("reference", references)):
-            for index, tensor in enumerate(found):
+        for side, side_tensors in (("target", tensors), ("reference", references)):
+            for index, tensor in enumerate(side_tensors):
                 (folder / f"{side}_{kind}_{index}.bin").write_bytes(tensor.contents)
     return folder.name
 
@@ -318,55 +320,55 @@ class _SideProcess:
     """The process that runs a side."""
 
     def __init__(self, name: str, plan: Mapping[str, Any], folder: Path) -> None:
-        ours, theirs = os.pipe()
+        read_end, write_end = os.pipe()
         with (folder / f"{name}.txt").open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, "--emit", str(theirs), json.dumps(plan)],
+                [sys.executable, __file__, "--emit", str(write_end), json.dumps(plan)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=(theirs,),
+                pass_fds=(write_end,),
             )
-        os.close(theirs)
-        self._stream: BinaryIO = os.fdopen(ours, "rb")
+        os.close(write_end)
+        self._stream: BinaryIO = os.fdopen(read_end, "rb")
 
-    def read_traces(self) -> Iterator[tuple[str, list[TracedTensor]]]:
-        """What it traces, as it comes: keys and tensors, up to where it ends."""
+    def read_traces(self) -> Iterator[tuple[str, list[TensorTrace]]]:
+        """Yield the traces as they come: keys and tensors, until the process ends."""
         while line := self._stream.readline():
             if not line.endswith(b"\n"):
                 return
-            said = json.loads(line)
+            header = json.loads(line)
             tensors = []
-            for shape, element_type, size in said["tensors"]:
+            for shape, element_type, size in header["tensors"]:
                 contents = self._stream.read(size)
                 if len(contents) < size:
                     return
-                tensors.append(TracedTensor(shape, element_type, contents))
-            yield said["key"], tensors
+                tensors.append(TensorTrace(shape, element_type, contents))
+            yield header["key"], tensors
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the process at once."""
         self._process.kill()
 
     def end(self) -> int:
-        """Its exit code; 0 where it still has something to say, which nobody waits for: then it is killed."""
-        cut_short = bool(self._stream.read(1))
-        if cut_short:
+        """Return its exit code; 0 if it still has output, which is discarded: then it is killed."""
+        has_output = bool(self._stream.read(1))
+        if has_output:
             self.kill()
         self._stream.close()
-        return 0 if self._process.wait() and cut_short else self._process.returncode
+        return 0 if self._process.wait() and has_output else self._process.returncode
 
 
 def _emit(plan: _SidePlan, stream: BinaryIO) -> None:
-    """Run a side; what it traces goes to the stream."""
+    """Run a side and write its traces to the stream."""
     device = OpenDevice(plan.device)
 
     def trace(key: str, views: Sequence[Any]) -> None:
         tensors = [(list(view.shape), device.type_name(view), device.fetch(view).tobytes()) for view in views]
-        head = {"key": key, "tensors": [(shape, name, len(contents)) for shape, name, contents in tensors]}
-        stream.write(json.dumps(head).encode() + b"\n")
+        header = {"key": key, "tensors": [(shape, name, len(contents)) for shape, name, contents in tensors]}
+        stream.write(json.dumps(header).encode() + b"\n")
         stream.writelines(contents for _, _, contents in tensors)
-        # A dispatch that crashes is the last one whose inputs have arrived.
+        # If a dispatch crashes, it is the last one whose inputs have arrived.
         stream.flush()
 
     program = LoadedProgram(device, plan.modules, plan.parameters, plan.function, trace)
@@ -379,15 +381,15 @@ def _emit(plan: _SidePlan, stream: BinaryIO) -> None:
     trace(_RESULTS, program.invoke(arguments))
 
 
-def _answer(said: dict[str, Any]) -> dict[str, Any]:
-    if "capture" in said:
-        return _capture(read_plan(_CapturePlan, said))
-    plan = read_plan(_TracePlan, said)
+def _answer(document: dict[str, Any]) -> dict[str, Any]:
+    if "capture" in document:
+        return _capture(read_plan(_CapturePlan, document))
+    plan = read_plan(_TracePlan, document)
     return _compare_values(plan) if plan.by_values else _compare(plan)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command, or one of its sides; returns the exit code."""
+    """Run the command, or one of its sides; return the exit code."""
     if argv[1:2] != ["--emit"]:
         return answer_plan(argv, _answer)
     try:
