@@ -44,7 +44,7 @@ def main() -> None:
         began = time.perf_counter()
         store.add(files)
         began = _report("add", began, sum(map(len, files.values())))
-        for name in store.stamps():
+        for name in store.list_stamps():
             json.loads(store.read(name))
         began = _report("json.loads alone", began)
         index = HistoryIndex(store)
