@@ -112,10 +112,10 @@ _Request = TypeVar("_Request")
 
 def read(request: type[_Request], values: Mapping[str, Any]) -> _Request:
     """Create a request from the values of options; UsageError for an invalid value."""
-    return request(**values_of(request, values))
+    return request(**_parse_values(request, values))
 
 
-def values_of(request: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_values(request: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Parse the values of a request's options, by field; errors as in `read`."""
     arguments: dict[str, Any] = {}
     for name, key, item in _list_options(request):
@@ -379,7 +379,7 @@ class RunRequest:
             folder=read(FolderRequest, values),
             conduct=read(ConductRequest, values),
             defaults=defaults,
-            stages=stages or tuple(map(Stage, values_of(cls, values).get("stages", ()))),
+            stages=stages or tuple(map(Stage, _parse_values(cls, values).get("stages", ()))),
             instructions=bool(values.get("instructions")),
             explain=bool(values.get("explain")),
         )
@@ -515,15 +515,17 @@ class MicroRequest:
     run_dir: str = option("", "With --resume: folder of the run to continue.")
 
 
-def require_as_begun(kind: str, folder: object, options: Mapping[str, Any], kept_options: Mapping[str, Any]) -> None:
+def require_as_begun(
+    kind: str, folder: object, changed_options: Mapping[str, Any], kept_options: Mapping[str, Any]
+) -> None:
     """Require that the given options of a resumed session equal those that it keeps, except `KEPT_UNLESS_GIVEN`.
 
-    `kind` is `run` or `matrix`; `options` are those that differ from their defaults.
+    `kind` is `run` or `matrix`; `changed_options` are those that differ from their defaults.
 
     Raises:
         UsageError: an option has another value.
     """
-    for name, value in options.items():
+    for name, value in changed_options.items():
         if name not in kept_options or name in KEPT_UNLESS_GIVEN:
             continue
         new_values, old_values = _list_values(value), _list_values(kept_options[name])

@@ -289,7 +289,7 @@ def _list_bindings(scope: _Scope) -> list[tuple[int, str]]:
             bindings.setdefault(node.name, node.lineno)
         if not isinstance(node, _Scope):
             waiting.extend(ast.iter_child_nodes(node))
-    return [(line, name) for name, line in bindings.items() if name not in {"self", "cls", "_"}]
+    return [(line, name) for name, line in bindings.items() if name not in {"self", "cls", "_"} and name[:2] != "__"]
 
 
 def _list_comments(text: str) -> list[tuple[int, str]]:

@@ -267,5 +267,5 @@ def replace_paths(document: Any, path_map: Mapping[str, str]) -> Any:
     # If two paths match, the longer one is meant.
     in_url, in_text = ("|".join(map(re.escape, sorted(paths, key=len, reverse=True))) for paths in (urls, path_map))
     # A path follows the scheme of a URL, file:///cache/x, or begins a word.
-    pattern = rf"(?<=://)(?P<url>{in_url})(?![\w.%-])|(?<![\w./-])(?P<path>{in_text})(?![\w.-])"
-    return re.sub(pattern, lambda match: urls[match["url"]] if match["url"] else path_map[match["path"]], document)
+    pattern = rf"(?<=://)(?P<url>{in_url})(?![\w.%-])|(?<![\w./-])(?:{in_text})(?![\w.-])"
+    return re.sub(pattern, lambda match: (urls if match.lastgroup == "url" else path_map)[match[0]], document)
