@@ -82,7 +82,7 @@ class _Output:
 
 
 @dataclass(frozen=True, slots=True)
-class StepOutcome:
+class LocalResult:
     """The result of a step here, and the URLs of files without which it failed."""
 
     result: Result
@@ -116,16 +116,16 @@ class LocalSteps:
         resources = replace(step.resources, device=device)
         return replace(step, command=replace(step.command, argv=argv), resources=resources)
 
-    def do(self, step: Step, cached_modules: Mapping[str, ModuleLocation]) -> StepOutcome:
+    def do(self, step: Step, cached_modules: Mapping[str, ModuleLocation]) -> LocalResult:
         """Do a step, and the steps that it needs."""
         with self._locks[step.id]:
             failure = self.do_dependencies(step, cached_modules)
             if failure is not None:
                 return failure
             result = self._results[step.id] = self._engine.result_of(step)
-        return StepOutcome(result, self._list_missing(step) if result.verdict.is_error else ())
+        return LocalResult(result, self._list_missing(step) if result.verdict.is_error else ())
 
-    def do_dependencies(self, step: Step, cached_modules: Mapping[str, ModuleLocation]) -> StepOutcome | None:
+    def do_dependencies(self, step: Step, cached_modules: Mapping[str, ModuleLocation]) -> LocalResult | None:
         """Do the needed steps whose module neither this worker nor `cached_modules` has; return a failure."""
         for name in step.needs:
             needed_step = self._steps.get(name)
@@ -148,7 +148,7 @@ class LocalSteps:
             if not result.verdict.counts_as_pass:
                 missing = self._list_missing(needed_step) if needed_step.stage.row.fetches else ()
                 reason = f"{name} failed here: {result.reason}"
-                return StepOutcome(replace(result, verdict=Verdict.ERROR, reason=reason), missing)
+                return LocalResult(replace(result, verdict=Verdict.ERROR, reason=reason), missing)
         return None
 
     def _list_missing(self, step: Step) -> tuple[str, ...]:

@@ -277,8 +277,8 @@ def test_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_packages_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packages = (("no-such-package-a", "x"), ("no-such-package-b", "y"))
-    monkeypatch.setattr(doctor, "_PACKAGES", packages)
-    monkeypatch.setattr(doctor, "_OPTIONAL", frozenset({"no-such-package-b"}))
+    monkeypatch.setattr(doctor, "_PACKAGE_PURPOSES", packages)
+    monkeypatch.setattr(doctor, "_OPTIONAL_PACKAGES", frozenset({"no-such-package-b"}))
     found = findings(ToolchainError("none"), tmp_path, "packages")
     assert [finding.status for finding in found] == ["missing", "info"]
     assert all("pip install no-such-package" in finding.hint for finding in found)

@@ -84,7 +84,7 @@ from iree_gauntlet.workers.iree_side.onnx_reference import (
 )
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value
-from iree_gauntlet.workers.iree_side.trace_dispatches import TensorTrace, measure_error
+from iree_gauntlet.workers.iree_side.trace_dispatches import RawTensor, measure_error
 from iree_gauntlet.workers.iree_side.value_errors import Allowed, allow, are_close, difference, find_largest, widen
 
 if TYPE_CHECKING:
@@ -460,7 +460,7 @@ class _HoldPlan:
 
     def hold(self, index: int, name: str, array: Array) -> dict[str, Any]:
         """Save an output, and measure the errors of the other sides."""
-        reference = TensorTrace(array.shape, tensor_type(name, array).rpartition("x")[2], pack_bytes(array))
+        reference = RawTensor(array.shape, tensor_type(name, array).rpartition("x")[2], pack_bytes(array))
         errors = {}
         for side, arguments in self.sides.items():
             path = Path(arguments[index])
@@ -472,9 +472,7 @@ class _HoldPlan:
                 contents = bytes(value.contents)
             has_same_size = len(contents) == len(reference.contents)
             errors[side] = (
-                measure_error(TensorTrace((), reference.element_type, contents), reference)
-                if has_same_size
-                else math.inf
+                measure_error(RawTensor((), reference.element_type, contents), reference) if has_same_size else math.inf
             )
         tolerance = self.tolerances.get(reference.element_type, 0.0)
         wrong = {side: error > tolerance for side, error in errors.items()}

@@ -128,12 +128,12 @@ class _TracePlan:
     timeout: float
     by_values: bool = False
 
-    def allow(self, tensor: TensorTrace) -> float:
+    def allow(self, tensor: RawTensor) -> float:
         """Return the tolerance of a tensor, as a share of its largest value."""
         return self.tolerances.get(tensor.element_type, 0.0)
 
 
-class TensorTrace:
+class RawTensor:
     """A traced tensor: `type` as IREE writes it, and its values as bits."""
 
     def __init__(self, shape: Sequence[int], element_type: str, contents: bytes) -> None:
@@ -151,10 +151,10 @@ class TensorTrace:
 
 
 # The tensors of the target, and of the reference.
-_Pair = tuple[list[TensorTrace], list[TensorTrace]]
+_Pair = tuple[list[RawTensor], list[RawTensor]]
 
 
-def measure_error(target: TensorTrace, reference: TensorTrace) -> float:
+def measure_error(target: RawTensor, reference: RawTensor) -> float:
     """Return the largest |difference| as a share of the reference's largest |value|; infinite if one alone is NaN."""
     if target.contents == reference.contents:
         return 0.0
@@ -332,7 +332,7 @@ class _SideProcess:
         os.close(write_end)
         self._stream: BinaryIO = os.fdopen(read_end, "rb")
 
-    def read_traces(self) -> Iterator[tuple[str, list[TensorTrace]]]:
+    def read_traces(self) -> Iterator[tuple[str, list[RawTensor]]]:
         """Yield the traces as they come: keys and tensors, until the process ends."""
         while line := self._stream.readline():
             if not line.endswith(b"\n"):
@@ -343,7 +343,7 @@ class _SideProcess:
                 contents = self._stream.read(size)
                 if len(contents) < size:
                     return
-                tensors.append(TensorTrace(shape, element_type, contents))
+                tensors.append(RawTensor(shape, element_type, contents))
             yield header["key"], tensors
 
     def kill(self) -> None:
