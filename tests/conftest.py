@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
 import sys
 import tempfile
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -25,7 +23,6 @@ from iree_gauntlet.upkeep import cache_cleaning
 from tests.support.artifact_server import Server, serving
 from tests.support.budgets import register_budgets
 from tests.support.emulators import Azurite, Bucket, azurite_server, google_server, s3_server
-from tests.support.places import ROOT
 from tests.support.session_folder import SESSION_FOLDER_VARIABLE
 from tests.support.skipped import pytest_terminal_summary  # noqa: F401  pytest finds it here
 from tests.support.toy_project import Project
@@ -81,17 +78,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove the session's folder."""
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ.pop(SESSION_FOLDER_VARIABLE), ignore_errors=True)
-
-
-def pytest_collection(session: pytest.Session) -> None:
-    """Have every second process import the tests from their end: of what is to be compiled, each compiles its half."""
-    worker = getattr(session.config, "workerinput", {}).get("workerid", "gw0")
-    if int(worker.removeprefix("gw")) % 2:
-        for path in sorted(map(Path, session.config.args), reverse=True):
-            for file in sorted(path.rglob("test_*.py"), reverse=True):
-                # What cannot be imported is said where it is collected.
-                with contextlib.suppress(Exception, pytest.skip.Exception):
-                    import_module(".".join(file.absolute().relative_to(ROOT).with_suffix("").parts))
 
 
 @pytest.fixture
