@@ -1,4 +1,4 @@
-"""Measures a package's source: how much there is, and how much of it a reader has to jump through.
+"""Measures a package's source: its size, the jumps that it asks of a reader, and names and sentences that say little.
 
     python tools/size.py [FOLDER]                     a table by room
     python tools/size.py --places MEASURE [FOLDER]    where what a column counts stands: `crumbs`, `parcels`, …

@@ -406,6 +406,7 @@ def _make_signing_target(location: StoreLocation) -> Callable[[], str]:
     def target() -> str:
         import obstore  # noqa: PLC0415 - a large library, which few runs need
 
+        # Its overloads take one class of store each, and this is a union of them.
         return obstore.sign(location.store, "GET", location.path, _SIGNATURE_DURATION)  # type: ignore[call-overload, no-any-return]
 
     return target
