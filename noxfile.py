@@ -14,9 +14,9 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "tests"]
 
-_SUITE = ("--suite", "suites/cpu.toml")
+_DEFAULT_SUITE = ("--suite", "suites/cpu.toml")
 _RELEASES = ("3.5.0", "3.9.0", "3.12.0", "3.13.0")
-# Cores that this process may use; a container often has fewer than its machine.
+# This process may use so many cores; a container often has fewer than its machine.
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _ON_ALL_CORES = ("-n", str(_CORES), "--dist", "worksteal")
 _RECIPES = "specs/recipes/quick.yml"
@@ -26,10 +26,10 @@ _PYTHON_FILES = ("iree_gauntlet", "tests", "tools", "benchmarks", "specs/models"
 @nox.session
 def suite(session: nox.Session) -> None:
     """Install IREE and the toolkit, run suites/cpu.toml (or `-- --suite FILE …`), say where the reports are."""
-    began = time.monotonic()
+    start = time.monotonic()
     session.install("-e", ".[iree]", "pip")
-    session.log(f"installed in {time.monotonic() - began:.0f} s")
-    session.run("gauntlet", "run", *(session.posargs or _SUITE))
+    session.log(f"installed in {time.monotonic() - start:.0f} s")
+    session.run("gauntlet", "run", *(session.posargs or _DEFAULT_SUITE))
 
 
 @nox.session
@@ -37,7 +37,7 @@ def suite(session: nox.Session) -> None:
 def suite_releases(session: nox.Session, iree: str) -> None:
     """Run suites/cpu.toml (or `-- --suite FILE …`) with a release of IREE, which is installed into the cache."""
     session.install("-e", ".", "pip")
-    session.run("gauntlet", "run", "--iree", iree, *(session.posargs or _SUITE))
+    session.run("gauntlet", "run", "--iree", iree, *(session.posargs or _DEFAULT_SUITE))
 
 
 @nox.session
@@ -49,10 +49,10 @@ def matrix(session: nox.Session) -> None:
     irees = list(itertools.takewhile(lambda word: not word.startswith("-"), session.posargs))
     options = session.posargs[len(irees) :]
     session.install("-e", ".", "pip")
-    # A resumed matrix keeps its own.
-    named = irees or ([] if "--resume" in options else _RELEASES)
-    selected = () if options else ("--suite", "suites/releases.toml")
-    session.run("gauntlet", "matrix", *(word for iree in named for word in ("--iree", iree)), *selected, *options)
+    # A resumed matrix keeps its IREEs.
+    releases = irees or ([] if "--resume" in options else _RELEASES)
+    selection = () if options else ("--suite", "suites/releases.toml")
+    session.run("gauntlet", "matrix", *(word for iree in releases for word in ("--iree", iree)), *selection, *options)
 
 
 @nox.session
@@ -72,9 +72,9 @@ def suite_source(session: nox.Session) -> None:
         if build:
             session.error("--commit is of a checkout: set IREE_SOURCE_DIR in place of IREE_BUILD_DIR")
         iree, words = f"{iree}@{words[1]}", words[2:]
-    # onnx and NumPy are for a build's Python bindings, where CMake has noted no Python of their own.
+    # onnx and NumPy are for a build's Python bindings, if CMake has recorded no Python for them.
     session.install("-e", ".[source]", "onnx", "pip")
-    session.run("gauntlet", "run", "--iree", iree, *(words or _SUITE))
+    session.run("gauntlet", "run", "--iree", iree, *(words or _DEFAULT_SUITE))
 
 
 @nox.session
@@ -179,7 +179,7 @@ def micro(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style (ruff) and types (mypy strict), tests included."""
-    groups = nox.project.dependency_groups(_project(), "lint", "test")
+    groups = nox.project.dependency_groups(_load_project(), "lint", "test")
     session.install("-e", ".", "nox", *groups)
     session.run("ruff", "check", *_PYTHON_FILES)
     session.run("ruff", "format", "--check", *_PYTHON_FILES)
@@ -187,11 +187,11 @@ def lint(session: nox.Session) -> None:
 
 
 def _install_test_tools(session: nox.Session, *extras: str) -> None:
-    # They start programs by the hundred: where Python may not keep what it compiles, each compiles it all again.
+    # The tests start hundreds of programs: without cached bytecode, each would compile all modules again.
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
-    wanted = ",".join(("cluster", "iree", "record", *extras))
-    session.install("-e", f".[{wanted}]", "pip", *nox.project.dependency_groups(_project(), "test"))
+    extra_list = ",".join(("cluster", "iree", "record", *extras))
+    session.install("-e", f".[{extra_list}]", "pip", *nox.project.dependency_groups(_load_project(), "test"))
 
 
-def _project() -> dict[str, object]:
+def _load_project() -> dict[str, object]:
     return nox.project.load_toml(Path(__file__).with_name("pyproject.toml"))

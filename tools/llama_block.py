@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llama_reference import logits, parameter_shapes, read_architecture
+from llama_reference import compute_logits, list_parameter_shapes, read_architecture
 
 from iree_gauntlet.artifacts.parameters import DEVIATION, RandomContent, write_archive
 from iree_gauntlet.artifacts.program_parameters import collect_parameters, select_scope
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.artifacts.program_parameters import Parameter
 
-__all__ = ["main", "prompt", "sound_output"]
+__all__ = ["build_prompt", "check_output", "main"]
 
 FOLDER = Path(__file__).parents[1] / "specs" / "torch_models" / "llama_block"
 SCOPE = "model"
 FUNCTION = "prefill"
 WEIGHT_SEED = 42
 PROMPT_SEED = 7
-TOLERANCE = 1e-5  # absolute, as --expected_f32_threshold; the largest error seen is some twenty times smaller
+TOLERANCE = 1e-5  # absolute, as --expected_f32_threshold; the largest measured error is some twenty times smaller
 _PACKAGES = ("torch", "onnxscript", "onnx-ir", "onnx", "iree-base-compiler")
-_NO_TOOL = "iree-opt"  # never started for a program that is text
+_UNUSED_TOOL = "iree-opt"  # never started for a program that is text
 
 
 class BlockError(GauntletError):
@@ -56,7 +56,7 @@ class BlockError(GauntletError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; what a user can fix is reported on standard error.
+    """Run a command; report errors that a user can fix on standard error.
 
     Returns:
         The exit code.
@@ -67,27 +67,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser("export", help="write modules/block.mlir")
     golden = commands.add_parser("golden", help="write block_quality_cpu/: prompt, expected output, provenance")
     golden.add_argument("--weights", type=Path, help="archive to read (default: one made with the spec's seed)")
-    options = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        written = _export(options.folder) if options.command == "export" else _golden(options.folder, options.weights)
+        paths = _export(args.folder) if args.command == "export" else _write_golden(args.folder, args.weights)
     except GauntletError as error:
         sys.stderr.write(f"{error}\n")
         return int(error.exit_code)
-    for path in written:
+    for path in paths:
         sys.stdout.write(f"{path} ({path.stat().st_size} bytes)\n")
     return 0
 
 
-def prompt(architecture: Architecture, seed: int = PROMPT_SEED) -> NDArray[np.int64]:
-    """Token ids from a seed, (1, sequence); the words of PCG64 are the same in every NumPy."""
+def build_prompt(architecture: Architecture, seed: int = PROMPT_SEED) -> NDArray[np.int64]:
+    """Return token ids from a seed, (1, sequence); the words of PCG64 are the same in every NumPy."""
     words = np.random.PCG64(seed).random_raw(architecture.sequence)
     return (np.asarray(words, dtype=np.uint64) % architecture.vocabulary).astype(np.int64)[np.newaxis]
 
 
-def sound_output(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """An output that a comparison can say something about, as it came.
+def check_output(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return an output unchanged, after checking that it is suited to a comparison.
 
-    Raises BlockError: it is not finite, or too small for the tolerance: any other output would pass too.
+    Raises BlockError: it is not finite, or so small that any other output would pass the tolerance too.
     """
     if not np.isfinite(values).all():
         raise BlockError("the expected output holds NaN or infinity", "Check the architecture and the weights.")
@@ -101,30 +101,30 @@ def sound_output(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _export(folder: Path) -> list[Path]:
-    torch = _needed("torch")
-    _needed("onnxscript")
+    torch = _import_package("torch")
+    _import_package("onnxscript")
     architecture = read_architecture(folder / "architecture.json")
-    module = _torch_module(torch, architecture).eval()
-    tokens = torch.from_numpy(prompt(architecture))
-    # Without the optimiser: it would fold `1 + weight` of a norm into a new constant and lose the weight.
+    module = _build_torch_module(torch, architecture).eval()
+    tokens = torch.from_numpy(build_prompt(architecture))
+    # The optimiser is off: it would fold `1 + weight` of a norm into a new constant and lose the weight.
     program = torch.onnx.export(
         module, (tokens,), dynamo=True, optimize=False, verbose=False, input_names=["tokens"], output_names=["logits"]
     )
-    model = _named_model(program.model_proto, architecture)
-    with tempfile.TemporaryDirectory() as name:
-        text = _imported(model, Path(name))
-        candidate = Path(name) / "candidate.mlir"
+    model = _make_parameters_inputs(program.model_proto, architecture)
+    with tempfile.TemporaryDirectory() as directory:
+        text = _import_onnx(model, Path(directory))
+        candidate = Path(directory) / "candidate.mlir"
         candidate.write_text(text, encoding="utf-8")
         _check_program(candidate, architecture)
     path = folder / "modules" / "block.mlir"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, text)
-    made_by = {"made_by": "tools/llama_block.py export", **{name: version(name) for name in _PACKAGES}}
-    document = {"provenance": {**made_by, "program": _file(path)}}
-    return [path, _written(path.with_name("provenance.json"), document)]
+    versions = {"made_by": "tools/llama_block.py export", **{package: version(package) for package in _PACKAGES}}
+    document = {"provenance": {**versions, "program": _describe_file(path)}}
+    return [path, _write_json(path.with_name("provenance.json"), document)]
 
 
-def _needed(package: str) -> ModuleType:
+def _import_package(package: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -134,8 +134,8 @@ def _needed(package: str) -> ModuleType:
         ) from error
 
 
-def _torch_module(torch: Any, architecture: Architecture) -> Any:
-    """The model as torch runs it, each parameter under its name in `parameter_shapes`."""
+def _build_torch_module(torch: Any, architecture: Architecture) -> Any:
+    """Build the torch module; each parameter has its name of `list_parameter_shapes`."""
     functional = torch.nn.functional
 
     class Decoder(torch.nn.Module):  # type: ignore[misc]  # torch is optional here, and untyped for that
@@ -153,7 +153,7 @@ def _torch_module(torch: Any, architecture: Architecture) -> Any:
         mean_square = values.pow(2).mean(-1, keepdim=True)
         return values * torch.rsqrt(mean_square + architecture.norm_epsilon) * (1 + weight)
 
-    def rotated(heads: Any) -> Any:
+    def rotate(heads: Any) -> Any:
         half = architecture.head_width // 2
         frequencies = architecture.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)
         angles = torch.outer(torch.arange(architecture.sequence, dtype=torch.float32), frequencies)
@@ -167,13 +167,13 @@ def _torch_module(torch: Any, architecture: Architecture) -> Any:
         def heads(matrix: Any, *counts: int) -> Any:  # (1, key and value heads, group, positions, width)
             return (values @ matrix).reshape(1, size, *counts, architecture.head_width).permute(0, 2, 3, 1, 4)
 
-        query = rotated(norm(heads(layer.query, *groups), layer.query_norm))
-        key = rotated(norm(heads(layer.key, groups[0], 1), layer.key_norm))
+        query = rotate(norm(heads(layer.query, *groups), layer.query_norm))
+        key = rotate(norm(heads(layer.key, groups[0], 1), layer.key_norm))
         value = heads(layer.value, groups[0], 1)
         future = torch.ones(size, size, dtype=torch.bool).triu(1)
         scores = (query @ key.transpose(-1, -2) / architecture.head_width**0.5).masked_fill(future, float("-inf"))
-        seen = functional.softmax(scores, dim=-1) @ value
-        return seen.permute(0, 3, 1, 2, 4).reshape(1, size, architecture.hidden) @ layer.output
+        output = functional.softmax(scores, dim=-1) @ value
+        return output.permute(0, 3, 1, 2, 4).reshape(1, size, architecture.hidden) @ layer.output
 
     decoder = Decoder()
     _register_parameters(torch, decoder, architecture)
@@ -182,7 +182,7 @@ def _torch_module(torch: Any, architecture: Architecture) -> Any:
 
 def _register_parameters(torch: Any, module: Any, architecture: Architecture) -> None:
     generator = torch.Generator().manual_seed(0)  # different values: equal parameters might be merged
-    for name, shape in parameter_shapes(architecture).items():
+    for name, shape in list_parameter_shapes(architecture).items():
         *parents, leaf = name.split(".")
         owner = module
         for parent in parents:
@@ -192,23 +192,23 @@ def _register_parameters(torch: Any, module: Any, architecture: Architecture) ->
         owner.register_parameter(leaf, torch.nn.Parameter(torch.randn(shape, generator=generator) * DEVIATION))
 
 
-def _named_model(model: Any, architecture: Architecture) -> Any:
-    """The ONNX model with the function's name, its parameters made inputs behind `tokens`."""
+def _make_parameters_inputs(model: Any, architecture: Architecture) -> Any:
+    """Give an ONNX model the function's name, and turn its parameters into inputs after `tokens`."""
     helper = importlib.import_module("onnx.helper")
     graph = model.graph
     graph.name = FUNCTION
-    held = {tensor.name: tensor for tensor in graph.initializer}
-    for name in parameter_shapes(architecture):
-        if name not in held:
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
+    for name in list_parameter_shapes(architecture):
+        if name not in initializers:
             raise BlockError(f"the exporter lost the parameter {name}", "Is every parameter used in the forward pass?")
-        tensor = held[name]
+        tensor = initializers[name]
         graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
         graph.initializer.remove(tensor)
     return model
 
 
-def _imported(model: Any, folder: Path) -> str:
-    """The program's text, every parameter outside of it; it says nothing of the machine."""
+def _import_onnx(model: Any, folder: Path) -> str:
+    """Import a model and return the program's text, free of parameters and of the machine's paths."""
     importlib.import_module("onnx").save(model, folder / "block.onnx")
     argv = [
         sys.executable,
@@ -223,73 +223,73 @@ def _imported(model: Any, folder: Path) -> str:
         "-o",
         "block.mlir",
     ]
-    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise BlockError(f"iree-import-onnx exits with {done.returncode}: {done.stderr.strip()[-2000:]}")
+    result = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise BlockError(f"iree-import-onnx exits with {result.returncode}: {result.stderr.strip()[-2000:]}")
     return (folder / "block.mlir").read_text(encoding="utf-8")
 
 
 def _check_program(program: Path, architecture: Architecture) -> None:
-    found = {parameter.name: parameter.shape for parameter in _parameters(program)}
-    wanted = parameter_shapes(architecture)
-    if found != wanted:
-        differing = sorted(name for name in found | wanted if found.get(name) != wanted.get(name))
+    actual = {parameter.name: parameter.shape for parameter in _read_parameters(program)}
+    expected = list_parameter_shapes(architecture)
+    if actual != expected:
+        differing = sorted(name for name in actual | expected if actual.get(name) != expected.get(name))
         raise BlockError(f"the program's parameters are not the architecture's: {', '.join(differing)}")
     text = program.read_text(encoding="utf-8")
     if f"func.func @{FUNCTION}(" not in text:
         raise BlockError(f"the program has no function {FUNCTION}")
-    if "loc(" in text or any(str(place) in text for place in (program.parent, FOLDER, sys.prefix)):
+    if "loc(" in text or any(str(path) in text for path in (program.parent, FOLDER, sys.prefix)):
         raise BlockError("the program names places of this machine")
 
 
-def _parameters(program: Path) -> tuple[Parameter, ...]:
-    return select_scope(collect_parameters(program, _NO_TOOL), SCOPE)
+def _read_parameters(program: Path) -> tuple[Parameter, ...]:
+    return select_scope(collect_parameters(program, _UNUSED_TOOL), SCOPE)
 
 
-def _golden(folder: Path, archive: Path | None) -> list[Path]:
+def _write_golden(folder: Path, archive: Path | None) -> list[Path]:
     architecture = read_architecture(folder / "architecture.json")
     program = folder / "modules" / "block.mlir"
     if archive is None:
-        with tempfile.TemporaryDirectory() as name:
-            archive = Path(name) / f"{SCOPE}.irpa"
-            write_archive(archive, _parameters(program), RandomContent(WEIGHT_SEED))
-            return _recorded(folder, architecture, program, archive)
-    return _recorded(folder, architecture, program, archive)
+        with tempfile.TemporaryDirectory() as directory:
+            archive = Path(directory) / f"{SCOPE}.irpa"
+            write_archive(archive, _read_parameters(program), RandomContent(WEIGHT_SEED))
+            return _record_golden(folder, architecture, program, archive)
+    return _record_golden(folder, architecture, program, archive)
 
 
-def _recorded(folder: Path, architecture: Architecture, program: Path, archive: Path) -> list[Path]:
-    tokens = prompt(architecture)
-    output = sound_output(logits(architecture, _weights(archive, architecture), tokens).astype(np.float32))
+def _record_golden(folder: Path, architecture: Architecture, program: Path, archive: Path) -> list[Path]:
+    tokens = build_prompt(architecture)
+    output = check_output(compute_logits(architecture, _load_weights(archive, architecture), tokens).astype(np.float32))
     target = folder / "block_quality_cpu"
     target.mkdir(parents=True, exist_ok=True)
     prompt_file, output_file = target / "input_0.npy", target / "output_0.npy"
-    # As an expected output an integer .npy would never match, si64 is not i64 there; as an input it does.
-    write_atomic(prompt_file, _npy(tokens))
-    write_atomic(output_file, _npy(output))
+    # An integer .npy works as an input; as an expected output it would never match, since si64 is not i64 there.
+    write_atomic(prompt_file, _encode_npy(tokens))
+    write_atomic(output_file, _encode_npy(output))
     provenance = {
         "made_by": "tools/llama_block.py golden (NumPy, float64)",
         "numpy": np.__version__,
-        "model": _file(program),
-        "weights": {"source": f"random, seed {WEIGHT_SEED}, scope {SCOPE}", **_content(archive)},
-        "inputs": [{"name": "tokens", "seed": PROMPT_SEED, **_file(prompt_file), **_tensor(tokens)}],
+        "model": _describe_file(program),
+        "weights": {"source": f"random, seed {WEIGHT_SEED}, scope {SCOPE}", **_describe_content(archive)},
+        "inputs": [{"name": "tokens", "seed": PROMPT_SEED, **_describe_file(prompt_file), **_describe_tensor(tokens)}],
         "outputs": [
             {
                 "name": "logits",
-                **_file(output_file),
-                **_tensor(output),
+                **_describe_file(output_file),
+                **_describe_tensor(output),
                 "least_magnitude": float(np.abs(output).min()),
                 "deviation": float(output.std()),
             }
         ],
         "tolerance": TOLERANCE,
     }
-    # One field around all: a JSON file that has a test's fields at its top is taken for a test without a type.
-    return [prompt_file, output_file, _written(target / "provenance.json", {"provenance": provenance})]
+    # One field encloses all: a JSON file with a test's fields at its top would be read as a test without a type.
+    return [prompt_file, output_file, _write_json(target / "provenance.json", {"provenance": provenance})]
 
 
-def _weights(archive: Path, architecture: Architecture) -> Mapping[str, NDArray[np.float32]]:
-    """What an archive holds, read with IREE's own reader and not with what wrote it."""
-    runtime = _runtime()
+def _load_weights(archive: Path, architecture: Architecture) -> Mapping[str, NDArray[np.float32]]:
+    """Load an archive's weights with IREE's own reader, independent of the code that wrote them."""
+    runtime = _import_runtime()
     index = runtime.ParameterIndex()
     try:
         index.load(str(archive))
@@ -297,7 +297,7 @@ def _weights(archive: Path, architecture: Architecture) -> Mapping[str, NDArray[
         raise BlockError(f"{archive}: cannot be read: {error}", "Give an .irpa archive.") from error
     entries = dict(index.items())
     weights = {}
-    for name, shape in parameter_shapes(architecture).items():
+    for name, shape in list_parameter_shapes(architecture).items():
         entry = entries.get(name)
         if entry is None or not entry.is_file or entry.length != 4 * int(np.prod(shape)):
             raise BlockError(f"{archive}: {name} is missing, or is not {shape} of f32", "Make it for this program.")
@@ -305,35 +305,35 @@ def _weights(archive: Path, architecture: Architecture) -> Mapping[str, NDArray[
     return weights
 
 
-def _runtime() -> ModuleType:
+def _import_runtime() -> ModuleType:
     try:
         return importlib.import_module("iree.runtime")
     except ImportError as error:
         raise BlockError(f"IREE's runtime cannot be imported: {error}", "pip install iree-base-runtime") from error
 
 
-def _npy(values: NDArray[Any]) -> bytes:
+def _encode_npy(values: NDArray[Any]) -> bytes:
     stream = io.BytesIO()
     np.save(stream, values)
     return stream.getvalue()
 
 
-def _written(path: Path, document: Mapping[str, Any]) -> Path:
+def _write_json(path: Path, document: Mapping[str, Any]) -> Path:
     write_atomic(path, json.dumps(document, indent=2) + "\n")
     return path
 
 
-def _file(path: Path) -> dict[str, Any]:
-    return {"source": path.name, **_content(path)}
+def _describe_file(path: Path) -> dict[str, Any]:
+    return {"source": path.name, **_describe_content(path)}
 
 
-def _content(path: Path) -> dict[str, Any]:
+def _describe_content(path: Path) -> dict[str, Any]:
     return {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size}
 
 
-def _tensor(values: NDArray[Any]) -> dict[str, Any]:
-    least, most = values.min().item(), values.max().item()
-    return {"shape": list(values.shape), "type": str(values.dtype), "min": least, "max": most}
+def _describe_tensor(values: NDArray[Any]) -> dict[str, Any]:
+    minimum, maximum = values.min().item(), values.max().item()
+    return {"shape": list(values.shape), "type": str(values.dtype), "min": minimum, "max": maximum}
 
 
 if __name__ == "__main__":

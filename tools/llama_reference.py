@@ -1,6 +1,6 @@
 """A small decoder language model in NumPy: its architecture, its parameters, and what it must compute.
 
-This is what the expected output is made with. It shares no code with torch, ONNX or IREE, and computes in
+The expected output is computed with it. It shares no code with torch, ONNX or IREE, and computes in
 float64, so that its own rounding is far below any tolerance that makes sense for float32.
 
 The model is of the Llama family: token embedding; per layer a pre-norm causal attention with grouped heads
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Architecture", "ArchitectureError", "logits", "parameter_shapes", "read_architecture"]
+__all__ = ["Architecture", "ArchitectureError", "compute_logits", "list_parameter_shapes", "read_architecture"]
 
 
 class ArchitectureError(GauntletError):
-    """An architecture file that describes no model that can be built."""
+    """An invalid architecture file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Architecture:
 
 
 def read_architecture(path: Path) -> Architecture:
-    """The architecture that a JSON file describes.
+    """Read an architecture from a JSON file.
 
     Raises ArchitectureError: the file cannot be read, a field is missing, unknown or of the wrong type, or the sizes do
     not fit together.
@@ -78,12 +78,12 @@ def read_architecture(path: Path) -> Architecture:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ArchitectureError(f"{path}: cannot be read: {error}", "Expected a JSON object.") from error
-    wanted = {field.name: str(field.type) for field in fields(Architecture)}
-    if not isinstance(document, dict) or document.keys() != wanted.keys():
-        raise ArchitectureError(f"{path}: expected a JSON object with exactly the fields {', '.join(wanted)}")
-    for name, kind in wanted.items():
-        if not _is(kind, document[name]):
-            raise ArchitectureError(f"{path}: {name} is {document[name]!r}, expected a positive {kind}")
+    field_types = {field.name: str(field.type) for field in fields(Architecture)}
+    if not isinstance(document, dict) or document.keys() != field_types.keys():
+        raise ArchitectureError(f"{path}: expected a JSON object with exactly the fields {', '.join(field_types)}")
+    for name, type_name in field_types.items():
+        if not _matches_type(type_name, document[name]):
+            raise ArchitectureError(f"{path}: {name} is {document[name]!r}, expected a positive {type_name}")
     architecture = Architecture(**document)
     if architecture.hidden % (2 * architecture.heads) or architecture.heads % architecture.key_value_heads:
         raise ArchitectureError(
@@ -93,99 +93,99 @@ def read_architecture(path: Path) -> Architecture:
     return architecture
 
 
-def parameter_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Every parameter with its shape; matrices are (inputs, outputs), so that `x @ matrix` applies them."""
-    hidden, width = architecture.hidden, architecture.head_width
+def list_parameter_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """Return every parameter's shape by name; matrices are (inputs, outputs), so that `x @ matrix` applies them."""
+    hidden_size, width = architecture.hidden, architecture.head_width
     queries, keys = architecture.heads * width, architecture.key_value_heads * width
-    shapes: dict[str, tuple[int, ...]] = {"token_embedding": (architecture.vocabulary, hidden)}
+    shapes: dict[str, tuple[int, ...]] = {"token_embedding": (architecture.vocabulary, hidden_size)}
     for index in range(architecture.layers):
         layer: dict[str, tuple[int, ...]] = {
-            "attention_norm": (hidden,),
-            "attention.query": (hidden, queries),
-            "attention.key": (hidden, keys),
-            "attention.value": (hidden, keys),
+            "attention_norm": (hidden_size,),
+            "attention.query": (hidden_size, queries),
+            "attention.key": (hidden_size, keys),
+            "attention.value": (hidden_size, keys),
             "attention.query_norm": (width,),
             "attention.key_norm": (width,),
-            "attention.output": (queries, hidden),
-            "mlp_norm": (hidden,),
-            "mlp.gate": (hidden, architecture.intermediate),
-            "mlp.up": (hidden, architecture.intermediate),
-            "mlp.down": (architecture.intermediate, hidden),
+            "attention.output": (queries, hidden_size),
+            "mlp_norm": (hidden_size,),
+            "mlp.gate": (hidden_size, architecture.intermediate),
+            "mlp.up": (hidden_size, architecture.intermediate),
+            "mlp.down": (architecture.intermediate, hidden_size),
         }
         shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
-    return shapes | {"norm": (hidden,), "head": (hidden, architecture.vocabulary)}
+    return shapes | {"norm": (hidden_size,), "head": (hidden_size, architecture.vocabulary)}
 
 
-def logits(
+def compute_logits(
     architecture: Architecture, weights: Mapping[str, NDArray[Any]], tokens: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Scores of every next token, for every position of a prompt.
+    """Compute the scores of every next token, for every position of a prompt.
 
-    `weights`: by the names of `parameter_shapes`.
+    `weights`: by the names of `list_parameter_shapes`.
 
     Returns:
         (batch, positions, vocabulary).
     """
-    exact = {name: np.asarray(weight, dtype=np.float64) for name, weight in weights.items()}
-    stream = exact["token_embedding"][tokens]
+    exact_weights = {name: np.asarray(weight, dtype=np.float64) for name, weight in weights.items()}
+    stream = exact_weights["token_embedding"][tokens]
     for index in range(architecture.layers):
         prefix = f"layers.{index}."
-        layer = {name.removeprefix(prefix): weight for name, weight in exact.items() if name.startswith(prefix)}
-        stream = stream + _attention(architecture, layer, _normed(architecture, stream, layer["attention_norm"]))
-        stream = stream + _swiglu(layer, _normed(architecture, stream, layer["mlp_norm"]))
-    return _normed(architecture, stream, exact["norm"]) @ exact["head"]
+        layer = {name.removeprefix(prefix): weight for name, weight in exact_weights.items() if name.startswith(prefix)}
+        stream = stream + _attend(architecture, layer, _apply_norm(architecture, stream, layer["attention_norm"]))
+        stream = stream + _compute_swiglu(layer, _apply_norm(architecture, stream, layer["mlp_norm"]))
+    return _apply_norm(architecture, stream, exact_weights["norm"]) @ exact_weights["head"]
 
 
-def _is(kind: str, value: object) -> bool:
-    if kind == "str":
+def _matches_type(type_name: str, value: object) -> bool:
+    if type_name == "str":
         return isinstance(value, str) and bool(value)
-    number = isinstance(value, int) or (kind == "float" and isinstance(value, float))
-    return number and not isinstance(value, bool) and value > 0  # type: ignore[operator]
+    is_number = isinstance(value, int) or (type_name == "float" and isinstance(value, float))
+    return is_number and not isinstance(value, bool) and value > 0  # type: ignore[operator]
 
 
-def _normed(
+def _apply_norm(
     architecture: Architecture, values: NDArray[np.float64], weight: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """RMSNorm over the last axis (Zhang and Sennrich 2019), its gain one more than the weight."""
+    """Apply RMSNorm over the last axis (Zhang and Sennrich 2019); the gain is 1 + weight."""
     mean_square = np.mean(np.square(values), axis=-1, keepdims=True)
-    normed: NDArray[np.float64] = values / np.sqrt(mean_square + architecture.norm_epsilon) * (1 + weight)
-    return normed
+    output: NDArray[np.float64] = values / np.sqrt(mean_square + architecture.norm_epsilon) * (1 + weight)
+    return output
 
 
-def _rotated(architecture: Architecture, heads: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rotary positions (Su et al. 2021): number `i` of a head is turned together with `i + width / 2`."""
+def _rotate(architecture: Architecture, heads: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Apply rotary positions (Su et al. 2021): number `i` of a head is rotated together with `i + width / 2`."""
     half = architecture.head_width // 2
     frequencies = architecture.rope_theta ** (-np.arange(half) / half)
-    turns = np.exp(1j * np.outer(np.arange(heads.shape[-2]), frequencies))
-    turned = (heads[..., :half] + 1j * heads[..., half:]) * turns
-    return np.concatenate([turned.real, turned.imag], axis=-1)
+    rotations = np.exp(1j * np.outer(np.arange(heads.shape[-2]), frequencies))
+    pairs = (heads[..., :half] + 1j * heads[..., half:]) * rotations
+    return np.concatenate([pairs.real, pairs.imag], axis=-1)
 
 
-def _attention(
+def _attend(
     architecture: Architecture, layer: Mapping[str, NDArray[np.float64]], values: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Causal attention, head by head: query head `h` looks at key and value head `h // group`."""
+    """Compute causal attention, head by head: query head `h` uses key and value head `h // group`."""
     batch, positions, _ = values.shape
 
     def heads(name: str) -> NDArray[np.float64]:
         parts = (values @ layer[f"attention.{name}"]).reshape(batch, positions, -1, architecture.head_width)
         return parts.swapaxes(1, 2)
 
-    query = _rotated(architecture, _normed(architecture, heads("query"), layer["attention.query_norm"]))
-    key = _rotated(architecture, _normed(architecture, heads("key"), layer["attention.key_norm"]))
+    query = _rotate(architecture, _apply_norm(architecture, heads("query"), layer["attention.query_norm"]))
+    key = _rotate(architecture, _apply_norm(architecture, heads("key"), layer["attention.key_norm"]))
     value = heads("value")
     future = np.triu(np.full((positions, positions), -np.inf), k=1)
-    seen = []
+    head_outputs = []
     for head in range(architecture.heads):
-        source = head // architecture.group
-        scores = query[:, head] @ key[:, source].swapaxes(1, 2) / np.sqrt(architecture.head_width) + future
-        shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        seen.append(shares / shares.sum(axis=-1, keepdims=True) @ value[:, source])
-    joined: NDArray[np.float64] = np.concatenate(seen, axis=-1) @ layer["attention.output"]
-    return joined
+        source_head = head // architecture.group
+        scores = query[:, head] @ key[:, source_head].swapaxes(1, 2) / np.sqrt(architecture.head_width) + future
+        exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        head_outputs.append(exponentials / exponentials.sum(axis=-1, keepdims=True) @ value[:, source_head])
+    output: NDArray[np.float64] = np.concatenate(head_outputs, axis=-1) @ layer["attention.output"]
+    return output
 
 
-def _swiglu(layer: Mapping[str, NDArray[np.float64]], values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _compute_swiglu(layer: Mapping[str, NDArray[np.float64]], values: NDArray[np.float64]) -> NDArray[np.float64]:
     gate = values @ layer["mlp.gate"]
     product: NDArray[np.float64] = (gate / (1 + np.exp(-gate)) * (values @ layer["mlp.up"])) @ layer["mlp.down"]
     return product

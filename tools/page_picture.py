@@ -1,4 +1,4 @@
-"""The top of a page as a picture for the docs: `python tools/page_picture.py history.html docs/pictures/history.png`.
+"""Saves the top of a page as a picture: `python tools/page_picture.py history.html docs/pictures/history.png`.
 
 Needs Chromium and the package playwright (the dependency group `test`).
 """
@@ -15,7 +15,7 @@ _WIDTH, _HEIGHT = 1180, 900
 
 
 def main() -> None:
-    """Opens a page, at the heading that a third argument names, zooms its first chart, and keeps what is seen."""
+    """Open a page at the heading that a third argument names, zoom its first chart, and save a screenshot."""
     page_file, picture, *model = sys.argv[1:]
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:

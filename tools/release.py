@@ -1,4 +1,4 @@
-"""Builds what is released into dist/, checks it, and runs a suite from the wheel alone, outside of any checkout."""
+"""Builds the release into dist/, checks it, and runs a suite from the wheel alone, outside of any checkout."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 
 import uv
 
-__all__ = ["UNTIL_RELEASED", "build", "files_of", "turn_around"]
+__all__ = ["RELEASE_TEXTS", "build", "list_files", "write_release_texts"]
 
 _CHECKOUT = Path(__file__).resolve().parent.parent
 _REPOSITORY = " @ git+https://github.com/OWNER/iree-gauntlet"
-# What is written otherwise while nothing is on PyPI: file, text, and the text from the first release on.
-UNTIL_RELEASED = (
+# Texts that change with the first release on PyPI: file, current text, and the text after the release.
+RELEASE_TEXTS = (
     ("README.md", "In a clone of this repository, on Linux", "On Linux"),
     (
         "README.md",
@@ -44,19 +44,19 @@ UNTIL_RELEASED = (
 )
 
 
-def turn_around(checkout: Path) -> None:
-    """Writes pages and workflows of a checkout as they are from the first release on: `release.py --first`."""
-    texts = {name: (checkout / name).read_text(encoding="utf-8") for name, _, _ in UNTIL_RELEASED}
-    for name, now, then in UNTIL_RELEASED:
-        if texts[name].count(now) != 1:
-            raise SystemExit(f"{name}: expected once, found {texts[name].count(now)} times: {now}")
-        texts[name] = texts[name].replace(now, then)
+def write_release_texts(checkout: Path) -> None:
+    """Write the texts of the first release into pages and workflows of a checkout: `release.py --first`."""
+    texts = {name: (checkout / name).read_text(encoding="utf-8") for name, _, _ in RELEASE_TEXTS}
+    for name, current, replacement in RELEASE_TEXTS:
+        if texts[name].count(current) != 1:
+            raise SystemExit(f"{name}: expected once, found {texts[name].count(current)} times: {current}")
+        texts[name] = texts[name].replace(current, replacement)
     for name, text in texts.items():
         (checkout / name).write_text(text, encoding="utf-8")
 
 
 def build(checkout: Path, dist: Path) -> tuple[Path, Path]:
-    """Builds a source archive, and a wheel out of that; theirs are the only files of the folder.
+    """Build a source archive, and a wheel from it, into a folder that is emptied first.
 
     Returns:
         The wheel and the source archive.
@@ -67,8 +67,8 @@ def build(checkout: Path, dist: Path) -> tuple[Path, Path]:
     return wheel, archive
 
 
-def files_of(package: Path) -> list[str]:
-    """What a wheel or a source archive holds."""
+def list_files(package: Path) -> list[str]:
+    """Return the paths of the files in a wheel or a source archive."""
     if package.suffix == ".whl":
         with zipfile.ZipFile(package) as wheel:
             return wheel.namelist()
@@ -77,30 +77,30 @@ def files_of(package: Path) -> list[str]:
 
 
 def main() -> int:
-    """Builds, checks and tries; with `--first` turns the pages around before."""
+    """Build, check and try the release; with `--first`, first write its texts."""
     if sys.argv[1:] == ["--first"]:
-        turn_around(_CHECKOUT)
+        write_release_texts(_CHECKOUT)
     wheel, archive = build(_CHECKOUT, _CHECKOUT / "dist")
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", wheel, archive], check=True)
     for package in (wheel, archive):
         size = package.stat().st_size / 1e6
-        sys.stdout.write(f"{package.name}: {len(files_of(package))} files, {size:.1f} MB\n")
+        sys.stdout.write(f"{package.name}: {len(list_files(package))} files, {size:.1f} MB\n")
     sys.stdout.flush()
-    with tempfile.TemporaryDirectory(prefix="gauntlet-release-") as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="gauntlet-release-") as directory:
+        folder = Path(directory)
         venv.create(folder / "venv", symlinks=True)
         tools = folder / "venv" / "bin"
         install = [uv.find_uv_bin(), "pip", "install", "--quiet", "--python", str(tools / "python"), f"{wheel}[iree]"]
         subprocess.run(install, check=True)
-        empty = folder / "empty"
-        empty.mkdir()
+        work_dir = folder / "empty"
+        work_dir.mkdir()
         environ = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "PATH": f"{tools}{os.pathsep}{os.defpath}"}
         gauntlet = str(tools / "gauntlet")
-        for words in (["doctor"], ["run", "--suite", "cpu", "--model", "dtln"], ["init", "mine"]):
-            sys.stdout.write(f"$ gauntlet {' '.join(words)}\n")
+        for arguments in (["doctor"], ["run", "--suite", "cpu", "--model", "dtln"], ["init", "mine"]):
+            sys.stdout.write(f"$ gauntlet {' '.join(arguments)}\n")
             sys.stdout.flush()
-            subprocess.run([gauntlet, *words], cwd=empty, env=environ, check=True)
-        subprocess.run([gauntlet, "run"], cwd=empty / "mine", env=environ, check=True)
+            subprocess.run([gauntlet, *arguments], cwd=work_dir, env=environ, check=True)
+        subprocess.run([gauntlet, "run"], cwd=work_dir / "mine", env=environ, check=True)
     return 0
 
 

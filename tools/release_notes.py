@@ -1,6 +1,6 @@
-"""The notes of a release, out of CHANGELOG.md: `python tools/release_notes.py v0.1.0`.
+"""Prints the notes of a release from CHANGELOG.md: `python tools/release_notes.py v0.1.0`.
 
-Exits with 1 where the version is another one than the package's, or the changelog has nothing of it.
+Exits with 1 if the version differs from the package's, or the changelog has no notes of it.
 """
 
 from __future__ import annotations
@@ -9,33 +9,33 @@ import re
 import sys
 from pathlib import Path
 
-__all__ = ["notes_of"]
+__all__ = ["extract_notes"]
 
 _CHECKOUT = Path(__file__).resolve().parent.parent
 _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 
 
-def notes_of(version: str, changelog: str) -> str:
-    """The section of a version; of one that is not dated yet, too. Empty where there is none."""
+def extract_notes(version: str, changelog: str) -> str:
+    """Return the section of a version, dated or not, or an empty string."""
     heading = re.compile(rf"^## \[(?:Unreleased\]: )?{re.escape(version)}(?=[\]\s]|$).*$", re.MULTILINE)
-    found = heading.search(changelog)
-    if found is None:
+    match = heading.search(changelog)
+    if match is None:
         return ""
-    after = changelog[found.end() :]
-    section = after.split("\n## ", 1)[0]
-    # Its links are to pages of the repository, which a release's page does not know.
+    remainder = changelog[match.end() :]
+    section = remainder.split("\n## ", 1)[0]
+    # Links to pages of the repository do not work on a release's page.
     return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", section).strip() + "\n"
 
 
 def main() -> int:
-    """Prints the notes."""
+    """Print the notes and return the exit code."""
     version = sys.argv[1].removeprefix("v")
-    found = _VERSION.search((_CHECKOUT / "iree_gauntlet" / "__init__.py").read_text(encoding="utf-8"))
-    own = found[1] if found else ""
-    if version != own:
-        sys.stderr.write(f"the tag is of {version}, and the package is {own}: change __version__, or the tag\n")
+    match = _VERSION.search((_CHECKOUT / "iree_gauntlet" / "__init__.py").read_text(encoding="utf-8"))
+    expected = match[1] if match else ""
+    if version != expected:
+        sys.stderr.write(f"the tag is of {version}, and the package is {expected}: change __version__, or the tag\n")
         return 1
-    notes = notes_of(version, (_CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    notes = extract_notes(version, (_CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8"))
     sys.stdout.write(notes)
     if not notes.strip():
         sys.stderr.write(f"CHANGELOG.md has nothing of {version}\n")

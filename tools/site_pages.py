@@ -1,8 +1,8 @@
-"""The docs as a site, built by Zensical with its defaults: `python tools/site_pages.py [FOLDER]`, by default `site`.
+"""Builds the docs as a site, by Zensical with its defaults: `python tools/site_pages.py [FOLDER]`, by default `site`.
 
-The pages are those of docs/, which stays readable as it is: a copy has the changelog and CONTRIBUTING.md beside them,
-and links to other files of the repository lead there, where $GITHUB_REPOSITORY says where that is. The navigation is
-that of docs/README.md. Exits with 1 where a page, an anchor or a picture that a page names is not there.
+The pages are a copy of docs/, with the changelog and CONTRIBUTING.md added; docs/ stays as it is. Links to other files
+of the repository lead to $GITHUB_REPOSITORY, if that is set. The navigation is that of docs/README.md. Exits with 1 if
+a page links to a page, an anchor or a picture that does not exist.
 """
 
 from __future__ import annotations
@@ -23,54 +23,53 @@ from urllib.parse import unquote, urlsplit
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["broken_links", "copy_of", "navigation"]
+__all__ = ["build_navigation", "copy_pages", "find_broken_links"]
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-# Pages that lie beside docs/, and where the site has them.
-_BESIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+# Pages outside of docs/, and their paths in the site.
+_ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 
 
 def main() -> int:
-    """Builds the site and checks it."""
+    """Build the site, check its links and return the exit code."""
     site = Path(sys.argv[1] if len(sys.argv) > 1 else "site").resolve()
-    with tempfile.TemporaryDirectory(prefix="gauntlet-site-") as name:
-        folder = Path(name)
-        copy_of(CHECKOUT, folder / "docs", _repository())
-        (folder / "zensical.toml").write_text(_settings(), encoding="utf-8")
-        done = subprocess.run([sys.executable, "-m", "zensical", "build"], cwd=folder, check=False)
-        if done.returncode:
-            return done.returncode
-        built = folder / "site"
-        broken = list(broken_links(built))
-        sys.stderr.write("".join(f"{line}\n" for line in broken))
+    with tempfile.TemporaryDirectory(prefix="gauntlet-site-") as directory:
+        folder = Path(directory)
+        copy_pages(CHECKOUT, folder / "docs", _find_repository_url())
+        (folder / "zensical.toml").write_text(_build_settings(), encoding="utf-8")
+        process = subprocess.run([sys.executable, "-m", "zensical", "build"], cwd=folder, check=False)
+        if process.returncode:
+            return process.returncode
+        built_site = folder / "site"
+        problems = list(find_broken_links(built_site))
+        sys.stderr.write("".join(f"{line}\n" for line in problems))
         shutil.rmtree(site, ignore_errors=True)
-        shutil.move(built, site)
-    sys.stdout.write(f"{site}: {len(list(site.rglob('*.html')))} pages, {len(broken)} broken links\n")
-    return 1 if broken else 0
+        shutil.move(built_site, site)
+    sys.stdout.write(f"{site}: {len(list(site.rglob('*.html')))} pages, {len(problems)} broken links\n")
+    return 1 if problems else 0
 
 
-def copy_of(checkout: Path, docs: Path, repository: str = "") -> None:
-    """Makes the pages of the site.
+def copy_pages(checkout: Path, docs: Path, repository: str = "") -> None:
+    """Write the pages of the site into `docs`, a new directory.
 
-    `docs`: gets the pages; made. `repository`: the address of its files; empty where it is not known: then there is no
-    link to them.
+    `repository`: the URL of the repository's files; if empty, they are not linked.
     """
     shutil.copytree(checkout / "docs", docs)
     (docs / "README.md").rename(docs / "index.md")
-    for name, page in _BESIDE.items():
+    for name, page in _ROOT_PAGES.items():
         shutil.copyfile(checkout / name, docs / page)
     for path in sorted(docs.rglob("*.md")):
-        place = path.relative_to(docs).as_posix()
-        # Where a page lies in the checkout decides what its links mean.
-        origin = {page: name for name, page in _BESIDE.items()}.get(place, f"docs/{place}")
+        site_path = path.relative_to(docs).as_posix()
+        # Links are relative to the page's path in the checkout.
+        origin = {page: name for name, page in _ROOT_PAGES.items()}.get(site_path, f"docs/{site_path}")
         text = path.read_text(encoding="utf-8")
-        path.write_text(_relinked(text, place, origin, checkout, repository), encoding="utf-8")
+        path.write_text(_rewrite_links(text, site_path, origin, checkout, repository), encoding="utf-8")
 
 
-def navigation(index: str) -> list[dict[str, object]]:
-    """The sections of docs/README.md, with their pages."""
+def build_navigation(index: str) -> list[dict[str, object]]:
+    """Return the sections of docs/README.md, with their pages."""
     sections: list[dict[str, object]] = [{"Overview": "index.md"}]
     for section in index.split("\n## ")[1:]:
         title = section.split("\n", 1)[0]
@@ -82,12 +81,12 @@ def navigation(index: str) -> list[dict[str, object]]:
     return sections
 
 
-def broken_links(site: Path) -> Iterator[str]:
-    """What pages of a built site name and the site does not have."""
-    pages = {path: _Page.of(path) for path in sorted(site.rglob("*.html"))}
+def find_broken_links(site: Path) -> Iterator[str]:
+    """Yield a message about each link of a built site that leads nowhere."""
+    pages = {path: _Page.read(path) for path in sorted(site.rglob("*.html"))}
     for path, page in pages.items():
         if path.name == "404.html":
-            # It is shown at any address.
+            # This page is shown at any address.
             continue
         for link in page.links:
             parts = urlsplit(link)
@@ -102,7 +101,7 @@ def broken_links(site: Path) -> Iterator[str]:
 
 
 class _Page(HTMLParser):
-    """What a page names, and the anchors that it has."""
+    """The links and the anchors of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,14 +109,14 @@ class _Page(HTMLParser):
         self.ids: set[str] = set()
 
     @classmethod
-    def of(cls, path: Path) -> _Page:
-        """A page that was built."""
+    def read(cls, path: Path) -> _Page:
+        """Read a built page."""
         page = cls()
         page.feed(path.read_text(encoding="utf-8"))
         return page
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """As the parser calls it."""
+        """Collect the links and the id of a tag."""
         for name, value in attrs:
             if name == "id" and value:
                 self.ids.add(value)
@@ -125,55 +124,55 @@ class _Page(HTMLParser):
                 self.links.append(value)
 
 
-def _relinked(text: str, place: str, origin: str, checkout: Path, repository: str) -> str:
-    """A page whose links lead to where things are in the site."""
+def _rewrite_links(text: str, site_path: str, origin: str, checkout: Path, repository: str) -> str:
+    """Return a page's text with its links rewritten for the site."""
 
-    def relinked(match: re.Match[str]) -> str:
-        words, target = match.groups()
+    def rewrite(match: re.Match[str]) -> str:
+        label, target = match.groups()
         path, _, fragment = target.partition("#")
         if not path or urlsplit(target).scheme:
             return match[0]
-        named = posixpath.normpath(posixpath.join(posixpath.dirname(origin), path))
-        if named in _BESIDE:
-            found = _BESIDE[named]
-        elif named.startswith("docs/") and (checkout / named).is_file():
-            found = named.removeprefix("docs/")
-            found = "index.md" if found == "README.md" else found
-        elif (checkout / named).exists() or named == "README.md":
-            return f"[{words}]({repository}/{named})" if repository else words
+        target_path = posixpath.normpath(posixpath.join(posixpath.dirname(origin), path))
+        if target_path in _ROOT_PAGES:
+            page = _ROOT_PAGES[target_path]
+        elif target_path.startswith("docs/") and (checkout / target_path).is_file():
+            page = target_path.removeprefix("docs/")
+            page = "index.md" if page == "README.md" else page
+        elif (checkout / target_path).exists() or target_path == "README.md":
+            return f"[{label}]({repository}/{target_path})" if repository else label
         else:
             return match[0]
-        found = posixpath.relpath(found, posixpath.dirname(place) or ".")
-        return f"[{words}]({found}{'#' if fragment else ''}{fragment})"
+        page = posixpath.relpath(page, posixpath.dirname(site_path) or ".")
+        return f"[{label}]({page}{'#' if fragment else ''}{fragment})"
 
     parts = _CODE.split(text)
-    return "".join(part if number % 2 else _LINK.sub(relinked, part) for number, part in enumerate(parts))
+    return "".join(part if number % 2 else _LINK.sub(rewrite, part) for number, part in enumerate(parts))
 
 
 def _is_page(target: str) -> bool:
     return target.endswith(".md") and not target.startswith(("..", "http"))
 
 
-def _settings() -> str:
+def _build_settings() -> str:
     index = (CHECKOUT / "docs" / "README.md").read_text(encoding="utf-8")
     lines = ["[project]", 'site_name = "IREE Gauntlet"', "use_directory_urls = false"]
     lines.append('site_description = "Every ML model runs the gauntlet: compile, threshold, benchmark, on any IREE."')
-    lines.append(f"nav = {_toml(navigation(index))}")
-    # The reader's own fonts: a page asks nobody else for anything.
+    lines.append(f"nav = {_format_toml(build_navigation(index))}")
+    # Only the reader's own fonts are used: a page loads nothing from third parties.
     lines += ["[project.theme]", "font = false"]
     return "\n".join((*lines, ""))
 
 
-def _toml(value: object) -> str:
-    """A list, a table or a text on one line."""
+def _format_toml(value: object) -> str:
+    """Format a list, a table or a string as TOML on one line."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(_format_toml, value))}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(name)} = {_toml(item)}" for name, item in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(name)} = {_format_toml(element)}" for name, element in value.items()) + "}"
     return json.dumps(value)
 
 
-def _repository() -> str:
+def _find_repository_url() -> str:
     name = os.environ.get("GITHUB_REPOSITORY", "")
     return f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{name}/blob/main" if name else ""
 

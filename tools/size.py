@@ -1,10 +1,9 @@
-"""Measures a package's source: its size, the jumps that it asks of a reader, and names and sentences that say little.
+"""Measures a package's source: its size, its indirections, and names and sentences that carry no meaning.
 
     python tools/size.py [FOLDER]                     a table by room
-    python tools/size.py --places MEASURE [FOLDER]    where what a column counts stands: `crumbs`, `parcels`, …
+    python tools/size.py --places MEASURE [FOLDER]    the places that a column counts: `crumbs`, `parcels`, …
 
-`FOLDER` is the package, `iree_gauntlet/` unless given. `tests/test_architecture.py` holds what is printed here to
-its limits.
+`FOLDER` is the package, by default `iree_gauntlet/`. `tests/test_architecture.py` compares the counts with limits.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MANY_PARAMETERS = 7
 CRUMB_LINES = 6
 PARCEL_FIELDS = 2
 
-# Columns of the table, and what each counts.
+# Columns of the table, and the description of each count.
 COLUMNS = {
     "files": "files",
     "lines": "lines in all",
@@ -53,7 +52,7 @@ WORD_COLUMNS = {
     "fragments": "of them those that begin with What or Of",
     "verbal": "classes whose name begins or ends with a participle",
 }
-# What a function's name may begin with, so that a call says that something is done or asked.
+# First words of function names, so that a call reads as an action or a question.
 _VERBS = """
     abandon abort acquire add adjust adopt advance allow announce answer append applies apply archive are
     arrange as ask assume await batch become begin bind bisect blame block bootstrap bound breaks bring build
@@ -78,7 +77,7 @@ _VERBS = """
     without work works wrap write yield
 """
 VERBS = frozenset(_VERBS.split())
-# Participles without -ed, and words with -ed that are none.
+# Participles without -ed, and other words with -ed.
 _IRREGULAR = """
     beaten become begun bent borne bought bred broken brought built caught chosen come dealt done drawn driven dug eaten
     fallen felt flown forgotten fought found frozen given gone got grown heard held hidden hung kept known lain laid
@@ -105,22 +104,22 @@ _PREPOSITIONS = """
 PREPOSITIONS = frozenset(_PREPOSITIONS.split())
 _FIRST_WORD = re.compile(r"[^A-Za-z]*([A-Za-z]+)")
 _WORD_IN_CLASS = re.compile(r"[A-Z][a-z0-9]*")
-# A string, or a comment: tokens in which the other kind may seem to begin.
+# Strings and comments are matched together, since each may contain the start of the other.
 _TEXTS = re.compile(
     r"""(?P<quotes>\"{3}|'{3})(?:\\.|.)*?(?P=quotes) | "(?:\\.|[^"\\])*" | '(?:\\.|[^'\\])*' | (?P<comment>\#[^\n]*)""",
     re.VERBOSE | re.DOTALL,
 )
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
-_Documented = ast.Module | ast.ClassDef | _Function
+_DocstringNode = ast.Module | ast.ClassDef | _Function
 _Scope = ast.Module | ast.ClassDef | _Function | ast.Lambda
 
 
 @dataclass
 class Size:
-    """What was counted.
+    """The counts of a package.
 
     Attributes:
-        rooms: by room (a folder of the package, or `.`), how many of each of `COLUMNS`.
+        rooms: the count of each column by room (a folder of the package, or `.`).
     """
 
     rooms: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -130,34 +129,35 @@ class Size:
     longest: tuple[int, str] = (0, "")
 
     def total(self, column: str) -> int:
-        """A column's sum over all rooms."""
+        """Return a column's sum over all rooms."""
         return sum(counts[column] for counts in self.rooms.values())
 
     def find_shared_class_names(self) -> list[str]:
-        """Names that stand for more than one class."""
+        """Return the names that several classes share."""
         return sorted(name for name, files in self.classes.items() if len(files) > 1)
 
     def find_circles(self) -> list[list[str]]:
-        """Groups of files that import each other, directly or by others (strongly connected components)."""
-        reached = {file: self._reach(file) for file in self.imports}
+        """Find groups of files that import each other, directly or indirectly (strongly connected components)."""
+        reachable = {file: self._find_reachable(file) for file in self.imports}
         circles = {
-            tuple(sorted(other for other in to if file in reached.get(other, ()))) for file, to in reached.items()
+            tuple(sorted(target for target in targets if file in reachable.get(target, ())))
+            for file, targets in reachable.items()
         }
         return sorted(list(circle) for circle in circles if len(circle) > 1)
 
-    def _reach(self, file: str) -> set[str]:
-        reached: set[str] = set()
-        waiting = [file]
-        while waiting:
-            for other in self.imports.get(waiting.pop(), ()):
-                if other not in reached:
-                    reached.add(other)
-                    waiting.append(other)
-        return reached
+    def _find_reachable(self, file: str) -> set[str]:
+        reachable: set[str] = set()
+        pending = [file]
+        while pending:
+            for target in self.imports.get(pending.pop(), ()):
+                if target not in reachable:
+                    reachable.add(target)
+                    pending.append(target)
+        return reachable
 
 
 def measure(folder: Path) -> Size:
-    """Counts all `.py` files of a package."""
+    """Count the `.py` files of a package and their contents."""
     size = Size()
     paths = sorted(folder.rglob("*.py"))
     modules = {_name_module(path, folder): str(path.relative_to(folder)) for path in paths}
@@ -172,12 +172,12 @@ def measure(folder: Path) -> Size:
         counts["code"] += len(find_code_lines(text) - docstrings)
         counts["docs"] += len(docstrings)
         size.longest = max(size.longest, (len(text.splitlines()), file))
-        imported = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
-        counts["imports"] += sum(_count_lines(node) for node in imported)
-        size.imports[file] = {modules[name] for node in imported for name in _name_imports(node) if name in modules}
+        imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+        counts["imports"] += sum(_count_lines(node) for node in imports)
+        size.imports[file] = {modules[name] for node in imports for name in _name_imports(node) if name in modules}
         for column, places in (_find_places(nodes) | _find_words(nodes, text)).items():
             counts[column] += len(places)
-            size.places[column] += [f"{folder.name}/{file}:{line} {what}".rstrip() for line, what in places]
+            size.places[column] += [f"{folder.name}/{file}:{line} {label}".rstrip() for line, label in places]
         for node in nodes:
             if isinstance(node, ast.ClassDef):
                 size.classes[node.name].append(file)
@@ -185,64 +185,64 @@ def measure(folder: Path) -> Size:
 
 
 def find_code_lines(text: str) -> set[int]:
-    """Lines of a file that hold code, or a docstring."""
+    """Find the lines of a file that hold code or a docstring."""
     lines = _TEXTS.sub(_mark_lines, text).split("\n")
     return {number for number, line in enumerate(lines, start=1) if line and not line.isspace()}
 
 
 def _mark_lines(match: re.Match[str]) -> str:
-    """A mark in each line of a string; nothing for a comment."""
+    """Replace a string by a mark in each line, and a comment by nothing."""
     return "" if match["comment"] else "\n".join("x" * (match[0].count("\n") + 1))
 
 
 def find_docstring_lines(nodes: Iterable[ast.AST]) -> set[int]:
-    """Lines of a file that a docstring takes."""
-    first = [node.body[0] for node in nodes if isinstance(node, _Documented) and ast.get_docstring(node)]
-    return {line for node in first for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+    """Find the lines of a file that belong to a docstring."""
+    statements = [node.body[0] for node in nodes if isinstance(node, _DocstringNode) and ast.get_docstring(node)]
+    return {line for node in statements for line in range(node.lineno, (node.end_lineno or 0) + 1)}
 
 
 def count_parameters(function: _Function) -> int:
-    """How many a function takes, without `self` and `cls`."""
+    """Count the parameters of a function, without `self` and `cls`."""
     arguments = function.args
-    names = [item.arg for item in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     return len(names) - (names[:1] in (["self"], ["cls"]))
 
 
 def begins_with_verb(name: str) -> bool:
-    """Whether a function's name does, `_` before it left out."""
+    """Return True if a function's name begins with a verb; leading underscores are ignored."""
     return name.lstrip("_").split("_")[0] in VERBS
 
 
 def _find_places(nodes: Sequence[ast.AST]) -> dict[str, list[tuple[int, str]]]:
-    """By column, the lines and names of what it counts."""
-    found: dict[str, list[tuple[int, str]]] = {}
+    """Find the lines and names that each of `COLUMNS` counts."""
+    places: dict[str, list[tuple[int, str]]] = {}
     indexing = [node for node in nodes if isinstance(node, ast.Subscript | ast.Call) and _indexes_by_string(node)]
-    found["keys"] = [(line, "") for line in sorted({node.lineno for node in indexing})]
+    places["keys"] = [(line, "") for line in sorted({node.lineno for node in indexing})]
     names = [node for node in nodes if isinstance(node, ast.Name)]
-    found["any"] = [(node.lineno, "") for node in names if node.id == "Any"]
+    places["any"] = [(node.lineno, "") for node in names if node.id == "Any"]
     statements = [node for node in nodes if isinstance(node, ast.stmt)]
     asserts = [node for node in statements if isinstance(node, ast.Assert)]
-    found["not_none"] = [(node.lineno, "") for node in asserts if _asks_not_none(node)]
+    places["not_none"] = [(node.lineno, "") for node in asserts if _asks_not_none(node)]
     functions = [node for node in statements if isinstance(node, _Function)]
-    named = Counter(node.id for node in names)
-    named.update(node.attr for node in nodes if isinstance(node, ast.Attribute))
-    found["crumbs"] = [(node.lineno, node.name) for node in functions if _is_crumb(node) and named[node.name] == 1]
+    uses = Counter(node.id for node in names)
+    uses.update(node.attr for node in nodes if isinstance(node, ast.Attribute))
+    places["crumbs"] = [(node.lineno, node.name) for node in functions if _is_crumb(node) and uses[node.name] == 1]
     parcels = [node for node in statements if isinstance(node, ast.ClassDef) and _is_parcel(node)]
-    found["parcels"] = [(node.lineno, node.name) for node in parcels]
-    called = [node for node in functions if not _is_property(node) and not node.name.startswith("__")]
-    found["functions"] = [(node.lineno, node.name) for node in called]
-    found["nouns"] = [(node.lineno, node.name) for node in called if not begins_with_verb(node.name)]
-    many = [node for node in functions if count_parameters(node) > MANY_PARAMETERS]
-    found["many"] = [(node.lineno, f"{node.name}, {count_parameters(node)}") for node in many]
-    return found
+    places["parcels"] = [(node.lineno, node.name) for node in parcels]
+    callables = [node for node in functions if not _is_property(node) and not node.name.startswith("__")]
+    places["functions"] = [(node.lineno, node.name) for node in callables]
+    places["nouns"] = [(node.lineno, node.name) for node in callables if not begins_with_verb(node.name)]
+    long_signatures = [node for node in functions if count_parameters(node) > MANY_PARAMETERS]
+    places["many"] = [(node.lineno, f"{node.name}, {count_parameters(node)}") for node in long_signatures]
+    return places
 
 
 def _find_words(nodes: Sequence[ast.AST], text: str) -> dict[str, list[tuple[int, str]]]:
     """Find the names and sentences that each of `WORD_COLUMNS` counts: their lines and texts."""
     names = [name for node in nodes if isinstance(node, _Scope) for name in _list_bindings(node)]
     words = [(line, name, name.strip("_")) for line, name in names]
-    documented = [node for node in nodes if isinstance(node, _Documented) and ast.get_docstring(node)]
-    docstrings = [(node.body[0].lineno, str(ast.get_docstring(node)).splitlines()[0]) for node in documented]
+    nodes_with_docstring = [node for node in nodes if isinstance(node, _DocstringNode) and ast.get_docstring(node)]
+    docstrings = [(node.body[0].lineno, str(ast.get_docstring(node)).splitlines()[0]) for node in nodes_with_docstring]
     comments = _list_comments(text)
     classes = [(node.lineno, node.name) for node in nodes if isinstance(node, ast.ClassDef)]
     return {
@@ -279,60 +279,62 @@ def _list_bindings(scope: _Scope) -> list[tuple[int, str]]:
     """List (line, name) of each name that a scope binds once, without functions, classes and imports."""
     bindings: dict[str, int] = {}
     if not isinstance(scope, ast.Module | ast.ClassDef):
-        bindings |= {item.arg: item.lineno for item in ast.walk(scope.args) if isinstance(item, ast.arg)}
-    waiting: list[ast.AST] = [*scope.body] if isinstance(scope.body, list) else [scope.body]
-    while waiting:
-        node = waiting.pop()
+        bindings |= {
+            argument.arg: argument.lineno for argument in ast.walk(scope.args) if isinstance(argument, ast.arg)
+        }
+    pending: list[ast.AST] = [*scope.body] if isinstance(scope.body, list) else [scope.body]
+    while pending:
+        node = pending.pop()
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             bindings.setdefault(node.id, node.lineno)
         if isinstance(node, ast.ExceptHandler) and node.name:
             bindings.setdefault(node.name, node.lineno)
         if not isinstance(node, _Scope):
-            waiting.extend(ast.iter_child_nodes(node))
+            pending.extend(ast.iter_child_nodes(node))
     return [(line, name) for name, line in bindings.items() if name not in {"self", "cls", "_"} and name[:2] != "__"]
 
 
 def _list_comments(text: str) -> list[tuple[int, str]]:
     """List (line, text) of each comment; consecutive lines are one, and directives to tools are left out."""
     comments: list[tuple[int, str]] = []
-    last = 0
+    last_line = 0
     for match in _TEXTS.finditer(text):
         comment = match["comment"]
         if comment is None or comment.startswith(("# noqa", "# type:", "#!")):
             continue
         line = text.count("\n", 0, match.start()) + 1
-        alone = not text[text.rfind("\n", 0, match.start()) + 1 : match.start()].strip()
-        if not alone or line != last + 1:
+        is_alone = not text[text.rfind("\n", 0, match.start()) + 1 : match.start()].strip()
+        if not is_alone or line != last_line + 1:
             comments.append((line, comment))
-        last = line if alone else 0
+        last_line = line if is_alone else 0
     return comments
 
 
 def _indexes_by_string(node: ast.AST) -> bool:
     if isinstance(node, ast.Subscript):
-        # Not `Literal["a"]` and other types.
-        typed = isinstance(node.value, ast.Name) and node.value.id[:1].isupper()
-        return not typed and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+        # `Literal["a"]` and other types do not count.
+        is_type = isinstance(node.value, ast.Name) and node.value.id[:1].isupper()
+        return not is_type and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
         return isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)
     return False
 
 
 def _asks_not_none(node: ast.Assert) -> bool:
-    compared = [part for part in ast.walk(node.test) if isinstance(part, ast.Compare)]
-    return any(isinstance(operator, ast.IsNot) for part in compared for operator in part.ops)
+    comparisons = [part for part in ast.walk(node.test) if isinstance(part, ast.Compare)]
+    return any(isinstance(operator, ast.IsNot) for part in comparisons for operator in part.ops)
 
 
 def _is_crumb(node: _Function) -> bool:
-    private = node.name.startswith("_") and not node.name.startswith("__")
-    return private and not _is_property(node) and _count_lines(node) <= CRUMB_LINES
+    is_private = node.name.startswith("_") and not node.name.startswith("__")
+    return is_private and not _is_property(node) and _count_lines(node) <= CRUMB_LINES
 
 
 def _is_parcel(node: ast.ClassDef) -> bool:
     fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
-    methods = any(isinstance(part, _Function) for part in node.body)
-    made = any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
-    return made and not methods and not node.bases and 0 < len(fields) <= PARCEL_FIELDS
+    has_methods = any(isinstance(part, _Function) for part in node.body)
+    is_dataclass = any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
+    return is_dataclass and not has_methods and not node.bases and 0 < len(fields) <= PARCEL_FIELDS
 
 
 def _is_property(node: _Function) -> bool:
@@ -356,8 +358,8 @@ def _name_imports(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def print_table(size: Size) -> None:
-    """Prints a row for each room, their sums, and what the package has once."""
-    rows = [(room, counts) for room, counts in sorted(size.rooms.items(), key=lambda item: -item[1]["code"])]
+    """Print a row for each room, their sums, and the counts of the entire package."""
+    rows = [(room, counts) for room, counts in sorted(size.rooms.items(), key=lambda row: -row[1]["code"])]
     rows.append(("together", Counter({column: size.total(column) for column in (*COLUMNS, *WORD_COLUMNS)})))
     for columns in (COLUMNS, WORD_COLUMNS):
         widths = {column: max(9, len(column)) for column in columns}
@@ -370,22 +372,22 @@ def print_table(size: Size) -> None:
     functions = size.total("functions") or 1
     sys.stdout.write(f"begin with a verb: {100 - 100 * size.total('nouns') / functions:.0f} % of the functions\n")
     sys.stdout.write(f"longest file: {size.longest[1]}, {size.longest[0]} lines\n")
-    shared = size.find_shared_class_names()
-    sys.stdout.write(f"names that stand for several classes: {len(shared)} {' '.join(shared)}\n")
+    shared_names = size.find_shared_class_names()
+    sys.stdout.write(f"names that stand for several classes: {len(shared_names)} {' '.join(shared_names)}\n")
     circles = size.find_circles()
     sys.stdout.write(f"circles of files: {len(circles)}\n" + "".join(f"  {' '.join(circle)}\n" for circle in circles))
 
 
 def main() -> None:
-    """Prints the table, or the places of one column."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--places", metavar="MEASURE", choices=[*_find_places([]), *WORD_COLUMNS])
+    """Print the table, or the places of one column."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--places", metavar="MEASURE", choices=[*_find_places([]), *WORD_COLUMNS])
     package = Path(__file__).parents[1] / "iree_gauntlet"
-    arguments.add_argument("folder", nargs="?", type=Path, default=package)
-    given = arguments.parse_args()
-    size = measure(given.folder)
-    if given.places:
-        sys.stdout.write("".join(f"{place}\n" for place in size.places[given.places]))
+    parser.add_argument("folder", nargs="?", type=Path, default=package)
+    arguments = parser.parse_args()
+    size = measure(arguments.folder)
+    if arguments.places:
+        sys.stdout.write("".join(f"{place}\n" for place in size.places[arguments.places]))
     else:
         print_table(size)
 

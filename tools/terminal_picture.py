@@ -1,7 +1,7 @@
-"""Runs a command in a terminal and draws what stands there when it has ended: `python tools/terminal_picture.py`.
+"""Runs a command in a terminal and draws the resulting screen: `python tools/terminal_picture.py`.
 
-Needs `pip install pyte`, a terminal in software. Without arguments it makes docs/pictures/run.svg, the README's: in a
-copy of the project, a golden of which is broken by hand, so that there is something to see.
+Needs `pip install pyte`, a software terminal. Writes docs/pictures/run.svg, the README's picture, in a copy of the
+project with one golden changed, so that a step fails.
 """
 
 from __future__ import annotations
@@ -35,40 +35,40 @@ _PICTURE = _CHECKOUT / "docs" / "pictures" / "run.svg"
 _COLUMNS, _LINES = 132, 60
 _COMMAND = ["gauntlet", "run", "--suite", "cpu", "--model", "dtln"]
 _GOLDEN = Path("specs", "benchmarks", "dtln", "spectral_cpu.json")
-_NAMES = {"brown": "yellow"}
+_RICH_NAMES = {"brown": "yellow"}
 
 
-def screen_after(command: Sequence[str], folder: Path) -> tuple[pyte.Screen, int]:
-    """What stands in a terminal when a command has ended there, and its exit code."""
+def run_in_terminal(command: Sequence[str], folder: Path) -> tuple[pyte.Screen, int]:
+    """Run a command in a terminal and return the final screen and the exit code."""
     screen = pyte.Screen(_COLUMNS, _LINES)
     stream = pyte.Stream(screen)
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", _LINES, _COLUMNS, 0, 0))
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", _LINES, _COLUMNS, 0, 0))
     environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(_COLUMNS), "LINES": str(_LINES)}
-    process = subprocess.Popen(command, cwd=folder, env=environ, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
+    process = subprocess.Popen(command, cwd=folder, env=environ, stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
     decoder = codecs.getincrementaldecoder("utf-8")()
     while True:
         try:
-            said = os.read(ours, 1 << 16)
+            output = os.read(controller, 1 << 16)
         except OSError:
-            # Linux says so when the other side is closed.
+            # Linux reports a closed terminal as an error.
             break
-        if not said:
+        if not output:
             break
-        stream.feed(decoder.decode(said))
-    os.close(ours)
+        stream.feed(decoder.decode(output))
+    os.close(controller)
     return screen, process.wait()
 
 
-def drawn(screen: pyte.Screen, command: Sequence[str]) -> str:
-    """A terminal's screen as SVG."""
+def draw_svg(screen: pyte.Screen, command: Sequence[str]) -> str:
+    """Return a terminal's screen as SVG."""
     lines = [Text.assemble(("$ ", "dim"), (" ".join(command), "bold"))]
     for row in range(screen.lines):
         line = Text()
         for column in range(screen.columns):
             char = screen.buffer[row][column]
-            style = Style(color=_color(char.fg), bold=char.bold or None, italic=char.italics or None)
+            style = Style(color=_translate_color(char.fg), bold=char.bold or None, italic=char.italics or None)
             line.append(char.data, style)
         line.rstrip()
         lines.append(line)
@@ -77,24 +77,24 @@ def drawn(screen: pyte.Screen, command: Sequence[str]) -> str:
     console = Console(record=True, width=_COLUMNS, file=io.StringIO())
     for line in lines:
         console.print(line, no_wrap=True, crop=True)
-    # Rich names fonts of other people's servers; the reader's own will do.
+    # Rich's fonts come from third-party servers; the reader's own suffice.
     return re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="IREE Gauntlet"), flags=re.DOTALL)
 
 
-def _color(name: str) -> str | None:
+def _translate_color(name: str) -> str | None:
     if name == "default":
         return None
-    bright = name.startswith("bright")
-    plain = _NAMES.get(name.removeprefix("bright"), name.removeprefix("bright"))
-    if len(plain) == 6 and all(digit in "0123456789abcdef" for digit in plain):
-        return f"#{plain}"
-    return f"{'bright_' if bright else ''}{plain}"
+    is_bright = name.startswith("bright")
+    base_name = _RICH_NAMES.get(name.removeprefix("bright"), name.removeprefix("bright"))
+    if len(base_name) == 6 and all(digit in "0123456789abcdef" for digit in base_name):
+        return f"#{base_name}"
+    return f"{'bright_' if is_bright else ''}{base_name}"
 
 
 def main() -> int:
-    """Makes the README's picture."""
-    with tempfile.TemporaryDirectory(prefix="gauntlet-picture-") as name:
-        folder = Path(name) / "models"
+    """Draw the README's picture and return the exit code."""
+    with tempfile.TemporaryDirectory(prefix="gauntlet-picture-") as directory:
+        folder = Path(directory) / "models"
         folder.mkdir()
         for part in ("specs", "suites"):
             shutil.copytree(_CHECKOUT / part, folder / part)
@@ -103,8 +103,8 @@ def main() -> int:
         spec = json.loads((folder / _GOLDEN).read_text(encoding="utf-8"))
         spec["golden_dispatch"]["cpu"] -= 1
         (folder / _GOLDEN).write_text(json.dumps(spec, indent=4) + "\n", encoding="utf-8")
-        screen, code = screen_after(_COMMAND, folder)
-    _PICTURE.write_text(drawn(screen, _COMMAND), encoding="utf-8")
+        screen, code = run_in_terminal(_COMMAND, folder)
+    _PICTURE.write_text(draw_svg(screen, _COMMAND), encoding="utf-8")
     sys.stdout.write(f"{_PICTURE}: {_PICTURE.stat().st_size / 1e3:.0f} kB; the command ended with {code}\n")
     return 0
 

@@ -88,7 +88,7 @@ def sha256(path: Path) -> str:
 
 def test_program_names_the_parameters_of_the_architecture(scripts: Any, architecture: Any) -> None:
     found = parameters()
-    assert {item.name: item.shape for item in found} == scripts.parameter_shapes(architecture)
+    assert {item.name: item.shape for item in found} == scripts.list_parameter_shapes(architecture)
     assert {(item.scope, item.element_type) for item in found} == {("model", "f32")}
     assert 1_000_000 < sum(item.count for item in found) < 5_000_000
 
@@ -124,14 +124,14 @@ def test_specs_use_the_weights_and_tolerance_of_the_recording() -> None:
 
 
 def test_reference_gives_the_recorded_output(scripts: Any, architecture: Any, weights: Weights) -> None:
-    tokens = scripts.prompt(architecture)
+    tokens = scripts.build_prompt(architecture)
     np.testing.assert_array_equal(tokens, np.load(GOLDEN / "input_0.npy"))
-    np.testing.assert_allclose(scripts.logits(architecture, weights, tokens), expected(), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(scripts.compute_logits(architecture, weights, tokens), expected(), rtol=1e-6, atol=1e-9)
 
 
 def test_output_is_far_above_the_tolerance(scripts: Any) -> None:
     output = expected()
-    scripts.sound_output(output)
+    scripts.check_output(output)
     seen = np.abs(output) * 0.01 > TOLERANCE + 1e-5 * np.abs(output)
     assert seen.mean() > 0.99  # a hundredth more or less fails nearly everywhere
 
@@ -141,7 +141,7 @@ def test_output_is_far_above_the_tolerance(scripts: Any) -> None:
 )
 def test_output_that_proves_nothing_is_refused(scripts: Any, values: NDArray[np.float64]) -> None:
     with pytest.raises(scripts.BlockError):
-        scripts.sound_output(values.astype(np.float32))
+        scripts.check_output(values.astype(np.float32))
 
 
 @pytest.mark.parametrize("change", [{"rope_theta": 20000.0}, {"rope_theta": 1.0}, {"norm_epsilon": 2e-6}], ids=str)
@@ -149,14 +149,14 @@ def test_another_architecture_is_seen(
     scripts: Any, architecture: Any, weights: Weights, change: dict[str, float]
 ) -> None:
     other = dataclasses.replace(architecture, **change)
-    assert error(scripts.logits(other, weights, scripts.prompt(other))) > 100 * TOLERANCE
+    assert error(scripts.compute_logits(other, weights, scripts.build_prompt(other))) > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("name", [item.name for item in parameters()])
 def test_every_parameter_is_seen(scripts: Any, architecture: Any, weights: Weights, name: str) -> None:
     # A norm without its weight; a matrix whose columns are one off (a factor would not do before a norm).
     bent = np.zeros_like(weights[name]) if weights[name].ndim == 1 else np.roll(weights[name], 1, axis=-1)
-    output = scripts.logits(architecture, weights | {name: bent}, scripts.prompt(architecture))
+    output = scripts.compute_logits(architecture, weights | {name: bent}, scripts.build_prompt(architecture))
     assert error(output) > 100 * TOLERANCE
 
 
@@ -164,13 +164,13 @@ def test_heads_that_share_wrong_keys_are_seen(scripts: Any, architecture: Any, w
     width, kept = architecture.head_width, weights["layers.1.attention.key"]
     swapped = np.concatenate([kept[:, width : 2 * width], kept[:, :width], kept[:, 2 * width :]], axis=1)
     bent = weights | {"layers.1.attention.key": swapped}
-    assert error(scripts.logits(architecture, bent, scripts.prompt(architecture))) > 100 * TOLERANCE
+    assert error(scripts.compute_logits(architecture, bent, scripts.build_prompt(architecture))) > 100 * TOLERANCE
 
 
 def test_reference_is_causal(scripts: Any, architecture: Any, weights: Weights) -> None:
-    tokens = scripts.prompt(architecture)
+    tokens = scripts.build_prompt(architecture)
     tokens[0, -1] = (tokens[0, -1] + 1) % architecture.vocabulary
-    difference = np.abs(scripts.logits(architecture, weights, tokens) - expected())
+    difference = np.abs(scripts.compute_logits(architecture, weights, tokens) - expected())
     assert difference[0, :-1].max() < 1e-6
     assert difference[0, -1].max() > 0.1
 
@@ -178,7 +178,7 @@ def test_reference_is_causal(scripts: Any, architecture: Any, weights: Weights) 
 def test_rotary_scores_depend_on_the_distance_alone(reference: Any, architecture: Any) -> None:
     query, key = np.random.default_rng(1).normal(size=(2, architecture.head_width))
     positions = np.ones((architecture.sequence, 1))
-    scores = reference._rotated(architecture, positions * query) @ reference._rotated(architecture, positions * key).T
+    scores = reference._rotate(architecture, positions * query) @ reference._rotate(architecture, positions * key).T
     for distance in range(architecture.sequence):
         np.testing.assert_allclose(np.diagonal(scores, distance), scores[0, distance], rtol=1e-9, atol=1e-9)
     assert scores[0].std() > 0.1

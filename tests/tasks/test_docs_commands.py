@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 from _pytest.config import get_config
-from docs_commands import NOT_RUN, PAGES, Command, commands_of, why_not_run
+from docs_commands import NOT_RUN, PAGES, Command, find_skip_reason, parse_commands
 
 from iree_gauntlet.tasks.program import namespace
 from tests.support.command_line import Reading, read_requests, run_here
 from tests.support.places import ROOT
 
-COMMANDS = [command for page in PAGES for command in commands_of(page)]
+COMMANDS = [command for page in PAGES for command in parse_commands(page)]
 # Where a command begins, in another one too.
 _PROGRAM = re.compile(r"(?:^|^\w+=\S+ |[|(&]\s*)(?=(?:gauntlet|pytest|(?:\.venv/bin/)?nox) )")
 SESSIONS = set(re.findall(r"^@nox\.session\n(?:@.*\n)*def (\w+)", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
@@ -107,5 +107,5 @@ def test_there_are_lines_that_only_look() -> None:
 def test_what_is_not_run_is_there() -> None:
     for page, words, why in NOT_RUN:
         fitting = [item for item in COMMANDS if fnmatch(item.page, page) and re.search(words, item.text)]
-        assert any(why_not_run(item) == why for item in fitting), (page, words)
-    assert sum(not why_not_run(command) for command in COMMANDS) > 30
+        assert any(find_skip_reason(item) == why for item in fitting), (page, words)
+    assert sum(not find_skip_reason(command) for command in COMMANDS) > 30

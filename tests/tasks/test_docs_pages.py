@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from docs_commands import PAGES
 from markdown_it import MarkdownIt
-from options_page import PAGE, page
+from options_page import PAGE, render_page
 
 from iree_gauntlet.requests import dashed
 from iree_gauntlet.tasks.program import namespace
@@ -119,14 +119,14 @@ def test_what_examples_import_exists() -> None:
 
 
 def test_the_page_of_options_is_current() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), (
+    assert PAGE.read_text(encoding="utf-8") == render_page(), (
         "python tools/options_page.py makes docs/reference/options.md again"
     )
 
 
 def test_the_page_of_options_has_every_option_of_every_command() -> None:
-    sections = dict(re.findall(r"^### (\S+)\n(.*?)(?=^##)", page(), re.DOTALL | re.MULTILINE))
-    groups = {f"#{title.lower().replace(' ', '-')}": text for title, text in _groups(page())}
+    sections = dict(re.findall(r"^### (\S+)\n(.*?)(?=^##)", render_page(), re.DOTALL | re.MULTILINE))
+    groups = {f"#{title.lower().replace(' ', '-')}": text for title, text in _groups(render_page())}
     for name in namespace.task_names:
         task = namespace[name]
         text = sections[name] + "".join(groups[link] for link in re.findall(r"\((#[\w-]+)\)", sections[name]))

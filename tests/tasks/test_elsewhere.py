@@ -30,7 +30,7 @@ def test_who_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_one_place_runs_all_tests_and_each_has_what_no_other_has() -> None:
-    places = elsewhere.PLACES
+    places = elsewhere.MACHINES
     assert [place.name for place in places if not place.pytest] == [places[0].name]
     for field in ("name", "cpu", "zone", "locale", "umask"):
         assert len({getattr(place, field) for place in places}) == len(places), field

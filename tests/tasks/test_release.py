@@ -11,8 +11,8 @@ import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
-from release import UNTIL_RELEASED, build, files_of, turn_around
-from release_notes import notes_of
+from release import RELEASE_TEXTS, build, list_files, write_release_texts
+from release_notes import extract_notes
 
 from iree_gauntlet import __version__
 from tests.support.checkout import list_committed
@@ -42,12 +42,12 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_the_source_archive_holds_what_is_committed(packages: tuple[Path, Path]) -> None:
     _, archive = packages
-    assert set(files_of(archive)) - {"PKG-INFO"} >= list_committed()
+    assert set(list_files(archive)) - {"PKG-INFO"} >= list_committed()
 
 
 def test_the_wheel_holds_the_package_and_the_suites_and_nothing_else(packages: tuple[Path, Path]) -> None:
     wheel, _ = packages
-    found = {name for name in files_of(wheel) if ".dist-info/" not in name}
+    found = {name for name in list_files(wheel) if ".dist-info/" not in name}
     shipped = list_committed(
         "suites", "specs/regression_tests", "specs/benchmarks", "specs/torch_models", "cache/registry.txt"
     )
@@ -94,38 +94,38 @@ def test_the_packages_have_the_version_of_the_module(packages: tuple[Path, Path]
 
 
 def test_notes_are_those_of_the_version() -> None:
-    assert notes_of("0.1.0", _CHANGELOG) == "- The first one.\n"
+    assert extract_notes("0.1.0", _CHANGELOG) == "- The first one.\n"
     # Links to pages of the repository lead nowhere from a release's page.
-    assert notes_of("0.2.0", _CHANGELOG) == "### Added\n\n- Something (how), see [there](https://example.org).\n"
-    assert notes_of("0.1", _CHANGELOG) == ""
-    assert notes_of("9.9.9", _CHANGELOG) == ""
+    assert extract_notes("0.2.0", _CHANGELOG) == "### Added\n\n- Something (how), see [there](https://example.org).\n"
+    assert extract_notes("0.1", _CHANGELOG) == ""
+    assert extract_notes("9.9.9", _CHANGELOG) == ""
 
 
 def test_the_changelog_has_notes_of_this_version() -> None:
-    assert "### Added" in notes_of(__version__, (ROOT / "CHANGELOG.md").read_text())
+    assert "### Added" in extract_notes(__version__, (ROOT / "CHANGELOG.md").read_text())
 
 
 def test_pages_and_workflows_are_turned_around_at_the_first_release(tmp_path: Path) -> None:
-    for name in {name for name, _, _ in UNTIL_RELEASED}:
+    for name in {name for name, _, _ in RELEASE_TEXTS}:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    turn_around(tmp_path)
+    write_release_texts(tmp_path)
     text = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
     assert "git+" not in text
     assert "'iree-gauntlet[iree]'" in (tmp_path / "README.md").read_text()
     with pytest.raises(SystemExit, match="expected once, found 0 times"):
-        turn_around(tmp_path)
+        write_release_texts(tmp_path)
 
 
 def test_where_one_place_does_not_fit_none_is_turned_around(tmp_path: Path) -> None:
-    texts = {name: (ROOT / name).read_text() for name, _, _ in UNTIL_RELEASED}
-    last, now, _ = UNTIL_RELEASED[-1]
+    texts = {name: (ROOT / name).read_text() for name, _, _ in RELEASE_TEXTS}
+    last, now, _ = RELEASE_TEXTS[-1]
     texts[last] = texts[last].replace(now, "")
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     with pytest.raises(SystemExit, match=f"{last}: expected once, found 0 times"):
-        turn_around(tmp_path)
+        write_release_texts(tmp_path)
     assert {name: (tmp_path / name).read_text() for name in texts} == texts
 
 

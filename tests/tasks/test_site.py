@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from site_pages import broken_links, copy_of, navigation
+from site_pages import build_navigation, copy_pages, find_broken_links
 
 from tests.support.places import ROOT
 
@@ -20,7 +20,7 @@ _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     docs = tmp_path_factory.mktemp("site") / "docs"
-    copy_of(ROOT, docs, "https://example.org/repo/blob/main")
+    copy_pages(ROOT, docs, "https://example.org/repo/blob/main")
     return docs
 
 
@@ -36,7 +36,7 @@ def test_every_link_of_a_page_is_to_a_page_or_to_the_repository(pages: Path) -> 
 def test_what_is_outside_of_the_docs_is_linked_where_that_is_known(pages: Path, tmp_path: Path) -> None:
     page = "start/own-model.md"
     assert "(https://example.org/repo/blob/main/specs/torch_models/dtln)" in (pages / page).read_text()
-    copy_of(ROOT, tmp_path / "docs")
+    copy_pages(ROOT, tmp_path / "docs")
     alone = (tmp_path / "docs" / page).read_text()
     assert "see specs/torch_models/dtln" in alone
     assert "[CONTRIBUTING.md](../contributing.md)" in (pages / "explanation" / "design.md").read_text()
@@ -45,7 +45,7 @@ def test_what_is_outside_of_the_docs_is_linked_where_that_is_known(pages: Path, 
 
 
 def test_every_page_is_in_the_navigation(pages: Path) -> None:
-    text = str(navigation((ROOT / "docs" / "README.md").read_text()))
+    text = str(build_navigation((ROOT / "docs" / "README.md").read_text()))
     for path in pages.rglob("*.md"):
         assert f"'{path.relative_to(pages).as_posix()}'" in text
 
@@ -57,7 +57,7 @@ def test_broken_links_are_told(tmp_path: Path) -> None:
         '<img src="no.png"><a href="https://example.org/x">4</a><a href="sub">5</a>'
     )
     (tmp_path / "sub" / "page.html").write_text('<p id="there"><a href="../index.html">back</a>')
-    assert list(broken_links(tmp_path)) == [
+    assert list(find_broken_links(tmp_path)) == [
         "index.html: sub/page.html#gone: there is no such heading",
         "index.html: there is no no.png",
         "index.html: there is no sub",

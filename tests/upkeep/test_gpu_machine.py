@@ -50,7 +50,7 @@ def test_a_package_that_the_machine_has_is_left_out_whole(tmp_path: Path) -> Non
 
 def test_what_a_machine_lacks_is_named() -> None:
     wanted = ("pydantic>=2", "No_Such.Package[x]>=1", "no-such-package-of-windows; platform_system == 'Windows'")
-    asked = (sys.executable, "-c", gpu_machine._MISSING, *wanted)
+    asked = (sys.executable, "-c", gpu_machine._MISSING_PROGRAM, *wanted)
     found = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()
     assert found == ["no-such.package"]
 
@@ -67,7 +67,7 @@ def test_each_part_is_done_and_kept(target: str, folder: Path, tmp_path: Path) -
     output = tmp_path / "out"
     output.mkdir()
     parts = Parts(folder, output, target, "h100")
-    names = [part.name for part in parts.parts()]
+    names = [part.name for part in parts.list_parts()]
     assert names[:4] == ["devices", "files", "models", "operators"]
     assert ("vulkan" in names) == (target != "cpu")
     assert parts.run(["devices", "models", "operators"]) == 0
@@ -82,7 +82,7 @@ def test_each_part_is_done_and_kept(target: str, folder: Path, tmp_path: Path) -
 def test_a_part_that_takes_too_long_is_ended_with_all_that_it_started(folder: Path, tmp_path: Path) -> None:
     (folder / "env" / "bin" / "python").write_text(f"#!/bin/sh\nsh -c 'tail -f /dev/null; :' '{tmp_path}' &\nwait\n")
     parts = Parts(folder, tmp_path, "cpu", "")
-    assert parts.command(1.0, (parts.python,)) == 124
+    assert parts.run_command(1.0, (parts.python,)) == 124
     wait_until(lambda: not running(str(tmp_path)))
 
 
