@@ -1,4 +1,4 @@
-"""CI's door: `nox -s suite` runs the gauntlet, `nox -s tests` tests the toolkit; both start from nothing."""
+"""Sessions for CI: `nox -s suite` runs the gauntlet, `nox -s tests` tests the toolkit; both start from nothing."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def tests_vulkan(session: nox.Session) -> None:
 
 @nox.session
 def stress(session: nox.Session) -> None:
-    """Run what does much of the same: a thousand kills, a thousand examples of properties, gigabytes, 10,000 cases."""
+    """Run the stress tests: a thousand kills, a thousand examples of properties, gigabytes, 10,000 cases."""
     _install_test_tools(session)
     marks = "stress or (hypothesis and not measure and not models)"
     session.run("pytest", *_ON_ALL_CORES, "-m", marks, "--hypothesis-profile=many", *session.posargs)
@@ -101,7 +101,7 @@ def stress(session: nox.Session) -> None:
 
 @nox.session
 def measure(session: nox.Session) -> None:
-    """Run what real times decide: planted slowdowns in real rounds, whole sweeps. On an idle machine, one at a time."""
+    """Run the tests of real times: planted slowdowns in real rounds, full sweeps; one by one, on an idle machine."""
     _install_test_tools(session)
     session.run("pytest", "-m", "measure", *session.posargs)
 
@@ -110,17 +110,17 @@ def measure(session: nox.Session) -> None:
 def models(session: nox.Session) -> None:
     """Run all pretrained models, and test the models of specs/models, `bench` and `micro` with torch itself.
 
-    Not among the tests: torch is large. Its CPU build is a tenth of it: `UV_TORCH_BACKEND=cpu`, or without uv
-    `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`.
+    The session `tests` omits them, as torch is large. Its CPU build is a tenth of it: `UV_TORCH_BACKEND=cpu`, or
+    without uv `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`.
     """
     _install_test_tools(session, "models")
-    # A file stays together: its tests share what they compile.
+    # The tests of a file stay together, since they share compiled modules.
     session.run("pytest", "-m", "models", "-n", str(_CORES), "--dist", "loadfile", "--timeout=3600", *session.posargs)
 
 
 @nox.session
 def flaky(session: nox.Session) -> None:
-    """Run the tests N times (`-- 5`) in random order next to busy loops and a disk load; name what differs.
+    """Run the tests N times (`-- 5`) in random order next to busy loops and a disk load; report varying outcomes.
 
     Options after N go to pytest: `-- 5 tests/engine`.
     """
@@ -138,7 +138,7 @@ def elsewhere(session: nox.Session) -> None:
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """Say which branches the tests and the stress tests take, in all processes that they start."""
+    """Report the branch coverage of the tests and the stress tests, in all processes that they start."""
     _install_test_tools(session)
     session.install("coverage>=7.10")
     session.run("coverage", "erase")
@@ -171,7 +171,7 @@ def docs_commands(session: nox.Session) -> None:
 
 @nox.session
 def micro(session: nox.Session) -> None:
-    """Measure recipes: specs/recipes/quick.yml, or what stands after `--` (`nox -s micro -- --config my.yml`)."""
+    """Measure recipes: specs/recipes/quick.yml, or the options after `--` (`nox -s micro -- --config my.yml`)."""
     session.install("-e", ".[iree,models]", "pip")
     session.run("gauntlet", "micro", *(session.posargs or ("--config", _RECIPES)))
 

@@ -1,7 +1,7 @@
-"""What the data formats do to weights: `python benchmarks/data_formats.py [ROWS]` prints the table of the docs page.
+"""Measures the errors of data formats: `python benchmarks/data_formats.py [ROWS]` prints the table of the docs page.
 
 Weights are ROWS times 4,096 normal numbers (default 1,024), in blocks of 16 along a row, with a seed: the table is the
-same on every machine. Seconds are the time that rounding them takes here, the best of three.
+same on every machine. Seconds are the time to round them on this machine, the best of three.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ _COLUMNS = 4096
 
 
 def main(rows: int) -> None:
-    """Prints a row for each format."""
+    """Print a row for each format."""
     weights = np.random.default_rng(0).standard_normal((rows, _COLUMNS), dtype=np.float32)
     print("| format | held in | largest error | largest error, share of its block's largest | RMSE | SQNR |")
     print("| --- | --- | --- | --- | --- | --- |")
-    taken: list[str] = []
+    timings: list[str] = []
     for form in DataFormat:
         seconds = []
         for _ in range(3):
-            started = time.perf_counter()
-            rounded = round_weights(weights, form)
-            seconds.append(time.perf_counter() - started)
-        taken.append(f"{form.value} {min(seconds):.2f} s")
-        differences = np.abs(rounded - weights, dtype=np.float64)
+            start = time.perf_counter()
+            rounded_weights = round_weights(weights, form)
+            seconds.append(time.perf_counter() - start)
+        timings.append(f"{form.value} {min(seconds):.2f} s")
+        differences = np.abs(rounded_weights - weights, dtype=np.float64)
         if not differences.any():
             print(f"| {form.value} | {form.element_type} | 0 | 0 | 0 | exact |")
             continue
-        worst, largest = (np.abs(values).reshape(-1, BLOCK).max(axis=1) for values in (differences, weights))
+        errors, maxima = (np.abs(values).reshape(-1, BLOCK).max(axis=1) for values in (differences, weights))
         noise, power = (np.sum(np.square(values, dtype=np.float64)) for values in (differences, weights))
         print(
-            f"| {form.value} | {form.element_type} | {worst.max():.2g} | {100 * (worst / largest).max():.2g} % "
+            f"| {form.value} | {form.element_type} | {errors.max():.2g} | {100 * (errors / maxima).max():.2g} % "
             f"| {np.sqrt(noise / weights.size):.2g} | {10 * np.log10(power / noise):.1f} dB |"
         )
-    print(f"\n{weights.size:,} weights: {', '.join(taken)}")
+    print(f"\n{weights.size:,} weights: {', '.join(timings)}")
 
 
 if __name__ == "__main__":

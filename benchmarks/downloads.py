@@ -1,14 +1,14 @@
-"""What a download costs: `python benchmarks/downloads.py [--megabytes 2000] [--rounds 3] [--folder DIR]`.
+"""Measures the cost of a download: `python benchmarks/downloads.py [--megabytes 2000] [--rounds 3] [--folder DIR]`.
 
-One large blob from Azurite (the Azure storage emulator, a process of its own on this machine), fetched by
+One large blob from Azurite (the Azure storage emulator, a separate process on this machine), fetched by
 
 - ours: `ArtifactStore.fetch` with a pinned hash, which it checks, and made durable (fsync) before it is published;
 - azure: azure-storage-blob's `download_blob(max_concurrency=4).readinto(file)`, which checks and syncs nothing;
 - pooch: `pooch.retrieve(url, known_hash=…)`, which checks the hash and syncs nothing.
 
 In turn (A B C, C B A, …), each in a fresh process. Wall time is the call's, CPU time (user and system) and peak memory
-(VmHWM) are the whole process's, start of Python and imports included. At last the second use: the time of `fetch` alone
-in a fresh process, where the file is there and was verified. Needs the tests' dependencies, and Node.js for Azurite.
+(VmHWM) are the entire process's, start of Python and imports included. Finally the second use: the time of `fetch`
+alone in a fresh process, with the file present and verified. Needs the tests' dependencies, and Node.js for Azurite.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from azure.storage.blob import BlobClient  # noqa: E402 - after the path
 from tests.support.emulators import ACCOUNT, Azurite, azurite_server  # noqa: E402 - needs the path
 
 _SECOND_USES = 9
-_BLOCK = 1 << 20
+_BLOCK_BYTES = 1 << 20
 
-# Each gets a URL, a hash and a folder, and leaves `began` and `ended`.
-_OURS = """
+# Each program gets a URL, a hash and a folder, and sets `began` and `ended`.
+_TOOLKIT_PROGRAM = """
 from pathlib import Path
 from iree_gauntlet.artifacts.registry_file import RegistryEntry, Registry
 from iree_gauntlet.artifacts.sources import local_name
@@ -47,21 +47,21 @@ began = time.perf_counter()
 assert ArtifactStore(root, registry).fetch(url).sha256 == sha256
 ended = time.perf_counter()
 """
-_AZURE = """
+_AZURE_PROGRAM = """
 from azure.storage.blob import BlobClient
 began = time.perf_counter()
 with BlobClient.from_blob_url(url, api_version="2025-11-05") as client, open(folder + "/file", "wb") as file:
     client.download_blob(max_concurrency=4).readinto(file)
 ended = time.perf_counter()
 """
-_POOCH = """
+_POOCH_PROGRAM = """
 import pooch
 pooch.get_logger().setLevel("WARNING")
 began = time.perf_counter()
 pooch.retrieve(url, known_hash=sha256, fname="file", path=folder)
 ended = time.perf_counter()
 """
-_FRAME = """
+_PROGRAM_FRAME = """
 import json, re, sys, time
 url, sha256, folder = sys.argv[1:]
 {work}
@@ -89,29 +89,29 @@ def main() -> None:
     options = parser.parse_args()
     size = options.megabytes * 10**6
     with (
-        tempfile.TemporaryDirectory(dir=options.folder) as name,
-        azurite_server(Path(name) / "azurite", on_disk=True) as azurite,
+        tempfile.TemporaryDirectory(dir=options.folder) as directory,
+        azurite_server(Path(directory) / "azurite", on_disk=True) as azurite,
     ):
-        folder = Path(name)
-        url, sha256 = _blob(azurite, folder, size)
-        works = {"ours": _OURS, "azure": _AZURE, "pooch": _POOCH}
-        costs: dict[str, list[_Cost]] = {work: [] for work in works}
+        folder = Path(directory)
+        url, sha256 = _upload_blob(azurite, folder, size)
+        programs = {"ours": _TOOLKIT_PROGRAM, "azure": _AZURE_PROGRAM, "pooch": _POOCH_PROGRAM}
+        costs: dict[str, list[_Cost]] = {client: [] for client in programs}
         for number in range(options.rounds):
-            for work in list(works)[:: -1 if number % 2 else 1]:
-                cost = _measured(works[work], url, sha256, folder / "place")
-                costs[work].append(cost)
-                figures = f"{cost.seconds:8.2f} s {cost.cpu:7.2f} s CPU {cost.peak / 1e6:6.0f} MB"
-                print(f"round {number + 1}  {work:<6}{figures}", flush=True)
-        _table(costs, size)
-        _second_use(url, sha256, folder / "place", size)
+            for client in list(programs)[:: -1 if number % 2 else 1]:
+                cost = _measure(programs[client], url, sha256, folder / "place")
+                costs[client].append(cost)
+                cells = f"{cost.seconds:8.2f} s {cost.cpu:7.2f} s CPU {cost.peak / 1e6:6.0f} MB"
+                print(f"round {number + 1}  {client:<6}{cells}", flush=True)
+        _print_medians(costs, size)
+        _print_second_use(url, sha256, folder / "place", size)
 
 
-def _blob(azurite: Azurite, folder: Path, size: int) -> tuple[str, str]:
-    """Uploads random content; its URL and hash."""
+def _upload_blob(azurite: Azurite, folder: Path, size: int) -> tuple[str, str]:
+    """Upload random content and return its URL and hash."""
     source, digest = folder / "source", hashlib.sha256()
     with source.open("wb") as file:
-        for position in range(0, size, _BLOCK):
-            block = os.urandom(min(_BLOCK, size - position))
+        for position in range(0, size, _BLOCK_BYTES):
+            block = os.urandom(min(_BLOCK_BYTES, size - position))
             digest.update(block)
             file.write(block)
     container = azurite.container(public=True)
@@ -128,41 +128,41 @@ def _blob(azurite: Azurite, folder: Path, size: int) -> tuple[str, str]:
     return f"{azurite.endpoint}/{container}/weights.irpa", digest.hexdigest()
 
 
-def _measured(work: str, url: str, sha256: str, folder: Path) -> _Cost:
+def _measure(program: str, url: str, sha256: str, folder: Path) -> _Cost:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    # What the last one left to write is not this one's cost.
+    # Pending writes of the previous download must not count.
     os.sync()
-    return _Cost(*_run(work, url, sha256, folder))
+    return _Cost(*_run(program, url, sha256, folder))
 
 
-def _run(work: str, url: str, sha256: str, folder: Path) -> list[float]:
-    done = subprocess.run(
-        [sys.executable, "-c", _FRAME.format(work=work), url, sha256, str(folder)],
+def _run(program: str, url: str, sha256: str, folder: Path) -> list[float]:
+    process = subprocess.run(
+        [sys.executable, "-c", _PROGRAM_FRAME.format(work=program), url, sha256, str(folder)],
         env={**os.environ, "PYTHONPATH": str(_ROOT)},
         stdout=subprocess.PIPE,
         check=True,
     )
-    found: list[float] = json.loads(done.stdout)
-    return found
+    costs: list[float] = json.loads(process.stdout)
+    return costs
 
 
-def _table(costs: dict[str, list[_Cost]], size: int) -> None:
+def _print_medians(costs: dict[str, list[_Cost]], size: int) -> None:
     medians = {
-        work: [statistics.median(getattr(cost, name) for cost in of) for name in ("seconds", "cpu", "peak")]
-        for work, of in costs.items()
+        client: [statistics.median(getattr(cost, name) for cost in client_costs) for name in ("seconds", "cpu", "peak")]
+        for client, client_costs in costs.items()
     }
     seconds, cpu, peak = medians["ours"]
     print("\nmedians    throughput      wall     CPU    peak   to ours:  wall    CPU   memory")
-    for work, (its_seconds, its_cpu, its_peak) in medians.items():
-        figures = f"{its_seconds:7.2f} s {its_cpu:5.2f} s {its_peak / 1e6:4.0f} MB"
-        ratios = f"{its_seconds / seconds:16.2f} {its_cpu / cpu:6.2f} {its_peak / peak:7.2f}"
-        print(f"{work:<10}{size / its_seconds / 1e6:7.0f} MB/s {figures}{ratios}")
+    for client, (client_seconds, client_cpu, client_peak) in medians.items():
+        cells = f"{client_seconds:7.2f} s {client_cpu:5.2f} s {client_peak / 1e6:4.0f} MB"
+        ratios = f"{client_seconds / seconds:16.2f} {client_cpu / cpu:6.2f} {client_peak / peak:7.2f}"
+        print(f"{client:<10}{size / client_seconds / 1e6:7.0f} MB/s {cells}{ratios}")
 
 
-def _second_use(url: str, sha256: str, folder: Path, size: int) -> None:
-    _measured(_OURS, url, sha256, folder)
-    times = sorted(_run(_OURS, url, sha256, folder)[0] * 1e3 for _ in range(_SECOND_USES))
+def _print_second_use(url: str, sha256: str, folder: Path, size: int) -> None:
+    _measure(_TOOLKIT_PROGRAM, url, sha256, folder)
+    times = sorted(_run(_TOOLKIT_PROGRAM, url, sha256, folder)[0] * 1e3 for _ in range(_SECOND_USES))
     print(
         f"\nsecond use of the verified {size / 1e9:.1f} GB: {statistics.median(times):.2f} ms "
         f"({times[0]:.2f} to {times[-1]:.2f}, {_SECOND_USES} processes)"

@@ -1,7 +1,7 @@
-"""What a large history costs: `python benchmarks/history.py` makes one of 100,000 figures and judges it.
+"""Measures the cost of a large history: `python benchmarks/history.py` creates 100,000 figures and evaluates them.
 
 500 runs of 50 models with four figures each, two of them with noise: 200 series. Adding, indexing, reading and judging
-are timed one by one; the peer is reading the same files with `json.loads` alone.
+are timed separately; the peer reads the same files with `json.loads` alone.
 """
 
 from __future__ import annotations
@@ -40,35 +40,35 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = open_history(folder, Configuration(), Path(folder))
-        files = dict(map(history_file, _runs(options.runs, options.models)))
-        began = time.perf_counter()
+        files = dict(map(history_file, _make_runs(options.runs, options.models)))
+        start = time.perf_counter()
         store.add(files)
-        began = _report("add", began, sum(map(len, files.values())))
+        start = _print_seconds("add", start, sum(map(len, files.values())))
         for name in store.list_stamps():
             json.loads(store.read(name))
-        began = _report("json.loads alone", began)
+        start = _print_seconds("json.loads alone", start)
         index = HistoryIndex(store)
         index.update()
-        began = _report("index", began)
+        start = _print_seconds("index", start)
         index.update()
         series = index.series()
-        began = _report("read", began, sum(len(item.points) for item in series))
-        found = judge(series, Effects())
-        _report("judge", began, len(found))
+        start = _print_seconds("read", start, sum(len(one_series.points) for one_series in series))
+        changes = judge(series, Effects())
+        _print_seconds("judge", start, len(changes))
 
 
-def _report(what: str, began: float, count: int = 0) -> float:
-    now = time.perf_counter()
-    print(f"{what:18}{now - began:8.2f} s{f'  {count:,}' if count else ''}")
-    return now
+def _print_seconds(part: str, start: float, count: int = 0) -> float:
+    end = time.perf_counter()
+    print(f"{part:18}{end - start:8.2f} s{f'  {count:,}' if count else ''}")
+    return end
 
 
-def _runs(count: int, models: int) -> Iterator[HistoryRun]:
-    chance = np.random.default_rng(1)
-    times = 10 * np.exp(chance.normal(0, 0.01, (models, count)))
+def _make_runs(count: int, models: int) -> Iterator[HistoryRun]:
+    generator = np.random.default_rng(1)
+    times = 10 * np.exp(generator.normal(0, 0.01, (models, count)))
     # A fifth of the models gets slower half-way.
     times[::5, count // 2 :] *= 1.04
-    compiles = 3 * np.exp(chance.normal(0, 0.05, (models, count)))
+    compiles = 3 * np.exp(generator.normal(0, 0.05, (models, count)))
     for run in range(count):
         cases = tuple(
             HistoryCase(

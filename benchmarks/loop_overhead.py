@@ -1,8 +1,8 @@
-"""What our measuring loop costs: `python benchmarks/loop_overhead.py` in an environment with IREE and the toolkit.
+"""Measures the cost of our measuring loop: `python benchmarks/loop_overhead.py`, with IREE and the toolkit.
 
-The peer is a loop written by hand over `iree.runtime`: push the inputs, invoke the function, bring the output back.
+The peer is a loop written by hand over `iree.runtime`: push the inputs, invoke the function, copy the output back.
 Both call the same module on the same device in one process, in turns of 10 calls whose order alternates. The ratio is
-the median over turns of ours to theirs, by programs of so many small matrix products.
+the median over turns of our time to the peer's, for programs with different numbers of small matrix products.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 _DEVICE = "local-sync"
 _TURNS = 200
-_CALLS = 10
+_CALLS_PER_TURN = 10
 _WIDTH = 256
-_LAYERS = (1, 10, 100)
+_LAYER_COUNTS = (1, 10, 100)
 _FLAGS = (
     "--iree-hal-target-device=local",
     "--iree-hal-local-target-device-backends=llvm-cpu",
@@ -39,33 +39,33 @@ _FLAGS = (
 def main() -> None:
     """Measure and print the table."""
     print(f"{'products':<8} {'ours':>12} {'by hand':>12} {'ratio':>8} {'overhead_us':>12}")
-    with tempfile.TemporaryDirectory() as name:
-        for layers in _LAYERS:
-            _row(layers, _compiled(Path(name), layers))
+    with tempfile.TemporaryDirectory() as directory:
+        for layers in _LAYER_COUNTS:
+            _print_row(layers, _compile(Path(directory), layers))
 
 
-def _row(layers: int, module: Path) -> None:
+def _print_row(layers: int, module: Path) -> None:
     values = np.random.default_rng(1).standard_normal((8, _WIDTH)).astype(np.float32)
     context = Context(LoadedProgram(OpenDevice(_DEVICE), [str(module)], [], "main"), [(values, "f32")])
 
-    def ours() -> float:
-        return run_loop([context.group], _CALLS)[0] / _CALLS
+    def toolkit_loop() -> float:
+        return run_loop([context.group], _CALLS_PER_TURN)[0] / _CALLS_PER_TURN
 
-    theirs = _by_hand(module, values)
-    for work in (ours, theirs):
-        work()
-    mine: list[float] = []
-    other: list[float] = []
+    manual_loop = _make_manual_loop(module, values)
+    for loop in (toolkit_loop, manual_loop):
+        loop()
+    toolkit_times: list[float] = []
+    manual_times: list[float] = []
     for turn in range(_TURNS):
-        for work, times in ((ours, mine), (theirs, other))[:: 1 if turn % 2 else -1]:
-            times.append(work())
-    ratio = statistics.median(one / two for one, two in zip(mine, other, strict=True))
-    nothing = run_loop([lambda: None], 1000)[0] / 1000 / 1e3
-    medians = [statistics.median(times) / 1e6 for times in (mine, other)]
-    print(f"{layers:<8} {medians[0]:9.4f} ms {medians[1]:9.4f} ms {ratio:8.4f} {nothing:12.2f}")
+        for loop, times in ((toolkit_loop, toolkit_times), (manual_loop, manual_times))[:: 1 if turn % 2 else -1]:
+            times.append(loop())
+    ratio = statistics.median(a / b for a, b in zip(toolkit_times, manual_times, strict=True))
+    empty_call_us = run_loop([lambda: None], 1000)[0] / 1000 / 1e3
+    medians = [statistics.median(times) / 1e6 for times in (toolkit_times, manual_times)]
+    print(f"{layers:<8} {medians[0]:9.4f} ms {medians[1]:9.4f} ms {ratio:8.4f} {empty_call_us:12.2f}")
 
 
-def _by_hand(module: Path, values: Any) -> Callable[[], float]:
+def _make_manual_loop(module: Path, values: Any) -> Callable[[], float]:
     instance = runtime.VmInstance()
     device = runtime.get_device(_DEVICE)
     main = runtime.VmModule.mmap(instance, str(module))
@@ -90,26 +90,26 @@ def _by_hand(module: Path, values: Any) -> Callable[[], float]:
         return np.array(view.map().asarray(list(view.shape), np.dtype(np.float32)))
 
     def loop() -> float:
-        began = time.perf_counter_ns()
-        for _ in range(_CALLS):
+        start = time.perf_counter_ns()
+        for _ in range(_CALLS_PER_TURN):
             call()
-        return (time.perf_counter_ns() - began) / _CALLS
+        return (time.perf_counter_ns() - start) / _CALLS_PER_TURN
 
     return loop
 
 
-def _compiled(folder: Path, layers: int) -> Path:
-    """A chain of matrix products, 8x256 by 256x256."""
-    kind, weight = f"tensor<8x{_WIDTH}xf32>", f"tensor<{_WIDTH}x{_WIDTH}xf32>"
-    types = f"{kind}, {weight}"
+def _compile(folder: Path, layers: int) -> Path:
+    """Compile a chain of matrix products, 8x256 by 256x256, and return the module's path."""
+    tensor, weight = f"tensor<8x{_WIDTH}xf32>", f"tensor<{_WIDTH}x{_WIDTH}xf32>"
+    types = f"{tensor}, {weight}"
     lines = [f"  %w = arith.constant dense<0.01> : {weight}", "  %z = arith.constant 0.0 : f32"]
     for number in range(layers):
         lines += [
-            f"  %e{number} = tensor.empty() : {kind}",
-            f"  %f{number} = linalg.fill ins(%z : f32) outs(%e{number} : {kind}) -> {kind}",
-            f"  %x{number + 1} = linalg.matmul ins(%x{number}, %w : {types}) outs(%f{number} : {kind}) -> {kind}",
+            f"  %e{number} = tensor.empty() : {tensor}",
+            f"  %f{number} = linalg.fill ins(%z : f32) outs(%e{number} : {tensor}) -> {tensor}",
+            f"  %x{number + 1} = linalg.matmul ins(%x{number}, %w : {types}) outs(%f{number} : {tensor}) -> {tensor}",
         ]
-    text = "\n".join([f"func.func @main(%x0: {kind}) -> {kind} {{", *lines, f"  return %x{layers} : {kind}", "}"])
+    text = "\n".join([f"func.func @main(%x0: {tensor}) -> {tensor} {{", *lines, f"  return %x{layers} : {tensor}", "}"])
     program, module = folder / f"{layers}.mlir", folder / f"{layers}.vmfb"
     program.write_text(text + "\n", encoding="utf-8")
     subprocess.run([find_installed().compiler.compile, str(program), *_FLAGS, "-o", str(module)], check=True)

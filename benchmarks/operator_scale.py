@@ -1,11 +1,11 @@
-"""What the engine costs a case: `python benchmarks/operator_scale.py [CASES]` in an environment with the toolkit.
+"""Measures the engine's cost for a case: `python benchmarks/operator_scale.py [CASES]`, with the toolkit installed.
 
-Synthetic operator cases, a tenth of the number and the number (10,000), each a compile and a threshold step, every
-fifth an expected failure of its compile. What performs them returns at once, so that all the time is the toolkit's
-own: scheduling, the journal with its syncs, locks, the console's lines, and then the reports. `engine -j 2` has
-two threads that do nothing but contend for what they share, Python's own lock above all: the worst case. Each number
-has a process of its own; peak memory is the kernel's (`VmHWM`, reset before each part). `ratio` is the cost of a case
-compared with that of the smaller number: 1 where a case costs the same, however many there are.
+Synthetic operator cases, CASES / 10 and CASES (10,000) of them, each a compile and a threshold step, every fifth an
+expected compile failure. The steps return at once, so that all the time is the toolkit's: scheduling, the journal with
+its syncs, locks, the console's lines, and then the reports. `engine -j 2` has two threads that only contend for shared
+state, above all for Python's lock: the worst case. Each number of cases runs in a separate process; peak memory is the
+kernel's (`VmHWM`, reset before each part). `ratio` is the cost of a case divided by that at the smaller number: 1 if
+the cost of a case does not depend on their number.
 """
 
 from __future__ import annotations
@@ -53,94 +53,94 @@ _FLAGS = (
     "--iree-opt-level=O0",
 )
 _DIAGNOSTIC = "failed to legalize operation 'torch.onnx.If' that was explicitly marked illegal"
-_AIM = 100.0  # microseconds a step, of the engine and of the reports each
+_MAX_US_PER_STEP = 100.0  # the goal for the engine, and for the reports
 
 
 def main() -> None:
     """Measure and print the table."""
     if sys.argv[1:2] == ["--one"]:
-        print(json.dumps(_measured(int(sys.argv[2]))))
+        print(json.dumps(_measure(int(sys.argv[2]))))
         return
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     print(f"{'part':<12} {'cases':>7} {'seconds':>8} {'us/step':>8} {'ratio':>6} {'peak MB':>8}")
-    few, many = (_in_a_process(size) for size in (count // 10, count))
+    small, large = (_measure_in_process(size) for size in (count // 10, count))
     for part in ("plan", *(f"engine -j {jobs}" for jobs in _JOBS), "reports"):
-        for found in (few, many):
-            figures = found[part]
-            ratio = (figures["seconds"] / found["cases"]) / (few[part]["seconds"] / few["cases"])
-            each = figures["seconds"] / found["cases"] / 2 * 1e6
-            verdict = "" if part == "plan" or each <= _AIM else f"  above {_AIM:g}"
+        for measurements in (small, large):
+            measurement = measurements[part]
+            ratio = (measurement["seconds"] / measurements["cases"]) / (small[part]["seconds"] / small["cases"])
+            us_per_step = measurement["seconds"] / measurements["cases"] / 2 * 1e6
+            verdict = "" if part == "plan" or us_per_step <= _MAX_US_PER_STEP else f"  above {_MAX_US_PER_STEP:g}"
             print(
-                f"{part:<12} {found['cases']:>7} {figures['seconds']:8.3f} {each:8.1f} {ratio:6.2f}"
-                f" {figures['peak'] / 1e6:8.1f}{verdict}"
+                f"{part:<12} {measurements['cases']:>7} {measurement['seconds']:8.3f} {us_per_step:8.1f} {ratio:6.2f}"
+                f" {measurement['peak'] / 1e6:8.1f}{verdict}"
             )
-    for found in (few, many):
-        sizes = ", ".join(f"{name} {size / 1e6:.2f} MB" for name, size in found["files"].items())
-        growth = found["engine -j 1"]["growth"] / 1e6
-        print(f"{found['cases']} cases: {sizes}; growth of the engine's memory {growth:.1f} MB")
+    for measurements in (small, large):
+        sizes = ", ".join(f"{name} {size / 1e6:.2f} MB" for name, size in measurements["files"].items())
+        growth = measurements["engine -j 1"]["growth"] / 1e6
+        print(f"{measurements['cases']} cases: {sizes}; growth of the engine's memory {growth:.1f} MB")
 
 
-def _in_a_process(count: int) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, __file__, "--one", str(count)], check=True, stdout=subprocess.PIPE)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+def _measure_in_process(count: int) -> dict[str, Any]:
+    process = subprocess.run([sys.executable, __file__, "--one", str(count)], check=True, stdout=subprocess.PIPE)
+    measurements: dict[str, Any] = json.loads(process.stdout)
+    return measurements
 
 
-def _measured(count: int) -> dict[str, Any]:
-    """Seconds and peak memory of the parts, and the sizes of the files."""
-    found: dict[str, Any] = {"cases": count}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+def _measure(count: int) -> dict[str, Any]:
+    """Measure seconds and peak memory of the parts, and the sizes of the files."""
+    measurements: dict[str, Any] = {"cases": count}
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
         for jobs in _JOBS:
             run_dir = folder / "runs" / f"20261121-05180{jobs}-ops"
             run_dir.mkdir(parents=True)
-            with _part(found, "plan"):
-                steps = [step for number in range(count) for step in case_steps(number, run_dir)]
-            with _part(found, f"engine -j {jobs}"):
-                run_here(steps, folder, run_dir, jobs)
+            with _measure_part(measurements, "plan"):
+                steps = [step for number in range(count) for step in make_steps(number, run_dir)]
+            with _measure_part(measurements, f"engine -j {jobs}"):
+                run_local(steps, folder, run_dir, jobs)
         del steps
-        with _part(found, "reports"):
+        with _measure_part(measurements, "reports"):
             write_reports(run_dir)
         assert len(read_journal(run_dir / "journal.jsonl").results) == 2 * count
-        found["files"] = {path.name: path.stat().st_size for path in sorted(run_dir.iterdir()) if path.is_file()}
-    return found
+        measurements["files"] = {path.name: path.stat().st_size for path in sorted(run_dir.iterdir()) if path.is_file()}
+    return measurements
 
 
 @contextmanager
-def _part(found: dict[str, Any], name: str) -> Iterator[None]:
+def _measure_part(measurements: dict[str, Any], name: str) -> Iterator[None]:
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    before = status_bytes("VmRSS")
-    began = time.perf_counter()
+    initial_bytes = read_memory("VmRSS")
+    start = time.perf_counter()
     yield
-    seconds = time.perf_counter() - began
-    peak = status_bytes("VmHWM")
-    found[name] = {"seconds": seconds, "peak": peak, "growth": peak - before}
+    seconds = time.perf_counter() - start
+    peak = read_memory("VmHWM")
+    measurements[name] = {"seconds": seconds, "peak": peak, "growth": peak - initial_bytes}
 
 
-def status_bytes(field: str) -> int:
-    """A figure of this process in bytes."""
+def read_memory(field: str) -> int:
+    """Return a field of this process's status in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
-def run_here(steps: list[Step], folder: Path, run_dir: Path, jobs: int) -> None:
-    """Has an engine of this machine perform steps, at once."""
-    performers = {Stage.COMPILE: compiled_result, Stage.THRESHOLD: judged_result}
-    with opened_engine(steps, folder, run_dir, jobs, performers) as engine, engine.recorded() as performed:
-        performed.verdicts = engine.perform(steps, {})
+def run_local(steps: list[Step], folder: Path, run_dir: Path, jobs: int) -> None:
+    """Let a local engine perform steps that return at once."""
+    performers = {Stage.COMPILE: make_compile_result, Stage.THRESHOLD: make_threshold_result}
+    with open_engine(steps, folder, run_dir, jobs, performers) as engine, engine.recorded() as recording:
+        recording.verdicts = engine.perform(steps, {})
 
 
 @contextmanager
-def opened_engine(
+def open_engine(
     steps: list[Step], folder: Path, run_dir: Path, jobs: int, performers: Mapping[Stage, Callable[[Step], Result]]
 ) -> Iterator[Engine]:
-    """An engine whose journal has begun, in a run's folder below one with a cache."""
+    """Open an engine with a started journal in `run_dir`; its cache is in `folder`."""
     progress, cache = PlainProgress(io.StringIO()), folder / "cache"
     store = ArtifactStore(cache, Registry.read(folder / "registry.toml"))
     place = make_toolchain_place(cache, cache, store.configuration, Leases, store.verified.sha256, offline=True)
     workbench = Workbench(None, None, NO_FLAGS, cache, store, ModuleCache(cache), None, place)
     options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, all_goldens=False, confirm=None)
-    # This process's own, so that it waits for nobody.
+    # The locks are private to this process, so that it does not wait for others.
     os.environ["IREE_GAUNTLET_LOCKS"] = str(folder)
     with (
         Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
@@ -153,74 +153,74 @@ def opened_engine(
     progress.close()
 
 
-def compiled_result(step: Step) -> Result:
-    """What becomes of a compile step."""
+def make_compile_result(step: Step) -> Result:
+    """Return the result of a compile step."""
     cache = CacheUse(True, step.cache.key, "in the cache")
     command = " ".join(step.command.argv) if step.command else ""
     if step.expect_failure:
         reason = f"iree-compile failed with exit code 1: {_DIAGNOSTIC}"
         tail = (f"model.mlir:9:10: error: {_DIAGNOSTIC}", "note: see current operation: …")
         return Result(Verdict.FAILED, reason, command=command, exit_code=1, cache=cache, tail=tail)
-    figures = {"dispatch_count": 1, "binary_size_bytes": 9_000}
-    return Result(Verdict.PASSED, command=command, exit_code=0, cache=cache, statistics=figures)
+    metrics = {"dispatch_count": 1, "binary_size_bytes": 9_000}
+    return Result(Verdict.PASSED, command=command, exit_code=0, cache=cache, statistics=metrics)
 
 
-def judged_result(step: Step) -> Result:
-    """What becomes of a threshold step."""
+def make_threshold_result(step: Step) -> Result:
+    """Return the result of a threshold step."""
     return Result(Verdict.PASSED, command=" ".join(step.command.argv) if step.command else "", exit_code=0)
 
 
-def case_steps(number: int, run_dir: Path) -> tuple[Step, Step]:
-    """The two steps of a case, as large as those of the ONNX suite."""
+def make_steps(number: int, run_dir: Path) -> tuple[Step, Step]:
+    """Build the two steps of a case, as large as those of the ONNX suite."""
     name = f"test_operator_{number}_with_attributes"
     model = "onnx/node/generated"
     chain = f"{model}/{name}@{_CONFIG}"
-    place = f"/home/me/iree-test-suites/onnx_ops/{model}/{name}"
+    case_dir = f"/home/me/iree-test-suites/onnx_ops/{model}/{name}"
     folders = {stage: f"{run_dir}/steps/{chain}/{stage}" for stage in (Stage.COMPILE, Stage.THRESHOLD)}
     module = f"{folders[Stage.COMPILE]}/module.vmfb"
-    common: dict[str, Any] = {
+    common_fields: dict[str, Any] = {
         "chain": chain,
         "dialect": "op_tests",
         "model": model,
         "submodel": name,
         "target": _CONFIG,
         "sku": "",
-        "origin": Origin(f"{place}/run_module_io_flags.txt"),
+        "origin": Origin(f"{case_dir}/run_module_io_flags.txt"),
         "timeout": 600.0,
     }
-    ingredients = (
+    key_inputs = (
         ("kind", "compile"),
         ("program", f"{number:064x}"),
         ("flags", " ".join(_FLAGS)),
         ("compiler", "c" * 64),
     )
-    compiled = Step(
+    compile_step = Step(
         id=f"{chain}:compile",
         stage=Stage.COMPILE,
         folder=folders[Stage.COMPILE],
-        command=Command(("/home/me/venv/bin/iree-compile", "model.mlir", *_FLAGS, "-o", module), place),
+        command=Command(("/home/me/venv/bin/iree-compile", "model.mlir", *_FLAGS, "-o", module), case_dir),
         outputs=(("module", module), ("statistics", f"{folders[Stage.COMPILE]}/statistics.json")),
-        cache=CacheLookup(f"{number:064x}", hit=True, reason="in the cache", ingredients=ingredients),
+        cache=CacheLookup(f"{number:064x}", hit=True, reason="in the cache", ingredients=key_inputs),
         expect_failure="" if number % 5 else "expected_compile_failures of cpu_llvm_sync",
-        **common,
+        **common_fields,
     )
-    judged = Step(
+    threshold_step = Step(
         id=f"{chain}:threshold",
         stage=Stage.THRESHOLD,
         folder=folders[Stage.THRESHOLD],
-        needs=(compiled.id,),
+        needs=(compile_step.id,),
         command=Command(
             (
                 *("/home/me/venv/bin/iree-run-module", f"--module={module}", "--device=local-sync"),
                 *("--input=3x4x5xf32=@input_0.bin", "--expected_output=3x4x5xf32=@output_0.bin"),
             ),
-            place,
+            case_dir,
         ),
         inputs=(StepInput("module", str(run_dir)), StepInput("input", str(run_dir))),
         resources=Resources(device="local-sync"),
-        **common,
+        **common_fields,
     )
-    return compiled, judged
+    return compile_step, threshold_step
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""Operator suites against pytest: `python benchmarks/operators.py SUITE [--config FILE] [--every N] [--rounds R]`.
+"""Compares runs of operator suites: `python benchmarks/operators.py SUITE [--config FILE] [--every N] [--rounds R]`.
 
 SUITE is a folder of operator cases with its `configs` (docs/reference/operator-suites.md). The peer is what the
 suites' own README runs: pytest with xdist on two processes, and for each case the wrapper scripts `iree-compile` and
 `iree-run-module` one after the other, started by a shell in the case's folder. Needs pytest-xdist.
 
-The ways alternate, round by round, each with caches of its own:
+The ways alternate, round by round, each with its own caches:
 
-1. the peer, which keeps nothing;
+1. the peer, which caches nothing;
 2. cold, exact: `gauntlet run -j 2` with an empty cache;
-3. warm: the same again;
-4. one case edited: the same again, after a comment was added to one program;
+3. warm: the same command again;
+4. one case edited: the same command again, after a comment was added to one program;
 5. cold, `--batch 32`, with an empty cache.
 
 Times are wall seconds of the whole command, its start and its reports included, and CPU seconds (user and system)
-of all its processes. The verdicts of every way are held against each other, case by case.
+of all its processes. The verdicts of every way are compared, case by case.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _PROGRAM = "from iree_gauntlet.tasks.program import main; main()"
-_PEER = """
+_PEER_TEST = """
 import json, os, subprocess
 from pathlib import Path
 import pytest
@@ -85,7 +85,7 @@ def test_case(case):
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """What a command took: seconds."""
+    """The seconds of a command."""
 
     wall: float
     cpu: float
@@ -93,36 +93,36 @@ class _Cost:
 
 def main() -> None:
     """Measure and print the table."""
-    asked = _asked()
-    with tempfile.TemporaryDirectory(prefix="operators-") as name:
-        folder = Path(name)
-        cases = _copied(asked, folder)
-        config = asked.config or next(iter(sorted((asked.suite / "configs").glob("*.json"))))
-        print(f"{len(cases)} cases of {asked.suite.name}, config {config.name}, {os.cpu_count()} CPUs")
+    options = _parse_options()
+    with tempfile.TemporaryDirectory(prefix="operators-") as directory:
+        folder = Path(directory)
+        cases = _copy_cases(options, folder)
+        config = options.config or next(iter(sorted((options.suite / "configs").glob("*.json"))))
+        print(f"{len(cases)} cases of {options.suite.name}, config {config.name}, {os.cpu_count()} CPUs")
         costs: dict[str, list[_Cost]] = {}
         verdicts: dict[str, list[dict[str, str]]] = {}
 
-        def note(way: str, found: tuple[_Cost, dict[str, str]]) -> None:
-            costs.setdefault(way, []).append(found[0])
-            verdicts.setdefault(way, []).append(found[1])
-            print(f"  {way:<18} {found[0].wall:8.2f} s wall {found[0].cpu:8.2f} s CPU", flush=True)
+        def record(way: str, result: tuple[_Cost, dict[str, str]]) -> None:
+            costs.setdefault(way, []).append(result[0])
+            verdicts.setdefault(way, []).append(result[1])
+            print(f"  {way:<18} {result[0].wall:8.2f} s wall {result[0].cpu:8.2f} s CPU", flush=True)
 
-        for number in range(asked.rounds):
-            print(f"round {number + 1} of {asked.rounds}", flush=True)
-            place = folder / f"round-{number}"
-            place.mkdir()
-            note("pytest, wrappers", _peer(folder, place, cases, config))
-            note("cold, exact", _gauntlet(folder, place, config, "exact", "cold"))
-            note("warm", _gauntlet(folder, place, config, "exact", "warm"))
-            _edit(folder / "suite" / cases[len(cases) // 2], number)
-            note("one case edited", _gauntlet(folder, place, config, "exact", "edited"))
-            note("cold, --batch 32", _gauntlet(folder, place, config, "batch", "cold", "--batch", "32"))
-            shutil.rmtree(place)
-        _table(costs)
-        _differences(verdicts)
+        for number in range(options.rounds):
+            print(f"round {number + 1} of {options.rounds}", flush=True)
+            round_dir = folder / f"round-{number}"
+            round_dir.mkdir()
+            record("pytest, wrappers", _run_peer(folder, round_dir, cases, config))
+            record("cold, exact", _run_gauntlet(folder, round_dir, config, "exact", "cold"))
+            record("warm", _run_gauntlet(folder, round_dir, config, "exact", "warm"))
+            _edit_program(folder / "suite" / cases[len(cases) // 2], number)
+            record("one case edited", _run_gauntlet(folder, round_dir, config, "exact", "edited"))
+            record("cold, --batch 32", _run_gauntlet(folder, round_dir, config, "batch", "cold", "--batch", "32"))
+            shutil.rmtree(round_dir)
+        _print_medians(costs)
+        _print_differences(verdicts)
 
 
-def _asked() -> argparse.Namespace:
+def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("suite", type=lambda text: Path(text).resolve(), help="folder of operator cases")
     parser.add_argument("--config", type=lambda text: Path(text).resolve(), help="the first of configs/ by default")
@@ -132,100 +132,100 @@ def _asked() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _copied(asked: argparse.Namespace, folder: Path) -> list[str]:
-    """Copies the cases, so that one can be edited; names relative to the suite's root."""
-    found = sorted(path.parent for path in asked.suite.rglob("run_module_io_flags.txt"))[:: asked.every]
+def _copy_cases(options: argparse.Namespace, folder: Path) -> list[str]:
+    """Copy the cases, so that one can be edited, and return their names relative to the suite's root."""
+    sources = sorted(path.parent for path in options.suite.rglob("run_module_io_flags.txt"))[:: options.every]
     cases = []
-    for copy in range(asked.copies):
-        for source in found:
-            name = source.relative_to(asked.suite)
+    for copy in range(options.copies):
+        for source in sources:
+            name = source.relative_to(options.suite)
             name = name.with_name(f"{name.name}_{copy}") if copy else name
             target = folder / "suite" / name
             shutil.copytree(source, target)
             for path in (target, *target.iterdir()):
                 path.chmod(0o755 if path.is_dir() else 0o644)
             if copy:
-                _edit(target, -copy)
+                _edit_program(target, -copy)
             cases.append(str(name))
     return cases
 
 
-def _edit(case: Path, number: int) -> None:
+def _edit_program(case: Path, number: int) -> None:
     program = next(case.glob("*.mlir"))
     program.write_text(f"// edit {number}\n{program.read_text()}")
 
 
-def _timed(argv: Sequence[str], environment: Mapping[str, str], folder: Path) -> _Cost:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    began = time.perf_counter()
+def _time_command(argv: Sequence[str], environment: Mapping[str, str], folder: Path) -> _Cost:
+    initial_usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = time.perf_counter()
     with (folder / "output.txt").open("ab") as output:
         subprocess.run(argv, cwd=folder, env={**os.environ, **environment}, stdout=output, stderr=output, check=False)
-    wall = time.perf_counter() - began
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return _Cost(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    wall = time.perf_counter() - start
+    final_usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return _Cost(wall, final_usage.ru_utime + final_usage.ru_stime - initial_usage.ru_utime - initial_usage.ru_stime)
 
 
-def _peer(folder: Path, place: Path, cases: Sequence[str], config: Path) -> tuple[_Cost, dict[str, str]]:
-    out = place / "peer"
-    out.mkdir()
-    (out / "test_peer.py").write_text(_PEER)
+def _run_peer(folder: Path, round_dir: Path, cases: Sequence[str], config: Path) -> tuple[_Cost, dict[str, str]]:
+    peer_dir = round_dir / "peer"
+    peer_dir.mkdir()
+    (peer_dir / "test_peer.py").write_text(_PEER_TEST)
     environment = {
         "PEER_SUITE": str(folder / "suite"),
-        "PEER_OUT": str(out),
+        "PEER_OUT": str(peer_dir),
         "PEER_CONFIG": str(config),
         "PEER_CASES": json.dumps(list(cases)),
         "PATH": f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}",
     }
     argv = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "test_peer.py"]
-    cost = _timed(argv, environment, out)
+    cost = _time_command(argv, environment, peer_dir)
     verdicts = {}
     for case in cases:
-        codes = [out / f"{Path(case).name}.{stage}" for stage in ("compile", "run")]
-        for stage, path in zip(("compile", "threshold"), codes, strict=True):
+        code_files = [peer_dir / f"{Path(case).name}.{stage}" for stage in ("compile", "run")]
+        for stage, path in zip(("compile", "threshold"), code_files, strict=True):
             if path.exists():
                 verdicts[f"{case}:{stage}"] = "passed" if path.read_text() == "0" else "failed"
     return cost, verdicts
 
 
-def _gauntlet(
-    folder: Path, place: Path, config: Path, cache: str, run: str, *options: str
+def _run_gauntlet(
+    folder: Path, round_dir: Path, config: Path, cache: str, run: str, *options: str
 ) -> tuple[_Cost, dict[str, str]]:
-    run_dir = place / f"{cache}-{run}"
+    run_dir = round_dir / f"{cache}-{run}"
     argv = [sys.executable, "-c", _PROGRAM, "run", "--spec-dir", str(folder / "suite"), "--config", str(config)]
     argv += ["-j", "2", "--run-dir", str(run_dir), *options]
-    cost = _timed(argv, {"IREE_GAUNTLET_CACHE": str(place / f"cache-{cache}")}, place)
+    cost = _time_command(argv, {"IREE_GAUNTLET_CACHE": str(round_dir / f"cache-{cache}")}, round_dir)
     record = read_journal(run_dir / "journal.jsonl")
-    good = {"passed": "passed", "xpassed": "passed", "failed": "failed", "xfailed": "failed", "error": "failed"}
+    categories = {"passed": "passed", "xpassed": "passed", "failed": "failed", "xfailed": "failed", "error": "failed"}
     verdicts = {}
     for step in record.steps:
         result = record.results.get(step["id"])
-        found = str(result.verdict) if result else "none"
-        if step["model"] != "batch" and found != "skipped":
-            verdicts[f"{step['model']}/{step['submodel']}:{step['stage']}"] = good.get(found, found)
+        verdict = str(result.verdict) if result else "none"
+        if step["model"] != "batch" and verdict != "skipped":
+            verdicts[f"{step['model']}/{step['submodel']}:{step['stage']}"] = categories.get(verdict, verdict)
     return cost, verdicts
 
 
-def _table(costs: Mapping[str, Sequence[_Cost]]) -> None:
+def _print_medians(costs: Mapping[str, Sequence[_Cost]]) -> None:
     peer = costs["pytest, wrappers"]
     print(f"\n{'median':<20}{'wall s':>9}{'CPU s':>9}{'CPU of the peer':>18}{'times as fast':>16}")
-    for way, found in costs.items():
-        wall, cpu = statistics.median(item.wall for item in found), statistics.median(item.cpu for item in found)
-        share = statistics.median(mine.cpu / other.cpu for mine, other in zip(found, peer, strict=True))
-        faster = statistics.median(other.wall / mine.wall for mine, other in zip(found, peer, strict=True))
-        print(f"{way:<20}{wall:>9.2f}{cpu:>9.2f}{share:>18.3f}{faster:>16.1f}")
+    for way, rounds in costs.items():
+        wall, cpu = statistics.median(cost.wall for cost in rounds), statistics.median(cost.cpu for cost in rounds)
+        cpu_ratio = statistics.median(cost.cpu / base.cpu for cost, base in zip(rounds, peer, strict=True))
+        speedup = statistics.median(base.wall / cost.wall for cost, base in zip(rounds, peer, strict=True))
+        print(f"{way:<20}{wall:>9.2f}{cpu:>9.2f}{cpu_ratio:>18.3f}{speedup:>16.1f}")
 
 
-def _differences(verdicts: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
+def _print_differences(verdicts: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
     reference = verdicts["pytest, wrappers"][0]
     for way, rounds in verdicts.items():
-        for number, found in enumerate(rounds):
-            different = sorted(
-                name for name in reference.keys() | found.keys() if found.get(name) != reference.get(name)
+        for number, actual in enumerate(rounds):
+            differences = sorted(
+                name for name in reference.keys() | actual.keys() if actual.get(name) != reference.get(name)
             )
-            for name in different[:5]:
-                print(f"{way}, round {number + 1}: {name}: {found.get(name)}, the peer: {reference.get(name)}")
-            if not different:
-                print(f"{way}, round {number + 1}: every verdict as the peer's ({len(found)})")
+            for name in differences[:5]:
+                print(f"{way}, round {number + 1}: {name}: {actual.get(name)}, the peer: {reference.get(name)}")
+            if not differences:
+                print(f"{way}, round {number + 1}: every verdict as the peer's ({len(actual)})")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What the toolkit costs: `python benchmarks/overhead.py` in an environment with IREE and the toolkit.
+"""Measures the toolkit's overhead: `python benchmarks/overhead.py` in an environment with IREE and the toolkit.
 
-Three figures, each against a named peer, alternating in one run:
+Three times, each compared with a peer's, alternating in one run:
 
 1. starting a process: `Supervisor.run` (group, time limit, rusage, private TMPDIR) against `subprocess.run`;
-2. a module out of the cache (lookup, checksum, hard link) against compiling it again;
-3. one model's whole warm run against the same IREE commands started one after the other by `subprocess.run`.
+2. a module from the cache (lookup, checksum, hard link) against compiling it again;
+3. one model's complete warm run against the same IREE commands started one after the other by `subprocess.run`.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ _MODEL = "dtln"
 
 def main() -> None:
     """Measure and print the table."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        _row("process start", "subprocess.run", *_process_start(folder))
-        run = _gauntlet(folder, "cold")
-        _row("module from the cache", "iree-compile", *_module(folder, run))
-        _row("warm run of one model", "its commands alone", *_warm_run(folder))
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        _print_row("process start", "subprocess.run", *_measure_process_start(folder))
+        run_dir = _run_gauntlet(folder, "cold")
+        _print_row("module from the cache", "iree-compile", *_measure_module(folder, run_dir))
+        _print_row("warm run of one model", "its commands alone", *_measure_warm_run(folder))
 
 
-def _row(what: str, peer: str, ours: list[float], theirs: list[float]) -> None:
-    mine, other = statistics.median(ours), statistics.median(theirs)
-    print(f"{what:<24} {mine * 1e3:9.2f} ms   {peer:<20} {other * 1e3:9.2f} ms   ratio {mine / other:.3f}")
+def _print_row(title: str, peer: str, toolkit_times: list[float], peer_times: list[float]) -> None:
+    toolkit_s, peer_s = statistics.median(toolkit_times), statistics.median(peer_times)
+    print(f"{title:<24} {toolkit_s * 1e3:9.2f} ms   {peer:<20} {peer_s * 1e3:9.2f} ms   ratio {toolkit_s / peer_s:.3f}")
 
 
-def _timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
+def _time(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
     work()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
-def _process_start(folder: Path) -> tuple[list[float], list[float]]:
-    ours, theirs = [], []
+def _measure_process_start(folder: Path) -> tuple[list[float], list[float]]:
+    toolkit, peer = [], []
     command = Command(("/bin/true",), str(folder))
     with Supervisor() as supervisor, (folder / "null").open("wb") as null:
         for _ in range(_ROUNDS):
-            ours.append(_timed(lambda: supervisor.run(command, stdout=folder / "o", stderr=folder / "e", timeout=60)))
-            theirs.append(_timed(lambda: subprocess.run(["/bin/true"], stdout=null, check=True)))
-    return ours[1:], theirs[1:]
+            toolkit.append(_time(lambda: supervisor.run(command, stdout=folder / "o", stderr=folder / "e", timeout=60)))
+            peer.append(_time(lambda: subprocess.run(["/bin/true"], stdout=null, check=True)))
+    return toolkit[1:], peer[1:]
 
 
-def _gauntlet(folder: Path, name: str) -> Path:
+def _run_gauntlet(folder: Path, name: str) -> Path:
     run_dir = folder / "runs" / name
     program = "from iree_gauntlet.tasks.program import main; main()"
     subprocess.run(
@@ -79,41 +79,41 @@ def _gauntlet(folder: Path, name: str) -> Path:
     return run_dir
 
 
-def _module(folder: Path, run: Path) -> tuple[list[float], list[float]]:
-    record = read_journal(run / "journal.jsonl")
+def _measure_module(folder: Path, run_dir: Path) -> tuple[list[float], list[float]]:
+    record = read_journal(run_dir / "journal.jsonl")
     step = next(step for step in record.steps if step["stage"] == "compile")
     module = Path(dict(step["outputs"])["module"])
-    ingredients = {"kind": "benchmark"}
-    first = ModuleCache(folder / "modules")
-    first.publish({"module": module}, name="m", ingredients=ingredients, metadata={}, created=datetime.now(UTC))
+    key_inputs = {"kind": "benchmark"}
+    cache_writer = ModuleCache(folder / "modules")
+    cache_writer.publish({"module": module}, name="m", ingredients=key_inputs, metadata={}, created=datetime.now(UTC))
 
-    def from_cache() -> None:
-        modules = ModuleCache(folder / "modules")
-        entry = modules.lookup(make_key(ingredients)).entry
+    def read_from_cache() -> None:
+        cache = ModuleCache(folder / "modules")
+        entry = cache.lookup(make_key(key_inputs)).entry
         assert entry is not None
-        modules.materialise(entry, "module", folder / "module.vmfb")
+        cache.materialise(entry, "module", folder / "module.vmfb")
 
-    ours, theirs = [], []
+    toolkit_times, peer_times = [], []
     for _ in range(_WARM_ROUNDS):
-        ours.append(_timed(from_cache))
-        theirs.append(_timed(functools.partial(_quietly, step["command"])))
-    return ours, theirs
+        toolkit_times.append(_time(read_from_cache))
+        peer_times.append(_time(functools.partial(_run_quietly, step["command"])))
+    return toolkit_times, peer_times
 
 
-def _warm_run(folder: Path) -> tuple[list[float], list[float]]:
-    """Steps' wall time with all our own work, against the same commands alone: no start of Python in either."""
-    ours, theirs = [], []
+def _measure_warm_run(folder: Path) -> tuple[list[float], list[float]]:
+    """Measure the wall time of a run's steps, and of their commands alone, both without the start of Python."""
+    toolkit_times, peer_times = [], []
     for number in range(_WARM_ROUNDS):
-        record = read_journal(_gauntlet(folder, f"warm{number}") / "journal.jsonl")
+        record = read_journal(_run_gauntlet(folder, f"warm{number}") / "journal.jsonl")
         assert record.end is not None
         assert record.end.seconds is not None
-        ours.append(record.end.seconds)
+        toolkit_times.append(record.end.seconds)
         commands = [step["command"] for step in record.steps if step["stage"] in ("threshold", "benchmark")]
-        theirs.append(sum(_timed(functools.partial(_quietly, command)) for command in commands))
-    return ours, theirs
+        peer_times.append(sum(_time(functools.partial(_run_quietly, command)) for command in commands))
+    return toolkit_times, peer_times
 
 
-def _quietly(command: dict[str, Any]) -> None:
+def _run_quietly(command: dict[str, Any]) -> None:
     subprocess.run(command["argv"], cwd=command["cwd"], check=True, capture_output=True)
 
 

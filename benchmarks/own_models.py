@@ -1,15 +1,15 @@
-"""Take models that nobody chose through `init` and `run`, and hold the verdicts against a direct comparison.
+"""Runs unselected models through `init` and `run`, and compares the verdicts with a direct comparison.
 
     python benchmarks/own_models.py [N] [--folder DIR] [--jobs 2]
 
-The models are the 1,884 that the package `onnx` describes itself (`onnx.backend.test.case.node`), or N of them, evenly
-spread. Each is brought as somebody would: `gauntlet init --program`, with nothing else said. One `gauntlet run` judges
-all. Beside that, IREE's outputs on ONNX's own inputs are compared with ONNX's own expected outputs by iree-run-module,
-with the tolerance that ONNX states for each. Prints how many got a verdict, why others were refused, and every verdict
-that contradicts the comparison: passed where that is wrong, or wrong numbers where that is right. It may be only the
-inputs that differ: noise in place of ONNX's.
+The models are the 1,884 test cases of the package `onnx` (`onnx.backend.test.case.node`), or N of them, evenly spread.
+Each is added as a user would: `gauntlet init --program`, without other options. One `gauntlet run` evaluates all. In
+addition, iree-run-module compares IREE's outputs for ONNX's own inputs with ONNX's expected outputs, with the tolerance
+that ONNX sets for each. Prints the number of verdicts, the reasons for rejected models, and every verdict that
+contradicts the comparison: passed although it is wrong, or wrong numbers although it is right. The reason may be only
+that the inputs differ: noise instead of ONNX's.
 
-All of them take an hour on 2 cores. Needs the extras `iree` and `record`.
+All models take an hour on 2 cores. Needs the extras `iree` and `record`.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
 
 
 _GAUNTLET = (sys.executable, "-m", "iree_gauntlet")
-# Of ONNX's tests, where one states nothing; absolute ones of types that are coarser than that.
+# These are the default tolerance of ONNX's tests, and absolute ones for coarser types.
 _RTOL = 1e-3
 _ATOL = {"f16": 1e-2, "bf16": 5e-2}
 
 
 @dataclass
 class Model:
-    """A model, and what became of it."""
+    """A model and its results."""
 
     case: Any
     program: Path
-    code: int = 0
-    said: str = ""
+    init_code: int = 0
+    init_output: str = ""
     verdict: str = ""
     reason: str = ""
     module: Path | None = None
@@ -63,19 +63,19 @@ class Model:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def refused(self) -> str:
-        """Why it has no expected outputs, in general words; empty where it has."""
-        if self.code == 0:
+    def rejection(self) -> str:
+        """The category of the reason why it has no expected outputs; empty if it has them."""
+        if self.init_code == 0:
             return ""
-        lines = [line for line in self.said.splitlines() if line.startswith("error:")]
-        text = lines[-1] if lines else self.said[-200:]
-        for pattern, kind in _KINDS:
-            if re.search(pattern, text):
-                return kind
-        return text[:160]
+        lines = [line for line in self.init_output.splitlines() if line.startswith("error:")]
+        message = lines[-1] if lines else self.init_output[-200:]
+        for pattern, category in _REJECTION_PATTERNS:
+            if re.search(pattern, message):
+                return category
+        return message[:160]
 
 
-_KINDS = (
+_REJECTION_PATTERNS = (
     (r"is of (sequence_type|optional_type)", "input is a sequence or optional"),
     (r"is of STRING|holds? object|is object", "strings"),
     (r"output .* is (a list|a NoneType|float4|.?int2|float8|str)", "output of a type that IREE's tools do not know"),
@@ -87,29 +87,29 @@ _KINDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; 1 where a verdict contradicts the comparison."""
+    """Run the benchmark and return 1 if a verdict contradicts the comparison."""
     parser = argparse.ArgumentParser(description="Verdicts of models that nobody chose.")
     parser.add_argument("count", nargs="?", type=int, default=0, help="how many models (default: all)")
     parser.add_argument(
         "--folder", type=Path, help="where the project is, and goes on where it was (default: a new one)"
     )
     parser.add_argument("--jobs", type=int, default=2, help="models that are brought at once")
-    asked = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = asked.folder or Path(temporary)
-        models = _models(folder / "programs", asked.count)
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as directory:
+        folder = options.folder or Path(directory)
+        models = _write_models(folder / "programs", options.count)
         project = folder / "project"
-        _bring(models[0], project)
-        with ProcessPoolExecutor(asked.jobs) as pool:
-            for model, found in zip(models, pool.map(partial(_bring, project=project), models), strict=True):
-                model.code, model.said = found
-        _run(models, project)
-        with ThreadPoolExecutor(asked.jobs) as pool:
-            list(pool.map(lambda model: _compare(model, folder / "direct"), models))
-        return _print(models)
+        _init_model(models[0], project)
+        with ProcessPoolExecutor(options.jobs) as pool:
+            for model, result in zip(models, pool.map(partial(_init_model, project=project), models), strict=True):
+                model.init_code, model.init_output = result
+        _run_models(models, project)
+        with ThreadPoolExecutor(options.jobs) as pool:
+            list(pool.map(lambda model: _compare_directly(model, folder / "direct"), models))
+        return _print_results(models)
 
 
-def _models(folder: Path, count: int) -> list[Model]:
+def _write_models(folder: Path, count: int) -> list[Model]:
     folder.mkdir(parents=True, exist_ok=True)
     cases = [case for case in collect_testcases(None) if case.kind == "node"]
     if 0 < count < len(cases):
@@ -124,116 +124,116 @@ def _models(folder: Path, count: int) -> list[Model]:
     return models
 
 
-def _bring(model: Model, project: Path) -> tuple[int, str]:
-    """Exit code and words of `init`, as a user types it."""
-    kept = model.program.with_suffix(".json")
-    if not kept.exists():
-        done = run_here(["init", str(project), "--program", str(model.program)], project.parent, os.environ)
-        kept.write_text(json.dumps([done.code, done.text]), encoding="utf-8")
-    code, said = json.loads(kept.read_text(encoding="utf-8"))
-    return code, said
+def _init_model(model: Model, project: Path) -> tuple[int, str]:
+    """Run `init` as a user would and return its exit code and output, cached in a file."""
+    cache_file = model.program.with_suffix(".json")
+    if not cache_file.exists():
+        result = run_here(["init", str(project), "--program", str(model.program)], project.parent, os.environ)
+        cache_file.write_text(json.dumps([result.code, result.text]), encoding="utf-8")
+    code, output = json.loads(cache_file.read_text(encoding="utf-8"))
+    return code, output
 
 
-def _run(models: list[Model], project: Path) -> None:
-    """One run of all that have expected outputs: the others are not judged."""
+def _run_models(models: list[Model], project: Path) -> None:
+    """Run all models that have expected outputs, and store their verdicts."""
     for model in models:
-        if model.code:
-            # Its spec may be there without outputs.
+        if model.init_code:
+            # The spec may exist without outputs.
             (project / "specs" / "regression_tests" / model.program.stem / "model_cpu.json").unlink(missing_ok=True)
-    run = project / "runs" / "all"
-    if not (run / "summary.json").exists():
+    run_dir = project / "runs" / "all"
+    if not (run_dir / "summary.json").exists():
         argv = [*_GAUNTLET, "run", "--run-dir", "runs/all", "--stages", "threshold"]
         subprocess.run(argv, cwd=project, capture_output=True, check=False)
-    chains = json.loads((run / "summary.json").read_text(encoding="utf-8"))["chains"]
+    chains = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))["chains"]
     by_name = {model.program.stem: model for model in models}
     for chain in chains:
         model = by_name[chain["model"]]
-        # What decided comes first; what is behind it was skipped.
-        bad = [step for step in chain["steps"] if step["verdict"] not in ("passed", "skipped")]
-        model.verdict = f"{bad[0]['verdict']}: {bad[0]['stage']}" if bad else chain["verdict"]
-        model.reason = bad[0]["reason"] if bad else ""
-        module = run / "steps" / chain["model"] / "model.cpu" / "compile" / "module.vmfb"
+        # The deciding step comes first; later steps were skipped.
+        failures = [step for step in chain["steps"] if step["verdict"] not in ("passed", "skipped")]
+        model.verdict = f"{failures[0]['verdict']}: {failures[0]['stage']}" if failures else chain["verdict"]
+        model.reason = failures[0]["reason"] if failures else ""
+        module = run_dir / "steps" / chain["model"] / "model.cpu" / "compile" / "module.vmfb"
         model.module = module if module.exists() else None
 
 
-def _compare(model: Model, folder: Path) -> None:
-    """IREE's outputs on ONNX's inputs, against ONNX's outputs."""
+def _compare_directly(model: Model, folder: Path) -> None:
+    """Compare IREE's outputs for ONNX's inputs with ONNX's outputs."""
     if model.module is None:
         model.direct = "does not compile"
         return
-    place = folder / model.program.stem
-    place.mkdir(parents=True, exist_ok=True)
+    case_dir = folder / model.program.stem
+    case_dir.mkdir(parents=True, exist_ok=True)
     inputs, outputs = model.case.data_sets[0]
     try:
-        given = [_text(place / f"input_{index}.bin", value) for index, value in enumerate(inputs)]
-        wanted = [_text(place / f"output_{index}.bin", value) for index, value in enumerate(outputs)]
+        input_flags = [_write_tensor(case_dir / f"input_{index}.bin", tensor) for index, tensor in enumerate(inputs)]
+        output_flags = [_write_tensor(case_dir / f"output_{index}.bin", tensor) for index, tensor in enumerate(outputs)]
     except (KeyError, AttributeError, TypeError, ValueError):
         model.direct = "not comparable"
         return
     argv = [str(Path(sys.executable).with_name("iree-run-module")), f"--module={model.module}", "--device=local-sync"]
-    argv += [f"--input={text}" for text in given] + [f"--expected_output={text}" for text in wanted]
+    argv += [f"--input={flag}" for flag in input_flags] + [f"--expected_output={flag}" for flag in output_flags]
     rtol, atol = model.case.rtol or _RTOL, model.case.atol or 1e-7
     argv += [f"--expected_rtol={rtol}"]
     argv += [f"--expected_{kind}_threshold={max(atol, _ATOL.get(kind, 0))}" for kind in ("f16", "bf16", "f32", "f64")]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=place)
-    if done.returncode == 0:
+    result = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=case_dir)
+    if result.returncode == 0:
         model.direct = "right"
-    elif "[FAILED]" in done.stdout:
+    elif "[FAILED]" in result.stdout:
         model.direct = "wrong"
-        model.notes = [line for line in done.stdout.splitlines() if "[FAILED]" in line][:1]
+        model.notes = [line for line in result.stdout.splitlines() if "[FAILED]" in line][:1]
     else:
         model.direct = "does not run"
-        model.notes = done.stderr.splitlines()[:1]
+        model.notes = result.stderr.splitlines()[:1]
 
 
-def _text(path: Path, value: Any) -> str:
-    array = onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
+def _write_tensor(path: Path, tensor: Any) -> str:
+    array = onnx.numpy_helper.to_array(tensor) if isinstance(tensor, onnx.TensorProto) else np.asarray(tensor)
     path.write_bytes(pack_bytes(array))
-    kind = "x".join([*map(str, array.shape), ELEMENT_TYPES[array.dtype.name]])
-    # The tool takes no file without a byte in it.
-    return f"{kind}=@{path.name}" if array.size else kind
+    shape_and_type = "x".join([*map(str, array.shape), ELEMENT_TYPES[array.dtype.name]])
+    # The tool rejects an empty file.
+    return f"{shape_and_type}=@{path.name}" if array.size else shape_and_type
 
 
-def _print(models: list[Model]) -> int:
+def _print_results(models: list[Model]) -> int:
     print(f"{len(models)} models")
-    judged = [model for model in models if not model.refused]
-    verdicts = Counter(model.verdict or "none" for model in judged)
-    print(f"  verdict given: {len(judged)}")
+    valid_models = [model for model in models if not model.rejection]
+    verdicts = Counter(model.verdict or "none" for model in valid_models)
+    print(f"  verdict given: {len(valid_models)}")
     for verdict, count in verdicts.most_common():
         print(f"    {count:5} {verdict}")
-    print(f"  refused: {len(models) - len(judged)}")
-    for kind, count in Counter(model.refused for model in models if model.refused).most_common():
-        names = [model.program.stem for model in models if model.refused == kind]
-        print(f"    {count:5} {kind}: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}")
-    runnable = [model for model in models if model.refused not in _NOT_RUN]
-    share = 100 * len(judged) / max(1, len(runnable))
-    print(f"  {share:.1f} % of those that a reference runs on tensors of numbers")
-    pairs = Counter((model.verdict, model.direct) for model in judged)
+    print(f"  refused: {len(models) - len(valid_models)}")
+    for category, count in Counter(model.rejection for model in models if model.rejection).most_common():
+        names = [model.program.stem for model in models if model.rejection == category]
+        print(f"    {count:5} {category}: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}")
+    runnable = [model for model in models if model.rejection not in _UNRUNNABLE]
+    percent = 100 * len(valid_models) / max(1, len(runnable))
+    print(f"  {percent:.1f} % of those that a reference runs on tensors of numbers")
+    pairs = Counter((model.verdict, model.direct) for model in valid_models)
     print("  verdict, and the direct comparison")
     for (verdict, direct), count in pairs.most_common():
         print(f"    {count:5} {verdict:20} {direct}")
-    bad = [
+    contradictions = [
         model
-        for model in judged
+        for model in valid_models
         if (model.verdict == "passed" and model.direct not in ("right", "not comparable"))
         or (model.verdict == "failed: threshold" and model.direct == "right")
-        # A crash of the compiler or the runtime is an error, and right where the comparison does not come about.
+        # A crash of the compiler or the runtime is an error, and right if the direct comparison fails too.
         or (model.verdict.startswith("error") and not model.direct.startswith("does not"))
         or not model.verdict
     ]
-    print(f"  contradictions: {len(bad)}")
-    for cause, known in _CAUSES.items():
-        if of_it := [model for model in bad if model.program.stem in known]:
-            print(f"    {len(of_it):5} {cause}: {', '.join(model.program.stem for model in of_it)}")
-            bad = [model for model in bad if model not in of_it]
-    print(f"    {len(bad):5} of no known cause")
-    for model in bad:
+    print(f"  contradictions: {len(contradictions)}")
+    for cause, model_names in _KNOWN_CAUSES.items():
+        if matches := [model for model in contradictions if model.program.stem in model_names]:
+            print(f"    {len(matches):5} {cause}: {', '.join(model.program.stem for model in matches)}")
+            contradictions = [model for model in contradictions if model not in matches]
+    print(f"    {len(contradictions):5} of no known cause")
+    for model in contradictions:
         print(f"    {model.program.stem}: {model.verdict} ({model.reason[:150]}); direct: {model.direct} {model.notes}")
-    return 1 if bad else 0
+    return 1 if contradictions else 0
 
 
-# Of contradictions: IREE's faults that only one of the two inputs meets, and what the inputs that were chosen are not.
-_CAUSES = {
+# Contradictions are due to faults of IREE that only one of the two inputs triggers, or to unsuitable generated inputs.
+_KNOWN_CAUSES = {
     "passed; IREE fails on ONNX's values: a zero pivot, a zero norm, ties, an f8 overflow (not printed by the tool)": (
         "test_det_2d",
         "test_l2normalization_axis_0",
@@ -274,7 +274,7 @@ _CAUSES = {
         "test_stft_with_window",
     ),
 }
-_NOT_RUN = ("input is a sequence or optional", "strings", "no reference runs it")
+_UNRUNNABLE = ("input is a sequence or optional", "strings", "no reference runs it")
 
 
 if __name__ == "__main__":

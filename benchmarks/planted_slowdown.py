@@ -1,10 +1,10 @@
-"""Finds a slowdown that is known to be there: `python benchmarks/planted_slowdown.py [FACTOR] [--compare]`.
+"""Searches for a planted slowdown: `python benchmarks/planted_slowdown.py [FACTOR] [--compare]`.
 
-In the checkout. Lays out seven builds of the installed IREE, b0 to b6; from b3 on `iree-benchmark-module` reports times
-that are longer by the factor (1.07 without one). Then `gauntlet bisect` looks for the first of them, by time. It takes
-some five minutes, and prints what `docs/how-to/bisect.md` shows.
+Run it in the checkout. It creates seven builds of the installed IREE, b0 to b6; from b3 on `iree-benchmark-module`
+reports times that are longer by FACTOR (default: 1.07). Then `gauntlet bisect` searches for the first of these builds,
+by time. That takes some five minutes, and prints the output shown in `docs/how-to/bisect.md`.
 
-With `--compare`, `gauntlet compare` holds the last build against the first for all models of the suite cpu, within 12
+With `--compare`, `gauntlet compare` compares the last build with the first for all models of the suite cpu, within 12
 minutes: at a factor of 1 all of them should be the same, at 1.05 or 1.03 slower.
 """
 
@@ -25,35 +25,35 @@ from tests.support.session_folder import SESSION_FOLDER_VARIABLE
 
 _BUILDS = 7
 _FIRST_SLOW = 3
-_FACTOR = 1.07
+_DEFAULT_FACTOR = 1.07
 _SELECTION = ("--suite", "cpu", "--model", "dtln", "--submodel", "temporal", "--metric", "time")
 _ROUNDS = ("--iree-compiler", "installed", "--cpus", "1", "--disturbed", "count", "--budget", "10")
-_COMPARED = ("--suite", "cpu", "--iree-compiler", "installed", "--budget", "12")
+_COMPARE_OPTIONS = ("--suite", "cpu", "--iree-compiler", "installed", "--budget", "12")
 
 
 def main() -> None:
-    """Lay out, search, and leave nothing behind but a folder in `runs/`."""
+    """Create the builds and search; only a folder in `runs/` remains."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("factor", nargs="?", type=float, default=_FACTOR)
+    parser.add_argument("factor", nargs="?", type=float, default=_DEFAULT_FACTOR)
     parser.add_argument("--compare", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     gauntlet = shutil.which("gauntlet")
     if gauntlet is None:
         sys.exit("there is no gauntlet on PATH: pip install -e '.[iree]'")
-    with tempfile.TemporaryDirectory(prefix="planted-") as name:
-        folder = Path(name)
-        os.environ[SESSION_FOLDER_VARIABLE] = name
+    with tempfile.TemporaryDirectory(prefix="planted-") as directory:
+        folder = Path(directory)
+        os.environ[SESSION_FOLDER_VARIABLE] = directory
         builds = [
-            tree(folder / f"b{number}", iree_benchmark_module=_reporting(folder / f"b{number}-scripts", factor))
-            for number, factor in enumerate([1.0] * _FIRST_SLOW + [asked.factor] * (_BUILDS - _FIRST_SLOW))
+            tree(folder / f"b{number}", iree_benchmark_module=_make_slow_script(folder / f"b{number}-scripts", factor))
+            for number, factor in enumerate([1.0] * _FIRST_SLOW + [options.factor] * (_BUILDS - _FIRST_SLOW))
         ]
-        among = [word for build in builds[1:-1] for word in ("--among", build)]
-        search = ["bisect", "--good", builds[0], "--bad", builds[-1], *among, *_SELECTION, *_ROUNDS]
-        words = ["compare", builds[0], builds[-1], *_COMPARED] if asked.compare else search
-        sys.exit(subprocess.run([gauntlet, *words], check=False).returncode)
+        candidates = [word for build in builds[1:-1] for word in ("--among", build)]
+        search = ["bisect", "--good", builds[0], "--bad", builds[-1], *candidates, *_SELECTION, *_ROUNDS]
+        arguments = ["compare", builds[0], builds[-1], *_COMPARE_OPTIONS] if options.compare else search
+        sys.exit(subprocess.run([gauntlet, *arguments], check=False).returncode)
 
 
-def _reporting(folder: Path, factor: float) -> str:
+def _make_slow_script(folder: Path, factor: float) -> str:
     return f'exec "{slow_benchmarks(folder, factor)}" "$@"'
 
 

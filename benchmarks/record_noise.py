@@ -1,14 +1,14 @@
-"""Records how noisy benchmark rounds are: `python benchmarks/record_noise.py RUN_FOLDER OUTPUT_FOLDER`.
+"""Records the noise of benchmark rounds: `python benchmarks/record_noise.py RUN_FOLDER OUTPUT_FOLDER`.
 
-A round is one process start of `iree-benchmark-module` with its own warm-up. The command lines are taken from the
+A round is one process start of `iree-benchmark-module` with its own warm-up. The command lines are those in the
 journal of a finished run, so that the modules exist; each model is started many times under three conditions:
 
-- `quiet`: one worker thread, pinned to a CPU, at real-time priority (needs the right to it; Linux): other work of
-  the machine does not get the CPU, but still shares its caches, memory and hypervisor;
+- `quiet`: one worker thread, pinned to a CPU, at real-time priority (needs the privilege; Linux): other work of the
+  machine does not get the CPU, but still shares its caches, memory and hypervisor;
 - `neighbour`: as `quiet`, while a process on another CPU copies memory in bursts;
-- `shared`: as many worker threads as CPUs, unpinned, ordinary priority, next to whatever else runs.
+- `shared`: as many worker threads as CPUs, unpinned, ordinary priority, together with other work.
 
-The files hold times and when they were taken, and no names of hosts or paths. `benchmarks/verdicts.py` reads them.
+The files contain times and their timestamps, and no names of hosts or paths. `benchmarks/verdicts.py` reads them.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _MIN_TIME_S = 0.05
 _CPU = 1
 _NEIGHBOUR_CPU = 0
 _PRIORITY = 5
-_DIGITS = 5
+_SIGNIFICANT_DIGITS = 5
 _CONDITIONS = {
     "quiet": "one worker thread pinned to one CPU at real-time priority; other work runs on the other CPU",
     "neighbour": "as quiet, while a process on the other CPU copies memory in bursts of 0.1 to 3 s",
     "shared": "as many worker threads as CPUs, unpinned, ordinary priority, with changing other work",
 }
-# Bursts of the neighbour, from a fixed sequence so that two recordings see the same kind of disturbance.
-_NEIGHBOUR = """
+# The neighbour's bursts follow a fixed sequence, so that all recordings have the same kind of disturbance.
+_NEIGHBOUR_PROGRAM = """
 import os, random, time
 os.sched_setaffinity(0, {CPU})
 chance = random.Random(1)
@@ -65,14 +65,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=120, help="process starts a model")
     parser.add_argument("--condition", choices=list(_CONDITIONS), action="append", help="default: all")
     options = parser.parse_args()
-    commands = _commands(options.run)
+    commands = _read_commands(options.run)
     options.output.mkdir(parents=True, exist_ok=True)
     for condition in options.condition or list(_CONDITIONS):
-        with _neighbour() if condition == "neighbour" else contextlib.nullcontext():
+        with _run_neighbour() if condition == "neighbour" else contextlib.nullcontext():
             models = {}
             for model, argv in commands.items():
                 print(f"{condition} {model}", flush=True)
-                models[model.partition("@")[0]] = _record(argv, condition, options.rounds)
+                models[model.partition("@")[0]] = _record_rounds(argv, condition, options.rounds)
         facts = read_machine_facts()
         document = {
             "condition": condition,
@@ -83,51 +83,51 @@ def main() -> None:
             "unit": "ms of wall time an iteration, a row a round",
             "models": models,
         }
-        (options.output / f"{condition}.json").write_text(_as_text(document), encoding="utf-8")
+        (options.output / f"{condition}.json").write_text(_format_document(document), encoding="utf-8")
 
 
-def _commands(run: Path) -> dict[str, list[str]]:
-    """The benchmark command of each model; its times are thinned to what this recording needs."""
-    steps = {step["id"]: step for step in read_journal(run / "journal.jsonl").steps}
+def _read_commands(run_dir: Path) -> dict[str, list[str]]:
+    """Read the benchmark command of each model from a run's journal."""
+    steps = {step["id"]: step for step in read_journal(run_dir / "journal.jsonl").steps}
     missing = [model for model in _MODELS if f"{model}:benchmark" not in steps]
     if missing:
         sys.exit(f"the run has no benchmark of {', '.join(missing)}: gauntlet run --suite cpu makes them")
     return {model: list(steps[f"{model}:benchmark"]["command"]["argv"]) for model in _MODELS}
 
 
-def _record(argv: list[str], condition: str, rounds: int) -> dict[str, Any]:
-    pinned = condition != "shared"
+def _record_rounds(argv: list[str], condition: str, rounds: int) -> dict[str, Any]:
+    is_pinned = condition != "shared"
     command = [argument for argument in argv if not argument.startswith("--benchmark_")]
     command += [
         "--benchmark_format=json",
         f"--benchmark_repetitions={_REPETITIONS}",
         f"--benchmark_min_time={_MIN_TIME_S}s",
         f"--benchmark_min_warmup_time={_MIN_TIME_S}",
-        *(["--task_topology_group_count=1"] if pinned else []),
+        *(["--task_topology_group_count=1"] if is_pinned else []),
     ]
-    prefix = ["chrt", "-f", str(_PRIORITY), "taskset", "-c", str(_CPU)] if pinned else []
-    started, times, busy = [], [], []
-    beginning = time.monotonic()
+    prefix = ["chrt", "-f", str(_PRIORITY), "taskset", "-c", str(_CPU)] if is_pinned else []
+    start_times, times, busy_shares = [], [], []
+    recording_start = time.monotonic()
     for _ in range(rounds):
-        cpus, before = read_cpu_times(), os.times()
-        started.append(round(time.monotonic() - beginning, 2))
-        done = subprocess.run([*prefix, *command], capture_output=True, text=True, check=True)
-        after = os.times()
-        own = after.children_user - before.children_user + after.children_system - before.children_system
-        use = measure_cpu_use(cpus, read_cpu_times(), own)
-        busy.append(None if use is None else round(use.busy_share, 2))
-        (samples,) = parse_benchmark_rows(done.stdout)
-        times.append([_rounded(value) for value in samples.real_time_ms])
-    return {"started_s": started, "other_work_share": busy, "real_time_ms": times}
+        initial_cpu_times, start = read_cpu_times(), os.times()
+        start_times.append(round(time.monotonic() - recording_start, 2))
+        process = subprocess.run([*prefix, *command], capture_output=True, text=True, check=True)
+        end = os.times()
+        own_seconds = end.children_user - start.children_user + end.children_system - start.children_system
+        use = measure_cpu_use(initial_cpu_times, read_cpu_times(), own_seconds)
+        busy_shares.append(None if use is None else round(use.busy_share, 2))
+        (samples,) = parse_benchmark_rows(process.stdout)
+        times.append([_round(value) for value in samples.real_time_ms])
+    return {"started_s": start_times, "other_work_share": busy_shares, "real_time_ms": times}
 
 
-def _rounded(value: float) -> float:
-    return round(value, _DIGITS - 1 - math.floor(math.log10(value)))
+def _round(value: float) -> float:
+    return round(value, _SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(value)))
 
 
 @contextlib.contextmanager
-def _neighbour() -> Iterator[None]:
-    command = [sys.executable, "-c", _NEIGHBOUR.replace("CPU", str(_NEIGHBOUR_CPU))]
+def _run_neighbour() -> Iterator[None]:
+    command = [sys.executable, "-c", _NEIGHBOUR_PROGRAM.replace("CPU", str(_NEIGHBOUR_CPU))]
     process = subprocess.Popen(command)
     try:
         yield
@@ -136,8 +136,8 @@ def _neighbour() -> Iterator[None]:
         process.wait()
 
 
-def _as_text(document: dict[str, Any]) -> str:
-    """JSON with a line a model, so that the file can be read and compared."""
+def _format_document(document: dict[str, Any]) -> str:
+    """Format a recording as JSON with one line for each model, so that it can be read and compared."""
     models = document.pop("models")
     head = json.dumps(document, indent=1)[:-2]
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(record)}" for name, record in models.items())

@@ -1,8 +1,8 @@
-"""How often is which rule right? `python benchmarks/verdicts.py` prints the tables of docs/explanation/statistics.md.
+"""Measures how often rules are right: `python benchmarks/verdicts.py` prints the tables of the docs' statistics page.
 
 Sessions are simulated from the recordings in tests/data/noise: A and B are the same program, B's times multiplied by
 1 (every alarm is false), 1.02, 1.03, 1.05 and 1.10. The rules of other tools get the same machine time: as many
-rounds as the sequential rule took in that session. Seeded: the same recordings give the same tables.
+rounds as the sequential rule used in that session. Seeded: the same recordings give the same tables.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _NOISE = Path(__file__).parents[1] / "tests" / "data" / "noise"
 _CONDITIONS = ("quiet", "neighbour", "shared")
 _FACTORS = (1.0, 1.02, 1.03, 1.05, 1.10)
 _GOLDEN_ROUNDS = 10
-_TOLERANCE = 1.1
+_GOLDEN_TOLERANCE = 1.1
 _U_LIMIT = 1.959964  # two-sided 0.05 of the normal distribution
 _COVERAGE_BLOCKS = (4, 6, 10, 20, 30)
 _LEVEL = 0.05
-_OURS = "this rule"
+_THIS_RULE = "this rule"
 _RULES = (
-    _OURS,
+    _THIS_RULE,
     "min <= golden x 1.1",
     "mean <= golden x 1.1",
     "Mann-Whitney 0.05",
@@ -68,7 +68,7 @@ _RULES = (
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What each rule said of one simulated session."""
+    """The result of each rule for one simulated session."""
 
     alarms: dict[str, bool]
     verdict: TimeVerdict
@@ -94,8 +94,8 @@ def _print_spreads(recordings: list[Recording]) -> None:
     print("\n| recording | model | time, ms | min | median | mean |\n| --- | --- | --- | --- | --- | --- |")
     for recording in recordings:
         for model, times in recording.models.items():
-            figures = [np.min(times, axis=1), np.median(times, axis=1), np.mean(times, axis=1)]
-            spreads = [100 * log_ratios_from_rounds(figure, 0).std(ddof=1) for figure in figures]
+            locations = [np.min(times, axis=1), np.median(times, axis=1), np.mean(times, axis=1)]
+            spreads = [100 * log_ratios_from_rounds(location, 0).std(ddof=1) for location in locations]
             cells = " | ".join(f"{spread:.1f} %" for spread in spreads)
             print(f"| {recording.condition} | {model} | {np.median(times):.3g} | {cells} |")
 
@@ -103,7 +103,7 @@ def _print_spreads(recordings: list[Recording]) -> None:
 def _print_rules(recording: Recording, plan: SequentialPlan, count: int) -> None:
     sessions = {
         factor: [
-            _session(times, plan, factor, np.random.default_rng([number, index]), number)
+            _simulate_session(times, plan, factor, np.random.default_rng([number, index]), number)
             for index, times in enumerate(recording.models.values())
             for number in range(count)
         ]
@@ -117,56 +117,56 @@ def _print_rules(recording: Recording, plan: SequentialPlan, count: int) -> None
         print(f"| {rule} | " + " | ".join(f"{100 * share:.1f} %" for share in shares) + " |")
     for verdict in (TimeVerdict.FASTER, TimeVerdict.SAME, TimeVerdict.INCONCLUSIVE):
         shares = [np.mean([session.verdict == verdict for session in sessions[factor]]) for factor in _FACTORS]
-        print(f"| {_OURS}: {verdict} | " + " | ".join(f"{100 * share:.1f} %" for share in shares) + " |")
-    taken = [np.mean([session.blocks for session in sessions[factor]]) for factor in _FACTORS]
-    print(f"| {_OURS}: blocks | " + " | ".join(f"{blocks:.0f}" for blocks in taken) + " |", flush=True)
+        print(f"| {_THIS_RULE}: {verdict} | " + " | ".join(f"{100 * share:.1f} %" for share in shares) + " |")
+    mean_blocks = [np.mean([session.blocks for session in sessions[factor]]) for factor in _FACTORS]
+    print(f"| {_THIS_RULE}: blocks | " + " | ".join(f"{blocks:.0f}" for blocks in mean_blocks) + " |", flush=True)
 
 
-def _session(
-    times: NDArray[np.float64], plan: SequentialPlan, factor: float, chance: np.random.Generator, seed: int
+def _simulate_session(
+    times: NDArray[np.float64], plan: SequentialPlan, factor: float, generator: np.random.Generator, seed: int
 ) -> Session:
-    rounds = simulated_rounds(times, _GOLDEN_ROUNDS + 4 * plan.max_blocks, chance)
-    earlier, now = rounds[:_GOLDEN_ROUNDS], rounds[_GOLDEN_ROUNDS:]
-    comparison = _sequential(log_ratios_from_rounds(now.min(axis=1), seed) + math.log(factor), plan)
-    spent = 4 * comparison.blocks
-    ours, half = now[:spent] * factor, spent // 2
-    first = now[0] * factor
-    fastest, mean = earlier.min() * _TOLERANCE, earlier.mean() * _TOLERANCE
+    rounds = simulated_rounds(times, _GOLDEN_ROUNDS + 4 * plan.max_blocks, generator)
+    golden, rest = rounds[:_GOLDEN_ROUNDS], rounds[_GOLDEN_ROUNDS:]
+    comparison = _compare_sequentially(log_ratios_from_rounds(rest.min(axis=1), seed) + math.log(factor), plan)
+    count = 4 * comparison.blocks
+    slowed_rounds, half = rest[:count] * factor, count // 2
+    first = rest[0] * factor
+    min_limit, limit = golden.min() * _GOLDEN_TOLERANCE, golden.mean() * _GOLDEN_TOLERANCE
     alarms = {
-        _OURS: comparison.verdict == TimeVerdict.SLOWER,
-        "min <= golden x 1.1": bool(ours.min() > fastest),
-        "mean <= golden x 1.1": bool(ours.mean() > mean),
-        "Mann-Whitney 0.05": _mann_whitney_slower(now[:half].ravel(), now[half:spent].ravel() * factor),
-        "min, one process": bool(first.min() > fastest),
-        "mean, one process": bool(first.mean() > mean),
-        "mean, confirmed": bool(first.mean() > mean) and _confirmed(now[1:] * factor, float(earlier.mean()), plan),
+        _THIS_RULE: comparison.verdict == TimeVerdict.SLOWER,
+        "min <= golden x 1.1": bool(slowed_rounds.min() > min_limit),
+        "mean <= golden x 1.1": bool(slowed_rounds.mean() > limit),
+        "Mann-Whitney 0.05": _test_mann_whitney(rest[:half].ravel(), rest[half:count].ravel() * factor),
+        "min, one process": bool(first.min() > min_limit),
+        "mean, one process": bool(first.mean() > limit),
+        "mean, confirmed": bool(first.mean() > limit) and _is_confirmed(rest[1:] * factor, float(golden.mean()), plan),
     }
     return Session(alarms, comparison.verdict, comparison.blocks)
 
 
-def _sequential(ratios: NDArray[np.float64], plan: SequentialPlan) -> Comparison:
-    """Takes blocks until the verdict stands or the budget is spent."""
+def _compare_sequentially(ratios: NDArray[np.float64], plan: SequentialPlan) -> Comparison:
+    """Add blocks until the verdict is final or the budget is spent."""
     comparison = compare_log_ratios(ratios[: plan.looks[0]], plan)
     while comparison.next_look is not None:
         comparison = compare_log_ratios(ratios[: comparison.next_look], plan)
     return comparison
 
 
-def _confirmed(rounds: NDArray[np.float64], golden: float, plan: SequentialPlan) -> bool:
-    taken = [Round(tuple(times.tolist())) for times in rounds[: plan.max_blocks]]
-    look: int | None = plan.looks[0]
-    while look is not None:
-        confirmation = confirm_breach(taken[:look], golden, _TOLERANCE, Statistic.MEAN, plan)
+def _is_confirmed(rounds: NDArray[np.float64], golden: float, plan: SequentialPlan) -> bool:
+    measured_rounds = [Round(tuple(times.tolist())) for times in rounds[: plan.max_blocks]]
+    block_count: int | None = plan.looks[0]
+    while block_count is not None:
+        confirmation = confirm_breach(measured_rounds[:block_count], golden, _GOLDEN_TOLERANCE, Statistic.MEAN, plan)
         if confirmation.passed is not None:
             return not confirmation.passed
-        look = confirmation.next_look
+        block_count = confirmation.next_look
     return False
 
 
-def _mann_whitney_slower(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
-    """B larger at two-sided 0.05 (Mann and Whitney, 1947; normal approximation with midranks, as compare.py has it)."""
-    pooled = np.concatenate([a, b])
-    _, inverse, counts = np.unique(pooled, return_inverse=True, return_counts=True)
+def _test_mann_whitney(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
+    """Test if B is larger at two-sided 0.05 (Mann and Whitney, 1947; normal approximation, as in compare.py)."""
+    all_times = np.concatenate([a, b])
+    _, inverse, counts = np.unique(all_times, return_inverse=True, return_counts=True)
     midranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     size_a, size_b = len(a), len(b)
     statistic = midranks[size_a:].sum() - size_b * (size_b + 1) / 2
@@ -177,14 +177,14 @@ def _mann_whitney_slower(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool
 
 
 def _print_coverage(recordings: list[Recording], count: int) -> None:
-    """How often 95 % intervals of an A/A comparison hold 0, over all recordings and models."""
+    """Print how often 95 % intervals of an A/A comparison contain 0, over all recordings and models."""
     methods: dict[str, Callable[[NDArray[np.float64], int, int], tuple[float, float]]] = {
-        "Student's t": lambda rounds, blocks, seed: _student(_ratios(rounds, blocks, seed)),
-        "percentile bootstrap of blocks": lambda rounds, blocks, seed: _percentile(_ratios(rounds, blocks, seed), seed),
-        "hierarchical bootstrap-t": _hierarchical,
-        "signed rank (this rule)": lambda rounds, blocks, seed: _rank(_ratios(rounds, blocks, seed)),
+        "Student's t": lambda rounds, blocks, seed: _compute_student_interval(_ratios(rounds, blocks, seed)),
+        "percentile bootstrap of blocks": lambda rounds, blocks, seed: _bootstrap(_ratios(rounds, blocks, seed), seed),
+        "hierarchical bootstrap-t": _bootstrap_hierarchically,
+        "signed rank (this rule)": lambda rounds, blocks, seed: _compute_rank_interval(_ratios(rounds, blocks, seed)),
     }
-    each = max(1, count // 5)
+    session_count = max(1, count // 5)
     print(
         f"\n| 95 % interval holds 0; median width | {' | '.join(f'{blocks} blocks' for blocks in _COVERAGE_BLOCKS)} |"
     )
@@ -196,7 +196,7 @@ def _print_coverage(recordings: list[Recording], count: int) -> None:
                 method(simulated_rounds(times, 4 * blocks, np.random.default_rng([7, number, index])), blocks, number)
                 for recording in recordings
                 for index, times in enumerate(recording.models.values())
-                for number in range(each)
+                for number in range(session_count)
             ]
             share = np.mean([low <= 0 <= high for low, high in intervals])
             width = np.median([high - low for low, high in intervals])
@@ -208,44 +208,44 @@ def _ratios(rounds: NDArray[np.float64], blocks: int, seed: int) -> NDArray[np.f
     return log_ratios_from_rounds(rounds[: 4 * blocks].min(axis=1), seed)
 
 
-def _student(ratios: NDArray[np.float64]) -> tuple[float, float]:
+def _compute_student_interval(ratios: NDArray[np.float64]) -> tuple[float, float]:
     reach = find_student_quantile(1 - _LEVEL / 2, ratios.size - 1) * float(ratios.std(ddof=1)) / math.sqrt(ratios.size)
     return float(ratios.mean()) - reach, float(ratios.mean()) + reach
 
 
-def _percentile(ratios: NDArray[np.float64], seed: int) -> tuple[float, float]:
-    chosen = np.random.default_rng(seed).integers(ratios.size, size=(1000, ratios.size))
-    low, high = np.quantile(ratios[chosen].mean(axis=1), [_LEVEL / 2, 1 - _LEVEL / 2])
+def _bootstrap(ratios: NDArray[np.float64], seed: int) -> tuple[float, float]:
+    resamples = np.random.default_rng(seed).integers(ratios.size, size=(1000, ratios.size))
+    low, high = np.quantile(ratios[resamples].mean(axis=1), [_LEVEL / 2, 1 - _LEVEL / 2])
     return float(low), float(high)
 
 
-def _hierarchical(rounds: NDArray[np.float64], count: int, seed: int) -> tuple[float, float]:
-    """A studentised bootstrap over blocks, rounds in them, and repetitions in those.
+def _bootstrap_hierarchically(rounds: NDArray[np.float64], count: int, seed: int) -> tuple[float, float]:
+    """Compute the interval of a studentised bootstrap over blocks, their rounds, and the rounds' repetitions.
 
     Efron and Tibshirani, An Introduction to the Bootstrap, 1993, §12.5: each resample gives (mean* − mean)/se*, and
-    their quantiles take the place of Student's.
+    their quantiles replace those of Student's t.
     """
     blocks = blocks_from_rounds(rounds[: 4 * count], seed)
-    # Axes: block, side, round, repetition.
+    # The axes are block, side, round and repetition.
     times = np.log([[[round_.times for round_ in side] for side in (block.a, block.b)] for block in blocks])
-    chance, draws = np.random.default_rng(seed), 500
-    _, _, in_side, repetitions = times.shape
-    chosen = chance.integers(count, size=(draws, count))[:, :, None, None, None]
-    sides = np.arange(2)[None, None, :, None, None]
-    in_block = chance.integers(in_side, size=(draws, count, 2, in_side))[..., None]
-    in_round = chance.integers(repetitions, size=(draws, count, 2, in_side, repetitions))
-    figures = times[chosen, sides, in_block, in_round].min(axis=-1).mean(axis=-1)
-    resampled = figures[..., 1] - figures[..., 0]
+    rng, resample_count = np.random.default_rng(seed), 500
+    _, _, rounds_per_side, repetition_count = times.shape
+    block_indices = rng.integers(count, size=(resample_count, count))[:, :, None, None, None]
+    side_indices = np.arange(2)[None, None, :, None, None]
+    round_indices = rng.integers(rounds_per_side, size=(resample_count, count, 2, rounds_per_side))[..., None]
+    repetitions = rng.integers(repetition_count, size=(resample_count, count, 2, rounds_per_side, repetition_count))
+    locations = times[block_indices, side_indices, round_indices, repetitions].min(axis=-1).mean(axis=-1)
+    log_ratios = locations[..., 1] - locations[..., 0]
     original = compute_log_ratios(blocks, Location.MIN)
     mean, error = original.mean(), original.std(ddof=1) / math.sqrt(count)
-    errors = resampled.std(axis=1, ddof=1) / math.sqrt(count)
-    usable = errors > 0
-    studentised = (resampled[usable].mean(axis=1) - mean) / errors[usable]
-    low, high = np.quantile(studentised, [1 - _LEVEL / 2, _LEVEL / 2])
+    errors = log_ratios.std(axis=1, ddof=1) / math.sqrt(count)
+    is_usable = errors > 0
+    pivots = (log_ratios[is_usable].mean(axis=1) - mean) / errors[is_usable]
+    low, high = np.quantile(pivots, [1 - _LEVEL / 2, _LEVEL / 2])
     return float(mean - low * error), float(mean - high * error)
 
 
-def _rank(ratios: NDArray[np.float64]) -> tuple[float, float]:
+def _compute_rank_interval(ratios: NDArray[np.float64]) -> tuple[float, float]:
     interval = rank_interval(sort_walsh_averages(ratios), _LEVEL)
     return interval.low, interval.high
 

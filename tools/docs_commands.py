@@ -3,9 +3,9 @@
     python tools/docs_commands.py [PAGE …]
 
 Each page has a clone of the checkout and an empty home; the pages of docs/start share one, since they are one example.
-Its environment is what its own `pip install` lines make of an empty one, or `-e '.[iree]'` where it has none; where
-they name `iree-gauntlet`, pip finds the wheel of this checkout. What is not run is in `NOT_RUN`, with the reason. Exits
-with 1 where a command fails.
+A page's own `pip install` lines set up its environment, or `-e '.[iree]'` if it has none; `iree-gauntlet` is installed
+from this checkout's wheel. `NOT_RUN` lists the commands that are not run, with the reasons. Exits with 1 if a command
+fails.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["CHECKOUT", "NOT_RUN", "PAGES", "Command", "find_skip_reason", "parse_commands"]
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-# The pages of one example, in this order.
+# These pages form one example, in this order.
 _START_PAGES = ("docs/start/first-run.md", "docs/start/own-model.md", "docs/start/goldens-and-ci.md")
 _DOC_PAGES = sorted(path.relative_to(CHECKOUT).as_posix() for path in (CHECKOUT / "docs").rglob("*.md"))
 PAGES = ("README.md", "CONTRIBUTING.md", *_START_PAGES, *(page for page in _DOC_PAGES if page not in _START_PAGES))

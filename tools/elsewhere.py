@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["MACHINES", "Machine", "main"]
 
 _CHECKOUT = Path(__file__).resolve().parent.parent
-# The user does not exist: it has no name, no group and no entry in /etc/passwd.
+# No user of the system has this id: it has no name, no group and no entry in /etc/passwd.
 _USER_ID = 64_321
 _IREE_TESTS = ("-m", "iree and not stress and not measure and not models")
 # These variables are needed to reach package registries; the rest of the environment is replaced.
@@ -68,11 +68,11 @@ MACHINES = (
 )
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the tests on the machines named in `words`, or on all, and return the exit code."""
-    names, options = list(words), []
-    if "--" in words:
-        names, options = list(words[: words.index("--")]), list(words[words.index("--") + 1 :])
+def main(arguments: Sequence[str]) -> int:
+    """Run the tests on the machines named in `arguments`, or on all, and return the exit code."""
+    names, options = list(arguments), []
+    if "--" in arguments:
+        names, options = list(arguments[: arguments.index("--")]), list(arguments[arguments.index("--") + 1 :])
     unknown_names = [name for name in names if name not in {machine.name for machine in MACHINES}]
     if unknown_names:
         sys.stderr.write(f"error: no such place: {', '.join(unknown_names)}\n  There are: {_list_names()}\n")
@@ -215,8 +215,8 @@ def _list_names() -> str:
     return ", ".join(machine.name for machine in MACHINES)
 
 
-def _call(*words: str | Path) -> None:
-    subprocess.run([str(word) for word in words], check=True)
+def _call(*argv: str | Path) -> None:
+    subprocess.run([str(argument) for argument in argv], check=True)
 
 
 def _print_line(text: str) -> None:

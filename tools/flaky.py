@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # The programs end with their parent process, even if it is killed.
 _SPIN = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 # The program writes 64 MiB again and again, each time with fsync.
-_WRITE = """
+_WRITER = """
 import os, sys
 parent, block = os.getppid(), os.urandom(1 << 20)
 while os.getppid() == parent:
@@ -51,12 +51,12 @@ class Run:
     outcomes: dict[str, str]
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the tests, print which outcomes varied and return the exit code."""
-    if not words or not words[0].isdecimal() or int(words[0]) < 1:
+    if not arguments or not arguments[0].isdecimal() or int(arguments[0]) < 1:
         sys.stderr.write("error: how many times?\n  Such as: python tools/flaky.py 5 tests/engine\n")
         return 2
-    count, options = int(words[0]), list(words[1:])
+    count, options = int(arguments[0]), list(arguments[1:])
     runs = []
     with tempfile.TemporaryDirectory(prefix="flaky-") as directory:
         for number in range(1, count + 1):
@@ -87,7 +87,7 @@ def _read_outcomes(report: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _generate_load(folder: Path) -> Iterator[None]:
-    commands = [[sys.executable, "-c", _SPIN]] * _BUSY_LOOPS + [[sys.executable, "-c", _WRITE, str(folder / "load")]]
+    commands = [[sys.executable, "-c", _SPIN]] * _BUSY_LOOPS + [[sys.executable, "-c", _WRITER, str(folder / "load")]]
     loads = [subprocess.Popen(command) for command in commands]
     try:
         yield

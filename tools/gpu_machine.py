@@ -38,14 +38,14 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 PACKAGES, MODELS, ARTIFACTS, OPERATORS = "packages.tar.xz", "models.json", "artifacts.tar", "operators.tar.xz"
 # The models are small and of several kinds: sound, bytes of a file, pictures.
 _MODELS = ("dtln/*", "magika/*", "speechmos/dnsmos_p808", "rapidocr/cls", "ppocr_v4/det")
-# Tags of x86-64 wheels that pip accepts for another machine; it compares the spelling exactly.
+# With these tags, pip accepts x86-64 wheels for another machine; it compares their spelling.
 _GLIBC_TAGS = ("_2_34", "_2_31", "_2_28", "_2_27", "_2_24", "_2_17", "2014", "_2_12", "2010", "_2_5", "1")
 # A run starts none of these files of IREE's packages.
 _UNUSED_FILES = (
     "iree/_runtime_libs_tracy/",
     *(f"iree/_runtime_libs/iree-{name}" for name in ("benchmark-executable", "benchmark-replay", "run-replay")),
 )
-# Packages that are unused without a network.
+# Nothing uses these packages without a network.
 _NETWORK_PACKAGES = ("obstore", "uv")
 # The machine's own Python runs this program, which prints the packages that the toolkit needs and that are missing.
 _MISSING_PROGRAM = """
@@ -71,7 +71,7 @@ _TIMEOUT_CODE = 124
 _RUN_FILES = ("journal.jsonl", "junit.xml", "summary.md", "summary.json", "comparison.md", "comparison.json")
 _MAX_LOG_BYTES = 64 << 10
 _SMI = "nvidia-smi"
-# The newest NVIDIA chip among IREE's Vulkan targets.
+# This is the newest NVIDIA chip among IREE's Vulkan targets.
 _VULKAN = "vulkan-ada"
 _COLUMNS = (
     "timestamp,name,driver_version,pstate,clocks.sm,clocks.mem,temperature.gpu,power.draw,memory.used,utilization.gpu,"
@@ -168,7 +168,7 @@ def _remove_package(site: Path, name: str) -> None:
         raise SystemExit(f"gpu_machine.py: --without {name}: nothing that is packed needs it")
     with (matches[0] / "RECORD").open(newline="") as file:
         for row in csv.reader(file):
-            # With `--target`, pip puts an environment's bin/ below the folder.
+            # With `--target`, pip puts the files of an environment's bin/ below the folder.
             path = Path(os.path.normpath(site / row[0].replace("../../bin/", "bin/")))
             if path.is_relative_to(site):
                 path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A small decoder language model in NumPy: its architecture, its parameters, and what it must compute.
+"""A small decoder language model in NumPy: its architecture, its parameters, and its forward pass.
 
 The expected output is computed with it. It shares no code with torch, ONNX or IREE, and computes in
 float64, so that its own rounding is far below any tolerance that makes sense for float32.
@@ -10,7 +10,7 @@ both so that weights drawn from normal(0, 0.01) leave something to be tested:
 * A norm's gain is `1 + weight`, as in Gemma. With the weight alone each norm would damp the signal a hundred
   times, and the output would sink below every tolerance.
 * Queries and keys are normalised per head, as in Qwen 3. Without it such weights give scores near zero,
-  attention is an even average whatever the positions are, and an error in it would not be seen.
+  attention is an even average for any positions, and an error in it would remain undetected.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ _INTRODUCTION = """\
 """
 _TIME_LIMITS = tuple(option.name for option in options_of(ConductRequest) if option.name.startswith("timeout_"))
 _CONDUCT_OPTIONS = tuple(option.name for option in options_of(ConductRequest) if option.name not in _TIME_LIMITS)
-# Groups of options that several commands take; a group that contains another one precedes it.
+# Several commands take these groups of options; a group that contains another one precedes it.
 _GROUPS = {
     "Selection": ("Which cases of which specs, and where they run.", options_of(SelectionRequest)),
     "IREE": ("Which IREE, and the folder where it is installed.", options_of(ToolchainRequest)),

@@ -18,7 +18,7 @@ __all__ = ["RELEASE_TEXTS", "build", "list_files", "write_release_texts"]
 
 _CHECKOUT = Path(__file__).resolve().parent.parent
 _REPOSITORY = " @ git+https://github.com/OWNER/iree-gauntlet"
-# Texts that change with the first release on PyPI: file, current text, and the text after the release.
+# These texts change with the first release on PyPI: file, current text, and the text from then on.
 RELEASE_TEXTS = (
     ("README.md", "In a clone of this repository, on Linux", "On Linux"),
     (

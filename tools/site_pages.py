@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["build_navigation", "copy_pages", "find_broken_links"]
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-# Pages outside of docs/, and their paths in the site.
+# These pages are outside of docs/; the values are their paths in the site.
 _ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)

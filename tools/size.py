@@ -24,7 +24,7 @@ MANY_PARAMETERS = 7
 CRUMB_LINES = 6
 PARCEL_FIELDS = 2
 
-# Columns of the table, and the description of each count.
+# Each column of the table has a description of its count.
 COLUMNS = {
     "files": "files",
     "lines": "lines in all",
@@ -52,7 +52,7 @@ WORD_COLUMNS = {
     "fragments": "of them those that begin with What or Of",
     "verbal": "classes whose name begins or ends with a participle",
 }
-# First words of function names, so that a call reads as an action or a question.
+# A function's name begins with one of these words, so that a call reads as an action or a question.
 _VERBS = """
     abandon abort acquire add adjust adopt advance allow announce answer append applies apply archive are
     arrange as ask assume await batch become begin bind bisect blame block bootstrap bound breaks bring build
@@ -77,7 +77,7 @@ _VERBS = """
     without work works wrap write yield
 """
 VERBS = frozenset(_VERBS.split())
-# Participles without -ed, and other words with -ed.
+# `_IRREGULAR` has participles without -ed, `_NO_PARTICIPLES` other words with -ed.
 _IRREGULAR = """
     beaten become begun bent borne bought bred broken brought built caught chosen come dealt done drawn driven dug eaten
     fallen felt flown forgotten fought found frozen given gone got grown heard held hidden hung kept known lain laid
