@@ -23,7 +23,7 @@ from pathlib import Path
 
 _PARAMETER_BYTES = 64 << 20
 _CONSTANT_BYTES = 200 << 20
-_MAX_PEAK_BYTES = 300e6  # the documented limit
+_MAX_PEAK_BYTES = 300e6  # the promised limit
 _BITS_BY_TYPE = {"f32": 32, "bf16": 16, "f16": 16, "i8": 8}
 
 _COLLECT_PROGRAM = """

@@ -30,7 +30,7 @@ from iree_gauntlet.artifacts.sources import local_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-_MAX_SECONDS = 10.0  # the documented seconds for 10,000 specs
+_MAX_SECONDS = 10.0  # the promised seconds for 10,000 specs
 _HOST = "https://models.example.org/iree/test-suites"
 _GAUNTLET_PROGRAM = "from iree_gauntlet.tasks.program import main; main()"
 _PEER_PROGRAM = """
