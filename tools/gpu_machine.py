@@ -229,26 +229,26 @@ class Parts:
     def list_parts(self) -> Iterable[Part]:
         """Yield the parts, the most valuable first."""
 
-        def part(name: str, seconds: float, *arguments: str) -> Part:
+        def make(name: str, seconds: float, *arguments: str) -> Part:
             return Part(name, seconds, partial(self.run_gauntlet, arguments))
 
-        yield part("devices", 60, "devices")
-        yield part("files", 60, "cache.import", str(self.folder / ARTIFACTS))
-        yield part("models", 150, "run", *self.selection, "--sku", self.sku)
+        yield make("devices", 60, "devices")
+        yield make("files", 60, "cache.import", str(self.folder / ARTIFACTS))
+        yield make("models", 150, "run", *self.selection, "--sku", self.sku)
         if (self.folder / "operators").is_dir():
             yield Part("operators", 120, self.run_operators)
         yield Part("killed", 90, self.run_killed)
         arguments = ("compare", "installed", "installed", *self.selection, "--model", self.model, "--budget", "1")
-        yield part("alike", 100, *arguments)
+        yield make("alike", 100, *arguments)
         yield Part("together", 60, self.run_concurrently)
         if self.target != "cpu":
-            yield part("vulkan", 120, "run", "--suite", write_suite(self.folder), "--target", _VULKAN, "--offline")
+            yield make("vulkan", 120, "run", "--suite", write_suite(self.folder), "--target", _VULKAN, "--offline")
         device = ("--device", "local-task") if self.target == "cpu" else ("--device", "cuda", "--target", self.target)
         for form in ("Fp32", "Fp16"):
             bench_options = ("-m", "bert", "-c", "tiny", "--dataformat", form, "--loop-count", "200")
-            yield part(f"bench-{form}", 60, "bench", *bench_options, *device)
+            yield make(f"bench-{form}", 60, "bench", *bench_options, *device)
         recipes = ("--config", "specs/recipes/quick.yml", "--against", "none", "--dtype", "float16")
-        yield part("micro", 90, "micro", *recipes, *device)
+        yield make("micro", 90, "micro", *recipes, *device)
 
     def run(self, names: Sequence[str]) -> int:
         """Run the parts, or only the given ones, and return the worst exit code."""
