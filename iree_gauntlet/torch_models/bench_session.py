@@ -26,15 +26,15 @@ from iree_gauntlet.torch_models import tracing
 from iree_gauntlet.torch_models.agreement import (
     OutputErrors,
     compare_tensors,
-    find_gains,
     find_limits,
+    fit_gains,
     measure_relative_error,
 )
 from iree_gauntlet.torch_models.build_files import read_tensors
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF
 from iree_gauntlet.torch_models.model_registry import find_sources
 from iree_gauntlet.torch_models.model_session import ModelSession
-from iree_gauntlet.torch_models.peers import AgainstPlace, describe_peer, make_iree_rounds, measure
+from iree_gauntlet.torch_models.peers import PeerEnvironment, describe_peer, make_iree_rounds, measure
 from iree_gauntlet.torch_models.torch_chain import (
     GENERATIVE_WORKER,
     MODULE_WORKER,
@@ -233,7 +233,7 @@ class BenchSession(ModelSession):
                 found = compare_tensors(actual, expected, find_limits(program.outputs, narrowed), gradients=training)
                 errors, problem = found.errors, found.problem
                 if program.directions is not None and not problem:
-                    gains = find_gains(actual, expected, exported, program.directions, narrowed, gradients=training)
+                    gains = fit_gains(actual, expected, exported, program.directions, narrowed, gradients=training)
                     errors, problem = gains.complete(errors), gains.problem
                 if number == 0:
                     against_f32 = read_tensors(exported, build.reference) if build.reference else expected
@@ -249,7 +249,7 @@ class BenchSession(ModelSession):
                 reason = shorten(error.what if isinstance(error, GauntletError) else f"{program.name}: {error}")
                 return replace(result, verdict=Verdict.ERROR, reason=reason, outputs=(), statistics={})
             result = replace(result, outputs=(*result.outputs, *found.comparisons))
-            if found.tells_nothing:
+            if found.expects_only_zeros:
                 note = f"{program.name}: the expected outputs are all zero, and so agreeing with them proves nothing"
                 result = replace(result, notes=(*result.notes, note))
             if problem and result.verdict is Verdict.PASSED:
@@ -271,7 +271,7 @@ class BenchSession(ModelSession):
         if step.role == AGAINST:
             command = make_worker_command(self.chain, step, *self._choose_worker(len(self.devices)))
             replaced = options.disturbed == "replace"
-            place = AgainstPlace(asdict(self.chain.plan), self.chain.torch.path, options.env, replaced)
+            place = PeerEnvironment(asdict(self.chain.plan), self.chain.torch.path, options.env, replaced)
             peers = measure(
                 self.session, options.against, make_iree_rounds(step, command), self.chain.exported(), place
             )

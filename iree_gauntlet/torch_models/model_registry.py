@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 from iree_gauntlet.errors import GauntletError, Problem, UsageError
 from iree_gauntlet.settings import resolve_links, shown
 from iree_gauntlet.torch_models.declarations import (
-    FROM_PYBUDA,
     INSTALL_HINT,
+    PYBUDA_HINT,
     Declaration,
     DeclarationError,
     Function,
     collect_declarations,
-    find_given_by_name,
+    find_named_parameters,
     make_decorator,
     make_failure_problem,
-    make_unknown_name,
+    make_unknown_name_error,
     sort_by_name,
 )
 
@@ -58,7 +58,7 @@ _LATE_IMPORT = "; a file that imports it inside its functions can be listed with
 class ModelError(DeclarationError):
     """Benchmark models that cannot be used as they are written; holds every problem with its file and line."""
 
-    files = "benchmark models"
+    files_noun = "benchmark models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +131,14 @@ class BenchmarkModel(Declaration):
     required: frozenset[str]
     module: str
 
-    what: ClassVar[str] = "a model"
-    documented: ClassVar[str] = "see docs/how-to/bench-models.md"
+    noun: ClassVar[str] = "a model"
+    docs_reference: ClassVar[str] = "see docs/how-to/bench-models.md"
     error: ClassVar[type[DeclarationError]] = ModelError
 
     @classmethod
     def hint(cls, function: Callable[..., Any]) -> str:
         """Of a function of PyBuda's own, what becomes of it here."""
-        return cls.documented if _PYBUDAS.isdisjoint(inspect.signature(function).parameters) else FROM_PYBUDA
+        return cls.docs_reference if _PYBUDAS.isdisjoint(inspect.signature(function).parameters) else PYBUDA_HINT
 
     @classmethod
     def check_name(cls, name: object, messages: list[str]) -> None:
@@ -221,7 +221,7 @@ def _read_signature(
     function: Callable[..., Any], configs: tuple[str, ...], messages: list[str]
 ) -> tuple[frozenset[str], frozenset[str]]:
     """What the function takes, and what of it has no default."""
-    found = find_given_by_name(function, PASSED, f"options give {', '.join(PASSED)}", messages)
+    found = find_named_parameters(function, PASSED, f"options give {', '.join(PASSED)}", messages)
     parameters = inspect.signature(function).parameters
     if "training" not in parameters:
         messages.append("it has no parameter `training: bool`")
@@ -290,7 +290,7 @@ def discover(folders: Sequence[Path], passed_over: list[Problem] | None = None) 
 def find_model(models: dict[str, BenchmarkModel], name: str) -> BenchmarkModel:
     """The model of a name."""
     if name not in models:
-        raise make_unknown_name(f"there is no benchmark model {name!r}", name, models)
+        raise make_unknown_name_error(f"there is no benchmark model {name!r}", name, models)
     return models[name]
 
 
@@ -471,7 +471,7 @@ def check_options(model: BenchmarkModel, options: _Told) -> _Told:
 
 def _refuse_option(model: BenchmarkModel, parameter: str, option: str, value: int) -> None:
     if parameter not in model.accepts:
-        where = f"its function takes no {parameter}: {model.place}"
+        where = f"its function takes no {parameter}: {model.location}"
         raise UsageError(f"{model.name}: {option} means nothing to this model", where)
     if value < 1:
         raise UsageError(f"{model.name}: {option} {value}", "a number of 1 or more is expected")
@@ -512,11 +512,13 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
         import torch  # noqa: PLC0415 - only where models are built
     except ModuleNotFoundError as error:
         raise GauntletError(f"{model.name} cannot be built: {error}", INSTALL_HINT) from error
-    with model.blamed():
+    with model.attribute_errors():
         returned = model.function(**choose_arguments(model, options))
     content = arrange(model, returned, torch.nn.Module, torch.Tensor)
     if isinstance(content, Generative) and options.training:
-        raise UsageError(f"{model.name} generates: there is no training of it", f"leave out --training ({model.place})")
+        raise UsageError(
+            f"{model.name} generates: there is no training of it", f"leave out --training ({model.location})"
+        )
     if isinstance(content, Generative):
         modules = [content.prefill, content.decode]
     else:
@@ -528,14 +530,14 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
     declared = model.parameter_count(options.config)
     if declared is not None and options.layers is None and declared != count:
         of = f" of {options.config}" if options.config else ""
-        raise model.problem(
+        raise model.make_error(
             f"the decorator declares {declared:,} parameters{of}, and the modules have {count:,}",
             f"correct the decorator: parameters … {count}",
         )
     shape = list(content.inputs[0].shape)
     samples = int(shape[0]) if shape else 1
     if options.microbatch not in {None, samples}:
-        raise model.problem(
+        raise model.make_error(
             f"asked for a microbatch of {options.microbatch}, it returned a first input of shape {shape}",
             "the first dimension of the first input is the number of samples",
         )
@@ -548,25 +550,25 @@ def arrange(model: BenchmarkModel, returned: object, module_type: type, tensor_t
         for name in ("prefill", "decode"):
             module = getattr(returned, name)
             if not isinstance(module, module_type):
-                raise model.problem(f"{name} of its Generative is {_describe_kind(module)}, no torch.nn.Module")
+                raise model.make_error(f"{name} of its Generative is {_describe_kind(module)}, no torch.nn.Module")
         for name in ("position", "tokens"):
             value = getattr(returned, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise model.problem(f"{name} of its Generative is {value!r}; a number of 1 or more is expected")
+                raise model.make_error(f"{name} of its Generative is {value!r}; a number of 1 or more is expected")
         _check_inputs(model, returned.inputs, tensor_type)
         return returned
     if not isinstance(returned, list | tuple) or len(returned) != 2:
         pybudas = isinstance(returned, tuple) and len(returned) == 4 and isinstance(returned[0], dict)
-        raise model.problem(
-            f"it returned {_describe_kind(returned)}", f"{_SHAPE}; {FROM_PYBUDA}" if pybudas else _SHAPE
+        raise model.make_error(
+            f"it returned {_describe_kind(returned)}", f"{_SHAPE}; {PYBUDA_HINT}" if pybudas else _SHAPE
         )
     modules, inputs = returned
     if not isinstance(modules, list | tuple) or not 1 <= len(modules) <= 3:
-        raise model.problem(f"it returned {_describe_kind(modules)} where one to three modules are expected", _SHAPE)
+        raise model.make_error(f"it returned {_describe_kind(modules)} where one to three modules are expected", _SHAPE)
     for index, module in enumerate(modules):
         inner = module.module if isinstance(module, OnHost | OnDevice) else module
         if not isinstance(inner, module_type):
-            raise model.problem(f"module {index} is {_describe_kind(inner)}, no torch.nn.Module", _SHAPE)
+            raise model.make_error(f"module {index} is {_describe_kind(inner)}, no torch.nn.Module", _SHAPE)
     pre, device, post = _place_modules(model, list(modules))
     return Pipeline(pre, device, post, _check_inputs(model, inputs, tensor_type))
 
@@ -576,14 +578,14 @@ def _place_modules(model: BenchmarkModel, modules: list[Module]) -> tuple[Module
     marks = [type(module) if isinstance(module, OnHost | OnDevice) else None for module in modules]
     if len(modules) == 2:
         if marks == [None, None]:
-            raise model.problem("it returned two modules, and nothing says which runs on the host", _MARK)
+            raise model.make_error("it returned two modules, and nothing says which runs on the host", _MARK)
         first_on_host = marks[0] is OnHost or (marks[0] is None and marks[1] is OnDevice)
         expected = [OnHost, OnDevice] if first_on_host else [OnDevice, OnHost]
     else:
         expected = [OnDevice] if len(modules) == 1 else [OnHost, OnDevice, OnHost]
     if any(mark not in {None, place} for mark, place in zip(marks, expected, strict=True)):
         where = ", ".join("host" if mark is OnHost else "device" if mark is OnDevice else "?" for mark in marks)
-        raise model.problem(
+        raise model.make_error(
             f"its modules run on: {where}; exactly one runs on the device, with at most one either side", _SHAPE
         )
     bare = [module.module if isinstance(module, OnHost | OnDevice) else module for module in modules]
@@ -593,10 +595,12 @@ def _place_modules(model: BenchmarkModel, modules: list[Module]) -> tuple[Module
 
 def _check_inputs(model: BenchmarkModel, inputs: object, tensor_type: type) -> tuple[Tensor, ...]:
     if not isinstance(inputs, list | tuple) or not inputs:
-        raise model.problem(f"it returned {_describe_kind(inputs)} where a list of input tensors is expected", _SHAPE)
+        raise model.make_error(
+            f"it returned {_describe_kind(inputs)} where a list of input tensors is expected", _SHAPE
+        )
     for index, tensor in enumerate(inputs):
         if not isinstance(tensor, tensor_type):
-            raise model.problem(f"input {index} is {_describe_kind(tensor)}, no torch.Tensor", _SHAPE)
+            raise model.make_error(f"input {index} is {_describe_kind(tensor)}, no torch.Tensor", _SHAPE)
     return tuple(inputs)
 
 

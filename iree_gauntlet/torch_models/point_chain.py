@@ -66,7 +66,7 @@ class PointChain(TorchChain):
             "program": make_key({str(number): hash_file(path) for number, path in enumerate(self.plugins)}),
             "config": hash_file(config) if config else "",
         }
-        refusals = {variant.side: variant.refusal for variant in self.point.variants}
+        refusals = {variant.torch_label: variant.refusal for variant in self.point.variants}
         return tuple(
             replace(self.step(Stage.EXPORT, label), skip=refusal)
             if refusal
@@ -76,7 +76,7 @@ class PointChain(TorchChain):
 
     def plan(self, label: str) -> VariantPlan:
         """The builder's plan, but for the folder."""
-        recipes = {variant.side: variant.torch_recipes for variant in self.point.variants}
+        recipes = {variant.torch_label: variant.torch_recipes for variant in self.point.variants}
         quantization, sparsity = recipes[label]
         model, shape = self.point.model, self.point.shape
         return VariantPlan(
@@ -96,7 +96,7 @@ class PointChain(TorchChain):
         steps: list[Step] = []
         imports: dict[str, Step] = {}
         for variant in self.point.variants:
-            label = variant.side
+            label = variant.torch_label
             if label not in hashes:
                 continue
             onnx = self.exported(label) / _PROGRAM
@@ -126,7 +126,7 @@ class PointChain(TorchChain):
 
     def made(self, variant: Variant, build: BuildRecord) -> CompiledProgram:
         """A variant as it was built and compiled."""
-        return self.compiled(build.programs[0], variant.label, variant.side)
+        return self.compiled(build.programs[0], variant.label, variant.torch_label)
 
     def allowed(self, variant: Variant, build: BuildRecord) -> Tolerance:
         """How far IREE's outputs may be from torch eager's for the same recipe.

@@ -28,7 +28,7 @@ from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.devices import check_device
-from iree_gauntlet.torch_models.configuration import MicroConfig, SweepPoint, list_points, name_iree_device
+from iree_gauntlet.torch_models.configuration import MicroConfig, SweepPoint, list_points, translate_device
 from iree_gauntlet.torch_models.model_session import perform_by_chain
 from iree_gauntlet.torch_models.point_chain import DIALECT, PointChain
 from iree_gauntlet.torch_models.point_session import PointSession
@@ -122,7 +122,7 @@ class MicroRun:
         iree = self.workbench.iree
         require_importer(iree)
         points = self._list_reachable(list_points(self.config))
-        for device in dict.fromkeys(name_iree_device(point.model.device) for point in points):
+        for device in dict.fromkeys(translate_device(point.model.device) for point in points):
             # What is wrong with a device is said before anything is started.
             choose_target(device, self.asked.target)
             choose_devices(device, 1, iree)
@@ -131,7 +131,7 @@ class MicroRun:
         context = plan_context(self.workbench, run_dir)
         chains: list[PointChain] = []
         for point in points:
-            device = name_iree_device(point.model.device)
+            device = translate_device(point.model.device)
             target = choose_target(device, self.asked.target)
             made = PointChain(
                 point=point,
@@ -163,7 +163,7 @@ class MicroRun:
             return list(points)
         found = []
         for point in points:
-            available = check_device(self.workbench.iree, name_iree_device(point.model.device))
+            available = check_device(self.workbench.iree, translate_device(point.model.device))
             if available.ok:
                 found.append(point)
                 continue

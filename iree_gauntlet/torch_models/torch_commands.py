@@ -35,7 +35,13 @@ from iree_gauntlet.torch_models.build_files import BuildPlan, BuildRecord
 from iree_gauntlet.torch_models.configuration import override, read_micro_config
 from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, check_options, discover, find_model
 from iree_gauntlet.torch_models.model_session import perform_by_chain
-from iree_gauntlet.torch_models.plugins import CUSTOM, REFUSED, PluginRegistry, find_entry_point_files, load_registry
+from iree_gauntlet.torch_models.plugins import (
+    CUSTOM,
+    UNSUPPORTED_RECIPES,
+    PluginRegistry,
+    find_entry_point_files,
+    load_registry,
+)
 from iree_gauntlet.torch_models.reports.sweep_reports import check_writable, copy_micro_reports, write_micro_reports
 from iree_gauntlet.torch_models.reports.sweep_rows import read_targets
 from iree_gauntlet.torch_models.sweep import MicroRun, find_earlier_micro
@@ -197,7 +203,7 @@ def _list(models: Mapping[str, BenchmarkModel], folders: Sequence[Path]) -> Docu
         takes = ", ".join(option for name, option in _OPTIONS.items() if name in model.accepts) or None
         for config in model.configs or ("",):
             count = model.parameter_count(config)
-            rows.append((model.name, config or None, _UNKNOWN if count is None else count, takes, model.place))
+            rows.append((model.name, config or None, _UNKNOWN if count is None else count, takes, model.location))
     where = ", ".join(str(folder) for folder in folders)
     said = f"{counted(len(models), 'model')}, {counted(len(rows), 'configuration')} in {where}"
     return Document("", said, (), (Table(_COLUMNS, tuple(rows)),))
@@ -244,8 +250,8 @@ def _print_registry(registry: PluginRegistry, stream: TextIO) -> None:
     for kind in ("quantization", "sparsity", "compiler"):
         rows = [(item.usage, item.about) for item in recipes if item.kind == kind]
         _print(f"recipes ({kind})", rows, stream)
-    _print("recipes of torchao that are refused", list(REFUSED.items()), stream)
-    types = [(name, registry.model_type(name).architecture.about) for name in registry.model_types()]
+    _print("recipes of torchao that are refused", list(UNSUPPORTED_RECIPES.items()), stream)
+    types = [(name, registry.find_model_type(name).architecture.about) for name in registry.list_model_types()]
     _print("model types", types, stream)
     shapes = [(item.name, item.about) for item in registry.shape_sets.values()]
     _print("shape sets", [*shapes, (CUSTOM, "the shapes that the configuration lists")], stream)

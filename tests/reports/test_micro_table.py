@@ -16,7 +16,7 @@ from iree_gauntlet.reports.render_markdown import render_markdown
 from iree_gauntlet.torch_models.reports.sweep_reports import (
     LEGEND,
     collect_heading_facts,
-    find_doubts,
+    collect_notes,
     make_speedup_cell,
     make_speedup_table,
     make_sweep_document,
@@ -149,7 +149,7 @@ def test_long_tables_end_with_where_the_rest_is() -> None:
 def test_what_went_wrong_is_told_once_with_its_shapes() -> None:
     failed = {"iree": None, "status": "error", "reason": "iree-compile: SIGSEGV"}
     records = [record(point(m, 8, 8), [variant("int4wo-32", 1.0, None, **failed)]) for m in range(1, 6)]
-    assert find_doubts(read_rows(records)) == (
+    assert collect_notes(read_rows(records)) == (
         "int4wo-32: error: iree-compile: SIGSEGV (1-8-8, 2-8-8, 3-8-8 and 2 more)",
     )
 

@@ -15,7 +15,7 @@ from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources
-from iree_gauntlet.torch_models.peers import AgainstPlace, make_iree_rounds, measure
+from iree_gauntlet.torch_models.peers import PeerEnvironment, make_iree_rounds, measure
 from iree_gauntlet.torch_models.torch_chain import make_torch_words
 from iree_gauntlet.workers import iree_side
 from tests.support.command_line import LIMIT_SECONDS
@@ -70,7 +70,7 @@ class PeerBench:
         path = str(Path(iree_side.__file__).with_name(f"{script}.py"))
         command = Command((self._python, "-B", path, str(build / f"{script}.json")), str(self.folder))
         place = {"builder": {"dataformat": "Fp32"}, "torch_python": sys.executable, "replace_disturbed": False, **place}
-        where = AgainstPlace(**place)
+        where = PeerEnvironment(**place)
         with (
             EventLog(self.folder / "journal.jsonl", lambda: datetime.now(UTC)) as log,
             session_in(self.folder, log, self.shown, self.cancelled) as session,

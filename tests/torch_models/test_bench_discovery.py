@@ -55,7 +55,7 @@ def test_every_module_of_a_folder_is_loaded(folder: Path) -> None:
     (folder / "folder.py").mkdir()
     models = discover([folder])
     assert list(models) == ["albert", "bert", "vit"]
-    assert models["bert"].place == "models/b.py:4"
+    assert models["bert"].location == "models/b.py:4"
     assert models["vit"].file == folder / "a-1.py"
 
 

@@ -82,7 +82,7 @@ def test_the_documents_own_example_is_a_model() -> None:
     assert model.accepts == {"training", "config", "force_num_layers"}
     assert model.required == {"training", "config"}
     assert model.parameter_count("tiny") is None
-    assert model.place.endswith(f"test_bench_registry.py:{model.line}")
+    assert model.location.endswith(f"test_bench_registry.py:{model.line}")
 
 
 def test_the_decorator_stands_with_and_without_parentheses() -> None:

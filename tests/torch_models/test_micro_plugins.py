@@ -62,7 +62,7 @@ def test_what_the_toolkit_brings() -> None:
     registry = load_registry()
     assert {"pow2", "pow2_extended", "llama", "small_sweep", "sweep"} <= set(registry.shape_sets)
     assert {"baseline", "int8wo", "int8dq"} <= set(registry.recipes)
-    assert {"linear", "ln_linear_relu", "ln_linear_gelu", "transformer_block"} <= set(registry.model_types())
+    assert {"linear", "ln_linear_relu", "ln_linear_gelu", "transformer_block"} <= set(registry.list_model_types())
     assert registry.files == ()
     for item in (*registry.recipes.values(), *registry.architectures.values(), *registry.shape_sets.values()):
         assert item.about
@@ -77,8 +77,8 @@ def test_files_of_a_user_stand_beside_the_toolkits_own(folder: Path) -> None:
     assert "mine" in registry.shape_sets
     assert "pow2" in registry.shape_sets
     assert registry.files == (one, two)
-    assert registry.recipes["first"].place == "one.py:2"
-    assert registry.recipes["O9"].place == "sub/two-recipes.py:5"
+    assert registry.recipes["first"].location == "one.py:2"
+    assert registry.recipes["O9"].location == "sub/two-recipes.py:5"
 
 
 def test_a_file_is_read_anew(folder: Path) -> None:

@@ -125,7 +125,7 @@ def test_what_is_declared_is_collected_with_its_place() -> None:
     assert (baseline.about, baseline.kind, baseline.arguments) == ("Nothing.", "quantization", ())
     assert REGISTRY.recipes["int4wo"].about == "four bits"
     for item in FOUND:
-        assert item.place.endswith(f"test_micro_registry.py:{item.line}")
+        assert item.location.endswith(f"test_micro_registry.py:{item.line}")
     assert len({item.line for item in FOUND}) == len(FOUND)
     assert REGISTRY.recipes["O3"].flags == ("--iree-opt-level=O3",)
     assert REGISTRY.recipes["O3"].function is None
@@ -158,7 +158,7 @@ def test_a_declared_function_stays_as_it_is_and_needs_no_collector() -> None:
     ],
 )
 def test_recipes_with_their_arguments(text: str, name: str, arguments: tuple[int | str, ...]) -> None:
-    asked = REGISTRY.recipe(text)
+    asked = REGISTRY.find_recipe(text)
     assert (asked.text, asked.recipe.name, asked.arguments) == (text, name, arguments)
     assert [type(value) for value in asked.arguments] == [type(value) for value in arguments]
 
@@ -186,14 +186,16 @@ def test_recipes_with_their_arguments(text: str, name: str, arguments: tuple[int
     ],
 )
 def test_recipes_that_are_none(text: str, said: str) -> None:
-    assert said in unknown(REGISTRY.recipe, text)
+    assert said in unknown(REGISTRY.find_recipe, text)
 
 
 def test_arguments_that_a_recipe_cannot_do_with_are_refused_when_they_are_read() -> None:
     registry = load_registry()
-    assert unknown(registry.recipe, "int4wo-7").startswith("recipe 'int4wo-7': a group is an even number of inputs\n")
-    assert unknown(registry.recipe, "block-0").startswith("recipe 'block-0': a block has a size of 1 or more\n")
-    assert registry.recipe("int4wo-48").arguments == (48,)
+    assert unknown(registry.find_recipe, "int4wo-7").startswith(
+        "recipe 'int4wo-7': a group is an even number of inputs\n"
+    )
+    assert unknown(registry.find_recipe, "block-0").startswith("recipe 'block-0': a block has a size of 1 or more\n")
+    assert registry.find_recipe("int4wo-48").arguments == (48,)
 
 
 def test_a_check_that_fails_is_its_plugins_problem() -> None:
@@ -203,7 +205,7 @@ def test_a_check_that_fails_is_its_plugins_problem() -> None:
         def mine(model: Any, size: int) -> Any: ...
 
     with pytest.raises(PluginError, match=r"test_micro_registry\.py:.*: mine: ZeroDivisionError"):
-        PluginRegistry(sort_by_name(found, ModelRecipe, []), {}, {}, {}).recipe("mine-0")
+        PluginRegistry(sort_by_name(found, ModelRecipe, []), {}, {}, {}).find_recipe("mine-0")
 
 
 def test_the_longest_name_wins() -> None:
@@ -216,16 +218,16 @@ def test_the_longest_name_wins() -> None:
         def long(model: Any, size: int = 1) -> Any: ...
 
     registry = PluginRegistry(sort_by_name(found, ModelRecipe, []), {}, {}, {})
-    assert registry.recipe("int8-dynamic").recipe.name == "int8-dynamic"
-    assert registry.recipe("int8-dynamic-3").arguments == (3,)
-    assert registry.recipe("int8-dynamics").arguments == ("dynamics",)
+    assert registry.find_recipe("int8-dynamic").recipe.name == "int8-dynamic"
+    assert registry.find_recipe("int8-dynamic-3").arguments == (3,)
+    assert registry.find_recipe("int8-dynamics").arguments == ("dynamics",)
 
 
 @given(st.sampled_from(sorted(REGISTRY.recipes)), st.lists(st.text("0123456789tensorw", min_size=1), max_size=3))
 def test_a_recipe_is_read_as_it_is_written_or_refused(name: str, words: list[str]) -> None:
     text = "-".join([name, *words])
     try:
-        asked = REGISTRY.recipe(text)
+        asked = REGISTRY.find_recipe(text)
     except UsageError as error:
         assert repr(text) in error.what  # noqa: PT017 - some texts are refused, others not
         return
@@ -236,7 +238,7 @@ def test_a_recipe_is_read_as_it_is_written_or_refused(name: str, words: list[str
 
 
 def test_model_types() -> None:
-    assert REGISTRY.model_types() == (
+    assert REGISTRY.list_model_types() == (
         "linear",
         "ln_linear_leaky_relu",
         "ln_linear_relu",
@@ -245,8 +247,8 @@ def test_model_types() -> None:
         "mlp_relu",
         "transformers",
     )
-    for text in REGISTRY.model_types():
-        asked = REGISTRY.model_type(text)
+    for text in REGISTRY.list_model_types():
+        asked = REGISTRY.find_model_type(text)
         ending = f"_{asked.activation.name}" if asked.activation else ""
         assert asked.text == text == f"{asked.architecture.name}{ending}"
     takes = {name: (item.takes_activation, item.takes_config) for name, item in REGISTRY.architectures.items()}
@@ -269,12 +271,12 @@ def test_model_types() -> None:
     ],
 )
 def test_model_types_that_are_none(text: str, said: str) -> None:
-    assert said in unknown(REGISTRY.model_type, text)
+    assert said in unknown(REGISTRY.find_model_type, text)
 
 
 def test_shape_sets() -> None:
-    assert REGISTRY.shapes("pow2") is REGISTRY.shape_sets["pow2"]
-    message = unknown(REGISTRY.shapes, "pow3")
+    assert REGISTRY.find_shape_set("pow2") is REGISTRY.shape_sets["pow2"]
+    message = unknown(REGISTRY.find_shape_set, "pow3")
     assert message == "there is no shape set 'pow3'\n  Did you mean pow2? There are custom, llama, pow2."
 
 
