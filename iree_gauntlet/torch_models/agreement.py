@@ -148,28 +148,22 @@ def fit_gains(
     """
     with np.load(directory / directions.file, allow_pickle=False) as file:
         outputs, positions, scales, filters, flips = (file[name] for name in _ARRAY_NAMES)
-        direction_errors, remaining_errors = (
-            dict(zip(_ERROR_KINDS, file[name], strict=True)) for name in ("along", "rest")
-        )
-    limits = _DIRECTION_FACTOR * _add_errors(direction_errors, narrowing) + _APPROXIMATION_ERROR
-    rms_limits = _SAFETY_FACTOR * _add_errors(remaining_errors, narrowing)
+        directional, residual = (dict(zip(_ERROR_KINDS, file[name], strict=True)) for name in ("along", "rest"))
+    limits = _DIRECTION_FACTOR * _add_errors(directional, narrowing) + _APPROXIMATION_ERROR
+    rms_limits = _SAFETY_FACTOR * _add_errors(residual, narrowing)
     limits += _CONSTANT_FACTOR * narrowing * max(UNIT_ROUNDOFF.get(tensor.element_type, 0.0) for tensor in expected)
     # A contraction on which no output depends has no visible error.
     limits = np.where(filters.any(axis=1), limits, np.inf)
     sizes = list(map(Distance.measure, actual, expected))
     if gradients:
         rms_limits = np.array(
-            [
-                limit.rms
-                for limit in _widen_for_gradients([Tolerance(rms_limit, 0.0) for rms_limit in rms_limits], sizes)
-            ]
+            [limit.rms for limit in _widen_for_gradients([Tolerance(rms, 0.0) for rms in rms_limits], sizes)]
         )
     errors = np.zeros(len(positions))
-    for index, (actual_tensor, expected_tensor) in enumerate(zip(actual, expected, strict=True)):
+    for index, (output, target) in enumerate(zip(actual, expected, strict=True)):
         is_in_output = outputs == index
         actual_values, expected_values = (
-            np.asarray(t.array.reshape(-1)[positions[is_in_output]], dtype=np.float64)
-            for t in (actual_tensor, expected_tensor)
+            np.asarray(t.array.reshape(-1)[positions[is_in_output]], dtype=np.float64) for t in (output, target)
         )
         errors[is_in_output] = actual_values - expected_values
     errors, flip_indices = subtract_flips(errors, flips, scales)
@@ -213,30 +207,25 @@ def compare_tensors(
     """
     # The expected tensor has the scale where an output is missing or of another type.
     pairs = zip((*actual, *expected[len(actual) :]), expected, strict=False)
-    scales = [
-        Distance.measure(tensor if tensor.type == expected_tensor.type else expected_tensor, expected_tensor)
-        for tensor, expected_tensor in pairs
-    ]
+    scales = [Distance.measure(tensor if tensor.type == target.type else target, target) for tensor, target in pairs]
     if isinstance(limits, Tolerance):
         limits = [Tolerance(limits.rms * scale.rms, limits.peak * scale.peak) for scale in scales]
     limits = _widen_for_gradients(limits, scales) if gradients else limits
     comparisons: list[OutputComparison] = []
     problem = ""
-    total, noise_limit, peak, peak_limit = Distance(), 0.0, 0.0, 0.0
-    for index, (tensor, expected_tensor, scale, limit) in enumerate(
-        zip(actual, expected, scales, limits, strict=False)
-    ):
+    total, max_noise, peak, max_peak = Distance(), 0.0, 0.0, 0.0
+    for index, (tensor, target, scale, limit) in enumerate(zip(actual, expected, scales, limits, strict=False)):
         (comparison,) = compare_outputs(
-            [tensor], [expected_tensor], Tolerances(limit.peak, limit.peak, limit.peak, limit.peak, rtol=0.0)
+            [tensor], [target], Tolerances(limit.peak, limit.peak, limit.peak, limit.peak, rtol=0.0)
         )
         comparison = replace(comparison, index=index)
-        if comparison.mismatches and not is_float(expected_tensor.element_type):
+        if comparison.mismatches and not is_float(target.element_type):
             # Where rounding decides, as in a mask of values above zero, this share of them may differ.
             comparison = replace(comparison, passed=comparison.mismatches <= limit.rms**2 * comparison.count)
         if comparison.mismatches is not None and scale.count:
-            total, noise_limit = total + scale, noise_limit + limit.rms**2 * scale.count
+            total, max_noise = total + scale, max_noise + limit.rms**2 * scale.count
             if scale.peak and (comparison.max_abs_error or 0.0) / scale.peak >= peak:
-                peak, peak_limit = (comparison.max_abs_error or 0.0) / scale.peak, limit.peak / scale.peak
+                peak, max_peak = (comparison.max_abs_error or 0.0) / scale.peak, limit.peak / scale.peak
             if comparison.passed and not scale.rms_error <= limit.rms:
                 error = f"rms of the differences is {scale.rms_error:.3g}"
                 message = f"{error}, at most {limit.rms:.3g} is allowed (values: {scale.rms:.3g})"
@@ -248,10 +237,7 @@ def compare_tensors(
         problem = f"the module gives {len(actual)} outputs, {len(expected)} are expected"
     expects_only_zeros = not any(scale.rms for scale in scales) and any(scale.count for scale in scales)
     errors = OutputErrors(
-        rms=total.relative,
-        peak=peak,
-        rms_tolerance=replace(total, noise=noise_limit).relative,
-        peak_tolerance=peak_limit,
+        rms=total.relative, peak=peak, rms_tolerance=replace(total, noise=max_noise).relative, peak_tolerance=max_peak
     )
     return Agreement(tuple(comparisons), errors, problem, expects_only_zeros)
 
@@ -283,15 +269,14 @@ class Distance:
     def measure(cls, actual: Tensor, expected: Tensor) -> Distance:
         """Compare two tensors of one shape, some millions of values at a time: all of them at once may not fit."""
         total = cls()
-        actual_values, expected_values = actual.array.ravel(), expected.array.ravel()
-        for start in range(0, expected_values.size if is_float(expected.element_type) else 0, _CHUNK_VALUES):
-            actual_chunk, expected_chunk = (
-                np.asarray(values[start : start + _CHUNK_VALUES], dtype=np.float64)
-                for values in (actual_values, expected_values)
+        outputs, targets = actual.array.ravel(), expected.array.ravel()
+        for start in range(0, targets.size if is_float(expected.element_type) else 0, _CHUNK_VALUES):
+            output, target = (
+                np.asarray(values[start : start + _CHUNK_VALUES], dtype=np.float64) for values in (outputs, targets)
             )
-            errors = actual_chunk - expected_chunk
-            powers = float(np.dot(errors, errors)), float(np.dot(expected_chunk, expected_chunk))
-            total += cls(expected_chunk.size, *powers, float(np.abs(errors).max()), float(np.abs(expected_chunk).max()))
+            errors = output - target
+            powers = float(np.dot(errors, errors)), float(np.dot(target, target))
+            total += cls(target.size, *powers, float(np.abs(errors).max()), float(np.abs(target).max()))
         return total
 
     def __add__(self, other: Distance) -> Distance:
@@ -319,9 +304,9 @@ class Distance:
 def measure_relative_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Return the rms of the differences of all float outputs, as a share of that of the expected values."""
     total = Distance()
-    for actual_tensor, expected_tensor in zip(actual, expected, strict=True):
-        if is_float(actual_tensor.element_type) and actual_tensor.shape == expected_tensor.shape:
-            total += Distance.measure(actual_tensor, expected_tensor)
+    for output, target in zip(actual, expected, strict=True):
+        if is_float(output.element_type) and output.shape == target.shape:
+            total += Distance.measure(output, target)
     return total.relative
 
 

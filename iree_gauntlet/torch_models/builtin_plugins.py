@@ -96,10 +96,10 @@ _NARROW = ("--iree-opt-const-expr-max-size-increase-threshold=0",)
 # IREE 3.13 refuses most products of narrow types for their tiles, which it sizes by the narrow type and checks by the
 # wide one. Without the check they compile, and run as they should.
 _LARGE = ("--iree-llvmcpu-fail-on-large-vector=false",)
-# What is quantised as it comes may fall to either side of a boundary, where torch and IREE differ in the last bit of
-# what came before; in a model of several layers one such step makes more of them. Measured in transformer blocks:
-# 5e-8 to 8e-6 in f32, 0.001 to 0.003 in f16, 0.003 to 0.006 in bf16. These are a half and a third of what the recipes
-# themselves are off at a linear layer, 0.009 and 0.037.
+# Values that are quantised at run time may fall to either side of a boundary if torch and IREE differ in their last
+# bit; in a model of several layers one such step causes more of them. Errors measured in transformer blocks: 5e-8 to
+# 8e-6 in f32, 0.001 to 0.003 in f16, 0.003 to 0.006 in bf16. The tolerances are a half and a third of the recipes'
+# errors at a linear layer, 0.009 and 0.037.
 _INT8_BOUNDARY = 0.004
 _FLOAT8_BOUNDARY = 0.012
 

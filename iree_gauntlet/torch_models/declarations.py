@@ -157,7 +157,7 @@ def find_named_parameters(
     names: Collection[str],
     hint: str,
     messages: list[str],
-    positional_names: Collection[str] = (),
+    positional: Collection[str] = (),
 ) -> dict[str, bool]:
     """Return which of the keyword parameters `names` a function takes: True if the parameter is required."""
     required_by_name: dict[str, bool] = {}
@@ -169,7 +169,7 @@ def find_named_parameters(
             messages.append(f"{name} is positional-only (it stands before /), and is given by name")
         elif name in names:
             required_by_name[name] = is_required
-        elif is_required and name not in positional_names:
+        elif is_required and name not in positional:
             messages.append(f"nothing gives the parameter {name}; {hint}")
     return required_by_name
 
@@ -191,12 +191,12 @@ def raise_problems(
 def sort_by_name(declarations: Iterable[Declaration], kind: type[Kind], problems: list[Problem]) -> dict[str, Kind]:
     """Return the declarations of a kind, sorted by name; a duplicate name is added to `problems`."""
     by_name: dict[str, Kind] = {}
-    for declaration in declarations:
-        if isinstance(declaration, kind):
-            first = by_name.setdefault(declaration.name, declaration)
-            if first is not declaration:
+    for entry in declarations:
+        if isinstance(entry, kind):
+            first = by_name.setdefault(entry.name, entry)
+            if first is not entry:
                 message = f"{kind.noun} of this name is declared at {first.location} already"
-                problems += declaration.make_error(message, "rename one of them").problems
+                problems += entry.make_error(message, "rename one of them").problems
     return dict(sorted(by_name.items()))
 
 

@@ -45,7 +45,7 @@ from iree_gauntlet.records.sweep_record import Ratio
 from iree_gauntlet.results import shorten
 from iree_gauntlet.torch_models.agreement import compare_tensors, find_limits
 from iree_gauntlet.torch_models.build_files import Array, BuildRecord, PeerPlan, PeerProgram, read_build, read_tensors
-from iree_gauntlet.torch_models.torch_chain import CallTimes, make_torch_words, write_planned_command
+from iree_gauntlet.torch_models.torch_chain import CallTimes, make_torch_argv, write_planned_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -254,7 +254,7 @@ class PeerScript:
         Programs are compiled before: torch.compile's processes would disturb the measurement.
         """
         plan = PeerPlan(tuple(programs), _WARM_UP_CALLS, compile_threads, outputs).as_dict()
-        argv = make_torch_words(self.python, self.module)
+        argv = make_torch_argv(self.python, self.module)
         env = (*self.env, ("TORCHINDUCTOR_CACHE_DIR", str(self.code_folder)))
         command = write_planned_command(self.step, argv, plan, name, env)
         return Measurement(self.step, command, self.tool, _read_medians)

@@ -33,7 +33,7 @@ from iree_gauntlet.torch_models.declarations import (
     raise_problems,
     sort_by_name,
 )
-from iree_gauntlet.torch_models.model_registry import load_alone
+from iree_gauntlet.torch_models.model_registry import load_isolated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,7 +56,7 @@ Kind: TypeAlias = Literal["quantization", "sparsity", "compiler"]
 Requirement: TypeAlias = Literal["no", "may", "must"]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:]*(?:-[A-Za-z0-9_.:]+)*")
-_MODEL_RECIPE_KINDS = ("quantization", "sparsity")
+_MODEL_KINDS = ("quantization", "sparsity")
 
 
 class PluginError(DeclarationError):
@@ -211,9 +211,9 @@ def recipe(
 
     def read_fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
         arguments = _read_recipe_arguments(function, messages)
-        if kind not in _MODEL_RECIPE_KINDS:
+        if kind not in _MODEL_KINDS:
             messages.append(
-                f"kind is one of {', '.join(_MODEL_RECIPE_KINDS)}, not {kind!r}; compiler_recipe declares the third"
+                f"kind is one of {', '.join(_MODEL_KINDS)}, not {kind!r}; compiler_recipe declares the third"
             )
         _check_proof(proof, tolerance, messages)
         return {
@@ -448,9 +448,7 @@ def _check_sizes(function: Callable[..., Any], powers: bool, messages: list[str]
     """Check that a shape set takes `sizes` if it has powers, and no parameter otherwise."""
     if powers:
         try:
-            takes_one = (
-                len(_find_required_parameters(function)) == 1 and inspect.signature(function).bind(()) is not None
-            )
+            takes_one = len(_list_required(function)) == 1 and inspect.signature(function).bind(()) is not None
         except TypeError:
             takes_one = False
         if not takes_one:
@@ -461,12 +459,12 @@ def _check_sizes(function: Callable[..., Any], powers: bool, messages: list[str]
 
 def _check_no_parameters(function: Callable[..., Any], messages: list[str], prefix: str = "it takes") -> None:
     """Check that a function can be called without arguments."""
-    names = _find_required_parameters(function)
+    names = _list_required(function)
     if names:
         messages.append(f"{prefix} {', '.join(names)}: nothing gives that")
 
 
-def _find_required_parameters(function: Callable[..., Any]) -> list[str]:
+def _list_required(function: Callable[..., Any]) -> list[str]:
     """Return the names of the required parameters."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
@@ -695,9 +693,7 @@ class PluginRegistry:
         for name, architecture in self.architectures.items():
             names += [name] if architecture.takes_activation != "must" else []
             names += (
-                [f"{name}_{activation}" for activation in self.activations]
-                if architecture.takes_activation != "no"
-                else []
+                [f"{name}_{suffix}" for suffix in self.activations] if architecture.takes_activation != "no" else []
             )
         return tuple(sorted(set(names)))
 
@@ -716,7 +712,7 @@ def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_
     for file in dict.fromkeys((*builtin, *plugin_files)):
         if not file.is_file():
             raise UsageError(f"no plugin file {shown(file)}", "Name an existing Python file with --plugin.")
-        file_declarations, file_problems = load_alone(file, _MODULE_PREFIX)
+        file_declarations, file_problems = load_isolated(file, _MODULE_PREFIX)
         declarations += file_declarations
         problems += file_problems
         if not file_declarations and not file_problems:

@@ -117,11 +117,11 @@ class VariantCheck(Recorded):
 
 @dataclass(slots=True, kw_only=True)
 class PointSession(ModelSession):
-    """The steps of a point; `against`: `torch` (eager and compiled), `torch-eager` or `none`."""
+    """The steps of a point; `peers`: `torch` (eager and compiled), `torch-eager` or `none`."""
 
     chain: PointChain
     results: Mapping[str, Result]
-    against: str
+    peers: str
     replace_disturbed: bool
     roofline: Roofline | None
     # The state of variants by label: the record of the module, the doubt about it, and the time of a call.
@@ -144,7 +144,7 @@ class PointSession(ModelSession):
 
     def tidy(self) -> None:
         """Remove the files that only the point needed: weights, tensors and modules; logs, plans and traces stay."""
-        root = self.chain.exported().parent
+        root = self.chain.get_export_folder().parent
         for pattern in ("*.npy", "*.onnx", "*.onnx.data", "*.irpa", "*.vmfb", "*.ireeprof"):
             for path in root.rglob(pattern):
                 path.unlink(missing_ok=True)
@@ -156,15 +156,15 @@ class PointSession(ModelSession):
         """Run a variant and compare its outputs."""
         variant = self._find_variant(step.role)
         build = self.builds[variant.torch_label]
-        compiled = self.chain.made(variant, build)
-        response = self.run_once(step, compiled, self.chain.device, calls=_CHECK_CALLS)
+        program = self.chain.find_program(variant, build)
+        response = self.run_once(step, program, self.chain.device, calls=_CHECK_CALLS)
         if response.figures is None:
             return response.failure
         calls = MeasuredCalls.from_dict(response.figures)
         actual = read_tensors(Path(), calls.outputs)
-        expected = read_tensors(compiled.exported, build.programs[0].outputs)
-        agreement = compare_tensors(actual, expected, self.chain.allowed(variant, build))
-        reference = read_tensors(compiled.exported, build.reference) if build.reference else expected
+        expected = read_tensors(program.export_folder, build.programs[0].outputs)
+        agreement = compare_tensors(actual, expected, self.chain.choose_tolerance(variant, build))
+        reference = read_tensors(program.export_folder, build.reference) if build.reference else expected
         figures = VariantCheck(
             agreement=agreement.errors,
             error=_measure_errors(actual, reference),
@@ -263,9 +263,9 @@ class PointSession(ModelSession):
             return
         problems = [
             problem
-            for recipe_call in filter(None, (variant.quantization, variant.sparsity))
+            for call in filter(None, (variant.quantization, variant.sparsity))
             for problem in find_unproven(
-                recipe_call.recipe.proof, facts, baseline, self.builds[variant.torch_label].changed_bytes
+                call.recipe.proof, facts, baseline, self.builds[variant.torch_label].changed_bytes
             )
         ]
         if problems:
@@ -278,14 +278,19 @@ class PointSession(ModelSession):
         if not step.role.startswith(TRACE):
             return self._profile_memory(step)
         variant = self._find_variant(step.role.removeprefix(TRACE))
-        program, path = self.chain.made(variant, self.builds[variant.torch_label]), Path(step.folder) / variant.label
+        program, path = (
+            self.chain.find_program(variant, self.builds[variant.torch_label]),
+            Path(step.folder) / variant.label,
+        )
         trace = self.trace(step, program, path, tracing.VERBOSE, self._call_ms[variant.label])
         return tracing.make_result([trace], {TRACE.rstrip("."): trace.as_dict()})
 
     def _profile_memory(self, step: Step) -> Result:
         """Measure the peak memory by phase; the series of samples is written next to the logs, for its plot."""
         variant = self._find_variant(step.role.removeprefix(MEMORY_ROLE))
-        plan = make_memory_plan(self.chain.made(variant, self.builds[variant.torch_label]).plan([self.chain.device], 1))
+        plan = make_memory_plan(
+            self.chain.find_program(variant, self.builds[variant.torch_label]).plan([self.chain.device], 1)
+        )
         response = self.ask(step, MEMORY_WORKER, plan)
         if response.figures is None:
             return response.failure
@@ -302,11 +307,7 @@ class PointSession(ModelSession):
 
     def _list_profiles(self) -> Sequence[Step]:
         model = self.chain.point.model
-        kinds = [
-            kind
-            for kind, is_requested in ((TRACE, model.profiler), (MEMORY_ROLE, model.memory_profiler))
-            if is_requested
-        ]
+        kinds = [kind for kind, flag in ((TRACE, model.profiler), (MEMORY_ROLE, model.memory_profiler)) if flag]
         return tuple(self.chain.profile(variant, kind) for variant in self._list_measurable() for kind in kinds)
 
     @property
@@ -319,13 +320,15 @@ class PointSession(ModelSession):
         Path(step.folder).mkdir(parents=True, exist_ok=True)
         if self._list_measurable():
             uses_compile = self.chain.point.model.torch_compile
-            modes = [mode for mode in _MODES_BY_OPTION[self.against] if uses_compile or mode == _EAGER]
+            modes = [mode for mode in _MODES_BY_OPTION[self.peers] if uses_compile or mode == _EAGER]
             # Torch runs on the CPU here: a comparison with another device would be meaningless.
             torch_round = self._try_torch(step, modes) if modes and is_cpu(self.chain.device) else None
             programs: dict[str, Measurement] = {}
             for variant in self._list_measurable():
                 calls = _count_calls(self._call_ms[variant.label])
-                plan = self.chain.made(variant, self.builds[variant.torch_label]).plan([self.chain.device], calls)
+                plan = self.chain.find_program(variant, self.builds[variant.torch_label]).plan(
+                    [self.chain.device], calls
+                )
                 command = make_worker_command(self.chain, step, MODULE_WORKER, plan, f"{variant.label}.")
                 programs[variant.label] = make_iree_rounds(step, command)
             taker = BlockTaker(self.session, replace_disturbed=self.replace_disturbed)
@@ -344,18 +347,20 @@ class PointSession(ModelSession):
         programs: dict[str, PeerProgram] = {}
         expected = []
         for mode in modes:
-            for torch_label, variant in {
+            for label, variant in {
                 variant.torch_label: variant for variant in reversed(self._list_measurable())
             }.items():
                 name, folder, build = (
-                    _name_torch_program(mode, torch_label),
-                    self.chain.exported(torch_label),
-                    self.builds[torch_label],
+                    _name_torch_program(mode, label),
+                    self.chain.get_export_folder(label),
+                    self.builds[label],
                 )
                 compile_mode = self.chain.point.model.torch_compile_mode
-                builder = asdict(self.chain.plan(torch_label))
+                builder = asdict(self.chain.plan(label))
                 programs[name] = PeerProgram(name, folder, builder, mode, compile_mode, TRIAL_CALLS)
-                expected.append(ExpectedOutputs(folder, build.programs[0].outputs, self.chain.allowed(variant, build)))
+                expected.append(
+                    ExpectedOutputs(folder, build.programs[0].outputs, self.chain.choose_tolerance(variant, build))
+                )
         code_folder = Path(step.folder) / "torch" / CODE_FOLDER
         script = PeerScript(step, "torch", self.chain.torch.path, "measure_torch", code_folder)
         models = script.try_programs(
@@ -443,7 +448,7 @@ class PointSession(ModelSession):
         if roofline is None or time_ms is None or record.parameter_bytes is None:
             return None
         build = self.builds[variant.torch_label].programs[0]
-        folder = self.chain.exported(variant.torch_label)
+        folder = self.chain.get_export_folder(variant.torch_label)
         tensors = sum((folder / array.file).stat().st_size for array in (*build.inputs, *build.outputs))
         return PeakShare(*roofline.share(self._flops, record.parameter_bytes + tensors, time_ms))
 
@@ -482,12 +487,10 @@ def _measure_errors(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> Num
     total = Distance()
     if len(actual) != len(expected):
         raise GauntletError(f"{len(actual)} outputs, and the unchanged model has {len(expected)}")
-    for actual_tensor, expected_tensor in zip(actual, expected, strict=True):
-        if is_float(expected_tensor.element_type) and actual_tensor.shape != expected_tensor.shape:
-            raise GauntletError(
-                f"an output of shape {actual_tensor.shape}, and the unchanged model's is {expected_tensor.shape}"
-            )
-        total += Distance.measure(actual_tensor, expected_tensor)
+    for output, target in zip(actual, expected, strict=True):
+        if is_float(target.element_type) and output.shape != target.shape:
+            raise GauntletError(f"an output of shape {output.shape}, and the unchanged model's is {target.shape}")
+        total += Distance.measure(output, target)
     relative_error = math.inf if total.noise and not total.power else total.relative
     decibel = math.inf if relative_error == 0 else -20.0 * math.log10(relative_error)
     return NumberErrors(total.peak_error, relative_error, decibel)

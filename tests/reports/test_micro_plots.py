@@ -25,7 +25,7 @@ from iree_gauntlet.torch_models.reports.sweep_reports import (
     format_tick,
     is_grid,
 )
-from iree_gauntlet.torch_models.reports.sweep_rows import SweepEntry, group_entries, read_rows, times
+from iree_gauntlet.torch_models.reports.sweep_rows import SweepEntry, format_factor, group_entries, read_rows
 from tests.support.micro_records import RECIPES, grid, point, ratio, record, squares, variant
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def test_a_sweep_has_a_map_for_each_recipe() -> None:
     assert {"m = 1024", "m = 2048", "m = 4096"} <= set(heat)
     for row in rows:
         if row.recipe == "int8dq" and row.speedup:
-            assert any(text.rstrip("=?") == times(row.speedup.ratio) for text in heat)
+            assert any(text.rstrip("=?") == format_factor(row.speedup.ratio) for text in heat)
 
 
 @pytest.mark.parametrize(

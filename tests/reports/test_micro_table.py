@@ -25,10 +25,10 @@ from iree_gauntlet.torch_models.reports.sweep_reports import (
 from iree_gauntlet.torch_models.reports.sweep_rows import (
     Row,
     SweepHeader,
+    format_factor,
     format_ratio,
     group_entries,
     read_rows,
-    times,
 )
 from tests.support.micro_records import SWEEP_HEADER, grid, point, ratio, record, records, squares, variant
 
@@ -63,12 +63,12 @@ def one(label: str, **changes: Any) -> Row:
     [(1.724, "1.72"), (12.46, "12.5"), (9.999, "10.0"), (130.4, "130"), (0.0944, "0.094"), (1.0, "1.00"), (0, "0")],
 )
 def test_ratios_have_three_digits(value: float, text: str) -> None:
-    assert times(value) == text
+    assert format_factor(value) == text
 
 
 @given(st.floats(1e-6, 1e6))
 def test_a_ratio_as_text_is_near_it(value: float) -> None:
-    assert float(times(value)) == pytest.approx(value, rel=0.06)
+    assert float(format_factor(value)) == pytest.approx(value, rel=0.06)
 
 
 def test_what_stands_in_the_place_of_a_speedup() -> None:

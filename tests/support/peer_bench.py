@@ -16,7 +16,7 @@ from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources
 from iree_gauntlet.torch_models.peers import PeerEnvironment, make_iree_rounds, measure
-from iree_gauntlet.torch_models.torch_chain import make_torch_words
+from iree_gauntlet.torch_models.torch_chain import make_torch_argv
 from iree_gauntlet.workers import iree_side
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.sessions import session_in
@@ -93,7 +93,7 @@ def run_script(
     path = build.parent / "script.json"
     shared = {"warm_up_calls": 1, "compile_threads": None, "outputs": plan.pop("outputs", "")}
     path.write_text(json.dumps({"models": [{"name": "peer", "build": str(build), "calls": 2, **plan}], **shared}))
-    argv = [*make_torch_words(sys.executable, module), str(path)]
+    argv = [*make_torch_argv(sys.executable, module), str(path)]
     limit = LIMIT_SECONDS
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=limit, env=env or {}, cwd="/")
 

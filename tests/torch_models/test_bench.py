@@ -21,7 +21,7 @@ from iree_gauntlet.results import Result, Samples
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.torch_models.agreement import ContractionErrors
-from iree_gauntlet.torch_models.bench_result import _say_sensitivity, make_result_lines
+from iree_gauntlet.torch_models.bench_result import _format_sensitivity, make_result_lines
 from iree_gauntlet.torch_models.bench_session import BenchSession, make_bench_figures
 from iree_gauntlet.torch_models.build_files import TokenLoop
 from iree_gauntlet.torch_models.torch_chain import MeasuredCalls
@@ -202,7 +202,7 @@ def test_what_was_not_tried_is_no_part_of_what_would_show(shown: int, of: int, i
     found = ContractionErrors(
         worst="contraction 1 of 98 (mm)", error=0.0, limit=0.01, shown={"1%": shown}, of=of, in_model=in_model
     )
-    assert _say_sensitivity(found).startswith(says)
+    assert _format_sensitivity(found).startswith(says)
 
 
 def test_what_is_no_number_is_a_failure_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

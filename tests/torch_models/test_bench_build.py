@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.torch_models.build_files import BuildPlan, read_build, read_plan
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, count_longest_contractions, read_contractions
-from iree_gauntlet.torch_models.torch_chain import make_torch_words
+from iree_gauntlet.torch_models.torch_chain import make_torch_argv
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 
@@ -38,7 +38,7 @@ def run_builder(folder: Path, plan: BuildPlan) -> subprocess.CompletedProcess[st
     (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     # From another folder, as an environment in which the toolkit is not installed.
     return subprocess.run(
-        [*make_torch_words(sys.executable, "building"), str(folder / "plan.json")],
+        [*make_torch_argv(sys.executable, "building"), str(folder / "plan.json")],
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "OMP_WAIT_POLICY": "passive"},
         capture_output=True,
@@ -152,7 +152,7 @@ def test_branches_see_what_is_around_them(tmp_path: Path) -> None:
 
 def test_what_torchs_python_imports_is_compiled_once(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(name='torch')\n")
-    words = [*make_torch_words(sys.executable, "building"), str(tmp_path / "plan.json")]
+    words = [*make_torch_argv(sys.executable, "building"), str(tmp_path / "plan.json")]
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
     assert done.returncode == 2, done.stderr

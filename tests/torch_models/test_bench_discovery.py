@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.torch_models.model_registry import PASSED, ModelError, discover, find_model, find_sources
+from iree_gauntlet.torch_models.model_registry import MODEL_PARAMETERS, ModelError, discover, find_model, find_sources
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def test_every_problem_of_every_file_is_said_at_once(folder: Path) -> None:
     assert [line.splitlines()[0] for line in said] == [
         "models/a.py:1: SyntaxError: invalid syntax",
         "models/b.py:2: ValueError: no",
-        f"models/c.py:4: bert: nothing gives the parameter size; options give {', '.join(PASSED)}",
+        f"models/c.py:4: bert: nothing gives the parameter size; options give {', '.join(MODEL_PARAMETERS)}",
         "models/c.py:4: bert: the decorator names configs, and it has no parameter `config: str`",
         "models/d.py:2: SystemExit: 3",
         "models/e.py:1: ZeroDivisionError: division by zero",

@@ -15,7 +15,7 @@ from iree_gauntlet.torch_models.model_registry import (
     BenchmarkModel,
     ModelError,
     Pipeline,
-    arrange,
+    arrange_modules,
     check_options,
     choose_arguments,
 )
@@ -247,7 +247,7 @@ X = Tensor()
     ],
 )
 def test_where_modules_run(modules: Any, places: Any) -> None:
-    made = arrange(model_of(), (modules, [X, X]), Module, Tensor)
+    made = arrange_modules(model_of(), (modules, [X, X]), Module, Tensor)
     assert made == Pipeline(places[0], places[1], places[2], (X, X))
 
 
@@ -278,7 +278,7 @@ def test_where_modules_run(modules: Any, places: Any) -> None:
 def test_wrong_return_values_name_the_function_and_its_line(returned: Any, said: str) -> None:
     model = model_of()
     with pytest.raises(ModelError) as caught:
-        arrange(model, returned, Module, Tensor)
+        arrange_modules(model, returned, Module, Tensor)
     (problem,) = caught.value.problems
     assert said in problem.message
     assert (problem.line, problem.field) == (model.line, "model")
@@ -286,7 +286,7 @@ def test_wrong_return_values_name_the_function_and_its_line(returned: Any, said:
 
 def test_what_pybudas_functions_return_names_the_page_about_them() -> None:
     with pytest.raises(ModelError) as caught:
-        arrange(model_of(), ({"tt": A}, [X], (), {}), Module, Tensor)
+        arrange_modules(model_of(), ({"tt": A}, [X], (), {}), Module, Tensor)
     (problem,) = caught.value.problems
     assert problem.message == "it returned a tuple of 4"
     assert problem.hint.endswith("; docs/how-to/bench-models.md says what becomes of a model file of PyBuda")
@@ -300,7 +300,7 @@ def generative(**changed: Any) -> Generative:
 
 def test_generative_models_are_checked_too() -> None:
     made = generative()
-    assert arrange(model_of(), made, Module, Tensor) is made
+    assert arrange_modules(model_of(), made, Module, Tensor) is made
     for changed, said in (
         ({"prefill": X}, "prefill of its Generative is an object of type Tensor"),
         ({"decode": on_device(A)}, "decode of its Generative is an object of type OnDevice"),
@@ -311,7 +311,7 @@ def test_generative_models_are_checked_too() -> None:
         ({"tokens": True}, "tokens of its Generative is True"),
     ):
         with pytest.raises(ModelError, match=said):
-            arrange(model_of(), generative(**changed), Module, Tensor)
+            arrange_modules(model_of(), generative(**changed), Module, Tensor)
 
 
 def test_declaring_models_is_light() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.torch_models import bench_result
-from iree_gauntlet.torch_models.bench_result import Appended, find_result_path
+from iree_gauntlet.torch_models.bench_result import AppendResult, find_result_path
 from tests.support.budgets import part_of_the_examples
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.permissions import permissions_respected
@@ -93,7 +93,7 @@ def locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return folder
 
 
-def append_result(output: str | Path, entry: dict[str, Any]) -> Appended:
+def append_result(output: str | Path, entry: dict[str, Any]) -> AppendResult:
     return bench_result.append_result(output, entry, Path(os.environ["LOCKS"]))
 
 
@@ -124,14 +124,14 @@ def test_an_entry_stays_as_it_is_given(tmp_path: Path) -> None:
     assert list(good)[:3] == ["total_time", "total_samples", "samples_per_sec"]
     kept = appended.path.read_bytes()
     beside = append_result(tmp_path / "perf.json", failed)
-    assert beside == Appended(tmp_path / "perf.failed.json", 1)
+    assert beside == AppendResult(tmp_path / "perf.failed.json", 1)
     assert (read(beside.path), appended.path.read_bytes()) == ([failed], kept)
 
 
 def test_a_file_with_failures_of_earlier_versions_is_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "perf.json"
     path.write_text(json.dumps([{**ABOUT, "error": "compile failed: …"}]))
-    assert append_result(path, result()) == Appended(path, 2)
+    assert append_result(path, result()) == AppendResult(path, 2)
 
 
 def test_numbers_that_json_lacks_are_text(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.torch_models.bench_session import Chain
-from iree_gauntlet.torch_models.model_registry import find_reached_files
+from iree_gauntlet.torch_models.model_registry import find_imported_files
 from iree_gauntlet.torch_models.point_chain import PointChain
 from iree_gauntlet.torch_models.torch_chain import find_builder_files
 
@@ -48,5 +48,5 @@ def test_what_only_type_checkers_read_is_not_reached(tmp_path: Path) -> None:
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    found = find_reached_files([tmp_path / "first.py"], tmp_path, "own")
+    found = find_imported_files([tmp_path / "first.py"], tmp_path, "own")
     assert [path.name for path in found] == ["first.py", "late.py", "sibling.py"]

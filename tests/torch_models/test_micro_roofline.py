@@ -156,7 +156,7 @@ def test_a_damaged_file_is_measured_again(small: MachineFacts, python: _Python, 
     texts = [json.dumps(document).encode() for document in (*figures, *others)]
     for content in (b"", b"\xff\xfe", texts[0][:40], *texts):
         path.write_bytes(content)
-        assert roofline._read_kept(path, good["machine"]) is None
+        assert roofline._read_cached_peaks(path, good["machine"]) is None
     python.answers((5e9, 6e9))
     assert find_roofline(tmp_path, python.path, small) == Roofline(5e9, 6e9)
     assert json.loads(path.read_text())["roofline"] == {"flops_per_s": 5e9, "bytes_per_s": 6e9}

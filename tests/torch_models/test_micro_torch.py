@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from iree_gauntlet.torch_models.torch_chain import make_torch_words
+from iree_gauntlet.torch_models.torch_chain import make_torch_argv
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.variant_builder import built_here, distance, plan_of, read
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.torch_models.build_files import VariantPlan
 
-WORDS = make_torch_words(sys.executable, "measure_torch")
+WORDS = make_torch_argv(sys.executable, "measure_torch")
 
 pytestmark = pytest.mark.models
 

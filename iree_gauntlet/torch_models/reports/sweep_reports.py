@@ -62,13 +62,13 @@ from iree_gauntlet.torch_models.reports.sweep_rows import (
     SweepEntry,
     SweepHeader,
     find_mean_ratio,
+    format_factor,
     format_ratio,
     format_results_csv,
     group_entries,
     make_oss_json,
     read_rows,
     read_targets,
-    times,
 )
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def draw_speedup_bars(entry: SweepEntry) -> str:
     for recipe in entry.recipes:
         rows = {row.label: row for row in entry.of_recipe(recipe)}
         mean = find_mean_ratio([row.speedup.ratio for row in rows.values() if row.speedup])
-        title = recipe if mean is None else f"{recipe}: {times(mean)}× in the geometric mean"
+        title = recipe if mean is None else f"{recipe}: {format_factor(mean)}× in the geometric mean"
         drawing.write(left, y + 1.5 * _LINE_HEIGHT, title)
         y += 2 * _LINE_HEIGHT + _PANEL_HEIGHT
 
@@ -194,14 +194,14 @@ def draw_memory_plot(profile: MemoryProfile, title: str) -> str:
     """Draw the resident set over time, its part mapped from files, the device's memory, and the phases."""
     drawing = FileDrawing(title)
     series = profile.series
-    allocated = [(sample.ms, sample.device_bytes) for sample in series if sample.device_bytes is not None]
+    device_points = [(sample.ms, sample.device_bytes) for sample in series if sample.device_bytes is not None]
     curves = (
         ("resident", _RESIDENT_STYLE, [(sample.ms, sample.resident_bytes) for sample in series]),
         ("of these, mapped from files", _MAPPED_STYLE, [(sample.ms, sample.mapped_bytes) for sample in series]),
-        ("given out by the device's allocator", _DEVICE_STYLE, allocated),
+        ("given out by the device's allocator", _DEVICE_STYLE, device_points),
     )
     end = 1.02 * max(*(sample.ms for sample in series), profile.phases[-1].end_ms, 1e-3)
-    max_bytes = 1.08 * max(profile.peak_bytes, *(size for _, size in allocated), 1)
+    max_bytes = 1.08 * max(profile.peak_bytes, *(size for _, size in device_points), 1)
     left, bottom = drawing.left + 1.5 * _AXIS_LABEL_WIDTH, drawing.top + 3 * _LINE_HEIGHT + _MEMORY_HEIGHT
 
     def locate(ms: float, size: float) -> tuple[float, float]:
@@ -265,11 +265,9 @@ def _draw_maps(entry: SweepEntry, title: str, rows: Sequence[str], maps: Sequenc
     drawing = FileDrawing(title)
     # The limit is common to all recipes, so that their maps can be compared.
     limit = find_scale_limit(row.speedup.ratio for row in entry.rows if row.speedup)
-    max_label_width = max(measure_text(label) for _, columns, _ in maps for label in columns)
+    label_width = max(measure_text(label) for _, columns, _ in maps for label in columns)
     # Labels wider than a cell are slanted.
-    turn, anchor, label_height = (
-        (-40, "end", 0.65 * max_label_width) if max_label_width > _CELL_WIDTH else (0, "middle", 0.0)
-    )
+    turn, anchor, label_height = (-40, "end", 0.65 * label_width) if label_width > _CELL_WIDTH else (0, "middle", 0.0)
     left = drawing.left + max(*map(measure_text, rows), label_height) + _GAP
     width = left + len(maps[0][1]) * _CELL_WIDTH
     height = len(rows) * _CELL_HEIGHT + label_height + 2.5 * _LINE_HEIGHT
@@ -301,7 +299,7 @@ def _draw_result(drawing: FileDrawing, x: float, y: float, row: Row, limit: floa
     """Draw a cell: a speed-up, or the mark of the variant's status."""
     ratio = row.speedup
     if ratio:
-        text = f"{times(ratio.ratio)}{_VERDICT_MARKS.get(ratio.word, '')}"
+        text = f"{format_factor(ratio.ratio)}{_VERDICT_MARKS.get(ratio.word, '')}"
         _draw_cell(drawing, x, y, text, choose_colour(ratio.ratio, limit), _describe_row(row))
     elif row.variant.status in STATUS_MARKS:
         drawing.fill(x + 1, y + 1, _CELL_WIDTH - 2, _CELL_HEIGHT - 2, f"fill: none; {_EDGE_STYLE}")
@@ -340,8 +338,8 @@ def find_scale_limit(ratios: Iterable[float], *, max_octaves: float = _MAX_OCTAV
 
 def choose_ticks(limit: float) -> tuple[float, ...]:
     """Return the ratios at which a scale with `limit` octaves on each side has labels."""
-    above = [tick for tick in _TICKS if limit / 4 <= math.log2(tick) <= 1.01 * limit]
-    return (*(1 / tick for tick in reversed(above)), 1.0, *above)
+    upper_ticks = [tick for tick in _TICKS if limit / 4 <= math.log2(tick) <= 1.01 * limit]
+    return (*(1 / tick for tick in reversed(upper_ticks)), 1.0, *upper_ticks)
 
 
 def format_tick(ratio: float) -> str:
@@ -358,8 +356,7 @@ def choose_colour(ratio: float, limit: float) -> tuple[float, float, float]:
     strength = min(1.0, abs(_convert_to_octaves(ratio)) / limit)
     end = _BLUE if ratio > 1 else _VERMILION
     red, green, blue = (
-        neutral_part + strength * (end_part - neutral_part)
-        for neutral_part, end_part in zip(_NEUTRAL, end, strict=True)
+        neutral + strength * (extreme - neutral) for neutral, extreme in zip(_NEUTRAL, end, strict=True)
     )
     return red, green, blue
 
@@ -418,7 +415,7 @@ def collect_notes(rows: Iterable[Row]) -> tuple[str, ...]:
 def collect_heading_facts(header: SweepHeader, rows: Sequence[Row]) -> tuple[str, ...]:
     """Return the lines below the title: the run, IREE, the machine, the numbers of points and variants."""
     toolchain, machine = header.toolchain, header.machine
-    points = len({row.place for row in rows})
+    points = len({row.point_key for row in rows})
     facts = (
         f"run {header.run}" if header.run else "",
         f"configuration {header.config}" if header.config else "",
@@ -440,9 +437,9 @@ def _list_remarks(header: SweepHeader, rows: Sequence[Row]) -> tuple[str, ...]:
     reasons = [f"{status}: {reason} ({_list_some(names)})" for (status, reason), names in points.items()]
     if header.state == "complete":
         return tuple(reasons)
-    measured = len({(row.point.name, row.label) for row in rows})
-    total = measured + len(header.missing)
-    progress = f"{measured} of {total} points measured; micro --resume continues it"
+    count = len({(row.point.name, row.label) for row in rows})
+    total = count + len(header.missing)
+    progress = f"{count} of {total} points measured; micro --resume continues it"
     return (f"{_MISSING_REASONS[header.state]}: {progress}", *reasons)
 
 
@@ -462,16 +459,16 @@ def summarise(entry: SweepEntry, recipe: str) -> tuple[str, ...]:
         if baseline and baseline.variant.parameter_bytes and row.variant.parameter_bytes is not None:
             shares.append(row.variant.parameter_bytes / baseline.variant.parameter_bytes)
     share = find_mean_ratio(shares)
-    same = sum(row.variant.status == SAME for row in rows)
+    same_count = sum(row.variant.status == SAME for row in rows)
     faster, slower = verdicts.count("faster"), verdicts.count("slower")
     missing = sum(row.variant.iree is None for row in rows) + len(entry.shapes) - len({row.label for row in rows})
     return (
         recipe,
         _format_mean(ratios),
-        f"{times(min(ratios))} … {times(max(ratios))}" if ratios else NOTHING,
+        f"{format_factor(min(ratios))} … {format_factor(max(ratios))}" if ratios else NOTHING,
         *(
             str(count) if count else NOTHING
-            for count in (faster, slower, len(verdicts) - faster - slower + same, missing)
+            for count in (faster, slower, len(verdicts) - faster - slower + same_count, missing)
         ),
         format_decibels(min(sqnr_values)) if sqnr_values else NOTHING,
         NOTHING if share is None else f"{100 * share:.0f} %",
@@ -488,7 +485,7 @@ def _format_torch_mean(sides: Iterable[TorchTimes | None]) -> str:
 
 def _format_mean(ratios: Sequence[float]) -> str:
     mean = find_mean_ratio(ratios)
-    return NOTHING if mean is None else times(mean)
+    return NOTHING if mean is None else format_factor(mean)
 
 
 def _list_some(labels: Iterable[str]) -> str:

@@ -152,18 +152,16 @@ def _compute_in_format(
             return _pick_values(trial_outputs, positions) - _pick_values(outputs, positions)
 
         errors: dict[str, list[NDArray[np.float64]]] = {kind: [] for kind in _ERROR_KINDS}
-        margin_powers = [torch.zeros_like(margin) for margin in exact_mode.margins]
+        powers = [torch.zeros_like(margin) for margin in exact_mode.margins]
         for seed in range(_RUNS_PER_KIND):
             for kind in kinds:
                 mode = _FormatMode(kind, seed)
                 errors[kind].append(run_trial(mode, kind))
-                for power, trial_margin, exact_margin in zip(
-                    margin_powers, mode.margins, exact_mode.margins, strict=True
-                ):
-                    power.add_((trial_margin - exact_margin).square() / _RUNS_PER_KIND)
+                for power, trial, exact in zip(powers, mode.margins, exact_mode.margins, strict=True):
+                    power.add_((trial - exact).square() / _RUNS_PER_KIND)
         kinks = [
             (number, int(position))
-            for number, (margin, power) in enumerate(zip(exact_mode.margins, margin_powers, strict=True))
+            for number, (margin, power) in enumerate(zip(exact_mode.margins, powers, strict=True))
             for position in (margin.square() < _MAX_FLIP_DISTANCE**2 * power).nonzero()[: _MAX_FLIPS + 1, 0]
         ]
         flips = [run_trial(_FormatMode(flip=kink), "flips") for kink in kinks] if len(kinks) <= _MAX_FLIPS else []
@@ -173,10 +171,10 @@ def _compute_in_format(
     scales = np.concatenate(
         [np.full(len(indices), spreads[0].get_typical_rms(index)) for index, indices in enumerate(positions)]
     )
-    trial_errors = TrialErrors(
+    trials = TrialErrors(
         places=positions, slopes=slopes, errors=errors, flips=flips, scales=scales, names=names, contractions=count
     )
-    return outputs, spreads, trial_errors
+    return outputs, spreads, trials
 
 
 def _find_slopes(
@@ -191,14 +189,14 @@ def _find_slopes(
 
     `thorough`: True to try all contractions.
     """
-    with _ScaledContraction() as counter:
+    with _ContractionScaling() as counter:
         baseline = _pick_values(run(module, inputs), positions)
     count = len(counter.names)
     trial_count = count if thorough else min(count, limit_directions(counter.work))
     chosen_indices = sorted({round(index) for index in np.linspace(0, count - 1, trial_count)})
     slopes = []
     for index in chosen_indices:
-        with _ScaledContraction(index):
+        with _ContractionScaling(index):
             slopes.append((_pick_values(run(module, inputs), positions) - baseline) / _RELATIVE_STEP)
     return slopes, [f"contraction {index + 1} of {count} ({counter.names[index]})" for index in chosen_indices], count
 
@@ -236,25 +234,23 @@ class _FormatMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not ther
                 result = self._decompositions[func](*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        native_results = func(*args, **kwargs)
-        floats = [leaf for leaf in tree_leaves(native_results) if _is_float(leaf)]
+        outputs = func(*args, **kwargs)
+        floats = [leaf for leaf in tree_leaves(outputs) if _is_float(leaf)]
         has_float_inputs = any(map(_is_float, tree_leaves((args, kwargs))))
         if func.overloadpacket in _COMPARISONS and _is_float(args[0]):
             if self._flip and self._flip[0] == len(self.margins):
-                decisions = native_results.flatten()
+                decisions = outputs.flatten()
                 decisions[self._flip[1]] = ~decisions[self._flip[1]]
-                native_results = decisions.reshape(native_results.shape)
+                outputs = decisions.reshape(outputs.shape)
             _, operand = self._relus.get(args[0].data_ptr(), (None, args[0]))
-            self.margins.append((operand.double() - args[1]).float().expand(native_results.shape).flatten())
-            return native_results
+            self.margins.append((operand.double() - args[1]).float().expand(outputs.shape).flatten())
+            return outputs
         # Results that are written in place, and views of them, stay torch's.
         if func._schema.is_mutable or func.is_view or not floats or not has_float_inputs:  # noqa: SLF001 - there is no public interface
-            return native_results
+            return outputs
         dtype, products = floats[0].dtype, 0.0
         if self._error in ("sums", "products") and func.overloadpacket in flop_registry:
-            products = (
-                flop_registry[func.overloadpacket](*args, **kwargs, out_val=native_results) / 2 / floats[0].numel()
-            )
+            products = flop_registry[func.overloadpacket](*args, **kwargs, out_val=outputs) / 2 / floats[0].numel()
         scale = 0.0
         if self._error == "sums" and func.overloadpacket in _REDUCTIONS:
             products = args[0].numel() / max(1, floats[0].numel())
@@ -265,11 +261,9 @@ class _FormatMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not ther
         wide_args, wide_kwargs = tree_map(lambda leaf: _widen(leaf, dtype), (args, kwargs))
         wide = func(*wide_args, **wide_kwargs)
         return tree_map(
-            lambda wide_result, native: (
-                self._round_result(wide_result, native, products, scale) if _is_float(native) else native
-            ),
+            lambda exact, native: self._round_result(exact, native, products, scale) if _is_float(native) else native,
             wide,
-            native_results,
+            outputs,
         )
 
     def _round_result(self, exact: Tensor, native: Tensor, products: float, scale: float) -> Tensor:
@@ -288,7 +282,7 @@ class _FormatMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not ther
         return torch.where(rounded.double() == exact, rounded, (exact * (1 + error)).to(native.dtype))
 
 
-class _ScaledContraction(TorchDispatchMode):  # type: ignore[misc]  # torch is not there to be read
+class _ContractionScaling(TorchDispatchMode):  # type: ignore[misc]  # torch is not there to be read
     """A mode that counts contractions, and enlarges the result of one; `work` is that of all operators, in products."""
 
     def __init__(self, scaled_index: int = -1) -> None:
@@ -425,10 +419,8 @@ class BuildSteps:
 
     def require_repeatable(self, first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
         """Reject a module that draws random numbers, or has state: its outputs cannot be compared."""
-        for index, (first_output, second_output) in enumerate(zip(first, second, strict=True)):
-            if not torch.allclose(
-                first_output.double(), second_output.double(), rtol=REPEAT_RTOL, atol=1e-6, equal_nan=True
-            ):
+        for index, (output, repeat) in enumerate(zip(first, second, strict=True)):
+            if not torch.allclose(output.double(), repeat.double(), rtol=REPEAT_RTOL, atol=1e-6, equal_nan=True):
                 raise self.model.make_error(
                     f"output {index} is another one at a second call with the same inputs",
                     "a module that is compared must not draw random numbers, or change itself",
@@ -462,13 +454,13 @@ class BuildSteps:
         return outputs
 
     def write_expected(
-        self, name: str, outputs: Sequence[Tensor], stem: str, *, after: bool = False
+        self, name: str, outputs: Sequence[Tensor], stem: str, *, of_host: bool = False
     ) -> tuple[Array, ...]:
-        """Write a program's expected outputs, or with `after` the host's results from them, with their error limits."""
+        """Write a program's expected outputs, or with `of_host` the host's results from them, with error limits."""
         arrays = write_arrays(outputs, self.folder, stem)
         if name not in self._spreads:
             return arrays
-        spread = self._spreads[name][after]
+        spread = self._spreads[name][of_host]
         return tuple(replace(array, errors=spread.get_worst_errors(index)) for index, array in enumerate(arrays))
 
     def export(

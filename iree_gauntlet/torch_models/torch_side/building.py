@@ -92,18 +92,14 @@ def _build_pipeline(steps: BuildSteps, content: Pipeline) -> BuildRecord:
         return steps.run_eager(post, cast(outputs, DataFormat.FP32), "the module after the device")
 
     outputs = steps.compute_expected(
-        "main",
-        device,
-        inputs,
-        lambda module, arguments: steps.run_eager(module, arguments, label),
-        run_post if post else None,
+        "main", device, inputs, lambda module, args: steps.run_eager(module, args, label), run_post if post else None
     )
     steps.export("main", device, inputs, outputs)
     return replace(
         steps.record,
         host={"pre": content.pre is not None, "post": post is not None},
         host_inputs=host_inputs,
-        host_outputs=steps.write_expected("main", run_post(outputs), "host.output", after=True) if post else (),
+        host_outputs=steps.write_expected("main", run_post(outputs), "host.output", of_host=True) if post else (),
     )
 
 
@@ -124,10 +120,8 @@ def _build_training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -
         raise steps.model.make_error("it returns no float tensor, so there is no loss to train it by")
     loss, gradients = _run_step(steps, module, inputs, targets)
     # For gradients that are not repeatable, the limits of rounding errors would be meaningless.
-    second_gradients = _run_step(steps, module, inputs, targets)[1]
-    differences = sum(
-        float((second_gradients[name] - gradient).double().square().sum()) for name, gradient in gradients.items()
-    )
+    repeat = _run_step(steps, module, inputs, targets)[1]
+    differences = sum(float((repeat[name] - gradient).double().square().sum()) for name, gradient in gradients.items())
     if differences > REPEAT_RTOL**2 * sum(float(gradient.double().square().sum()) for gradient in gradients.values()):
         raise steps.model.make_error(
             "the gradients of a second step with the same inputs are others, as with dropout",
@@ -188,12 +182,12 @@ def _build_generative(steps: BuildSteps, content: Generative) -> BuildRecord:
     steps.convert([prefill, decode])
     inputs = cast(plain, steps.form)
     logits, *state = prefill_outputs = steps.compute_expected(
-        "prefill", prefill, inputs, lambda module, arguments: steps.run_eager(module, arguments, "prefill")
+        "prefill", prefill, inputs, lambda module, args: steps.run_eager(module, args, "prefill")
     )
     token = _choose_likeliest_token(steps, logits, "prefill")
     decode_inputs = (token, torch.tensor([content.position]), *state)
     decode_outputs = steps.compute_expected(
-        "decode", decode, decode_inputs, lambda module, arguments: steps.run_eager(module, arguments, "decode")
+        "decode", decode, decode_inputs, lambda module, args: steps.run_eager(module, args, "decode")
     )
     actual, expected = (
         [f"{find_type_name(tensor)} {list(tensor.shape)}" for tensor in tensors]

@@ -36,13 +36,9 @@ def make_backward_decompositions() -> dict[Any, Callable[..., Any]]:
     Batch normalisation's forward is included: ONNX's has no outputs for the statistics that its backward pass needs.
     """
     aten = torch.ops.aten
-    backward_operators = {
-        operator: decomposition
-        for operator, decomposition in decomposition_table.items()
-        if "backward" in str(operator)
-    }
+    backward = {operator: rule for operator, rule in decomposition_table.items() if "backward" in str(operator)}
     return {
-        **backward_operators,
+        **backward,
         **get_decompositions([aten.native_batch_norm.default]),
         aten.convolution_backward.default: compute_convolution_backward,
         aten.max_pool2d_with_indices_backward.default: compute_max_pool_backward,
@@ -84,10 +80,8 @@ def compute_convolution_backward(
             (out - 1) * stride[d] - 2 * padding[d] + dilation[d] * (sizes[d] - 1) + 1
             for d, out in enumerate(grad.shape[2:])
         ]
-        output_padding_sizes = [size - min_size for size, min_size in zip(values.shape[2:], min_sizes, strict=True)]
-        input_gradient = torch.ops.aten.convolution(
-            grad, weight, None, stride, padding, dilation, True, output_padding_sizes, groups
-        )
+        extra = [size - min_size for size, min_size in zip(values.shape[2:], min_sizes, strict=True)]
+        input_gradient = torch.ops.aten.convolution(grad, weight, None, stride, padding, dilation, True, extra, groups)
     if mask[1]:
         wide, narrow = (grad, values) if transposed else (values, grad)
         patches = _gather_patches(wide, narrow.shape[2:], sizes, stride, padding, dilation)
@@ -221,14 +215,12 @@ def _slice(values: Tensor, axis: int, begin: int, step: int, count: int) -> Tens
 
 def _spread(values: Tensor, axis: int, step: int, begin: int, extent: int) -> Tensor:
     """Invert `_slice`: place entries a step apart from `begin` on, among zeros, with a length of `extent`."""
-    trailing_pads = [0, 0] * (values.ndim - axis - 1)
+    trailing = [0, 0] * (values.ndim - axis - 1)
     length = (values.shape[axis] - 1) * step + 1
     if step > 1:
-        padded_entries = torch.nn.functional.pad(values.unsqueeze(axis + 1), [*trailing_pads, 0, step - 1]).flatten(
-            axis, axis + 1
-        )
-        values = _slice(padded_entries, axis, 0, 1, length)
-    return torch.nn.functional.pad(values, [*trailing_pads, begin, extent - begin - length])
+        spaced = torch.nn.functional.pad(values.unsqueeze(axis + 1), [*trailing, 0, step - 1]).flatten(axis, axis + 1)
+        values = _slice(spaced, axis, 0, 1, length)
+    return torch.nn.functional.pad(values, [*trailing, begin, extent - begin - length])
 
 
 def draw_targets(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -290,14 +282,7 @@ def trace_step(
         outputs = torch.func.functional_call(forward, state, tuple(inputs))
         loss = _compute_loss(tree_leaves(outputs), targets)
         gradients = torch.autograd.grad(loss, [weights[name] for name in names])
-        return [
-            loss,
-            *(
-                [total + gradient for total, gradient in zip(before, gradients, strict=True)]
-                if accumulate
-                else gradients
-            ),
-        ]
+        return [loss, *([old + new for old, new in zip(before, gradients, strict=True)] if accumulate else gradients)]
 
     before = [torch.zeros_like(weights[name]) for name in names] if accumulate else []
     # Fused attention has a fused backward operator, which has no decomposition.
@@ -334,7 +319,7 @@ def _bind_weights(traced: Module, state: dict[str, Tensor]) -> Module:
 def _compute_loss(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
     floats = _find_floats(outputs)
     sums = [
-        _sum_by_axis((_widen(output) - _widen(target)).square()) for output, target in zip(floats, targets, strict=True)
+        _sum_axes((_widen(output) - _widen(target)).square()) for output, target in zip(floats, targets, strict=True)
     ]
     return sum(sums[1:], sums[0]) / sum(output.numel() for output in floats)
 
@@ -343,7 +328,7 @@ def _widen(values: Tensor) -> Tensor:
     return values if values.dtype is torch.float64 else values.float()
 
 
-def _sum_by_axis(values: Tensor) -> Tensor:
+def _sum_axes(values: Tensor) -> Tensor:
     """Sum along one axis after the other: adding millions of numbers in sequence would lose digits."""
     while values.ndim:
         values = values.sum(-1)

@@ -263,9 +263,9 @@ class Int4Linear(QuantizedLinear):
         halves = rows.reshape(rows.shape[0], -1, 2, self.group // 2)
         # The halves of a byte are separated in a wider type: the compiler would fold byte-wide operations into a
         # constant, unpacked once when a module is loaded, so that the weights would be twice as large.
-        both = self.weight.to(self.step.dtype)
-        upper = (both / 16).floor()
-        low, high = self._scale_half(both - 16 * upper), self._scale_half(upper)
+        byte_values = self.weight.to(self.step.dtype)
+        upper = (byte_values / 16).floor()
+        low, high = self._scale_half(byte_values - 16 * upper), self._scale_half(upper)
         return halves[:, :, 0].flatten(1) @ low.t() + halves[:, :, 1].flatten(1) @ high.t()
 
     def _scale_half(self, bits: Tensor) -> Tensor:
