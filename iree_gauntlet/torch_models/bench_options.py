@@ -39,16 +39,16 @@ class BenchOption(Option):
     """
 
     on_iree: str = ""
-    minimum: int | None = None
+    least: int | None = None
     value: str = ""
 
 
 def _option(
-    default: Any, text: str, on_iree: str, *, short: str = "", choices: tuple[str, ...] = (), minimum: int | None = None
+    default: Any, text: str, on_iree: str, *, short: str = "", choices: tuple[str, ...] = (), least: int | None = None
 ) -> Any:
     unset = False if default is False else [] if text.endswith("(repeatable).") else ""
     value = "" if default in (None, "", False, ()) else str(getattr(default, "value", default))
-    option = BenchOption("", unset, text, short, choices, on_iree=on_iree, minimum=minimum, value=value)
+    option = BenchOption("", unset, text, short, choices, on_iree=on_iree, least=least, value=value)
     return field(default=default, metadata={"option": option})
 
 
@@ -95,38 +95,38 @@ class BenchOptions:
         "`--iree-opt-level=O0` … `O3`; 4 is O3 too, IREE has none above. Not given: the compiler's own default.",
         short="opt",
         choices=("0", "1", "2", "3", "4"),
-        minimum=0,
+        least=0,
     )
     loop_count: int | None = _option(
         None,
         "Set the number of times to loop through the model. By default, it will be 5x the number of chips.",
         "Microbatches pushed and received in the measured time, all chips together.",
-        minimum=1,
+        least=1,
     )
     microbatch: int | None = _option(
         None,
         "Samples in one input of the model (default: the model's own).",
         "First dimension of the model's inputs, fixed when it is exported.",
         short="mb",
-        minimum=1,
+        least=1,
     )
     microbatch_count: int = _option(
         1,
         "Microbatches of each program; loop_count must be a multiple of it.",
         "So many are pushed before the first output is waited for; in training, summed up for one step.",
-        minimum=1,
+        least=1,
     )
     chips: int = _option(
         1,
         "Number of chips to run benchmark on. 0 to run on all available.",
         "So many devices of the driver in parallel; where it has fewer, so many contexts on those there are.",
-        minimum=0,
+        least=0,
     )
     layers: int | None = _option(
         None,
         "Number of layers to run on models where this is applicable (i.e. nlp encoders/decoders)",
         "Handed to the model's function as `force_num_layers`.",
-        minimum=1,
+        least=1,
     )
     trace: str = _option(
         "none",
@@ -284,11 +284,11 @@ def _check_value(option: BenchOption, value: Any) -> Any:
     if option.name == "env":
         return _read_environment(text)
     text = _check_text(option, text)
-    if option.minimum is None:
+    if option.least is None:
         return DataFormat(text) if option.name == "dataformat" else text
     # Only ASCII digits are accepted: int() also takes underscores, spaces and the digits of other scripts.
-    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS) or int(text) < option.minimum:
-        raise UsageError(f"--{option.name} {text}: a whole number of {option.minimum} or more expected", option.help)
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS) or int(text) < option.least:
+        raise UsageError(f"--{option.name} {text}: a whole number of {option.least} or more expected", option.help)
     return int(text)
 
 

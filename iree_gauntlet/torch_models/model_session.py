@@ -160,7 +160,7 @@ class ModelSession(ABC):
         result = self._look_up(step, key)
         if result is None:
             with self.workbench.modules.making(key, self.session.cancelled) as waited:
-                result = self._look_up(step, key) or self._build(step, key)
+                result = self._look_up(step, key) or self._run_builder(step, key)
             result = replace(result, waited_seconds=waited)
         if result.verdict is Verdict.PASSED:
             self.builds[step.role] = read_build(folder)
@@ -184,7 +184,7 @@ class ModelSession(ABC):
             notes=step.notes,
         )
 
-    def _build(self, step: Step, key: str) -> Result:
+    def _run_builder(self, step: Step, key: str) -> Result:
         cache, processes, folder = self.workbench.modules, self.session.processes, Path(step.folder)
         ingredients = dict(step.cache.ingredients)
         write_atomic(folder / PLAN_FILE, replace(self.plan(step.role), output=step.folder).to_json())

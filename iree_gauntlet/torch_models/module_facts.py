@@ -54,8 +54,8 @@ class ModuleFacts:
 
     Attributes:
         dispatches: names of the dispatches of calls, in their order; equal executables have one name.
-        constant_bytes: size of the constants inside the module, each of 4 KiB or more; smaller ones cannot be told
-            from its strings.
+        constant_bytes: size of the constants inside the module, each of 4 KiB or more; smaller ones look like
+            its strings.
     """
 
     parameters: tuple[Parameter, ...]
@@ -259,7 +259,7 @@ def _read_segments(toolchain: Toolchain, module: Path) -> list[_DataSegment]:
 
 
 def name_tables(data: Sequence[bytes], valid_names: Collection[str]) -> dict[tuple[bytes, bytes], list[str]]:
-    """The names of parameters by the data that they stand in, a table and its text.
+    """Return the names of parameters by the data that contains them, a table and its text.
 
     One initializer reads each pair. Equal data is stored once, so a text need not follow its table.
     """

@@ -214,7 +214,7 @@ def make_benchmark_command(tool: str, folder: Path, program: CompiledProgram, de
         f"--module={program.module}",
         f"--parameters=model={program.parameters}",
         f"--function={FUNCTION}",
-        *(f"--input={_write_input(program.exported / array.file, array, folder)}" for array in inputs),
+        *(f"--input={_write_input(program.export_folder / array.file, array, folder)}" for array in inputs),
     )
     return Command(argv, str(folder))
 

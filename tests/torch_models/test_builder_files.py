@@ -25,7 +25,7 @@ _OTHERS |= {"sweep", "sweep_rows", "sweep_reports", "torch_commands"}
 
 
 def files_of(chain: type[TorchChain]) -> set[str]:
-    return {path.stem for path in find_builder_files(chain.builder, chain.loaded)}
+    return {path.stem for path in find_builder_files(chain.builder, chain.loaded_files)}
 
 
 def test_the_key_of_a_model_has_what_makes_it() -> None:

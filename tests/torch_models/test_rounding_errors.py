@@ -105,7 +105,9 @@ def test_gradients_may_be_summed_in_any_order(order: str) -> None:
     def tensors(values: Sequence[Any]) -> list[Tensor]:
         return [Tensor("f32", tuple(item.shape), item.detach().numpy()) for item in values]
 
-    arrays = [Array(f"{at}.npy", "f32", tuple(item.shape), spread.of(at)) for at, item in enumerate(expected)]
+    arrays = [
+        Array(f"{at}.npy", "f32", tuple(item.shape), spread.get_worst_errors(at)) for at, item in enumerate(expected)
+    ]
     assert not compare_tensors(tensors(found), tensors(expected), find_limits(arrays)).problem
     # Ten times as much would not be within the limits.
     far = [want + 10 * (have - want) for have, want in zip(found, expected, strict=True)]
