@@ -103,7 +103,7 @@ class Gains:
     rest_limit: float
     problem: str
 
-    def complete(self, errors: OutputErrors) -> OutputErrors:
+    def add_to(self, errors: OutputErrors) -> OutputErrors:
         """Return the outputs' errors with these added; the rms limit here replaces theirs."""
         return replace(
             errors,
@@ -237,7 +237,10 @@ def compare_tensors(
         problem = f"the module gives {len(actual)} outputs, {len(expected)} are expected"
     expects_only_zeros = not any(scale.rms for scale in scales) and any(scale.count for scale in scales)
     errors = OutputErrors(
-        rms=total.relative, peak=peak, rms_tolerance=replace(total, noise=max_noise).relative, peak_tolerance=max_peak
+        rms=total.relative_error,
+        peak=peak,
+        rms_tolerance=replace(total, noise=max_noise).relative_error,
+        peak_tolerance=max_peak,
     )
     return Agreement(tuple(comparisons), errors, problem, expects_only_zeros)
 
@@ -296,7 +299,7 @@ class Distance:
         return math.sqrt(self.noise / self.count) if self.count else 0.0
 
     @property
-    def relative(self) -> float:
+    def relative_error(self) -> float:
         """`rms_error` as a share of `rms`; 0 if all expected values are zero."""
         return math.sqrt(self.noise / self.power) if self.power else 0.0
 
@@ -307,7 +310,7 @@ def measure_relative_error(actual: Sequence[Tensor], expected: Sequence[Tensor])
     for output, target in zip(actual, expected, strict=True):
         if is_float(output.element_type) and output.shape == target.shape:
             total += Distance.measure(output, target)
-    return total.relative
+    return total.relative_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,14 @@ from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.system.atomic import remove_reserved, write_atomic
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.torch_models.bench_session import AGAINST_ROLE, TRACE, BenchFigures, Chain, CheckFigures, Latencies
+from iree_gauntlet.torch_models.bench_session import (
+    AGAINST_ROLE,
+    TRACE,
+    BenchChain,
+    BenchFigures,
+    CheckFigures,
+    Latencies,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,7 +68,7 @@ _MAX_NAMES = 1000
 
 
 def make_perf_entry(
-    record: JournalRecord, chain: Chain, build: BuildRecord | None, notes: tuple[str, ...]
+    record: JournalRecord, chain: BenchChain, build: BuildRecord | None, notes: tuple[str, ...]
 ) -> dict[str, Any]:
     """Return the entry for perf.json; without a result, it has a verdict and an error instead of a speed."""
     run, toolchain = record.run, chain.toolchain
@@ -88,7 +95,7 @@ def make_perf_entry(
     return {**speed, **identification, **run_fields, **_collect_figures(Stage.BENCHMARK, benchmark)}
 
 
-def make_result_lines(record: JournalRecord, chain: Chain, build: BuildRecord | None) -> list[str]:
+def make_result_lines(record: JournalRecord, chain: BenchChain, build: BuildRecord | None) -> list[str]:
     """Return the lines about the measurement for the end of the console's output."""
     name = chain.id.partition("@")[0]
     benchmark = _find_result(record, chain, Stage.BENCHMARK)
@@ -159,7 +166,7 @@ def _list_notes(latency: Latencies, benchmark: Result) -> list[str]:
     return [f"note: {text}" for text in notes]
 
 
-def _find_result(record: JournalRecord, chain: Chain, stage: Stage, role: str = MAIN) -> Result | None:
+def _find_result(record: JournalRecord, chain: BenchChain, stage: Stage, role: str = MAIN) -> Result | None:
     """Return the result of a step if it has figures."""
     result = record.results.get(make_step_id(chain.id, stage, role))
     return result if result is not None and not result.verdict.is_bad and result.statistics else None
@@ -175,7 +182,7 @@ def _find_problem(record: JournalRecord) -> tuple[Verdict, str] | None:
 
 
 def _collect_run_fields(
-    record: JournalRecord, chain: Chain, build: BuildRecord | None, notes: tuple[str, ...]
+    record: JournalRecord, chain: BenchChain, build: BuildRecord | None, notes: tuple[str, ...]
 ) -> dict[str, Any]:
     """Return the toolkit's further fields, which failed runs have too."""
     toolchain, form = chain.toolchain, chain.options.dataformat

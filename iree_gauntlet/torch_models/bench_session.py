@@ -34,7 +34,7 @@ from iree_gauntlet.torch_models.build_files import read_tensors
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF
 from iree_gauntlet.torch_models.model_registry import find_sources
 from iree_gauntlet.torch_models.model_session import ModelSession
-from iree_gauntlet.torch_models.peers import PeerEnvironment, describe_peer, make_iree_rounds, measure
+from iree_gauntlet.torch_models.peers import PeerEnvironment, describe_peer, make_iree_rounds, measure_peers
 from iree_gauntlet.torch_models.torch_chain import (
     GENERATIVE_WORKER,
     MODULE_WORKER,
@@ -65,7 +65,7 @@ _TIMEOUT_FACTOR = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chain(TorchChain):
+class BenchChain(TorchChain):
     """The steps of one benchmark."""
 
     model: BenchmarkModel
@@ -101,7 +101,7 @@ class Chain(TorchChain):
         ingredients = {"kind": "export", "program": hash_files(files, self.model.file.parent)}
         return self.plan_export(MAIN, self.plan, ingredients, files)
 
-    def after_export(self, build: BuildRecord, hashes: Mapping[str, str]) -> tuple[Step, ...]:
+    def plan_after_export(self, build: BuildRecord, hashes: Mapping[str, str]) -> tuple[Step, ...]:
         """Plan the steps after the export."""
         steps: list[Step] = []
         runnable: list[StepInput] = []
@@ -178,7 +178,7 @@ class CheckFigures(Recorded):
 class BenchSession(ModelSession):
     """The execution of a benchmark's steps; inputs of matrix products are narrowed to `contraction_type`, if any."""
 
-    chain: Chain
+    chain: BenchChain
     devices: tuple[str, ...]
     contraction_type: str
     _first_call_ms: float = 0.0
@@ -205,7 +205,7 @@ class BenchSession(ModelSession):
     def _plan_after_export(self) -> Sequence[Step]:
         """Return the steps; a blocked one if the kind of model does not support an option."""
         build, options = self._build, self.chain.options
-        steps = self.chain.after_export(build, self.hashes[MAIN])
+        steps = self.chain.plan_after_export(build, self.hashes[MAIN])
         subject = "a model that generates" if build.generation else "a model with modules on the host"
         reason = ""
         if build.generation or (build.training is None and build.has_host_modules):
@@ -240,7 +240,7 @@ class BenchSession(ModelSession):
                     gains = fit_gains(
                         actual, expected, export_folder, program.directions, narrowing, gradients=training
                     )
-                    errors, problem = gains.complete(errors), gains.problem
+                    errors, problem = gains.add_to(errors), gains.problem
                 if number == 0:
                     f32_outputs = read_tensors(export_folder, build.reference) if build.reference else expected
                     figures = CheckFigures(
@@ -278,7 +278,7 @@ class BenchSession(ModelSession):
             command = make_worker_command(self.chain, step, *self._choose_worker(len(self.devices)))
             replaces = options.disturbed == "replace"
             environment = PeerEnvironment(asdict(self.chain.plan), self.chain.torch.path, options.env, replaces)
-            peers = measure(
+            peers = measure_peers(
                 self.session,
                 options.against,
                 make_iree_rounds(step, command),

@@ -198,7 +198,7 @@ class ExpectedOutputs:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerModel(Recorded):
+class PeerModelResult(Recorded):
     """A model's result from `measure_torch.py` or `measure_onnx.py`; `error` if it cannot be measured."""
 
     name: str = ""
@@ -215,7 +215,7 @@ class PeerResponse(Recorded):
     """The results for all models of their plan."""
 
     version: str
-    models: tuple[PeerModel, ...]
+    models: tuple[PeerModelResult, ...]
 
     @classmethod
     def read(cls, text: str) -> PeerResponse:
@@ -266,14 +266,14 @@ class PeerScript:
         log: str,
         programs: Sequence[PeerProgram],
         expected: Sequence[ExpectedOutputs],
-    ) -> list[PeerModel]:
+    ) -> list[PeerModelResult]:
         """Run each program in one start of a peer; its times are no evidence, so that other work may run meanwhile."""
         with tempfile.TemporaryDirectory(prefix="outputs", dir=self.step.folder) as outputs:
             measurement = self.plan_rounds(name, programs, outputs=outputs, compile_threads=None)
             with session.quiet(exclusive=False):
                 result = take_round(replace(measurement, read=lambda _text, _seconds: ()), session.processes, log)
             if result.failure:
-                return [PeerModel(error=result.failure)] * len(expected)
+                return [PeerModelResult(error=result.failure)] * len(expected)
             response = PeerResponse.read(session.processes.stdout(self.step, log))
             models = []
             for model, expected_outputs in zip(response.models, expected, strict=True):
@@ -301,7 +301,7 @@ def make_iree_rounds(step: Step, command: Command) -> Measurement:
     return Measurement(step, command, "the measuring program", _read_iree_median, gpu_of(step))
 
 
-def measure(
+def measure_peers(
     session: Session[EventLog], names: Sequence[str], iree: Measurement, build: Path, environment: PeerEnvironment
 ) -> list[Peer]:
     """Measure peers and IREE in alternation; each block is logged when it is complete.

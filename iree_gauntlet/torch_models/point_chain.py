@@ -57,7 +57,7 @@ class PointChain(TorchChain):
         entry = self.point.model
         return Origin(f"{shown(self.config)}:{entry.line}", entry.name)
 
-    def exports(self) -> tuple[Step, ...]:
+    def plan_exports(self) -> tuple[Step, ...]:
         """Plan the builds and exports of the models, each once; an unsupported one is skipped with the reason."""
         config = self.point.model.config
         files = (*self.plugins, *([config] if config else []))
@@ -91,7 +91,7 @@ class PointChain(TorchChain):
             sparsity=sparsity,
         )
 
-    def modules(self, hashes: Mapping[str, Mapping[str, str]]) -> tuple[Step, ...]:
+    def plan_modules(self, hashes: Mapping[str, Mapping[str, str]]) -> tuple[Step, ...]:
         """Plan the import, compilation and check of every variant with an export; `hashes` are a session's."""
         steps: list[Step] = []
         imports: dict[str, Step] = {}
@@ -115,13 +115,13 @@ class PointChain(TorchChain):
             steps += [compile_step, self.plan_run(Stage.THRESHOLD, files, (compile_step.id,), variant.label)]
         return tuple(steps)
 
-    def benchmark(self, variants: Sequence[Variant]) -> Step:
+    def plan_benchmark(self, variants: Sequence[Variant]) -> Step:
         """Plan the joint measurement of variants."""
-        return self.plan_rounds([StepInput("module", str(self.module(variant))) for variant in variants])
+        return self.plan_rounds([StepInput("module", str(self.get_module_path(variant))) for variant in variants])
 
-    def profile(self, variant: Variant, kind: str) -> Step:
+    def plan_profile(self, variant: Variant, kind: str) -> Step:
         """Plan the trace of a variant (`TRACE`), or its memory profile (`MEMORY_ROLE`)."""
-        module = StepInput("module", str(self.module(variant)))
+        module = StepInput("module", str(self.get_module_path(variant)))
         return self.plan_run(Stage.BENCHMARK, [module], role=f"{kind}{variant.label}")
 
     def find_program(self, variant: Variant, build: BuildRecord) -> CompiledProgram:
@@ -139,6 +139,6 @@ class PointChain(TorchChain):
         recipe_rms = max(recipe.tolerance, variant.sparsity.recipe.tolerance if variant.sparsity else 0.0)
         return Tolerance(base.rms + recipe_rms, base.peak + _PEAK_FACTOR * recipe_rms)
 
-    def module(self, variant: Variant) -> Path:
+    def get_module_path(self, variant: Variant) -> Path:
         """Return the path of a variant's compiled module."""
         return self.folder(Stage.COMPILE, variant.label) / "module.vmfb"

@@ -140,7 +140,12 @@ class PointSession(ModelSession):
 
     def phases(self) -> Sequence[Callable[[], Sequence[Step]]]:
         """Return the phases in their order; each returns its steps."""
-        return (self.chain.exports, lambda: self.chain.modules(self.hashes), self._plan_benchmark, self._list_profiles)
+        return (
+            self.chain.plan_exports,
+            lambda: self.chain.plan_modules(self.hashes),
+            self._plan_benchmark,
+            self._list_profiles,
+        )
 
     def tidy(self) -> None:
         """Remove the files that only the point needed: weights, tensors and modules; logs, plans and traces stay."""
@@ -190,14 +195,16 @@ class PointSession(ModelSession):
         for variant in self._list_measurable():
             program = self.chain.folder(Stage.IMPORT, variant.torch_label) / "program.mlir"
             try:
-                facts[variant.label] = read_module_facts(self.chain.toolchain, program, self.chain.module(variant))
+                facts[variant.label] = read_module_facts(
+                    self.chain.toolchain, program, self.chain.get_module_path(variant)
+                )
             except GauntletError as error:
                 # Without facts there is no proof, and the variant is not measured.
                 self._reject(variant, "error", Doubt.UNREAD, error.what)
         for variant in self.chain.point.variants:
             if (variant_facts := facts.get(variant.label)) is not None:
                 self._check_facts(variant, variant_facts, facts.get(BASELINE))
-        return (self.chain.benchmark(self._list_measurable()),)
+        return (self.chain.plan_benchmark(self._list_measurable()),)
 
     def _list_measurable(self) -> list[Variant]:
         """Return the variants that can be measured, as far as is known."""
@@ -308,7 +315,7 @@ class PointSession(ModelSession):
     def _list_profiles(self) -> Sequence[Step]:
         model = self.chain.point.model
         kinds = [kind for kind, flag in ((TRACE, model.profiler), (MEMORY_ROLE, model.memory_profiler)) if flag]
-        return tuple(self.chain.profile(variant, kind) for variant in self._list_measurable() for kind in kinds)
+        return tuple(self.chain.plan_profile(variant, kind) for variant in self._list_measurable() for kind in kinds)
 
     @property
     def _flops(self) -> int:
@@ -491,6 +498,6 @@ def _measure_errors(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> Num
         if is_float(target.element_type) and output.shape != target.shape:
             raise GauntletError(f"an output of shape {output.shape}, and the unchanged model's is {target.shape}")
         total += Distance.measure(output, target)
-    relative_error = math.inf if total.noise and not total.power else total.relative
+    relative_error = math.inf if total.noise and not total.power else total.relative_error
     decibel = math.inf if relative_error == 0 else -20.0 * math.log10(relative_error)
     return NumberErrors(total.peak_error, relative_error, decibel)

@@ -161,7 +161,7 @@ class MicroRun:
     def _list_reachable(self, points: Sequence[SweepPoint]) -> list[SweepPoint]:
         """Return the points whose devices are available; the sweep skips the others, each with its reason."""
         if self.request.device:
-            # The sweep needs this one device, and its check is elsewhere.
+            # The sweep needs this one device, and `measure` checks it by its name.
             return list(points)
         reachable = []
         for point in points:

@@ -30,7 +30,7 @@ from iree_gauntlet.settings import expand_home, find_project_folder, format_type
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.bench_result import append_result, check_output, make_perf_entry, make_result_lines
-from iree_gauntlet.torch_models.bench_session import DIALECT, BenchSession, Chain
+from iree_gauntlet.torch_models.bench_session import DIALECT, BenchChain, BenchSession
 from iree_gauntlet.torch_models.build_files import BuildPlan, BuildRecord
 from iree_gauntlet.torch_models.configuration import override, read_micro_config
 from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, check_options, discover, find_model
@@ -117,7 +117,7 @@ def bench(options: BenchOptions) -> ExitCode:
         devices = choose_devices(device, options.chips, toolchain)
         _require_work(options, len(devices))
         run_dir = make_folder(None, f"bench-{model.name}")
-        chain = Chain(
+        chain = BenchChain(
             model=model,
             plan=plan,
             options=options,
@@ -149,7 +149,7 @@ def bench(options: BenchOptions) -> ExitCode:
 
 
 def _run(
-    chain: Chain,
+    chain: BenchChain,
     devices: tuple[str, ...],
     contraction_type: str,
     workbench: Workbench,

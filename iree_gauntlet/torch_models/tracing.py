@@ -95,7 +95,7 @@ class TraceTable:
         }
 
 
-def trace_table(profile: DispatchProfile) -> TraceTable:
+def make_trace_table(profile: DispatchProfile) -> TraceTable:
     """Return the rows of a profile, the slowest first, and at equal times in the program's order."""
     total_ns = profile.elapsed_ns or profile.dispatched_ns
     rows = [
@@ -238,7 +238,7 @@ def trace(
     folder, name = path.parent, path.name
     prefix = f"{name}.profile."
     profiling = profile_dispatches(step, toolchain, processes, flags, invocation_ms=call_ms, name=prefix)
-    table = None if profiling.profile is None else trace_table(profiling.profile)
+    table = None if profiling.profile is None else make_trace_table(profiling.profile)
     result = Trace(name, level, table, profiling.reason, (), profiling.commands, profiling.seconds, profiling.log)
     if table is None:
         return result
@@ -262,12 +262,12 @@ def make_result(traces: Sequence[Trace], statistics: dict[str, Any]) -> Result:
     return Result(
         Verdict.PASSED,
         statistics=statistics,
-        notes=tuple(line for trace_result in traces for line in shown(trace_result)),
+        notes=tuple(line for trace_result in traces for line in format_console_lines(trace_result)),
         tool_seconds=sum(trace_result.seconds for trace_result in traces),
     )
 
 
-def shown(trace: Trace) -> list[str]:
+def format_console_lines(trace: Trace) -> list[str]:
     """Return a trace's console lines: the ten slowest functions, and one line for all others."""
     if trace.table is None:
         return [f"no trace of {trace.name}: {one_line(trace.reason)}"]

@@ -15,7 +15,7 @@ from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources
-from iree_gauntlet.torch_models.peers import PeerEnvironment, make_iree_rounds, measure
+from iree_gauntlet.torch_models.peers import PeerEnvironment, make_iree_rounds, measure_peers
 from iree_gauntlet.torch_models.torch_chain import make_torch_argv
 from iree_gauntlet.workers import iree_side
 from tests.support.command_line import LIMIT_SECONDS
@@ -75,7 +75,7 @@ class PeerBench:
             EventLog(self.folder / "journal.jsonl", lambda: datetime.now(UTC)) as log,
             session_in(self.folder, log, self.shown, self.cancelled) as session,
         ):
-            return measure(session, names, make_iree_rounds(step, command), build, where)
+            return measure_peers(session, names, make_iree_rounds(step, command), build, where)
 
     def blocks(self) -> list[dict[str, Any]]:
         lines = (self.folder / "journal.jsonl").read_text().splitlines()

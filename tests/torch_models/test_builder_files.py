@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.torch_models.bench_session import Chain
+from iree_gauntlet.torch_models.bench_session import BenchChain
 from iree_gauntlet.torch_models.model_registry import find_imported_files
 from iree_gauntlet.torch_models.point_chain import PointChain
 from iree_gauntlet.torch_models.torch_chain import find_builder_files
@@ -29,13 +29,13 @@ def files_of(chain: type[TorchChain]) -> set[str]:
 
 
 def test_the_key_of_a_model_has_what_makes_it() -> None:
-    assert files_of(Chain) >= _EVERY | _MODELS
+    assert files_of(BenchChain) >= _EVERY | _MODELS
     assert files_of(PointChain) >= _EVERY | _RECIPES
 
 
 def test_the_key_of_a_model_has_no_options_and_reports() -> None:
     # A changed help text builds no model again.
-    assert files_of(Chain) & (_OTHERS | {"plugins"}) == set()
+    assert files_of(BenchChain) & (_OTHERS | {"plugins"}) == set()
     assert files_of(PointChain) & _OTHERS == set()
 
 

@@ -150,7 +150,7 @@ def draw_speedup_bars(entry: SweepEntry) -> str:
     width = max(slot_width * len(shapes), _MIN_PANEL_WIDTH)
     middles = {shape: left + width / len(shapes) * (index + 0.5) for index, shape in enumerate(shapes)}
     for recipe in entry.recipes:
-        rows = {row.label: row for row in entry.of_recipe(recipe)}
+        rows = {row.label: row for row in entry.get_recipe_rows(recipe)}
         mean = find_mean_ratio([row.speedup.ratio for row in rows.values() if row.speedup])
         title = recipe if mean is None else f"{recipe}: {format_factor(mean)}× in the geometric mean"
         drawing.write(left, y + 1.5 * _LINE_HEIGHT, title)
@@ -255,7 +255,7 @@ def draw_grid_map(entry: SweepEntry, recipe: str) -> str:
     sizes_n = [str(size) for size in sorted({row.point.n for row in entry.rows})]
     maps = []
     for m in sorted({row.point.m for row in entry.rows}):
-        cells = {(str(row.point.k), str(row.point.n)): row for row in entry.of_recipe(recipe) if row.point.m == m}
+        cells = {(str(row.point.k), str(row.point.n)): row for row in entry.get_recipe_rows(recipe) if row.point.m == m}
         maps.append((f"m = {m}", sizes_n, cells))
     return _draw_maps(entry, f"{entry.title}: speed-up of {recipe}", sizes_k, maps, _MAPS_PER_ROW)
 
@@ -448,7 +448,7 @@ def summarise(entry: SweepEntry, recipe: str) -> tuple[str, ...]:
 
     Means are geometric; the signal-to-noise ratio is the worst; weights are a share of the baseline's.
     """
-    rows = entry.of_recipe(recipe)
+    rows = entry.get_recipe_rows(recipe)
     speedups = [row.speedup for row in rows if row.speedup]
     ratios = [ratio.ratio for ratio in speedups]
     verdicts = [ratio.word for ratio in speedups]

@@ -172,7 +172,7 @@ class SweepEntry:
         """Return the baseline's row at a shape."""
         return self.row(_BASELINE, shape)
 
-    def of_recipe(self, recipe: str) -> tuple[Row, ...]:
+    def get_recipe_rows(self, recipe: str) -> tuple[Row, ...]:
         """Return a variant's rows at all shapes."""
         return tuple(row for row in self.rows if row.recipe == recipe)
 

@@ -25,7 +25,7 @@ class StageError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineLoop:
+class PipelineTimes:
     """The times of a loop through the pipeline.
 
     Attributes:
@@ -137,7 +137,7 @@ def run_pipeline(
     post: Callable[[Any], object],
     groups: int,
     group: int = 1,
-) -> PipelineLoop:
+) -> PipelineTimes:
     """Send calls through the three stages.
 
     `pre` returns the device's inputs for one call; `devices` has a function for each context, from a group of such
@@ -159,6 +159,6 @@ def run_pipeline(
         thread.join()
     if run.failures:
         raise run.failures[0]
-    return PipelineLoop(
+    return PipelineTimes(
         run.end_ns - run.begin_ns, tuple(run.pre_ns), tuple(tuple(times) for times in run.device_ns), tuple(run.post_ns)
     )

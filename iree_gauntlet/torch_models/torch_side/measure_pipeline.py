@@ -41,7 +41,7 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 
-from iree_gauntlet.torch_models.torch_side.host_pipeline import PipelineLoop, run_pipeline
+from iree_gauntlet.torch_models.torch_side.host_pipeline import PipelineTimes, run_pipeline
 from iree_gauntlet.workers.iree_side.measure_module import Context, ContextPlan, figures, load_contexts
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, read_plan, write_arrays
 
@@ -124,7 +124,7 @@ def _call_first(
     return outputs, host.run_post([(name, array) for name, array in outputs if array is not None])
 
 
-def _run_loop(host: HostModules, contexts: list[Context], types: list[str], groups: int) -> PipelineLoop:
+def _run_loop(host: HostModules, contexts: list[Context], types: list[str], groups: int) -> PipelineTimes:
     def stage(context: Context) -> Callable[[list[Any]], list[Any]]:
         return lambda items: [list(zip(types, arrays, strict=True)) for arrays in context.group(items)]
 
