@@ -27,7 +27,7 @@ _MAX_DIGITS = 9
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PROGRAM = "python -m iree_gauntlet.bench"
 # Help texts of the options that other commands have too.
-_SHARED_HELP = {option.name: option.help for option in options_of(ToolchainRequest)}
+_HELP = {option.name: option.help for option in options_of(ToolchainRequest)}
 _CHIP_FLAGS = ", ".join(f"`{kind.chip_flags[0]}`" for kind in DEVICE_KINDS if kind.chip_flags)
 
 
@@ -186,12 +186,10 @@ class BenchOptions:
         "Python that has torch, where the toolkit's own has none.",
         "Models are built there; the toolkit itself never imports torch.",
     )
-    iree: str = _option("", _SHARED_HELP["iree"], "Compiler and runtime that are measured.")
-    iree_compiler: str = _option("", _SHARED_HELP["iree_compiler"], "As for every other command.")
-    iree_runtime: str = _option("", _SHARED_HELP["iree_runtime"], "As for every other command.")
-    cache_dir: str = _option(
-        "", _SHARED_HELP["cache_dir"], "Built models and compiled modules are kept there, made once."
-    )
+    iree: str = _option("", _HELP["iree"], "Compiler and runtime that are measured.")
+    iree_compiler: str = _option("", _HELP["iree_compiler"], "As for every other command.")
+    iree_runtime: str = _option("", _HELP["iree_runtime"], "As for every other command.")
+    cache_dir: str = _option("", _HELP["cache_dir"], "Built models and compiled modules are kept there, made once.")
 
     def loops(self, chips: int) -> int:
         """Return the number of loops for a number of chips (`--chips 0` resolved): the option, or 5 for each chip.

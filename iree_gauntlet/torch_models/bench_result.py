@@ -25,14 +25,7 @@ from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.system.atomic import remove_reserved, write_atomic
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.torch_models.bench_session import (
-    AGAINST_ROLE,
-    TRACE,
-    BenchChain,
-    BenchFigures,
-    CheckFigures,
-    Latencies,
-)
+from iree_gauntlet.torch_models.bench_session import PEERS, TRACE, BenchChain, BenchFigures, CheckFigures, Latencies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -135,7 +128,7 @@ def make_result_lines(record: JournalRecord, chain: BenchChain, build: BuildReco
         seconds = duration(compilation.statistics["tool_seconds"])
         size = byte_size(compilation.statistics["binary_size_bytes"])
         lines.append(f"compiled in {seconds} to {size}; peak memory {byte_size(figures.peak_rss_bytes)}")
-    for role in (AGAINST_ROLE, TRACE):
+    for role in (PEERS, TRACE):
         further_result = _find_result(record, chain, Stage.BENCHMARK, role)
         lines += further_result.notes if further_result else ()
     return lines
@@ -187,7 +180,7 @@ def _collect_run_fields(
     """Return the toolkit's further fields, which failed runs have too."""
     toolchain, form = chain.toolchain, chain.options.dataformat
     # The notes of steps that follow the benchmark are their results.
-    further_ids = {make_step_id(chain.id, Stage.BENCHMARK, role) for role in (AGAINST_ROLE, TRACE)}
+    further_ids = {make_step_id(chain.id, Stage.BENCHMARK, role) for role in (PEERS, TRACE)}
     main_results = [result for name, result in record.results.items() if name not in further_ids]
     fields: dict[str, Any] = {
         "run": record.run.name,
@@ -212,7 +205,7 @@ def _collect_run_fields(
         fields |= {"numeric_error": error, **_collect_figures(Stage.THRESHOLD, check)}
     if compilation:
         fields |= _collect_figures(Stage.COMPILE, compilation)
-    for role in (AGAINST_ROLE, TRACE):
+    for role in (PEERS, TRACE):
         further_result = _find_result(record, chain, Stage.BENCHMARK, role)
         fields |= {role: further_result.statistics[role]} if further_result else {}
     return fields
@@ -252,14 +245,12 @@ def append_result(output: str | Path, result: Mapping[str, object], locks: Path)
         if not problem:
             return AppendResult(path, entries)
         for number in range(1, _MAX_NAMES):
-            alternative = target.with_name(f"{target.name.removesuffix('.json')}.new-{number}.json")
-            with _hold_lock(alternative, locks):
-                remove_reserved(alternative)
-                entries, damage = _append_line(alternative, line)
+            sibling = target.with_name(f"{target.name.removesuffix('.json')}.new-{number}.json")
+            with _hold_lock(sibling, locks):
+                remove_reserved(sibling)
+                entries, damage = _append_line(sibling, line)
             if not damage:
-                return AppendResult(
-                    alternative, entries, f"{path} {problem}: it is kept, and the result is in {alternative}"
-                )
+                return AppendResult(sibling, entries, f"{path} {problem}: it is kept, and the result is in {sibling}")
     raise GauntletError(
         f"{path} {problem}, and so are {_MAX_NAMES - 1} files beside it", "Give another file with --output."
     )

@@ -57,9 +57,9 @@ if TYPE_CHECKING:
 
 DIALECT = "bench"
 # The roles of benchmark steps that follow the main one.
-AGAINST_ROLE = "against"
+PEERS = "against"
 TRACE = "trace"
-_MS_PER_SECOND = 1000.0
+_MS_PER_S = 1000.0
 # The time limit of a loop, as a multiple of the first call's time times the number of calls.
 _TIMEOUT_FACTOR = 20.0
 
@@ -115,15 +115,13 @@ class BenchChain(TorchChain):
             runnable += list_runnable_files(compile_step, import_step)
         files = [array for program in build.programs for array in (*program.inputs, *program.outputs)]
         inputs = (*runnable, *(StepInput("input", str(self.get_export_folder() / array.file)) for array in files))
-        check_step = self.plan_run(
-            Stage.THRESHOLD, inputs, tuple(step.id for step in steps if step.stage is Stage.COMPILE)
-        )
-        loop_step = self.plan_run(Stage.BENCHMARK, inputs, (check_step.id,))
-        steps += [check_step, loop_step]
+        check = self.plan_run(Stage.THRESHOLD, inputs, tuple(step.id for step in steps if step.stage is Stage.COMPILE))
+        loop_step = self.plan_run(Stage.BENCHMARK, inputs, (check.id,))
+        steps += [check, loop_step]
         if self.options.trace != "none":
             steps.append(self.plan_run(Stage.BENCHMARK, inputs, (loop_step.id,), TRACE))
         if self.options.against:
-            steps.append(self.plan_rounds(inputs, (loop_step.id,), AGAINST_ROLE))
+            steps.append(self.plan_rounds(inputs, (loop_step.id,), PEERS))
         return tuple(steps)
 
 
@@ -218,7 +216,7 @@ class BenchSession(ModelSession):
 
     def check(self, step: Step) -> Result:
         """Run each program once, with the builder's inputs, and compare all outputs with those of the build."""
-        build, export_folder, narrowing = self._build, self.chain.get_export_folder(), self._narrowing
+        build, export_folder, factor = self._build, self.chain.get_export_folder(), self._narrowing
         training = build.kind == "training"
         result = Result(Verdict.PASSED, notes=step.notes)
         for number, program in enumerate(build.programs):
@@ -232,14 +230,10 @@ class BenchSession(ModelSession):
                 calls = MeasuredCalls.from_dict(response.figures)
                 actual = read_tensors(Path(), calls.outputs)
                 expected = read_tensors(export_folder, program.outputs)
-                agreement = compare_tensors(
-                    actual, expected, find_limits(program.outputs, narrowing), gradients=training
-                )
+                agreement = compare_tensors(actual, expected, find_limits(program.outputs, factor), gradients=training)
                 errors, problem = agreement.errors, agreement.problem
                 if program.directions is not None and not problem:
-                    gains = fit_gains(
-                        actual, expected, export_folder, program.directions, narrowing, gradients=training
-                    )
+                    gains = fit_gains(actual, expected, export_folder, program.directions, factor, gradients=training)
                     errors, problem = gains.add_to(errors), gains.problem
                 if number == 0:
                     f32_outputs = read_tensors(export_folder, build.reference) if build.reference else expected
@@ -274,7 +268,7 @@ class BenchSession(ModelSession):
                 program_step = replace(step, folder=str(path))
                 traces.append(self.trace(program_step, self._find_program(number), path, options.trace, self._call_ms))
             return tracing.make_result(traces, {TRACE: [trace.as_dict() for trace in traces]})
-        if step.role == AGAINST_ROLE:
+        if step.role == PEERS:
             command = make_worker_command(self.chain, step, *self._choose_worker(len(self.devices)))
             replaces = options.disturbed == "replace"
             environment = PeerEnvironment(asdict(self.chain.plan), self.chain.torch.path, options.env, replaces)
@@ -286,7 +280,7 @@ class BenchSession(ModelSession):
                 environment,
             )
             notes = tuple(map(describe_peer, peers))
-            return Result(Verdict.PASSED, statistics={AGAINST_ROLE: [asdict(peer) for peer in peers]}, notes=notes)
+            return Result(Verdict.PASSED, statistics={PEERS: [asdict(peer) for peer in peers]}, notes=notes)
         return self._loop(step)
 
     def _loop(self, step: Step) -> Result:
@@ -296,7 +290,7 @@ class BenchSession(ModelSession):
         script, plan = self._choose_worker(loops)
         if build.has_host_modules:
             plan = {**plan, "outputs": step.folder}
-        step = replace(step, timeout=step.timeout + _TIMEOUT_FACTOR * loops * self._first_call_ms / _MS_PER_SECOND)
+        step = replace(step, timeout=step.timeout + _TIMEOUT_FACTOR * loops * self._first_call_ms / _MS_PER_S)
         gpu = gpu_of(step)
         watch = RoundWatch(gpu=bool(gpu), device=gpu)
         response = self.ask(step, script, plan)
@@ -332,9 +326,7 @@ class BenchSession(ModelSession):
     def _find_program(self, number: int) -> CompiledProgram:
         program = self._build.programs[number]
         role = program.name if number else MAIN
-        return replace(
-            self.chain.get_compiled_program(program, role, role), export_folder=self.chain.get_export_folder()
-        )
+        return replace(self.chain.make_program(program, role, role), export_folder=self.chain.get_export_folder())
 
     def _choose_worker(self, calls: int) -> tuple[str, dict[str, Any]]:
         """Return the measuring program, and its plan."""

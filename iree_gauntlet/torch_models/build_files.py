@@ -90,21 +90,17 @@ def read_plan(path: Path, kind: type[PlanType]) -> PlanType:
     return check_plan(document, str(path), kind)
 
 
-def check_plan(document: object, source: str, kind: type[PlanType]) -> PlanType:
+def check_plan(plan: object, source: str, kind: type[PlanType]) -> PlanType:
     """Return the plan of a JSON object; `source` names it in errors."""
     hint = _PLAN_HINT.format(kind=kind.__name__)
     plan_fields = {field.name: field for field in fields(kind)}
-    if not isinstance(document, dict) or not document.keys() <= plan_fields.keys():
-        unknown = (
-            sorted(document.keys() - plan_fields.keys()) if isinstance(document, dict) else [type(document).__name__]
-        )
+    if not isinstance(plan, dict) or not plan.keys() <= plan_fields.keys():
+        unknown = sorted(plan.keys() - plan_fields.keys()) if isinstance(plan, dict) else [type(plan).__name__]
         raise UsageError(f"{source}: unknown in a plan: {', '.join(unknown)}", hint)
-    invalid = [name for name in sorted(plan_fields) if not _is_valid_value(plan_fields[name], document)]
+    invalid = [name for name in sorted(plan_fields) if not _is_valid_value(plan_fields[name], plan)]
     if invalid:
         raise UsageError(f"{source}: missing or of a wrong type: {', '.join(invalid)}", hint)
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in document.items()
-    }
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in plan.items()}
     return kind(**values)
 
 

@@ -90,7 +90,7 @@ def _get_context(info: ValidationInfo) -> ConfigurationContext:
     return info.context
 
 
-def _check_in_registry(look_up: Callable[[PluginRegistry, str], object], text: str, info: ValidationInfo) -> str:
+def _check_exists(look_up: Callable[[PluginRegistry, str], object], text: str, info: ValidationInfo) -> str:
     """Return the text, after checking that the registry has it."""
     try:
         look_up(_get_context(info).registry, text)
@@ -114,9 +114,7 @@ def _check_mode(text: str) -> str:
 
 def _check_recipe(field_name: str, text: str, info: ValidationInfo) -> str:
     """Check that a recipe is listed under its kind's field; the baseline may be among the quantizations."""
-    kind = (
-        _get_context(info).registry.find_recipe(_check_in_registry(PluginRegistry.find_recipe, text, info)).recipe.kind
-    )
+    kind = _get_context(info).registry.find_recipe(_check_exists(PluginRegistry.find_recipe, text, info)).recipe.kind
     expected_field = _SPARSITY if kind == "sparsity" else _QUANTIZATION
     if expected_field != field_name:
         raise FieldError(None, f"{text} is a {kind} recipe", f"List it under {expected_field}.")
@@ -160,7 +158,7 @@ def _check_name(text: str, info: ValidationInfo) -> str:
 
 
 def _check_set(name: str, info: ValidationInfo) -> str:
-    return name if name == CUSTOM else _check_in_registry(PluginRegistry.find_shape_set, name, info)
+    return name if name == CUSTOM else _check_exists(PluginRegistry.find_shape_set, name, info)
 
 
 def _check_device(text: str) -> str:
@@ -215,7 +213,7 @@ def _choose_branch(value: object) -> str:
 
 
 Readable = Annotated[str, AfterValidator(_check_readable)]
-_ModelType = Annotated[Readable, AfterValidator(partial(_check_in_registry, PluginRegistry.find_model_type))]
+_ModelType = Annotated[Readable, AfterValidator(partial(_check_exists, PluginRegistry.find_model_type))]
 Power = Annotated[int, Field(ge=0, le=MAX_POWER)]
 Sizes = Annotated[tuple[int, int, int], PlainValidator(_check_sizes), WithJsonSchema(_SIZES_SCHEMA)]
 _Quantization = Annotated[str, AfterValidator(partial(_check_recipe, _QUANTIZATION))]
@@ -376,7 +374,7 @@ class Variant:
         return quantization, self.sparsity.text if self.sparsity else None
 
     @property
-    def torch_label(self) -> str:
+    def torch_key(self) -> str:
         """The label of its model in torch."""
         return "+".join(filter(None, self.torch_recipes))
 
@@ -462,15 +460,13 @@ def _make_model(entry: ModelEntry, name: str, registry: PluginRegistry, line: in
     # Custom shapes are numbered across all entries of the list.
     custom_sizes: list[tuple[int, int, int]] = []
     shapes = [_CONFIG_SHAPE] if entry.matrix_shapes is None else []
-    for shapes_entry in entry.matrix_shapes or ():
-        if shapes_entry.name == CUSTOM:
+    for spec in entry.matrix_shapes or ():
+        if spec.name == CUSTOM:
             start = len(custom_sizes)
-            custom_sizes += shapes_entry.shapes or []
+            custom_sizes += spec.shapes or []
             shapes += number_shapes(custom_sizes)[start:]
         else:
-            shapes += list_shapes(
-                registry.find_shape_set(shapes_entry.name), shapes_entry.min_power, shapes_entry.max_power
-            )
+            shapes += list_shapes(registry.find_shape_set(spec.name), spec.min_power, spec.max_power)
     return ModelParams(
         name=name,
         shapes=tuple(shapes),
@@ -488,13 +484,11 @@ def _make_model(entry: ModelEntry, name: str, registry: PluginRegistry, line: in
 
 def override(config: MicroConfig, device: str, dtype: str) -> MicroConfig:
     """Set the device (torch's name or IREE's) and element type of all entries; empty keeps the entries' own."""
-    types_by_name = _TYPES | {element_type: element_type for element_type in _TYPES.values()}
-    element_type = types_by_name.get(dtype.removeprefix("torch."))
-    if dtype and element_type is None:
+    types_by_name = _TYPES | {short_type: short_type for short_type in _TYPES.values()}
+    short_type = types_by_name.get(dtype.removeprefix("torch."))
+    if dtype and short_type is None:
         raise UsageError(f"--dtype {dtype}: unknown", f"Known: {', '.join(_TYPES)}.")
-    models = (
-        replace(model, device=device or model.device, dtype=element_type or model.dtype) for model in config.models
-    )
+    models = (replace(model, device=device or model.device, dtype=short_type or model.dtype) for model in config.models)
     return replace(config, models=tuple(models))
 
 

@@ -74,10 +74,8 @@ class Declaration:
 
     def make_combined_error(self, messages: Iterable[str], hint: str | None = None) -> DeclarationError:
         """Return one error with a problem for each message; the default hint is the documentation."""
-        problem_hint = self.docs_reference if hint is None else hint
-        return self.error(
-            [Problem(str(shown(self.file)), self.line, self.name, message, problem_hint) for message in messages]
-        )
+        note = self.docs_reference if hint is None else hint
+        return self.error([Problem(str(shown(self.file)), self.line, self.name, message, note) for message in messages])
 
     def make_error(self, message: str, hint: str | None = None) -> DeclarationError:
         """Return the error for a single message."""
@@ -204,14 +202,12 @@ def make_unknown_name_error(
     message: str, text: str, names: Iterable[str], usages: Sequence[str] | None = None
 ) -> UsageError:
     """Return the error for an unknown name, with the closest candidate."""
-    candidates = list(names)
-    close_names = difflib.get_close_matches(text, candidates, n=1) or [
-        name for name in candidates if text and name.startswith(text)
+    choices = list(names)
+    close_names = difflib.get_close_matches(text, choices, n=1) or [
+        name for name in choices if text and name.startswith(text)
     ]
     suggestion = f"Did you mean {close_names[0]}? " if close_names else ""
-    return UsageError(
-        message, f"{suggestion}There are {', '.join(candidates if usages is None else usages) or 'none'}."
-    )
+    return UsageError(message, f"{suggestion}There are {', '.join(choices if usages is None else usages) or 'none'}.")
 
 
 def make_failure_problem(

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 MODEL_PARAMETERS = ("training", "config", "force_num_layers", "microbatch", "dataformat")
 
 _CONFIG_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
-_PYBUDA_PARAMETERS = frozenset({"devtype", "arch", "data_type", "math_fidelity"})
+_PYBUDA_NAMES = frozenset({"devtype", "arch", "data_type", "math_fidelity"})
 
 _PACKAGE_PREFIX = "_gauntlet_models_"
 _DECLARATION_HINT = "a model is a function under @benchmark_model, see docs/how-to/bench-models.md"
@@ -138,9 +138,7 @@ class BenchmarkModel(Declaration):
     @classmethod
     def hint(cls, function: Callable[..., Any]) -> str:
         """Return a hint about PyBuda's models for a function with its parameters, else the documentation."""
-        return (
-            cls.docs_reference if _PYBUDA_PARAMETERS.isdisjoint(inspect.signature(function).parameters) else PYBUDA_HINT
-        )
+        return cls.docs_reference if _PYBUDA_NAMES.isdisjoint(inspect.signature(function).parameters) else PYBUDA_HINT
 
     @classmethod
     def check_name(cls, name: object, messages: list[str]) -> None:
@@ -428,7 +426,7 @@ def _collect_problems(run: Callable[[], object], folder: Path, file: Path) -> li
 _Options = TypeVar("_Options", bound="BuildOptions")
 
 _SEED = 0
-_FORM_HINT = "return [device] or [pre, device, post], and a list of input tensors: return [module], [x]"
+_FORM = "return [device] or [pre, device, post], and a list of input tensors: return [module], [x]"
 _MARK_HINT = "of two modules, mark one: return [on_host(pre), device], [x]"
 
 
@@ -566,17 +564,15 @@ def arrange_modules(
     if not isinstance(returned, list | tuple) or len(returned) != 2:
         is_pybuda_form = isinstance(returned, tuple) and len(returned) == 4 and isinstance(returned[0], dict)
         raise model.make_error(
-            f"it returned {_describe_type(returned)}", f"{_FORM_HINT}; {PYBUDA_HINT}" if is_pybuda_form else _FORM_HINT
+            f"it returned {_describe_type(returned)}", f"{_FORM}; {PYBUDA_HINT}" if is_pybuda_form else _FORM
         )
     modules, inputs = returned
     if not isinstance(modules, list | tuple) or not 1 <= len(modules) <= 3:
-        raise model.make_error(
-            f"it returned {_describe_type(modules)} where one to three modules are expected", _FORM_HINT
-        )
+        raise model.make_error(f"it returned {_describe_type(modules)} where one to three modules are expected", _FORM)
     for index, module in enumerate(modules):
         inner = module.module if isinstance(module, OnHost | OnDevice) else module
         if not isinstance(inner, module_type):
-            raise model.make_error(f"module {index} is {_describe_type(inner)}, no torch.nn.Module", _FORM_HINT)
+            raise model.make_error(f"module {index} is {_describe_type(inner)}, no torch.nn.Module", _FORM)
     pre, device, post = _assign_modules(model, list(modules))
     return Pipeline(pre, device, post, _check_inputs(model, inputs, tensor_type))
 
@@ -594,7 +590,7 @@ def _assign_modules(model: BenchmarkModel, modules: list[Module]) -> tuple[Modul
     if any(mark not in {None, position} for mark, position in zip(marks, expected, strict=True)):
         positions = ", ".join("host" if mark is OnHost else "device" if mark is OnDevice else "?" for mark in marks)
         raise model.make_error(
-            f"its modules run on: {positions}; exactly one runs on the device, with at most one either side", _FORM_HINT
+            f"its modules run on: {positions}; exactly one runs on the device, with at most one either side", _FORM
         )
     plain = [module.module if isinstance(module, OnHost | OnDevice) else module for module in modules]
     index = expected.index(OnDevice)
@@ -603,12 +599,10 @@ def _assign_modules(model: BenchmarkModel, modules: list[Module]) -> tuple[Modul
 
 def _check_inputs(model: BenchmarkModel, inputs: object, tensor_type: type) -> tuple[Tensor, ...]:
     if not isinstance(inputs, list | tuple) or not inputs:
-        raise model.make_error(
-            f"it returned {_describe_type(inputs)} where a list of input tensors is expected", _FORM_HINT
-        )
+        raise model.make_error(f"it returned {_describe_type(inputs)} where a list of input tensors is expected", _FORM)
     for index, tensor in enumerate(inputs):
         if not isinstance(tensor, tensor_type):
-            raise model.make_error(f"input {index} is {_describe_type(tensor)}, no torch.Tensor", _FORM_HINT)
+            raise model.make_error(f"input {index} is {_describe_type(tensor)}, no torch.Tensor", _FORM)
     return tuple(inputs)
 
 

@@ -102,10 +102,8 @@ class ModelSession(ABC):
                         copy.replace(path)
             engine.announce(steps)
             # Compiles may run in parallel, since their programs lack the weights; else one model is loaded at a time.
-            parallel_steps = [step for step in steps if step.stage.row.makes_modules]
-            for group in ([parallel_steps] if parallel_steps else []) + [
-                [step] for step in steps if step not in parallel_steps
-            ]:
+            compiles = [step for step in steps if step.stage.row.makes_modules]
+            for group in ([compiles] if compiles else []) + [[step] for step in steps if step not in compiles]:
                 verdicts = engine.perform(group, verdicts)
         return verdicts
 

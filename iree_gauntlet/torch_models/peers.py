@@ -79,10 +79,10 @@ _ROUND_MS = 500.0
 _SLOW_ROUND_MS = 5000.0
 # The kind of blocks that go over all programs of a point and back, and how often a round of them may run.
 _BLOCK_KIND = "micro"
-_MAX_ATTEMPTS = 3
+_MAX_TRIES = 3
 # The name, in the log, of torch's start in their middle; no recipe has this label.
 _TORCH_ROUND_NAME = "torch "
-_MS_PER_SECOND = 1000.0
+_MS_PER_S = 1000.0
 # The peers of each option, with torch's mode; empty for peers other than torch.
 _PEER_MODES = {
     "torch": {"torch eager": "eager", "torch.compile": "compile"},
@@ -414,9 +414,7 @@ def _read_iree_median(text: str, _seconds: float) -> tuple[float, ...]:
     """Return the median of all calls, or generations; one number, since a log of thousands of calls is of no use."""
     calls = CallTimes.from_dict(json.loads(text))
     # Stages run in parallel: a single call has no separate time.
-    return (
-        statistics.median(calls.times_ms) if calls.host_ms is None else calls.total_s * _MS_PER_SECOND / calls.calls,
-    )
+    return (statistics.median(calls.times_ms) if calls.host_ms is None else calls.total_s * _MS_PER_S / calls.calls,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,9 +458,7 @@ def run_interleaved(
         rng.shuffle(torch_order)
         iree_rounds = [(name, iree[name]) for name in order]
         torch_rounds = [(_TORCH_ROUND_NAME, torch.start(torch_order))] if torch else []
-        block = PlannedBlock(
-            chain, _BLOCK_KIND, order, [*iree_rounds, *torch_rounds, *iree_rounds[::-1]], _MAX_ATTEMPTS
-        )
+        block = PlannedBlock(chain, _BLOCK_KIND, order, [*iree_rounds, *torch_rounds, *iree_rounds[::-1]], _MAX_TRIES)
         times: dict[str, tuple[float, ...]] = {}
         for name, result in taker.take(block, evidence):
             evidence.marked += bool(result.disturbed)

@@ -56,7 +56,7 @@ Kind: TypeAlias = Literal["quantization", "sparsity", "compiler"]
 Requirement: TypeAlias = Literal["no", "may", "must"]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:]*(?:-[A-Za-z0-9_.:]+)*")
-_MODEL_KINDS = ("quantization", "sparsity")
+_KINDS = ("quantization", "sparsity")
 
 
 class PluginError(DeclarationError):
@@ -211,10 +211,8 @@ def recipe(
 
     def read_fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
         arguments = _read_recipe_arguments(function, messages)
-        if kind not in _MODEL_KINDS:
-            messages.append(
-                f"kind is one of {', '.join(_MODEL_KINDS)}, not {kind!r}; compiler_recipe declares the third"
-            )
+        if kind not in _KINDS:
+            messages.append(f"kind is one of {', '.join(_KINDS)}, not {kind!r}; compiler_recipe declares the third")
         _check_proof(proof, tolerance, messages)
         return {
             "kind": kind,

@@ -66,7 +66,7 @@ class PointChain(TorchChain):
             "program": make_key({str(number): hash_file(path) for number, path in enumerate(self.plugins)}),
             "config": hash_file(config) if config else "",
         }
-        refusals = {variant.torch_label: variant.refusal for variant in self.point.variants}
+        refusals = {variant.torch_key: variant.refusal for variant in self.point.variants}
         return tuple(
             replace(self.step(Stage.EXPORT, label), skip=refusal)
             if refusal
@@ -76,7 +76,7 @@ class PointChain(TorchChain):
 
     def plan(self, label: str) -> VariantPlan:
         """Return the builder's plan, without the folder."""
-        recipes = {variant.torch_label: variant.torch_recipes for variant in self.point.variants}
+        recipes = {variant.torch_key: variant.torch_recipes for variant in self.point.variants}
         quantization, sparsity = recipes[label]
         model, shape = self.point.model, self.point.shape
         return VariantPlan(
@@ -96,7 +96,7 @@ class PointChain(TorchChain):
         steps: list[Step] = []
         imports: dict[str, Step] = {}
         for variant in self.point.variants:
-            label = variant.torch_label
+            label = variant.torch_key
             if label not in hashes:
                 continue
             onnx = self.get_export_folder(label) / _PROGRAM
@@ -124,9 +124,9 @@ class PointChain(TorchChain):
         module = StepInput("module", str(self.get_module_path(variant)))
         return self.plan_run(Stage.BENCHMARK, [module], role=f"{kind}{variant.label}")
 
-    def find_program(self, variant: Variant, build: BuildRecord) -> CompiledProgram:
+    def get_program(self, variant: Variant, build: BuildRecord) -> CompiledProgram:
         """Return the compiled program of a variant."""
-        return self.get_compiled_program(build.programs[0], variant.label, variant.torch_label)
+        return self.make_program(build.programs[0], variant.label, variant.torch_key)
 
     def choose_tolerance(self, variant: Variant, build: BuildRecord) -> Tolerance:
         """Return the tolerance of IREE's outputs against torch eager's for the same recipe.

@@ -160,8 +160,8 @@ class PointSession(ModelSession):
     def check(self, step: Step) -> Result:
         """Run a variant and compare its outputs."""
         variant = self._find_variant(step.role)
-        build = self.builds[variant.torch_label]
-        program = self.chain.find_program(variant, build)
+        build = self.builds[variant.torch_key]
+        program = self.chain.get_program(variant, build)
         response = self.run_once(step, program, self.chain.device, calls=_CHECK_CALLS)
         if response.figures is None:
             return response.failure
@@ -193,7 +193,7 @@ class PointSession(ModelSession):
         self._variants = {variant.label: self._make_variant_record(variant) for variant in self.chain.point.variants}
         facts: dict[str, ModuleFacts] = {}
         for variant in self._list_measurable():
-            program = self.chain.folder(Stage.IMPORT, variant.torch_label) / "program.mlir"
+            program = self.chain.folder(Stage.IMPORT, variant.torch_key) / "program.mlir"
             try:
                 facts[variant.label] = read_module_facts(
                     self.chain.toolchain, program, self.chain.get_module_path(variant)
@@ -221,8 +221,8 @@ class PointSession(ModelSession):
         )
         if variant.refusal:
             return replace(record, status="skipped", reason=variant.refusal)
-        torch_label = variant.torch_label
-        roles = ((Stage.EXPORT, torch_label), (Stage.IMPORT, torch_label), (Stage.COMPILE, variant.label))
+        torch_key = variant.torch_key
+        roles = ((Stage.EXPORT, torch_key), (Stage.IMPORT, torch_key), (Stage.COMPILE, variant.label))
         for stage, role in (*roles, (Stage.THRESHOLD, variant.label)):
             result = self.results.get(make_step_id(self.chain.id, stage, role))
             if result is None or result.verdict is not Verdict.PASSED:
@@ -272,7 +272,7 @@ class PointSession(ModelSession):
             problem
             for call in filter(None, (variant.quantization, variant.sparsity))
             for problem in find_unproven(
-                call.recipe.proof, facts, baseline, self.builds[variant.torch_label].changed_bytes
+                call.recipe.proof, facts, baseline, self.builds[variant.torch_key].changed_bytes
             )
         ]
         if problems:
@@ -286,7 +286,7 @@ class PointSession(ModelSession):
             return self._profile_memory(step)
         variant = self._find_variant(step.role.removeprefix(TRACE))
         program, path = (
-            self.chain.find_program(variant, self.builds[variant.torch_label]),
+            self.chain.get_program(variant, self.builds[variant.torch_key]),
             Path(step.folder) / variant.label,
         )
         trace = self.trace(step, program, path, tracing.VERBOSE, self._call_ms[variant.label])
@@ -296,7 +296,7 @@ class PointSession(ModelSession):
         """Measure the peak memory by phase; the series of samples is written next to the logs, for its plot."""
         variant = self._find_variant(step.role.removeprefix(MEMORY_ROLE))
         plan = make_memory_plan(
-            self.chain.find_program(variant, self.builds[variant.torch_label]).plan([self.chain.device], 1)
+            self.chain.get_program(variant, self.builds[variant.torch_key]).plan([self.chain.device], 1)
         )
         response = self.ask(step, MEMORY_WORKER, plan)
         if response.figures is None:
@@ -333,9 +333,7 @@ class PointSession(ModelSession):
             programs: dict[str, Measurement] = {}
             for variant in self._list_measurable():
                 calls = _count_calls(self._call_ms[variant.label])
-                plan = self.chain.find_program(variant, self.builds[variant.torch_label]).plan(
-                    [self.chain.device], calls
-                )
+                plan = self.chain.get_program(variant, self.builds[variant.torch_key]).plan([self.chain.device], calls)
                 command = make_worker_command(self.chain, step, MODULE_WORKER, plan, f"{variant.label}.")
                 programs[variant.label] = make_iree_rounds(step, command)
             taker = BlockTaker(self.session, replace_disturbed=self.replace_disturbed)
@@ -354,9 +352,7 @@ class PointSession(ModelSession):
         programs: dict[str, PeerProgram] = {}
         expected = []
         for mode in modes:
-            for label, variant in {
-                variant.torch_label: variant for variant in reversed(self._list_measurable())
-            }.items():
+            for label, variant in {variant.torch_key: variant for variant in reversed(self._list_measurable())}.items():
                 name, folder, build = (
                     _name_torch_program(mode, label),
                     self.chain.get_export_folder(label),
@@ -370,10 +366,8 @@ class PointSession(ModelSession):
                 )
         code_folder = Path(step.folder) / "torch" / CODE_FOLDER
         script = PeerScript(step, "torch", self.chain.torch.path, "measure_torch", code_folder)
-        models = script.try_programs(
-            self.session, "torch.trial.plan", "torch.trial.", list(programs.values()), expected
-        )
-        for name, model in zip(list(programs), models, strict=True):
+        runs = script.try_programs(self.session, "torch.trial.plan", "torch.trial.", list(programs.values()), expected)
+        for name, model in zip(list(programs), runs, strict=True):
             if model.error or model.first_call_ms is None:
                 self._torch_problems[name] = model.error
                 del programs[name]
@@ -428,22 +422,22 @@ class PointSession(ModelSession):
         return replace(
             record,
             iree=None if iree_ms is None else IreeTimes(iree_ms, ratio),
-            torch_eager=self._compare_torch(_EAGER, variant.torch_label, name),
-            torch_compile=self._compare_torch(_COMPILED, variant.torch_label, name),
+            torch_eager=self._compare_torch(_EAGER, variant.torch_key, name),
+            torch_compile=self._compare_torch(_COMPILED, variant.torch_key, name),
             peak_rss_bytes=blocks.peak_bytes.get(name) or record.peak_rss_bytes,
             roofline=self._find_peak_share(variant),
         )
 
-    def _compare_torch(self, mode: str, torch_label: str, iree_name: str) -> TorchTimes | None:
+    def _compare_torch(self, mode: str, torch_key: str, iree_name: str) -> TorchTimes | None:
         """Return torch's time of a variant's model, compared with torch's baseline and with IREE's variant."""
-        blocks, name = self._blocks, _name_torch_program(mode, torch_label)
+        blocks, name = self._blocks, _name_torch_program(mode, torch_key)
         time = compute_median_ms(blocks, name)
         if time is None:
             return None
         return TorchTimes(
             time,
             self._torch_first_call_ms.get(name),
-            None if torch_label == BASELINE else compute_speedup(blocks, name, _name_torch_program(mode, BASELINE)),
+            None if torch_key == BASELINE else compute_speedup(blocks, name, _name_torch_program(mode, BASELINE)),
             compute_speedup(blocks, iree_name, name),
         )
 
@@ -454,8 +448,8 @@ class PointSession(ModelSession):
         record = self._variants[variant.label]
         if roofline is None or time_ms is None or record.parameter_bytes is None:
             return None
-        build = self.builds[variant.torch_label].programs[0]
-        folder = self.chain.get_export_folder(variant.torch_label)
+        build = self.builds[variant.torch_key].programs[0]
+        folder = self.chain.get_export_folder(variant.torch_key)
         tensors = sum((folder / array.file).stat().st_size for array in (*build.inputs, *build.outputs))
         return PeakShare(*roofline.share(self._flops, record.parameter_bytes + tensors, time_ms))
 

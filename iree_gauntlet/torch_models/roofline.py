@@ -107,10 +107,8 @@ def find_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofline:
             if peaks is None or peaks.measurements < _MAX_MEASUREMENTS:
                 best, times = _measure(python, machine), 1
                 if peaks is not None:
-                    latest, previous, times = best, peaks.roofline, peaks.measurements + 1
-                    best = Roofline(
-                        max(latest.flops_per_s, previous.flops_per_s), max(latest.bytes_per_s, previous.bytes_per_s)
-                    )
+                    new, old, times = best, peaks.roofline, peaks.measurements + 1
+                    best = Roofline(max(new.flops_per_s, old.flops_per_s), max(new.bytes_per_s, old.bytes_per_s))
                 peaks = _PeaksCache(_FORMAT_VERSION, conditions, times, best)
                 write_atomic(path, json.dumps(peaks.as_dict(), indent=1) + "\n")
     except OSError as error:

@@ -61,9 +61,7 @@ class PreviousSweep:
     record: JournalRecord
     options: SweepAsked
 
-    def merge_requests(
-        self, request: MicroRequest, toolchain: ToolchainRequest
-    ) -> tuple[MicroRequest, ToolchainRequest]:
+    def merge(self, request: MicroRequest, toolchain: ToolchainRequest) -> tuple[MicroRequest, ToolchainRequest]:
         """Return the requests, with this run's options for those that are not set now."""
         recorded_options = {**self.options.as_dict(), **self.options.iree}
         require_as_begun("run", self.folder.name, given((request, toolchain)), recorded_options)

@@ -317,7 +317,7 @@ class TorchChain(ABC):
         """Return the folder of torch's build."""
         return self.folder(Stage.EXPORT, role)
 
-    def get_compiled_program(self, program: BuiltProgram, role: str, side: str) -> CompiledProgram:
+    def make_program(self, program: BuiltProgram, role: str, side: str) -> CompiledProgram:
         """Return a compiled program of a build."""
         parameters = self.folder(Stage.IMPORT, side) / _PARAMETERS_FILE
         return CompiledProgram(
@@ -328,15 +328,13 @@ class TorchChain(ABC):
         """Return a step with the fields that are common to all steps of the chain."""
         return make_step(self.case, stage, self.context, role)
 
-    def plan_export(
-        self, role: str, plan: ModelPlan, content_inputs: Mapping[str, str], sources: Sequence[Path]
-    ) -> Step:
-        """Plan a model's build and export by torch; in the key, `content_inputs` replace the plan's path fields."""
+    def plan_export(self, role: str, plan: ModelPlan, key_fields: Mapping[str, str], sources: Sequence[Path]) -> Step:
+        """Plan a model's build and export by torch; in the key, `key_fields` replace the plan's path fields."""
         step = replace(self.step(Stage.EXPORT, role), inputs=tuple(StepInput("program", str(path)) for path in sources))
         plan_fields = {name: str(value) for name, value in asdict(plan).items() if name not in _PATH_FIELDS}
         tool_inputs = {"builder": _hash_builder(self.builder, self.loaded_files), "torch": self.torch.identity}
         argv = (*make_torch_argv(self.torch.path, self.builder), f"{step.folder}/{PLAN_FILE}")
-        key_inputs = {**plan_fields, **content_inputs, **tool_inputs, **self.context.environment}
+        key_inputs = {**plan_fields, **key_fields, **tool_inputs, **self.context.environment}
         return plan_making(step, argv, key_inputs, self.context, env=_TORCH_ENV)
 
     def plan_import(self, role: str, onnx: Path, content: str, export: str) -> Step:

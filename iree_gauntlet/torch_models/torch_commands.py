@@ -222,7 +222,7 @@ def micro(request: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
         )
     previous = find_previous_sweep(request.run_dir) if request.resume else None
     if previous is not None:
-        request, toolchain = previous.merge_requests(request, toolchain)
+        request, toolchain = previous.merge(request, toolchain)
     plugins = tuple(expand_home(name).absolute() for name in request.plugin)
     registry = load_registry((*find_entry_point_files(), *plugins))
     if request.list:

@@ -115,22 +115,16 @@ def make_trace_table(profile: DispatchProfile) -> TraceTable:
 
 def format_table(table: TraceTable, max_rows: int | None = None) -> list[str]:
     """Return the table as text in columns, below a summary line."""
-    visible_rows, hidden_rows = table.rows[:max_rows], table.rows[len(table.rows[:max_rows]) :]
-    if len(hidden_rows) == 1:
-        visible_rows, hidden_rows = table.rows, ()
+    visible_rows, rest = table.rows[:max_rows], table.rows[len(table.rows[:max_rows]) :]
+    if len(rest) == 1:
+        visible_rows, rest = table.rows, ()
     cells: list[tuple[Cell, ...]] = []
     for row in visible_rows:
         name, shape = _split_name(row.name)
         cells.append((one_line(name, _MAX_NAME_CHARS), shape or None, *_make_figures(table, row.ns, row.count)))
-    if hidden_rows:
-        label = f"the other {len(hidden_rows)} functions"
-        cells.append(
-            (
-                label,
-                "",
-                *_make_figures(table, sum(row.ns for row in hidden_rows), sum(row.count for row in hidden_rows)),
-            )
-        )
+    if rest:
+        label = f"the other {len(rest)} functions"
+        cells.append((label, "", *_make_figures(table, sum(row.ns for row in rest), sum(row.count for row in rest))))
     profile = table.profile
     notes, outside_ns = profile.notes, profile.outside_ns
     if outside_ns is not None:

@@ -355,9 +355,7 @@ def choose_colour(ratio: float, limit: float) -> tuple[float, float, float]:
     """Return the colour of a speed-up: blue above 1.0, vermilion below, as strong as its logarithm."""
     strength = min(1.0, abs(_convert_to_octaves(ratio)) / limit)
     end = _BLUE if ratio > 1 else _VERMILION
-    red, green, blue = (
-        neutral + strength * (extreme - neutral) for neutral, extreme in zip(_NEUTRAL, end, strict=True)
-    )
+    red, green, blue = (neutral + strength * (edge - neutral) for neutral, edge in zip(_NEUTRAL, end, strict=True))
     return red, green, blue
 
 

@@ -72,9 +72,7 @@ def compute_convolution_backward(
             grad, weight, None, stride, padding, dilation, False, [0] * len(sizes), groups
         )
     elif mask[0] and groups > 1:
-        input_gradient = _compute_grouped_input_gradient(
-            grad, values.shape[2:], weight, stride, padding, dilation, groups
-        )
+        input_gradient = _compute_grouped_gradient(grad, values.shape[2:], weight, stride, padding, dilation, groups)
     elif mask[0]:
         min_sizes = [
             (out - 1) * stride[d] - 2 * padding[d] + dilation[d] * (sizes[d] - 1) + 1
@@ -94,7 +92,7 @@ def compute_convolution_backward(
     return input_gradient, weight_gradient, bias_gradient
 
 
-def _compute_grouped_input_gradient(
+def _compute_grouped_gradient(
     grad: Tensor,
     extents: Sequence[int],
     weight: Tensor,
@@ -112,11 +110,9 @@ def _compute_grouped_input_gradient(
         margin = dilation[d] * (sizes[d] - 1)
         padded_extent = max(padding[d] + extent, (grad.shape[d + 2] - 1) * stride[d] + 1) + margin
         grad = _slice(_spread(grad, d + 2, stride[d], margin, padded_extent), d + 2, padding[d], 1, extent + margin)
-    flipped_weight = weight.flip(list(range(2, weight.ndim))).unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    kernel = weight.flip(list(range(2, weight.ndim))).unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
     zeros = [0] * len(sizes)
-    return torch.ops.aten.convolution(
-        grad, flipped_weight, None, [1] * len(sizes), zeros, dilation, False, zeros, groups
-    )
+    return torch.ops.aten.convolution(grad, kernel, None, [1] * len(sizes), zeros, dilation, False, zeros, groups)
 
 
 def _gather_patches(
@@ -318,10 +314,8 @@ def _bind_weights(traced: Module, state: dict[str, Tensor]) -> Module:
 
 def _compute_loss(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
     floats = _find_floats(outputs)
-    sums = [
-        _sum_axes((_widen(output) - _widen(target)).square()) for output, target in zip(floats, targets, strict=True)
-    ]
-    return sum(sums[1:], sums[0]) / sum(output.numel() for output in floats)
+    sums = [_sum_axes((_widen(out) - _widen(target)).square()) for out, target in zip(floats, targets, strict=True)]
+    return sum(sums[1:], sums[0]) / sum(out.numel() for out in floats)
 
 
 def _widen(values: Tensor) -> Tensor:
