@@ -41,7 +41,7 @@ _MIN_CALLS = 20
 _MAX_P90_RATIO = 2.0
 _LOCK_SECONDS = 60.0
 # The figures of an entry, by the stage whose result has them: their names in the entry and in its statistics.
-_FIGURES_BY_STAGE = {
+_FIGURES = {
     Stage.THRESHOLD: {"first_call_ms": "first_call_ms"},
     Stage.COMPILE: {
         "compile_seconds": Figure.COMPILE_TIME.row.statistic,
@@ -136,7 +136,7 @@ def make_result_lines(record: JournalRecord, chain: BenchChain, build: BuildReco
 
 def _collect_figures(stage: Stage, result: Result) -> dict[str, Any]:
     """Return the entry's figures that a result has; only a generative model has figures of tokens."""
-    return {name: result.statistics[key] for name, key in _FIGURES_BY_STAGE[stage].items() if key in result.statistics}
+    return {name: result.statistics[key] for name, key in _FIGURES[stage].items() if key in result.statistics}
 
 
 def _format_sensitivity(errors: ContractionErrors) -> str:
