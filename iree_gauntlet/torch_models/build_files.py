@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _BASELINE = "baseline"
 _PLAN_HINT = "the file is written by the toolkit; one written by hand has the fields of {kind}"
 
-PlanType = TypeVar("PlanType", bound="ModelPlan")
+_PlanType = TypeVar("_PlanType", bound="ModelPlan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class BuildPlan(BuildOptions):
             raise UsageError(f"{self.model}: accumulate is for training", "leave it out, or set training")
 
 
-def read_plan(path: Path, kind: type[PlanType]) -> PlanType:
+def read_plan(path: Path, kind: type[_PlanType]) -> _PlanType:
     """Read a plan."""
     try:
         document = json.loads(path.read_bytes())
@@ -90,7 +90,7 @@ def read_plan(path: Path, kind: type[PlanType]) -> PlanType:
     return check_plan(document, str(path), kind)
 
 
-def check_plan(plan: object, source: str, kind: type[PlanType]) -> PlanType:
+def check_plan(plan: object, source: str, kind: type[_PlanType]) -> _PlanType:
     """Return the plan of a JSON object; `source` names it in errors."""
     hint = _PLAN_HINT.format(kind=kind.__name__)
     plan_fields = {field.name: field for field in fields(kind)}

@@ -248,8 +248,8 @@ def _read_segments(toolchain: Toolchain, module: Path) -> list[_DataSegment]:
             f"{module}: its parts cannot be told from each other: {error}",
             "compile it without --iree-vm-emit-polyglot-zip=false",
         ) from error
-    inside = [bytes(message["embedded_data"]) for message in descriptions if "embedded_data" in message]
-    expected = [message["external_data_length"] for message in descriptions if "external_data_length" in message]
+    inside = [bytes(item["embedded_data"]) for item in descriptions if "embedded_data" in item]
+    expected = [item["external_data_length"] for item in descriptions if "external_data_length" in item]
     if expected != [segment.size for segment in external_segments]:
         raise GauntletError(
             f"{module}: its description tells of {len(expected)} files inside, and there are others",
