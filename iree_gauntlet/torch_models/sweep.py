@@ -146,7 +146,7 @@ class MicroRun:
             )
             chains.append(point_chain)
         previous_steps = [step for steps in finished_steps.values() for step in steps]
-        previous_results = self.earlier.record.results if self.earlier else {}
+        previous_results = self.previous.record.results if self.previous else {}
         again = previous_results.keys() - {step.id for step in previous_steps}
         event = replace(self._describe_event(run_dir, chains), again=tuple(sorted(again)))
         with model_session(run_dir, self.progress, event, previous_steps) as session:
