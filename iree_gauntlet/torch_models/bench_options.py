@@ -66,7 +66,7 @@ class BenchOptions:
     config: str = _option(
         "",
         "Model configuration to benchmark (i.e. tiny, base, large)",
-        "Handed to the model's function; needed where a model has several.",
+        "Passed to the model's function; required if the model has several.",
         short="c",
     )
     training: bool = _option(
@@ -92,7 +92,7 @@ class BenchOptions:
     backend_opt_level: int | None = _option(
         None,
         "Set backend optimization level",
-        "`--iree-opt-level=O0` … `O3`; 4 is O3 too, IREE has none above. Not given: the compiler's own default.",
+        "`--iree-opt-level=O0` … `O3`; 4 is also O3, IREE's highest level. Default: the compiler's own.",
         short="opt",
         choices=("0", "1", "2", "3", "4"),
         least=0,
@@ -113,19 +113,19 @@ class BenchOptions:
     microbatch_count: int = _option(
         1,
         "Microbatches of each program; loop_count must be a multiple of it.",
-        "So many are pushed before the first output is waited for; in training, summed up for one step.",
+        "Microbatches pushed before waiting for the first output; in training, one step sums their gradients.",
         least=1,
     )
     chips: int = _option(
         1,
         "Number of chips to run benchmark on. 0 to run on all available.",
-        "So many devices of the driver in parallel; where it has fewer, so many contexts on those there are.",
+        "Uses this number of the driver's devices in parallel; if it has fewer, this number of contexts on them.",
         least=0,
     )
     layers: int | None = _option(
         None,
         "Number of layers to run on models where this is applicable (i.e. nlp encoders/decoders)",
-        "Handed to the model's function as `force_num_layers`.",
+        "Passed to the model's function as `force_num_layers`.",
         least=1,
     )
     trace: str = _option(
@@ -146,7 +146,7 @@ class BenchOptions:
     output: str = _option(
         "",
         "Output json file to write results to, optionally. If file already exists, results will be appended.",
-        "The document's fields and ours; `.json` is added where it is missing.",
+        "Fields of PyBuda's document and of this toolkit; `.json` is added if missing.",
         short="o",
     )
     models_dir: tuple[str, ...] = _option(
@@ -156,18 +156,18 @@ class BenchOptions:
     )
     against: tuple[str, ...] = _option(
         (),
-        "Measure torch or onnxruntime too, in turns with IREE (repeatable).",
-        "Gives the ratio of IREE to it on this machine: torch is eager and `torch.compile`, torch-eager the one alone.",
+        "Also measure torch or onnxruntime, alternating with IREE (repeatable).",
+        "Gives IREE's ratio to it on this machine; `torch` is eager and `torch.compile`, `torch-eager` only eager.",
         choices=("torch", "torch-eager", "onnxruntime"),
     )
     sensitivity: bool = _option(
         False,
-        "Try every contraction of the model for what an error of it would look like.",
-        "Else 64 of them at most, and fewer of large models, by how many products a run of them takes.",
+        "Check for every contraction of the model whether an error in it would be detected.",
+        "Default: at most 64 contractions, fewer for large models.",
     )
     disturbed: str = _option(
         "replace",
-        "What becomes of rounds of --against that other work on the machine disturbed.",
+        "How to treat rounds of --against that other work on the machine disturbed.",
         "As for `compare`.",
         choices=("replace", "count"),
     )
@@ -178,18 +178,18 @@ class BenchOptions:
     )
     target: str = _option(
         "",
-        "Chip that is compiled for, such as gfx942 or sm_89, where --device is a GPU.",
-        f"{_CHIP_FLAGS}. A CPU is compiled for as it is here.",
+        "Chip to compile for, such as gfx942 or sm_89, if --device is a GPU.",
+        f"{_CHIP_FLAGS}. For a CPU, the code is compiled for this machine.",
     )
     torch_python: str = _option(
         "",
-        "Python that has torch, where the toolkit's own has none.",
-        "Models are built there; the toolkit itself never imports torch.",
+        "Python with torch installed, if the toolkit's own does not have it.",
+        "Models are built in it; the toolkit itself never imports torch.",
     )
-    iree: str = _option("", _HELP["iree"], "Compiler and runtime that are measured.")
+    iree: str = _option("", _HELP["iree"], "Compiler and runtime to measure.")
     iree_compiler: str = _option("", _HELP["iree_compiler"], "As for every other command.")
     iree_runtime: str = _option("", _HELP["iree_runtime"], "As for every other command.")
-    cache_dir: str = _option("", _HELP["cache_dir"], "Built models and compiled modules are kept there, made once.")
+    cache_dir: str = _option("", _HELP["cache_dir"], "Built models and compiled modules are cached there.")
 
     def loops(self, chips: int) -> int:
         """Return the number of loops for a number of chips (`--chips 0` resolved): the option, or 5 for each chip.
@@ -222,14 +222,16 @@ def read_options(values: Mapping[str, Any]) -> BenchOptions:
     checked_values = {option.name: _check_value(option, values.get(option.name)) for option in OPTIONS}
     options = BenchOptions(**{name: value for name, value in checked_values.items() if value is not None})
     if not options.list and not options.model:
-        raise UsageError("--model: not given", "Name a model (-m bert), or see which there are with --list.")
+        raise UsageError("--model: not given", "Name a model (-m bert), or list them with --list.")
     if options.loop_count is not None and options.loop_count % options.microbatch_count:
         raise UsageError(
-            f"--loop_count {options.loop_count}: no multiple of --microbatch_count {options.microbatch_count}",
-            f"Allowed are {options.microbatch_count}, {2 * options.microbatch_count}, …",
+            f"--loop_count {options.loop_count}: not a multiple of --microbatch_count {options.microbatch_count}",
+            f"Use {options.microbatch_count}, {2 * options.microbatch_count}, …",
         )
     if options.training and "onnxruntime" in options.against:
-        raise UsageError("--against onnxruntime: does not go with --training", "onnxruntime is for inference only.")
+        raise UsageError(
+            "--against onnxruntime: cannot be combined with --training", "onnxruntime supports only inference."
+        )
     return options
 
 
@@ -286,7 +288,7 @@ def _check_value(option: BenchOption, value: Any) -> Any:
         return DataFormat(text) if option.name == "dataformat" else text
     # Only ASCII digits are accepted: int() also takes underscores, spaces and the digits of other scripts.
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS) or int(text) < option.least:
-        raise UsageError(f"--{option.name} {text}: a whole number of {option.least} or more expected", option.help)
+        raise UsageError(f"--{option.name} {text}: expected an integer of at least {option.least}", option.help)
     return int(text)
 
 
@@ -310,7 +312,8 @@ def _read_environment(text: str) -> tuple[tuple[str, str], ...]:
         name, equals, value = word.partition("=")
         if not _VARIABLE_NAME.fullmatch(name):
             raise UsageError(
-                f"--env {text}: {name!r} is no name of a variable", "Letters, digits and underscores, as in 'A=1 B=2'."
+                f"--env {text}: {name!r} is not a valid variable name",
+                "Use letters, digits and underscores, as in 'A=1 B=2'.",
             )
         variables[name] = value if equals else "1"
     return tuple(variables.items())

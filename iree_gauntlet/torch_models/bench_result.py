@@ -155,7 +155,7 @@ def _list_notes(latency: Latencies, benchmark: Result) -> list[str]:
         notes.append(f"calls vary: one in ten takes {latency.p90 / latency.p50:.1f} times the median or longer")
     calls = len(benchmark.samples.real_time_ms) if benchmark.samples else 0
     if calls < _MIN_CALLS:
-        notes.append(f"{calls} calls are few: --loop_count 100 gives figures that can be compared")
+        notes.append(f"{calls} calls are too few to compare: use --loop_count 100")
     return [f"note: {text}" for text in notes]
 
 
@@ -250,9 +250,11 @@ def append_result(output: str | Path, result: Mapping[str, object], locks: Path)
                 remove_reserved(sibling)
                 entries, damage = _append_line(sibling, line)
             if not damage:
-                return AppendResult(sibling, entries, f"{path} {problem}: it is kept, and the result is in {sibling}")
+                return AppendResult(
+                    sibling, entries, f"{path} {problem}: it was left unchanged, and the result is in {sibling}"
+                )
     raise GauntletError(
-        f"{path} {problem}, and so are {_MAX_NAMES - 1} files beside it", "Give another file with --output."
+        f"{path} {problem}, and so are {_MAX_NAMES - 1} files beside it", "Name another file with --output."
     )
 
 
@@ -283,7 +285,7 @@ def _append_line(path: Path, line: str) -> tuple[int, str]:
     """Append an entry to a file; return the number of entries, or the reason why the file was left unchanged."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            return 0, "is no regular file"
+            return 0, "is not a regular file"
         old_bytes = path.read_bytes()
     except FileNotFoundError:
         old_bytes = b""
@@ -294,17 +296,17 @@ def _append_line(path: Path, line: str) -> tuple[int, str]:
     except (ValueError, RecursionError) as error:
         return 0, f"is damaged ({str(error).splitlines()[0]})"
     if not isinstance(entries, list):
-        return 0, "is no array of results"
+        return 0, "is not an array of results"
     for number, entry in enumerate(entries):
         if not isinstance(entry, dict) or not {"samples_per_sec", "error"} & entry.keys():
-            return 0, f"is no array of results (entry {number} has neither samples_per_sec nor error)"
+            return 0, f"is not an array of results (entry {number} has neither samples_per_sec nor error)"
     body = text.rstrip().removesuffix("]").rstrip()
     write_atomic(path, f"{body}{',' if entries else ''}\n{line}\n]\n")
     return len(entries) + 1, ""
 
 
 def _raise_number_error(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 @contextlib.contextmanager
@@ -317,12 +319,12 @@ def _hold_lock(target: Path, locks: Path) -> Iterator[None]:
             stack.enter_context(file_lock(path, timeout=_LOCK_SECONDS))
         except TimeoutError:
             raise GauntletError(
-                f"{target}: another process has been writing it for {_LOCK_SECONDS:.0f} s",
-                f"Find out who holds {path}, or give another file with --output.",
+                f"{target}: another process has been writing to it for {_LOCK_SECONDS:.0f} s",
+                f"Find the process that holds the lock {path}, or name another file with --output.",
             ) from None
         except OSError as error:
             raise GauntletError(
-                f"{locks}: the lock of {target} cannot be made there ({error.strerror or error})",
+                f"{locks}: the lock of {target} cannot be created there ({error.strerror or error})",
                 "The cache's folder must be writable; --cache-dir names another one.",
             ) from error
         yield
@@ -340,5 +342,5 @@ def _lock_target(path: Path, locks: Path) -> Iterator[Path]:
     except OSError as error:
         raise GauntletError(
             f"{path}: the result cannot be written ({error.strerror or error})",
-            "Give a file with --output in a folder that can be written; nothing that was there has changed.",
+            "Name a file in a writable folder with --output; the existing file is unchanged.",
         ) from error

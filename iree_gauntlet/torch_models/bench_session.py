@@ -210,7 +210,7 @@ class BenchSession(ModelSession):
             if len(self.devices) > 1:
                 reason = f"--chips {options.chips}: {subject} runs on one device"
             elif options.microbatch_count > 1:
-                reason = f"--microbatch_count {options.microbatch_count}: {subject} takes one at a time"
+                reason = f"--microbatch_count {options.microbatch_count}: {subject} takes one microbatch at a time"
         # One blocked step reports it once, before anything is compiled.
         return (blocked(steps[-1], reason),) if reason else steps
 
@@ -250,7 +250,7 @@ class BenchSession(ModelSession):
                 return replace(result, verdict=Verdict.ERROR, reason=reason, outputs=(), statistics={})
             result = replace(result, outputs=(*result.outputs, *agreement.comparisons))
             if agreement.expects_only_zeros:
-                note = f"{program.name}: the expected outputs are all zero, and so agreeing with them proves nothing"
+                note = f"{program.name}: the expected outputs are all zero, so agreement with them proves nothing"
                 result = replace(result, notes=(*result.notes, note))
             if problem and result.verdict is Verdict.PASSED:
                 prefix = f"{program.name}: " if len(build.programs) > 1 else ""
@@ -302,7 +302,7 @@ class BenchSession(ModelSession):
             problem, figures = self._find_problem(calls), make_bench_figures(build, calls)
         except (GauntletError, ArithmeticError, TypeError, ValueError) as error:
             text = error.what if isinstance(error, GauntletError) else f"{type(error).__name__}: {error}"
-            reason = shorten(f"the measuring program's answer cannot be read: {text}")
+            reason = shorten(f"the measuring program's response cannot be read: {text}")
             return response.complete(Result(Verdict.ERROR, reason))
         if problem:
             # A wrong model gets no speed.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _BASELINE = "baseline"
-_PLAN_HINT = "the file is written by the toolkit; one written by hand has the fields of {kind}"
+_PLAN_HINT = "the file is written by the toolkit; one written by hand needs the fields of {kind}"
 
 _PlanType = TypeVar("_PlanType", bound="ModelPlan")
 
@@ -77,7 +77,7 @@ class BuildPlan(BuildOptions):
 
     def __post_init__(self) -> None:
         if self.accumulate and not self.training:
-            raise UsageError(f"{self.model}: accumulate is for training", "leave it out, or set training")
+            raise UsageError(f"{self.model}: accumulate requires training", "remove it, or set training")
 
 
 def read_plan(path: Path, kind: type[_PlanType]) -> _PlanType:
@@ -96,10 +96,10 @@ def check_plan(plan: object, source: str, kind: type[_PlanType]) -> _PlanType:
     plan_fields = {field.name: field for field in fields(kind)}
     if not isinstance(plan, dict) or not plan.keys() <= plan_fields.keys():
         unknown = sorted(plan.keys() - plan_fields.keys()) if isinstance(plan, dict) else [type(plan).__name__]
-        raise UsageError(f"{source}: unknown in a plan: {', '.join(unknown)}", hint)
+        raise UsageError(f"{source}: unknown fields of a plan: {', '.join(unknown)}", hint)
     invalid = [name for name in sorted(plan_fields) if not _is_valid_value(plan_fields[name], plan)]
     if invalid:
-        raise UsageError(f"{source}: missing or of a wrong type: {', '.join(invalid)}", hint)
+        raise UsageError(f"{source}: missing or of the wrong type: {', '.join(invalid)}", hint)
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in plan.items()}
     return kind(**values)
 
@@ -317,7 +317,7 @@ def read_build(folder: Path) -> BuildRecord:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GauntletError(
             f"{path}: the built model cannot be read: {type(error).__name__}: {error}",
-            "Run again; if it stays, clear the cache (`cache.gc`).",
+            "Run again; if the error persists, clear the cache (`cache.gc`).",
         ) from error
 
 

@@ -51,7 +51,7 @@ def pow2(sizes: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
         yield size, size, size
 
 
-@shape_set("pow2_extended", min_power=10, max_power=14, about="cubes, with those half-way to the next power")
+@shape_set("pow2_extended", min_power=10, max_power=14, about="cubes, including those halfway to the next power")
 def pow2_extended(sizes: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
     """Yield powers of two, and one and a half times each."""
     for power in sizes:
@@ -103,7 +103,7 @@ _INT8_TOLERANCE = 0.004
 _FLOAT8_TOLERANCE = 0.012
 
 
-@recipe("baseline", kind="quantization", about="the model as it is")
+@recipe("baseline", kind="quantization", about="the model unchanged")
 def baseline(model: Module) -> Module:
     """Return the model unchanged; every speed-up is relative to it."""
     return model
@@ -112,7 +112,7 @@ def baseline(model: Module) -> Module:
 @recipe(
     "int8wo",
     kind="quantization",
-    about="weights in int8 with a step for each output, by torchao; activations stay",
+    about="weights in int8 with one scale per output, by torchao; activations unchanged",
     # The share is a quarter of f32 or half of f16 and bf16, plus the steps.
     proof=Proof(parameter_types=("i8",), parameter_share=0.55),
     requires=("torchao",),
@@ -134,7 +134,7 @@ def int8wo(model: Module) -> Module:
 @recipe(
     "int8dq",
     kind="quantization",
-    about="weights and, as they come, rows of activations in int8; products in integers with sums in int32",
+    about="weights in int8, rows of activations in int8 with scales computed at run time; products with int32 sums",
     proof=Proof(parameter_types=("i8",), parameter_share=0.55, dispatch=r"matmul.*i8xi8xi32"),
     tolerance=_INT8_TOLERANCE,
     flags=_LARGE_VECTOR_FLAGS,
@@ -149,10 +149,10 @@ def int8dq(model: Module) -> Module:
 @recipe(
     "int4wo",
     kind="quantization",
-    about="weights in four bits, two in a byte, with a step for each group of inputs of an output",
+    about="weights in four bits, two in a byte, with one scale per group of an output's inputs",
     proof=Proof(parameter_types=("i8",), parameter_share=0.4),
     flags=_KEEP_NARROW_FLAGS,
-    check=lambda group: "" if group and not group % 2 else "a group is an even number of inputs",
+    check=lambda group: "" if group and not group % 2 else "a group must have an even number of inputs",
 )
 def int4wo(model: Module, group: int = 32) -> Module:
     """Quantise symmetrically; torchao's recipe needs kernels of a GPU library."""
@@ -168,7 +168,7 @@ def int4wo(model: Module, group: int = 32) -> Module:
 @recipe(
     "float8wo",
     kind="quantization",
-    about="weights in f8E4M3FN with a step for each output, by torchao; activations stay",
+    about="weights in f8E4M3FN with one scale per output, by torchao; activations unchanged",
     proof=Proof(parameter_types=("f8E4M3FN",), parameter_share=0.55),
     requires=("torchao",),
     flags=_KEEP_NARROW_FLAGS,
@@ -184,7 +184,7 @@ def float8wo(model: Module) -> Module:
 @recipe(
     "float8dq",
     kind="quantization",
-    about="weights and, as they come, activations in f8E4M3FN; products and sums in f32, which CPUs have no f8 for",
+    about="weights and, with scales computed at run time, activations in f8E4M3FN; products and sums in f32",
     proof=Proof(parameter_types=("f8E4M3FN",), parameter_share=0.55, dispatch=r"matmul.*f8E4M3FN"),
     tolerance=_FLOAT8_TOLERANCE,
     flags=(*_KEEP_NARROW_FLAGS, *_LARGE_VECTOR_FLAGS),
@@ -199,7 +199,7 @@ def float8dq(model: Module, granularity: Literal["tensor", "row"] = "tensor") ->
 @recipe(
     "semi-sparse",
     kind="sparsity",
-    about="two of four neighbouring weights are zero; IREE computes with the zeros: the numbers, and no speed",
+    about="two of every four weights are zero; IREE multiplies by them: this measures accuracy, not speed",
     beside=("baseline", "int8dq", "float8dq"),
 )
 @recipe("2:4", kind="sparsity", about="the same as semi-sparse", beside=("baseline", "int8dq", "float8dq"))
@@ -213,8 +213,8 @@ def semi_sparse(model: Module) -> Module:
 @recipe(
     "block",
     kind="sparsity",
-    about="half of the square blocks of weights are zero; IREE computes with the zeros: the numbers, and no speed",
-    check=lambda size: "" if size else "a block has a size of 1 or more",
+    about="half of the square blocks of weights are zero; IREE multiplies by them: this measures accuracy, not speed",
+    check=lambda size: "" if size else "a block must have a size of at least 1",
 )
 def block(model: Module, size: int = 64) -> Module:
     """Keep the blocks of the largest sums of squares."""
@@ -256,10 +256,10 @@ _ACTIVATIONS = {
     "relu": ("ReLU", "max(x, 0)."),
     "sigmoid": ("Sigmoid", "1 / (1 + exp(-x))."),
     "leakyrelu": ("LeakyReLU", "Leaky: x, or x / 100 below zero."),
-    "relu6": ("ReLU6", "What lies between 0 and 6 of x."),
-    "gelu": ("GELU", "By erf: x times the share of the normal distribution below it."),
+    "relu6": ("ReLU6", "x clipped to the range from 0 to 6."),
+    "gelu": ("GELU", "By erf: x times the cumulative normal distribution at x."),
     "silu": ("SiLU", "The swish: x / (1 + exp(-x))."),
-    "hardswish": ("Hardswish", "The swish of straight lines: x times (x + 3) / 6, which stays between 0 and 1."),
+    "hardswish": ("Hardswish", "The piecewise-linear swish: x times (x + 3) / 6, clipped to 0 to 1."),
 }
 
 

@@ -101,13 +101,13 @@ def _check_exists(look_up: Callable[[PluginRegistry, str], object], text: str, i
 
 def _check_readable(text: str) -> str:
     if not text.strip() or not text.isprintable():
-        raise ValueError(f"expected a string that can be read, found {text!r}")
+        raise ValueError(f"expected a readable string, found {text!r}")
     return text
 
 
 def _check_mode(text: str) -> str:
     if text != "inference":
-        message = "training is not measured here" if text == "training" else f"expected inference, found {text!r}"
+        message = "micro does not measure training" if text == "training" else f"expected inference, found {text!r}"
         raise FieldError(None, message, "Write inference, or remove the field.")
     return text
 
@@ -130,7 +130,7 @@ def _check_distinct_recipes(texts: list[str | None], info: ValidationInfo) -> li
         recipe_call = _get_context(info).registry.find_recipe(text)
         first_text = texts_by_recipe.setdefault((recipe_call.recipe.name, recipe_call.arguments), text)
         if first_text != text:
-            raise FieldError(index, f"{text} is {first_text}, which is listed too", "Remove one of them.")
+            raise FieldError(index, f"{text} is {first_text}, which is also listed", "Remove one of them.")
     return texts
 
 
@@ -149,10 +149,10 @@ def _check_output_dir(text: str) -> str:
 
 def _check_name(text: str, info: ValidationInfo) -> str:
     if not _NAME.fullmatch(text):
-        raise ValueError(f"{text!r} is no name; letters, digits and _ . + - make one")
+        raise ValueError(f"{text!r} is not a valid name: use letters, digits and _ . + -")
     names = _get_context(info).names
     if text in names:
-        raise FieldError(None, f"{text} is the name of another entry already", "Give each entry a name of its own.")
+        raise FieldError(None, f"{text} is already the name of another entry", "Give each entry a name of its own.")
     names.add(text)
     return text
 
@@ -175,15 +175,15 @@ def _check_model_config(text: str, folder: Path) -> str:
         path /= "config.json"
     if _is_outside(text) or not resolve_links(path).is_relative_to(resolve_links(folder)):
         message = f"{text!r} leaves the folder of the configuration"
-        raise FieldError(None, message, "Put the file there, or below it.")
+        raise FieldError(None, message, "Put the file into that folder, or below it.")
     try:
         document = json.loads(read_file(path))
     except OSError as error:
         raise FieldError(None, f"{shown(path)} cannot be read: {error.strerror}", _CONFIG_HINT) from error
     except (ValueError, RecursionError) as error:
-        raise FieldError(None, f"{shown(path)} is no JSON: {error}", _CONFIG_HINT) from error
+        raise FieldError(None, f"{shown(path)} is not JSON: {error}", _CONFIG_HINT) from error
     if not isinstance(document, dict):
-        raise FieldError(None, f"{shown(path)} holds no JSON object", _CONFIG_HINT)
+        raise FieldError(None, f"{shown(path)} does not hold a JSON object", _CONFIG_HINT)
     return str(path)
 
 
@@ -199,8 +199,8 @@ def _check_sizes(value: object, info: ValidationInfo) -> tuple[int, int, int]:
         m, k, n = value
         if 1 <= m <= _MAX_SIZE and min_side <= min(k, n) and max(k, n) <= _MAX_SIZE:
             return m, k, n
-    zero = "" if min_side else "; k and n may be 0, for the model's own"
-    expected = f"expected [m, k, n], three whole numbers from 1 to {_MAX_SIZE:,}{zero}"
+    zero = "" if min_side else "; k and n may be 0 for the model's own sizes"
+    expected = f"expected [m, k, n], three integers from 1 to {_MAX_SIZE:,}{zero}"
     raise ValueError(f"{expected}, found {reprlib.repr(value):.60}")
 
 
@@ -233,17 +233,19 @@ class ShapesEntry(_ConfigurationFields):
         **{"if": {"required": ["name"], "properties": {"name": {"const": CUSTOM}}}, "then": present("shapes")}
     )
 
-    name: Annotated[Readable, AfterValidator(_check_set)] = Field(description="What it is called.")
-    min_power: Power | None = Field(None, description="Of a set: the least power of two.")
-    max_power: Power | None = Field(None, description="Of a set: the largest power of two.")
-    shapes: Annotated[list[Sizes], Field(min_length=1)] | None = Field(None, description="Shapes of custom: [m, k, n].")
+    name: Annotated[Readable, AfterValidator(_check_set)] = Field(description="Name of the entry.")
+    min_power: Power | None = Field(None, description="Smallest power of two of a set.")
+    max_power: Power | None = Field(None, description="Largest power of two of a set.")
+    shapes: Annotated[list[Sizes], Field(min_length=1)] | None = Field(
+        None, description="Shapes of the set custom: [m, k, n]."
+    )
 
     @model_validator(mode="after")
     def _check_fields_of_set(self, info: ValidationInfo) -> Self:
         is_custom = self.name == CUSTOM
         powers = None if is_custom else _get_context(info).registry.find_shape_set(self.name).powers
         if is_custom and self.shapes is None:
-            raise FieldError("shapes", f"is missing: {CUSTOM} are the shapes that are listed", _SHAPES_HINT)
+            raise FieldError("shapes", f"is missing: {CUSTOM} is the set of listed shapes", _SHAPES_HINT)
         if self.shapes is not None and not is_custom:
             raise FieldError("shapes", f"{self.name} has its own", f"Remove them, or write name: {CUSTOM}.")
         power_fields = [name for name in ("min_power", "max_power") if getattr(self, name) is not None]
@@ -263,28 +265,28 @@ class ModelEntry(_ConfigurationFields):
 
     model_config = in_schema(anyOf=[present("matrix_shapes"), present("config")])
 
-    name: Annotated[Readable, AfterValidator(_check_name)] | None = Field(None, description="What it is called.")
+    name: Annotated[Readable, AfterValidator(_check_name)] | None = Field(None, description="Name of the entry.")
     model_type: Annotated[
         _ModelType, BeforeValidator(lambda text: "linear" if text is None else text, json_schema_input_type=str | None)
     ] = Field("linear", description="The architecture: linear, ln_linear_sigmoid, transformers, …")
     config: Readable | None = Field(None, description="A config.json of transformers, relative to this file.")
     device: Annotated[Readable, AfterValidator(_check_device)] | None = Field(
         None,
-        description=f"{TORCH_NAMES}, or a device of IREE's.",
+        description=f"{TORCH_NAMES}, or a device of IREE.",
         examples=[*TORCH_DEVICES, *dict.fromkeys(kind.device for kind in DEVICE_KINDS if kind.backend)],
     )
-    high_precision_dtype: Element | None = Field(None, description="Type of the baseline.")
-    torch_compile_mode: _TorchMode | None = Field(None, description="How torch compiles, where it is compared with.")
-    use_torch_compile: bool | None = Field(None, description="The same, as torchao once wrote it.")
+    high_precision_dtype: Element | None = Field(None, description="Element type of the baseline.")
+    torch_compile_mode: _TorchMode | None = Field(None, description="Mode of torch.compile, if torch is compared.")
+    use_torch_compile: bool | None = Field(None, description="Older spelling of torchao.")
     compile: Annotated[
         Literal[_TorchMode, "true", "false"] | None,
         BeforeValidator(_normalise_compile, json_schema_input_type=Literal[_TorchMode, "true", "false"] | bool | None),
-    ] = Field(None, description="The same, as torchao once wrote it.")
+    ] = Field(None, description="Older spelling of torchao.")
     enable_profiler: bool | None = Field(
         None, description="Add a table of dispatches, and a file for Perfetto, to each recipe."
     )
-    enable_memory_profiler: bool | None = Field(None, description="Add the high-water of memory by phase.")
-    matrix_shapes: list[ShapesEntry] | None = Field(None, description="Sets of shapes by name, or custom with shapes.")
+    enable_memory_profiler: bool | None = Field(None, description="Add the peak memory of each phase.")
+    matrix_shapes: list[ShapesEntry] | None = Field(None, description="Named sets of shapes, or custom with shapes.")
 
     @field_validator("config")
     @classmethod
@@ -310,7 +312,7 @@ class ModelEntry(_ConfigurationFields):
     def _check_matrix_shapes(cls, entries: object, info: ValidationInfo) -> list[ShapesEntry] | None:
         has_sizes = _get_config_requirement(info) == "must" or info.data.get("config") is not None
         if entries is None and not has_sizes:
-            raise FieldError(None, "is missing: nothing says which shapes are measured", _SHAPES_HINT)
+            raise FieldError(None, "is missing: it lists the shapes to measure", _SHAPES_HINT)
         context = replace(_get_context(info), has_model_sizes=has_sizes)
         return None if entries is None else _SHAPES.validate_python(entries, context=context)
 
@@ -322,13 +324,13 @@ class File(_ConfigurationFields):
     """A configuration."""
 
     benchmark_mode: Annotated[Readable, Checked(_check_mode, {"enum": ["inference"]})] | None = Field(
-        None, description="What is measured; inference is all there is."
+        None, description="Kind of measurement; only inference is supported."
     )
     quantization_config_recipe_names: (
         Annotated[list[_Quantization | None], AfterValidator(_check_distinct_recipes)] | None
     ) = Field(None, description="Recipes that change the model's numbers, or the compiler.")
     sparsity_config_recipe_names: Annotated[list[_Sparsity | None], AfterValidator(_check_distinct_recipes)] | None = (
-        Field(None, description="Recipes that make zeros.")
+        Field(None, description="Recipes that set weights to zero.")
     )
     output_dir: Annotated[Readable, AfterValidator(_check_output_dir)] | None = Field(
         None, description="Folder for a copy of the results, below the working directory."
@@ -415,7 +417,9 @@ def read_micro_config(path: Path, registry: PluginRegistry) -> MicroConfig:
     """Read a whole configuration; a SpecError has all its problems."""
     if not path.is_file():
         siblings = sorted(str(sibling) for sibling in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
-        hint = f"Configurations there: {', '.join(siblings)}." if siblings else "Configurations are YAML files."
+        hint = (
+            f"Configurations in this folder: {', '.join(siblings)}." if siblings else "Configurations are YAML files."
+        )
         raise UsageError(f"configuration {path} does not exist", hint)
     document = read_yaml(path, "micro-benchmark configurations", "docs/how-to/micro.md")
     content = document.as_(File, ConfigurationContext(registry, path.parent))

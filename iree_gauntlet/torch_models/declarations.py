@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 INSTALL_HINT = 'install what models need, pip install "iree-gauntlet[models]", or name a Python that has it'
 # The hint for features that only PyBuda's own model files have.
-PYBUDA_HINT = "docs/how-to/bench-models.md says what becomes of a model file of PyBuda"
+PYBUDA_HINT = "docs/how-to/bench-models.md describes how to port a model file of PyBuda"
 _MODEL_PACKAGES = frozenset({"torch", "transformers", "onnxscript", "onnx"})
 # Hints for relative imports that fail, by a part of Python's message.
 _RELATIVE_IMPORT_HINTS = {
@@ -162,13 +162,13 @@ def find_named_parameters(
     for name, parameter in inspect.signature(function).parameters.items():
         is_required = parameter.default is parameter.empty
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            messages.append(f"{format_starred(parameter)}: nothing is given to parameters that are not spelled out")
+            messages.append(f"{format_starred(parameter)}: arguments are passed only to named parameters")
         elif parameter.kind is parameter.POSITIONAL_ONLY:
-            messages.append(f"{name} is positional-only (it stands before /), and is given by name")
+            messages.append(f"{name} is positional-only (before /), but arguments are passed by name")
         elif name in names:
             required_by_name[name] = is_required
         elif is_required and name not in positional:
-            messages.append(f"nothing gives the parameter {name}; {hint}")
+            messages.append(f"no argument is passed to the parameter {name}; {hint}")
     return required_by_name
 
 
@@ -193,7 +193,7 @@ def sort_by_name(declarations: Iterable[Declaration], kind: type[Kind], problems
         if isinstance(entry, kind):
             first = by_name.setdefault(entry.name, entry)
             if first is not entry:
-                message = f"{kind.noun} of this name is declared at {first.location} already"
+                message = f"{kind.noun} of this name is already declared at {first.location}"
                 problems += entry.make_error(message, "rename one of them").problems
     return dict(sorted(by_name.items()))
 
@@ -207,7 +207,7 @@ def make_unknown_name_error(
         name for name in choices if text and name.startswith(text)
     ]
     suggestion = f"Did you mean {close_names[0]}? " if close_names else ""
-    return UsageError(message, f"{suggestion}There are {', '.join(choices if usages is None else usages) or 'none'}.")
+    return UsageError(message, f"{suggestion}Available: {', '.join(choices if usages is None else usages) or 'none'}.")
 
 
 def make_failure_problem(

@@ -127,7 +127,7 @@ def find_tolerance(element_type: str, contractions: int, contraction_type: str =
         contraction_type: f16 or bf16 where math fidelity narrows the inputs of contractions.
     """
     if contractions < 1:
-        raise ValueError(f"{contractions} contractions: at least one expected")
+        raise ValueError(f"{contractions} contractions: expected at least one")
     roundoff = UNIT_ROUNDOFF[element_type]
     error = _CONTRACTION_ERRORS[element_type] * roundoff
     if contraction_type and UNIT_ROUNDOFF[contraction_type] > roundoff:

@@ -144,7 +144,7 @@ class BenchmarkModel(Declaration):
     def check_name(cls, name: object, messages: list[str]) -> None:
         """Reject a lambda's name."""
         if not str(name).isidentifier():
-            messages.append(f"{name} is no name of a model; declare it with def")
+            messages.append(f"{name} is not a valid model name; declare the function with def")
 
     def parameter_count(self, config: str | None = None) -> int | None:
         """Return the declared number of parameters of a configuration; None without a declaration."""
@@ -207,13 +207,13 @@ def _check_configs(configs: object, messages: list[str]) -> tuple[str, ...]:
         messages.append(f'configs is a list of names, ["tiny", "base"], not {configs!r}')
         return ()
     messages.extend(
-        f"configs: {name!r} is no name; letters, digits and . _ + - make one"
+        f"configs: {name!r} is not a valid name: use letters, digits and . _ + -"
         for name in configs
         if not isinstance(name, str) or not _CONFIG_NAME.fullmatch(name)
     )
     names = tuple(dict.fromkeys(str(name) for name in configs))
     if len(names) < len(configs):
-        messages.append(f"configs names one configuration twice: {list(configs)}")
+        messages.append(f"configs lists a configuration twice: {list(configs)}")
     return names
 
 
@@ -228,9 +228,11 @@ def _read_signature(
     if "training" not in parameters:
         messages.append("it has no parameter `training: bool`")
     if configs and "config" not in parameters:
-        messages.append("the decorator names configs, and it has no parameter `config: str`")
+        messages.append("the decorator lists configs, but the function has no parameter `config: str`")
     if "config" in required_by_name and not configs:
-        messages.append('it has a parameter config, and the decorator names none: @benchmark_model(configs=["tiny"])')
+        messages.append(
+            'the function has a parameter config, but no configs are declared: @benchmark_model(configs=["tiny"])'
+        )
     return frozenset(required_by_name), frozenset(name for name, is_required in required_by_name.items() if is_required)
 
 
@@ -239,19 +241,19 @@ def _check_parameters(parameters: object, configs: tuple[str, ...], messages: li
         return {}
     if isinstance(parameters, Mapping):
         if not configs:
-            messages.append("parameters is one number where there are no configs")
+            messages.append("parameters must be one number if there are no configs")
             return {}
         counts = dict(parameters)
         unknown = [name for name in counts if name not in configs]
         if unknown:
             messages.append(f"parameters: no configuration is named {', '.join(map(repr, unknown))}")
     elif configs:
-        messages.append("parameters is a mapping of each configuration to its number where there are configs")
+        messages.append("parameters must map each configuration to its number if there are configs")
         return {}
     else:
         counts = {"": parameters}
     messages.extend(
-        f"parameters: {count!r} is no number of parameters"
+        f"parameters: {count!r} is not a number of parameters"
         for count in counts.values()
         if not isinstance(count, int) or isinstance(count, bool) or count < 1
     )
@@ -279,7 +281,7 @@ def discover(folders: Sequence[Path], skipped_problems: list[Problem] | None = N
         declarations += folder_declarations
         problems += folder_problems
         if not folder_declarations and not folder_problems:
-            problems.append(Problem(str(shown(folder)), 0, "", "none of its files declares a model", _DECLARATION_HINT))
+            problems.append(Problem(str(shown(folder)), 0, "", "no file in it declares a model", _DECLARATION_HINT))
     models = sort_by_name(declarations, BenchmarkModel, problems)
     problems = list(dict.fromkeys(problems))
     if skipped_problems is not None:
@@ -292,7 +294,7 @@ def discover(folders: Sequence[Path], skipped_problems: list[Problem] | None = N
 def find_model(models: dict[str, BenchmarkModel], name: str) -> BenchmarkModel:
     """Return the model of a name."""
     if name not in models:
-        raise make_unknown_name_error(f"there is no benchmark model {name!r}", name, models)
+        raise make_unknown_name_error(f"no such benchmark model: {name!r}", name, models)
     return models[name]
 
 
@@ -463,7 +465,7 @@ def check_options(model: BenchmarkModel, options: _Options) -> _Options:
         raise UsageError(f"{model.name}: no configuration is named", f"-c with one of {config_names}")
     if options.config is not None and options.config not in model.configs:
         hint = f"it has {config_names}" if model.configs else "it has none: leave out -c"
-        raise UsageError(f"{model.name}: there is no configuration {options.config!r}", hint)
+        raise UsageError(f"{model.name}: no such configuration: {options.config!r}", hint)
     if options.layers is not None:
         _check_option(model, "force_num_layers", "--layers", options.layers)
     if options.microbatch is not None:
@@ -474,9 +476,9 @@ def check_options(model: BenchmarkModel, options: _Options) -> _Options:
 def _check_option(model: BenchmarkModel, parameter: str, option: str, value: int) -> None:
     if parameter not in model.accepts:
         hint = f"its function takes no {parameter}: {model.location}"
-        raise UsageError(f"{model.name}: {option} means nothing to this model", hint)
+        raise UsageError(f"{model.name}: {option} does not apply to this model", hint)
     if value < 1:
-        raise UsageError(f"{model.name}: {option} {value}", "a number of 1 or more is expected")
+        raise UsageError(f"{model.name}: {option} {value}", "expected a number of at least 1")
 
 
 def choose_arguments(model: BenchmarkModel, options: BuildOptions) -> dict[str, object]:
@@ -519,7 +521,7 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
     content = arrange_modules(model, returned, torch.nn.Module, torch.Tensor)
     if isinstance(content, Generative) and options.training:
         raise UsageError(
-            f"{model.name} generates: there is no training of it", f"leave out --training ({model.location})"
+            f"{model.name} is a generative model, which cannot be trained", f"leave out --training ({model.location})"
         )
     if isinstance(content, Generative):
         modules = [content.prefill, content.decode]
@@ -540,7 +542,7 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
     samples = int(shape[0]) if shape else 1
     if options.microbatch not in {None, samples}:
         raise model.make_error(
-            f"asked for a microbatch of {options.microbatch}, it returned a first input of shape {shape}",
+            f"with a microbatch of {options.microbatch}, it returned a first input of shape {shape}",
             "the first dimension of the first input is the number of samples",
         )
     return Instance(model, options, content, count, samples)
@@ -554,11 +556,11 @@ def arrange_modules(
         for name in ("prefill", "decode"):
             module = getattr(returned, name)
             if not isinstance(module, module_type):
-                raise model.make_error(f"{name} of its Generative is {_describe_type(module)}, no torch.nn.Module")
+                raise model.make_error(f"{name} of its Generative is {_describe_type(module)}, not a torch.nn.Module")
         for name in ("position", "tokens"):
             value = getattr(returned, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise model.make_error(f"{name} of its Generative is {value!r}; a number of 1 or more is expected")
+                raise model.make_error(f"{name} of its Generative is {value!r}; expected a number of at least 1")
         _check_inputs(model, returned.inputs, tensor_type)
         return returned
     if not isinstance(returned, list | tuple) or len(returned) != 2:
@@ -568,11 +570,11 @@ def arrange_modules(
         )
     modules, inputs = returned
     if not isinstance(modules, list | tuple) or not 1 <= len(modules) <= 3:
-        raise model.make_error(f"it returned {_describe_type(modules)} where one to three modules are expected", _FORM)
+        raise model.make_error(f"it returned {_describe_type(modules)}, expected one to three modules", _FORM)
     for index, module in enumerate(modules):
         inner = module.module if isinstance(module, OnHost | OnDevice) else module
         if not isinstance(inner, module_type):
-            raise model.make_error(f"module {index} is {_describe_type(inner)}, no torch.nn.Module", _FORM)
+            raise model.make_error(f"module {index} is {_describe_type(inner)}, not a torch.nn.Module", _FORM)
     pre, device, post = _assign_modules(model, list(modules))
     return Pipeline(pre, device, post, _check_inputs(model, inputs, tensor_type))
 
@@ -582,7 +584,7 @@ def _assign_modules(model: BenchmarkModel, modules: list[Module]) -> tuple[Modul
     marks = [type(module) if isinstance(module, OnHost | OnDevice) else None for module in modules]
     if len(modules) == 2:
         if marks == [None, None]:
-            raise model.make_error("it returned two modules, and nothing says which runs on the host", _MARK_HINT)
+            raise model.make_error("it returned two modules without marking the one that runs on the host", _MARK_HINT)
         first_on_host = marks[0] is OnHost or (marks[0] is None and marks[1] is OnDevice)
         expected = [OnHost, OnDevice] if first_on_host else [OnDevice, OnHost]
     else:
@@ -590,7 +592,7 @@ def _assign_modules(model: BenchmarkModel, modules: list[Module]) -> tuple[Modul
     if any(mark not in {None, position} for mark, position in zip(marks, expected, strict=True)):
         positions = ", ".join("host" if mark is OnHost else "device" if mark is OnDevice else "?" for mark in marks)
         raise model.make_error(
-            f"its modules run on: {positions}; exactly one runs on the device, with at most one either side", _FORM
+            f"its modules run on: {positions}; exactly one must run on the device, at most one on either side", _FORM
         )
     plain = [module.module if isinstance(module, OnHost | OnDevice) else module for module in modules]
     index = expected.index(OnDevice)
@@ -599,10 +601,10 @@ def _assign_modules(model: BenchmarkModel, modules: list[Module]) -> tuple[Modul
 
 def _check_inputs(model: BenchmarkModel, inputs: object, tensor_type: type) -> tuple[Tensor, ...]:
     if not isinstance(inputs, list | tuple) or not inputs:
-        raise model.make_error(f"it returned {_describe_type(inputs)} where a list of input tensors is expected", _FORM)
+        raise model.make_error(f"it returned {_describe_type(inputs)}, expected a list of input tensors", _FORM)
     for index, tensor in enumerate(inputs):
         if not isinstance(tensor, tensor_type):
-            raise model.make_error(f"input {index} is {_describe_type(tensor)}, no torch.Tensor", _FORM)
+            raise model.make_error(f"input {index} is {_describe_type(tensor)}, not a torch.Tensor", _FORM)
     return tuple(inputs)
 
 

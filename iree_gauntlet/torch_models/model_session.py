@@ -118,7 +118,7 @@ class ModelSession(ABC):
             try:
                 figures = json.loads(processes.stdout(step, name))
             except ValueError:
-                failure = Result(Verdict.ERROR, f"{_TOOL_NAME} gave no answer", tail=tuple(outcome.tail))
+                failure = Result(Verdict.ERROR, f"{_TOOL_NAME} did not respond", tail=tuple(outcome.tail))
         else:
             lines = [line for line in processes.error_lines(step, name) if line.strip()]
             # The last line is the reason; messages of other libraries precede it.
@@ -213,7 +213,7 @@ class ModelSession(ABC):
     def _explain_failure(self, step: Step, outcome: Outcome) -> Result:
         """Return the error for a model that is invalid or cannot be exported: torch's fault, and no failure of IREE."""
         if outcome.exit_code == 0:
-            message = "the builder ended without a result, and with exit code 0: does the model end the process?"
+            message = "the builder exited with code 0 but wrote no result: does the model exit the process?"
             return Result(Verdict.ERROR, message, tail=tuple(outcome.tail))
         lines = [line for line in self.session.processes.error_lines(step) if line.strip()]
         if outcome.exit_code in (1, _EXIT_USAGE) and lines and not outcome.signal:

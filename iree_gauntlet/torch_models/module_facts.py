@@ -245,15 +245,14 @@ def _read_segments(toolchain: Toolchain, module: Path) -> list[_DataSegment]:
         raise GauntletError(f"{module}: cannot be read: {error.strerror}", "compile it again") from error
     except zipfile.BadZipFile as error:
         raise GauntletError(
-            f"{module}: its parts cannot be told from each other: {error}",
-            "compile it without --iree-vm-emit-polyglot-zip=false",
+            f"{module}: its parts cannot be identified: {error}", "compile it without --iree-vm-emit-polyglot-zip=false"
         ) from error
     inside = [bytes(item["embedded_data"]) for item in descriptions if "embedded_data" in item]
     expected = [item["external_data_length"] for item in descriptions if "external_data_length" in item]
     if expected != [segment.size for segment in external_segments]:
         raise GauntletError(
-            f"{module}: its description tells of {len(expected)} files inside, and there are others",
-            "it has to be written and described by one release of IREE",
+            f"{module}: its description lists {len(expected)} files inside, but it contains others",
+            "write and describe it with the same release of IREE",
         )
     return [*external_segments, *(_DataSegment(len(data), data) for data in inside)]
 

@@ -94,7 +94,9 @@ class _PluginDeclaration(Declaration):
     def check_name(cls, name: object, messages: list[str]) -> None:
         """Reject a name that a configuration cannot spell; a dash may separate a name from arguments."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            messages.append(f"{name!r} is no name; letters, digits and _ . : make one, with single dashes between them")
+            messages.append(
+                f"{name!r} is not a valid name: use letters, digits and _ . :, with single dashes between them"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +214,9 @@ def recipe(
     def read_fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
         arguments = _read_recipe_arguments(function, messages)
         if kind not in _KINDS:
-            messages.append(f"kind is one of {', '.join(_KINDS)}, not {kind!r}; compiler_recipe declares the third")
+            messages.append(
+                f"kind must be one of {', '.join(_KINDS)}, not {kind!r}; compiler_recipe declares the third"
+            )
         _check_proof(proof, tolerance, messages)
         return {
             "kind": kind,
@@ -258,9 +262,9 @@ def compiler_recipe(
     _check_proof(proof, tolerance, messages)
     words = _check_flags(flags, messages)
     if not words:
-        messages.append("flags has none: the module would be the baseline's")
+        messages.append("flags is empty: the module would equal the baseline's")
     if contraction_type not in ("", "f16", "bf16"):
-        messages.append(f"contraction_type is f16 or bf16, not {contraction_type!r}")
+        messages.append(f"contraction_type must be f16 or bf16, not {contraction_type!r}")
     raise_problems(messages, ModelRecipe, name, ModelRecipe.docs_reference, file=file, line=line)
     declaration = ModelRecipe(
         name=name, about=about, kind="compiler", file=file, line=line, proof=proof, tolerance=tolerance
@@ -319,11 +323,13 @@ def shape_set(
     def read_fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
         powers = None if min_power is None or max_power is None else (min_power, max_power)
         if (min_power is None) != (max_power is None):
-            messages.append("min_power and max_power are given together")
+            messages.append("min_power and max_power must be given together")
         elif powers and not 0 <= powers[0] <= powers[1] <= MAX_POWER:
-            messages.append(f"powers are 0 ≤ min_power ≤ max_power ≤ {MAX_POWER}, not {powers[0]} and {powers[1]}")
+            messages.append(
+                f"powers must satisfy 0 ≤ min_power ≤ max_power ≤ {MAX_POWER}, not {powers[0]} and {powers[1]}"
+            )
         if name == CUSTOM:
-            messages.append(f"{CUSTOM} is the name of the shapes that a configuration lists itself")
+            messages.append(f"{CUSTOM} is reserved for the shapes that a configuration lists")
         _check_sizes(function, powers is not None, messages)
         return {"powers": powers}
 
@@ -338,17 +344,17 @@ def _check_flags(flags: object, messages: list[str]) -> tuple[str, ...]:
 
 def _check_proof(proof: object, tolerance: object, messages: list[str]) -> None:
     if tolerance != 0:
-        _check_positive("tolerance is a relative root mean square, such as 0.01", tolerance, messages)
+        _check_positive("tolerance must be a relative root mean square, such as 0.01", tolerance, messages)
     if not isinstance(proof, Proof):
-        messages.append(f"proof is a Proof(…), not {proof!r}")
+        messages.append(f"proof must be a Proof(…), not {proof!r}")
         return
     _check_words("proof.parameter_types", proof.parameter_types, messages)
     try:
         re.compile(str(proof.dispatch))
     except re.error as error:
-        messages.append(f"proof.dispatch is no regular expression: {error}")
+        messages.append(f"proof.dispatch is not a regular expression: {error}")
     if proof.parameter_share is not None:
-        expectation = "proof.parameter_share is a share of the baseline's bytes, such as 0.3"
+        expectation = "proof.parameter_share must be a fraction of the baseline's bytes, such as 0.3"
         _check_positive(expectation, proof.parameter_share, messages)
 
 
@@ -396,12 +402,14 @@ def _read_recipe_arguments(function: Callable[..., Any], messages: list[str]) ->
     """Return the arguments of a recipe: its parameters except the first, which is the model."""
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind not in _POSITIONAL:
-        messages.append("it takes no model: def my_recipe(model), a torch module, which returns one")
+        messages.append(
+            "it has no model parameter: expected def my_recipe(model), which takes and returns a torch module"
+        )
         return ()
     arguments = []
     for parameter in parameters[1:]:
         if parameter.kind not in _POSITIONAL:
-            messages.append(f"{format_starred(parameter)}: arguments are given by position, after dashes")
+            messages.append(f"{format_starred(parameter)}: arguments are passed by position, after dashes")
             continue
         argument = _read_argument(function, parameter, messages)
         if argument is not None:
@@ -433,7 +441,7 @@ def _read_architecture_parameters(function: Callable[..., Any], messages: list[s
     parameters = inspect.signature(function).parameters
     if tuple(parameters)[: len(_DIMENSIONS)] != _DIMENSIONS:
         messages.append("its first parameters are not m, k, n, dtype")
-    hint = "there are m, k, n, dtype, activation and config"
+    hint = "available: m, k, n, dtype, activation and config"
     required_by_name = find_named_parameters(function, ("activation", "config"), hint, messages, _DIMENSIONS)
     requirements: dict[bool | None, Requirement] = {None: "no", False: "may", True: "must"}
     return {
@@ -450,7 +458,7 @@ def _check_sizes(function: Callable[..., Any], powers: bool, messages: list[str]
         except TypeError:
             takes_one = False
         if not takes_one:
-            messages.append("it has powers, and takes not one parameter: def my_set(sizes: tuple[int, ...])")
+            messages.append("it has powers, so it must take one parameter: def my_set(sizes: tuple[int, ...])")
     else:
         _check_no_parameters(function, messages, "it has no min_power and max_power, and takes")
 
@@ -459,7 +467,7 @@ def _check_no_parameters(function: Callable[..., Any], messages: list[str], pref
     """Check that a function can be called without arguments."""
     names = _list_required(function)
     if names:
-        messages.append(f"{prefix} {', '.join(names)}: nothing gives that")
+        messages.append(f"{prefix} {', '.join(names)}: no argument is passed to them")
 
 
 def _list_required(function: Callable[..., Any]) -> list[str]:
@@ -517,36 +525,36 @@ def _may_be_written(value: object) -> bool:
     return isinstance(value, int | str) and not isinstance(value, bool) and bool(str(value)) and "-" not in str(value)
 
 
-_CUDA_ONLY = "are made for CUDA, and IREE cannot compile them"
-_INT4_HINT = "int4wo-<group> has weights of four bits"
-_NEEDS_CALIBRATION = "it is calibrated on texts with a tokenizer, and these models have random weights"
+_CUDA_ONLY = "are written for CUDA, and IREE cannot compile them"
+_INT4_HINT = "int4wo-<group> has four-bit weights"
+_NEEDS_CALIBRATION = "it needs calibration on texts with a tokenizer, but these models have random weights"
 # Unsupported recipes of torchao and the reasons, by shell patterns: each is rejected alone, and the others run.
 # Source: `string_to_config` and its helpers in torchao's `benchmarks/microbenchmarks/utils.py`, in all versions; it
 # searches for a word anywhere in the text, and so do these patterns.
 UNSUPPORTED_RECIPES = {
-    "gemlitewo*": f"GemLite's kernels {_CUDA_ONLY}: {_INT4_HINT}, int8wo of eight",
-    "int4wo-*-hqq": f"HQQ, which searches for the steps of its groups, is not made here: {_INT4_HINT} and plain steps",
-    "int4wo-*-gptq": f"{_NEEDS_CALIBRATION}: {_INT4_HINT} and plain steps",
+    "gemlitewo*": f"GemLite's kernels {_CUDA_ONLY}: {_INT4_HINT}, int8wo has eight-bit ones",
+    "int4wo-*-hqq": f"HQQ, which searches for scales of groups, is not implemented: {_INT4_HINT} and plain scales",
+    "int4wo-*-gptq": f"{_NEEDS_CALIBRATION}: {_INT4_HINT} and plain scales",
     "*marlin*": f"Marlin's kernels {_CUDA_ONLY}: {_INT4_HINT}",
-    "*fp6*": f"torchao's kernels for floats of six bits {_CUDA_ONLY}: float8wo is the nearest",
-    "uintx*": "torchao packs one to eight bits in a form that ONNX, on the way to IREE, has no words for: "
-    f"{_INT4_HINT}, int8wo of eight",
-    "int8adq-int4w-symm": f"CUTLASS's kernels {_CUDA_ONLY}: int8dq or int4wo-<group> is the nearest",
-    "int8_dynamic_activation_intx_weight*": "torchao's opaque format is read by its own kernels for ARM alone: "
-    "int8dq or int4wo-<group> is the nearest",
-    "int8dq_prefill_wo_decode": "it is one thing for prompts and another for single tokens: int8dq is the one, "
-    "int8wo the other",
-    "float8_a1x128_w128x128": "steps for blocks of 128 × 128 weights are not made here: float8dq-row is the nearest",
-    "codebook*": "codebooks of weights are not made here: int4wo-<group> has as many bits",
+    "*fp6*": f"torchao's kernels for floats of six bits {_CUDA_ONLY}: float8wo is the closest",
+    "uintx*": "torchao packs one to eight bits in a form that ONNX, which IREE imports, cannot express: "
+    f"{_INT4_HINT}, int8wo has eight-bit ones",
+    "int8adq-int4w-symm": f"CUTLASS's kernels {_CUDA_ONLY}: int8dq or int4wo-<group> is the closest",
+    "int8_dynamic_activation_intx_weight*": "only torchao's own ARM kernels read its opaque format: "
+    "int8dq or int4wo-<group> is the closest",
+    "int8dq_prefill_wo_decode": "it treats prompts and single tokens differently: int8dq is its recipe for prompts, "
+    "int8wo for tokens",
+    "float8_a1x128_w128x128": "scales for blocks of 128 × 128 weights are not implemented: float8dq-row is the closest",
+    "codebook*": "weight codebooks are not implemented: int4wo-<group> has as many bits",
     "awq*": _NEEDS_CALIBRATION,
     "autoround*": _NEEDS_CALIBRATION,
     "*smoothquant*": _NEEDS_CALIBRATION,
-    "*spinquant*": "rotations of weights are not made here",
+    "*spinquant*": "weight rotations are not implemented",
 }
 ENTRY_POINTS = "iree_gauntlet.micro"
 BUILTIN_FILES = (Path(__file__).absolute().with_name("builtin_plugins.py"),)
 _MODULE_PREFIX = "_gauntlet_plugin_"
-_EMPTY_FILE_HINT = "a plugin declares with @recipe, compiler_recipe, @architecture, @activation or @shape_set"
+_EMPTY_FILE_HINT = "a plugin declares it with @recipe, compiler_recipe, @architecture, @activation or @shape_set"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -597,11 +605,11 @@ def list_shapes(declaration: ShapeSet, min_power: int | None = None, max_power: 
         if len(sizes) == 3 and all(type(size) is int and size > 0 for size in sizes):
             shapes.append(Shape(f"{declaration.name}_{name}", *sizes))
         else:
-            messages.append(f"it gave {row!r}: expected (m, k, n) or (name, m, k, n), whole numbers above 0")
+            messages.append(f"it gave {row!r}: expected (m, k, n) or (name, m, k, n), integers above 0")
     if not rows:
-        messages.append("it gave no shapes")
+        messages.append("it returned no shapes")
     elif len(set(shapes)) < len(shapes):
-        messages.append("it gave a shape twice")
+        messages.append("it returned a shape twice")
     if messages:
         raise declaration.make_combined_error(dict.fromkeys(messages))
     return tuple(shapes)
@@ -670,8 +678,8 @@ class PluginRegistry:
             return RecipeCall(text, unsupported)
         if name is None:
             usages = [self.recipes[name].usage for name in sorted(self.recipes)]
-            raise make_unknown_name_error(f"there is no recipe {text!r}", text, self.recipes, usages)
-        raise UsageError(f"recipe {text!r}: {problem}", f"It is written {recipe.usage}.")
+            raise make_unknown_name_error(f"no such recipe: {text!r}", text, self.recipes, usages)
+        raise UsageError(f"recipe {text!r}: {problem}", f"Its form is {recipe.usage}.")
 
     def find_model_type(self, text: str) -> ModelType:
         """Return the architecture that a text names, with the activation that it ends with."""
@@ -683,7 +691,7 @@ class PluginRegistry:
             activation_name = text.removeprefix(f"{candidate.name}_")
             if activation_name != text and activation_name in self.activations:
                 return ModelType(text, candidate, self.activations[activation_name])
-        raise make_unknown_name_error(f"there is no model type {text!r}", text, self.list_model_types())
+        raise make_unknown_name_error(f"no such model type: {text!r}", text, self.list_model_types())
 
     def list_model_types(self) -> tuple[str, ...]:
         """Return all texts that `find_model_type` accepts, sorted."""
@@ -698,7 +706,7 @@ class PluginRegistry:
     def find_shape_set(self, name: str) -> ShapeSet:
         """Return the shape set of a name."""
         if name not in self.shape_sets:
-            raise make_unknown_name_error(f"there is no shape set {name!r}", name, sorted([*self.shape_sets, CUSTOM]))
+            raise make_unknown_name_error(f"no such shape set: {name!r}", name, sorted([*self.shape_sets, CUSTOM]))
         return self.shape_sets[name]
 
 
@@ -737,7 +745,7 @@ def find_entry_point_files() -> tuple[Path, ...]:
     for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS)):
         try:
             spec = importlib.util.find_spec(entry.module)
-            message = "there is no such module"
+            message = "no such module"
         except Exception as error:  # noqa: BLE001 - a user's package may raise anything, and the error has its name
             spec, message = None, f"{type(error).__name__}: {error}"
         if spec is not None and spec.origin is not None and spec.has_location:

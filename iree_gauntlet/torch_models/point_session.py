@@ -88,7 +88,7 @@ if TYPE_CHECKING:
 
 # The calls after the first one, whose outputs are compared: their time determines the calls of a round.
 _CHECK_CALLS = 3
-_ALL_ZERO_NOTE = "torch's outputs are all zero, and so agreeing with them proves nothing"
+_ALL_ZERO_NOTE = "torch's outputs are all zero, so agreement with them proves nothing"
 # The duration of a round's calls, for a program that is fast enough for three of them in that time.
 _ROUND_MS = 100.0
 _EAGER = "eager"
@@ -99,8 +99,8 @@ _MODES_BY_OPTION = {"torch": (_EAGER, _COMPILED), "torch-eager": (_EAGER,), "non
 class Doubt(StrEnum):
     """A failed proof that a module is what its recipe promises; the reason's text begins with it."""
 
-    UNREAD = "what its module shows cannot be read"
-    UNPROVEN = "the module is not what the recipe promises"
+    UNREAD = "the contents of its module cannot be read"
+    UNPROVEN = "the module does not have what the recipe promises"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,12 +260,12 @@ class PointSession(ModelSession):
         if variant.is_baseline:
             return
         if baseline is None:
-            note = "the baseline has no module, so that nothing shows what the recipe changes"
+            note = "the baseline has no module to compare the recipe's with"
             self._variants[variant.label] = replace(record, notes=(note,))
             return
         is_same_module = baseline.digest == facts.digest
         if is_same_module and variant.quantization.recipe.kind == COMPILER and variant.sparsity is None:
-            reason = "the compiler makes the same module as for the baseline: the recipe changes nothing here"
+            reason = "the compiler produces the same module as for the baseline: the recipe has no effect"
             self._variants[variant.label] = replace(record, status=SAME, reason=reason)
             return
         problems = [
@@ -462,7 +462,7 @@ class PointSession(ModelSession):
         if unproven_reasons := self._join_reasons(Doubt.UNPROVEN):
             return Verdict.FAILED, unproven_reasons
         if not self._list_measurable():
-            return Verdict.SKIPPED, "no variant came as far as to be measured"
+            return Verdict.SKIPPED, "no variant reached the measurement"
         if blocks.count < BLOCKS:
             return Verdict.INCONCLUSIVE, shorten(f"{blocks.count} of {BLOCKS} blocks: {blocks.main_disturbance}")
         return Verdict.PASSED, ""
@@ -487,10 +487,10 @@ def _measure_errors(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> Num
     """Return the errors of all float outputs together."""
     total = Distance()
     if len(actual) != len(expected):
-        raise GauntletError(f"{len(actual)} outputs, and the unchanged model has {len(expected)}")
+        raise GauntletError(f"{len(actual)} outputs, but the unchanged model has {len(expected)}")
     for output, target in zip(actual, expected, strict=True):
         if is_float(target.element_type) and output.shape != target.shape:
-            raise GauntletError(f"an output of shape {output.shape}, and the unchanged model's is {target.shape}")
+            raise GauntletError(f"an output of shape {output.shape}, but the unchanged model's is {target.shape}")
         total += Distance.measure(output, target)
     relative_error = math.inf if total.noise and not total.power else total.relative_error
     decibel = math.inf if relative_error == 0 else -20.0 * math.log10(relative_error)

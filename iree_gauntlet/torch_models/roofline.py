@@ -58,7 +58,7 @@ class Roofline(Recorded):
 
     def __post_init__(self) -> None:
         if not all(math.isfinite(value) and value > 0 for value in (self.flops_per_s, self.bytes_per_s)):
-            raise ValueError(f"{self} has a figure that is no positive number")
+            raise ValueError(f"{self} has a figure that is not a positive number")
 
     def share(self, flops: float, moved_bytes: float, ms: float) -> tuple[float, Bound]:
         """Return the minimum time of work on this machine as a share of its actual time, and the bound.
@@ -85,8 +85,8 @@ def explain_no_roofline(device: str) -> str:
     """Return the reason why a device has no roofline; empty for the CPU."""
     driver, _ = split_device(device)
     if driver == LOCAL_SYNC.name:
-        return f"{driver} runs on one core, and the peaks are those of all cores"
-    return "" if is_cpu(device) else f"the peaks of {driver} devices are not measured: only the CPU's are"
+        return f"{driver} runs on one core, but the peaks are those of all cores"
+    return "" if is_cpu(device) else f"the peaks of {driver} devices are not measured, only the CPU's"
 
 
 def find_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofline:
@@ -96,7 +96,9 @@ def find_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofline:
     """
     numpy_probe = ask([python, "-c", _NUMPY_VERSION], timeout=60.0)
     if numpy_probe.exit_code != 0:
-        raise ToolchainError(f"{python} has no NumPy, which measures the machine's peaks", "pip install numpy there")
+        raise ToolchainError(
+            f"{python} has no NumPy, which measures the machine's peaks", "install it: pip install numpy"
+        )
     conditions = {"cpu": machine.cpu, "cores": machine.cores, "numpy": numpy_probe.stdout.strip()}
     digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()
     path = folder / f"{digest[:16]}.json"
@@ -113,7 +115,7 @@ def find_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofline:
                 write_atomic(path, json.dumps(peaks.as_dict(), indent=1) + "\n")
     except OSError as error:
         raise GauntletError(
-            f"{folder}: the machine's peaks cannot be kept there: {error.strerror or error}",
+            f"{folder}: the machine's peaks cannot be saved there: {error.strerror or error}",
             "the cache's folder must be writable",
         ) from error
     return peaks.roofline
@@ -144,8 +146,8 @@ def _measure(python: str, machine: MachineFacts) -> Roofline:
     try:
         return Roofline.from_dict(json.loads(result.stdout))
     except (ValueError, TypeError, AttributeError) as error:
-        message = (result.stderr.strip().splitlines() or ["it gave no answer"])[-1]
+        message = (result.stderr.strip().splitlines() or ["it did not respond"])[-1]
         raise GauntletError(
             f"the machine's peaks cannot be measured (exit code {result.exit_code}): {message}",
-            "free memory, and see whether NumPy works in that Python",
+            "free memory, and check that NumPy works in that Python",
         ) from error

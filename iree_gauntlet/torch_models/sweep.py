@@ -72,8 +72,8 @@ class PreviousSweep:
         """Raise an error if the configuration has changed since."""
         if hash_file(config.file) != self.options.digest:
             raise UsageError(
-                f"{config.file} is not what {self.folder.name} was started with",
-                "Start a new run: what is done comes from the cache.",
+                f"{config.file} has changed since {self.folder.name} was started",
+                "Start a new run: finished work comes from the cache.",
             )
 
     def find_finished_steps(self, identity: str) -> dict[str, list[Step]]:
@@ -82,7 +82,7 @@ class PreviousSweep:
         if toolchain.identity != identity:
             raise UsageError(
                 f"{self.folder.name} was run with another IREE ({toolchain.compiler or 'none'})",
-                "Start a new run: one run measures one IREE.",
+                "Start a new run: a run measures a single IREE.",
             )
         steps_by_chain: dict[str, list[Step]] = {}
         for step in self.record.planned:
@@ -97,7 +97,7 @@ def find_previous_sweep(run_dir: str) -> PreviousSweep:
     folder = Path(run_dir) if run_dir else find_newest(ExperimentKind.MICRO)
     folder = folder if folder.is_dir() else find_runs_folder() / run_dir
     if read_kind(folder / JOURNAL) is not ExperimentKind.MICRO:
-        raise UsageError(f"{folder} is no run of `micro`", "Name the folder of one, or leave --run-dir out.")
+        raise UsageError(f"{folder} is not a run of `micro`", "Name the folder of a micro run, or omit --run-dir.")
     record = read_journal(folder / JOURNAL)
     with explain_unreadable(f"{record.path}: the sweep", UNREADABLE_SWEEP):
         return PreviousSweep(folder, record, SweepAsked.from_dict(record.run.micro or {}))

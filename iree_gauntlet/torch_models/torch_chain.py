@@ -116,19 +116,21 @@ def find_torch_python(python_option: str) -> TorchPython:
     path = shutil.which(python_option) if python_option else sys.executable
     if path is None:
         raise UsageError(
-            f"--torch_python {python_option}: there is no such program", "Give the path of a Python that has torch."
+            f"--torch_python {python_option}: no such program", "Give the path of a Python that has torch."
         )
     if not python_option and importlib.util.find_spec("torch") is None:
-        raise GauntletError(f"models are built with torch, and {path} has none", f"{INSTALL_HINT} with --torch_python.")
+        raise GauntletError(
+            f"models are built with torch, but {path} does not have it", f"{INSTALL_HINT} with --torch_python."
+        )
     probe = ask([path, "-c", _PROBE], timeout=60.0)
     try:
         result = TorchPython.from_dict({"path": path, **json.loads(probe.stdout)})
     except (ValueError, TypeError, AttributeError):
         message = next(iter(probe.stderr.strip().splitlines()), f"exit code {probe.exit_code}")
-        raise UsageError(f"--torch_python {python_option}: no Python answers there: {message[:80]}") from None
+        raise UsageError(f"--torch_python {python_option}: it does not run as a Python: {message[:80]}") from None
     missing = [name for name in ("torch", "onnxscript", "onnx") if name not in result.versions]
     if missing:
-        raise GauntletError(f"{path} lacks {', '.join(missing)}, which models are built with", f"{INSTALL_HINT}.")
+        raise GauntletError(f"{path} lacks {', '.join(missing)}, needed to build models", f"{INSTALL_HINT}.")
     return result
 
 
@@ -137,15 +139,16 @@ def choose_target(device: str, chip: str) -> Target:
     driver, _ = split_device(device)
     family = parse_target(driver)
     if family is None:
-        raise UsageError(f"--device {device}: no driver is called {driver}", "Such as local-task, hip://0, cuda://1.")
+        raise UsageError(f"--device {device}: no such driver: {driver}", "Such as local-task, hip://0, cuda://1.")
     if not chip:
         if family.kind.needs_chip:
-            raise UsageError(f"--device {device}: which chip is it?", "Name it with --target, such as gfx942.")
+            raise UsageError(f"--device {device}: its chip is unknown", "Name it with --target, such as gfx942.")
         return family
     target = parse_target(chip) or parse_target(f"{family.family}-{chip}")
     if target is None or target.family != family.family or not family.kind.chip_flags:
         raise UsageError(
-            f"--target {chip}: {device} is no device of that", "Such as gfx942 with hip://0, sm_89 with cuda://0."
+            f"--target {chip}: {device} is not a device with this chip",
+            "Such as gfx942 with hip://0, sm_89 with cuda://0.",
         )
     return target
 
@@ -182,9 +185,9 @@ def find_opt_level_flags(level: int | None, compiler_flags: FlagSet) -> Compiler
     if _OPT_LEVEL_FLAG not in compiler_flags.names:
         raise ToolchainError(
             f"--backend_opt_level {level}: this compiler has no --{_OPT_LEVEL_FLAG}",
-            "Leave the option out, or choose a newer compiler with --iree; releases from 3.5 on have the flag.",
+            "Omit the option, or choose a newer compiler with --iree; releases from 3.5 on have the flag.",
         )
-    notes = (f"backend_opt_level {level} is O{_MAX_OPT_LEVEL}: IREE has no level above it.",)
+    notes = (f"backend_opt_level {level} is O{_MAX_OPT_LEVEL}: IREE's highest level.",)
     return CompilerOptions(
         (f"--{_OPT_LEVEL_FLAG}=O{min(level, _MAX_OPT_LEVEL)}",), notes=notes if level > _MAX_OPT_LEVEL else ()
     )

@@ -134,7 +134,7 @@ def bench(options: BenchOptions) -> ExitCode:
     reports = _write_reports(run_dir, workbench, output)
     record, notes = read_journal(run_dir / JOURNAL), (*level.notes, *fidelity.notes)
     if (dataformat := options.dataformat).emulated:
-        emulation = f"weights lie on the format's grid; memory and speed are those of {dataformat.element_type}."
+        emulation = f"weights are rounded to the format; memory and speed are those of {dataformat.element_type}."
         notes = (f"{dataformat.label}: {emulation}", *notes)
     lines = make_result_lines(record, chain, build)
     if options.output and code is not ExitCode.INTERRUPTED:
@@ -184,7 +184,7 @@ def _find_folders(options: BenchOptions) -> tuple[Path, ...]:
     project_models = find_project_folder() / _MODELS_FOLDER
     if not named_folders and not project_models.is_dir():
         raise UsageError(
-            f"there are no models here: {Path.cwd()} is not inside a project with {_MODELS_FOLDER}",
+            f"no models folder: {Path.cwd()} is not inside a project with {_MODELS_FOLDER}",
             "Name a folder with --models_dir.",
         )
     return named_folders or (project_models,)
@@ -196,7 +196,7 @@ def _require_work(options: BenchOptions, chips: int) -> None:
     if options.loops(chips) < min_loops:
         raise UsageError(
             f"--loop_count {options.loop_count}: {chips} chips with --microbatch_count {options.microbatch_count} each "
-            f"take {min_loops} at least",
+            f"need at least {min_loops}",
             "Raise it, or use fewer chips.",
         )
 
@@ -218,7 +218,7 @@ def micro(request: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
     """Measure the points of a configuration, or list the names that a configuration can use."""
     if request.run_dir and not request.resume:
         raise UsageError(
-            "--run-dir names a run to continue", "Add --resume, or leave it out: a new run makes its folder."
+            "--run-dir names a run to continue", "Add --resume, or omit --run-dir: a new run creates its own folder."
         )
     previous = find_previous_sweep(request.run_dir) if request.resume else None
     if previous is not None:
@@ -255,11 +255,11 @@ def _print_registry(registry: PluginRegistry, stream: TextIO) -> None:
     for kind in ("quantization", "sparsity", "compiler"):
         rows = [(recipe.usage, recipe.about) for recipe in recipes if recipe.kind == kind]
         _print_table(f"recipes ({kind})", rows, stream)
-    _print_table("recipes of torchao that are refused", list(UNSUPPORTED_RECIPES.items()), stream)
+    _print_table("recipes of torchao that are not supported", list(UNSUPPORTED_RECIPES.items()), stream)
     types = [(name, registry.find_model_type(name).architecture.about) for name in registry.list_model_types()]
     _print_table("model types", types, stream)
     shapes = [(shape_set.name, shape_set.about) for shape_set in registry.shape_sets.values()]
-    _print_table("shape sets", [*shapes, (CUSTOM, "the shapes that the configuration lists")], stream)
+    _print_table("shape sets", [*shapes, (CUSTOM, "the shapes listed in the configuration")], stream)
 
 
 def _print_table(title: str, rows: Sequence[tuple[str, str]], stream: TextIO) -> None:

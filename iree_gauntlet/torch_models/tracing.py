@@ -130,7 +130,7 @@ def format_table(table: TraceTable, max_rows: int | None = None) -> list[str]:
     if outside_ns is not None:
         cells.append((OUTSIDE_NAME, "", *_make_figures(table, outside_ns, "")))
         if outside_ns < 0:
-            notes = (*notes, "dispatches run side by side: together they take longer than the call")
+            notes = (*notes, "dispatches overlap: their times add up to more than the call")
     count = sum(row.count for row in table.rows)
     dispatches = f"{_format_ms(profile.dispatched_ns)} ms in {count} dispatches of {len(table.rows)} functions"
     clock = "device" if profile.on_device else "host"

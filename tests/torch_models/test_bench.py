@@ -322,12 +322,15 @@ def test_a_damaged_file_of_results_is_kept(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("-m", "lime", "-c", "small"), "there is no benchmark model 'lime'\n  Did you mean line?"),
+        (("-m", "lime", "-c", "small"), "no such benchmark model: 'lime'\n  Did you mean line?"),
         (("-m", "line"), "no configuration is named\n  -c with one of small, other"),
-        (("-m", "line", "-c", "small", "--layers", "2"), "--layers means nothing to this model"),
-        (("-m", "line", "-c", "small", "--device", "warp"), "no driver is called warp"),
-        (("-m", "line", "-c", "small", "--device", "hip"), "which chip is it?\n  Name it with --target"),
-        (("-m", "line", "-c", "small", "--device", "hip://0", "--target", "sm_90"), "hip://0 is no device of that"),
+        (("-m", "line", "-c", "small", "--layers", "2"), "--layers does not apply to this model"),
+        (("-m", "line", "-c", "small", "--device", "warp"), "no such driver: warp"),
+        (("-m", "line", "-c", "small", "--device", "hip"), "its chip is unknown\n  Name it with --target"),
+        (
+            ("-m", "line", "-c", "small", "--device", "hip://0", "--target", "sm_90"),
+            "hip://0 is not a device with this chip",
+        ),
         (("-m", "line", "-c", "small", "-o", "/proc/nothing/perf.json"), "cannot be written"),
         (("-m", "line", "-c", "small", "-opt", "9"), "--backend_opt_level 9"),
         (("-m", "line", "-c", "small", "--chips", "3", "--loop-count", "2"), "3 chips with --microbatch_count 1 each"),

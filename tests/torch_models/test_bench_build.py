@@ -91,14 +91,14 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "cannot be read"),
-        ("[]", "unknown in a plan: list"),
-        ('{"model": "a", "output": "b", "models_dirs": ["c"], "mode": 1}', "unknown in a plan: mode"),
+        ("[]", "unknown fields of a plan: list"),
+        ('{"model": "a", "output": "b", "models_dirs": ["c"], "mode": 1}', "unknown fields of a plan: mode"),
         ('{"model": "a", "models_dirs": []}', "wrong type: models_dirs"),
         (
             '{"model": "a", "output": "b", "models_dirs": ["c"], "layers": true, "dataformat": "fp8"}',
             "wrong type: dataformat, layers",
         ),
-        ('{"model": "a", "output": "b", "models_dirs": ["c"], "accumulate": true}', "accumulate is for training"),
+        ('{"model": "a", "output": "b", "models_dirs": ["c"], "accumulate": true}', "accumulate requires training"),
     ],
 )
 def test_plans_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
@@ -165,7 +165,7 @@ def test_a_python_without_torch_says_what_to_install(tmp_path: Path) -> None:
     except ModuleNotFoundError:
         done = run_builder(tmp_path, plan_of(tmp_path, model="bert", models_dirs=(str(SHIPPED),)))
         assert done.returncode == 2
-        assert "lacks torch, which models are built with" in errors(done)[0]
+        assert "lacks torch, needed to build models" in errors(done)[0]
         assert "lacks torch" in errors(done)[0]
         assert 'pip install "iree-gauntlet[models]"' in done.stderr
         assert not done.stdout
@@ -439,8 +439,11 @@ def none(training: bool):
     )
     for name, message in (
         ("broken", "models/mine.py:10: broken: RuntimeError: shapes that do not fit"),
-        ("none", "models/mine.py:14: none: what the device's module returned: item 1 is of type str, no torch.Tensor"),
-        ("brokn", "there is no benchmark model 'brokn'"),
+        (
+            "none",
+            "models/mine.py:14: none: what the device's module returned: item 1 is of type str, not a torch.Tensor",
+        ),
+        ("brokn", "no such benchmark model: 'brokn'"),
     ):
         done = run_builder(tmp_path, plan_of(tmp_path, model=name))
         assert done.returncode == 2

@@ -303,7 +303,7 @@ def test_locks_are_in_the_cache_and_nothing_is_beside_the_result(tmp_path: Path,
 
 def test_a_cache_without_room_for_locks_is_told_before_a_run(tmp_path: Path, locks: Path) -> None:
     locks.write_text("a file")
-    with pytest.raises(GauntletError, match=f"{locks}: the lock of {tmp_path}/perf.json cannot be made there"):
+    with pytest.raises(GauntletError, match=f"{locks}: the lock of {tmp_path}/perf.json cannot be created there"):
         check_output(tmp_path / "perf.json")
 
 
@@ -312,7 +312,7 @@ def test_a_lock_that_is_never_freed_is_named(tmp_path: Path, locks: Path, monkey
     path = tmp_path / "perf.json"
     with (
         bench_result._hold_lock(path, locks),
-        pytest.raises(GauntletError, match="another process has been writing it"),
+        pytest.raises(GauntletError, match="another process has been writing to it"),
     ):
         append_result(path, result())
 

@@ -348,7 +348,7 @@ def test_shares_are_of_the_call_where_it_is_known() -> None:
     on_device_lines = format_table(one("d", 1_500_000, 1_000_000, on_device=True))
     assert on_device_lines[0].endswith("(medians of 5 calls under the profiler, by the device's clock)")
     assert on_device_lines[-2].split()[-2:] == ["-0.5000", "–"]
-    assert on_device_lines[-1].startswith("note: dispatches run side by side")
+    assert on_device_lines[-1].startswith("note: dispatches overlap")
 
 
 def thread_names(document: dict[str, Any]) -> set[str]:
@@ -484,7 +484,7 @@ def test_events_without_a_valid_time_are_counted() -> None:
         ([], "does not say that it is ireeperf-jsonl"),
         (['{"record_type": "schema"}'], "does not say that it is ireeperf-jsonl"),
         (["[1]"], "line 1 of the exported profile has no record_type"),
-        ([*lines_of([]), '{"record_ty'], "line 2 of the exported profile is no JSON"),
+        ([*lines_of([]), '{"record_ty'], "line 2 of the exported profile is not JSON"),
         (lines_of([host_row(1, 2, key=None)]), "line 2 .*host_execution_event.: key is None, expected a name"),
         (lines_of([host_row(1, 2, start_host_time_ns="1")]), "start_host_time_ns is '1', expected a whole number"),
         (

@@ -197,8 +197,8 @@ def draw_memory_plot(profile: MemoryProfile, title: str) -> str:
     device_points = [(sample.ms, sample.device_bytes) for sample in series if sample.device_bytes is not None]
     curves = (
         ("resident", _RESIDENT_STYLE, [(sample.ms, sample.resident_bytes) for sample in series]),
-        ("of these, mapped from files", _MAPPED_STYLE, [(sample.ms, sample.mapped_bytes) for sample in series]),
-        ("given out by the device's allocator", _DEVICE_STYLE, device_points),
+        ("of which mapped from files", _MAPPED_STYLE, [(sample.ms, sample.mapped_bytes) for sample in series]),
+        ("from the device's allocator", _DEVICE_STYLE, device_points),
     )
     end = 1.02 * max(*(sample.ms for sample in series), profile.phases[-1].end_ms, 1e-3)
     max_bytes = 1.08 * max(profile.peak_bytes, *(size for _, size in device_points), 1)
@@ -372,13 +372,13 @@ _NOT_MEASURED = "not measured"
 _MISSING_REASONS = {
     "interrupted": "the sweep was interrupted",
     "unfinished": "the sweep was killed, or is still under way",
-    "complete": "nothing says what became of it",
+    "complete": "its end is not recorded",
 }
 LEGEND = (
     "speed-up: the baseline's time over the recipe's, above 1 is faster; in parentheses its 95 % interval",
-    "it is the middle of the ratios within blocks of rounds, so that it need not be the quotient of the median times",
+    "it is the median of the ratios within blocks of rounds, which may differ from the ratio of the median times",
     "▲ is faster and ▼ slower, by 1 % or more; = is the same within 3 %, ? is inconclusive",
-    "of a recipe: geometric mean, lowest and highest speed-up, at how many shapes it is what, least SQNR, its bytes",
+    "per recipe: geometric mean, lowest and highest speed-up, number of shapes by verdict, lowest SQNR, size in bytes",
     "eager/IREE, compile/IREE: torch's time over IREE's for the same recipe, above 1 means that IREE is faster",
 )
 _BASELINE_TITLE = "baseline, ms"
@@ -635,10 +635,12 @@ def check_writable(name: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"--output {name}: {path.parent}: {error.strerror}", "Name a file where you may write."
+            f"--output {name}: {path.parent}: {error.strerror}", "Name a file in a folder where you may write."
         ) from error
     if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"--output {name}: {path.parent} cannot be written", "Name a file where you may write.")
+        raise UsageError(
+            f"--output {name}: {path.parent} cannot be written", "Name a file in a folder where you may write."
+        )
 
 
 def _draw_memory(record: JournalRecord, run_dir: Path) -> None:
@@ -696,5 +698,5 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
     except OSError as error:
         raise GauntletError(
             f"{folder}: results cannot be written: {error.strerror or error}",
-            "Mend that; `gauntlet report` writes those of the run's folder again, from its journal.",
+            "Fix that; then `gauntlet report` writes the reports of the run's folder again, from its journal.",
         ) from error

@@ -340,7 +340,7 @@ def is_float32(value: float) -> bool:
 
 def _check_float32(value: float) -> float:
     if not is_float32(value):
-        raise ValueError(f"{value} is no finite Float32")
+        raise ValueError(f"{value} is not a finite Float32")
     return value
 
 
@@ -602,8 +602,8 @@ def read_targets(name: str) -> _Targets:
         raise UsageError(f"--targets {name}: {error.strerror}", "Name a JSON file.") from error
     except ValidationError as error:
         raise UsageError(
-            f"--targets {name}: expected an object of objects of numbers",
+            f"--targets {name}: expected an object that maps metrics to objects of numbers",
             'Such as {"Fwd Speedup (x)": {"int8wo": 1.2, "int8wo@1-4096-4096": 1.5}}.',
         ) from error
     except ValueError as error:
-        raise UsageError(f"--targets {name}: no JSON: {error}", "See docs/reference/micro.md.") from error
+        raise UsageError(f"--targets {name}: not JSON: {error}", "See docs/reference/micro.md.") from error

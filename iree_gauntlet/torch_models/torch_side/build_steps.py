@@ -404,16 +404,16 @@ class BuildSteps:
     def check_tensors(self, tensors: Sequence[Tensor], label: str) -> list[Tensor]:
         """Return the tensors, after checking that IREE accepts their types."""
         if not tensors:
-            raise self.model.make_error(f"{label}: there is no tensor in it")
+            raise self.model.make_error(f"{label}: it contains no tensor")
         for index, tensor in enumerate(tensors):
             if not isinstance(tensor, torch.Tensor):
                 raise self.model.make_error(
-                    f"{label}: item {index} is of type {type(tensor).__qualname__}, no torch.Tensor",
+                    f"{label}: item {index} is of type {type(tensor).__qualname__}, not a torch.Tensor",
                     "modules return a tensor, or a list, tuple or dictionary of tensors",
                 )
             if not find_type_name(tensor) or tensor.is_sparse:
                 raise self.model.make_error(
-                    f"{label}: tensor {index} is of type {tensor.dtype}, which IREE does not take"
+                    f"{label}: tensor {index} is of type {tensor.dtype}, which IREE does not support"
                 )
         return list(tensors)
 
@@ -422,8 +422,8 @@ class BuildSteps:
         for index, (output, repeat) in enumerate(zip(first, second, strict=True)):
             if not torch.allclose(output.double(), repeat.double(), rtol=REPEAT_RTOL, atol=1e-6, equal_nan=True):
                 raise self.model.make_error(
-                    f"output {index} is another one at a second call with the same inputs",
-                    "a module that is compared must not draw random numbers, or change itself",
+                    f"output {index} differs at a second call with the same inputs",
+                    "a compared module must not draw random numbers or change its state",
                 )
 
     def write_reference(self, outputs: Sequence[Tensor]) -> None:
@@ -446,7 +446,7 @@ class BuildSteps:
         post: Callable[[Sequence[Tensor]], list[Tensor]] | None = None,
     ) -> list[Tensor]:
         """Return a program's expected outputs (see `_compute_in_format`); `export` records their limits."""
-        with self.time_part("eager", f"running {name} in {self.form.label}, and with other rounding"):
+        with self.time_part("eager", f"running {name} in {self.form.label}, and with different rounding"):
             outputs, self._spreads[name], trial_errors = _compute_in_format(
                 run, module, inputs, self.form, post, thorough=self._thorough
             )

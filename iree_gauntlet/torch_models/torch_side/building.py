@@ -117,15 +117,15 @@ def _build_training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -
     module = content.device.to(torch.float32)
     targets = draw_targets(steps.run_eager(module, inputs, "the device's module"))
     if not targets:
-        raise steps.model.make_error("it returns no float tensor, so there is no loss to train it by")
+        raise steps.model.make_error("it returns no float tensor, so there is no loss to train it with")
     loss, gradients = _run_step(steps, module, inputs, targets)
     # For gradients that are not repeatable, the limits of rounding errors would be meaningless.
     repeat = _run_step(steps, module, inputs, targets)[1]
     differences = sum(float((repeat[name] - gradient).double().square().sum()) for name, gradient in gradients.items())
     if differences > REPEAT_RTOL**2 * sum(float(gradient.double().square().sum()) for gradient in gradients.values()):
         raise steps.model.make_error(
-            "the gradients of a second step with the same inputs are others, as with dropout",
-            "a model that is trained here must not draw random numbers: make it with a dropout of 0",
+            "the gradients of a second step with the same inputs differ, as with dropout",
+            "a trained model must not draw random numbers: build it with a dropout of 0",
         )
     gradient_sums = draw_gradients(list(gradients.values())) if accumulate else ()
     if not steps.is_f32:
@@ -162,7 +162,7 @@ def _run_step(
     with steps.attribute_torch_errors("a step of training"):
         loss, gradients = run_eager_step(module, inputs, targets)
     if not gradients:
-        raise steps.model.make_error("no parameter has a part in its float outputs, so there is nothing to train")
+        raise steps.model.make_error("no parameter contributes to its float outputs, so there is nothing to train")
     return loss, gradients
 
 
@@ -195,9 +195,9 @@ def _build_generative(steps: BuildSteps, content: Generative) -> BuildRecord:
     )
     if actual != expected[: len(actual)]:
         raise steps.model.make_error(
-            f"decode returned {', '.join(actual)} behind the logits, and the state that prefill returned begins with "
+            f"decode returned {', '.join(actual)} after the logits, but the state that prefill returned begins with "
             f"{', '.join(expected[: len(actual)])}",
-            "decode returns new values of the first tensors of the state, of their shapes and types",
+            "decode must return new values of the first tensors of the state, with the same shapes and types",
         )
     with steps.time_part("eager", f"choosing tokens in {steps.form.label}"):
         tokens = _choose_tokens(steps, content, token, state)
@@ -223,8 +223,8 @@ def _choose_likeliest_token(steps: BuildSteps, logits: Tensor, program: str) -> 
     """Return the most likely token of each sample, [batch, 1]."""
     if logits.ndim != 2 or not logits.is_floating_point():
         raise steps.model.make_error(
-            f"{program} returned {find_type_name(logits)} of shape {list(logits.shape)} first, where the logits of the "
-            "next token are expected: [batch, vocabulary]"
+            f"{program} returned {find_type_name(logits)} of shape {list(logits.shape)} first, expected the "
+            "logits of the next token: [batch, vocabulary]"
         )
     return logits.argmax(-1, keepdim=True)
 
@@ -250,7 +250,7 @@ def make_base_model(plan: VariantPlan, registry: PluginRegistry) -> tuple[Module
     if not isinstance(module, torch.nn.Module):
         raise architecture.make_error(f"it returned {type(module).__name__} first: expected a torch.nn.Module")
     if not isinstance(inputs, list | tuple) or not inputs or not all(isinstance(i, torch.Tensor) for i in inputs):
-        raise architecture.make_error("it returned no tuple of tensors second")
+        raise architecture.make_error("its second result is not a tuple of tensors")
     # An architecture with weights of the type may have others in f32 on purpose.
     if any(weight.is_floating_point() and weight.dtype is not dtype for weight in module.parameters()):
         module.to(dtype)
@@ -275,7 +275,8 @@ def apply_recipes(plan: VariantPlan, registry: PluginRegistry, module: Module) -
         missing = [name for name in recipe.requires if importlib.util.find_spec(name) is None]
         if missing:
             raise UsageError(
-                f"{text} needs {', '.join(missing)}, and {sys.executable} lacks it", f"pip install {' '.join(missing)}"
+                f"{text} needs {', '.join(missing)}, which {sys.executable} does not have",
+                f"pip install {' '.join(missing)}",
             )
         # The compiler's recipes leave the model unchanged.
         if recipe.function is not None:
@@ -283,7 +284,7 @@ def apply_recipes(plan: VariantPlan, registry: PluginRegistry, module: Module) -
             with recipe.attribute_errors(f"{text} failed"), torch.no_grad():
                 module = recipe.function(module, *recipe_call.arguments)
             if not isinstance(module, torch.nn.Module):
-                raise recipe.make_error(f"it returned {type(module).__name__}: expected the torch module that it made")
+                raise recipe.make_error(f"it returned {type(module).__name__}: expected the changed torch module")
     changed_bytes = find_changed_layers(fingerprints, module)
     if not changed_bytes:
         count = len(linear_layers(module))

@@ -73,7 +73,7 @@ class HostModules:
         first, remaining_inputs = self.inputs[: len(tensors)], self.inputs[len(tensors) :]
         shapes, expected = [list(tensor.shape) for tensor in tensors], [list(array.shape) for array, _ in first]
         if shapes != expected:
-            raise PlanError(f"before the device: shapes {shapes} are returned, and the device takes {expected}")
+            raise PlanError(f"before the device: shapes {shapes} are returned, but the device takes {expected}")
         # The cast goes through f32, as in the builder: f64 would be rounded differently.
         cast_tensors = [
             tensor.to(torch.float32).to(_FLOAT_DTYPES[name])

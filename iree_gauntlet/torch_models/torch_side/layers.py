@@ -106,7 +106,7 @@ def _find_replaceable_layers(model: Module, unfit: Callable[[Module], str] | Non
     layers = linear_layers(model)
     reasons = {name: reason for name, layer in layers.items() if unfit and (reason := unfit(layer))}
     for name, reason in reasons.items():
-        sys.stderr.write(f"left as it is: {name or 'the model'}: {reason}\n")
+        sys.stderr.write(f"left unchanged: {name or 'the model'}: {reason}\n")
     if reasons and len(reasons) == len(layers):
         name, reason = next(iter(reasons.items()))
         raise UsageError(f"none of the {len(layers)} linear layers fits: {name or 'the model'}: {reason}")
@@ -165,14 +165,14 @@ def keep_blocks(weight: Tensor, size: int) -> Tensor:
 
 def explain_unfit_for_fours(linear: Module) -> str:
     """Return the reason why a layer's inputs cannot be split into fours; empty if they can."""
-    return f"{linear.in_features} inputs are no multiple of 4" if linear.in_features % 4 else ""
+    return f"{linear.in_features} inputs are not a multiple of 4" if linear.in_features % 4 else ""
 
 
 def explain_unfit_for_blocks(linear: Module, size: int) -> str:
     """Return the reason why a layer does not consist of two or more square blocks of a size; empty if it does."""
     rows, columns = linear.weight.shape
     if rows % size or columns % size:
-        return f"a weight of {rows} x {columns} is not made of blocks of {size} x {size}"
+        return f"a weight of {rows} x {columns} is not divisible into blocks of {size} x {size}"
     return f"a weight of {rows} x {columns} is one block of {size} x {size}" if rows == columns == size else ""
 
 
@@ -303,7 +303,7 @@ class Float8DynamicLinear(QuantizedLinear):
 
 def explain_unfit_for_groups(linear: Module, group: int) -> str:
     """Return the reason why a layer's inputs cannot be split into groups of a size; empty if they can."""
-    return f"{linear.in_features} inputs are no groups of {group}" if linear.in_features % group else ""
+    return f"{linear.in_features} inputs are not divisible into groups of {group}" if linear.in_features % group else ""
 
 
 def _quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -365,7 +365,7 @@ class TransformerBlock(nn.Module):  # type: ignore[misc]
     def __init__(self, width: int, heads: int = 8, ratio: int = 4) -> None:
         super().__init__()
         if width % heads:
-            raise UsageError(f"transformer_block: a width of k = {width} is no multiple of {heads} heads")
+            raise UsageError(f"transformer_block: a width of k = {width} is not a multiple of {heads} heads")
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.proj = nn.Linear(width, width, bias=False)
@@ -433,7 +433,7 @@ def make_configured_model(
     config.use_cache = False
     model = AutoModel.from_config(config, dtype=dtype, trust_remote_code=False)
     if model.main_input_name != "input_ids" or getattr(config, "is_encoder_decoder", False):
-        raise UsageError(f"{path}: {config.model_type} is no model that takes tokens alone")
+        raise UsageError(f"{path}: {config.model_type} is not a model that takes only tokens")
     return _Tokens(model), (torch.randint(0, config.vocab_size, (1, tokens)),)
 
 
@@ -441,5 +441,5 @@ def _set_size(config: Any, name: str, size: int, path: Path) -> None:
     if not size:
         return
     if not hasattr(config, name):
-        raise UsageError(f"{path}: {config.model_type} has no {name}: 0 leaves the configuration's own sizes")
+        raise UsageError(f"{path}: {config.model_type} has no {name}: use 0 for the configuration's own sizes")
     setattr(config, name, size)

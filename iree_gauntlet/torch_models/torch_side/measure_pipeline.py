@@ -64,12 +64,12 @@ def add_torch(paths: Sequence[str]) -> None:
     usable_names = {f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES}
     names = [file.name for file in libraries if file.suffix in {".so", ".pyd"}]
     if not names:
-        raise PlanError(f"there is no torch in {', '.join(paths) or 'no folder at all'}")
+        raise PlanError(f"no torch in {', '.join(paths) or 'no folder at all'}")
     if not usable_names.intersection(names):
         version = ".".join(platform.python_version_tuple()[:2])
         raise PlanError(
-            f"modules on the host need torch in the Python of the measured IREE, which is {version}; the torch that "
-            f"is named is for another version ({names[0]}): name a torch Python {version}"
+            f"modules on the host need torch in the Python of the measured IREE, which is {version}, but the "
+            f"given torch is for another version ({names[0]}): name a Python {version} that has torch"
         )
     sys.path.extend(path for path in paths if path not in sys.path)
 

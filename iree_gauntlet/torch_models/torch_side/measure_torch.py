@@ -221,7 +221,7 @@ def _measure(plan: PeerPlan, program: PeerProgram, stem: str) -> dict[str, Any]:
     first_result = model.call()
     first_call_ns = time.perf_counter_ns() - begin
     if uses_compile and not torch._dynamo.utils.counters["stats"]["unique_graphs"]:  # noqa: SLF001 - as above
-        raise RuntimeError("torch.compile has compiled nothing")
+        raise RuntimeError("torch.compile compiled nothing")
     # The outputs are written at once: the next call changes sums of gradients in place.
     outputs = write_arrays(model.outputs(first_result), Path(plan.outputs), stem) if plan.outputs else ()
     return {

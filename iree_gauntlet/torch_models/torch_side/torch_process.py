@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     from iree_gauntlet.torch_models.declarations import INSTALL_HINT  # noqa: PLC0415
 
     if len(arguments) != 2:
-        sys.stderr.write("error: two arguments are expected, MODULE PLAN.json\n")
+        sys.stderr.write("error: expected two arguments, MODULE PLAN.json\n")
         return _EXIT_USAGE
     with os.fdopen(os.dup(1), "w") as output:
         os.dup2(2, 1)
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
             try:
                 module = importlib.import_module(arguments[0])
             except ModuleNotFoundError as error:
-                message = f"{sys.executable} lacks {error.name}, which models are built with"
+                message = f"{sys.executable} lacks {error.name}, needed to build models"
                 raise UsageError(message, INSTALL_HINT) from error
             result = module.run(Path(arguments[1]))
         except SpecError as error:
