@@ -218,7 +218,7 @@ def test_options_that_a_model_does_not_have() -> None:
         (many, BuildOptions(), "no configuration is named\n  -c with one of tiny, base"),
         (many, BuildOptions(config="huge"), "no such configuration: 'huge'\n  it has tiny, base"),
         (none, BuildOptions(config="tiny"), "it has none"),
-        (none, BuildOptions(layers=2), "--layers means nothing"),
+        (none, BuildOptions(layers=2), "--layers does not apply"),
         (none, BuildOptions(microbatch=2), "takes no microbatch"),
         (one, BuildOptions(layers=0), "--layers 0"),
         (one, BuildOptions(microbatch=-1), "--microbatch -1"),
