@@ -124,7 +124,7 @@ def resolve_links(path: Path) -> Path:
 
 
 def read_file(path: Path) -> bytes:
-    """Read a file that a user named; OSError if it cannot be read or is no regular file.
+    """Read a file that a user named; OSError if it cannot be read or is not a regular file.
 
     Reading a pipe would block, and a device such as /dev/zero has no end.
     """

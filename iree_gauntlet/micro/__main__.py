@@ -8,7 +8,7 @@ from iree_gauntlet.tasks import program
 
 
 def main() -> None:
-    """Does what `gauntlet micro` does, with the same options."""
+    """Run `gauntlet micro` with the same options."""
     sys.argv[:] = ["gauntlet", "micro", *sys.argv[1:]]
     program.main()
 

@@ -1,4 +1,4 @@
-"""What a plugin file declares recipes, architectures, activations and shape sets with."""
+"""Decorators and functions by which a plugin file declares recipes, architectures, activations and shape sets."""
 
 from __future__ import annotations
 

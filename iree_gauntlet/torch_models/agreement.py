@@ -1,8 +1,8 @@
-"""Whether outputs are those of a model: each by root mean square and worst value, and all along known directions.
+"""Check outputs against a model's: each by root mean square and worst value, and all along the recorded directions.
 
-A flip is a value so near a kink that rounding decides on which side it is. A ReLU has no jump, but its derivative has:
-where a value is zero but for rounding, one correct program lets its gradient through and another does not, and all
-gradients before it differ by far more than rounding moves them.
+A flip is a value so close to a kink that rounding decides on which side it is. A ReLU has no jump, but its derivative
+has: where a value is zero except for rounding, one correct program passes its gradient and another does not, and all
+gradients before it differ by far more than by rounding.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from iree_gauntlet.torch_models.build_files import Array
 
 
-_PIECE = 1 << 22
-_ERRORS = ("rounding", "sums", "products")
-_FILTERS = ("outputs", "places", "scales", "filters", "flips")
-# Times the errors that were tried.
-_SAFETY = 2.5
-# Times the rms of those that were tried, along a direction; and what all values of a result may have alike: constants
-# are rounded too, and exp, erf and their like are approximated in f32.
-_DIRECTION = 4.0
-_CONSTANT = 0.5
-_APPROXIMATION = 8 * UNIT_ROUNDOFF["f32"]
+_CHUNK_VALUES = 1 << 22
+_ERROR_KINDS = ("rounding", "sums", "products")
+_ARRAY_NAMES = ("outputs", "places", "scales", "filters", "flips")
+# The factor between the measured errors of the trials and the limits.
+_SAFETY_FACTOR = 2.5
+# Along a direction, the limit is this factor times the rms of the trials' errors, plus errors that all values of a
+# result may share: constants are rounded too, and functions such as exp and erf are approximated in f32.
+_DIRECTION_FACTOR = 4.0
+_CONSTANT_FACTOR = 0.5
+_APPROXIMATION_ERROR = 8 * UNIT_ROUNDOFF["f32"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContractionErrors(Recorded):
-    """By how much contractions look too large: `error` is a share of the worst one's result.
+    """Apparent relative errors of contractions: `error` is a share of the worst one's result.
 
     Attributes:
-        shown: how many of them would show an error of so much.
-        of: how many were tried.
-        in_model: how many there are.
+        shown: number of contractions in which an error of that size would be detected.
+        of: number of contractions that were tried.
+        in_model: number of contractions in the model.
     """
 
     worst: str
@@ -63,12 +63,12 @@ class ContractionErrors(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputErrors(Recorded):
-    """How far outputs are from what was expected, as shares of that, and how far they may be.
+    """Relative errors of outputs, as shares of the expected values, and their limits.
 
     Attributes:
         peak: largest difference of an output, as a share of its largest expected magnitude; the worst output's.
-        flips: values whose fall to the other side of a kink was taken away; None where contractions were not looked at.
-        rms_without_flips: what is left then, which is what `rms_tolerance` is about.
+        flips: number of values whose flip was subtracted; None if contractions were not examined.
+        rms_without_flips: the rms error that remains then; `rms_tolerance` applies to it.
     """
 
     rms: float
@@ -82,19 +82,19 @@ class OutputErrors(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How outputs agree with what was expected; zeros throughout tell nothing (`tells_nothing`)."""
+    """The agreement of outputs with the expected ones; without meaning if those are all zero (`expects_only_zeros`)."""
 
     comparisons: tuple[OutputComparison, ...]
     errors: OutputErrors
     problem: str
-    tells_nothing: bool
+    expects_only_zeros: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """By how much contractions look too large, and the errors of all outputs together, without the flips' part.
+    """Apparent relative errors of contractions, and the errors of all outputs together, without the flips' part.
 
-    `rest` is the root mean square of the errors that are left, as a share of that of the expected values.
+    `rest` is the root mean square of the remaining errors, as a share of that of the expected values.
     """
 
     contractions: ContractionErrors
@@ -103,8 +103,8 @@ class Gains:
     rest_limit: float
     problem: str
 
-    def complete(self, errors: OutputErrors) -> OutputErrors:
-        """What outputs agree by, with these; of all limits, the one here is the one that binds."""
+    def add_to(self, errors: OutputErrors) -> OutputErrors:
+        """Return the outputs' errors with these added; the rms limit here replaces theirs."""
         return replace(
             errors,
             rms_tolerance=self.rest_limit,
@@ -114,73 +114,77 @@ class Gains:
         )
 
 
-def find_limits(arrays: Sequence[Array], narrowed: float = 1.0) -> list[Tolerance]:
-    """How far outputs may be from what was built, by the errors that were tried when they were.
+def find_limits(arrays: Sequence[Array], narrowing: float = 1.0) -> list[Tolerance]:
+    """Return the limits of outputs' errors, by the errors of the trials at build time.
 
-    `narrowed`: how much larger the roundoff of contractions' inputs is than that of the data format.
+    `narrowing`: ratio of the roundoff of contractions' inputs to that of the data format.
     """
 
-    def limit(array: Array, which: int) -> float:
-        found = {kind: figures[which] for kind, figures in array.errors.items()}
-        return _SAFETY * float(_add_errors(found, narrowed)) if found else 0.0
+    def limit(array: Array, index: int) -> float:
+        errors = {kind: values[index] for kind, values in array.errors.items()}
+        return _SAFETY_FACTOR * float(_add_errors(errors, narrowing)) if errors else 0.0
 
     return [Tolerance(limit(array, 0), limit(array, 1)) for array in arrays]
 
 
-def _add_errors(errors: Mapping[str, Any], narrowed: float) -> Any:
-    """Errors of all kinds, which are independent."""
-    products = narrowed * errors["products"] if narrowed > 1 else 0.0
+def _add_errors(errors: Mapping[str, Any], narrowing: float) -> Any:
+    """Return the combined error of all kinds, which are independent."""
+    products = narrowing * errors["products"] if narrowing > 1 else 0.0
     return np.sqrt(errors["rounding"] ** 2 + errors["sums"] ** 2 + products**2 + errors.get("flips", 0.0) ** 2)
 
 
-def find_gains(
+def fit_gains(
     actual: Sequence[Tensor],
     expected: Sequence[Tensor],
-    folder: Path,
+    directory: Path,
     directions: Directions,
-    narrowed: float,
+    narrowing: float,
     *,
     gradients: bool = False,
 ) -> Gains:
-    """The error of each contraction that fits the errors of the outputs best, and what all of these amount to.
+    """Fit each contraction's error to the errors of the outputs, and judge the worst one.
 
-    All outputs have the shapes of the expected ones; `gradients` as of `agreement`.
+    All outputs have the shapes of the expected ones; `gradients` as for `compare_tensors`.
     """
-    with np.load(folder / directions.file, allow_pickle=False) as file:
-        outputs, places, scales, filters, flips = (file[name] for name in _FILTERS)
-        along, left = (dict(zip(_ERRORS, file[name], strict=True)) for name in ("along", "rest"))
-    allowed = _DIRECTION * _add_errors(along, narrowed) + _APPROXIMATION
-    rooms = _SAFETY * _add_errors(left, narrowed)
-    allowed += _CONSTANT * narrowed * max(UNIT_ROUNDOFF.get(tensor.element_type, 0.0) for tensor in expected)
-    # One that nothing depends on shows nothing.
-    allowed = np.where(filters.any(axis=1), allowed, np.inf)
+    with np.load(directory / directions.file, allow_pickle=False) as file:
+        outputs, positions, scales, filters, flips = (file[name] for name in _ARRAY_NAMES)
+        directional, residual = (dict(zip(_ERROR_KINDS, file[name], strict=True)) for name in ("along", "rest"))
+    limits = _DIRECTION_FACTOR * _add_errors(directional, narrowing) + _APPROXIMATION_ERROR
+    rms_limits = _SAFETY_FACTOR * _add_errors(residual, narrowing)
+    limits += _CONSTANT_FACTOR * narrowing * max(UNIT_ROUNDOFF.get(tensor.element_type, 0.0) for tensor in expected)
+    # A contraction on which no output depends has no visible error.
+    limits = np.where(filters.any(axis=1), limits, np.inf)
     sizes = list(map(Distance.measure, actual, expected))
     if gradients:
-        rooms = np.array([limit.rms for limit in _widen_for_gradients([Tolerance(room, 0.0) for room in rooms], sizes)])
-    errors = np.zeros(len(places))
-    for index, (mine, wanted) in enumerate(zip(actual, expected, strict=True)):
-        at = outputs == index
-        one, other = (np.asarray(t.array.reshape(-1)[places[at]], dtype=np.float64) for t in (mine, wanted))
-        errors[at] = one - other
-    errors, flipped = without_flips(errors, flips, scales)
+        rms_limits = np.array(
+            [limit.rms for limit in _widen_for_gradients([Tolerance(rms, 0.0) for rms in rms_limits], sizes)]
+        )
+    errors = np.zeros(len(positions))
+    for index, (output, target) in enumerate(zip(actual, expected, strict=True)):
+        is_in_output = outputs == index
+        actual_values, expected_values = (
+            np.asarray(t.array.reshape(-1)[positions[is_in_output]], dtype=np.float64) for t in (output, target)
+        )
+        errors[is_in_output] = actual_values - expected_values
+    errors, flip_indices = subtract_flips(errors, flips, scales)
     gains, rest = filters @ errors, _find_rms_of_outputs(errors, outputs, len(expected))
-    worst = int(np.argmax(np.abs(gains) / allowed))
-    name, error, limit = directions.names[worst], float(gains[worst]), float(allowed[worst])
+    worst = int(np.argmax(np.abs(gains) / limits))
+    name, error, limit = directions.names[worst], float(gains[worst]), float(limits[worst])
     problem = "".join(
-        f"output {at}: rms of the differences is {rest[at]:.3g}, {rooms[at]:.3g} may be rounding"
-        for at in np.flatnonzero(rest > rooms)[:1]
+        f"output {index}: rms of the differences is {rest[index]:.3g}, {rms_limits[index]:.3g} may be rounding"
+        for index in np.flatnonzero(rest > rms_limits)[:1]
     )
     if abs(error) > limit:
         problem = f"as if {name} were {100 * error:+.2g} % off: {100 * limit:.2g} % may be rounding"
-    shown = {text: int(np.sum(allowed < share)) for text, share in (("1%", 0.01), ("0.1%", 0.001))}
-    found = ContractionErrors(
-        worst=name, error=error, limit=limit, shown=shown, of=len(gains), in_model=directions.contractions
+    visible_counts = {text: int(np.sum(limits < share)) for text, share in (("1%", 0.01), ("0.1%", 0.001))}
+    contractions = ContractionErrors(
+        worst=name, error=error, limit=limit, shown=visible_counts, of=len(gains), in_model=directions.contractions
     )
-    return Gains(found, len(flipped), _combine(rest, sizes), _combine(rooms, sizes), problem)
+    return Gains(contractions, len(flip_indices), _combine_rms(rest, sizes), _combine_rms(rms_limits, sizes), problem)
 
 
-def _combine(errors: NDArray[np.float64], scales: Sequence[Distance]) -> float:
-    """The rms of all outputs' errors, as a share of that of their values."""
+def _combine_rms(errors: NDArray[np.float64], scales: Sequence[Distance]) -> float:
+    """Return the rms of all outputs' errors, as a share of that of their values."""
     counts, sizes = (np.array([getattr(scale, name) for scale in scales]) for name in ("count", "rms"))
     return float(np.sqrt((counts @ errors**2) / ((counts @ sizes**2) or 1.0)))
 
@@ -188,71 +192,74 @@ def _combine(errors: NDArray[np.float64], scales: Sequence[Distance]) -> float:
 def compare_tensors(
     actual: Sequence[Tensor],
     expected: Sequence[Tensor],
-    allowed: Tolerance | Sequence[Tolerance],
+    limits: Tolerance | Sequence[Tolerance],
     *,
     gradients: bool = False,
 ) -> Agreement:
-    """Compares outputs.
+    """Compare outputs.
 
     Args:
-        actual: what the device gave.
-        expected: what it should give.
-        allowed: a limit for each output, in its own units; or one for all, as shares of each output's own scale.
-        gradients: whether all but the first are gradients: each may be off by the share of its scale that the worst one
-            may, since the ReLU that a value falls to the other side of may be in any layer.
+        actual: the device's outputs.
+        expected: the expected outputs.
+        limits: a limit for each output, in its units; or one for all, as shares of each output's scale.
+        gradients: True if all but the first are gradients: the largest limit, as a share of an output's scale, applies
+            to each, since the ReLU at which a value flips may be in any layer.
     """
-    # Of an output that is missing or of another type, what is expected says the scale.
+    # The expected tensor has the scale where an output is missing or of another type.
     pairs = zip((*actual, *expected[len(actual) :]), expected, strict=False)
-    scales = [Distance.measure(tensor if tensor.type == wanted.type else wanted, wanted) for tensor, wanted in pairs]
-    if isinstance(allowed, Tolerance):
-        allowed = [Tolerance(allowed.rms * scale.rms, allowed.peak * scale.peak) for scale in scales]
-    allowed = _widen_for_gradients(allowed, scales) if gradients else allowed
+    scales = [Distance.measure(tensor if tensor.type == target.type else target, target) for tensor, target in pairs]
+    if isinstance(limits, Tolerance):
+        limits = [Tolerance(limits.rms * scale.rms, limits.peak * scale.peak) for scale in scales]
+    limits = _widen_for_gradients(limits, scales) if gradients else limits
     comparisons: list[OutputComparison] = []
     problem = ""
-    total, room, peak, room_peak = Distance(), 0.0, 0.0, 0.0
-    for index, (tensor, wanted, scale, limit) in enumerate(zip(actual, expected, scales, allowed, strict=False)):
-        (found,) = compare_outputs(
-            [tensor], [wanted], Tolerances(limit.peak, limit.peak, limit.peak, limit.peak, rtol=0.0)
+    total, max_noise, peak, max_peak = Distance(), 0.0, 0.0, 0.0
+    for index, (tensor, target, scale, limit) in enumerate(zip(actual, expected, scales, limits, strict=False)):
+        (comparison,) = compare_outputs(
+            [tensor], [target], Tolerances(limit.peak, limit.peak, limit.peak, limit.peak, rtol=0.0)
         )
-        found = replace(found, index=index)
-        if found.mismatches and not is_float(wanted.element_type):
-            # Where rounding decides, as in a mask of what is above zero, so many may be other ones.
-            found = replace(found, passed=found.mismatches <= limit.rms**2 * found.count)
-        if found.mismatches is not None and scale.count:
-            total, room = total + scale, room + limit.rms**2 * scale.count
-            if scale.peak and (found.max_abs_error or 0.0) / scale.peak >= peak:
-                peak, room_peak = (found.max_abs_error or 0.0) / scale.peak, limit.peak / scale.peak
-            if found.passed and not scale.rms_error <= limit.rms:
+        comparison = replace(comparison, index=index)
+        if comparison.mismatches and not is_float(target.element_type):
+            # Where rounding decides, as in a mask of values above zero, this share of them may differ.
+            comparison = replace(comparison, passed=comparison.mismatches <= limit.rms**2 * comparison.count)
+        if comparison.mismatches is not None and scale.count:
+            total, max_noise = total + scale, max_noise + limit.rms**2 * scale.count
+            if scale.peak and (comparison.max_abs_error or 0.0) / scale.peak >= peak:
+                peak, max_peak = (comparison.max_abs_error or 0.0) / scale.peak, limit.peak / scale.peak
+            if comparison.passed and not scale.rms_error <= limit.rms:
                 error = f"rms of the differences is {scale.rms_error:.3g}"
-                text = f"{error}, at most {limit.rms:.3g} is allowed (values: {scale.rms:.3g})"
-                found = replace(found, passed=False, message=text)
-        comparisons.append(found)
-        if not found.passed and not problem:
-            problem = f"output {index}: {found.message}"
+                message = f"{error}, at most {limit.rms:.3g} is allowed (values: {scale.rms:.3g})"
+                comparison = replace(comparison, passed=False, message=message)
+        comparisons.append(comparison)
+        if not comparison.passed and not problem:
+            problem = f"output {index}: {comparison.message}"
     if len(actual) != len(expected):
         problem = f"the module gives {len(actual)} outputs, {len(expected)} are expected"
-    tells_nothing = not any(scale.rms for scale in scales) and any(scale.count for scale in scales)
+    expects_only_zeros = not any(scale.rms for scale in scales) and any(scale.count for scale in scales)
     errors = OutputErrors(
-        rms=total.relative, peak=peak, rms_tolerance=replace(total, noise=room).relative, peak_tolerance=room_peak
+        rms=total.relative_error,
+        peak=peak,
+        rms_tolerance=replace(total, noise=max_noise).relative_error,
+        peak_tolerance=max_peak,
     )
-    return Agreement(tuple(comparisons), errors, problem, tells_nothing)
+    return Agreement(tuple(comparisons), errors, problem, expects_only_zeros)
 
 
-def _widen_for_gradients(allowed: Sequence[Tolerance], scales: Sequence[Distance]) -> list[Tolerance]:
-    """Limits of a loss and its gradients: to each of these, the share of its scale that the worst one has."""
+def _widen_for_gradients(limits: Sequence[Tolerance], scales: Sequence[Distance]) -> list[Tolerance]:
+    """Return the limits of a loss and its gradients: each gradient gets the largest limit relative to its scale."""
     largest = max((scale.rms for scale in scales[1:]), default=0.0)
-    pairs = list(zip(allowed[1:], scales[1:], strict=True))
-    # The smallest ones are nothing but rounding.
+    pairs = list(zip(limits[1:], scales[1:], strict=True))
+    # The smallest gradients consist of rounding only.
     share = max((limit.rms / scale.rms for limit, scale in pairs if scale.rms > 1e-3 * largest), default=0.0)
     wider = [
         Tolerance(max(limit.rms, share * scale.rms), max(limit.peak, share * scale.peak)) for limit, scale in pairs
     ]
-    return [allowed[0], *wider]
+    return [limits[0], *wider]
 
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far float values are from the expected ones; NaN where one of them is."""
+    """The distance of float values from the expected ones; NaN if one of them is NaN."""
 
     count: int = 0
     # Sums of the squares of the differences, and of the expected values; and the largest magnitudes of these.
@@ -265,16 +272,18 @@ class Distance:
     def measure(cls, actual: Tensor, expected: Tensor) -> Distance:
         """Compare two tensors of one shape, some millions of values at a time: all of them at once may not fit."""
         total = cls()
-        mine, wanted = actual.array.ravel(), expected.array.ravel()
-        for start in range(0, wanted.size if is_float(expected.element_type) else 0, _PIECE):
-            one, other = (np.asarray(x[start : start + _PIECE], dtype=np.float64) for x in (mine, wanted))
-            errors = one - other
-            powers = float(np.dot(errors, errors)), float(np.dot(other, other))
-            total += cls(other.size, *powers, float(np.abs(errors).max()), float(np.abs(other).max()))
+        outputs, targets = actual.array.ravel(), expected.array.ravel()
+        for start in range(0, targets.size if is_float(expected.element_type) else 0, _CHUNK_VALUES):
+            output, target = (
+                np.asarray(values[start : start + _CHUNK_VALUES], dtype=np.float64) for values in (outputs, targets)
+            )
+            errors = output - target
+            powers = float(np.dot(errors, errors)), float(np.dot(target, target))
+            total += cls(target.size, *powers, float(np.abs(errors).max()), float(np.abs(target).max()))
         return total
 
     def __add__(self, other: Distance) -> Distance:
-        # Not max(): NaN has to come through.
+        # max() would not propagate NaN.
         peaks = (np.maximum(self.peak_error, other.peak_error), np.maximum(self.peak, other.peak))
         count, noise, power = self.count + other.count, self.noise + other.noise, self.power + other.power
         return Distance(count, noise, power, *map(float, peaks))
@@ -290,28 +299,28 @@ class Distance:
         return math.sqrt(self.noise / self.count) if self.count else 0.0
 
     @property
-    def relative(self) -> float:
-        """The latter as a share of the former; 0 where all expected values are zero."""
+    def relative_error(self) -> float:
+        """`rms_error` as a share of `rms`; 0 if all expected values are zero."""
         return math.sqrt(self.noise / self.power) if self.power else 0.0
 
 
 def measure_relative_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Root mean square of the differences of all float outputs, as a share of that of the expected values."""
+    """Return the rms of the differences of all float outputs, as a share of that of the expected values."""
     total = Distance()
-    for mine, wanted in zip(actual, expected, strict=True):
-        if is_float(mine.element_type) and mine.shape == wanted.shape:
-            total += Distance.measure(mine, wanted)
-    return total.relative
+    for output, target in zip(actual, expected, strict=True):
+        if is_float(output.element_type) and output.shape == target.shape:
+            total += Distance.measure(output, target)
+    return total.relative_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TriedErrors:
-    """What was tried of a program, in some values of its outputs.
+class TrialErrors:
+    """Errors of trial runs of a program, in selected values of its outputs.
 
     Attributes:
-        places: of the values, by output; `scales`: of their errors.
-        slopes: of each contraction in `names`, what changes as its result grows; there are `contractions` in all.
-        errors: of each run, by kind; `flips`: what each flip does.
+        places: indices of the values, by output; `scales`: scales of their errors.
+        slopes: for each contraction in `names`, the derivative by its result's scale; the total is `contractions`.
+        errors: errors of each run, by kind; `flips`: effect of each flip.
     """
 
     places: Sequence[NDArray[np.int64]]
@@ -323,59 +332,59 @@ class TriedErrors:
     contractions: int
 
 
-def write_directions(found: TriedErrors, path: Path) -> Directions | None:
-    """Write, as `.npz`, filters whose product with the errors of chosen values is the error of a contraction.
+def write_directions(trials: TrialErrors, path: Path) -> Directions | None:
+    """Write, as `.npz`, filters whose product with the errors of selected values is the error of a contraction.
 
     Returns:
-        The file, and what each of them is of, in words; None for a model without contractions.
+        The file, and the name of each filter's contraction; None for a model without contractions.
     """
-    if not found.names:
+    if not trials.names:
         return None
-    scales, count = found.scales, len(found.places)
-    # Outputs of small errors say more: each counts in units of its own.
-    slopes = np.array(found.slopes) / scales
+    scales, count = trials.scales, len(trials.places)
+    # Outputs with small errors are more informative: each is weighted by the scale of its errors.
+    slopes = np.array(trials.slopes) / scales
     power = np.sum(slopes**2, axis=1, keepdims=True)
     filters = np.divide(slopes, power, out=np.zeros_like(slopes), where=power > 0) / scales
-    outputs = np.repeat(np.arange(count), [len(places) for places in found.places])
-    flips = np.reshape(found.flips, (-1, len(scales)))
+    outputs = np.repeat(np.arange(count), [len(places) for places in trials.places])
+    flips = np.reshape(trials.flips, (-1, len(scales)))
     along, rest = [], []
-    for runs in found.errors.values():
-        # No errors are errors of zero.
-        left = [without_flips(errors, flips, scales)[0] for errors in runs or np.zeros((1, len(scales)))]
-        along.append(np.sqrt(np.mean(np.square(left @ filters.T), axis=0)))
-        rest.append(np.max([_find_rms_of_outputs(errors, outputs, count) for errors in left], axis=0))
+    for runs in trials.errors.values():
+        # Without runs of a kind, its errors are zero.
+        residuals = [subtract_flips(errors, flips, scales)[0] for errors in runs or np.zeros((1, len(scales)))]
+        along.append(np.sqrt(np.mean(np.square(residuals @ filters.T), axis=0)))
+        rest.append(np.max([_find_rms_of_outputs(errors, outputs, count) for errors in residuals], axis=0))
     np.savez(
         path,
         outputs=outputs,
-        places=np.concatenate(found.places),
+        places=np.concatenate(trials.places),
         scales=scales,
         filters=filters.astype(np.float32),
         flips=flips.astype(np.float32),
         along=along,
         rest=rest,
     )
-    return Directions(path.name, tuple(found.names), found.contractions)
+    return Directions(path.name, tuple(trials.names), trials.contractions)
 
 
-def without_flips(errors: NDArray[Any], flips: NDArray[Any], scales: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
-    """What is left of values' errors when the flips that explain most of them are taken away, and which these are.
+def subtract_flips(errors: NDArray[Any], flips: NDArray[Any], scales: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
+    """Subtract the flips that explain most of the values' errors; return the residual errors and these flips' indices.
 
-    `flips` is [flips, values], what each of them does to the values; `scales` those of the values' other errors.
+    `flips` is [flips, values], the effect of each flip on the values; `scales` are those of the values' other errors.
     """
-    left, effects, found = errors / scales, flips / scales, list[int]()
+    residual, effects, flip_indices = errors / scales, flips / scales, list[int]()
     power = np.sum(effects**2, axis=1)
     for _ in effects:
-        explained = 2 * effects @ left - power
-        explained[found] = 0
-        best = int(np.argmax(explained))
-        if explained[best] <= 0:
+        explained_power = 2 * effects @ residual - power
+        explained_power[flip_indices] = 0
+        best = int(np.argmax(explained_power))
+        if explained_power[best] <= 0:
             break
-        left = left - effects[best]
-        found.append(best)
-    return left * scales, found
+        residual = residual - effects[best]
+        flip_indices.append(best)
+    return residual * scales, flip_indices
 
 
 def _find_rms_of_outputs(errors: NDArray[Any], outputs: NDArray[Any], count: int) -> NDArray[Any]:
-    """Root mean square of the errors of values, by the output that each value is of."""
+    """Return the root mean square of the values' errors for each output."""
     values = np.bincount(outputs, minlength=count)
     return np.sqrt(np.bincount(outputs, errors**2, count) / np.maximum(1, values))

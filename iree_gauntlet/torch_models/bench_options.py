@@ -1,7 +1,7 @@
-"""The options of the benchmarks, each defined once, and the one checked form that every front reads them into.
+"""The options of the benchmarks, each defined once, and the validated form into which all frontends read them.
 
-Names, short names and choices are those of PyBuda's `benchmark.py`; what each means on IREE is in `on_iree`. Both
-fronts, argparse (PyBuda's command line, word for word) and the Invoke task, are made of `OPTIONS`.
+Names, short names and choices are those of PyBuda's `benchmark.py`; `on_iree` is their meaning on IREE. Both frontends,
+argparse (exactly PyBuda's command line) and the Invoke task, are generated from `OPTIONS`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-_LOOPS_A_CHIP = 5
-_MOST_DIGITS = 9
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LOOPS_PER_CHIP = 5
+_MAX_DIGITS = 9
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PROGRAM = "python -m iree_gauntlet.bench"
-# Texts of the options that other commands have too.
-_SHARED = {option.name: option.help for option in options_of(ToolchainRequest)}
+# Help texts of the options that other commands have too.
+_HELP = {option.name: option.help for option in options_of(ToolchainRequest)}
 _CHIP_FLAGS = ", ".join(f"`{kind.chip_flags[0]}`" for kind in DEVICE_KINDS if kind.chip_flags)
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOption(Option):
-    """One option; `default` is what a front hands on where it is not given: "", False for a switch, [] for a list.
+    """One option; `default` is a frontend's value if it is not set: "", False for a switch, [] for a list.
 
-    `value` is what it starts from then, as text; empty for nothing.
+    `value` is the option's default as text; empty for none.
     """
 
     on_iree: str = ""
@@ -46,18 +46,18 @@ class BenchOption(Option):
 def _option(
     default: Any, text: str, on_iree: str, *, short: str = "", choices: tuple[str, ...] = (), least: int | None = None
 ) -> Any:
-    given = False if default is False else [] if text.endswith("(repeatable).") else ""
+    unset = False if default is False else [] if text.endswith("(repeatable).") else ""
     value = "" if default in (None, "", False, ()) else str(getattr(default, "value", default))
-    made = BenchOption("", given, text, short, choices, on_iree=on_iree, least=least, value=value)
-    return field(default=default, metadata={"option": made})
+    option = BenchOption("", unset, text, short, choices, on_iree=on_iree, least=least, value=value)
+    return field(default=default, metadata={"option": option})
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What is asked of a benchmark, checked. Fields are the options; None and empty mean: not given.
+    """The validated options of a benchmark. None and empty fields are options that are not set.
 
     Attributes:
-        env: variables and values, in the order given; of a name given twice the last value.
+        env: variables and values, in their order; of a repeated name the last value.
     """
 
     model: str = _option(
@@ -66,7 +66,7 @@ class BenchOptions:
     config: str = _option(
         "",
         "Model configuration to benchmark (i.e. tiny, base, large)",
-        "Handed to the model's function; needed where a model has several.",
+        "Passed to the model's function; required if the model has several.",
         short="c",
     )
     training: bool = _option(
@@ -92,7 +92,7 @@ class BenchOptions:
     backend_opt_level: int | None = _option(
         None,
         "Set backend optimization level",
-        "`--iree-opt-level=O0` … `O3`; 4 is O3 too, IREE has none above. Not given: the compiler's own default.",
+        "`--iree-opt-level=O0` … `O3`; 4 is also O3, IREE's highest level. Default: the compiler's own.",
         short="opt",
         choices=("0", "1", "2", "3", "4"),
         least=0,
@@ -113,19 +113,19 @@ class BenchOptions:
     microbatch_count: int = _option(
         1,
         "Microbatches of each program; loop_count must be a multiple of it.",
-        "So many are pushed before the first output is waited for; in training, summed up for one step.",
+        "Microbatches pushed before waiting for the first output; in training, one step sums their gradients.",
         least=1,
     )
     chips: int = _option(
         1,
         "Number of chips to run benchmark on. 0 to run on all available.",
-        "So many devices of the driver in parallel; where it has fewer, so many contexts on those there are.",
+        "Uses this number of the driver's devices in parallel; if it has fewer, this number of contexts on them.",
         least=0,
     )
     layers: int | None = _option(
         None,
         "Number of layers to run on models where this is applicable (i.e. nlp encoders/decoders)",
-        "Handed to the model's function as `force_num_layers`.",
+        "Passed to the model's function as `force_num_layers`.",
         least=1,
     )
     trace: str = _option(
@@ -146,7 +146,7 @@ class BenchOptions:
     output: str = _option(
         "",
         "Output json file to write results to, optionally. If file already exists, results will be appended.",
-        "The document's fields and ours; `.json` is added where it is missing.",
+        "Fields of PyBuda's document and of this toolkit; `.json` is added if missing.",
         short="o",
     )
     models_dir: tuple[str, ...] = _option(
@@ -156,18 +156,18 @@ class BenchOptions:
     )
     against: tuple[str, ...] = _option(
         (),
-        "Measure torch or onnxruntime too, in turns with IREE (repeatable).",
-        "Gives the ratio of IREE to it on this machine: torch is eager and `torch.compile`, torch-eager the one alone.",
+        "Also measure torch or onnxruntime, alternating with IREE (repeatable).",
+        "Gives IREE's ratio to it on this machine; `torch` is eager and `torch.compile`, `torch-eager` only eager.",
         choices=("torch", "torch-eager", "onnxruntime"),
     )
     sensitivity: bool = _option(
         False,
-        "Try every contraction of the model for what an error of it would look like.",
-        "Else 64 of them at most, and fewer of large models, by how many products a run of them takes.",
+        "Check for every contraction of the model whether an error in it would be detected.",
+        "Default: at most 64 contractions, fewer for large models.",
     )
     disturbed: str = _option(
         "replace",
-        "What becomes of rounds of --against that other work on the machine disturbed.",
+        "How to treat rounds of --against that other work on the machine disturbed.",
         "As for `compare`.",
         choices=("replace", "count"),
     )
@@ -178,69 +178,71 @@ class BenchOptions:
     )
     target: str = _option(
         "",
-        "Chip that is compiled for, such as gfx942 or sm_89, where --device is a GPU.",
-        f"{_CHIP_FLAGS}. A CPU is compiled for as it is here.",
+        "Chip to compile for, such as gfx942 or sm_89, if --device is a GPU.",
+        f"{_CHIP_FLAGS}. For a CPU, the code is compiled for this machine.",
     )
     torch_python: str = _option(
         "",
-        "Python that has torch, where the toolkit's own has none.",
-        "Models are built there; the toolkit itself never imports torch.",
+        "Python with torch installed, if the toolkit's own does not have it.",
+        "Models are built in it; the toolkit itself never imports torch.",
     )
-    iree: str = _option("", _SHARED["iree"], "Compiler and runtime that are measured.")
-    iree_compiler: str = _option("", _SHARED["iree_compiler"], "As for every other command.")
-    iree_runtime: str = _option("", _SHARED["iree_runtime"], "As for every other command.")
-    cache_dir: str = _option("", _SHARED["cache_dir"], "Built models and compiled modules are kept there, made once.")
+    iree: str = _option("", _HELP["iree"], "Compiler and runtime to measure.")
+    iree_compiler: str = _option("", _HELP["iree_compiler"], "As for every other command.")
+    iree_runtime: str = _option("", _HELP["iree_runtime"], "As for every other command.")
+    cache_dir: str = _option("", _HELP["cache_dir"], "Built models and compiled modules are cached there.")
 
     def loops(self, chips: int) -> int:
-        """How often to loop on so many chips (`--chips 0` counted): the option, or 5 for each chip.
+        """Return the number of loops for a number of chips (`--chips 0` resolved): the option, or 5 for each chip.
 
-        The default is rounded up to a multiple of the microbatch count, with so many on each chip at least.
+        The default is rounded up to a multiple of the microbatch count, at least that count for each chip.
         """
         if self.loop_count is not None:
             return self.loop_count
-        groups = max(chips, -(-_LOOPS_A_CHIP * chips // self.microbatch_count))
+        groups = max(chips, -(-_LOOPS_PER_CHIP * chips // self.microbatch_count))
         return groups * self.microbatch_count
 
     def as_args(self) -> dict[str, Any]:
-        """For `args` of a result: every option by its name, of JSON's types."""
-        made: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        """Return the `args` of a result: every option by its name, in JSON's types."""
+        values: dict[str, Any] = {option_field.name: getattr(self, option_field.name) for option_field in fields(self)}
         env = " ".join(shlex.quote(f"{name}={value}") for name, value in self.env)
         lists = {"models_dir": [*self.models_dir], "against": [*self.against]}
-        return {**made, "dataformat": self.dataformat.value, "env": env, **lists}
+        return {**values, "dataformat": self.dataformat.value, "env": env, **lists}
 
 
 OPTIONS: tuple[BenchOption, ...] = tuple(
-    replace(item.metadata["option"], name=item.name) for item in fields(BenchOptions)
+    replace(option_field.metadata["option"], name=option_field.name) for option_field in fields(BenchOptions)
 )
 
 
 def read_options(values: Mapping[str, Any]) -> BenchOptions:
-    """Checks what a front found, by the options' names; names that are no options are left alone.
+    """Validate a frontend's values by the options' names; other names are ignored.
 
-    A value is text, or a bool for a switch, or a list of texts; missing, None and empty mean: not given.
+    A value is text, or a bool for a switch, or a list of texts; missing, None and empty mean: not set.
     """
-    found = {option.name: _check_value(option, values.get(option.name)) for option in OPTIONS}
-    options = BenchOptions(**{name: value for name, value in found.items() if value is not None})
+    checked_values = {option.name: _check_value(option, values.get(option.name)) for option in OPTIONS}
+    options = BenchOptions(**{name: value for name, value in checked_values.items() if value is not None})
     if not options.list and not options.model:
-        raise UsageError("--model: not given", "Name a model (-m bert), or see which there are with --list.")
+        raise UsageError("--model: not given", "Name a model (-m bert), or list them with --list.")
     if options.loop_count is not None and options.loop_count % options.microbatch_count:
         raise UsageError(
-            f"--loop_count {options.loop_count}: no multiple of --microbatch_count {options.microbatch_count}",
-            f"Allowed are {options.microbatch_count}, {2 * options.microbatch_count}, …",
+            f"--loop_count {options.loop_count}: not a multiple of --microbatch_count {options.microbatch_count}",
+            f"Use {options.microbatch_count}, {2 * options.microbatch_count}, …",
         )
     if options.training and "onnxruntime" in options.against:
-        raise UsageError("--against onnxruntime: does not go with --training", "onnxruntime is for inference only.")
+        raise UsageError(
+            "--against onnxruntime: cannot be combined with --training", "onnxruntime supports only inference."
+        )
     return options
 
 
 def spell_out(words: Sequence[str], *, dashes: bool) -> list[str]:
-    """A command line with every option under its full name; what is no option is left alone.
+    """Return a command line with the full names of options; other arguments are unchanged.
 
-    Invoke takes `-df` for `-d -f`, and argparse knows a name only as it was given: in this form both agree.
+    Invoke takes `-df` for `-d -f`, and argparse accepts only the declared names: in this form both agree.
 
     Args:
-        words: of the command line, without the program; those after `--` are left alone.
-        dashes: `--loop-count`, Invoke's form; else `--loop_count`, the document's.
+        words: the command line without the program; those after `--` are unchanged.
+        dashes: True for `--loop-count`, Invoke's form; else `--loop_count`, PyBuda's.
     """
     names: dict[str, str] = {}
     for option in OPTIONS:
@@ -248,35 +250,35 @@ def spell_out(words: Sequence[str], *, dashes: bool) -> list[str]:
         spellings = {f"--{option.name}", f"--{option.name.replace('_', '-')}"}
         spellings |= {f"-{option.short}", f"--{option.short}"} if option.short else set()
         names |= dict.fromkeys(spellings, full)
-    made: list[str] = []
-    rest = iter(words)
-    for word in rest:
+    arguments: list[str] = []
+    remaining_words = iter(words)
+    for word in remaining_words:
         if word == "--":
-            return [*made, word, *rest]
+            return [*arguments, word, *remaining_words]
         head, equals, value = word.partition("=")
-        made.append(f"{names.get(head, head)}{equals}{value}")
-    return made
+        arguments.append(f"{names.get(head, head)}{equals}{value}")
+    return arguments
 
 
 def find_nearest_option(word: str) -> str:
-    """The option that a mistyped one was meant to be, with its dashes; empty where none is close."""
+    """Return the option that is closest to a mistyped one, with its dashes; empty if none is close."""
     typed = word.partition("=")[0]
-    bare = typed.strip("-").replace("-", "_")
+    name_start = typed.strip("-").replace("-", "_")
     shorts = {option.short: f"-{option.short}" for option in OPTIONS if option.short}
     names = {option.name: f"--{option.name}" for option in OPTIONS}
     if not typed.startswith("--"):
         names = shorts | names if typed.startswith("-") else {}
-    begun = [name for name in names if bare and name.startswith(bare)]
-    return names.get(begun[0] if len(begun) == 1 else _find_nearest(bare, tuple(names)), "")
+    completions = [name for name in names if name_start and name.startswith(name_start)]
+    return names.get(completions[0] if len(completions) == 1 else _find_closest(name_start, tuple(names)), "")
 
 
-def _check_value(option: BenchOption, found: Any) -> Any:
-    """The value as `BenchOptions` has it; None where the option was not given."""
+def _check_value(option: BenchOption, value: Any) -> Any:
+    """Return the value for `BenchOptions`; None if the option is not set."""
     if isinstance(option.default, bool):
-        return bool(found)
+        return bool(value)
     if isinstance(option.default, list):
-        return tuple(dict.fromkeys(_check_text(option, text) for text in found or ()))
-    text = str(found or "") or option.value
+        return tuple(dict.fromkeys(_check_text(option, text) for text in value or ()))
+    text = str(value or "") or option.value
     if not text:
         return None
     if option.name == "env":
@@ -284,9 +286,9 @@ def _check_value(option: BenchOption, found: Any) -> Any:
     text = _check_text(option, text)
     if option.least is None:
         return DataFormat(text) if option.name == "dataformat" else text
-    # ASCII digits alone: int() also takes underscores, spaces and the digits of other scripts.
-    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS) or int(text) < option.least:
-        raise UsageError(f"--{option.name} {text}: a whole number of {option.least} or more expected", option.help)
+    # Only ASCII digits are accepted: int() also takes underscores, spaces and the digits of other scripts.
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS) or int(text) < option.least:
+        raise UsageError(f"--{option.name} {text}: expected an integer of at least {option.least}", option.help)
     return int(text)
 
 
@@ -294,8 +296,8 @@ def _check_text(option: BenchOption, text: str) -> str:
     if not text.strip():
         raise UsageError(f"--{option.name}: empty", option.help)
     if option.choices and text not in option.choices:
-        near = _find_nearest(text, option.choices)
-        question = f"; did you mean {near}?" if near else ""
+        suggestion = _find_closest(text, option.choices)
+        question = f"; did you mean {suggestion}?" if suggestion else ""
         raise UsageError(f"--{option.name} {text}: unknown{question}", f"Known: {', '.join(option.choices)}.")
     return text
 
@@ -305,32 +307,33 @@ def _read_environment(text: str) -> tuple[tuple[str, str], ...]:
         words = shlex.split(text)
     except ValueError as error:
         raise UsageError(f"--env {text}: {error}", "Write it like 'A=1 B=\"two words\"'.") from None
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not _VARIABLE.fullmatch(name):
+        if not _VARIABLE_NAME.fullmatch(name):
             raise UsageError(
-                f"--env {text}: {name!r} is no name of a variable", "Letters, digits and underscores, as in 'A=1 B=2'."
+                f"--env {text}: {name!r} is not a valid variable name",
+                "Use letters, digits and underscores, as in 'A=1 B=2'.",
             )
-        found[name] = value if equals else "1"
-    return tuple(found.items())
+        variables[name] = value if equals else "1"
+    return tuple(variables.items())
 
 
-def _find_nearest(word: str, known: Sequence[str]) -> str:
-    by_folded = {name.casefold(): name for name in known}
-    close = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.5)
-    return by_folded[close[0]] if close else ""
+def _find_closest(word: str, valid_names: Sequence[str]) -> str:
+    names_by_casefold = {name.casefold(): name for name in valid_names}
+    matches = difflib.get_close_matches(word.casefold(), names_by_casefold, n=1, cutoff=0.5)
+    return names_by_casefold[matches[0]] if matches else ""
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are the toolkit's own errors."""
+    """A parser that raises the toolkit's errors."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, f"See {self.prog} --help.")
 
 
 def build_parser(prog: str = _PROGRAM) -> argparse.ArgumentParser:
-    """The parser; values stay text, since `read_options` checks them for every front."""
+    """Build the parser; values stay text, since `read_options` validates them for all frontends."""
     parser = _Parser(prog=prog, description="Benchmark a model on IREE", allow_abbrev=False)
     for option in OPTIONS:
         names = [f"-{option.short}"] * bool(option.short) + [f"--{option.name}"]
@@ -349,11 +352,12 @@ def build_parser(prog: str = _PROGRAM) -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str], prog: str = _PROGRAM) -> BenchOptions:
-    """Reads a command line; exits with code 0 after printing what `--help` asks for."""
-    found, unknown = build_parser(prog).parse_known_args(spell_out(arguments, dashes=False))
+    """Read a command line; `--help` prints the help and exits with code 0."""
+    namespace, unknown = build_parser(prog).parse_known_args(spell_out(arguments, dashes=False))
     if unknown:
-        near = find_nearest_option(unknown[0])
+        suggestion = find_nearest_option(unknown[0])
         raise UsageError(
-            f"{unknown[0]}: no such option{f'; did you mean {near}?' if near else ''}", f"See {prog} --help."
+            f"{unknown[0]}: no such option{f'; did you mean {suggestion}?' if suggestion else ''}",
+            f"See {prog} --help.",
         )
-    return read_options(vars(found))
+    return read_options(vars(namespace))

@@ -1,6 +1,6 @@
-"""One benchmark: its steps, what performs them, and what each leaves for those after it.
+"""A benchmark: its steps, their execution, and the results that each passes to later ones.
 
-A generative model is two programs: the steps after the export are planned once it is there.
+A generative model is two programs: the steps after the export are planned once the export is complete.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from iree_gauntlet.torch_models import tracing
 from iree_gauntlet.torch_models.agreement import (
     OutputErrors,
     compare_tensors,
-    find_gains,
     find_limits,
+    fit_gains,
     measure_relative_error,
 )
 from iree_gauntlet.torch_models.build_files import read_tensors
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF
 from iree_gauntlet.torch_models.model_registry import find_sources
 from iree_gauntlet.torch_models.model_session import ModelSession
-from iree_gauntlet.torch_models.peers import AgainstPlace, describe_peer, make_iree_rounds, measure
+from iree_gauntlet.torch_models.peers import PeerEnvironment, describe_peer, make_iree_rounds, measure_peers
 from iree_gauntlet.torch_models.torch_chain import (
     GENERATIVE_WORKER,
     MODULE_WORKER,
     PIPELINE_WORKER,
     MeasuredCalls,
     TorchChain,
-    hash_of_files,
+    hash_files,
     list_runnable_files,
     make_worker_command,
 )
@@ -56,16 +56,16 @@ if TYPE_CHECKING:
 
 
 DIALECT = "bench"
-# Roles of benchmark steps that follow the main one.
-AGAINST = "against"
+# The roles of benchmark steps that follow the main one.
+PEERS = "against"
 TRACE = "trace"
-_MS = 1000.0
-# How much longer than the first call foretells a loop may take, before it counts as hanging.
-_SLACK = 20.0
+_MS_PER_S = 1000.0
+# The time limit of a loop, as a multiple of the first call's time times the number of calls.
+_TIMEOUT_FACTOR = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chain(TorchChain):
+class BenchChain(TorchChain):
     """The steps of one benchmark."""
 
     model: BenchmarkModel
@@ -77,7 +77,7 @@ class Chain(TorchChain):
 
     @property
     def names(self) -> tuple[str, str]:
-        """Of the model, and what tells this benchmark from others, in short: `tiny`, `base-training-Fp16-O3`."""
+        """The model's name, and a short one of this benchmark's options: `tiny`, `base-training-Fp16-O3`."""
         options = self.options
         words = [options.config or "model"]
         words += ["training"] if options.training else []
@@ -92,42 +92,42 @@ class Chain(TorchChain):
 
     @property
     def origin(self) -> Origin:
-        """Where the model is written."""
+        """The source location of the model."""
         return Origin(str(shown(self.model.file)), self.model.name)
 
     def export(self) -> Step:
-        """Makes the model with torch and exports it."""
+        """Plan the step that builds the model with torch and exports it."""
         files = find_sources(self.model)
-        ingredients = {"kind": "export", "program": hash_of_files(files, self.model.file.parent)}
-        return self.exporting(MAIN, self.plan, ingredients, files)
+        ingredients = {"kind": "export", "program": hash_files(files, self.model.file.parent)}
+        return self.plan_export(MAIN, self.plan, ingredients, files)
 
-    def after_export(self, build: BuildRecord, hashes: Mapping[str, str]) -> tuple[Step, ...]:
-        """The steps after the export."""
+    def plan_after_export(self, build: BuildRecord, hashes: Mapping[str, str]) -> tuple[Step, ...]:
+        """Plan the steps after the export."""
         steps: list[Step] = []
         runnable: list[StepInput] = []
         for number, program in enumerate(build.programs):
             role = program.name if number else MAIN
-            onnx = self.exported() / program.onnx
-            content = make_key({name: found for name, found in hashes.items() if name.startswith(program.onnx)})
-            imported = self.importing(role, onnx, content, MAIN)
-            compiled = self.compiling(role, "_".join(self.names), self.flags, onnx, content, imported)
-            steps += [imported, compiled]
-            runnable += list_runnable_files(compiled, imported)
-        files = [item for program in build.programs for item in (*program.inputs, *program.outputs)]
-        inputs = (*runnable, *(StepInput("input", str(self.exported() / item.file)) for item in files))
-        ready = self.running(Stage.THRESHOLD, inputs, tuple(step.id for step in steps if step.stage is Stage.COMPILE))
-        loop = self.running(Stage.BENCHMARK, inputs, (ready.id,))
-        steps += [ready, loop]
+            onnx = self.get_export_folder() / program.onnx
+            content = make_key({name: sha for name, sha in hashes.items() if name.startswith(program.onnx)})
+            import_step = self.plan_import(role, onnx, content, MAIN)
+            compile_step = self.plan_compile(role, "_".join(self.names), self.flags, onnx, content, import_step)
+            steps += [import_step, compile_step]
+            runnable += list_runnable_files(compile_step, import_step)
+        files = [array for program in build.programs for array in (*program.inputs, *program.outputs)]
+        inputs = (*runnable, *(StepInput("input", str(self.get_export_folder() / array.file)) for array in files))
+        check = self.plan_run(Stage.THRESHOLD, inputs, tuple(step.id for step in steps if step.stage is Stage.COMPILE))
+        loop_step = self.plan_run(Stage.BENCHMARK, inputs, (check.id,))
+        steps += [check, loop_step]
         if self.options.trace != "none":
-            steps.append(self.running(Stage.BENCHMARK, inputs, (loop.id,), TRACE))
+            steps.append(self.plan_run(Stage.BENCHMARK, inputs, (loop_step.id,), TRACE))
         if self.options.against:
-            steps.append(self.running_in_rounds(inputs, (loop.id,), AGAINST))
+            steps.append(self.plan_rounds(inputs, (loop_step.id,), PEERS))
         return tuple(steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Latencies(Recorded):
-    """Percentiles of times in ms, with the least and the largest."""
+    """Percentiles of times in ms, with minimum and maximum."""
 
     min: float
     p50: float
@@ -136,15 +136,15 @@ class Latencies(Recorded):
     max: float
 
     @classmethod
-    def of(cls, times: Sequence[float]) -> Latencies:
-        """Of one time or more, by linear interpolation."""
+    def from_times(cls, times: Sequence[float]) -> Latencies:
+        """Return the percentiles of one or more times, by linear interpolation."""
         cuts = statistics.quantiles(times, n=100, method="inclusive") if len(times) > 1 else [times[0]] * 99
         return cls(min(times), cuts[49], cuts[89], cuts[98], max(times))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchFigures(Recorded):
-    """What a benchmark's result has; None is what such a model has not. A generation is a call in `latency_ms`."""
+    """The figures of a benchmark; None if the model has no such figure. In `latency_ms` a generation is a call."""
 
     total_s: float
     total_samples: int
@@ -164,7 +164,7 @@ class BenchFigures(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckFigures(Recorded):
-    """What the result of the check has; `to_f32`: rms of the differences from the model in f32, as a share of that."""
+    """The figures of the check; `to_f32`: rms of the differences from the model in f32, as a share of its rms."""
 
     load_ms: float
     first_call_ms: float
@@ -174,9 +174,9 @@ class CheckFigures(Recorded):
 
 @dataclass(slots=True, kw_only=True)
 class BenchSession(ModelSession):
-    """Performs the steps of a benchmark; inputs of matrix products are narrowed to `contraction_type`, if any."""
+    """The execution of a benchmark's steps; inputs of matrix products are narrowed to `contraction_type`, if any."""
 
-    chain: Chain
+    chain: BenchChain
     devices: tuple[str, ...]
     contraction_type: str
     _first_call_ms: float = 0.0
@@ -187,60 +187,60 @@ class BenchSession(ModelSession):
         return self.builds[MAIN]
 
     @property
-    def _narrowed(self) -> float:
-        """How much larger the roundoff of contractions' inputs is than that of the data format; at least 1."""
-        own = UNIT_ROUNDOFF[self.chain.options.dataformat.element_type]
-        return max(1.0, UNIT_ROUNDOFF.get(self.contraction_type, own) / own)
+    def _narrowing(self) -> float:
+        """The ratio of the roundoff of contractions' inputs to that of the data format; at least 1."""
+        format_roundoff = UNIT_ROUNDOFF[self.chain.options.dataformat.element_type]
+        return max(1.0, UNIT_ROUNDOFF.get(self.contraction_type, format_roundoff) / format_roundoff)
 
-    def plan(self, role: str) -> BuildPlan:  # noqa: ARG002 - there is one alone
-        """The builder's plan."""
+    def plan(self, role: str) -> BuildPlan:  # noqa: ARG002 - there is only one
+        """Return the builder's plan."""
         return self.chain.plan
 
     def phases(self) -> Sequence[Callable[[], Sequence[Step]]]:
-        """Nothing where nothing was exported."""
+        """Return the phases after the export; none if the export failed."""
         return (self._plan_after_export,) if self.builds else ()
 
     def _plan_after_export(self) -> Sequence[Step]:
-        """The steps; one that is blocked where an option asks of a kind of model what it does not have."""
+        """Return the steps; a blocked one if the kind of model does not support an option."""
         build, options = self._build, self.chain.options
-        steps = self.chain.after_export(build, self.hashes[MAIN])
-        what = "a model that generates" if build.generation else "a model with modules on the host"
+        steps = self.chain.plan_after_export(build, self.hashes[MAIN])
+        subject = "a model that generates" if build.generation else "a model with modules on the host"
         reason = ""
         if build.generation or (build.training is None and build.has_host_modules):
             if len(self.devices) > 1:
-                reason = f"--chips {options.chips}: {what} runs on one device"
+                reason = f"--chips {options.chips}: {subject} runs on one device"
             elif options.microbatch_count > 1:
-                reason = f"--microbatch_count {options.microbatch_count}: {what} takes one at a time"
-        # Said once, and before anything is compiled.
+                reason = f"--microbatch_count {options.microbatch_count}: {subject} takes one microbatch at a time"
+        # One blocked step reports it once, before anything is compiled.
         return (blocked(steps[-1], reason),) if reason else steps
 
     def check(self, step: Step) -> Result:
-        """Runs each program once, with the builder's inputs, and compares all outputs with those of the build."""
-        build, exported, narrowed = self._build, self.chain.exported(), self._narrowed
+        """Run each program once, with the builder's inputs, and compare all outputs with those of the build."""
+        build, export_folder, factor = self._build, self.chain.get_export_folder(), self._narrowing
         training = build.kind == "training"
         result = Result(Verdict.PASSED, notes=step.notes)
         for number, program in enumerate(build.programs):
             name = f"{program.name}." if number else ""
-            answer = self.run_once(step, self._find_program(number), self.devices[0], name)
-            step = answer.step
-            if answer.figures is None:
-                return replace(answer.failure, notes=(*result.notes, *answer.failure.notes))
-            result = answer.complete(result)
+            response = self.run_once(step, self._find_program(number), self.devices[0], name)
+            step = response.step
+            if response.figures is None:
+                return replace(response.failure, notes=(*result.notes, *response.failure.notes))
+            result = response.complete(result)
             try:
-                calls = MeasuredCalls.from_dict(answer.figures)
+                calls = MeasuredCalls.from_dict(response.figures)
                 actual = read_tensors(Path(), calls.outputs)
-                expected = read_tensors(exported, program.outputs)
-                found = compare_tensors(actual, expected, find_limits(program.outputs, narrowed), gradients=training)
-                errors, problem = found.errors, found.problem
+                expected = read_tensors(export_folder, program.outputs)
+                agreement = compare_tensors(actual, expected, find_limits(program.outputs, factor), gradients=training)
+                errors, problem = agreement.errors, agreement.problem
                 if program.directions is not None and not problem:
-                    gains = find_gains(actual, expected, exported, program.directions, narrowed, gradients=training)
-                    errors, problem = gains.complete(errors), gains.problem
+                    gains = fit_gains(actual, expected, export_folder, program.directions, factor, gradients=training)
+                    errors, problem = gains.add_to(errors), gains.problem
                 if number == 0:
-                    against_f32 = read_tensors(exported, build.reference) if build.reference else expected
+                    f32_outputs = read_tensors(export_folder, build.reference) if build.reference else expected
                     figures = CheckFigures(
                         load_ms=calls.load_ms,
                         first_call_ms=calls.first_call_ms,
-                        to_f32=measure_relative_error(actual, against_f32),
+                        to_f32=measure_relative_error(actual, f32_outputs),
                         error=errors,
                     )
                     self._first_call_ms = calls.first_call_ms
@@ -248,102 +248,106 @@ class BenchSession(ModelSession):
             except (GauntletError, ValueError) as error:
                 reason = shorten(error.what if isinstance(error, GauntletError) else f"{program.name}: {error}")
                 return replace(result, verdict=Verdict.ERROR, reason=reason, outputs=(), statistics={})
-            result = replace(result, outputs=(*result.outputs, *found.comparisons))
-            if found.tells_nothing:
-                note = f"{program.name}: the expected outputs are all zero, and so agreeing with them proves nothing"
+            result = replace(result, outputs=(*result.outputs, *agreement.comparisons))
+            if agreement.expects_only_zeros:
+                note = f"{program.name}: the expected outputs are all zero, so agreement with them proves nothing"
                 result = replace(result, notes=(*result.notes, note))
             if problem and result.verdict is Verdict.PASSED:
-                which = f"{program.name}: " if len(build.programs) > 1 else ""
-                reason = shorten(f"{which}{problem}")
+                prefix = f"{program.name}: " if len(build.programs) > 1 else ""
+                reason = shorten(f"{prefix}{problem}")
                 result = replace(result, verdict=Verdict.FAILED, reason=reason, failure=FailureKind.WRONG_NUMBERS)
         return result
 
     def benchmark(self, step: Step) -> Result:
-        """Measures the model, next to others, or what it is made of."""
+        """Measure the model, compare it with peers, or trace its dispatches."""
         options = self.chain.options
         if step.role == TRACE:
             traces = []
             for number, program in enumerate(self._build.programs):
                 path = Path(step.folder) / program.name
-                inside = replace(step, folder=str(path))
-                traces.append(self.trace(inside, self._find_program(number), path, options.trace, self._call_ms))
-            return tracing.make_result(traces, {TRACE: [made.as_dict() for made in traces]})
-        if step.role == AGAINST:
+                program_step = replace(step, folder=str(path))
+                traces.append(self.trace(program_step, self._find_program(number), path, options.trace, self._call_ms))
+            return tracing.make_result(traces, {TRACE: [trace.as_dict() for trace in traces]})
+        if step.role == PEERS:
             command = make_worker_command(self.chain, step, *self._choose_worker(len(self.devices)))
-            replaced = options.disturbed == "replace"
-            place = AgainstPlace(asdict(self.chain.plan), self.chain.torch.path, options.env, replaced)
-            peers = measure(
-                self.session, options.against, make_iree_rounds(step, command), self.chain.exported(), place
+            replaces = options.disturbed == "replace"
+            environment = PeerEnvironment(asdict(self.chain.plan), self.chain.torch.path, options.env, replaces)
+            peers = measure_peers(
+                self.session,
+                options.against,
+                make_iree_rounds(step, command),
+                self.chain.get_export_folder(),
+                environment,
             )
             notes = tuple(map(describe_peer, peers))
-            return Result(Verdict.PASSED, statistics={AGAINST: [asdict(peer) for peer in peers]}, notes=notes)
+            return Result(Verdict.PASSED, statistics={PEERS: [asdict(peer) for peer in peers]}, notes=notes)
         return self._loop(step)
 
     def _loop(self, step: Step) -> Result:
-        """Measures; the result's statistics have `total_s`, `total_samples`, `samples_per_sec`, latencies and more."""
+        """Measure the model; the statistics have `total_s`, `total_samples`, `samples_per_sec`, latencies and more."""
         build, processes = self._build, self.session.processes
-        calls = self.chain.options.loops(len(self.devices))
-        script, plan = self._choose_worker(calls)
+        loops = self.chain.options.loops(len(self.devices))
+        script, plan = self._choose_worker(loops)
         if build.has_host_modules:
             plan = {**plan, "outputs": step.folder}
-        step = replace(step, timeout=step.timeout + _SLACK * calls * self._first_call_ms / _MS)
+        step = replace(step, timeout=step.timeout + _TIMEOUT_FACTOR * loops * self._first_call_ms / _MS_PER_S)
         gpu = gpu_of(step)
         watch = RoundWatch(gpu=bool(gpu), device=gpu)
-        answer = self.ask(step, script, plan)
-        state = watch.ended(own_cpu_seconds=answer.outcome.cpu_seconds)
-        if answer.figures is None:
-            return replace(answer.failure, notes=(*step.notes, *answer.failure.notes))
+        response = self.ask(step, script, plan)
+        state = watch.ended(own_cpu_seconds=response.outcome.cpu_seconds)
+        if response.figures is None:
+            return replace(response.failure, notes=(*step.notes, *response.failure.notes))
         try:
-            found = MeasuredCalls.from_dict(answer.figures)
-            problem, figures = self._find_problem(found), make_bench_figures(build, found)
+            calls = MeasuredCalls.from_dict(response.figures)
+            problem, figures = self._find_problem(calls), make_bench_figures(build, calls)
         except (GauntletError, ArithmeticError, TypeError, ValueError) as error:
             text = error.what if isinstance(error, GauntletError) else f"{type(error).__name__}: {error}"
-            reason = shorten(f"the measuring program's answer cannot be read: {text}")
-            return answer.complete(Result(Verdict.ERROR, reason))
+            reason = shorten(f"the measuring program's response cannot be read: {text}")
+            return response.complete(Result(Verdict.ERROR, reason))
         if problem:
-            # No speed of what is not right.
-            wrong = Result(Verdict.FAILED, shorten(problem), notes=step.notes, failure=FailureKind.WRONG_NUMBERS)
-            return answer.complete(wrong)
+            # A wrong model gets no speed.
+            failure = Result(Verdict.FAILED, shorten(problem), notes=step.notes, failure=FailureKind.WRONG_NUMBERS)
+            return response.complete(failure)
         if build.generation is None:
             self._call_ms = figures.latency_ms.p50
         figures = replace(figures, machine=state.as_dict(), disturbed=tuple(state.disturbances()))
-        remarks = [] if build.generation is None else _find_other_tokens(build.generation, found)
-        if build.generation is None and found.pushed == "one by one" and self.chain.options.microbatch_count > 1:
+        remarks = [] if build.generation is None else _find_token_difference(build.generation, calls)
+        if build.generation is None and calls.pushed == "one by one" and self.chain.options.microbatch_count > 1:
             remarks.append("microbatches were pushed one by one: the module has no asynchronous entry")
         result = Result(
             Verdict.PASSED,
-            samples=Samples("bench", found.times_ms, (), (1,) * len(found.times_ms)),
+            samples=Samples("bench", calls.times_ms, (), (1,) * len(calls.times_ms)),
             statistics=figures.as_dict(),
             notes=(*step.notes, *remarks, *list_benchmark_warnings(state.watched)),
             log=processes.log(step, "stdout.txt"),
         )
-        return answer.complete(result)
+        return response.complete(result)
 
     def _find_program(self, number: int) -> CompiledProgram:
         program = self._build.programs[number]
         role = program.name if number else MAIN
-        return replace(self.chain.compiled(program, role, role), exported=self.chain.exported())
+        return replace(self.chain.make_program(program, role, role), export_folder=self.chain.get_export_folder())
 
     def _choose_worker(self, calls: int) -> tuple[str, dict[str, Any]]:
-        """The program that measures, and its plan."""
+        """Return the measuring program, and its plan."""
         build, main = self._build, self._find_program(0)
         if build.generation is not None:
-            made = build.generation
+            loop = build.generation
             return GENERATIVE_WORKER, {
                 "device": self.devices[0],
-                "prefill": {**main.called, "inputs": main.arrays(main.program.inputs)},
-                "decode": self._find_program(1).called,
-                "position": made.position,
-                "tokens": made.tokens,
-                "state": made.state,
-                "carried": made.carried,
+                "prefill": {**main.call_plan, "inputs": main.describe_arrays(main.program.inputs)},
+                "decode": self._find_program(1).call_plan,
+                "position": loop.position,
+                "tokens": loop.tokens,
+                "state": loop.state,
+                "carried": loop.carried,
                 "generations": calls,
                 "warm_up": 1,
                 "outputs": "",
             }
         plan = {**main.plan(self.devices, calls), "in_flight": self.chain.options.microbatch_count}
         if build.training is not None:
-            # The loss comes back, the gradients stay, as an optimiser on the device would take them.
+            # The loss is fetched, the gradients stay on the device, as for an optimiser there.
             plan |= {"fetch": [0]}
             count = len(build.training.gradients)
             if self.chain.options.microbatch_count > 1:
@@ -353,52 +357,52 @@ class BenchSession(ModelSession):
         model = {
             "torch_paths": list(self.chain.torch.paths),
             "builder": asdict(self.chain.plan),
-            "host_inputs": main.arrays(build.host_inputs),
+            "host_inputs": main.describe_arrays(build.host_inputs),
         }
         return PIPELINE_WORKER, {**plan, **model}
 
-    def _find_problem(self, found: MeasuredCalls) -> str:
-        """Why there is no speed: other tokens than torch's, or other outputs of the host's last module; or empty."""
+    def _find_problem(self, calls: MeasuredCalls) -> str:
+        """Return the reason to report no speed: other tokens or host outputs than torch's; or ""."""
         build, options = self._build, self.chain.options
         if build.generation is not None:
-            # In a narrower type than f32 a near tie may fall otherwise.
+            # In a type narrower than f32, a near tie may be decided differently.
             exact = options.dataformat.element_type == "f32" and options.math_fidelity == "HiFi4"
-            return next(iter(_find_other_tokens(build.generation, found)), "") if exact else ""
+            return next(iter(_find_token_difference(build.generation, calls)), "") if exact else ""
         if not build.host_outputs:
             return ""
-        actual = read_tensors(Path(), found.host_outputs)
-        expected = read_tensors(self.chain.exported(), build.host_outputs)
-        return compare_tensors(actual, expected, find_limits(build.host_outputs, self._narrowed)).problem
+        actual = read_tensors(Path(), calls.host_outputs)
+        expected = read_tensors(self.chain.get_export_folder(), build.host_outputs)
+        return compare_tensors(actual, expected, find_limits(build.host_outputs, self._narrowing)).problem
 
 
-def make_bench_figures(build: BuildRecord, found: MeasuredCalls) -> BenchFigures:
-    """What calls of a model, or generations, amount to."""
-    samples = (found.calls or found.generations) * build.samples
+def make_bench_figures(build: BuildRecord, calls: MeasuredCalls) -> BenchFigures:
+    """Compute the figures of a model's calls, or generations."""
+    samples = (calls.calls or calls.generations) * build.samples
     figures = BenchFigures(
-        total_s=found.total_s,
+        total_s=calls.total_s,
         total_samples=samples,
-        samples_per_sec=samples / found.total_s,
-        load_ms=found.load_ms,
-        overhead_us=found.overhead_us,
-        peak_rss_bytes=found.peak_rss_bytes,
-        device_memory=found.device_memory,
-        latency_ms=Latencies.of(found.times_ms),
-        host_ms=found.host_ms,
+        samples_per_sec=samples / calls.total_s,
+        load_ms=calls.load_ms,
+        overhead_us=calls.overhead_us,
+        peak_rss_bytes=calls.peak_rss_bytes,
+        device_memory=calls.device_memory,
+        latency_ms=Latencies.from_times(calls.times_ms),
+        host_ms=calls.host_ms,
     )
     if build.generation is None:
         return figures
-    later = [value for generation in found.decode_ms for value in generation]
+    decode_times = [time_ms for generation in calls.decode_ms for time_ms in generation]
     return replace(
         figures,
-        tokens_per_sec=samples * build.generation.tokens / found.total_s,
-        prefill_ms=Latencies.of(found.prefill_ms),
-        decode_ms=Latencies.of(later) if later else None,
+        tokens_per_sec=samples * build.generation.tokens / calls.total_s,
+        prefill_ms=Latencies.from_times(calls.prefill_ms),
+        decode_ms=Latencies.from_times(decode_times) if decode_times else None,
     )
 
 
-def _find_other_tokens(made: TokenLoop, found: MeasuredCalls) -> list[str]:
-    for sample, (mine, wanted) in enumerate(zip(found.chosen, made.chosen, strict=True)):
-        for place, (token, right) in enumerate(zip(mine, wanted, strict=True)):
-            if token != right:
-                return [f"sample {sample}: token {place} of {len(wanted)} is {token}, torch eager chooses {right}"]
+def _find_token_difference(loop: TokenLoop, calls: MeasuredCalls) -> list[str]:
+    for sample, (tokens, choices) in enumerate(zip(calls.chosen, loop.chosen, strict=True)):
+        for position, (token, choice) in enumerate(zip(tokens, choices, strict=True)):
+            if token != choice:
+                return [f"sample {sample}: token {position} of {len(choices)} is {token}, torch eager chooses {choice}"]
     return []

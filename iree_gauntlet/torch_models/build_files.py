@@ -1,6 +1,6 @@
-"""The files between the toolkit and the Python that has torch: what builders are asked for, and what they leave.
+"""The files between the toolkit and the Python that has torch: plans of builders, and their results.
 
-`build.json` and the files that it names are written by `build_steps.py`, and read where torch is measured, too.
+`build.json` and the files that it names are written by `build_steps.py`; measuring torch reads them too.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 
 _BASELINE = "baseline"
-_REMEDY = "the file is written by the toolkit; one written by hand has the fields of {kind}"
+_PLAN_HINT = "the file is written by the toolkit; one written by hand needs the fields of {kind}"
 
-Asked = TypeVar("Asked", bound="ModelPlan")
+_PlanType = TypeVar("_PlanType", bound="ModelPlan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPlan:
-    """Something to build.
+    """The plan of a build.
 
     Attributes:
-        output: folder that is made and filled; it does not exist, or is empty. Empty where nothing is written.
+        output: folder to create and fill; it does not exist, or is empty. An empty name if nothing is written.
     """
 
     output: str = ""
 
     def to_json(self) -> str:
-        """The file's text."""
+        """Return the file's text."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
@@ -45,7 +45,7 @@ class BuildOptions(ModelPlan):
     """The options of a model function.
 
     Attributes:
-        config: one of the model's configurations; None where it has none, or one alone.
+        config: one of the model's configurations; None if it has none, or only one.
         microbatch: samples in one call; None for the function's default, else 1.
     """
 
@@ -67,7 +67,7 @@ class BuildPlan(BuildOptions):
 
     Attributes:
         accumulate: in training, the program takes the gradients so far and returns the sums.
-        sensitivity: whether each contraction is tried for what an error of it looks like, whatever that takes.
+        sensitivity: True to try the effect of an error of every contraction, whatever the duration.
     """
 
     models_dirs: tuple[str, ...]
@@ -77,59 +77,61 @@ class BuildPlan(BuildOptions):
 
     def __post_init__(self) -> None:
         if self.accumulate and not self.training:
-            raise UsageError(f"{self.model}: accumulate is for training", "leave it out, or set training")
+            raise UsageError(f"{self.model}: accumulate requires training", "remove it, or set training")
 
 
-def read_plan(path: Path, kind: type[Asked]) -> Asked:
+def read_plan(path: Path, kind: type[_PlanType]) -> _PlanType:
     """Read a plan."""
     try:
-        found = json.loads(path.read_bytes())
+        document = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        remedy = _REMEDY.format(kind=kind.__name__)
-        raise UsageError(f"{path}: the plan cannot be read: {error}", remedy) from error
-    return check_plan(found, str(path), kind)
+        hint = _PLAN_HINT.format(kind=kind.__name__)
+        raise UsageError(f"{path}: the plan cannot be read: {error}", hint) from error
+    return check_plan(document, str(path), kind)
 
 
-def check_plan(found: object, where: str, kind: type[Asked]) -> Asked:
-    """The plan that a JSON object is."""
-    remedy = _REMEDY.format(kind=kind.__name__)
-    known = {field.name: field for field in fields(kind)}
-    if not isinstance(found, dict) or not found.keys() <= known.keys():
-        odd = sorted(found.keys() - known.keys()) if isinstance(found, dict) else [type(found).__name__]
-        raise UsageError(f"{where}: unknown in a plan: {', '.join(odd)}", remedy)
-    wrong = [name for name in sorted(known) if not _is_fitting(known[name], found)]
-    if wrong:
-        raise UsageError(f"{where}: missing or of a wrong type: {', '.join(wrong)}", remedy)
-    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
-    return kind(**given)
+def check_plan(plan: object, source: str, kind: type[_PlanType]) -> _PlanType:
+    """Return the plan of a JSON object; `source` names it in errors."""
+    hint = _PLAN_HINT.format(kind=kind.__name__)
+    plan_fields = {field.name: field for field in fields(kind)}
+    if not isinstance(plan, dict) or not plan.keys() <= plan_fields.keys():
+        unknown = sorted(plan.keys() - plan_fields.keys()) if isinstance(plan, dict) else [type(plan).__name__]
+        raise UsageError(f"{source}: unknown fields of a plan: {', '.join(unknown)}", hint)
+    invalid = [name for name in sorted(plan_fields) if not _is_valid_value(plan_fields[name], plan)]
+    if invalid:
+        raise UsageError(f"{source}: missing or of the wrong type: {', '.join(invalid)}", hint)
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in plan.items()}
+    return kind(**values)
 
 
-def _is_fitting(asked: Field[Any], found: Mapping[str, Any]) -> bool:
-    """Whether a plan has a field's value; texts and lists that have to be given are not empty."""
-    needed = asked.default is MISSING
-    if asked.name not in found:
-        return not needed
-    value, kind = found[asked.name], str(asked.type)
-    if value is None or kind == "bool":
-        return isinstance(value, bool) if kind == "bool" else kind.endswith("None")
-    if kind.startswith("int"):
+def _is_valid_value(entry: Field[Any], document: Mapping[str, Any]) -> bool:
+    """Return True if a document has a valid value of a plan's field; required texts and lists must not be empty."""
+    is_required = entry.default is MISSING
+    if entry.name not in document:
+        return not is_required
+    value, type_name = document[entry.name], str(entry.type)
+    if value is None or type_name == "bool":
+        return isinstance(value, bool) if type_name == "bool" else type_name.endswith("None")
+    if type_name.startswith("int"):
         return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if kind.startswith("tuple"):
+    if type_name.startswith("tuple"):
         return (
-            isinstance(value, list | tuple) and (bool(value) or not needed) and all(type(item) is str for item in value)
+            isinstance(value, list | tuple)
+            and (bool(value) or not is_required)
+            and all(type(item) is str for item in value)
         )
     return (
-        isinstance(value, str) and (value or asked.default) == value and value in asked.metadata.get("choices", [value])
+        isinstance(value, str) and (value or entry.default) == value and value in entry.metadata.get("choices", [value])
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantPlan(ModelPlan):
-    """An architecture at a shape, as recipes change it.
+    """An architecture at a shape, changed by recipes.
 
     Attributes:
-        plugins: files with recipes and architectures besides the built-in ones, absolute.
-        model_type: as a configuration spells it: `ln_linear_gelu`.
+        plugins: files with recipes and architectures in addition to the built-in ones, absolute.
+        model_type: its name in a configuration: `ln_linear_gelu`.
         config: a configuration of the transformers library, or its folder, absolute; None for none.
         quantization: a recipe with its arguments; `baseline` for none.
     """
@@ -146,22 +148,22 @@ class VariantPlan(ModelPlan):
 
     @property
     def label(self) -> str:
-        """Of the recipes: `int8wo`, `baseline+block`."""
+        """The label of the recipes: `int8wo`, `baseline+block`."""
         return "+".join(filter(None, (self.quantization, self.sparsity)))
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the model stays as the architecture makes it."""
+        """True if the recipes leave the architecture's model unchanged."""
         return self.quantization == _BASELINE and self.sparsity is None
 
 
 @dataclass(frozen=True, slots=True)
 class PeerProgram(Recorded):
-    """What a peer measures: a built model, which it may make again.
+    """A program to be measured by a peer: a built model, which the peer may rebuild.
 
     Attributes:
-        mode: of torch: `eager` or `compile`.
-        calls: of a generative model, generations.
+        mode: torch's mode: `eager` or `compile`.
+        calls: number of calls; for a generative model, of generations.
     """
 
     name: str
@@ -174,11 +176,11 @@ class PeerProgram(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class PeerPlan(Recorded):
-    """What a peer is started with.
+    """The plan of a peer's process.
 
     Attributes:
-        outputs: where outputs go, to be checked; empty for nowhere.
-        compile_threads: processes that torch.compile may use; None for torch's own choice.
+        outputs: folder for outputs that are to be checked; empty for none.
+        compile_threads: number of processes that torch.compile may use; None for torch's default.
     """
 
     models: tuple[PeerProgram, ...]
@@ -188,12 +190,12 @@ class PeerPlan(Recorded):
 
     @classmethod
     def read(cls, path: Path) -> PeerPlan:
-        """From its file."""
+        """Read a plan from its file."""
         return cls.from_dict(json.loads(path.read_bytes()))
 
 
 BUILD_FILE = "build.json"
-_SCHEMA = 1
+_SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +204,8 @@ class Array(Recorded):
 
     Attributes:
         errors: rms and largest of the errors that a correct program may make, by kind: `rounding` of operators'
-            results, `sums` of products, `products` of rounded inputs, `flips` of values at a kink; none where that
-            was not tried.
+            results, `sums` of products, `products` of rounded inputs, `flips` of values at a kink; empty without
+            trials.
     """
 
     file: str
@@ -214,10 +216,10 @@ class Array(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Directions(Recorded):
-    """What errors of contractions look like in the outputs (see `agreement.py`).
+    """The effects of contractions' errors on the outputs (see `agreement.py`).
 
     Attributes:
-        names: of those that were tried, in words; `contractions`: how many the program has.
+        names: names of the contractions with trials; `contractions`: number of the program's contractions.
     """
 
     file: str
@@ -227,7 +229,7 @@ class Directions(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class BuiltProgram(Recorded):
-    """A program that is compiled; `name`: `main`, or `prefill` and `decode`."""
+    """A program to compile; `name`: `main`, or `prefill` and `decode`."""
 
     name: str
     onnx: str
@@ -238,10 +240,11 @@ class BuiltProgram(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class TokenLoop(Recorded):
-    """How a model makes tokens (see `model_registry.Generative`).
+    """The loop in which a model generates tokens (see `model_registry.Generative`).
 
     Attributes:
-        carried: how many of them `decode` returns again.
+        state: number of the state's tensors.
+        carried: number of them that `decode` returns with new values.
     """
 
     position: int
@@ -253,7 +256,7 @@ class TokenLoop(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStep(Recorded):
-    """A step of training as a program: the loss in words, and of which parameters it returns gradients, or sums."""
+    """A training step as a program: the loss in words, and the parameters whose gradients, or sums, it returns."""
 
     loss: str
     gradients: tuple[str, ...]
@@ -266,17 +269,17 @@ class BuildRecord(Recorded):
 
     Attributes:
         kind: `pipeline`, `training` or `generative`.
-        host: whether there is a module on the host before the device (`pre`), and after it (`post`).
-        contractions: matrix products on the longest way through a variant of `micro`; 0 where not counted.
-        flops: of one call of such a variant before its recipes; 0 where not counted.
-        changed_layers, changed_bytes: linear layers that its recipes changed, and what their weights took before; None
-            where not counted.
-        reference: outputs of the first program in f32 with weights that are not rounded; empty where it is the
-            same.
-        weight_error: rms of the rounding of weights, relative to their rms; None where they are not rounded.
+        host: True if there is a module on the host before the device (`pre`), or after it (`post`).
+        contractions: matrix products on the longest path through a variant of `micro`; 0 if not counted.
+        flops: operations of one call of such a variant before its recipes; 0 if not counted.
+        changed_layers, changed_bytes: number of linear layers that its recipes changed, and the former size of their
+            weights; None if not counted.
+        reference: outputs of the first program in f32 with weights that are not rounded; empty if they are the
+            expected outputs.
+        weight_error: rms of the rounding of weights, relative to their rms; None if they are not rounded.
     """
 
-    schema: int = _SCHEMA
+    schema: int = _SCHEMA_VERSION
     kind: str = "pipeline"
     model: str = ""
     config: str | None = None
@@ -299,25 +302,25 @@ class BuildRecord(Recorded):
 
     @property
     def has_host_modules(self) -> bool:
-        """Whether torch modules run on the host, too."""
+        """True if torch modules run on the host, too."""
         return any(self.host.values())
 
 
 def read_build(folder: Path) -> BuildRecord:
-    """Reads `build.json`."""
+    """Read `build.json`."""
     path = folder / BUILD_FILE
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found["schema"] != _SCHEMA:
-            raise ValueError(f"schema {found['schema']}, expected {_SCHEMA}")  # noqa: TRY301 - said as all else that is
-        return BuildRecord.from_dict(found)
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["schema"] != _SCHEMA_VERSION:
+            raise ValueError(f"schema {document['schema']}, expected {_SCHEMA_VERSION}")  # noqa: TRY301 - reported like all other errors
+        return BuildRecord.from_dict(document)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GauntletError(
             f"{path}: the built model cannot be read: {type(error).__name__}: {error}",
-            "Run again; if it stays, clear the cache (`cache.gc`).",
+            "Run again; if the error persists, clear the cache (`cache.gc`).",
         ) from error
 
 
 def read_tensors(folder: Path, arrays: Sequence[Array]) -> list[Tensor]:
-    """The arrays themselves, mapped; their files may be named from a folder."""
+    """Map the arrays' files, which may be relative to a folder."""
     return [read_npy(folder / array.file).with_element_type(array.type) for array in arrays]

@@ -1,6 +1,6 @@
-"""The shapes, recipes, architectures and activations that the toolkit brings along.
+"""The built-in shapes, recipes, architectures and activations.
 
-Sizes are (m, k, n) as torchao has them: m rows of input, of k values each; the layer in question has n outputs.
+Sizes are (m, k, n) as in torchao: m rows of input, of k values each; the measured layer has n outputs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 
 
 # The sets of shapes of torchao's micro-benchmarks, with its names and defaults. Source:
-# `benchmarks/microbenchmarks/benchmark_runner.py` and the README next to it. Layers of one name differ by their sizes,
-# there as here.
+# `benchmarks/microbenchmarks/benchmark_runner.py` and the README next to it. Layers of one name differ in size.
 
-# Linear layers of one block of newer models: what it is, and (label, k, n) of each; torchao measures each for 16,384
-# tokens and for 128,000, all of a set's layers first for the one and then for the other.
-_TOKENS = (16384, 128000)
-_MODELS = {
+# Linear layers of one block of newer models: the model's title, and (label, k, n) of each layer; torchao measures all
+# of a set's layers first for 16,384 tokens and then for 128,000.
+_TOKEN_COUNTS = (16384, 128000)
+_MODEL_LAYERS = {
     "llama4": ("Llama 4", (("FFN", 8192, 5120), ("QO_proj", 8192, 8192), ("KV_proj", 8192, 1024))),
     "deepseek_v3_236b": ("DeepSeek V3, 236B", (("FFN", 1536, 5120), ("QKVO_proj", 7168, 7168))),
     "deepseek_v3_671b": ("DeepSeek V3, 671B", (("FFN", 2048, 7168), ("QKVO_proj", 7168, 7168))),
@@ -37,7 +36,7 @@ _MODELS = {
 
 @shape_set("llama", about="Llama 2 70B on one node: 4 texts of 4,096 tokens, wqkv and w13 fused")
 def llama() -> Iterator[tuple[str, int, int, int]]:
-    """The linear layers of one block."""
+    """Yield the linear layers of one block."""
     rows = 4 * 4096
     yield "attn.wqkv", rows, 8192, 1280
     yield "attn.w0", rows, 1024, 8192
@@ -47,14 +46,14 @@ def llama() -> Iterator[tuple[str, int, int, int]]:
 
 @shape_set("pow2", min_power=10, max_power=14, about="cubes: m = k = n")
 def pow2(sizes: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    """Powers of two."""
+    """Yield powers of two."""
     for size in sizes:
         yield size, size, size
 
 
-@shape_set("pow2_extended", min_power=10, max_power=14, about="cubes, with those half-way to the next power")
+@shape_set("pow2_extended", min_power=10, max_power=14, about="cubes, including those halfway to the next power")
 def pow2_extended(sizes: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    """Powers of two, and one and a half times each."""
+    """Yield powers of two, and one and a half times each."""
     for power in sizes:
         for size in (power, power + power // 2):
             yield size, size, size
@@ -62,7 +61,7 @@ def pow2_extended(sizes: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
 
 @shape_set("small_sweep", min_power=10, max_power=14, about="m ≤ k ≤ n")
 def small_sweep(sizes: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    """The rising ones of all combinations."""
+    """Yield the non-decreasing combinations."""
     for m, k, n in product(sizes, repeat=3):
         if m <= k <= n:
             yield m, k, n
@@ -70,57 +69,57 @@ def small_sweep(sizes: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
 
 @shape_set("sweep", min_power=8, max_power=15, about="all combinations of m, k and n")
 def sweep(sizes: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    """All combinations."""
+    """Yield all combinations."""
     yield from product(sizes, repeat=3)
 
 
 def _declare_shapes(name: str, model: str, layers: tuple[tuple[str, int, int], ...]) -> None:
     @shape_set(name, about=f"{model}: its projections for 16,384 tokens and for 128,000")
-    def of_model() -> Iterator[tuple[str, int, int, int]]:
-        for tokens in _TOKENS:
+    def yield_shapes() -> Iterator[tuple[str, int, int, int]]:
+        for tokens in _TOKEN_COUNTS:
             for label, k, n in layers:
                 yield label, tokens, k, n
 
 
-for _name, (_model, _layers) in _MODELS.items():
+for _name, (_model, _layers) in _MODEL_LAYERS.items():
     _declare_shapes(_name, _model, _layers)
 
 
-# The recipes: each is tried on IREE 3.13 for CPUs, and says what it is there. Where torchao's own form survives the way
-# to IREE, it is torchao's; where it does not, it is our own graph with the same numbers (`layers.py`). Every recipe
-# leaves the linear layers that do not fit it, and says which.
+# The recipes were tested on IREE 3.13 for CPUs, and `about` describes them there. A recipe has torchao's form if that
+# survives the conversion to IREE, otherwise an equivalent graph with the same numbers (`layers.py`). Every recipe skips
+# linear layers that it does not support, and reports them.
 
-# Small narrow weights are made wide once, when a module is loaded, unless that may not take a byte more: then calls
-# would work with f32, and the recipe would measure nothing.
-_NARROW = ("--iree-opt-const-expr-max-size-increase-threshold=0",)
-# IREE 3.13 refuses most products of narrow types for their tiles, which it sizes by the narrow type and checks by the
-# wide one. Without the check they compile, and run as they should.
-_LARGE = ("--iree-llvmcpu-fail-on-large-vector=false",)
-# What is quantised as it comes may fall to either side of a boundary, where torch and IREE differ in the last bit of
-# what came before; in a model of several layers one such step makes more of them. Measured in transformer blocks:
-# 5e-8 to 8e-6 in f32, 0.001 to 0.003 in f16, 0.003 to 0.006 in bf16. These are a half and a third of what the recipes
-# themselves are off at a linear layer, 0.009 and 0.037.
-_INT8_BOUNDARY = 0.004
-_FLOAT8_BOUNDARY = 0.012
+# The threshold of 0 bytes keeps the compiler from widening small narrow weights once, when a module is loaded: calls
+# would then work with f32, and the recipe would have no effect.
+_KEEP_NARROW_FLAGS = ("--iree-opt-const-expr-max-size-increase-threshold=0",)
+# IREE 3.13 rejects most products of narrow types for their tiles, which it sizes by the narrow type and checks by the
+# wide one. Without the check they compile and run correctly.
+_LARGE_VECTOR_FLAGS = ("--iree-llvmcpu-fail-on-large-vector=false",)
+# Values that are quantised at run time may fall to either side of a boundary if torch and IREE differ in their last
+# bit; in a model of several layers one such step causes more of them. Errors measured in transformer blocks: 5e-8 to
+# 8e-6 in f32, 0.001 to 0.003 in f16, 0.003 to 0.006 in bf16. The tolerances are a half and a third of the recipes'
+# errors at a linear layer, 0.009 and 0.037.
+_INT8_TOLERANCE = 0.004
+_FLOAT8_TOLERANCE = 0.012
 
 
-@recipe("baseline", kind="quantization", about="the model as it is")
+@recipe("baseline", kind="quantization", about="the model unchanged")
 def baseline(model: Module) -> Module:
-    """Every speed-up is against this one."""
+    """Return the model unchanged; every speed-up is relative to it."""
     return model
 
 
 @recipe(
     "int8wo",
     kind="quantization",
-    about="weights in int8 with a step for each output, by torchao; activations stay",
-    # A quarter of f32, half of f16 and bf16, and the steps.
+    about="weights in int8 with one scale per output, by torchao; activations unchanged",
+    # The share is a quarter of f32 or half of f16 and bf16, plus the steps.
     proof=Proof(parameter_types=("i8",), parameter_share=0.55),
     requires=("torchao",),
-    flags=_NARROW,
+    flags=_KEEP_NARROW_FLAGS,
 )
 def int8wo(model: Module) -> Module:
-    """By torchao's Int8WeightOnlyConfig; in bf16 our own form, since its own does not link on every CPU."""
+    """Apply torchao's Int8WeightOnlyConfig; bf16 has an equivalent, since torchao's does not link on every CPU."""
     import torch  # noqa: PLC0415 - listed without torch
     from torchao.quantization import Int8WeightOnlyConfig, quantize_  # noqa: PLC0415
 
@@ -135,13 +134,13 @@ def int8wo(model: Module) -> Module:
 @recipe(
     "int8dq",
     kind="quantization",
-    about="weights and, as they come, rows of activations in int8; products in integers with sums in int32",
+    about="weights in int8, rows of activations in int8 with scales computed at run time; products with int32 sums",
     proof=Proof(parameter_types=("i8",), parameter_share=0.55, dispatch=r"matmul.*i8xi8xi32"),
-    tolerance=_INT8_BOUNDARY,
-    flags=_LARGE,
+    tolerance=_INT8_TOLERANCE,
+    flags=_LARGE_VECTOR_FLAGS,
 )
 def int8dq(model: Module) -> Module:
-    """The numbers of torchao's Int8DynamicActivationInt8WeightConfig, whose own form ONNX has no words for."""
+    """Apply an equivalent of torchao's Int8DynamicActivationInt8WeightConfig, which ONNX cannot express."""
     from iree_gauntlet.torch_models.torch_side import layers  # noqa: PLC0415
 
     return layers.replace_linear_layers(model, layers.Int8DynamicLinear)
@@ -150,13 +149,13 @@ def int8dq(model: Module) -> Module:
 @recipe(
     "int4wo",
     kind="quantization",
-    about="weights in four bits, two in a byte, with a step for each group of inputs of an output",
+    about="weights in four bits, two in a byte, with one scale per group of an output's inputs",
     proof=Proof(parameter_types=("i8",), parameter_share=0.4),
-    flags=_NARROW,
-    check=lambda group: "" if group and not group % 2 else "a group is an even number of inputs",
+    flags=_KEEP_NARROW_FLAGS,
+    check=lambda group: "" if group and not group % 2 else "a group must have an even number of inputs",
 )
 def int4wo(model: Module, group: int = 32) -> Module:
-    """Symmetric; torchao's own needs kernels of a GPU library."""
+    """Quantise symmetrically; torchao's recipe needs kernels of a GPU library."""
     from iree_gauntlet.torch_models.torch_side import layers  # noqa: PLC0415
 
     return layers.replace_linear_layers(
@@ -169,13 +168,13 @@ def int4wo(model: Module, group: int = 32) -> Module:
 @recipe(
     "float8wo",
     kind="quantization",
-    about="weights in f8E4M3FN with a step for each output, by torchao; activations stay",
+    about="weights in f8E4M3FN with one scale per output, by torchao; activations unchanged",
     proof=Proof(parameter_types=("f8E4M3FN",), parameter_share=0.55),
     requires=("torchao",),
-    flags=_NARROW,
+    flags=_KEEP_NARROW_FLAGS,
 )
 def float8wo(model: Module) -> Module:
-    """By torchao's Float8WeightOnlyConfig."""
+    """Apply torchao's Float8WeightOnlyConfig."""
     from torchao.quantization import Float8WeightOnlyConfig, quantize_  # noqa: PLC0415
 
     quantize_(model, Float8WeightOnlyConfig())
@@ -185,13 +184,13 @@ def float8wo(model: Module) -> Module:
 @recipe(
     "float8dq",
     kind="quantization",
-    about="weights and, as they come, activations in f8E4M3FN; products and sums in f32, which CPUs have no f8 for",
+    about="weights and, with scales computed at run time, activations in f8E4M3FN; products and sums in f32",
     proof=Proof(parameter_types=("f8E4M3FN",), parameter_share=0.55, dispatch=r"matmul.*f8E4M3FN"),
-    tolerance=_FLOAT8_BOUNDARY,
-    flags=(*_NARROW, *_LARGE),
+    tolerance=_FLOAT8_TOLERANCE,
+    flags=(*_KEEP_NARROW_FLAGS, *_LARGE_VECTOR_FLAGS),
 )
 def float8dq(model: Module, granularity: Literal["tensor", "row"] = "tensor") -> Module:
-    """The numbers of torchao's Float8DynamicActivationFloat8WeightConfig, whose own form asks for a GPU."""
+    """Apply an equivalent of torchao's Float8DynamicActivationFloat8WeightConfig, which requires a GPU."""
     from iree_gauntlet.torch_models.torch_side import layers  # noqa: PLC0415
 
     return layers.replace_linear_layers(model, lambda layer: layers.Float8DynamicLinear(layer, granularity))
@@ -200,12 +199,12 @@ def float8dq(model: Module, granularity: Literal["tensor", "row"] = "tensor") ->
 @recipe(
     "semi-sparse",
     kind="sparsity",
-    about="two of four neighbouring weights are zero; IREE computes with the zeros: the numbers, and no speed",
+    about="two of every four weights are zero; IREE multiplies by them: this measures accuracy, not speed",
     beside=("baseline", "int8dq", "float8dq"),
 )
 @recipe("2:4", kind="sparsity", about="the same as semi-sparse", beside=("baseline", "int8dq", "float8dq"))
 def semi_sparse(model: Module) -> Module:
-    """The two of largest magnitude stay."""
+    """Keep the two weights of largest magnitude."""
     from iree_gauntlet.torch_models.torch_side import layers  # noqa: PLC0415
 
     return layers.prune_linear_layers(model, layers.keep_two_of_four, layers.explain_unfit_for_fours)
@@ -214,11 +213,11 @@ def semi_sparse(model: Module) -> Module:
 @recipe(
     "block",
     kind="sparsity",
-    about="half of the square blocks of weights are zero; IREE computes with the zeros: the numbers, and no speed",
-    check=lambda size: "" if size else "a block has a size of 1 or more",
+    about="half of the square blocks of weights are zero; IREE multiplies by them: this measures accuracy, not speed",
+    check=lambda size: "" if size else "a block must have a size of at least 1",
 )
 def block(model: Module, size: int = 64) -> Module:
-    """The blocks of the largest sum of squares stay."""
+    """Keep the blocks of the largest sums of squares."""
     from iree_gauntlet.torch_models.torch_side import layers  # noqa: PLC0415
 
     return layers.prune_linear_layers(
@@ -233,7 +232,7 @@ for _level in ("O0", "O1", "O2", "O3"):
         _level,
         flags=(f"--iree-opt-level={_level}",),
         about=f"the compiler's optimisation level {_level}",
-        # Without the flag IREE 3.13 makes the module of O0, and that is the module of O1.
+        # Without the flag IREE 3.13 compiles at O0, whose module equals that of O1.
         proof=Proof(different=_level not in ("O0", "O1")),
     )
 
@@ -251,34 +250,34 @@ for _type in ("f16", "bf16"):
     )
 
 
-# The architectures and activations; the first three architectures are those of torchao's own list. By name: the class
-# of torch, and what it computes.
+# The first three architectures are those of torchao's list. This table has activations by name: torch's class, and a
+# description.
 _ACTIVATIONS = {
     "relu": ("ReLU", "max(x, 0)."),
     "sigmoid": ("Sigmoid", "1 / (1 + exp(-x))."),
     "leakyrelu": ("LeakyReLU", "Leaky: x, or x / 100 below zero."),
-    "relu6": ("ReLU6", "What lies between 0 and 6 of x."),
-    "gelu": ("GELU", "By erf: x times the share of the normal distribution below it."),
+    "relu6": ("ReLU6", "x clipped to the range from 0 to 6."),
+    "gelu": ("GELU", "By erf: x times the cumulative normal distribution at x."),
     "silu": ("SiLU", "The swish: x / (1 + exp(-x))."),
-    "hardswish": ("Hardswish", "The swish of straight lines: x times (x + 3) / 6, which stays between 0 and 1."),
+    "hardswish": ("Hardswish", "The piecewise-linear swish: x times (x + 3) / 6, clipped to 0 to 1."),
 }
 
 
-def _declare_activation(name: str, kind: str, about: str) -> None:
-    @activation(name, about=about)
-    def made() -> Module:
+def _declare_activation(name: str, class_name: str, description: str) -> None:
+    @activation(name, about=description)
+    def make_module() -> Module:
         from torch import nn  # noqa: PLC0415 - the toolkit's Python lists these without torch
 
-        return getattr(nn, kind)()
+        return getattr(nn, class_name)()
 
 
-for _name, (_kind, _about) in _ACTIVATIONS.items():
-    _declare_activation(_name, _kind, _about)
+for _name, (_class_name, _description) in _ACTIVATIONS.items():
+    _declare_activation(_name, _class_name, _description)
 
 
 @architecture("linear", about="one linear layer without bias: m rows, k inputs, n outputs")
 def linear(m: int, k: int, n: int, dtype: torch.dtype) -> tuple[Module, tuple[Tensor, ...]]:
-    """As torchao's ToyLinearModel."""
+    """Make torchao's ToyLinearModel."""
     from iree_gauntlet.torch_models.torch_side.layers import Linear, add_rows  # noqa: PLC0415
 
     return add_rows(Linear(k, n), (m, k), dtype)
@@ -288,7 +287,7 @@ def linear(m: int, k: int, n: int, dtype: torch.dtype) -> tuple[Module, tuple[Te
     "ln_linear", about="layer normalisation, a linear layer without bias (k inputs, n outputs), an activation"
 )
 def ln_linear(m: int, k: int, n: int, dtype: torch.dtype, activation: Module) -> tuple[Module, tuple[Tensor, ...]]:
-    """As torchao's LNLinearActivationModel."""
+    """Make torchao's LNLinearActivationModel."""
     from iree_gauntlet.torch_models.torch_side.layers import NormLinearActivation, add_rows  # noqa: PLC0415
 
     return add_rows(NormLinearActivation(k, n, activation), (m, k), dtype)
@@ -299,7 +298,7 @@ def ln_linear(m: int, k: int, n: int, dtype: torch.dtype, activation: Module) ->
     about="attention of 8 heads and a network of 4k: m sequences of 16 tokens, k values a token; n plays no part",
 )
 def transformer_block(m: int, k: int, n: int, dtype: torch.dtype) -> tuple[Module, tuple[Tensor, ...]]:  # noqa: ARG001 - see `about`
-    """As torchao's TransformerBlock."""
+    """Make torchao's TransformerBlock."""
     from iree_gauntlet.torch_models.torch_side.layers import TransformerBlock, add_rows  # noqa: PLC0415
 
     return add_rows(TransformerBlock(k), (m, 16, k), dtype)
@@ -311,7 +310,7 @@ def transformer_block(m: int, k: int, n: int, dtype: torch.dtype) -> tuple[Modul
     "k is hidden_size and n intermediate_size, 0 for the configuration's own",
 )
 def transformers(m: int, k: int, n: int, dtype: torch.dtype, config: Path) -> tuple[Module, tuple[Tensor, ...]]:
-    """Nothing is downloaded, and no code that a configuration names is run."""
+    """Make a model of a configuration; nothing is downloaded, and no code that a configuration names is run."""
     from iree_gauntlet.torch_models.torch_side.layers import make_configured_model  # noqa: PLC0415
 
     return make_configured_model(config, tokens=m, hidden_size=k, intermediate_size=n, dtype=dtype)

@@ -38,10 +38,10 @@ from iree_gauntlet.torch_models.plugins import (
     BASELINE,
     COMPILER,
     CUSTOM,
-    HIGHEST_POWER,
-    AskedArchitecture,
-    AskedRecipe,
+    MAX_POWER,
+    ModelType,
     PluginRegistry,
+    RecipeCall,
     Shape,
     list_shapes,
     number_shapes,
@@ -54,34 +54,34 @@ if TYPE_CHECKING:
 Element = Literal["torch.float32", "torch.float16", "torch.bfloat16", "float32", "float16", "bfloat16"]
 _TorchMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
-_MOST = 2**31 - 1
-_EXAMPLE = "Such as - name: pow2, or - name: custom with shapes: [[1024, 1024, 1024]]."
+_MAX_SIZE = 2**31 - 1
+_SHAPES_HINT = "Such as - name: pow2, or - name: custom with shapes: [[1024, 1024, 1024]]."
 _CONFIG_HINT = "It is the config.json of a model of transformers, relative to the configuration."
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _QUANTIZATION = "quantization_config_recipe_names"
 _SPARSITY = "sparsity_config_recipe_names"
-_THREE_SIZES: dict[str, Any] = {
+_SIZES_SCHEMA: dict[str, Any] = {
     "type": "array",
-    "items": {"type": "integer", "minimum": 0, "maximum": _MOST},
+    "items": {"type": "integer", "minimum": 0, "maximum": _MAX_SIZE},
     "minItems": 3,
     "maxItems": 3,
 }
-# Of a model that is asked for without shapes: 128 tokens, and its own sizes.
-_OWN_SIZES = Shape("config", 128, 0, 0)
+# The shape of a model that is requested without shapes: 128 tokens, and the sizes of its configuration.
+_CONFIG_SHAPE = Shape("config", 128, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationContext:
-    """What the fields are checked against; with `sizes_known` k and n may be 0, for the model's own."""
+    """The context of the fields' validation; with `has_model_sizes`, k and n may be 0, for the model's sizes."""
 
     registry: PluginRegistry
     folder: Path
-    sizes_known: bool = False
+    has_model_sizes: bool = False
     names: set[str] = field(default_factory=set)
 
 
-def name_iree_device(text: str) -> str:
-    """IREE's name of a device, which may be written as torch calls it."""
+def translate_device(text: str) -> str:
+    """Return IREE's name of a device, which may be written with torch's name."""
     return TORCH_DEVICES.get(text, text)
 
 
@@ -90,10 +90,10 @@ def _get_context(info: ValidationInfo) -> ConfigurationContext:
     return info.context
 
 
-def _check_known(ask: Callable[[PluginRegistry, str], object], text: str, info: ValidationInfo) -> str:
-    """A text that the registry knows."""
+def _check_exists(look_up: Callable[[PluginRegistry, str], object], text: str, info: ValidationInfo) -> str:
+    """Return the text, after checking that the registry has it."""
     try:
-        ask(_get_context(info).registry, text)
+        look_up(_get_context(info).registry, text)
     except UsageError as error:
         raise FieldError(None, error.what, error.hint) from error
     return text
@@ -101,41 +101,41 @@ def _check_known(ask: Callable[[PluginRegistry, str], object], text: str, info: 
 
 def _check_readable(text: str) -> str:
     if not text.strip() or not text.isprintable():
-        raise ValueError(f"expected a string that can be read, found {text!r}")
+        raise ValueError(f"expected a readable string, found {text!r}")
     return text
 
 
 def _check_mode(text: str) -> str:
     if text != "inference":
-        what = "training is not measured here" if text == "training" else f"expected inference, found {text!r}"
-        raise FieldError(None, what, "Write inference, or remove the field.")
+        message = "micro does not measure training" if text == "training" else f"expected inference, found {text!r}"
+        raise FieldError(None, message, "Write inference, or remove the field.")
     return text
 
 
-def _check_recipe(listed: str, text: str, info: ValidationInfo) -> str:
-    """A recipe that is listed where its kind is; the baseline may stand among the quantizations."""
-    kind = _get_context(info).registry.recipe(_check_known(PluginRegistry.recipe, text, info)).recipe.kind
-    right = _SPARSITY if kind == "sparsity" else _QUANTIZATION
-    if right != listed:
-        raise FieldError(None, f"{text} is a {kind} recipe", f"List it under {right}.")
+def _check_recipe(field_name: str, text: str, info: ValidationInfo) -> str:
+    """Check that a recipe is listed under its kind's field; the baseline may be among the quantizations."""
+    kind = _get_context(info).registry.find_recipe(_check_exists(PluginRegistry.find_recipe, text, info)).recipe.kind
+    expected_field = _SPARSITY if kind == "sparsity" else _QUANTIZATION
+    if expected_field != field_name:
+        raise FieldError(None, f"{text} is a {kind} recipe", f"List it under {expected_field}.")
     return text
 
 
-def _check_different(texts: list[str | None], info: ValidationInfo) -> list[str | None]:
-    """A recipe that is there twice counts once, as in torchao; in another spelling it is a mistake."""
-    found: dict[tuple[object, ...], str] = {}
+def _check_distinct_recipes(texts: list[str | None], info: ValidationInfo) -> list[str | None]:
+    """Check that no recipe has two spellings; a repeated one counts once, as in torchao."""
+    texts_by_recipe: dict[tuple[object, ...], str] = {}
     for index, text in enumerate(texts):
         if text is None:
             continue
-        asked = _get_context(info).registry.recipe(text)
-        same = found.setdefault((asked.recipe.name, asked.arguments), text)
-        if same != text:
-            raise FieldError(index, f"{text} is {same}, which is listed too", "Remove one of them.")
+        recipe_call = _get_context(info).registry.find_recipe(text)
+        first_text = texts_by_recipe.setdefault((recipe_call.recipe.name, recipe_call.arguments), text)
+        if first_text != text:
+            raise FieldError(index, f"{text} is {first_text}, which is also listed", "Remove one of them.")
     return texts
 
 
 def _is_outside(text: str) -> bool:
-    """Whether a path is absolute, on any system, or could be read so."""
+    """Return True if a path is absolute on any system, or could be read so."""
     return "\\" in text or bool(PureWindowsPath(text).anchor)
 
 
@@ -149,58 +149,58 @@ def _check_output_dir(text: str) -> str:
 
 def _check_name(text: str, info: ValidationInfo) -> str:
     if not _NAME.fullmatch(text):
-        raise ValueError(f"{text!r} is no name; letters, digits and _ . + - make one")
+        raise ValueError(f"{text!r} is not a valid name: use letters, digits and _ . + -")
     names = _get_context(info).names
     if text in names:
-        raise FieldError(None, f"{text} is the name of another entry already", "Give each entry a name of its own.")
+        raise FieldError(None, f"{text} is already the name of another entry", "Give each entry a name of its own.")
     names.add(text)
     return text
 
 
 def _check_set(name: str, info: ValidationInfo) -> str:
-    return name if name == CUSTOM else _check_known(PluginRegistry.shapes, name, info)
+    return name if name == CUSTOM else _check_exists(PluginRegistry.find_shape_set, name, info)
 
 
 def _check_device(text: str) -> str:
-    if parse_target(split_device(name_iree_device(text))[0]) is None:
+    if parse_target(split_device(translate_device(text))[0]) is None:
         hint = f"Write {TORCH_NAMES}, or a device of IREE such as local-task, hip://0 and cuda://1."
         raise FieldError(None, f"there is no device {text!r}", hint)
     return text
 
 
 def _check_model_config(text: str, folder: Path) -> str:
-    """A `config.json` in a folder or below it, absolute, which holds a JSON object."""
-    found = resolve_links(folder / text)
-    if os.path.isdir(found):  # noqa: PTH112 - pathlib's raises where a name is too long
-        found /= "config.json"
-    if _is_outside(text) or not resolve_links(found).is_relative_to(resolve_links(folder)):
+    """Return the absolute path of a `config.json` in or below a folder, after checking that it has a JSON object."""
+    path = resolve_links(folder / text)
+    if os.path.isdir(path):  # noqa: PTH112 - pathlib's raises where a name is too long
+        path /= "config.json"
+    if _is_outside(text) or not resolve_links(path).is_relative_to(resolve_links(folder)):
         message = f"{text!r} leaves the folder of the configuration"
-        raise FieldError(None, message, "Put the file there, or below it.")
+        raise FieldError(None, message, "Put the file into that folder, or below it.")
     try:
-        content = json.loads(read_file(found))
+        document = json.loads(read_file(path))
     except OSError as error:
-        raise FieldError(None, f"{shown(found)} cannot be read: {error.strerror}", _CONFIG_HINT) from error
+        raise FieldError(None, f"{shown(path)} cannot be read: {error.strerror}", _CONFIG_HINT) from error
     except (ValueError, RecursionError) as error:
-        raise FieldError(None, f"{shown(found)} is no JSON: {error}", _CONFIG_HINT) from error
-    if not isinstance(content, dict):
-        raise FieldError(None, f"{shown(found)} holds no JSON object", _CONFIG_HINT)
-    return str(found)
+        raise FieldError(None, f"{shown(path)} is not JSON: {error}", _CONFIG_HINT) from error
+    if not isinstance(document, dict):
+        raise FieldError(None, f"{shown(path)} does not hold a JSON object", _CONFIG_HINT)
+    return str(path)
 
 
-def _find_takes_config(info: ValidationInfo) -> str:
-    """Whether the model type of an entry takes a configuration; empty where there is no such type."""
+def _get_config_requirement(info: ValidationInfo) -> str:
+    """Return whether the model type of an entry takes a configuration; empty for an unknown type."""
     model_type = info.data.get("model_type")
-    return _get_context(info).registry.model_type(model_type).architecture.takes_config if model_type else ""
+    return _get_context(info).registry.find_model_type(model_type).architecture.takes_config if model_type else ""
 
 
 def _check_sizes(value: object, info: ValidationInfo) -> tuple[int, int, int]:
-    least = 0 if _get_context(info).sizes_known else 1
+    min_side = 0 if _get_context(info).has_model_sizes else 1
     if isinstance(value, list) and len(value) == 3 and all(type(size) is int for size in value):
         m, k, n = value
-        if 1 <= m <= _MOST and least <= min(k, n) and max(k, n) <= _MOST:
+        if 1 <= m <= _MAX_SIZE and min_side <= min(k, n) and max(k, n) <= _MAX_SIZE:
             return m, k, n
-    zero = "" if least else "; k and n may be 0, for the model's own"
-    expected = f"expected [m, k, n], three whole numbers from 1 to {_MOST:,}{zero}"
+    zero = "" if min_side else "; k and n may be 0 for the model's own sizes"
+    expected = f"expected [m, k, n], three integers from 1 to {_MAX_SIZE:,}{zero}"
     raise ValueError(f"{expected}, found {reprlib.repr(value):.60}")
 
 
@@ -208,14 +208,14 @@ def _normalise_compile(value: object) -> object:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def _find_form(value: object) -> str:
+def _choose_branch(value: object) -> str:
     return f"{BRANCH}one" if isinstance(value, dict) else f"{BRANCH}list"
 
 
 Readable = Annotated[str, AfterValidator(_check_readable)]
-_ModelType = Annotated[Readable, AfterValidator(partial(_check_known, PluginRegistry.model_type))]
-Power = Annotated[int, Field(ge=0, le=HIGHEST_POWER)]
-Sizes = Annotated[tuple[int, int, int], PlainValidator(_check_sizes), WithJsonSchema(_THREE_SIZES)]
+_ModelType = Annotated[Readable, AfterValidator(partial(_check_exists, PluginRegistry.find_model_type))]
+Power = Annotated[int, Field(ge=0, le=MAX_POWER)]
+Sizes = Annotated[tuple[int, int, int], PlainValidator(_check_sizes), WithJsonSchema(_SIZES_SCHEMA)]
 _Quantization = Annotated[str, AfterValidator(partial(_check_recipe, _QUANTIZATION))]
 _Sparsity = Annotated[str, AfterValidator(partial(_check_recipe, _SPARSITY))]
 
@@ -233,28 +233,30 @@ class ShapesEntry(_ConfigurationFields):
         **{"if": {"required": ["name"], "properties": {"name": {"const": CUSTOM}}}, "then": present("shapes")}
     )
 
-    name: Annotated[Readable, AfterValidator(_check_set)] = Field(description="What it is called.")
-    min_power: Power | None = Field(None, description="Of a set: the least power of two.")
-    max_power: Power | None = Field(None, description="Of a set: the largest power of two.")
-    shapes: Annotated[list[Sizes], Field(min_length=1)] | None = Field(None, description="Shapes of custom: [m, k, n].")
+    name: Annotated[Readable, AfterValidator(_check_set)] = Field(description="Name of the entry.")
+    min_power: Power | None = Field(None, description="Smallest power of two of a set.")
+    max_power: Power | None = Field(None, description="Largest power of two of a set.")
+    shapes: Annotated[list[Sizes], Field(min_length=1)] | None = Field(
+        None, description="Shapes of the set custom: [m, k, n]."
+    )
 
     @model_validator(mode="after")
-    def _fits_the_set(self, info: ValidationInfo) -> Self:
+    def _check_fields_of_set(self, info: ValidationInfo) -> Self:
         is_custom = self.name == CUSTOM
-        powers = None if is_custom else _get_context(info).registry.shapes(self.name).powers
+        powers = None if is_custom else _get_context(info).registry.find_shape_set(self.name).powers
         if is_custom and self.shapes is None:
-            raise FieldError("shapes", f"is missing: {CUSTOM} are the shapes that are listed", _EXAMPLE)
+            raise FieldError("shapes", f"is missing: {CUSTOM} is the set of listed shapes", _SHAPES_HINT)
         if self.shapes is not None and not is_custom:
             raise FieldError("shapes", f"{self.name} has its own", f"Remove them, or write name: {CUSTOM}.")
-        given = [name for name in ("min_power", "max_power") if getattr(self, name) is not None]
-        if given and not powers:
-            raise FieldError(given[0], f"{self.name} has no powers", "Remove it.")
+        power_fields = [name for name in ("min_power", "max_power") if getattr(self, name) is not None]
+        if power_fields and not powers:
+            raise FieldError(power_fields[0], f"{self.name} has no powers", "Remove it.")
         if powers:
             low = powers[0] if self.min_power is None else self.min_power
             high = powers[1] if self.max_power is None else self.max_power
             if low > high:
-                default = "" if len(given) == 2 else " (its default)"
-                raise FieldError(given[0], f"min_power {low} is above max_power {high}{default}", "Give both.")
+                default = "" if len(power_fields) == 2 else " (its default)"
+                raise FieldError(power_fields[0], f"min_power {low} is above max_power {high}{default}", "Give both.")
         return self
 
 
@@ -263,33 +265,33 @@ class ModelEntry(_ConfigurationFields):
 
     model_config = in_schema(anyOf=[present("matrix_shapes"), present("config")])
 
-    name: Annotated[Readable, AfterValidator(_check_name)] | None = Field(None, description="What it is called.")
+    name: Annotated[Readable, AfterValidator(_check_name)] | None = Field(None, description="Name of the entry.")
     model_type: Annotated[
         _ModelType, BeforeValidator(lambda text: "linear" if text is None else text, json_schema_input_type=str | None)
     ] = Field("linear", description="The architecture: linear, ln_linear_sigmoid, transformers, …")
     config: Readable | None = Field(None, description="A config.json of transformers, relative to this file.")
     device: Annotated[Readable, AfterValidator(_check_device)] | None = Field(
         None,
-        description=f"{TORCH_NAMES}, or a device of IREE's.",
+        description=f"{TORCH_NAMES}, or a device of IREE.",
         examples=[*TORCH_DEVICES, *dict.fromkeys(kind.device for kind in DEVICE_KINDS if kind.backend)],
     )
-    high_precision_dtype: Element | None = Field(None, description="Type of the baseline.")
-    torch_compile_mode: _TorchMode | None = Field(None, description="How torch compiles, where it is compared with.")
-    use_torch_compile: bool | None = Field(None, description="The same, as torchao once wrote it.")
+    high_precision_dtype: Element | None = Field(None, description="Element type of the baseline.")
+    torch_compile_mode: _TorchMode | None = Field(None, description="Mode of torch.compile, if torch is compared.")
+    use_torch_compile: bool | None = Field(None, description="Older spelling of torchao.")
     compile: Annotated[
         Literal[_TorchMode, "true", "false"] | None,
         BeforeValidator(_normalise_compile, json_schema_input_type=Literal[_TorchMode, "true", "false"] | bool | None),
-    ] = Field(None, description="The same, as torchao once wrote it.")
+    ] = Field(None, description="Older spelling of torchao.")
     enable_profiler: bool | None = Field(
         None, description="Add a table of dispatches, and a file for Perfetto, to each recipe."
     )
-    enable_memory_profiler: bool | None = Field(None, description="Add the high-water of memory by phase.")
-    matrix_shapes: list[ShapesEntry] | None = Field(None, description="Sets of shapes by name, or custom with shapes.")
+    enable_memory_profiler: bool | None = Field(None, description="Add the peak memory of each phase.")
+    matrix_shapes: list[ShapesEntry] | None = Field(None, description="Named sets of shapes, or custom with shapes.")
 
     @field_validator("config")
     @classmethod
-    def _is_taken(cls, text: str | None, info: ValidationInfo) -> str | None:
-        takes, folder = _find_takes_config(info), _get_context(info).folder
+    def _check_config(cls, text: str | None, info: ValidationInfo) -> str | None:
+        takes, folder = _get_config_requirement(info), _get_context(info).folder
         if takes == "must" and text is None:
             raise FieldError(None, f"is missing: the path of a config.json, from {folder}", _CONFIG_HINT)
         if takes == "no" and text is not None:
@@ -299,19 +301,19 @@ class ModelEntry(_ConfigurationFields):
 
     @field_validator("compile")
     @classmethod
-    def _says_the_same(cls, asked: str | None, info: ValidationInfo) -> str | None:
+    def _check_compile_mode(cls, compile_mode: str | None, info: ValidationInfo) -> str | None:
         mode = info.data.get("torch_compile_mode")
-        if mode and asked not in (mode, "true", "false", None):
-            raise FieldError(None, f"it says {asked}, and torch_compile_mode {mode}", "Remove one of them.")
-        return asked
+        if mode and compile_mode not in (mode, "true", "false", None):
+            raise FieldError(None, f"it says {compile_mode}, and torch_compile_mode {mode}", "Remove one of them.")
+        return compile_mode
 
     @field_validator("matrix_shapes", mode="plain", json_schema_input_type=list[ShapesEntry] | None)
     @classmethod
-    def _have_sizes(cls, entries: object, info: ValidationInfo) -> list[ShapesEntry] | None:
-        known = _find_takes_config(info) == "must" or info.data.get("config") is not None
-        if entries is None and not known:
-            raise FieldError(None, "is missing: nothing says which shapes are measured", _EXAMPLE)
-        context = replace(_get_context(info), sizes_known=known)
+    def _check_matrix_shapes(cls, entries: object, info: ValidationInfo) -> list[ShapesEntry] | None:
+        has_sizes = _get_config_requirement(info) == "must" or info.data.get("config") is not None
+        if entries is None and not has_sizes:
+            raise FieldError(None, "is missing: it lists the shapes to measure", _SHAPES_HINT)
+        context = replace(_get_context(info), has_model_sizes=has_sizes)
         return None if entries is None else _SHAPES.validate_python(entries, context=context)
 
 
@@ -322,13 +324,13 @@ class File(_ConfigurationFields):
     """A configuration."""
 
     benchmark_mode: Annotated[Readable, Checked(_check_mode, {"enum": ["inference"]})] | None = Field(
-        None, description="What is measured; inference is all there is."
+        None, description="Kind of measurement; only inference is supported."
     )
-    quantization_config_recipe_names: Annotated[list[_Quantization | None], AfterValidator(_check_different)] | None = (
-        Field(None, description="Recipes that change the model's numbers, or the compiler.")
-    )
-    sparsity_config_recipe_names: Annotated[list[_Sparsity | None], AfterValidator(_check_different)] | None = Field(
-        None, description="Recipes that make zeros."
+    quantization_config_recipe_names: (
+        Annotated[list[_Quantization | None], AfterValidator(_check_distinct_recipes)] | None
+    ) = Field(None, description="Recipes that change the model's numbers, or the compiler.")
+    sparsity_config_recipe_names: Annotated[list[_Sparsity | None], AfterValidator(_check_distinct_recipes)] | None = (
+        Field(None, description="Recipes that set weights to zero.")
     )
     output_dir: Annotated[Readable, AfterValidator(_check_output_dir)] | None = Field(
         None, description="Folder for a copy of the results, below the working directory."
@@ -336,7 +338,7 @@ class File(_ConfigurationFields):
     model_params: Annotated[
         Annotated[ModelEntry, Tag(f"{BRANCH}one")]
         | Annotated[list[ModelEntry], Field(min_length=1), Tag(f"{BRANCH}list")],
-        Discriminator(_find_form),
+        Discriminator(_choose_branch),
     ] = Field(description="One entry, or a list.")
 
 
@@ -347,46 +349,46 @@ _TYPES: dict[str, _DType] = {"float32": "f32", "float16": "f16", "bfloat16": "bf
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A recipe, or two, that a model is measured with; the baseline where only the sparsity changes something."""
+    """One or two recipes of a measured model; the first is the baseline if only the sparsity changes the model."""
 
-    quantization: AskedRecipe
-    sparsity: AskedRecipe | None = None
+    quantization: RecipeCall
+    sparsity: RecipeCall | None = None
 
     @property
     def label(self) -> str:
-        """`int8wo`, `baseline+block`."""
+        """The variant's name: `int8wo`, `baseline+block`."""
         return f"{self.quantization.text}+{self.sparsity.text}" if self.sparsity else self.quantization.text
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Of the compiler, in addition to the baseline's."""
+        """Compiler flags, in addition to the baseline's."""
         return (*self.quantization.recipe.flags, *(self.sparsity.recipe.flags if self.sparsity else ()))
 
     @property
     def refusal(self) -> str:
-        """Why it is not made here; empty where it is."""
+        """The reason why it is not supported; empty if it is."""
         return self.quantization.recipe.refusal
 
     @property
     def torch_recipes(self) -> tuple[str, str | None]:
-        """Its recipes as torch makes them; one of the compiler leaves the model alone, and shares the baseline's."""
+        """Its recipes in torch; a compiler recipe leaves the model unchanged, and has the baseline's."""
         quantization = BASELINE if self.quantization.recipe.kind == COMPILER else self.quantization.text
         return quantization, self.sparsity.text if self.sparsity else None
 
     @property
-    def side(self) -> str:
-        """What torch makes for it, as `label` would call it."""
+    def torch_key(self) -> str:
+        """The label of its model in torch."""
         return "+".join(filter(None, self.torch_recipes))
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it changes nothing."""
+        """True if it changes nothing."""
         return self.quantization.recipe.name == BASELINE and self.sparsity is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelParams:
-    """An entry of `model_params`; `device` as it is written (see `name_iree_device`), `config` absolute."""
+    """An entry of `model_params`; `device` as it is written (see `translate_device`), `config` absolute."""
 
     name: str
     shapes: tuple[Shape, ...]
@@ -394,7 +396,7 @@ class ModelParams:
     torch_compile: bool
     torch_compile_mode: str
     device: str
-    model_type: AskedArchitecture
+    model_type: ModelType
     config: Path | None
     profiler: bool
     memory_profiler: bool
@@ -403,7 +405,7 @@ class ModelParams:
 
 @dataclass(frozen=True, slots=True)
 class MicroConfig:
-    """A configuration, read; `output_dir` is for a copy of the results, relative to the working directory."""
+    """A parsed configuration; `output_dir` is for a copy of the results, relative to the working directory."""
 
     file: Path
     variants: tuple[Variant, ...]
@@ -412,69 +414,71 @@ class MicroConfig:
 
 
 def read_micro_config(path: Path, registry: PluginRegistry) -> MicroConfig:
-    """Reads a configuration, whole; a SpecError has everything that is wrong with it."""
+    """Read a whole configuration; a SpecError has all its problems."""
     if not path.is_file():
-        others = sorted(str(other) for other in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
-        hint = f"Configurations there: {', '.join(others)}." if others else "Configurations are YAML files."
+        siblings = sorted(str(sibling) for sibling in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
+        hint = (
+            f"Configurations in this folder: {', '.join(siblings)}." if siblings else "Configurations are YAML files."
+        )
         raise UsageError(f"configuration {path} does not exist", hint)
-    read = read_yaml(path, "micro-benchmark configurations", "docs/how-to/micro.md")
-    file = read.as_(File, ConfigurationContext(registry, path.parent))
-    asked: list[tuple[ModelEntry, list[str | int]]]
-    if isinstance(file.model_params, list):
-        asked = [(entry, ["model_params", index]) for index, entry in enumerate(file.model_params)]
+    document = read_yaml(path, "micro-benchmark configurations", "docs/how-to/micro.md")
+    content = document.as_(File, ConfigurationContext(registry, path.parent))
+    entries: list[tuple[ModelEntry, list[str | int]]]
+    if isinstance(content.model_params, list):
+        entries = [(entry, ["model_params", index]) for index, entry in enumerate(content.model_params)]
     else:
-        asked = [(file.model_params, ["model_params"])]
+        entries = [(content.model_params, ["model_params"])]
     models: list[ModelParams] = []
-    taken = {entry.name for entry, _ in asked}
-    for entry, place in asked:
-        # Without a name it is called by its model type, a second one `linear-2`.
+    used_names = {entry.name for entry, _ in entries}
+    for entry, entry_path in entries:
+        # An entry without a name gets that of its model type, a second one `linear-2`.
         names = (entry.model_type if number == 1 else f"{entry.model_type}-{number}" for number in count(1))
-        name = entry.name or next(name for name in names if name not in taken)
-        taken.add(name)
-        models.append(_make_model(entry, name, registry, read.line_of(place)))
-    return MicroConfig(path, _make_variants(file, registry), file.output_dir or "", tuple(models))
+        name = entry.name or next(name for name in names if name not in used_names)
+        used_names.add(name)
+        models.append(_make_model(entry, name, registry, document.line_of(entry_path)))
+    return MicroConfig(path, _make_variants(content, registry), content.output_dir or "", tuple(models))
 
 
 def _make_variants(file: File, registry: PluginRegistry) -> tuple[Variant, ...]:
-    """The baseline, every quantization alone, and the pairs that a sparsity recipe says it makes."""
+    """Return the baseline, every quantization alone, and the pairs that a sparsity recipe declares."""
     quantizations = _find_recipes(file.quantization_config_recipe_names, registry)
-    found = [Variant(registry.recipe(BASELINE))]
-    found += [Variant(asked) for asked in quantizations if asked.recipe.name != BASELINE]
+    variants = [Variant(registry.find_recipe(BASELINE))]
+    variants += [Variant(recipe) for recipe in quantizations if recipe.recipe.name != BASELINE]
     for sparsity in _find_recipes(file.sparsity_config_recipe_names, registry):
-        beside = sparsity.recipe.beside
-        found += [
+        partner_names = sparsity.recipe.beside
+        variants += [
             Variant(variant.quantization, sparsity)
-            for variant in found
-            if variant.sparsity is None and variant.quantization.recipe.name in beside
+            for variant in variants
+            if variant.sparsity is None and variant.quantization.recipe.name in partner_names
         ]
-    return tuple(found)
+    return tuple(variants)
 
 
-def _find_recipes(names: Sequence[str | None] | None, registry: PluginRegistry) -> list[AskedRecipe]:
-    """The recipes of a list, in its order; one that is there twice counts once, as in torchao."""
-    return [registry.recipe(name) for name in dict.fromkeys(names or ()) if name is not None]
+def _find_recipes(names: Sequence[str | None] | None, registry: PluginRegistry) -> list[RecipeCall]:
+    """Return the recipes of a list, in its order; a repeated one counts once, as in torchao."""
+    return [registry.find_recipe(name) for name in dict.fromkeys(names or ()) if name is not None]
 
 
 def _make_model(entry: ModelEntry, name: str, registry: PluginRegistry, line: int) -> ModelParams:
-    asked = None if entry.compile in ("true", "false") else entry.compile
-    # Shapes that are listed are numbered through.
-    listed: list[tuple[int, int, int]] = []
-    shapes = [_OWN_SIZES] if entry.matrix_shapes is None else []
-    for item in entry.matrix_shapes or ():
-        if item.name == CUSTOM:
-            before = len(listed)
-            listed += item.shapes or []
-            shapes += number_shapes(listed)[before:]
+    compile_mode = None if entry.compile in ("true", "false") else entry.compile
+    # Custom shapes are numbered across all entries of the list.
+    custom_sizes: list[tuple[int, int, int]] = []
+    shapes = [_CONFIG_SHAPE] if entry.matrix_shapes is None else []
+    for spec in entry.matrix_shapes or ():
+        if spec.name == CUSTOM:
+            start = len(custom_sizes)
+            custom_sizes += spec.shapes or []
+            shapes += number_shapes(custom_sizes)[start:]
         else:
-            shapes += list_shapes(registry.shapes(item.name), item.min_power, item.max_power)
+            shapes += list_shapes(registry.find_shape_set(spec.name), spec.min_power, spec.max_power)
     return ModelParams(
         name=name,
         shapes=tuple(shapes),
         dtype=_TYPES[(entry.high_precision_dtype or "bfloat16").removeprefix("torch.")],
         torch_compile=entry.use_torch_compile is not False and entry.compile != "false",
-        torch_compile_mode=asked or entry.torch_compile_mode or "default",
+        torch_compile_mode=compile_mode or entry.torch_compile_mode or "default",
         device=entry.device or "cpu",
-        model_type=registry.model_type(entry.model_type),
+        model_type=registry.find_model_type(entry.model_type),
         config=Path(entry.config) if entry.config else None,
         profiler=bool(entry.enable_profiler),
         memory_profiler=bool(entry.enable_memory_profiler),
@@ -483,12 +487,12 @@ def _make_model(entry: ModelEntry, name: str, registry: PluginRegistry, line: in
 
 
 def override(config: MicroConfig, device: str, dtype: str) -> MicroConfig:
-    """With a device (torch's name or IREE's) and an element type for all entries; empty for the entries' own."""
-    known = _TYPES | {kind: kind for kind in _TYPES.values()}
-    kind = known.get(dtype.removeprefix("torch."))
-    if dtype and kind is None:
+    """Set the device (torch's name or IREE's) and element type of all entries; empty keeps the entries' own."""
+    types_by_name = _TYPES | {short_type: short_type for short_type in _TYPES.values()}
+    short_type = types_by_name.get(dtype.removeprefix("torch."))
+    if dtype and short_type is None:
         raise UsageError(f"--dtype {dtype}: unknown", f"Known: {', '.join(_TYPES)}.")
-    models = (replace(model, device=device or model.device, dtype=kind or model.dtype) for model in config.models)
+    models = (replace(model, device=device or model.device, dtype=short_type or model.dtype) for model in config.models)
     return replace(config, models=tuple(models))
 
 
@@ -502,15 +506,15 @@ class SweepPoint:
 
     @property
     def name(self) -> str:
-        """`small_bf16_linear/1024-1024-2048`."""
+        """The point's name: `small_bf16_linear/1024-1024-2048`."""
         return f"{self.model.name}/{self.shape.label}"
 
 
 def list_points(config: MicroConfig) -> tuple[SweepPoint, ...]:
-    """All points in the order of the file; a shape that an entry has twice, by two names, is measured once."""
-    found: dict[str, SweepPoint] = {}
+    """Return all points in the order of the file; a shape that an entry has under two names is measured once."""
+    points: dict[str, SweepPoint] = {}
     for model in config.models:
         for shape in model.shapes:
             point = SweepPoint(model, shape, config.variants)
-            found.setdefault(point.name, point)
-    return tuple(found.values())
+            points.setdefault(point.name, point)
+    return tuple(points.values())

@@ -1,6 +1,6 @@
-"""The data formats of the benchmarks' `--dataformat`, what each of them is on IREE, and how near outputs have to be.
+"""The data formats of the benchmarks' `--dataformat`, their element types in IREE, and the tolerances of outputs.
 
-Nothing heavy is imported until weights are rounded, so that options can be read anywhere.
+NumPy is not imported until weights are rounded, so that options can be read anywhere.
 
 Block floating point is that of Tenstorrent's Bfp8 and Bfp4, an exponent shared by 16 values, by these public sources:
 
@@ -11,7 +11,7 @@ Block floating point is that of Tenstorrent's Bfp8 and Bfp4, an exponent shared 
 - rounding and its overflow: the host's packer of tt-metal (`tt_metal/impl/data_format/blockfloat_common.cpp`): to
   nearest, ties to even; what rounds up beyond the last magnitude becomes the last magnitude, and the exponent stays.
 
-Where sources disagree, and what is done here:
+The sources disagree on these points, which are decided here:
 
 - Ties: the packer rounds to even (tt-metal pull request 16997), the devices away from zero (issue 15889). Even.
 - Bfp4: the devices round to 7 bits and cut off to 3 (issue 57410), the packer rounds to 3 bits at once. At once.
@@ -21,9 +21,9 @@ Where sources disagree, and what is done here:
   every value. A larger value becomes the largest one (65,024 for Bfp8); below the range the exponent stays at its
   smallest, and what is less than half a unit there becomes zero. (The packer gives such values a leading 1 that
   they do not have.)
-- Values that are no numbers: the devices know none. Here NaN and ±Inf stay what they are and have no part in the
-  exponent, so that a fault of a model is not hidden and the neighbours of an attention mask's -Inf stay whole.
-- Zero: the packer makes -0 and what rounds to it +0, since the pattern means something else; so it is here.
+- NaN and ±Inf: the devices have none. Here they are unchanged and do not affect the exponent, so that a model's fault
+  is not hidden and the neighbours of an attention mask's -Inf stay exact.
+- Zero: the packer turns -0 and values that round to it into +0, since their pattern has another meaning; so it is here.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ UNIT_ROUNDOFF = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 # Root mean square error of one contraction over 1,024 products, relative to that of the result and in units of
 # roundoff: IREE 3.13 on llvm-cpu and torch 2.13 eager on CPU, added as independent errors. Measured for normal
 # values: IREE 9.4 and torch 4.2 in f32, 9.8 and 0.4 in f16 (IREE sums in f16, torch in f32), 2.4 and 0.4 in bf16.
-_CONTRACTION = {"f32": 10.3, "f16": 9.8, "bf16": 2.5}
+_CONTRACTION_ERRORS = {"f32": 10.3, "f16": 9.8, "bf16": 2.5}
 # Inputs narrowed to b bits and summed in f32: measured 0.6 units of their roundoff, for f16 and bf16 alike.
-_NARROWED = 0.6
-# For contractions of up to 4,096 products (the error of a sum grows with its root), and what lies between them.
-_SAFETY = 2.0
-# The worst of n values by its rms: 4.9 for n = 10^6 normal errors, relative to a largest value of as many rms.
-_PEAK = 4.0
-# Operators of ONNX.
-_CONTRACTIONS = frozenset({"MatMul", "Gemm", "MatMulInteger", "Conv", "ConvTranspose", "Einsum"})
+_NARROWING_ERROR = 0.6
+# The factor is for contractions of up to 4,096 products (a sum's error grows with its root), and operators between.
+_SAFETY_FACTOR = 2.0
+# The ratio of peak to rms: the worst of 10^6 normal errors is 4.9 rms, relative to a largest value of as many rms.
+_PEAK_FACTOR = 4.0
+# ONNX's operators that are contractions.
+_CONTRACTION_OPERATORS = frozenset({"MatMul", "Gemm", "MatMulInteger", "Conv", "ConvTranspose", "Einsum"})
 
 
 class DataFormat(Enum):
@@ -65,8 +65,8 @@ class DataFormat(Enum):
 
     Block formats (Bfp…) are emulated: weights lie on the grid of the format and are held in the
     nearest type of IREE, in which every value of the grid is exact: magnitudes of 7 bits fit the 8 significant bits
-    of bf16 and the 11 of f16, and the exponents are bfloat16's and float16's own. So arithmetic, memory and speed
-    are those of the type that holds them.
+    of bf16 and the 11 of f16, and the exponents are bfloat16's and float16's. So arithmetic, memory and speed
+    are those of that type.
     """
 
     FP32 = "Fp32"
@@ -79,7 +79,7 @@ class DataFormat(Enum):
 
     @property
     def element_type(self) -> str:
-        """Type of weights and activations in IREE's spelling: f32, f16 or bf16."""
+        """The type of weights and activations in IREE's spelling: f32, f16 or bf16."""
         if self is DataFormat.FP32:
             return "f32"
         return "bf16" if self.value.endswith("_b") else "f16"
@@ -91,18 +91,18 @@ class DataFormat(Enum):
 
     @property
     def emulated(self) -> bool:
-        """Whether it is a block format, which IREE has no type for."""
+        """True if it is a block format, for which IREE has no type."""
         return self.value.startswith("Bfp")
 
     @property
     def label(self) -> str:
-        """For reports: the name, and what stands for it where it is emulated."""
+        """The name for reports, with the element type if it is emulated."""
         return f"{self.value} (emulated in {self.element_type})" if self.emulated else self.value
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far a tensor of results may be from torch's.
+    """The limits of a result tensor's differences from torch's.
 
     Attributes:
         rms: root mean square of the differences, as a share of the root mean square of the expected values.
@@ -114,29 +114,29 @@ class Tolerance:
 
 
 def find_tolerance(element_type: str, contractions: int, contraction_type: str = "") -> Tolerance:
-    """The tolerance of a model's outputs against torch eager with the same rounded weights in the same type.
+    """Return the tolerance of a model's outputs against torch eager with the same rounded weights in the same type.
 
-    Errors of contractions that follow each other are independent: they add up by the root of their number. One
-    contraction contributes what was measured (see the constants of this module) in units of the type's roundoff,
-    plus the rounding of its inputs where the compiler narrows them; a safety factor of 2 stands on top.
-    Examples, as `rms`: 12 layers of 6 contractions are held to 1.0e-5 in f32, 0.081 in f16 and 0.17 in bf16.
+    Errors of successive contractions are independent: they grow with the root of their number. One contraction
+    contributes its measured error (see the constants of this module) in units of the type's roundoff, plus the
+    rounding of its inputs where the compiler narrows them; the sum is multiplied by a safety factor of 2.
+    Examples of `rms`: the limits of 12 layers of 6 contractions are 1.0e-5 in f32, 0.081 in f16 and 0.17 in bf16.
 
     Args:
-        element_type: f32, f16 or bf16; block formats have the tolerance of the type that holds them.
-        contractions: how many lie behind each other on the longest way through the model; at least 1.
+        element_type: f32, f16 or bf16; block formats have the tolerance of their element type.
+        contractions: number of contractions on the longest path through the model; at least 1.
         contraction_type: f16 or bf16 where math fidelity narrows the inputs of contractions.
     """
     if contractions < 1:
-        raise ValueError(f"{contractions} contractions: at least one expected")
-    own = UNIT_ROUNDOFF[element_type]
-    error = _CONTRACTION[element_type] * own
-    if contraction_type and UNIT_ROUNDOFF[contraction_type] > own:
-        error = math.hypot(error, _NARROWED * UNIT_ROUNDOFF[contraction_type])
-    rms = _SAFETY * error * math.sqrt(contractions)
-    return Tolerance(rms, _PEAK * rms)
+        raise ValueError(f"{contractions} contractions: expected at least one")
+    roundoff = UNIT_ROUNDOFF[element_type]
+    error = _CONTRACTION_ERRORS[element_type] * roundoff
+    if contraction_type and UNIT_ROUNDOFF[contraction_type] > roundoff:
+        error = math.hypot(error, _NARROWING_ERROR * UNIT_ROUNDOFF[contraction_type])
+    rms = _SAFETY_FACTOR * error * math.sqrt(contractions)
+    return Tolerance(rms, _PEAK_FACTOR * rms)
 
 
-# How many values share an exponent of a block format.
+# The number of values that share an exponent in a block format.
 BLOCK = 16
 
 
@@ -158,9 +158,9 @@ BLOCK_FORMATS = {
 
 
 def round_weights(array: NDArray[Any], form: DataFormat) -> NDArray[np.float32]:
-    """Weights as the data format has them: float32 values, each of which the format's element type holds exactly.
+    """Round weights to a data format: float32 values, each of which the format's element type represents exactly.
 
-    Fp16 and Fp16_b round to nearest, ties to even; what Fp16 cannot hold becomes infinite, as in torch. The block
+    Fp16 and Fp16_b round to nearest, ties to even; values beyond Fp16's range become infinite, as in torch. The block
     formats share exponents along the last axis. The array itself is never changed or returned.
     """
     import numpy as np  # noqa: PLC0415 - options are read without it
@@ -173,74 +173,75 @@ def round_weights(array: NDArray[Any], form: DataFormat) -> NDArray[np.float32]:
             return values.astype(np.float16).astype(np.float32)
     if form is not DataFormat.FP16_B:
         return values
-    # The upper 16 bits, without ml_dtypes, which a torch environment may lack. Half a unit less one, and one more where
-    # the last bit that stays is odd: a tie goes up only from there.
+    # The upper 16 bits are rounded without ml_dtypes, which a torch environment may lack: half a unit less one is
+    # added, and one more if the last remaining bit is odd: only then a tie rounds up.
     bits = values.view(np.uint32)
-    raised = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
-    return np.where(np.isfinite(values), raised, bits).view(np.float32)
+    rounded_bits = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    return np.where(np.isfinite(values), rounded_bits, bits).view(np.float32)
 
 
 def round_to_blocks(values: NDArray[Any], form: BlockFormat) -> NDArray[np.float32]:
-    """Round to a block floating point format; the result has the shape of the values and no memory of theirs.
+    """Round to a block floating point format; the result has the shape of the values and shares no memory with them.
 
-    Blocks are 16 values along the last axis, the last one shorter where they do not divide it; an array without
-    axes is a block of one.
+    Blocks are 16 values along the last axis, the last one shorter if they do not divide it; an array without axes is
+    a block of one.
 
     Returns:
-        float32, each value a multiple of its block's unit. A value that the largest magnitude of its block cuts
-        off is less than a unit away, all others at most half a unit.
+        float32, each value a multiple of its block's unit. A value that is clipped to the largest magnitude of its
+        block is less than a unit away, all others at most half a unit.
     """
     import numpy as np  # noqa: PLC0415 - options are read without it
 
     with np.errstate(over="ignore"):
-        whole = np.asarray(values, dtype=np.float32)
-    length = whole.shape[-1] if whole.ndim else 1
-    rows = whole.reshape((-1, length)) if length else np.zeros((0, 0), np.float32)
-    padded = np.zeros((len(rows), -(-length // BLOCK) * BLOCK), np.float32)
-    padded[:, :length] = rows
-    blocks = padded.reshape((-1, BLOCK))
+        floats = np.asarray(values, dtype=np.float32)
+    length = floats.shape[-1] if floats.ndim else 1
+    rows = floats.reshape((-1, length)) if length else np.zeros((0, 0), np.float32)
+    padded_rows = np.zeros((len(rows), -(-length // BLOCK) * BLOCK), np.float32)
+    padded_rows[:, :length] = rows
+    blocks = padded_rows.reshape((-1, BLOCK))
     finite = np.isfinite(blocks)
     numbers = np.where(finite, blocks, np.float32(0))
-    # frexp gives 0.5 ≤ fraction < 1, one more than the exponent of 1.f; 0 for 0, which any exponent fits.
+    # frexp returns 0.5 ≤ fraction < 1, and one more than the exponent of 1.f; 0 for 0, which any exponent fits.
     _, exponents = np.frexp(np.abs(numbers).max(axis=1, initial=0.0))
     exponents = np.clip(exponents - 1, form.least_exponent, form.greatest_exponent)
     scale = np.ldexp(np.float32(1), exponents - (form.magnitude_bits - 1))[:, np.newaxis]
-    last = np.float32(2**form.magnitude_bits - 1)
-    # A division by a power of two is exact, but for quotients far below a half; `rint` takes ties to even.
-    magnitudes = np.clip(np.rint(numbers / scale), -last, last)
-    # Adding zero makes -0 to +0.
-    rounded = np.where(finite, magnitudes * scale + np.float32(0), blocks)
-    return rounded.reshape(padded.shape)[:, :length].reshape(whole.shape)
+    max_magnitude = np.float32(2**form.magnitude_bits - 1)
+    # A division by a power of two is exact, except for quotients far below a half; `rint` rounds ties to even.
+    magnitudes = np.clip(np.rint(numbers / scale), -max_magnitude, max_magnitude)
+    # Adding zero turns -0 into +0.
+    results = np.where(finite, magnitudes * scale + np.float32(0), blocks)
+    return results.reshape(padded_rows.shape)[:, :length].reshape(floats.shape)
 
 
 def read_contractions(path: Path) -> int:
-    """The same for a file; its weights are not read."""
-    import onnx  # noqa: PLC0415 - graphs can be given by those who have it
+    """Count the longest contractions of a file (see `count_longest_contractions`); its weights are not read."""
+    import onnx  # noqa: PLC0415 - only files need it, and callers with graphs have it
 
     return count_longest_contractions(onnx.load(str(path), load_external_data=False).graph)
 
 
 def count_longest_contractions(graph: Any, outer: dict[str, int] | None = None) -> int:
-    """The largest number of contractions on a way from an input to an output.
+    """Return the largest number of contractions on a path from an input to an output.
 
     Matrix products, convolutions, transposed ones and Einsum count. A branch or the body of a loop counts as if it
     ran once.
 
     Args:
-        graph: an ONNX GraphProto, sorted as ONNX demands: values before those who use them. Its functions are
-            inlined.
-        outer: the longest way to each value around it, of a graph inside another one.
+        graph: an ONNX GraphProto, sorted as ONNX demands: values before their users. Its functions are inlined.
+        outer: for a graph inside another one, the longest path to each of the outer graph's values.
     """
-    ways = dict(outer or {})
+    path_lengths = dict(outer or {})
     longest = 0
     for node in graph.node:
-        before = max((ways.get(name, 0) for name in node.input), default=0)
-        # What an inner graph takes from around it is on its ways already.
+        input_length = max((path_lengths.get(name, 0) for name in node.input), default=0)
+        # The paths of an inner graph include those of the outer values that it uses.
         graphs = [
-            graph for item in node.attribute for graph in (*([item.g] if item.HasField("g") else []), *item.graphs)
+            graph
+            for attribute in node.attribute
+            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
         ]
-        inside = max((count_longest_contractions(inner, ways) for inner in graphs), default=0)
-        way = max(before + (node.op_type in _CONTRACTIONS), inside)
-        ways.update((name, way) for name in node.output if name)
-        longest = max(longest, way)
+        inner_length = max((count_longest_contractions(inner, path_lengths) for inner in graphs), default=0)
+        length = max(input_length + (node.op_type in _CONTRACTION_OPERATORS), inner_length)
+        path_lengths.update((name, length) for name in node.output if name)
+        longest = max(longest, length)
     return longest

@@ -1,7 +1,7 @@
-"""Benchmark models: the decorator that declares one, how folders of them are loaded, and the call of one with options.
+"""Benchmark models: the decorator that declares one, loading of models folders, and calling a model with options.
 
 The form is that of PyBuda's `benchmark.py` (docs/how-to/bench-models.md). A file of a models folder is imported for
-`--list` too, in a Python that may lack torch: nothing here imports more than the standard library.
+`--list` too, in a Python that may lack torch: this module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 from iree_gauntlet.errors import GauntletError, Problem, UsageError
 from iree_gauntlet.settings import resolve_links, shown
 from iree_gauntlet.torch_models.declarations import (
-    FROM_PYBUDA,
     INSTALL_HINT,
+    PYBUDA_HINT,
     Declaration,
     DeclarationError,
     Function,
     collect_declarations,
-    find_given_by_name,
+    find_named_parameters,
     make_decorator,
     make_failure_problem,
-    make_unknown_name,
+    make_unknown_name_error,
     sort_by_name,
 )
 
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
     from iree_gauntlet.torch_models.build_files import BuildOptions, BuildPlan
 
 
-# What a model function may take, each by its name.
-PASSED = ("training", "config", "force_num_layers", "microbatch", "dataformat")
+# The keyword parameters that a model function may have.
+MODEL_PARAMETERS = ("training", "config", "force_num_layers", "microbatch", "dataformat")
 
-_CONFIG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
-_PYBUDAS = frozenset({"devtype", "arch", "data_type", "math_fidelity"})
+_CONFIG_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+_PYBUDA_NAMES = frozenset({"devtype", "arch", "data_type", "math_fidelity"})
 
-_PREFIX = "_gauntlet_models_"
-_EXAMPLE = "a model is a function under @benchmark_model, see docs/how-to/bench-models.md"
+_PACKAGE_PREFIX = "_gauntlet_models_"
+_DECLARATION_HINT = "a model is a function under @benchmark_model, see docs/how-to/bench-models.md"
 _LATE_IMPORT = "; a file that imports it inside its functions can be listed without it"
 
 
 class ModelError(DeclarationError):
     """Benchmark models that cannot be used as they are written; holds every problem with its file and line."""
 
-    files = "benchmark models"
+    files_noun = "benchmark models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,26 +77,26 @@ class OnHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generative:
-    """A model that makes tokens one after the other, keeping a cache on the device between them.
+    """A model that generates tokens one after the other, with a cache that stays on the device.
 
     Both modules are compiled; they may share weights, which then count once. All shapes are fixed: a cache has
-    room for `position + tokens - 1` entries from the start, and `decode` masks those that are not written yet.
+    `position + tokens - 1` entries from the start, and `decode` masks those that are not written yet.
 
         logits, *state = prefill(*inputs)
         repeat tokens - 1 times, with position, position + 1, ...:
             token = argmax(logits)
             logits, *new = decode(token, position, *state);  state[:len(new)] = new
 
-    So what changes comes first in the state (the decoder's own keys and values), and what prefill computes once
-    (the keys and values of an encoder's output) comes after it and is not returned by `decode`.
+    So the parts of the state that change come first (the decoder's keys and values); those that prefill computes once
+    (the keys and values of an encoder's output) come after them and are not returned by `decode`.
 
     Attributes:
         prefill: takes the inputs; returns the logits of the next token, [batch, vocabulary], and the state.
         decode: takes the token, int64 [batch, 1], its position, int64 [1], and the state; returns the logits of
             the next token, and the new values of the first parts of the state.
-        inputs: of `prefill`, torch tensors.
-        position: of the token that `decode` is given first: the length of the prompt.
-        tokens: how many are made for each sample, the one that prefill gives included.
+        inputs: inputs of `prefill`, torch tensors.
+        position: position of the first token that `decode` gets: the length of the prompt.
+        tokens: number of tokens to generate for each sample, including that of prefill.
     """
 
     prefill: Module
@@ -107,12 +107,12 @@ class Generative:
 
 
 def on_device(module: Module) -> OnDevice:
-    """Say that a module runs on the device."""
+    """Mark a module to run on the device."""
     return OnDevice(module)
 
 
 def on_host(module: Module) -> OnHost:
-    """Say that a module runs in torch on the host; the time that it takes is measured with the device's."""
+    """Mark a module to run in torch on the host; its time is measured together with the device's."""
     return OnHost(module)
 
 
@@ -121,7 +121,7 @@ class BenchmarkModel(Declaration):
     """A declared model; its name is that of the function.
 
     Attributes:
-        accepts: those of `PASSED` that the function takes.
+        accepts: the parameters of `MODEL_PARAMETERS` that the function takes.
     """
 
     function: Callable[..., Any] = field(repr=False)
@@ -131,23 +131,23 @@ class BenchmarkModel(Declaration):
     required: frozenset[str]
     module: str
 
-    what: ClassVar[str] = "a model"
-    documented: ClassVar[str] = "see docs/how-to/bench-models.md"
+    noun: ClassVar[str] = "a model"
+    docs_reference: ClassVar[str] = "see docs/how-to/bench-models.md"
     error: ClassVar[type[DeclarationError]] = ModelError
 
     @classmethod
     def hint(cls, function: Callable[..., Any]) -> str:
-        """Of a function of PyBuda's own, what becomes of it here."""
-        return cls.documented if _PYBUDAS.isdisjoint(inspect.signature(function).parameters) else FROM_PYBUDA
+        """Return a hint about PyBuda's models for a function with its parameters, else the documentation."""
+        return cls.docs_reference if _PYBUDA_NAMES.isdisjoint(inspect.signature(function).parameters) else PYBUDA_HINT
 
     @classmethod
     def check_name(cls, name: object, messages: list[str]) -> None:
-        """Refuse a lambda's."""
+        """Reject a lambda's name."""
         if not str(name).isidentifier():
-            messages.append(f"{name} is no name of a model; declare it with def")
+            messages.append(f"{name} is not a valid model name; declare the function with def")
 
     def parameter_count(self, config: str | None = None) -> int | None:
-        """The declared number of parameters of a configuration; None where nothing is declared."""
+        """Return the declared number of parameters of a configuration; None without a declaration."""
         return self.parameters.get(config or "")
 
 
@@ -168,24 +168,24 @@ def benchmark_model(
     configs: Sequence[str] | None = None,
     parameters: Mapping[str, int] | int | None = None,
 ) -> Callable[..., Any]:
-    """Declare a function as a model that can be benchmarked; its name is the model's. The function stays as it is.
+    """Declare a function as a model that can be benchmarked; its name is the model's. The function stays unchanged.
 
-    The function takes `training: bool`, `config: str` where there are configurations, and, where they mean
-    something to it, `force_num_layers`, `microbatch` and `dataformat`. It returns a list of torch modules,
+    The function takes `training: bool`, `config: str` if there are configurations, and, if it supports them,
+    `force_num_layers`, `microbatch` and `dataformat`. It returns a list of torch modules,
     `[device]` or `[pre, device, post]`, and a list of input tensors; of two modules, one is marked with `on_host`
     or `on_device`. A model that generates tokens returns a `Generative`.
 
     Args:
-        function: where the decorator stands without parentheses.
+        function: the function, if the decorator has no parentheses.
         configs: the names of the configurations.
-        parameters: number of parameters by configuration, one number where there are none; shown in lists, and
+        parameters: number of parameters by configuration, one number without configurations; shown in lists, and
             checked whenever the model is built.
 
     Raises:
-        ModelError: where the function cannot be called by these names, or they contradict the decorator.
+        ModelError: if the function has other parameters, or they contradict the decorator.
     """
 
-    def fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
+    def read_fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
         names = _check_configs(configs, messages)
         accepts, required = _read_signature(function, names, messages)
         return {
@@ -196,7 +196,7 @@ def benchmark_model(
             "module": function.__module__,
         }
 
-    declare = make_decorator(BenchmarkModel, fields)
+    declare = make_decorator(BenchmarkModel, read_fields)
     return declare if function is None else declare(function)
 
 
@@ -207,29 +207,33 @@ def _check_configs(configs: object, messages: list[str]) -> tuple[str, ...]:
         messages.append(f'configs is a list of names, ["tiny", "base"], not {configs!r}')
         return ()
     messages.extend(
-        f"configs: {name!r} is no name; letters, digits and . _ + - make one"
+        f"configs: {name!r} is not a valid name: use letters, digits and . _ + -"
         for name in configs
-        if not isinstance(name, str) or not _CONFIG.fullmatch(name)
+        if not isinstance(name, str) or not _CONFIG_NAME.fullmatch(name)
     )
     names = tuple(dict.fromkeys(str(name) for name in configs))
     if len(names) < len(configs):
-        messages.append(f"configs names one configuration twice: {list(configs)}")
+        messages.append(f"configs lists a configuration twice: {list(configs)}")
     return names
 
 
 def _read_signature(
     function: Callable[..., Any], configs: tuple[str, ...], messages: list[str]
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """What the function takes, and what of it has no default."""
-    found = find_given_by_name(function, PASSED, f"options give {', '.join(PASSED)}", messages)
+    """Return the function's parameters, and those of them without a default."""
+    required_by_name = find_named_parameters(
+        function, MODEL_PARAMETERS, f"options give {', '.join(MODEL_PARAMETERS)}", messages
+    )
     parameters = inspect.signature(function).parameters
     if "training" not in parameters:
         messages.append("it has no parameter `training: bool`")
     if configs and "config" not in parameters:
-        messages.append("the decorator names configs, and it has no parameter `config: str`")
-    if "config" in found and not configs:
-        messages.append('it has a parameter config, and the decorator names none: @benchmark_model(configs=["tiny"])')
-    return frozenset(found), frozenset(name for name, needed in found.items() if needed)
+        messages.append("the decorator lists configs, but the function has no parameter `config: str`")
+    if "config" in required_by_name and not configs:
+        messages.append(
+            'the function has a parameter config, but no configs are declared: @benchmark_model(configs=["tiny"])'
+        )
+    return frozenset(required_by_name), frozenset(name for name, is_required in required_by_name.items() if is_required)
 
 
 def _check_parameters(parameters: object, configs: tuple[str, ...], messages: list[str]) -> dict[str, int]:
@@ -237,136 +241,136 @@ def _check_parameters(parameters: object, configs: tuple[str, ...], messages: li
         return {}
     if isinstance(parameters, Mapping):
         if not configs:
-            messages.append("parameters is one number where there are no configs")
+            messages.append("parameters must be one number if there are no configs")
             return {}
         counts = dict(parameters)
         unknown = [name for name in counts if name not in configs]
         if unknown:
             messages.append(f"parameters: no configuration is named {', '.join(map(repr, unknown))}")
     elif configs:
-        messages.append("parameters is a mapping of each configuration to its number where there are configs")
+        messages.append("parameters must map each configuration to its number if there are configs")
         return {}
     else:
         counts = {"": parameters}
     messages.extend(
-        f"parameters: {count!r} is no number of parameters"
+        f"parameters: {count!r} is not a number of parameters"
         for count in counts.values()
         if not isinstance(count, int) or isinstance(count, bool) or count < 1
     )
     return counts
 
 
-def discover(folders: Sequence[Path], passed_over: list[Problem] | None = None) -> dict[str, BenchmarkModel]:
+def discover(folders: Sequence[Path], skipped_problems: list[Problem] | None = None) -> dict[str, BenchmarkModel]:
     """Import every `*.py` of models folders whose name does not start with `_`, and collect the models by name.
 
-    Each folder is a package of a private name, so that files of one name in two folders do not meet and files
-    import their siblings relatively (`from ._layers import Attention`). A folder is read again with every call.
+    Each folder is a package with a private name, so that equal file names in two folders do not conflict and files
+    import their siblings relatively (`from ._layers import Attention`). Each call reads the folders again.
 
     Args:
-        folders: where to look.
-        passed_over: takes in every problem of every file; None for an error.
+        folders: the models folders.
+        skipped_problems: list that collects every problem of every file; None to raise an error.
 
     Raises:
         ModelError: with every problem of every file.
     """
-    declared: list[Declaration] = []
+    declarations: list[Declaration] = []
     problems: list[Problem] = []
     for folder in dict.fromkeys(resolve_links(folder) for folder in folders):
-        with collect_declarations() as found:
-            wrong = _load_folder(folder)
-        declared += found
-        problems += wrong
-        if not found and not wrong:
-            problems.append(Problem(str(shown(folder)), 0, "", "none of its files declares a model", _EXAMPLE))
-    models = sort_by_name(declared, BenchmarkModel, problems)
+        with collect_declarations() as folder_declarations:
+            folder_problems = _load_folder(folder)
+        declarations += folder_declarations
+        problems += folder_problems
+        if not folder_declarations and not folder_problems:
+            problems.append(Problem(str(shown(folder)), 0, "", "no file in it declares a model", _DECLARATION_HINT))
+    models = sort_by_name(declarations, BenchmarkModel, problems)
     problems = list(dict.fromkeys(problems))
-    if passed_over is not None:
-        passed_over += problems
+    if skipped_problems is not None:
+        skipped_problems += problems
     elif problems:
         raise ModelError(problems)
     return models
 
 
 def find_model(models: dict[str, BenchmarkModel], name: str) -> BenchmarkModel:
-    """The model of a name."""
+    """Return the model of a name."""
     if name not in models:
-        raise make_unknown_name(f"there is no benchmark model {name!r}", name, models)
+        raise make_unknown_name_error(f"no such benchmark model: {name!r}", name, models)
     return models[name]
 
 
-def load_alone(file: Path, prefix: str) -> tuple[list[Declaration], list[Problem]]:
-    """Runs a file by itself, whatever was run before: what it declares, and what is wrong with it.
+def load_isolated(file: Path, prefix: str) -> tuple[list[Declaration], list[Problem]]:
+    """Run a file independently of earlier runs; return its declarations and its problems.
 
     Args:
-        file: of any name.
-        prefix: of the private name that its module has: dataclasses and torch.compile look their modules up.
+        file: the file; its name may be any.
+        prefix: prefix of its module's private name: dataclasses and torch.compile look their modules up.
     """
-    with collect_declarations() as declared:
-        return declared, _find_problems(lambda: _run(file, _make_private_name(prefix, file)), file, file)
+    with collect_declarations() as declarations:
+        return declarations, _collect_problems(lambda: _run(file, _make_private_name(prefix, file)), file, file)
 
 
 def find_sources(model: BenchmarkModel) -> tuple[Path, ...]:
-    """The files of its folder that a model is made from: its own, and those that it imports, sorted.
+    """Return the source files of a model in its folder: its file, and those that it imports, sorted.
 
-    Imports are read from the source, those inside functions too; one that is made with `importlib` is not seen.
+    Imports are read from the source, including those inside functions; imports by `importlib` are not seen.
     """
-    # The models folder: a model may be declared in a package inside it.
+    # The root is the models folder; a model may be declared in a package inside it.
     depth = model.module.count(".")
     root = model.file.parents[depth if model.file.name == "__init__.py" else depth - 1]
-    # A package's __init__.py runs before what lies in it.
+    # A package's __init__.py runs before its modules.
     packages = [folder for folder in model.file.parents if folder.is_relative_to(root)]
     try:
-        return find_reached_files([model.file, *(folder / "__init__.py" for folder in packages)], root)
+        return find_imported_files([model.file, *(folder / "__init__.py" for folder in packages)], root)
     except SyntaxError as error:
         raise ModelError([make_failure_problem(error, root, model.file, 0, "")]) from error
 
 
-def find_reached_files(starts: Iterable[Path], root: Path, package: str = "") -> tuple[Path, ...]:
-    """Files below a folder that some of them run: those themselves and what they import, sorted.
+def find_imported_files(starts: Iterable[Path], root: Path, package: str = "") -> tuple[Path, ...]:
+    """Return the files below a folder that the start files run: these files and their imports, sorted.
 
-    `package`: the folder's name, under which its files import each other; empty where they do so relatively.
+    `package`: the folder's package name, for absolute imports; empty if its files import each other relatively.
 
     Raises:
-        SyntaxError: one of them is no Python.
+        SyntaxError: one of them is not valid Python.
     """
-    found: set[Path] = set()
-    waiting = list(starts)
-    while waiting:
-        file = waiting.pop()
-        if file not in found and file.is_file():
-            found.add(file)
-            for node in _walk_executed(ast.parse(file.read_bytes(), filename=str(file))):
+    files: set[Path] = set()
+    queue = list(starts)
+    while queue:
+        file = queue.pop()
+        if file not in files and file.is_file():
+            files.add(file)
+            for node in _walk_runtime_nodes(ast.parse(file.read_bytes(), filename=str(file))):
                 if isinstance(node, ast.ImportFrom):
-                    waiting += _find_imported(node, file, root, package)
-    return tuple(sorted(found))
+                    queue += _list_import_candidates(node, file, root, package)
+    return tuple(sorted(files))
 
 
-def _walk_executed(tree: ast.AST) -> Iterator[ast.AST]:
-    """All of a file but for what only type checkers read."""
+def _walk_runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield all nodes of a file except those that only type checkers read."""
     for node in ast.iter_child_nodes(tree):
         if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
             yield node
-            yield from _walk_executed(node)
+            yield from _walk_runtime_nodes(node)
 
 
-def _find_imported(node: ast.ImportFrom, file: Path, root: Path, package: str) -> Iterator[Path]:
-    """What an import may run below a folder: modules, and the `__init__.py` of every package on the way."""
-    words = node.module.split(".") if node.module else []
+def _list_import_candidates(node: ast.ImportFrom, file: Path, root: Path, package: str) -> Iterator[Path]:
+    """Yield the files that an import may run below a folder: modules, and the `__init__.py` of parent packages."""
+    parts = node.module.split(".") if node.module else []
     if node.level:
-        place = file.parents[node.level - 1]
+        path = file.parents[node.level - 1]
     elif package and f"{node.module}.".startswith(f"{package}."):
-        place, words = root, words[len(package.split(".")) :]
+        path, parts = root, parts[len(package.split(".")) :]
     else:
         return
-    if not place.is_relative_to(root):
+    if not path.is_relative_to(root):
         return
-    for word in words:
-        place /= word
-        yield place.with_suffix(".py")
-        yield place / "__init__.py"
+    for part in parts:
+        path /= part
+        yield path.with_suffix(".py")
+        yield path / "__init__.py"
     for alias in node.names:
-        yield place / f"{alias.name}.py"
-        yield place / alias.name / "__init__.py"
+        yield path / f"{alias.name}.py"
+        yield path / alias.name / "__init__.py"
 
 
 def _make_private_name(prefix: str, path: Path) -> str:
@@ -378,15 +382,15 @@ def _load_folder(folder: Path) -> list[Problem]:
         raise UsageError(f"no models folder {shown(folder)}", "name an existing folder with --models_dir")
     files = sorted(path for path in folder.glob("*.py") if not path.name.startswith(("_", ".")) and path.is_file())
     if not files:
-        raise UsageError(f"no *.py files in the models folder {shown(folder)}", _EXAMPLE)
-    package = _make_private_name(_PREFIX, folder)
+        raise UsageError(f"no *.py files in the models folder {shown(folder)}", _DECLARATION_HINT)
+    package = _make_private_name(_PACKAGE_PREFIX, folder)
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
         del sys.modules[name]
     importlib.invalidate_caches()
     init = folder / "__init__.py"
     problems: list[Problem] = []
     if init.is_file():
-        problems += _find_problems(lambda: _run(init, package, folder), folder, init)
+        problems += _collect_problems(lambda: _run(init, package, folder), folder, init)
     else:
         sys.modules[package] = ModuleType(package)
         sys.modules[package].__path__ = [str(folder)]
@@ -395,12 +399,12 @@ def _load_folder(folder: Path) -> list[Problem]:
             hint = f"rename it to {file.stem.partition('.')[0]}.py"
             problems.append(Problem(str(shown(file)), 0, "", "a module's name has no dot", hint))
         else:
-            problems += _find_problems(partial(importlib.import_module, f"{package}.{file.stem}"), folder, file)
+            problems += _collect_problems(partial(importlib.import_module, f"{package}.{file.stem}"), folder, file)
     return problems
 
 
 def _run(file: Path, name: str, folder: Path | None = None) -> None:
-    """Runs a file as the module of a name; with a folder, as its package."""
+    """Run a file as the module of a name; with a folder, as its package."""
     search = None if folder is None else [str(folder)]
     loader = SourceFileLoader(name, str(file))
     spec = importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=search)
@@ -409,30 +413,30 @@ def _run(file: Path, name: str, folder: Path | None = None) -> None:
     loader.exec_module(sys.modules[name])
 
 
-def _find_problems(run: Callable[[], object], folder: Path, file: Path) -> list[Problem]:
-    """What is wrong with a file that is run."""
+def _collect_problems(run: Callable[[], object], folder: Path, file: Path) -> list[Problem]:
+    """Run a file, and return its problems."""
     try:
         run()
     except DeclarationError as error:
         return error.problems
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a file of a user may raise anything, and is named for it
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's file may raise anything, and the error has its name
         problem = make_failure_problem(error, folder, file, 0, "")
         return [replace(problem, hint=problem.hint + _LATE_IMPORT) if problem.hint == INSTALL_HINT else problem]
     return []
 
 
-_Told = TypeVar("_Told", bound="BuildOptions")
+_Options = TypeVar("_Options", bound="BuildOptions")
 
 _SEED = 0
-_SHAPE = "return [device] or [pre, device, post], and a list of input tensors: return [module], [x]"
-_MARK = "of two modules, mark one: return [on_host(pre), device], [x]"
+_FORM = "return [device] or [pre, device, post], and a list of input tensors: return [module], [x]"
+_MARK_HINT = "of two modules, mark one: return [on_host(pre), device], [x]"
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """Modules that run one after the other: `pre` and `post` in torch on the host, `device` compiled.
 
-    `pre` takes the inputs, each next module what the one before it returned.
+    `pre` takes the inputs, each next module the previous one's outputs.
     """
 
     pre: Module | None
@@ -443,7 +447,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A model, built."""
+    """A built model."""
 
     model: BenchmarkModel
     options: BuildOptions
@@ -452,46 +456,46 @@ class Instance:
     samples: int
 
 
-def check_options(model: BenchmarkModel, options: _Told) -> _Told:
-    """Refuse options that a model does not have, and name the configuration of a model that has one alone."""
-    known = ", ".join(model.configs)
+def check_options(model: BenchmarkModel, options: _Options) -> _Options:
+    """Reject options that a model lacks, and return them with the configuration of a model that has only one."""
+    config_names = ", ".join(model.configs)
     if options.config is None and len(model.configs) == 1:
         options = replace(options, config=model.configs[0])
     if model.configs and options.config is None:
-        raise UsageError(f"{model.name}: no configuration is named", f"-c with one of {known}")
+        raise UsageError(f"{model.name}: no configuration is named", f"-c with one of {config_names}")
     if options.config is not None and options.config not in model.configs:
-        have = f"it has {known}" if model.configs else "it has none: leave out -c"
-        raise UsageError(f"{model.name}: there is no configuration {options.config!r}", have)
+        hint = f"it has {config_names}" if model.configs else "it has none: leave out -c"
+        raise UsageError(f"{model.name}: no such configuration: {options.config!r}", hint)
     if options.layers is not None:
-        _refuse_option(model, "force_num_layers", "--layers", options.layers)
+        _check_option(model, "force_num_layers", "--layers", options.layers)
     if options.microbatch is not None:
-        _refuse_option(model, "microbatch", "--microbatch", options.microbatch)
+        _check_option(model, "microbatch", "--microbatch", options.microbatch)
     return options
 
 
-def _refuse_option(model: BenchmarkModel, parameter: str, option: str, value: int) -> None:
+def _check_option(model: BenchmarkModel, parameter: str, option: str, value: int) -> None:
     if parameter not in model.accepts:
-        where = f"its function takes no {parameter}: {model.place}"
-        raise UsageError(f"{model.name}: {option} means nothing to this model", where)
+        hint = f"its function takes no {parameter}: {model.location}"
+        raise UsageError(f"{model.name}: {option} does not apply to this model", hint)
     if value < 1:
-        raise UsageError(f"{model.name}: {option} {value}", "a number of 1 or more is expected")
+        raise UsageError(f"{model.name}: {option} {value}", "expected a number of at least 1")
 
 
 def choose_arguments(model: BenchmarkModel, options: BuildOptions) -> dict[str, object]:
-    """What the function is called with by checked options: what it takes, less what is left to its defaults."""
-    given: dict[str, object] = {"training": options.training, "dataformat": options.dataformat}
-    given |= {} if options.config is None else {"config": options.config}
+    """Return the function's arguments for checked options, without those that are left to its defaults."""
+    arguments: dict[str, object] = {"training": options.training, "dataformat": options.dataformat}
+    arguments |= {} if options.config is None else {"config": options.config}
     if options.layers is not None or "force_num_layers" in model.required:
-        given |= {"force_num_layers": options.layers}
+        arguments |= {"force_num_layers": options.layers}
     if options.microbatch is not None or "microbatch" in model.required:
-        given |= {"microbatch": options.microbatch or 1}
-    return {name: value for name, value in given.items() if name in model.accepts}
+        arguments |= {"microbatch": options.microbatch or 1}
+    return {name: value for name, value in arguments.items() if name in model.accepts}
 
 
 def make_planned_model(plan: BuildPlan) -> Instance:
-    """Calls the function of a plan's model: the same weights and inputs in every process that makes it.
+    """Call the function of a plan's model; weights and inputs are the same in every process.
 
-    Torch's generator is seeded for functions that do not.
+    Torch's generator is seeded for functions that do not seed it.
     """
     import torch  # noqa: PLC0415 - only where models are built
 
@@ -504,7 +508,7 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
     """Call the model's function and check what it returns; in inference its modules are in evaluation mode.
 
     Raises:
-        ModelError: where the function fails, or returns something else than the documented forms, other
+        ModelError: if the function fails, or its result has another form than the documented ones, another number of
             samples than `microbatch`, or another number of parameters than the decorator declares.
     """
     options = check_options(model, options)
@@ -512,11 +516,13 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
         import torch  # noqa: PLC0415 - only where models are built
     except ModuleNotFoundError as error:
         raise GauntletError(f"{model.name} cannot be built: {error}", INSTALL_HINT) from error
-    with model.blamed():
+    with model.attribute_errors():
         returned = model.function(**choose_arguments(model, options))
-    content = arrange(model, returned, torch.nn.Module, torch.Tensor)
+    content = arrange_modules(model, returned, torch.nn.Module, torch.Tensor)
     if isinstance(content, Generative) and options.training:
-        raise UsageError(f"{model.name} generates: there is no training of it", f"leave out --training ({model.place})")
+        raise UsageError(
+            f"{model.name} is a generative model, which cannot be trained", f"leave out --training ({model.location})"
+        )
     if isinstance(content, Generative):
         modules = [content.prefill, content.decode]
     else:
@@ -525,83 +531,85 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
         for module in modules:
             module.eval()
     count = sum({id(weight): weight.numel() for module in modules for weight in module.parameters()}.values())
-    declared = model.parameter_count(options.config)
-    if declared is not None and options.layers is None and declared != count:
-        of = f" of {options.config}" if options.config else ""
-        raise model.problem(
-            f"the decorator declares {declared:,} parameters{of}, and the modules have {count:,}",
+    declared_count = model.parameter_count(options.config)
+    if declared_count is not None and options.layers is None and declared_count != count:
+        suffix = f" of {options.config}" if options.config else ""
+        raise model.make_error(
+            f"the decorator declares {declared_count:,} parameters{suffix}, and the modules have {count:,}",
             f"correct the decorator: parameters … {count}",
         )
     shape = list(content.inputs[0].shape)
     samples = int(shape[0]) if shape else 1
     if options.microbatch not in {None, samples}:
-        raise model.problem(
-            f"asked for a microbatch of {options.microbatch}, it returned a first input of shape {shape}",
+        raise model.make_error(
+            f"with a microbatch of {options.microbatch}, it returned a first input of shape {shape}",
             "the first dimension of the first input is the number of samples",
         )
     return Instance(model, options, content, count, samples)
 
 
-def arrange(model: BenchmarkModel, returned: object, module_type: type, tensor_type: type) -> Pipeline | Generative:
-    """Check what a model function returned, and say which module runs where."""
+def arrange_modules(
+    model: BenchmarkModel, returned: object, module_type: type, tensor_type: type
+) -> Pipeline | Generative:
+    """Check a model function's result, and assign its modules to host and device."""
     if isinstance(returned, Generative):
         for name in ("prefill", "decode"):
             module = getattr(returned, name)
             if not isinstance(module, module_type):
-                raise model.problem(f"{name} of its Generative is {_describe_kind(module)}, no torch.nn.Module")
+                raise model.make_error(f"{name} of its Generative is {_describe_type(module)}, not a torch.nn.Module")
         for name in ("position", "tokens"):
             value = getattr(returned, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise model.problem(f"{name} of its Generative is {value!r}; a number of 1 or more is expected")
+                raise model.make_error(f"{name} of its Generative is {value!r}; expected a number of at least 1")
         _check_inputs(model, returned.inputs, tensor_type)
         return returned
     if not isinstance(returned, list | tuple) or len(returned) != 2:
-        pybudas = isinstance(returned, tuple) and len(returned) == 4 and isinstance(returned[0], dict)
-        raise model.problem(
-            f"it returned {_describe_kind(returned)}", f"{_SHAPE}; {FROM_PYBUDA}" if pybudas else _SHAPE
+        is_pybuda_form = isinstance(returned, tuple) and len(returned) == 4 and isinstance(returned[0], dict)
+        raise model.make_error(
+            f"it returned {_describe_type(returned)}", f"{_FORM}; {PYBUDA_HINT}" if is_pybuda_form else _FORM
         )
     modules, inputs = returned
     if not isinstance(modules, list | tuple) or not 1 <= len(modules) <= 3:
-        raise model.problem(f"it returned {_describe_kind(modules)} where one to three modules are expected", _SHAPE)
+        raise model.make_error(f"it returned {_describe_type(modules)}, expected one to three modules", _FORM)
     for index, module in enumerate(modules):
         inner = module.module if isinstance(module, OnHost | OnDevice) else module
         if not isinstance(inner, module_type):
-            raise model.problem(f"module {index} is {_describe_kind(inner)}, no torch.nn.Module", _SHAPE)
-    pre, device, post = _place_modules(model, list(modules))
+            raise model.make_error(f"module {index} is {_describe_type(inner)}, not a torch.nn.Module", _FORM)
+    pre, device, post = _assign_modules(model, list(modules))
     return Pipeline(pre, device, post, _check_inputs(model, inputs, tensor_type))
 
 
-def _place_modules(model: BenchmarkModel, modules: list[Module]) -> tuple[Module | None, Module, Module | None]:
-    """Which module runs before the device's, on it and after it."""
+def _assign_modules(model: BenchmarkModel, modules: list[Module]) -> tuple[Module | None, Module, Module | None]:
+    """Return the modules before the device, on it and after it."""
     marks = [type(module) if isinstance(module, OnHost | OnDevice) else None for module in modules]
     if len(modules) == 2:
         if marks == [None, None]:
-            raise model.problem("it returned two modules, and nothing says which runs on the host", _MARK)
+            raise model.make_error("it returned two modules without marking the one that runs on the host", _MARK_HINT)
         first_on_host = marks[0] is OnHost or (marks[0] is None and marks[1] is OnDevice)
         expected = [OnHost, OnDevice] if first_on_host else [OnDevice, OnHost]
     else:
         expected = [OnDevice] if len(modules) == 1 else [OnHost, OnDevice, OnHost]
-    if any(mark not in {None, place} for mark, place in zip(marks, expected, strict=True)):
-        where = ", ".join("host" if mark is OnHost else "device" if mark is OnDevice else "?" for mark in marks)
-        raise model.problem(
-            f"its modules run on: {where}; exactly one runs on the device, with at most one either side", _SHAPE
+    if any(mark not in {None, position} for mark, position in zip(marks, expected, strict=True)):
+        positions = ", ".join("host" if mark is OnHost else "device" if mark is OnDevice else "?" for mark in marks)
+        raise model.make_error(
+            f"its modules run on: {positions}; exactly one must run on the device, at most one on either side", _FORM
         )
-    bare = [module.module if isinstance(module, OnHost | OnDevice) else module for module in modules]
-    at = expected.index(OnDevice)
-    return (bare[0] if at else None), bare[at], (bare[-1] if at < len(bare) - 1 else None)
+    plain = [module.module if isinstance(module, OnHost | OnDevice) else module for module in modules]
+    index = expected.index(OnDevice)
+    return ((plain[0] if index else None), plain[index], (plain[-1] if index < len(plain) - 1 else None))
 
 
 def _check_inputs(model: BenchmarkModel, inputs: object, tensor_type: type) -> tuple[Tensor, ...]:
     if not isinstance(inputs, list | tuple) or not inputs:
-        raise model.problem(f"it returned {_describe_kind(inputs)} where a list of input tensors is expected", _SHAPE)
+        raise model.make_error(f"it returned {_describe_type(inputs)}, expected a list of input tensors", _FORM)
     for index, tensor in enumerate(inputs):
         if not isinstance(tensor, tensor_type):
-            raise model.problem(f"input {index} is {_describe_kind(tensor)}, no torch.Tensor", _SHAPE)
+            raise model.make_error(f"input {index} is {_describe_type(tensor)}, not a torch.Tensor", _FORM)
     return tuple(inputs)
 
 
-def _describe_kind(value: object) -> str:
-    """A value as messages name it: what it is, not what is in it."""
+def _describe_type(value: object) -> str:
+    """Return a description of a value's type for messages, without its content."""
     if isinstance(value, list | tuple):
         return f"a {type(value).__name__} of {len(value)}"
     return "None" if value is None else f"an object of type {type(value).__qualname__}"

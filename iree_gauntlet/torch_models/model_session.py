@@ -1,4 +1,4 @@
-"""A model while it runs: torch makes and exports it, its programs are checked and measured, by steps of its chain."""
+"""Execution of a model's chain: torch builds and exports it, then its programs are checked and measured."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from iree_gauntlet.torch_models.torch_chain import CompiledProgram, TorchChain
 
 
-_LOGS = ("stdout.txt", "stderr.txt", PLAN_FILE)
+_LOG_FILES = ("stdout.txt", "stderr.txt", PLAN_FILE)
 _EXIT_USAGE = 2
-_TOOL = "the measuring program"
+_TOOL_NAME = "the measuring program"
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerAnswer:
+class WorkerResult:
     """The result of a measuring program.
 
     Attributes:
-        figures: its answer; None where it failed, and `failure` is the step's result.
-        complete: gives a result of the step with what is known of the process.
+        figures: its output; None if it failed, and then `failure` is the step's result.
+        complete: returns a result of the step completed with facts about the process.
     """
 
     step: Step
@@ -59,11 +59,11 @@ class WorkerAnswer:
 
 @dataclass(slots=True, kw_only=True)
 class ModelSession(ABC):
-    """Performs the steps of a chain; import and compile are the engine's own.
+    """The execution of a chain's steps; the engine itself performs import and compile.
 
     Attributes:
-        builds: what torch made, by role of the export.
-        hashes: of that, SHA-256 of programs and weights by file name.
+        builds: torch's builds, by role of the export.
+        hashes: for each build, SHA-256 of programs and weights by file name.
     """
 
     chain: TorchChain
@@ -74,26 +74,26 @@ class ModelSession(ABC):
 
     @abstractmethod
     def phases(self) -> Sequence[Callable[[], Sequence[Step]]]:
-        """What there is to do, one after the other: each is planned when the one before has finished."""
+        """Return the phases in their order: each is planned when the previous one has finished."""
 
     @abstractmethod
     def plan(self, role: str) -> ModelPlan:
-        """The builder's plan of an export, but for the folder."""
+        """Return the builder's plan of an export, without the folder."""
 
     @abstractmethod
     def check(self, step: Step) -> Result:
-        """Runs programs and compares their outputs."""
+        """Run programs and compare their outputs."""
 
     @abstractmethod
     def benchmark(self, step: Step) -> Result:
-        """Measures, or looks at what takes time and memory."""
+        """Measure programs, or profile their time and memory."""
 
     def run(self, engine: Engine, verdicts: dict[str, Verdict]) -> dict[str, Verdict]:
-        """Performs all phases; the verdicts of all steps, with those of steps before."""
+        """Perform all phases, and return the verdicts of all steps, including previous ones."""
         for phase in self.phases():
             steps = phase()
-            # Weights that are about to be imported get a copy of their own in place of a hard link into the cache: the
-            # onnx package refuses to read those that have a second name, which it takes for an attack.
+            # Weights to be imported are copied in place of their hard link into the cache: the onnx package rejects
+            # files with a second name, which it takes for an attack.
             for step in (step for step in steps if step.stage is Stage.IMPORT and not step.cache.hit):
                 for path in Path(step.inputs[0].path).parent.glob("*.onnx.data"):
                     if path.stat().st_nlink > 1:
@@ -101,14 +101,14 @@ class ModelSession(ABC):
                         shutil.copyfile(path, copy)
                         copy.replace(path)
             engine.announce(steps)
-            # Compiles may run in parallel, since their programs lack the weights; else one model is held at a time.
-            light = [step for step in steps if step.stage.row.makes_modules]
-            for group in ([light] if light else []) + [[step] for step in steps if step not in light]:
+            # Compiles may run in parallel, since their programs lack the weights; else one model is loaded at a time.
+            compiles = [step for step in steps if step.stage.row.makes_modules]
+            for group in ([compiles] if compiles else []) + [[step] for step in steps if step not in compiles]:
                 verdicts = engine.perform(group, verdicts)
         return verdicts
 
-    def ask(self, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> WorkerAnswer:
-        """Runs a measuring program to its end; arguments as for `make_worker_command`."""
+    def ask(self, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> WorkerResult:
+        """Run a measuring program to its end; arguments as for `make_worker_command`."""
         processes = self.session.processes
         command = make_worker_command(self.chain, step, script, plan, name)
         outcome = processes.run(step, command, name=name)
@@ -118,22 +118,22 @@ class ModelSession(ABC):
             try:
                 figures = json.loads(processes.stdout(step, name))
             except ValueError:
-                failure = Result(Verdict.ERROR, f"{_TOOL} gave no answer", tail=tuple(outcome.tail))
+                failure = Result(Verdict.ERROR, f"{_TOOL_NAME} did not respond", tail=tuple(outcome.tail))
         else:
             lines = [line for line in processes.error_lines(step, name) if line.strip()]
-            # Its last line says why; what other libraries say is before it.
+            # The last line is the reason; messages of other libraries precede it.
             reason = shorten(lines[-1]) if lines and not outcome.signal else ""
-            failure = judge_process(step, outcome, lines, tool=_TOOL, reason=reason)
+            failure = judge_process(step, outcome, lines, tool=_TOOL_NAME, reason=reason)
 
         def complete(result: Result) -> Result:
             return processes.complete(step, outcome, result)
 
-        return WorkerAnswer(step, outcome, figures, complete(failure), complete)
+        return WorkerResult(step, outcome, figures, complete(failure), complete)
 
     def run_once(
         self, step: Step, program: CompiledProgram, device: str, name: str = "", calls: int = 1
-    ) -> WorkerAnswer:
-        """Runs a program with the builder's inputs; the outputs of its first call are kept."""
+    ) -> WorkerResult:
+        """Run a program with the builder's inputs; the outputs of its first call are written."""
         folder = Path(step.folder) / f"{name}outputs"
         folder.mkdir(parents=True, exist_ok=True)
         plan = program.plan([device], calls, warm_up_calls=0, outputs=str(folder))
@@ -142,23 +142,23 @@ class ModelSession(ABC):
     def trace(
         self, step: Step, program: CompiledProgram, path: Path, level: str, call_ms: float | None
     ) -> tracing.Trace:
-        """Traces a program in the step's folder; what it finds goes to `path` with endings of its own."""
+        """Trace a program in the step's folder; results go to `path` with different suffixes."""
         command = tracing.make_benchmark_command(
             self.chain.toolchain.runtime.benchmark_module, Path(step.folder), program, self.chain.device
         )
-        traced = replace(step, command=replace(command, env=self.chain.context.env))
-        known, processes = self.workbench.flags_of(BENCHMARK_MODULE), self.session.processes
-        return tracing.trace(traced, level, path, self.chain.toolchain, processes, known, call_ms=call_ms)
+        traced_step = replace(step, command=replace(command, env=self.chain.context.env))
+        flags, processes = self.workbench.flags_of(BENCHMARK_MODULE), self.session.processes
+        return tracing.trace(traced_step, level, path, self.chain.toolchain, processes, flags, call_ms=call_ms)
 
     def export(self, step: Step) -> Result:
-        """Fills the step's folder, and keeps what it finds there."""
+        """Fill the step's folder from the cache or by a build, and record the build and its hashes."""
         folder = Path(step.folder)
         folder.mkdir(parents=True, exist_ok=True)
         key = make_key(dict(step.cache.ingredients))
         result = self._look_up(step, key)
         if result is None:
             with self.workbench.modules.making(key, self.session.cancelled) as waited:
-                result = self._look_up(step, key) or self._make(step, key)
+                result = self._look_up(step, key) or self._run_builder(step, key)
             result = replace(result, waited_seconds=waited)
         if result.verdict is Verdict.PASSED:
             self.builds[step.role] = read_build(folder)
@@ -182,39 +182,39 @@ class ModelSession(ABC):
             notes=step.notes,
         )
 
-    def _make(self, step: Step, key: str) -> Result:
+    def _run_builder(self, step: Step, key: str) -> Result:
         cache, processes, folder = self.workbench.modules, self.session.processes, Path(step.folder)
         ingredients = dict(step.cache.ingredients)
         write_atomic(folder / PLAN_FILE, replace(self.plan(step.role), output=step.folder).to_json())
         use = CacheUse(False, key, cache.explain_miss(step.id, ingredients))
         outcome = processes.run(step)
         if outcome.exit_code != 0 or not (folder / BUILD_FILE).is_file():
-            return processes.complete(step, outcome, replace(self._explain_failed(step, outcome), cache=use))
-        # What cannot be read is not kept.
+            return processes.complete(step, outcome, replace(self._explain_failure(step, outcome), cache=use))
+        # An unreadable build is not cached.
         build = read_build(folder)
-        files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in _LOGS}
+        files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in _LOG_FILES}
         statistics = {
             "tool_seconds": outcome.seconds,
             "peak_rss_bytes": outcome.peak_rss_bytes,
             "parameter_count": build.parameter_count,
         }
         hashes = {name: hash_file(path) for name, path in files.items() if ".onnx" in name}
-        published = cache.publish(
+        publication = cache.publish(
             files,
             name=step.id,
             ingredients=ingredients,
             metadata={"statistics": statistics, "hashes": hashes, "command": processes.typed(step)},
             created=datetime.now(UTC),
         )
-        notes = (*step.notes, published.note) if published.note else step.notes
+        notes = (*step.notes, publication.note) if publication.note else step.notes
         result = Result(Verdict.PASSED, cache=use, statistics={**statistics, "hashes": hashes}, notes=notes)
         return processes.complete(step, outcome, result)
 
-    def _explain_failed(self, step: Step, outcome: Outcome) -> Result:
-        """A model that is written wrong, or cannot be exported: torch's side, so an error and no failure of IREE's."""
+    def _explain_failure(self, step: Step, outcome: Outcome) -> Result:
+        """Return the error for a model that is invalid or cannot be exported: torch's fault, and no failure of IREE."""
         if outcome.exit_code == 0:
-            what = "the builder ended without a result, and with exit code 0: does the model end the process?"
-            return Result(Verdict.ERROR, what, tail=tuple(outcome.tail))
+            message = "the builder exited with code 0 but wrote no result: does the model exit the process?"
+            return Result(Verdict.ERROR, message, tail=tuple(outcome.tail))
         lines = [line for line in self.session.processes.error_lines(step) if line.strip()]
         if outcome.exit_code in (1, _EXIT_USAGE) and lines and not outcome.signal:
             reason = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
@@ -223,7 +223,7 @@ class ModelSession(ABC):
 
 
 def perform_by_chain(sessions: Mapping[str, ModelSession]) -> Mapping[Stage, Callable[[Step], Result]]:
-    """What executes the stages that are not the engine's own: of each step, the session of its chain."""
+    """Return the functions of stages that the engine does not perform itself: each calls the session of the chain."""
     return {
         Stage.EXPORT: lambda step: sessions[step.chain].export(step),
         Stage.THRESHOLD: lambda step: sessions[step.chain].check(step),

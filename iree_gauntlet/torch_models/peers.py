@@ -1,14 +1,12 @@
-"""How fast IREE is next to torch and onnxruntime, on the same machine, in the same minutes, on the same model.
+"""Comparison of IREE's speed with torch and onnxruntime: same machine, same minutes, same model.
 
-A round is a process start with a warm-up of its own, of IREE's measuring program or of a script that calls the peer,
-and both make the same number of calls. Peers run on the CPU, whatever IREE runs on. Before its rounds a peer is
-tried: its outputs must be those of torch eager in the build folder, within the tolerance that IREE's own were held
-to.
+A round is a process start with its own warm-up, of IREE's measuring program or of a script that calls the peer, and
+both make the same number of calls. Peers run on the CPU, whatever IREE runs on. Before its rounds a peer has a trial:
+its outputs must equal those of torch eager in the build folder, within the tolerance that applied to IREE's outputs.
 
-The number of blocks is fixed before anything is measured and they are looked at once, so that the interval needs no
-correction for looking earlier. It is the exact one of `paired.py`, from the log ratios of blocks: six of them are the
-fewest that have a two-sided interval at 95 % (five have 93.75 %, 1 − 2/2⁵). The words are those of `compare`, by its
-margins.
+The number of blocks is fixed before measuring and they are analysed once, so that the interval needs no correction for
+interim analyses. It is the exact one of `paired.py`, from the log ratios of blocks: six is the smallest number with a
+two-sided interval at 95 % (five have 93.75 %, 1 − 2/2⁵). The verdicts are those of `compare`, by its margins.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ from iree_gauntlet.records.sweep_record import Ratio
 from iree_gauntlet.results import shorten
 from iree_gauntlet.torch_models.agreement import compare_tensors, find_limits
 from iree_gauntlet.torch_models.build_files import Array, BuildRecord, PeerPlan, PeerProgram, read_build, read_tensors
-from iree_gauntlet.torch_models.torch_chain import CallTimes, make_torch_words, write_planned_command
+from iree_gauntlet.torch_models.torch_chain import CallTimes, make_torch_argv, write_planned_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,33 +58,33 @@ if TYPE_CHECKING:
 
 
 BLOCKS = 6
-# At a level of 5 %.
-_ONE_LOOK = SequentialPlan(0.05, (BLOCKS,), (1.0,))
-# What IREE is where the peer is that.
-_WORDS = {
+# One analysis of all blocks, at a level of 5 %.
+_SINGLE_ANALYSIS = SequentialPlan(0.05, (BLOCKS,), (1.0,))
+# IREE's verdict by that of the peer.
+_IREE_VERDICTS = {
     TimeVerdict.SLOWER: "faster",
     TimeVerdict.FASTER: "slower",
     TimeVerdict.SAME: "same",
     TimeVerdict.INCONCLUSIVE: "inconclusive",
 }
-# Of the lots that choose the order of rounds: the same for everybody, so that a run can be repeated.
+# The seed of the rounds' random order: constant, so that a run can be repeated.
 SEED = 1
 TRIAL_CALLS = 3
 _WARM_UP_CALLS = 1
-# Code that torch.compile makes, kept from round to round: a process's TMPDIR does not outlive it.
+# The cache of torch.compile's code, shared by all rounds: a process's TMPDIR does not outlive it.
 CODE_FOLDER = "inductor"
-_LEAST_CALLS = 3
-# The calls of a round take so long in IREE, and at most so long in a peer that is much slower.
+_MIN_CALLS = 3
+# The duration of a round's calls in IREE, and its maximum in a peer that is much slower.
 _ROUND_MS = 500.0
 _SLOW_ROUND_MS = 5000.0
-# The kind of blocks that go over all programs of a point and back, and how often a round of them is taken.
-_INTERLEAVED = "micro"
-_ATTEMPTS = 3
-# The start of torch in their middle has this name in the log; it is no label of a recipe.
-_TORCH_ROUND = "torch "
-_MS = 1000.0
-# The peers by what asks for them, and how torch runs where a peer is that.
-_PEERS = {
+# The kind of blocks that go over all programs of a point and back, and how often a round of them may run.
+_BLOCK_KIND = "micro"
+_MAX_TRIES = 3
+# The name, in the log, of torch's start in their middle; no recipe has this label.
+_TORCH_ROUND_NAME = "torch "
+_MS_PER_S = 1000.0
+# The peers of each option, with torch's mode; empty for peers other than torch.
+_PEER_MODES = {
     "torch": {"torch eager": "eager", "torch.compile": "compile"},
     "torch-eager": {"torch eager": "eager"},
     "onnxruntime": {"onnxruntime": ""},
@@ -95,16 +93,15 @@ _PEERS = {
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer next to IREE; a call is a generation where the model is a generative one.
+    """A peer's comparison with IREE; for a generative model, a call is a generation.
 
     Attributes:
         name: `torch eager`, `torch.compile` or `onnxruntime`.
-        call_ms: median over its rounds of their median call; None without rounds that count.
-        ratio: its time / IREE's; above 1 IREE is faster. None where there is nothing to compare.
-        low, high: interval of the ratio at 95 %; None where there are too few blocks for one.
-        word: what IREE is: faster, slower, same or inconclusive; empty without a ratio.
-        compile_s: what loading and compiling took, the first call included where that is what compiles; None where
-            nothing is compiled.
+        call_ms: median over its rounds of their median call; None without valid rounds.
+        ratio: its time / IREE's; above 1 IREE is faster. None if there is nothing to compare.
+        low, high: interval of the ratio at 95 %; None if there are too few blocks for one.
+        word: IREE's verdict: faster, slower, same or inconclusive; empty without a ratio.
+        compile_s: time of loading and compiling, with the first call if that compiles; None if nothing is compiled.
     """
 
     name: str
@@ -124,50 +121,52 @@ class Peer:
 
 
 def judge_peer(peer: Peer, evidence: PairEvidence) -> Peer:
-    """The peer with what its blocks say: A is IREE, B the peer."""
+    """Return the peer with the result of its blocks: A is IREE, B the peer."""
     peer = replace(peer, blocks=len(evidence.blocks), replaced=evidence.replaced)
     if evidence.failure:
         return replace(peer, reason=evidence.failure)
     if not evidence.blocks:
         return replace(peer, reason=f"every block was disturbed; for example: {evidence.main_disturbance}")
-    found = compare(evidence.blocks, _ONE_LOOK)
-    ratio = _make_ratio(found)
-    few = f"{found.blocks} of {BLOCKS} blocks; the others were disturbed, for example: {evidence.main_disturbance}"
+    comparison = compare(evidence.blocks, _SINGLE_ANALYSIS)
+    ratio = _make_ratio(comparison)
+    few_blocks_reason = (
+        f"{comparison.blocks} of {BLOCKS} blocks; the others were disturbed, for example: {evidence.main_disturbance}"
+    )
     return replace(
         peer,
-        call_ms=_find_median([round_ for block in evidence.blocks for round_ in block.b]),
-        iree_ms=_find_median([round_ for block in evidence.blocks for round_ in block.a]),
+        call_ms=_compute_median([round_ for block in evidence.blocks for round_ in block.b]),
+        iree_ms=_compute_median([round_ for block in evidence.blocks for round_ in block.a]),
         ratio=ratio.ratio,
         low=ratio.low,
         high=ratio.high,
         word=ratio.word,
-        reason=few if ratio.low is None else found.reason,
+        reason=few_blocks_reason if ratio.low is None else comparison.reason,
     )
 
 
-def _make_ratio(found: Comparison) -> Ratio:
-    """What a comparison of two programs says of the first one; there may be too few blocks for an interval."""
-    low, high = (found.low, found.high) if math.isfinite(found.high) else (None, None)
-    return Ratio(found.ratio, low, high, _WORDS[found.verdict])
+def _make_ratio(comparison: Comparison) -> Ratio:
+    """Return the first program's ratio and verdict; there may be too few blocks for an interval."""
+    low, high = (comparison.low, comparison.high) if math.isfinite(comparison.high) else (None, None)
+    return Ratio(comparison.ratio, low, high, _IREE_VERDICTS[comparison.verdict])
 
 
 def describe_peer(peer: Peer) -> str:
-    """The line about it."""
+    """Return the line that reports a peer."""
     if peer.ratio is None or peer.call_ms is None:
-        return f"{_make_title(peer)}: no ratio: {peer.reason}"
-    own = f", IREE {_format_time(peer.iree_ms)}" if peer.iree_ms is not None else ""
+        return f"{_format_title(peer)}: no ratio: {peer.reason}"
+    iree_text = f", IREE {_format_time(peer.iree_ms)}" if peer.iree_ms is not None else ""
     if peer.low is None or peer.high is None:
-        said = f"no verdict, {peer.ratio:.2f} × IREE's time ({peer.reason})"
+        summary = f"no verdict, {peer.ratio:.2f} × IREE's time ({peer.reason})"
     elif peer.word == "slower":
-        said = f"IREE takes {1 / peer.ratio:.2f} × as long ({1 / peer.high:.2f} to {1 / peer.low:.2f})"
+        summary = f"IREE takes {1 / peer.ratio:.2f} × as long ({1 / peer.high:.2f} to {1 / peer.low:.2f})"
     else:
-        words = {"faster": "IREE is {:.2f} × as fast", "same": "IREE is as fast, {:.2f} ×"}
-        text = words.get(peer.word, "no verdict, {:.2f} × IREE's time").format(peer.ratio)
-        said = f"{text} ({peer.low:.2f} to {peer.high:.2f})"
-    return f"{_make_title(peer)} {_format_time(peer.call_ms)} a call (median){own}: {said}"
+        templates = {"faster": "IREE is {:.2f} × as fast", "same": "IREE is as fast, {:.2f} ×"}
+        text = templates.get(peer.word, "no verdict, {:.2f} × IREE's time").format(peer.ratio)
+        summary = f"{text} ({peer.low:.2f} to {peer.high:.2f})"
+    return f"{_format_title(peer)} {_format_time(peer.call_ms)} a call (median){iree_text}: {summary}"
 
 
-def _make_title(peer: Peer) -> str:
+def _format_title(peer: Peer) -> str:
     if not peer.version:
         return peer.name
     product, _, mode = peer.name.replace(".", " ").partition(" ")
@@ -178,29 +177,29 @@ def _format_time(milliseconds: float) -> str:
     return f"{milliseconds:.3g} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.3g} s"
 
 
-def _find_median(rounds: Sequence[Round]) -> float:
+def _compute_median(rounds: Sequence[Round]) -> float:
     return statistics.median(round_.location() for round_ in rounds)
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """What a program should compute."""
+class ExpectedOutputs:
+    """The expected outputs of a program."""
 
     folder: Path
     arrays: Sequence[Array]
-    allowed: Tolerance | Sequence[Tolerance]
+    tolerance: Tolerance | Sequence[Tolerance]
     gradients: bool = False
 
     def find_problem(self, outputs: Path, arrays: Sequence[Array]) -> str:
-        """Where outputs are other ones; empty where they are not."""
+        """Return a message with the first difference of outputs; empty if they agree."""
         actual, expected = read_tensors(outputs, arrays), read_tensors(self.folder, self.arrays)
-        problem = compare_tensors(actual, expected, self.allowed, gradients=self.gradients).problem
+        problem = compare_tensors(actual, expected, self.tolerance, gradients=self.gradients).problem
         return f"its outputs are not those of torch eager: {problem}" if problem else ""
 
 
 @dataclass(frozen=True, slots=True)
-class PeerModel(Recorded):
-    """What `measure_torch.py` and `measure_onnx.py` say of a model; `error`: where it cannot be measured."""
+class PeerModelResult(Recorded):
+    """A model's result from `measure_torch.py` or `measure_onnx.py`; `error` if it cannot be measured."""
 
     name: str = ""
     error: str = ""
@@ -212,52 +211,52 @@ class PeerModel(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class PeerAnswer(Recorded):
-    """What they say of all models of their plan."""
+class PeerResponse(Recorded):
+    """The results for all models of their plan."""
 
     version: str
-    models: tuple[PeerModel, ...]
+    models: tuple[PeerModelResult, ...]
 
     @classmethod
-    def read(cls, text: str) -> PeerAnswer:
-        """The last line; models may print before it."""
+    def read(cls, text: str) -> PeerResponse:
+        """Read the last line of a script's output; models may print before it."""
         return cls.from_dict(json.loads(text.rstrip().splitlines()[-1]))
 
 
 def _read_medians(text: str, _seconds: float) -> tuple[float, ...]:
-    models = PeerAnswer.read(text).models
-    for failed in models:
-        if failed.error:
-            raise GauntletError(f"{failed.name}: {failed.error}")
-    return tuple(statistics.median(item.call_ms) for item in models)
+    models = PeerResponse.read(text).models
+    for model in models:
+        if model.error:
+            raise GauntletError(f"{model.name}: {model.error}")
+    return tuple(statistics.median(model.call_ms) for model in models)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerScript:
-    """`measure_torch.py` or `measure_onnx.py`, but for its plan.
+    """A run of `measure_torch.py` or `measure_onnx.py`, without its plan.
 
     Attributes:
-        code: folder of code that torch.compile makes, which stays for later rounds.
+        code_folder: cache of torch.compile's code, which later rounds reuse.
     """
 
     step: Step
     tool: str
     python: str
     module: str
-    code: Path
+    code_folder: Path
     env: tuple[tuple[str, str], ...] = ()
 
     def plan_rounds(
         self, name: str, programs: Sequence[PeerProgram], *, outputs: str = "", compile_threads: int | None = 1
     ) -> Measurement:
-        """Rounds by a plan of a name: the median call of each program, in their order.
+        """Return rounds with a plan of this name: the median call of each program, in their order.
 
-        What is measured was compiled before: torch.compile's processes would be work next to it.
+        Programs are compiled before: torch.compile's processes would disturb the measurement.
         """
         plan = PeerPlan(tuple(programs), _WARM_UP_CALLS, compile_threads, outputs).as_dict()
-        words = make_torch_words(self.python, self.module)
-        env = (*self.env, ("TORCHINDUCTOR_CACHE_DIR", str(self.code)))
-        command = write_planned_command(self.step, words, plan, name, env)
+        argv = make_torch_argv(self.python, self.module)
+        env = (*self.env, ("TORCHINDUCTOR_CACHE_DIR", str(self.code_folder)))
+        command = write_planned_command(self.step, argv, plan, name, env)
         return Measurement(self.step, command, self.tool, _read_medians)
 
     def try_programs(
@@ -266,29 +265,29 @@ class PeerScript:
         name: str,
         log: str,
         programs: Sequence[PeerProgram],
-        expected: Sequence[Expected],
-    ) -> list[PeerModel]:
-        """What becomes of each program in one start of a peer; it is no evidence, so that others may run meanwhile."""
+        expected: Sequence[ExpectedOutputs],
+    ) -> list[PeerModelResult]:
+        """Run each program in one start of a peer; its times are no evidence, so that other work may run meanwhile."""
         with tempfile.TemporaryDirectory(prefix="outputs", dir=self.step.folder) as outputs:
-            rounds = self.plan_rounds(name, programs, outputs=outputs, compile_threads=None)
+            measurement = self.plan_rounds(name, programs, outputs=outputs, compile_threads=None)
             with session.quiet(exclusive=False):
-                taken = take_round(replace(rounds, read=lambda _text, _seconds: ()), session.processes, log)
-            if taken.failure:
-                return [PeerModel(error=taken.failure)] * len(expected)
-            answer = PeerAnswer.read(session.processes.stdout(self.step, log))
-            tried = []
-            for found, wanted in zip(answer.models, expected, strict=True):
-                problem = found.error or wanted.find_problem(Path(outputs), found.outputs)
-                tried.append(replace(found, error=shorten(problem), version=answer.version))
-        return tried
+                result = take_round(replace(measurement, read=lambda _text, _seconds: ()), session.processes, log)
+            if result.failure:
+                return [PeerModelResult(error=result.failure)] * len(expected)
+            response = PeerResponse.read(session.processes.stdout(self.step, log))
+            models = []
+            for model, expected_outputs in zip(response.models, expected, strict=True):
+                problem = model.error or expected_outputs.find_problem(Path(outputs), model.outputs)
+                models.append(replace(model, error=shorten(problem), version=response.version))
+        return models
 
 
 @dataclass(frozen=True, slots=True)
-class AgainstPlace:
-    """Where peers run, and what they are given.
+class PeerEnvironment:
+    """The environment of peers.
 
     Attributes:
-        env: variables of the peers' processes; those of IREE's stand in its own command.
+        env: variables of the peers' processes; IREE's command has its own.
     """
 
     builder: Mapping[str, Any]
@@ -298,121 +297,124 @@ class AgainstPlace:
 
 
 def make_iree_rounds(step: Step, command: Command) -> Measurement:
-    """Rounds of IREE's measuring programs, of any kind of model."""
+    """Return rounds of IREE's measuring programs, for any kind of model."""
     return Measurement(step, command, "the measuring program", _read_iree_median, gpu_of(step))
 
 
-def measure(
-    session: Session[EventLog], names: Sequence[str], iree: Measurement, build: Path, place: AgainstPlace
+def measure_peers(
+    session: Session[EventLog], names: Sequence[str], iree: Measurement, build: Path, environment: PeerEnvironment
 ) -> list[Peer]:
-    """Measures peers next to IREE; blocks go into the log as they are taken.
+    """Measure peers and IREE in alternation; each block is logged when it is complete.
 
-    A peer that cannot be measured is one with a reason, and the others go on. One that was cut short is left out.
+    A peer that cannot be measured has a reason, and the others go on. An interrupted one is omitted.
     """
-    taker = BlockTaker(session, replace_disturbed=place.replace_disturbed)
+    taker = BlockTaker(session, replace_disturbed=environment.replace_disturbed)
     plan = json.loads(Path(iree.command.argv[-1]).read_text(encoding="utf-8"))
-    peers = _Peers(session, iree, plan, build, read_build(build), place, taker)
-    found: list[Peer] = []
+    peers = _PeerMeasurement(session, iree, plan, build, read_build(build), environment, taker)
+    results: list[Peer] = []
     with contextlib.suppress(WaitCancelledError):
         for script, program in peers.list_peers(names):
-            measured = peers.measure(script, program)
+            peer = peers.measure(script, program)
             if session.cancelled.is_set():
                 break
-            found.append(measured)
-            session.progress.message(describe_peer(measured))
-    return found
+            results.append(peer)
+            session.progress.message(describe_peer(peer))
+    return results
 
 
 @dataclass(slots=True)
-class _Peers:
-    """What all peers of a model have in common."""
+class _PeerMeasurement:
+    """The measurement of a model's peers; its state is common to all of them."""
 
     session: Session[EventLog]
     iree: Measurement
     plan: Mapping[str, Any]
     folder: Path
     build: BuildRecord
-    place: AgainstPlace
+    environment: PeerEnvironment
     taker: BlockTaker
     iree_ms: float = 0.0
 
     def list_peers(self, names: Sequence[str]) -> Iterator[tuple[PeerScript, PeerProgram]]:
-        """The peers that are asked for."""
-        # Those of `torch` are all of torch's.
-        for asked in (name for name in names if name != "torch-eager" or "torch" not in names):
-            for name, mode in _PEERS[asked].items():
-                # Host modules run in torch, and onnxruntime with them then.
-                torch = bool(mode) or self.build.has_host_modules or importlib.util.find_spec(name) is None
-                python = self.place.torch_python if torch else sys.executable
-                home = Path(self.iree.step.folder) / "against" / name.replace(" ", "-")
-                step, module = replace(self.iree.step, folder=str(home)), "measure_torch" if mode else "measure_onnx"
-                script = PeerScript(step, name, python, module, home / CODE_FOLDER, self.place.env)
-                yield script, PeerProgram(name, self.folder, dict(self.place.builder), mode, calls=TRIAL_CALLS)
+        """Yield the requested peers."""
+        # `torch` includes the peer of `torch-eager`.
+        for option in (name for name in names if name != "torch-eager" or "torch" not in names):
+            for name, mode in _PEER_MODES[option].items():
+                # Host modules need torch, and onnxruntime then runs in torch's Python.
+                uses_torch = bool(mode) or self.build.has_host_modules or importlib.util.find_spec(name) is None
+                python = self.environment.torch_python if uses_torch else sys.executable
+                directory = Path(self.iree.step.folder) / "against" / name.replace(" ", "-")
+                step, module = (
+                    replace(self.iree.step, folder=str(directory)),
+                    "measure_torch" if mode else "measure_onnx",
+                )
+                script = PeerScript(step, name, python, module, directory / CODE_FOLDER, self.environment.env)
+                yield script, PeerProgram(name, self.folder, dict(self.environment.builder), mode, calls=TRIAL_CALLS)
 
     def measure(self, script: PeerScript, program: PeerProgram) -> Peer:
-        """One peer: a trial, then its blocks."""
-        home, name, session = Path(script.step.folder), script.tool, self.session
-        home.mkdir(parents=True, exist_ok=True)
+        """Measure one peer: a trial, then its blocks."""
+        directory, name, session = Path(script.step.folder), script.tool, self.session
+        directory.mkdir(parents=True, exist_ok=True)
         session.progress.status(f"{name}: first round")
-        # The host's last module has the last word.
-        arrays = [array for each in self.build.programs for array in each.outputs]
+        # The model's outputs are those of the host's last module, if there is one.
+        arrays = [array for program_record in self.build.programs for array in program_record.outputs]
         arrays = list(self.build.host_outputs) or arrays
-        # What every peer should compute; its contractions are never narrowed.
-        expected = Expected(self.folder, arrays, find_limits(arrays), gradients=self.build.kind == "training")
+        # All peers have the same expected outputs; their contractions are never narrowed.
+        expected = ExpectedOutputs(self.folder, arrays, find_limits(arrays), gradients=self.build.kind == "training")
         try:
-            (tried,) = script.try_programs(session, "trial", "trial.", [program], [expected])
-            self._require_going_on()
-            found = Peer(name, version=tried.version, first_call_ms=tried.first_call_ms, compile_s=tried.compile_s)
-            if tried.error:
-                return replace(found, reason=tried.error)
-            calls = self._count_calls(home, statistics.median(tried.call_ms))
-            ours = self._plan_iree(home, "iree", calls)
-            theirs = script.plan_rounds("peer", [replace(program, calls=calls)])
-            pair = Pair(f"{self.iree.step.chain} against {name}", ((),), lambda _: (ours, theirs))
+            (trial,) = script.try_programs(session, "trial", "trial.", [program], [expected])
+            self._raise_if_cancelled()
+            peer = Peer(name, version=trial.version, first_call_ms=trial.first_call_ms, compile_s=trial.compile_s)
+            if trial.error:
+                return replace(peer, reason=trial.error)
+            calls = self._count_calls(directory, statistics.median(trial.call_ms))
+            iree_rounds = self._plan_iree(directory, "iree", calls)
+            peer_rounds = script.plan_rounds("peer", [replace(program, calls=calls)])
+            pair = Pair(f"{self.iree.step.chain} against {name}", ((),), lambda _: (iree_rounds, peer_rounds))
             evidence = PairEvidence()
             while evidence.count < BLOCKS and self.taker.goes_on(evidence):
                 session.progress.status(f"{name}: block {evidence.count + 1} of {BLOCKS}")
                 self.taker.take(pair.block(AB, evidence, SEED, ()), evidence)
-            return judge_peer(replace(found, calls=calls), evidence)
+            return judge_peer(replace(peer, calls=calls), evidence)
         finally:
-            # Code of a large model; nobody reads it any more.
-            shutil.rmtree(home / CODE_FOLDER, ignore_errors=True)
+            # The code of a large model, which nothing reads any more.
+            shutil.rmtree(directory / CODE_FOLDER, ignore_errors=True)
 
-    def _count_calls(self, home: Path, peer_ms: float) -> int:
-        """How many calls a round has, for both sides: decided before any of them is taken."""
+    def _count_calls(self, directory: Path, peer_ms: float) -> int:
+        """Return the number of calls of a round, for both sides; it is fixed before the first round."""
         group = int(self.plan.get("in_flight", 1))
         if not self.iree_ms:
-            trial = self._plan_iree(home, "iree-trial", TRIAL_CALLS * group)
+            trial = self._plan_iree(directory, "iree-trial", TRIAL_CALLS * group)
             with self.session.quiet(trial.device, exclusive=False):
-                taken = take_round(trial, self.session.processes, "trial.")
-            self._require_going_on()
-            if taken.failure:
-                raise GauntletError(f"{trial.step.chain}: {taken.failure}", f"Its log is in {home}.")
-            (self.iree_ms,) = taken.times
+                result = take_round(trial, self.session.processes, "trial.")
+            self._raise_if_cancelled()
+            if result.failure:
+                raise GauntletError(f"{trial.step.chain}: {result.failure}", f"Its log is in {directory}.")
+            (self.iree_ms,) = result.times
         calls = min(math.ceil(_ROUND_MS / self.iree_ms), math.ceil(_SLOW_ROUND_MS / peer_ms))
-        return math.ceil(max(_LEAST_CALLS, calls) / group) * group
+        return math.ceil(max(_MIN_CALLS, calls) / group) * group
 
-    def _plan_iree(self, home: Path, name: str, calls: int) -> Measurement:
-        """Rounds of IREE with as many calls in one context, since peers have one."""
+    def _plan_iree(self, directory: Path, name: str, calls: int) -> Measurement:
+        """Return rounds of IREE with this number of calls in one context, since peers have one."""
         if "generations" in self.plan:
             changes = {"generations": calls, "warm_up": _WARM_UP_CALLS}
         else:
             changes = {"calls": calls, "warm_up_calls": _WARM_UP_CALLS, "devices": self.plan["devices"][:1]}
-        step, command = replace(self.iree.step, folder=str(home)), self.iree.command
+        step, command = replace(self.iree.step, folder=str(directory)), self.iree.command
         plan = {**self.plan, **changes, "outputs": ""}
-        planned = write_planned_command(step, command.argv[:-1], plan, name, command.env)
-        return replace(self.iree, step=step, command=planned)
+        planned_command = write_planned_command(step, command.argv[:-1], plan, name, command.env)
+        return replace(self.iree, step=step, command=planned_command)
 
-    def _require_going_on(self) -> None:
+    def _raise_if_cancelled(self) -> None:
         if self.session.cancelled.is_set():
             raise WaitCancelledError("cancelled in the first round of a peer")
 
 
 def _read_iree_median(text: str, _seconds: float) -> tuple[float, ...]:
-    """The median of all calls, or generations; one figure, since a log of thousands of calls is of no use."""
-    answer = CallTimes.from_dict(json.loads(text))
-    # Stages run in parallel: a call has no time of its own.
-    return (statistics.median(answer.times_ms) if answer.host_ms is None else answer.total_s * _MS / answer.calls,)
+    """Return the median of all calls, or generations; one number, since a log of thousands of calls is of no use."""
+    calls = CallTimes.from_dict(json.loads(text))
+    # Stages run in parallel: a single call has no separate time.
+    return (statistics.median(calls.times_ms) if calls.host_ms is None else calls.total_s * _MS_PER_S / calls.calls,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,59 +427,62 @@ class TorchRound:
 
 @dataclass(slots=True)
 class PointEvidence(RoundsEvidence):
-    """What was measured of a point.
+    """Measured times of a point.
 
     Attributes:
-        times: ms by name of a program, one item for each block: two rounds of IREE, one of torch.
+        times: ms by program name, one tuple for each block: two rounds of IREE, one of torch.
     """
 
     times: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
     marked: int = 0
 
 
-def take_interleaved(
+def run_interleaved(
     taker: BlockTaker,
     chain: str,
     iree: Mapping[str, Measurement],
     torch: TorchRound | None,
-    progress: Callable[[int], None],
+    report_progress: Callable[[int], None],
 ) -> PointEvidence:
-    """Takes all blocks of a point; fewer where a program fails, the machine is too busy, or it is cut short.
+    """Run all blocks of a point; fewer if a program fails, the machine is too busy, or the run is cancelled.
 
-    `progress` is called with the number of each block before it begins, from 1 on.
+    `report_progress` is called with the number of each block before it begins, from 1 on.
     """
-    found = PointEvidence()
-    # It draws lots for orders, and nothing secret.
-    lots = random.Random(make_seed(SEED, chain, _INTERLEAVED))  # noqa: S311
-    while found.count < BLOCKS and taker.goes_on(found):
-        progress(found.count + 1)
+    evidence = PointEvidence()
+    # The random numbers only choose orders, nothing secret.
+    rng = random.Random(make_seed(SEED, chain, _BLOCK_KIND))  # noqa: S311
+    while evidence.count < BLOCKS and taker.goes_on(evidence):
+        report_progress(evidence.count + 1)
         order, torch_order = list(iree), list(torch.programs) if torch else []
-        lots.shuffle(order)
-        lots.shuffle(torch_order)
-        there = [(name, iree[name]) for name in order]
-        middle = [(_TORCH_ROUND, torch.start(torch_order))] if torch else []
-        block = PlannedBlock(chain, _INTERLEAVED, order, [*there, *middle, *there[::-1]], _ATTEMPTS)
+        rng.shuffle(order)
+        rng.shuffle(torch_order)
+        iree_rounds = [(name, iree[name]) for name in order]
+        torch_rounds = [(_TORCH_ROUND_NAME, torch.start(torch_order))] if torch else []
+        block = PlannedBlock(chain, _BLOCK_KIND, order, [*iree_rounds, *torch_rounds, *iree_rounds[::-1]], _MAX_TRIES)
         times: dict[str, tuple[float, ...]] = {}
-        for name, taken in taker.take(block, found):
-            found.marked += bool(taken.disturbed)
-            names = torch_order if name == _TORCH_ROUND else (name,)
-            for each, spent in zip(names, taken.times, strict=True):
-                times[each] = (*times.get(each, ()), spent)
-        for name, values in times.items():
-            found.times.setdefault(name, []).append(values)
-    return found
+        for name, result in taker.take(block, evidence):
+            evidence.marked += bool(result.disturbed)
+            names = torch_order if name == _TORCH_ROUND_NAME else (name,)
+            for program, time_ms in zip(names, result.times, strict=True):
+                times[program] = (*times.get(program, ()), time_ms)
+        for name, block_times in times.items():
+            evidence.times.setdefault(name, []).append(block_times)
+    return evidence
 
 
-def speedup(blocks: PointEvidence, name: str, over: str) -> Ratio | None:
-    """How many times as fast a program is as another one; None without times."""
-    own, other = blocks.times.get(name), blocks.times.get(over)
-    if not own or not other:
+def compute_speedup(blocks: PointEvidence, name: str, baseline: str) -> Ratio | None:
+    """Return a program's speed relative to a baseline; None without times."""
+    program_blocks, baseline_blocks = blocks.times.get(name), blocks.times.get(baseline)
+    if not program_blocks or not baseline_blocks:
         return None
-    theirs, mine = (np.array([statistics.fmean(map(math.log, block)) for block in each]) for each in (other, own))
-    return _make_ratio(compare_log_ratios(theirs - mine, _ONE_LOOK))
+    baseline_logs, program_logs = (
+        np.array([statistics.fmean(map(math.log, block)) for block in block_times])
+        for block_times in (baseline_blocks, program_blocks)
+    )
+    return _make_ratio(compare_log_ratios(baseline_logs - program_logs, _SINGLE_ANALYSIS))
 
 
-def median_ms(blocks: PointEvidence, name: str) -> float | None:
-    """Median over all rounds of a program; None without any."""
+def compute_median_ms(blocks: PointEvidence, name: str) -> float | None:
+    """Return the median over all rounds of a program; None without any."""
     times = [time for block in blocks.times.get(name, ()) for time in block]
     return statistics.median(times) if times else None

@@ -1,8 +1,8 @@
-"""What plugin files declare, the toolkit's own and a user's, and what the texts of a configuration name of it.
+"""Declarations in plugin files, the toolkit's and a user's, and the registry that resolves a configuration's texts.
 
-Declared are recipes, architectures, activations and shape sets. Shapes are (m, k, n): rows of the input, its features,
-features of the output. A plugin file is imported in the toolkit's Python too, which may lack torch: what is imported
-here needs no more than the standard library.
+Plugins declare recipes, architectures, activations and shape sets. Shapes are (m, k, n): rows of the input, its
+features, features of the output. A plugin file is imported in the toolkit's Python too, which may lack torch: this
+module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from iree_gauntlet.torch_models.declarations import (
     DeclarationError,
     Function,
     collect,
-    find_given_by_name,
+    find_named_parameters,
     format_starred,
     make_decorator,
-    make_unknown_name,
-    refuse,
+    make_unknown_name_error,
+    raise_problems,
     sort_by_name,
 )
-from iree_gauntlet.torch_models.model_registry import load_alone
+from iree_gauntlet.torch_models.model_registry import load_isolated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 _DIMENSIONS = ("m", "k", "n", "dtype")
-# No sign, since a dash parts arguments, and one spelling a number; at most 18 digits, which 64 bits hold.
-_WHOLE = re.compile(r"0|[1-9][0-9]{0,17}")
+# A sign is excluded, since dashes separate arguments; each number has one spelling of at most 18 digits (64 bits).
+_WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-# The recipe that every other is measured against.
+# The recipe that all others are measured against.
 BASELINE = "baseline"
-# The kind of recipes that leave the model as it is.
+# The kind of recipes that leave the model unchanged.
 COMPILER = "compiler"
 # The shapes that a configuration lists itself.
 CUSTOM = "custom"
-# Of two: a side of 16,777,216, of which a square matrix has a petabyte.
-HIGHEST_POWER = 24
+# The largest power of two: a side of 16,777,216, with which a square matrix has a petabyte.
+MAX_POWER = 24
 
 Kind: TypeAlias = Literal["quantization", "sparsity", "compiler"]
-Given: TypeAlias = Literal["no", "may", "must"]
+Requirement: TypeAlias = Literal["no", "may", "must"]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:]*(?:-[A-Za-z0-9_.:]+)*")
 _KINDS = ("quantization", "sparsity")
@@ -62,19 +62,19 @@ _KINDS = ("quantization", "sparsity")
 class PluginError(DeclarationError):
     """Plugin files that cannot be used as they are written; holds every problem with its file and line."""
 
-    files = "plugin files"
+    files_noun = "plugin files"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What a compiled module must show, so that a recipe changes what it says it changes.
+    """Evidence that a compiled module must show for the recipe to count as effective.
 
     Attributes:
         parameter_types: MLIR element types that must be among the parameters, such as `i8` and `f8E4M3FN`.
-        parameter_share: the most that the parameters' bytes may be, as a share of the baseline's at the same point;
-            None where they may be anything.
-        dispatch: regular expression that the name of one dispatch must match; empty where none has to.
-        different: whether the module must differ from the baseline's.
+        parameter_share: largest size of the parameters, as a share of the baseline's bytes at the same point; None for
+            no limit.
+        dispatch: regular expression that the name of one dispatch must match; empty for no such check.
+        different: True if the module must differ from the baseline's.
     """
 
     parameter_types: tuple[str, ...] = ()
@@ -84,31 +84,33 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _InPlugin(Declaration):
-    """What a plugin file declares; its name may be parted by dashes."""
+class _PluginDeclaration(Declaration):
+    """Base class of a plugin file's declarations; their names may contain dashes."""
 
-    documented: ClassVar[str] = "see docs/how-to/recipes.md"
+    docs_reference: ClassVar[str] = "see docs/how-to/recipes.md"
     error: ClassVar[type[DeclarationError]] = PluginError
 
     @classmethod
     def check_name(cls, name: object, messages: list[str]) -> None:
-        """Refuse what a configuration cannot name; a dash may part a name from arguments."""
+        """Reject a name that a configuration cannot spell; a dash may separate a name from arguments."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            messages.append(f"{name!r} is no name; letters, digits and _ . : make one, with single dashes between them")
+            messages.append(
+                f"{name!r} is not a valid name: use letters, digits and _ . :, with single dashes between them"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRecipe(_InPlugin):
+class ModelRecipe(_PluginDeclaration):
     """A declared recipe.
 
     Attributes:
-        kind: what it changes; a `compiler` recipe leaves the model as it is.
+        kind: category of the change; a `compiler` recipe leaves the model unchanged.
         function: takes the torch module and the arguments, returns a torch module; None for a compiler recipe.
-        tolerance: relative root mean square of the difference from torch that rounding alone may make, besides what
-            the type allows; 0 where it makes none.
+        tolerance: relative root mean square of the difference from torch that rounding alone may make, in addition to
+            the type's tolerance; 0 where it makes none.
         contraction_type: `f16` or `bf16` where a compiler recipe narrows the inputs of contractions to that.
-        check: takes the arguments, says what is wrong with them; None where any will do.
-        refusal: why it is not made here; empty where it is.
+        check: takes the arguments and returns an error message; None if all arguments are valid.
+        refusal: reason why it is not supported; empty if it is.
     """
 
     kind: Kind
@@ -123,58 +125,58 @@ class ModelRecipe(_InPlugin):
     check: Callable[..., str] | None = field(default=None, repr=False)
     refusal: str = ""
 
-    what: ClassVar[str] = "a recipe"
+    noun: ClassVar[str] = "a recipe"
 
     @property
     def usage(self) -> str:
-        """How it is written: `int4wo[-<group>]`, `float8dq[-tensor|row]`."""
-        text, closing = self.name, ""
+        """The recipe's syntax: `int4wo[-<group>]`, `float8dq[-tensor|row]`."""
+        usage, closing_brackets = self.name, ""
         for argument in self.arguments:
-            word = "|".join(map(str, argument.choices)) if argument.choices else f"<{argument.name}>"
-            text += f"-{word}" if argument.default is None else f"[-{word}"
-            closing += "" if argument.default is None else "]"
-        return text + closing
+            label = "|".join(map(str, argument.choices)) if argument.choices else f"<{argument.name}>"
+            usage += f"-{label}" if argument.default is None else f"[-{label}"
+            closing_brackets += "" if argument.default is None else "]"
+        return usage + closing_brackets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture(_InPlugin):
+class Architecture(_PluginDeclaration):
     """A declared architecture; in a configuration its name is followed by `_` and an activation where it takes one.
 
     Attributes:
         function: takes m, k, n and dtype by position, `activation` (a torch module) and `config` (a path) by name,
             where it has those; returns a torch module and a tuple of its inputs.
-        takes_activation, takes_config: whether it has these: they must be given, may be, or are nothing to it (`no`).
+        takes_activation, takes_config: whether these are required (`must`), optional (`may`) or not accepted (`no`).
     """
 
     function: Callable[..., Any] = field(repr=False)
-    takes_activation: Given
-    takes_config: Given
+    takes_activation: Requirement
+    takes_config: Requirement
 
-    what: ClassVar[str] = "an architecture"
+    noun: ClassVar[str] = "an architecture"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Activation(_InPlugin):
+class Activation(_PluginDeclaration):
     """A declared activation."""
 
     function: Callable[..., Any] = field(repr=False)
 
-    what: ClassVar[str] = "an activation"
+    noun: ClassVar[str] = "an activation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeSet(_InPlugin):
+class ShapeSet(_PluginDeclaration):
     """A declared set of shapes.
 
     Attributes:
-        function: takes the sizes, where there are powers; gives (m, k, n) or (name, m, k, n), one after the other.
-        powers: what `min_power` and `max_power` are where they are not given; None for a set that has none.
+        function: takes the sizes if the set has powers; yields (m, k, n) or (name, m, k, n).
+        powers: defaults of `min_power` and `max_power`; None for a set without powers.
     """
 
     function: Callable[..., Any] = field(repr=False)
     powers: tuple[int, int] | None = None
 
-    what: ClassVar[str] = "a shape set"
+    noun: ClassVar[str] = "a shape set"
 
 
 def recipe(
@@ -191,28 +193,30 @@ def recipe(
 ) -> Callable[[Function], Function]:
     """Declare a function as a recipe: it takes a torch module, and returns it changed, or another.
 
-    Further parameters are arguments, written after dashes in their order and converted as they are annotated: `int`,
+    Further parameters are arguments, written after dashes in their order and converted to their annotated type: `int`,
     `str` or a `Literal`.
 
     Args:
-        name: what a configuration calls it.
-        kind: under which heading a configuration lists it.
-        about: one line for lists; the first of the function's docstring where it is empty.
+        name: its name in a configuration.
+        kind: heading under which a configuration lists it.
+        about: one line for lists; the docstring's first line if empty.
         proof: what the compiled module must show.
         tolerance: relative root mean square of the difference from torch that rounding alone may make.
         requires: Python modules that the function needs besides torch.
         beside: the quantization recipes that a sparsity recipe is combined with; each runs without it too.
-        flags: of the compiler, that the recipe is compiled with in addition to the baseline's.
-        check: takes the arguments, says what is wrong with them, "" for nothing; called when a configuration is read.
+        flags: compiler flags of the recipe, in addition to the baseline's.
+        check: takes the arguments, returns an error message or ""; called when a configuration is read.
 
     Raises:
-        PluginError: where the function cannot be called so, or something else is not what it should be.
+        PluginError: if the function has another signature, or another argument is invalid.
     """
 
-    def fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
+    def read_fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
         arguments = _read_recipe_arguments(function, messages)
         if kind not in _KINDS:
-            messages.append(f"kind is one of {', '.join(_KINDS)}, not {kind!r}; compiler_recipe declares the third")
+            messages.append(
+                f"kind must be one of {', '.join(_KINDS)}, not {kind!r}; compiler_recipe declares the third"
+            )
         _check_proof(proof, tolerance, messages)
         return {
             "kind": kind,
@@ -225,7 +229,7 @@ def recipe(
             "check": check,
         }
 
-    return make_decorator(ModelRecipe, fields, name, about)
+    return make_decorator(ModelRecipe, read_fields, name, about)
 
 
 def compiler_recipe(
@@ -237,20 +241,20 @@ def compiler_recipe(
     contraction_type: str = "",
     tolerance: float = 0.0,
 ) -> None:
-    """Declare a recipe that only a compiler has: the model stays as it is, and is compiled with further flags.
+    """Declare a recipe of the compiler: the model stays unchanged, and is compiled with further flags.
 
     Args:
-        name: what a configuration calls it.
-        flags: of the compiler, as they are typed.
+        name: its name in a configuration.
+        flags: compiler flags, as they are typed.
         about: one line for lists.
         proof: what the compiled module must show.
         contraction_type: `f16` or `bf16` where the flags narrow the inputs of contractions to that.
         tolerance: as for `recipe`.
 
     Raises:
-        PluginError: where something is not what it should be.
+        PluginError: if an argument is invalid.
     """
-    # Of `inspect.stack`, which looks for the module of each frame among all that are loaded, the beginning alone.
+    # `inspect.stack` would search all loaded modules for that of each frame; only the caller's frame is needed.
     caller = sys._getframe(1)  # noqa: SLF001
     file, line = Path(caller.f_code.co_filename).absolute(), caller.f_lineno
     messages: list[str] = []
@@ -258,23 +262,25 @@ def compiler_recipe(
     _check_proof(proof, tolerance, messages)
     words = _check_flags(flags, messages)
     if not words:
-        messages.append("flags has none: the module would be the baseline's")
+        messages.append("flags is empty: the module would equal the baseline's")
     if contraction_type not in ("", "f16", "bf16"):
-        messages.append(f"contraction_type is f16 or bf16, not {contraction_type!r}")
-    refuse(messages, ModelRecipe, name, ModelRecipe.documented, file=file, line=line)
-    made = ModelRecipe(name=name, about=about, kind="compiler", file=file, line=line, proof=proof, tolerance=tolerance)
-    collect(replace(made, flags=words, contraction_type=contraction_type))
+        messages.append(f"contraction_type must be f16 or bf16, not {contraction_type!r}")
+    raise_problems(messages, ModelRecipe, name, ModelRecipe.docs_reference, file=file, line=line)
+    declaration = ModelRecipe(
+        name=name, about=about, kind="compiler", file=file, line=line, proof=proof, tolerance=tolerance
+    )
+    collect(replace(declaration, flags=words, contraction_type=contraction_type))
 
 
 def architecture(name: str, *, about: str = "") -> Callable[[Function], Function]:
     """Declare a function as a model architecture: `def mine(m, k, n, dtype)` returns a module and its inputs.
 
     Args:
-        name: what a configuration calls it.
-        about: one line for lists; the first of the function's docstring where it is empty.
+        name: its name in a configuration.
+        about: one line for lists; the docstring's first line if empty.
 
     Raises:
-        PluginError: where the function does not take m, k, n and dtype, or takes what nothing gives.
+        PluginError: if the function does not take m, k, n and dtype, or requires an unknown parameter.
     """
     return make_decorator(Architecture, _read_architecture_parameters, name, about)
 
@@ -283,49 +289,51 @@ def activation(name: str, *, about: str = "") -> Callable[[Function], Function]:
     """Declare a function as an activation: it takes nothing, and returns a torch module.
 
     Args:
-        name: what model types end with.
-        about: one line for lists; the first of the function's docstring where it is empty.
+        name: ending of the model types that use it.
+        about: one line for lists; the docstring's first line if empty.
 
     Raises:
-        PluginError: where the function takes something.
+        PluginError: if the function requires parameters.
     """
 
-    def fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
-        _check_bare(function, messages)
+    def read_fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
+        _check_no_parameters(function, messages)
         return {}
 
-    return make_decorator(Activation, fields, name, about)
+    return make_decorator(Activation, read_fields, name, about)
 
 
 def shape_set(
     name: str, *, min_power: int | None = None, max_power: int | None = None, about: str = ""
 ) -> Callable[[Function], Function]:
-    """Declare a function as a set of shapes: it gives (m, k, n), or (name, m, k, n), one after the other.
+    """Declare a function as a set of shapes: it yields (m, k, n), or (name, m, k, n).
 
     With powers it takes the sizes, the powers of two from `min_power` to `max_power`, both included.
 
     Args:
-        name: what a configuration calls it.
-        min_power: where a configuration gives none; None for a set without powers.
+        name: its name in a configuration.
+        min_power: default for configurations without one; None for a set without powers.
         max_power: likewise.
-        about: one line for lists; the first of the function's docstring where it is empty.
+        about: one line for lists; the docstring's first line if empty.
 
     Raises:
-        PluginError: where the function does not take what it is given, or the powers are none.
+        PluginError: if the function has another signature, or the powers are invalid.
     """
 
-    def fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
+    def read_fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
         powers = None if min_power is None or max_power is None else (min_power, max_power)
         if (min_power is None) != (max_power is None):
-            messages.append("min_power and max_power are given together")
-        elif powers and not 0 <= powers[0] <= powers[1] <= HIGHEST_POWER:
-            messages.append(f"powers are 0 ≤ min_power ≤ max_power ≤ {HIGHEST_POWER}, not {powers[0]} and {powers[1]}")
+            messages.append("min_power and max_power must be given together")
+        elif powers and not 0 <= powers[0] <= powers[1] <= MAX_POWER:
+            messages.append(
+                f"powers must satisfy 0 ≤ min_power ≤ max_power ≤ {MAX_POWER}, not {powers[0]} and {powers[1]}"
+            )
         if name == CUSTOM:
-            messages.append(f"{CUSTOM} is the name of the shapes that a configuration lists itself")
+            messages.append(f"{CUSTOM} is reserved for the shapes that a configuration lists")
         _check_sizes(function, powers is not None, messages)
         return {"powers": powers}
 
-    return make_decorator(ShapeSet, fields, name, about)
+    return make_decorator(ShapeSet, read_fields, name, about)
 
 
 def _check_flags(flags: object, messages: list[str]) -> tuple[str, ...]:
@@ -336,81 +344,83 @@ def _check_flags(flags: object, messages: list[str]) -> tuple[str, ...]:
 
 def _check_proof(proof: object, tolerance: object, messages: list[str]) -> None:
     if tolerance != 0:
-        _check_positive("tolerance is a relative root mean square, such as 0.01", tolerance, messages)
+        _check_positive("tolerance must be a relative root mean square, such as 0.01", tolerance, messages)
     if not isinstance(proof, Proof):
-        messages.append(f"proof is a Proof(…), not {proof!r}")
+        messages.append(f"proof must be a Proof(…), not {proof!r}")
         return
     _check_words("proof.parameter_types", proof.parameter_types, messages)
     try:
         re.compile(str(proof.dispatch))
     except re.error as error:
-        messages.append(f"proof.dispatch is no regular expression: {error}")
+        messages.append(f"proof.dispatch is not a regular expression: {error}")
     if proof.parameter_share is not None:
-        what = "proof.parameter_share is a share of the baseline's bytes, such as 0.3"
-        _check_positive(what, proof.parameter_share, messages)
+        expectation = "proof.parameter_share must be a fraction of the baseline's bytes, such as 0.3"
+        _check_positive(expectation, proof.parameter_share, messages)
 
 
-def _check_words(what: str, words: object, messages: list[str]) -> tuple[str, ...]:
-    """A tuple of strings; a string alone would be a tuple of its letters."""
+def _check_words(field_name: str, words: object, messages: list[str]) -> tuple[str, ...]:
+    """Return a tuple of strings; a single string, which would become its letters, is an error."""
     if isinstance(words, list | tuple) and all(isinstance(word, str) and word for word in words):
         return tuple(words)
-    messages.append(f'{what} is a tuple of strings, ("one",), not {words!r}')
+    messages.append(f'{field_name} is a tuple of strings, ("one",), not {words!r}')
     return ()
 
 
-def _check_positive(what: str, number: object, messages: list[str]) -> None:
-    """Checks a number above 0 that is one."""
-    fits = isinstance(number, int | float) and not isinstance(number, bool) and number > 0 and math.isfinite(number)
-    if not fits:
-        messages.append(f"{what}, not {number!r}")
+def _check_positive(expectation: str, number: object, messages: list[str]) -> None:
+    """Check that a number is finite and above 0."""
+    is_valid = isinstance(number, int | float) and not isinstance(number, bool) and number > 0 and math.isfinite(number)
+    if not is_valid:
+        messages.append(f"{expectation}, not {number!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeArgument:
-    """What a recipe takes after a dash."""
+    """An argument of a recipe, written after a dash."""
 
     name: str
     choices: tuple[int | str, ...] = ()
-    whole: bool = False
+    is_integer: bool = False
     default: int | str | None = None
 
     @property
     def expected(self) -> str:
-        """What may stand there, for messages."""
+        """The accepted values, for messages."""
         if self.choices:
             return " or ".join(str(choice) for choice in self.choices)
-        return "a whole number" if self.whole else "a word"
+        return "a whole number" if self.is_integer else "a word"
 
     def read(self, word: str) -> int | str | None:
-        """The value that is written so; None where it is none."""
+        """Return the value of a word; None if it is invalid."""
         if self.choices:
             return next((choice for choice in self.choices if str(choice) == word), None)
-        if self.whole:
-            return int(word) if _WHOLE.fullmatch(word) else None
+        if self.is_integer:
+            return int(word) if _WHOLE_NUMBER.fullmatch(word) else None
         return word or None
 
 
 def _read_recipe_arguments(function: Callable[..., Any], messages: list[str]) -> tuple[RecipeArgument, ...]:
-    """The arguments of a recipe: its parameters but for the first, which is the model."""
+    """Return the arguments of a recipe: its parameters except the first, which is the model."""
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind not in _POSITIONAL:
-        messages.append("it takes no model: def my_recipe(model), a torch module, which returns one")
+        messages.append(
+            "it has no model parameter: expected def my_recipe(model), which takes and returns a torch module"
+        )
         return ()
-    found = []
+    arguments = []
     for parameter in parameters[1:]:
         if parameter.kind not in _POSITIONAL:
-            messages.append(f"{format_starred(parameter)}: arguments are given by position, after dashes")
+            messages.append(f"{format_starred(parameter)}: arguments are passed by position, after dashes")
             continue
         argument = _read_argument(function, parameter, messages)
         if argument is not None:
-            found.append(argument)
-    return tuple(found)
+            arguments.append(argument)
+    return tuple(arguments)
 
 
 def read_arguments(
     words: Sequence[str], arguments: Sequence[RecipeArgument]
 ) -> tuple[tuple[int | str, ...], None] | tuple[None, str]:
-    """The values of a recipe's arguments, with its defaults for what is left out; or what is wrong with them."""
+    """Return the values of a recipe's arguments, with defaults for omitted ones; or an error message."""
     if len(words) > len(arguments):
         return (
             None,
@@ -420,48 +430,55 @@ def read_arguments(
     for number, argument in enumerate(arguments):
         value = argument.read(words[number]) if number < len(words) else argument.default
         if value is None:
-            said = f"found {words[number]!r}" if number < len(words) else "found none"
-            return None, f"{argument.name}: expected {argument.expected}, {said}"
+            actual = f"found {words[number]!r}" if number < len(words) else "found none"
+            return None, f"{argument.name}: expected {argument.expected}, {actual}"
         values.append(value)
     return tuple(values), None
 
 
 def _read_architecture_parameters(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
-    """Whether an architecture takes an activation and a configuration."""
+    """Return whether an architecture takes an activation and a configuration."""
     parameters = inspect.signature(function).parameters
     if tuple(parameters)[: len(_DIMENSIONS)] != _DIMENSIONS:
         messages.append("its first parameters are not m, k, n, dtype")
-    given = "there are m, k, n, dtype, activation and config"
-    found = find_given_by_name(function, ("activation", "config"), given, messages, _DIMENSIONS)
-    words: dict[bool | None, Given] = {None: "no", False: "may", True: "must"}
-    return {"takes_activation": words[found.get("activation")], "takes_config": words[found.get("config")]}
+    hint = "available: m, k, n, dtype, activation and config"
+    required_by_name = find_named_parameters(function, ("activation", "config"), hint, messages, _DIMENSIONS)
+    requirements: dict[bool | None, Requirement] = {None: "no", False: "may", True: "must"}
+    return {
+        "takes_activation": requirements[required_by_name.get("activation")],
+        "takes_config": requirements[required_by_name.get("config")],
+    }
 
 
 def _check_sizes(function: Callable[..., Any], powers: bool, messages: list[str]) -> None:
-    """Checks that a shape set takes `sizes` where it has powers, and nothing where it has none."""
+    """Check that a shape set takes `sizes` if it has powers, and no parameter otherwise."""
     if powers:
         try:
-            takes_one = len(_find_needed(function)) == 1 and inspect.signature(function).bind(()) is not None
+            takes_one = len(_list_required(function)) == 1 and inspect.signature(function).bind(()) is not None
         except TypeError:
             takes_one = False
         if not takes_one:
-            messages.append("it has powers, and takes not one parameter: def my_set(sizes: tuple[int, ...])")
+            messages.append("it has powers, so it must take one parameter: def my_set(sizes: tuple[int, ...])")
     else:
-        _check_bare(function, messages, "it has no min_power and max_power, and takes")
+        _check_no_parameters(function, messages, "it has no min_power and max_power, and takes")
 
 
-def _check_bare(function: Callable[..., Any], messages: list[str], what: str = "it takes") -> None:
-    """Checks that a function can be called with nothing."""
-    bare = _find_needed(function)
-    if bare:
-        messages.append(f"{what} {', '.join(bare)}: nothing gives that")
+def _check_no_parameters(function: Callable[..., Any], messages: list[str], prefix: str = "it takes") -> None:
+    """Check that a function can be called without arguments."""
+    names = _list_required(function)
+    if names:
+        messages.append(f"{prefix} {', '.join(names)}: no argument is passed to them")
 
 
-def _find_needed(function: Callable[..., Any]) -> list[str]:
-    """The parameters that have to be given."""
+def _list_required(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the required parameters."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
-    return [item.name for item in parameters if item.default is item.empty and item.kind not in variadic]
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind not in variadic
+    ]
 
 
 def _read_argument(
@@ -469,75 +486,75 @@ def _read_argument(
 ) -> RecipeArgument | None:
     name = parameter.name
     default = None if parameter.default is parameter.empty else parameter.default
-    found: RecipeArgument | None = None
+    argument: RecipeArgument | None = None
     hint = _read_annotation(function, parameter)
     if hint is int:
-        found = RecipeArgument(name, whole=True, default=default)
+        argument = RecipeArgument(name, is_integer=True, default=default)
     elif hint is str:
-        found = RecipeArgument(name, default=default)
+        argument = RecipeArgument(name, default=default)
     elif get_origin(hint) is Literal and all(map(_may_be_written, get_args(hint))):
-        found = RecipeArgument(name, get_args(hint), default=default)
-    if found is None:
+        argument = RecipeArgument(name, get_args(hint), default=default)
+    if argument is None:
         hint = parameter.annotation
-        written = hint if isinstance(hint, str) else inspect.formatannotation(hint)
-        written = "nothing" if hint is parameter.empty else written
+        annotation = hint if isinstance(hint, str) else inspect.formatannotation(hint)
+        annotation = "nothing" if hint is parameter.empty else annotation
         messages.append(
-            f"{name} is annotated with {written}: expected int, str, or a Literal of words without dashes, "
+            f"{name} is annotated with {annotation}: expected int, str, or a Literal of words without dashes, "
             'such as Literal["tensor", "row"]'
         )
     elif parameter.default is not parameter.empty and not (
-        _may_be_written(default) and found.read(str(default)) == default
+        _may_be_written(default) and argument.read(str(default)) == default
     ):
-        messages.append(f"{name}: its default {default!r} is not {found.expected}")
-    return found
+        messages.append(f"{name}: its default {default!r} is not {argument.expected}")
+    return argument
 
 
 def _read_annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """What a parameter is annotated with; others may name what is imported for type checkers alone."""
+    """Return a parameter's annotation alone, as others may name imports that only type checkers see."""
     if not isinstance(parameter.annotation, str):
         return parameter.annotation
-    alone = types.SimpleNamespace(__annotations__={"it": parameter.annotation})
+    holder = types.SimpleNamespace(__annotations__={"it": parameter.annotation})
     try:
-        return get_type_hints(alone, getattr(function, "__globals__", {}))["it"]
+        return get_type_hints(holder, getattr(function, "__globals__", {}))["it"]
     except (NameError, TypeError, SyntaxError, AttributeError):
         return None
 
 
 def _may_be_written(value: object) -> bool:
-    """Whether a value could stand between dashes."""
+    """Return True if a value can be written between dashes."""
     return isinstance(value, int | str) and not isinstance(value, bool) and bool(str(value)) and "-" not in str(value)
 
 
-_KERNELS = "are made for CUDA, and IREE cannot compile them"
-_FOUR_BITS = "int4wo-<group> has weights of four bits"
-_CALIBRATED = "it is calibrated on texts with a tokenizer, and these models have random weights"
-# Recipes of torchao that are not made here, and why, by patterns in the manner of the shell: each is refused by
-# itself, and the others run. Source: `string_to_config` and what is next to it in `benchmarks/microbenchmarks/utils.py`
-# of torchao, of all versions; it looks for a word anywhere in the text, and so do these patterns.
-REFUSED = {
-    "gemlitewo*": f"GemLite's kernels {_KERNELS}: {_FOUR_BITS}, int8wo of eight",
-    "int4wo-*-hqq": f"HQQ, which searches for the steps of its groups, is not made here: {_FOUR_BITS} and plain steps",
-    "int4wo-*-gptq": f"{_CALIBRATED}: {_FOUR_BITS} and plain steps",
-    "*marlin*": f"Marlin's kernels {_KERNELS}: {_FOUR_BITS}",
-    "*fp6*": f"torchao's kernels for floats of six bits {_KERNELS}: float8wo is the nearest",
-    "uintx*": "torchao packs one to eight bits in a form that ONNX, on the way to IREE, has no words for: "
-    f"{_FOUR_BITS}, int8wo of eight",
-    "int8adq-int4w-symm": f"CUTLASS's kernels {_KERNELS}: int8dq or int4wo-<group> is the nearest",
-    "int8_dynamic_activation_intx_weight*": "torchao's opaque format is read by its own kernels for ARM alone: "
-    "int8dq or int4wo-<group> is the nearest",
-    "int8dq_prefill_wo_decode": "it is one thing for prompts and another for single tokens: int8dq is the one, "
-    "int8wo the other",
-    "float8_a1x128_w128x128": "steps for blocks of 128 × 128 weights are not made here: float8dq-row is the nearest",
-    "codebook*": "codebooks of weights are not made here: int4wo-<group> has as many bits",
-    "awq*": _CALIBRATED,
-    "autoround*": _CALIBRATED,
-    "*smoothquant*": _CALIBRATED,
-    "*spinquant*": "rotations of weights are not made here",
+_CUDA_ONLY = "are written for CUDA, and IREE cannot compile them"
+_INT4_HINT = "int4wo-<group> has four-bit weights"
+_NEEDS_CALIBRATION = "it needs calibration on texts with a tokenizer, but these models have random weights"
+# Unsupported recipes of torchao and the reasons, by shell patterns: each is rejected alone, and the others run.
+# Source: `string_to_config` and its helpers in torchao's `benchmarks/microbenchmarks/utils.py`, in all versions; it
+# searches for a word anywhere in the text, and so do these patterns.
+UNSUPPORTED_RECIPES = {
+    "gemlitewo*": f"GemLite's kernels {_CUDA_ONLY}: {_INT4_HINT}, int8wo has eight-bit ones",
+    "int4wo-*-hqq": f"HQQ, which searches for scales of groups, is not implemented: {_INT4_HINT} and plain scales",
+    "int4wo-*-gptq": f"{_NEEDS_CALIBRATION}: {_INT4_HINT} and plain scales",
+    "*marlin*": f"Marlin's kernels {_CUDA_ONLY}: {_INT4_HINT}",
+    "*fp6*": f"torchao's kernels for floats of six bits {_CUDA_ONLY}: float8wo is the closest",
+    "uintx*": "torchao packs one to eight bits in a form that ONNX, which IREE imports, cannot express: "
+    f"{_INT4_HINT}, int8wo has eight-bit ones",
+    "int8adq-int4w-symm": f"CUTLASS's kernels {_CUDA_ONLY}: int8dq or int4wo-<group> is the closest",
+    "int8_dynamic_activation_intx_weight*": "only torchao's own ARM kernels read its opaque format: "
+    "int8dq or int4wo-<group> is the closest",
+    "int8dq_prefill_wo_decode": "it treats prompts and single tokens differently: int8dq is its recipe for prompts, "
+    "int8wo for tokens",
+    "float8_a1x128_w128x128": "scales for blocks of 128 × 128 weights are not implemented: float8dq-row is the closest",
+    "codebook*": "weight codebooks are not implemented: int4wo-<group> has as many bits",
+    "awq*": _NEEDS_CALIBRATION,
+    "autoround*": _NEEDS_CALIBRATION,
+    "*smoothquant*": _NEEDS_CALIBRATION,
+    "*spinquant*": "weight rotations are not implemented",
 }
 ENTRY_POINTS = "iree_gauntlet.micro"
 BUILTIN_FILES = (Path(__file__).absolute().with_name("builtin_plugins.py"),)
-_PREFIX = "_gauntlet_plugin_"
-_NOTHING = "a plugin declares with @recipe, compiler_recipe, @architecture, @activation or @shape_set"
+_MODULE_PREFIX = "_gauntlet_plugin_"
+_EMPTY_FILE_HINT = "a plugin declares it with @recipe, compiler_recipe, @architecture, @activation or @shape_set"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -545,9 +562,8 @@ class Shape:
     """A shape of a set.
 
     Attributes:
-        name: of the set, with the number or the name of the shape in it: `pow2_0`, `llama_attn.wqkv`, `custom_0`;
-            several shapes may have one.
-        k: input features; 0 for what the model's own configuration says.
+        name: the set's name with the shape's number or name in it: `pow2_0`, `llama_attn.wqkv`, `custom_0`; not unique.
+        k: input features; 0 for the size in the model's configuration.
     """
 
     name: str
@@ -557,51 +573,51 @@ class Shape:
 
     @property
     def label(self) -> str:
-        """As results have it: `1024-4096-1024`."""
+        """The shape as results write it: `1024-4096-1024`."""
         return f"{self.m}-{self.k}-{self.n}"
 
 
 def number_shapes(sizes: Iterable[tuple[int, int, int]]) -> tuple[Shape, ...]:
-    """The shapes that a configuration lists itself."""
+    """Return the shapes of a configuration's own list."""
     return tuple(Shape(f"{CUSTOM}_{number}", m, k, n) for number, (m, k, n) in enumerate(sizes))
 
 
-def list_shapes(declared: ShapeSet, least: int | None = None, most: int | None = None) -> tuple[Shape, ...]:
-    """The shapes of a set.
+def list_shapes(declaration: ShapeSet, min_power: int | None = None, max_power: int | None = None) -> tuple[Shape, ...]:
+    """Return the shapes of a set.
 
     Args:
-        declared: the set.
-        least: the lowest power of two; None for the set's own. A set without powers is asked without.
-        most: the highest power, included; likewise.
+        declaration: the set.
+        min_power: the lowest power of two; None for the set's default, and for a set without powers.
+        max_power: the highest power, included; likewise.
     """
-    with declared.blamed():
-        if declared.powers is None:
-            given = list(declared.function())
+    with declaration.attribute_errors():
+        if declaration.powers is None:
+            rows = list(declaration.function())
         else:
-            low = declared.powers[0] if least is None else least
-            high = declared.powers[1] if most is None else most
-            given = list(declared.function(tuple(2**power for power in range(low, high + 1))))
+            low = declaration.powers[0] if min_power is None else min_power
+            high = declaration.powers[1] if max_power is None else max_power
+            rows = list(declaration.function(tuple(2**power for power in range(low, high + 1))))
     shapes, messages = [], []
-    for number, row in enumerate(given):
+    for number, row in enumerate(rows):
         name, sizes = str(number), tuple(row) if isinstance(row, list | tuple) else ()
         if len(sizes) == 4 and isinstance(sizes[0], str) and sizes[0]:
             name, sizes = sizes[0], sizes[1:]
         if len(sizes) == 3 and all(type(size) is int and size > 0 for size in sizes):
-            shapes.append(Shape(f"{declared.name}_{name}", *sizes))
+            shapes.append(Shape(f"{declaration.name}_{name}", *sizes))
         else:
-            messages.append(f"it gave {row!r}: expected (m, k, n) or (name, m, k, n), whole numbers above 0")
-    if not given:
-        messages.append("it gave no shapes")
+            messages.append(f"it gave {row!r}: expected (m, k, n) or (name, m, k, n), integers above 0")
+    if not rows:
+        messages.append("it returned no shapes")
     elif len(set(shapes)) < len(shapes):
-        messages.append("it gave a shape twice")
+        messages.append("it returned a shape twice")
     if messages:
-        raise declared.problems(dict.fromkeys(messages))
+        raise declaration.make_combined_error(dict.fromkeys(messages))
     return tuple(shapes)
 
 
-def _find_refused_recipe(text: str) -> ModelRecipe | None:
-    """The recipe of torchao that a text asks for and that is not made here, with the reason as its `refusal`."""
-    for pattern, reason in REFUSED.items():
+def _find_unsupported_recipe(text: str) -> ModelRecipe | None:
+    """Return the unsupported torchao recipe that a text names, with the reason as its `refusal`."""
+    for pattern, reason in UNSUPPORTED_RECIPES.items():
         if fnmatchcase(text, pattern):
             name = pattern.strip("*")
             return ModelRecipe(
@@ -611,7 +627,7 @@ def _find_refused_recipe(text: str) -> ModelRecipe | None:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedRecipe:
+class RecipeCall:
     """A recipe with its arguments."""
 
     text: str
@@ -620,7 +636,7 @@ class AskedRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedArchitecture:
+class ModelType:
     """An architecture with its activation."""
 
     text: str
@@ -630,11 +646,11 @@ class AskedArchitecture:
 
 @dataclass(frozen=True, slots=True)
 class PluginRegistry:
-    """Everything that is declared, by name.
+    """All declarations by name.
 
     Attributes:
         shape_sets: without `custom`, whose shapes a configuration lists itself.
-        files: the plugin files besides the toolkit's own, absolute.
+        files: the plugin files in addition to the toolkit's, absolute.
     """
 
     recipes: Mapping[str, ModelRecipe]
@@ -643,74 +659,76 @@ class PluginRegistry:
     shape_sets: Mapping[str, ShapeSet]
     files: tuple[Path, ...] = ()
 
-    def recipe(self, text: str) -> AskedRecipe:
-        """The recipe that a text asks for: the longest name that it is, or that it begins with before a dash.
+    def find_recipe(self, text: str) -> RecipeCall:
+        """Return the recipe that a text names: the longest name that equals the text, or its beginning before a dash.
 
-        One of torchao's that is not made here is found too, with its `refusal`; a declared one goes before it.
+        An unsupported one of torchao is returned too, with its `refusal`; declared recipes take precedence.
         """
-        found = max((name for name in self.recipes if f"{text}-".startswith(f"{name}-")), key=len, default=None)
-        if found is not None:
-            asked = self.recipes[found]
-            values, wrong = read_arguments(text.removeprefix(found).split("-")[1:], asked.arguments)
-            if values is not None and asked.check:
-                with asked.blamed():
-                    wrong = asked.check(*values)
-            if values is not None and not wrong:
-                return AskedRecipe(text, asked, values)
-        refused = _find_refused_recipe(text)
-        if refused is not None and refused.name not in self.recipes:
-            return AskedRecipe(text, refused)
-        if found is None:
+        name = max((name for name in self.recipes if f"{text}-".startswith(f"{name}-")), key=len, default=None)
+        if name is not None:
+            recipe = self.recipes[name]
+            values, problem = read_arguments(text.removeprefix(name).split("-")[1:], recipe.arguments)
+            if values is not None and recipe.check:
+                with recipe.attribute_errors():
+                    problem = recipe.check(*values)
+            if values is not None and not problem:
+                return RecipeCall(text, recipe, values)
+        unsupported = _find_unsupported_recipe(text)
+        if unsupported is not None and unsupported.name not in self.recipes:
+            return RecipeCall(text, unsupported)
+        if name is None:
             usages = [self.recipes[name].usage for name in sorted(self.recipes)]
-            raise make_unknown_name(f"there is no recipe {text!r}", text, self.recipes, usages)
-        raise UsageError(f"recipe {text!r}: {wrong}", f"It is written {asked.usage}.")
+            raise make_unknown_name_error(f"no such recipe: {text!r}", text, self.recipes, usages)
+        raise UsageError(f"recipe {text!r}: {problem}", f"Its form is {recipe.usage}.")
 
-    def model_type(self, text: str) -> AskedArchitecture:
-        """The architecture that a text asks for, with the activation that it ends with."""
-        whole = self.architectures.get(text)
-        if whole is not None and whole.takes_activation != "must":
-            return AskedArchitecture(text, whole)
-        with_activation = [item for item in self.architectures.values() if item.takes_activation != "no"]
-        for item in sorted(with_activation, key=lambda item: len(item.name), reverse=True):
-            ending = text.removeprefix(f"{item.name}_")
-            if ending != text and ending in self.activations:
-                return AskedArchitecture(text, item, self.activations[ending])
-        raise make_unknown_name(f"there is no model type {text!r}", text, self.model_types())
+    def find_model_type(self, text: str) -> ModelType:
+        """Return the architecture that a text names, with the activation that it ends with."""
+        architecture = self.architectures.get(text)
+        if architecture is not None and architecture.takes_activation != "must":
+            return ModelType(text, architecture)
+        with_activation = [candidate for candidate in self.architectures.values() if candidate.takes_activation != "no"]
+        for candidate in sorted(with_activation, key=lambda candidate: len(candidate.name), reverse=True):
+            activation_name = text.removeprefix(f"{candidate.name}_")
+            if activation_name != text and activation_name in self.activations:
+                return ModelType(text, candidate, self.activations[activation_name])
+        raise make_unknown_name_error(f"no such model type: {text!r}", text, self.list_model_types())
 
-    def model_types(self) -> tuple[str, ...]:
-        """Every text that `model_type` knows, sorted."""
+    def list_model_types(self) -> tuple[str, ...]:
+        """Return all texts that `find_model_type` accepts, sorted."""
         names = []
-        for name, item in self.architectures.items():
-            names += [name] if item.takes_activation != "must" else []
-            names += [f"{name}_{ending}" for ending in self.activations] if item.takes_activation != "no" else []
+        for name, architecture in self.architectures.items():
+            names += [name] if architecture.takes_activation != "must" else []
+            names += (
+                [f"{name}_{suffix}" for suffix in self.activations] if architecture.takes_activation != "no" else []
+            )
         return tuple(sorted(set(names)))
 
-    def shapes(self, name: str) -> ShapeSet:
-        """The shape set of a name."""
+    def find_shape_set(self, name: str) -> ShapeSet:
+        """Return the shape set of a name."""
         if name not in self.shape_sets:
-            raise make_unknown_name(f"there is no shape set {name!r}", name, sorted([*self.shape_sets, CUSTOM]))
+            raise make_unknown_name_error(f"no such shape set: {name!r}", name, sorted([*self.shape_sets, CUSTOM]))
         return self.shape_sets[name]
 
 
 def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_FILES) -> PluginRegistry:
-    """Everything that the toolkit and some plugin files declare; each file is read again with every call."""
-    own = tuple(dict.fromkeys(file.resolve() for file in files))
-    declared: list[Declaration] = []
+    """Load all declarations of the toolkit and of plugin files; each call reads the files again."""
+    plugin_files = tuple(dict.fromkeys(file.resolve() for file in files))
+    declarations: list[Declaration] = []
     problems: list[Problem] = []
-    for file in dict.fromkeys((*builtin, *own)):
+    for file in dict.fromkeys((*builtin, *plugin_files)):
         if not file.is_file():
             raise UsageError(f"no plugin file {shown(file)}", "Name an existing Python file with --plugin.")
-        found, wrong = load_alone(file, _PREFIX)
-        declared += found
-        problems += wrong
-        if not found and not wrong:
-            problems.append(Problem(str(shown(file)), 0, "", "it declares nothing", _NOTHING))
+        file_declarations, file_problems = load_isolated(file, _MODULE_PREFIX)
+        declarations += file_declarations
+        problems += file_problems
+        if not file_declarations and not file_problems:
+            problems.append(Problem(str(shown(file)), 0, "", "it declares nothing", _EMPTY_FILE_HINT))
     registry = PluginRegistry(
-        recipes=sort_by_name(declared, ModelRecipe, problems),
-        architectures=sort_by_name(declared, Architecture, problems),
-        activations=sort_by_name(declared, Activation, problems),
-        shape_sets=sort_by_name(declared, ShapeSet, problems),
-        files=own,
+        recipes=sort_by_name(declarations, ModelRecipe, problems),
+        architectures=sort_by_name(declarations, Architecture, problems),
+        activations=sort_by_name(declarations, Activation, problems),
+        shape_sets=sort_by_name(declarations, ShapeSet, problems),
+        files=plugin_files,
     )
     if problems:
         raise PluginError(problems)
@@ -718,24 +736,24 @@ def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_
 
 
 def find_entry_point_files() -> tuple[Path, ...]:
-    """The plugin files of installed packages: those of the modules that their entry points name.
+    """Return the plugin files of installed packages: those of the modules that their entry points name.
 
-    The modules are not imported by these names; of one in a package, the package is.
+    The modules are not imported by these names, but the package that contains one is.
     """
     files: list[Path] = []
     problems: list[Problem] = []
     for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS)):
         try:
             spec = importlib.util.find_spec(entry.module)
-            said = "there is no such module"
-        except Exception as error:  # noqa: BLE001 - a package of a user may raise anything, and is named for it
-            spec, said = None, f"{type(error).__name__}: {error}"
+            message = "no such module"
+        except Exception as error:  # noqa: BLE001 - a user's package may raise anything, and the error has its name
+            spec, message = None, f"{type(error).__name__}: {error}"
         if spec is not None and spec.origin is not None and spec.has_location:
             files.append(Path(spec.origin).resolve())
             continue
         owner = f"entry point of {entry.dist.name}" if entry.dist else "entry point"
-        said = said if spec is None else "it has no file"
-        problems.append(Problem(owner, 0, f"{ENTRY_POINTS}: {entry.name} = {entry.value}", said, "mend the package"))
+        message = message if spec is None else "it has no file"
+        problems.append(Problem(owner, 0, f"{ENTRY_POINTS}: {entry.name} = {entry.value}", message, "mend the package"))
     if problems:
         raise PluginError(problems)
     return tuple(dict.fromkeys(files))

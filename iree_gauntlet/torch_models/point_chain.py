@@ -1,4 +1,4 @@
-"""The steps of a point: an architecture at a shape, in the variants that recipes make of it."""
+"""The steps of a point: an architecture at a shape, in the variants of its recipes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _PROGRAM = "main.onnx"
 # The role of a benchmark step that traces a variant: this, and the variant's label.
 TRACE = "trace."
 # The worst value of an output, in units of the tolerance of its rms (see `formats.py`).
-_PEAK = 4.0
+_PEAK_FACTOR = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointChain(TorchChain):
-    """The steps of one point; its flags are those of every recipe."""
+    """The steps of one point; its flags are common to all recipes."""
 
     point: SweepPoint
     config: Path
@@ -44,21 +44,21 @@ class PointChain(TorchChain):
 
     dialect: ClassVar[str] = DIALECT
     builder: ClassVar[str] = "building_variant"
-    loaded: ClassVar[tuple[Path, ...]] = BUILTIN_FILES
+    loaded_files: ClassVar[tuple[Path, ...]] = BUILTIN_FILES
 
     @property
     def names(self) -> tuple[str, str]:
-        """Of the entry, and its shape."""
+        """The names of the entry and its shape."""
         return self.point.model.name, self.point.shape.label
 
     @property
     def origin(self) -> Origin:
-        """Where the entry is written."""
+        """The source location of the entry."""
         entry = self.point.model
         return Origin(f"{shown(self.config)}:{entry.line}", entry.name)
 
-    def exports(self) -> tuple[Step, ...]:
-        """Makes and exports the models, each once; one that is refused is skipped with the reason."""
+    def plan_exports(self) -> tuple[Step, ...]:
+        """Plan the builds and exports of the models, each once; an unsupported one is skipped with the reason."""
         config = self.point.model.config
         files = (*self.plugins, *([config] if config else []))
         ingredients = {
@@ -66,17 +66,17 @@ class PointChain(TorchChain):
             "program": make_key({str(number): hash_file(path) for number, path in enumerate(self.plugins)}),
             "config": hash_file(config) if config else "",
         }
-        refusals = {variant.side: variant.refusal for variant in self.point.variants}
+        refusals = {variant.torch_key: variant.refusal for variant in self.point.variants}
         return tuple(
             replace(self.step(Stage.EXPORT, label), skip=refusal)
             if refusal
-            else self.exporting(label, self.plan(label), ingredients, files)
+            else self.plan_export(label, self.plan(label), ingredients, files)
             for label, refusal in refusals.items()
         )
 
     def plan(self, label: str) -> VariantPlan:
-        """The builder's plan, but for the folder."""
-        recipes = {variant.side: variant.torch_recipes for variant in self.point.variants}
+        """Return the builder's plan, without the folder."""
+        recipes = {variant.torch_key: variant.torch_recipes for variant in self.point.variants}
         quantization, sparsity = recipes[label]
         model, shape = self.point.model, self.point.shape
         return VariantPlan(
@@ -91,54 +91,54 @@ class PointChain(TorchChain):
             sparsity=sparsity,
         )
 
-    def modules(self, hashes: Mapping[str, Mapping[str, str]]) -> tuple[Step, ...]:
-        """Imports, compiles and checks every variant whose model was exported; `hashes` as of a session."""
+    def plan_modules(self, hashes: Mapping[str, Mapping[str, str]]) -> tuple[Step, ...]:
+        """Plan the import, compilation and check of every variant with an export; `hashes` are a session's."""
         steps: list[Step] = []
         imports: dict[str, Step] = {}
         for variant in self.point.variants:
-            label = variant.side
+            label = variant.torch_key
             if label not in hashes:
                 continue
-            onnx = self.exported(label) / _PROGRAM
+            onnx = self.get_export_folder(label) / _PROGRAM
             content = make_key(hashes[label])
             if label not in imports:
-                imports[label] = self.importing(label, onnx, content, label)
+                imports[label] = self.plan_import(label, onnx, content, label)
                 steps.append(imports[label])
             flags = (*self.flags, *variant.flags)
             name = f"{self.point.model.name}_{variant.label}"
-            compiled = self.compiling(variant.label, name, flags, onnx, content, imports[label])
-            lacking = self.context.translate(flags, COMPILE).unknown
-            if lacking:
-                # The recipe's flag and not the program is what this compiler cannot read.
-                compiled = blocked(compiled, f"{lacking[0].message} ({lacking[0].hint})")
-            files = list_runnable_files(compiled, imports[label])
-            steps += [compiled, self.running(Stage.THRESHOLD, files, (compiled.id,), variant.label)]
+            compile_step = self.plan_compile(variant.label, name, flags, onnx, content, imports[label])
+            unknown_flags = self.context.translate(flags, COMPILE).unknown
+            if unknown_flags:
+                # The compiler does not support the recipe's flag; the program is not at fault.
+                compile_step = blocked(compile_step, f"{unknown_flags[0].message} ({unknown_flags[0].hint})")
+            files = list_runnable_files(compile_step, imports[label])
+            steps += [compile_step, self.plan_run(Stage.THRESHOLD, files, (compile_step.id,), variant.label)]
         return tuple(steps)
 
-    def benchmark(self, variants: Sequence[Variant]) -> Step:
-        """Measures variants together."""
-        return self.running_in_rounds([StepInput("module", str(self.module(variant))) for variant in variants])
+    def plan_benchmark(self, variants: Sequence[Variant]) -> Step:
+        """Plan the joint measurement of variants."""
+        return self.plan_rounds([StepInput("module", str(self.get_module_path(variant))) for variant in variants])
 
-    def profile(self, variant: Variant, kind: str) -> Step:
-        """Traces a variant (`TRACE`), or watches its memory (`MEMORY_ROLE`)."""
-        module = StepInput("module", str(self.module(variant)))
-        return self.running(Stage.BENCHMARK, [module], role=f"{kind}{variant.label}")
+    def plan_profile(self, variant: Variant, kind: str) -> Step:
+        """Plan the trace of a variant (`TRACE`), or its memory profile (`MEMORY_ROLE`)."""
+        module = StepInput("module", str(self.get_module_path(variant)))
+        return self.plan_run(Stage.BENCHMARK, [module], role=f"{kind}{variant.label}")
 
-    def made(self, variant: Variant, build: BuildRecord) -> CompiledProgram:
-        """A variant as it was built and compiled."""
-        return self.compiled(build.programs[0], variant.label, variant.side)
+    def get_program(self, variant: Variant, build: BuildRecord) -> CompiledProgram:
+        """Return the compiled program of a variant."""
+        return self.make_program(build.programs[0], variant.label, variant.torch_key)
 
-    def allowed(self, variant: Variant, build: BuildRecord) -> Tolerance:
-        """How far IREE's outputs may be from torch eager's for the same recipe.
+    def choose_tolerance(self, variant: Variant, build: BuildRecord) -> Tolerance:
+        """Return the tolerance of IREE's outputs against torch eager's for the same recipe.
 
-        That of the data type, with what the recipe says of its own rounding (a value at a boundary of a quantisation
-        may fall to either side).
+        It is that of the data type, plus the recipe's for its rounding (a value at a boundary of a quantisation may
+        fall to either side).
         """
         recipe = variant.quantization.recipe
-        plain = find_tolerance(self.point.model.dtype, max(1, build.contractions), recipe.contraction_type)
-        more = max(recipe.tolerance, variant.sparsity.recipe.tolerance if variant.sparsity else 0.0)
-        return Tolerance(plain.rms + more, plain.peak + _PEAK * more)
+        base = find_tolerance(self.point.model.dtype, max(1, build.contractions), recipe.contraction_type)
+        recipe_rms = max(recipe.tolerance, variant.sparsity.recipe.tolerance if variant.sparsity else 0.0)
+        return Tolerance(base.rms + recipe_rms, base.peak + _PEAK_FACTOR * recipe_rms)
 
-    def module(self, variant: Variant) -> Path:
-        """The compiled module of a variant."""
+    def get_module_path(self, variant: Variant) -> Path:
+        """Return the path of a variant's compiled module."""
         return self.folder(Stage.COMPILE, variant.label) / "module.vmfb"

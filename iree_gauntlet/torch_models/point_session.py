@@ -1,15 +1,15 @@
-"""A point while it runs: its models are made and exported, compiled and checked, and measured together.
+"""Execution of a point: its models are built and exported, compiled and checked, and measured together.
 
-In each block two programs give a log ratio, of the mean logs of their rounds. The interval of a speed-up is the exact
-one of `paired.py` at 95 %, looked at once, after all blocks; each is one by itself: of a hundred, five may miss.
+In each block two programs yield a log ratio, of the mean logs of their rounds. The interval of a speed-up is the exact
+one of `paired.py` at 95 %, analysed once, after all blocks; no correction is made for several intervals: of a hundred,
+five may miss.
 
-A block is one go over all programs in random order, and back in the opposite order: whatever grows linearly over it
-(a clock that heats up) falls on all of them alike. Each round of IREE is a process start of its own. Between the two
-halves stands one start of torch, which takes seconds and runs its own programs one after the other, in an order drawn
-by lot.
+A block is one pass over all programs in random order, and one back in the opposite order: a linear drift (such as a
+heating clock) affects all of them alike. Each round of IREE is a separate process start. Between the two halves is one
+start of torch, which takes seconds and runs its programs one after the other, in random order.
 
-A round that other work disturbed is taken again, a few times; a block in which one stays disturbed is no evidence, and
-another one takes its place. Rounds are never left out for their times.
+A round that other work disturbed is repeated, a few times; a block in which one stays disturbed is no evidence, and
+is replaced by another one. Rounds are never excluded because of their times.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ from iree_gauntlet.torch_models.peers import (
     BLOCKS,
     CODE_FOLDER,
     TRIAL_CALLS,
-    Expected,
+    ExpectedOutputs,
     PeerScript,
     PointEvidence,
     TorchRound,
+    compute_median_ms,
+    compute_speedup,
     make_iree_rounds,
-    median_ms,
-    speedup,
-    take_interleaved,
+    run_interleaved,
 )
 from iree_gauntlet.torch_models.plugins import BASELINE, COMPILER
 from iree_gauntlet.torch_models.point_chain import TRACE
@@ -86,26 +86,26 @@ if TYPE_CHECKING:
     from iree_gauntlet.torch_models.point_chain import PointChain
 
 
-# After the first one, whose outputs are looked at: they say how many calls a round has.
-_CALLS = 3
-_ALL_ZERO = "torch's outputs are all zero, and so agreeing with them proves nothing"
-# How long the calls of a round take, of a program that is fast enough for three of them in that time.
+# The calls after the first one, whose outputs are compared: their time determines the calls of a round.
+_CHECK_CALLS = 3
+_ALL_ZERO_NOTE = "torch's outputs are all zero, so agreement with them proves nothing"
+# The duration of a round's calls, for a program that is fast enough for three of them in that time.
 _ROUND_MS = 100.0
 _EAGER = "eager"
 _COMPILED = "compile"
-_MODES = {"torch": (_EAGER, _COMPILED), "torch-eager": (_EAGER,), "none": ()}
+_MODES_BY_OPTION = {"torch": (_EAGER, _COMPILED), "torch-eager": (_EAGER,), "none": ()}
 
 
 class Doubt(StrEnum):
-    """Why nothing shows that a module is what its recipe promises; a reason begins with it."""
+    """A failed proof that a module is what its recipe promises; the reason's text begins with it."""
 
-    UNREAD = "what its module shows cannot be read"
-    UNPROVEN = "the module is not what the recipe promises"
+    UNREAD = "the contents of its module cannot be read"
+    UNPROVEN = "the module does not have what the recipe promises"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantCheck(Recorded):
-    """What the result of a variant's check has: agreement with torch eager for the same recipe, error of the recipe."""
+    """The statistics of a variant's check: agreement with torch eager for the same recipe, error of the recipe."""
 
     agreement: OutputErrors | None = None
     error: NumberErrors | None = None
@@ -117,34 +117,39 @@ class VariantCheck(Recorded):
 
 @dataclass(slots=True, kw_only=True)
 class PointSession(ModelSession):
-    """Performs the steps of a point; `against`: `torch` (eager and compiled), `torch-eager` or `none`."""
+    """The steps of a point; `peers`: `torch` (eager and compiled), `torch-eager` or `none`."""
 
     chain: PointChain
     results: Mapping[str, Result]
-    against: str
+    peers: str
     replace_disturbed: bool
     roofline: Roofline | None
-    # What is known of variants, by their labels: what their modules are, why that is doubted, and how long a call took.
+    # The state of variants by label: the record of the module, the doubt about it, and the time of a call.
     _variants: dict[str, VariantRecord] = field(default_factory=dict)
     _doubts: dict[str, Doubt] = field(default_factory=dict)
     _call_ms: dict[str, float] = field(default_factory=dict)
-    _began: float = field(default_factory=time.monotonic)
-    # Of torch's programs: why they are not measured, or how long their first call took.
-    _problems: dict[str, str] = field(default_factory=dict)
-    _first_call_ms: dict[str, float] = field(default_factory=dict)
+    _start_time: float = field(default_factory=time.monotonic)
+    # The state of torch's programs by name: the reason why it is not measured, or the time of its first call.
+    _torch_problems: dict[str, str] = field(default_factory=dict)
+    _torch_first_call_ms: dict[str, float] = field(default_factory=dict)
     _blocks: PointEvidence = field(default_factory=PointEvidence)
 
     def plan(self, role: str) -> VariantPlan:
-        """The builder's plan of what torch makes."""
+        """Return the builder's plan of a model in torch."""
         return self.chain.plan(role)
 
     def phases(self) -> Sequence[Callable[[], Sequence[Step]]]:
-        """What there is to do, one after the other."""
-        return (self.chain.exports, lambda: self.chain.modules(self.hashes), self._judge, self._list_profiles)
+        """Return the phases in their order; each returns its steps."""
+        return (
+            self.chain.plan_exports,
+            lambda: self.chain.plan_modules(self.hashes),
+            self._plan_benchmark,
+            self._list_profiles,
+        )
 
     def tidy(self) -> None:
-        """Removes what only the point itself needed: weights, tensors and modules; logs, plans and traces stay."""
-        root = self.chain.exported().parent
+        """Remove the files that only the point needed: weights, tensors and modules; logs, plans and traces stay."""
+        root = self.chain.get_export_folder().parent
         for pattern in ("*.npy", "*.onnx", "*.onnx.data", "*.irpa", "*.vmfb", "*.ireeprof"):
             for path in root.rglob(pattern):
                 path.unlink(missing_ok=True)
@@ -153,59 +158,61 @@ class PointSession(ModelSession):
             shutil.rmtree(code)
 
     def check(self, step: Step) -> Result:
-        """Runs a variant and compares its outputs."""
+        """Run a variant and compare its outputs."""
         variant = self._find_variant(step.role)
-        build = self.builds[variant.side]
-        compiled = self.chain.made(variant, build)
-        answer = self.run_once(step, compiled, self.chain.device, calls=_CALLS)
-        if answer.figures is None:
-            return answer.failure
-        calls = MeasuredCalls.from_dict(answer.figures)
+        build = self.builds[variant.torch_key]
+        program = self.chain.get_program(variant, build)
+        response = self.run_once(step, program, self.chain.device, calls=_CHECK_CALLS)
+        if response.figures is None:
+            return response.failure
+        calls = MeasuredCalls.from_dict(response.figures)
         actual = read_tensors(Path(), calls.outputs)
-        expected = read_tensors(compiled.exported, build.programs[0].outputs)
-        found = compare_tensors(actual, expected, self.chain.allowed(variant, build))
-        reference = read_tensors(compiled.exported, build.reference) if build.reference else expected
+        expected = read_tensors(program.export_folder, build.programs[0].outputs)
+        agreement = compare_tensors(actual, expected, self.chain.choose_tolerance(variant, build))
+        reference = read_tensors(program.export_folder, build.reference) if build.reference else expected
         figures = VariantCheck(
-            agreement=found.errors,
-            error=_measure_distance(actual, reference),
+            agreement=agreement.errors,
+            error=_measure_errors(actual, reference),
             call_ms=statistics.median(calls.call_ms[0]),
             first_call_ms=calls.first_call_ms,
             peak_rss_bytes=calls.peak_rss_bytes,
             device_memory=calls.device_memory,
         )
         result = Result(
-            Verdict.FAILED if found.problem else Verdict.PASSED,
-            shorten(found.problem),
-            outputs=found.comparisons,
-            failure=FailureKind.WRONG_NUMBERS if found.problem else None,
+            Verdict.FAILED if agreement.problem else Verdict.PASSED,
+            shorten(agreement.problem),
+            outputs=agreement.comparisons,
+            failure=FailureKind.WRONG_NUMBERS if agreement.problem else None,
             statistics=figures.as_dict(),
-            notes=(*step.notes, *([_ALL_ZERO] if found.tells_nothing else [])),
+            notes=(*step.notes, *([_ALL_ZERO_NOTE] if agreement.expects_only_zeros else [])),
         )
-        return answer.complete(result)
+        return response.complete(result)
 
-    def _judge(self) -> Sequence[Step]:
-        """The benchmark of all variants that are right, and whose modules show what their recipes promise."""
-        self._variants = {variant.label: self._find_standing(variant) for variant in self.chain.point.variants}
+    def _plan_benchmark(self) -> Sequence[Step]:
+        """Plan the benchmark of all correct variants whose modules are as their recipes promise."""
+        self._variants = {variant.label: self._make_variant_record(variant) for variant in self.chain.point.variants}
         facts: dict[str, ModuleFacts] = {}
-        for variant in self._list_measured():
-            program = self.chain.folder(Stage.IMPORT, variant.side) / "program.mlir"
+        for variant in self._list_measurable():
+            program = self.chain.folder(Stage.IMPORT, variant.torch_key) / "program.mlir"
             try:
-                facts[variant.label] = read_module_facts(self.chain.toolchain, program, self.chain.module(variant))
+                facts[variant.label] = read_module_facts(
+                    self.chain.toolchain, program, self.chain.get_module_path(variant)
+                )
             except GauntletError as error:
-                # Then nothing is proven, and nothing measured.
-                self._refuse(variant, "error", Doubt.UNREAD, error.what)
+                # Without facts there is no proof, and the variant is not measured.
+                self._reject(variant, "error", Doubt.UNREAD, error.what)
         for variant in self.chain.point.variants:
-            if (own := facts.get(variant.label)) is not None:
-                self._look_at(variant, own, facts.get(BASELINE))
-        return (self.chain.benchmark(self._list_measured()),)
+            if (variant_facts := facts.get(variant.label)) is not None:
+                self._check_facts(variant, variant_facts, facts.get(BASELINE))
+        return (self.chain.plan_benchmark(self._list_measurable()),)
 
-    def _list_measured(self) -> list[Variant]:
-        """The variants that can be measured, as far as is known."""
+    def _list_measurable(self) -> list[Variant]:
+        """Return the variants that can be measured, as far as is known."""
         return [variant for variant in self.chain.point.variants if self._variants[variant.label].status == MEASURED]
 
-    def _find_standing(self, variant: Variant) -> VariantRecord:
-        """The result of the steps before: the first that did not pass says why there is nothing to measure."""
-        found = VariantRecord(
+    def _make_variant_record(self, variant: Variant) -> VariantRecord:
+        """Return the results of the previous steps; the first one that did not pass is the reason not to measure."""
+        record = VariantRecord(
             label=variant.label,
             quantization=variant.quantization.text,
             sparsity=variant.sparsity.text if variant.sparsity else None,
@@ -213,38 +220,38 @@ class PointSession(ModelSession):
             status=MEASURED,
         )
         if variant.refusal:
-            return replace(found, status="skipped", reason=variant.refusal)
-        side = variant.side
-        roles = ((Stage.EXPORT, side), (Stage.IMPORT, side), (Stage.COMPILE, variant.label))
+            return replace(record, status="skipped", reason=variant.refusal)
+        torch_key = variant.torch_key
+        roles = ((Stage.EXPORT, torch_key), (Stage.IMPORT, torch_key), (Stage.COMPILE, variant.label))
         for stage, role in (*roles, (Stage.THRESHOLD, variant.label)):
             result = self.results.get(make_step_id(self.chain.id, stage, role))
             if result is None or result.verdict is not Verdict.PASSED:
                 reason = f"{stage}: {result.reason if result else 'it did not run'}"
-                return replace(found, status="error" if result is None else str(result.verdict), reason=reason)
+                return replace(record, status="error" if result is None else str(result.verdict), reason=reason)
             if stage is Stage.COMPILE:
                 seconds = float(result.statistics.get("tool_seconds", result.tool_seconds))
-                found = replace(found, compile_s=seconds)
+                record = replace(record, compile_s=seconds)
             if stage is Stage.THRESHOLD:
-                checked = VariantCheck.from_dict(result.statistics)
-                self._call_ms[variant.label] = checked.call_ms
-                found = replace(
-                    found,
-                    error=checked.error,
-                    agreement=checked.agreement.as_dict() if checked.agreement else None,
-                    first_call_ms=checked.first_call_ms,
-                    peak_rss_bytes=checked.peak_rss_bytes,
-                    device_peak_bytes=checked.device_memory.get("device_bytes_peak"),
+                check = VariantCheck.from_dict(result.statistics)
+                self._call_ms[variant.label] = check.call_ms
+                record = replace(
+                    record,
+                    error=check.error,
+                    agreement=check.agreement.as_dict() if check.agreement else None,
+                    first_call_ms=check.first_call_ms,
+                    peak_rss_bytes=check.peak_rss_bytes,
+                    device_peak_bytes=check.device_memory.get("device_bytes_peak"),
                 )
-        return found
+        return record
 
-    def _refuse(self, variant: Variant, status: str, doubt: Doubt, problem: str) -> None:
-        known = self._variants[variant.label]
-        self._variants[variant.label] = replace(known, status=status, reason=shorten(f"{doubt}: {problem}"))
+    def _reject(self, variant: Variant, status: str, doubt: Doubt, problem: str) -> None:
+        record = self._variants[variant.label]
+        self._variants[variant.label] = replace(record, status=status, reason=shorten(f"{doubt}: {problem}"))
         self._doubts[variant.label] = doubt
 
-    def _look_at(self, variant: Variant, facts: ModuleFacts, baseline: ModuleFacts | None) -> None:
-        """Holds a module against what its recipe promises."""
-        known = self._variants[variant.label] = replace(
+    def _check_facts(self, variant: Variant, facts: ModuleFacts, baseline: ModuleFacts | None) -> None:
+        """Check a module against its recipe's promises."""
+        record = self._variants[variant.label] = replace(
             self._variants[variant.label],
             module_bytes=facts.module_bytes,
             parameter_bytes=facts.stored_bytes,
@@ -253,79 +260,86 @@ class PointSession(ModelSession):
         if variant.is_baseline:
             return
         if baseline is None:
-            note = "the baseline has no module, so that nothing shows what the recipe changes"
-            self._variants[variant.label] = replace(known, notes=(note,))
+            note = "the baseline has no module to compare the recipe's with"
+            self._variants[variant.label] = replace(record, notes=(note,))
             return
-        same = baseline.digest == facts.digest
-        if same and variant.quantization.recipe.kind == COMPILER and variant.sparsity is None:
-            reason = "the compiler makes the same module as for the baseline: the recipe changes nothing here"
-            self._variants[variant.label] = replace(known, status=SAME, reason=reason)
+        is_same_module = baseline.digest == facts.digest
+        if is_same_module and variant.quantization.recipe.kind == COMPILER and variant.sparsity is None:
+            reason = "the compiler produces the same module as for the baseline: the recipe has no effect"
+            self._variants[variant.label] = replace(record, status=SAME, reason=reason)
             return
         problems = [
             problem
-            for asked in filter(None, (variant.quantization, variant.sparsity))
-            for problem in find_unproven(asked.recipe.proof, facts, baseline, self.builds[variant.side].changed_bytes)
+            for call in filter(None, (variant.quantization, variant.sparsity))
+            for problem in find_unproven(
+                call.recipe.proof, facts, baseline, self.builds[variant.torch_key].changed_bytes
+            )
         ]
         if problems:
-            self._refuse(variant, "failed", Doubt.UNPROVEN, "; ".join(problems))
+            self._reject(variant, "failed", Doubt.UNPROVEN, "; ".join(problems))
 
     def benchmark(self, step: Step) -> Result:
-        """Measures all variants, or looks at what one of them takes."""
+        """Measure all variants, or profile one of them."""
         if step.role == MAIN:
             return self._measure(step)
         if not step.role.startswith(TRACE):
             return self._profile_memory(step)
         variant = self._find_variant(step.role.removeprefix(TRACE))
-        program, path = self.chain.made(variant, self.builds[variant.side]), Path(step.folder) / variant.label
-        made = self.trace(step, program, path, tracing.VERBOSE, self._call_ms[variant.label])
-        return tracing.make_result([made], {TRACE.rstrip("."): made.as_dict()})
+        program, path = (
+            self.chain.get_program(variant, self.builds[variant.torch_key]),
+            Path(step.folder) / variant.label,
+        )
+        trace = self.trace(step, program, path, tracing.VERBOSE, self._call_ms[variant.label])
+        return tracing.make_result([trace], {TRACE.rstrip("."): trace.as_dict()})
 
     def _profile_memory(self, step: Step) -> Result:
-        """The high-water mark of memory by phase; the series of samples is written next to the logs, for its plot."""
+        """Measure the peak memory by phase; the series of samples is written next to the logs, for its plot."""
         variant = self._find_variant(step.role.removeprefix(MEMORY_ROLE))
-        plan = make_memory_plan(self.chain.made(variant, self.builds[variant.side]).plan([self.chain.device], 1))
-        answer = self.ask(step, MEMORY_WORKER, plan)
-        if answer.figures is None:
-            return answer.failure
+        plan = make_memory_plan(
+            self.chain.get_program(variant, self.builds[variant.torch_key]).plan([self.chain.device], 1)
+        )
+        response = self.ask(step, MEMORY_WORKER, plan)
+        if response.figures is None:
+            return response.failure
         try:
-            profile = read_memory_profile(answer.figures)
+            profile = read_memory_profile(response.figures)
         except GauntletError as error:
-            return answer.complete(Result(Verdict.ERROR, shorten(error.what)))
+            return response.complete(Result(Verdict.ERROR, shorten(error.what)))
         write_memory_profile(profile, Path(step.folder) / MEMORY_FILE)
         figures = {name: value for name, value in profile.as_dict().items() if name != "series"}
-        return answer.complete(Result(Verdict.PASSED, statistics={"memory": figures}, notes=tuple(profile.lines())))
+        return response.complete(Result(Verdict.PASSED, statistics={"memory": figures}, notes=tuple(profile.lines())))
 
     def _find_variant(self, label: str) -> Variant:
         return next(variant for variant in self.chain.point.variants if variant.label == label)
 
     def _list_profiles(self) -> Sequence[Step]:
         model = self.chain.point.model
-        kinds = [kind for kind, wanted in ((TRACE, model.profiler), (MEMORY_ROLE, model.memory_profiler)) if wanted]
-        return tuple(self.chain.profile(variant, kind) for variant in self._list_measured() for kind in kinds)
+        kinds = [kind for kind, flag in ((TRACE, model.profiler), (MEMORY_ROLE, model.memory_profiler)) if flag]
+        return tuple(self.chain.plan_profile(variant, kind) for variant in self._list_measurable() for kind in kinds)
 
     @property
     def _flops(self) -> int:
-        """Of the unchanged model, as every build of it says."""
+        """The operations of the unchanged model, which all its builds record."""
         return next((build.flops for build in self.builds.values()), 0)
 
     def _measure(self, step: Step) -> Result:
-        """The statistics of the result have the point's record."""
+        """Measure all variants; the result's statistics contain the point's record."""
         Path(step.folder).mkdir(parents=True, exist_ok=True)
-        if self._list_measured():
-            compiles = self.chain.point.model.torch_compile
-            modes = [mode for mode in _MODES[self.against] if compiles or mode == _EAGER]
-            # Torch runs on the CPU here: next to another device that says nothing.
-            torch = self._try_torch(step, modes) if modes and is_cpu(self.chain.device) else None
+        if self._list_measurable():
+            uses_compile = self.chain.point.model.torch_compile
+            modes = [mode for mode in _MODES_BY_OPTION[self.peers] if uses_compile or mode == _EAGER]
+            # Torch runs on the CPU here: a comparison with another device would be meaningless.
+            torch_round = self._try_torch(step, modes) if modes and is_cpu(self.chain.device) else None
             programs: dict[str, Measurement] = {}
-            for variant in self._list_measured():
+            for variant in self._list_measurable():
                 calls = _count_calls(self._call_ms[variant.label])
-                plan = self.chain.made(variant, self.builds[variant.side]).plan([self.chain.device], calls)
+                plan = self.chain.get_program(variant, self.builds[variant.torch_key]).plan([self.chain.device], calls)
                 command = make_worker_command(self.chain, step, MODULE_WORKER, plan, f"{variant.label}.")
                 programs[variant.label] = make_iree_rounds(step, command)
             taker = BlockTaker(self.session, replace_disturbed=self.replace_disturbed)
             status = self.session.progress.status
-            self._blocks = take_interleaved(
-                taker, self.chain.id, programs, torch, lambda number: status(f"block {number}")
+            self._blocks = run_interleaved(
+                taker, self.chain.id, programs, torch_round, lambda number: status(f"block {number}")
             )
         if self.session.cancelled.is_set():
             return Result(Verdict.ERROR, "interrupted")
@@ -334,26 +348,32 @@ class PointSession(ModelSession):
         return Result(verdict, reason, statistics={MICRO: record.as_dict()}, notes=record.notes)
 
     def _try_torch(self, step: Step, modes: Sequence[str]) -> TorchRound | None:
-        """Runs each program of torch once, checks its outputs, and decides how many calls a round has."""
+        """Run each program of torch once, check its outputs, and choose the number of calls of a round."""
         programs: dict[str, PeerProgram] = {}
         expected = []
         for mode in modes:
-            for side, variant in {variant.side: variant for variant in reversed(self._list_measured())}.items():
-                name, folder, build = _name_torch_program(mode, side), self.chain.exported(side), self.builds[side]
+            for label, variant in {variant.torch_key: variant for variant in reversed(self._list_measurable())}.items():
+                name, folder, build = (
+                    _name_torch_program(mode, label),
+                    self.chain.get_export_folder(label),
+                    self.builds[label],
+                )
                 compile_mode = self.chain.point.model.torch_compile_mode
-                builder = asdict(self.chain.plan(side))
+                builder = asdict(self.chain.plan(label))
                 programs[name] = PeerProgram(name, folder, builder, mode, compile_mode, TRIAL_CALLS)
-                expected.append(Expected(folder, build.programs[0].outputs, self.chain.allowed(variant, build)))
-        code = Path(step.folder) / "torch" / CODE_FOLDER
-        script = PeerScript(step, "torch", self.chain.torch.path, "measure_torch", code)
-        tried = script.try_programs(self.session, "torch.trial.plan", "torch.trial.", list(programs.values()), expected)
-        for name, found in zip(list(programs), tried, strict=True):
-            if found.error or found.first_call_ms is None:
-                self._problems[name] = found.error
+                expected.append(
+                    ExpectedOutputs(folder, build.programs[0].outputs, self.chain.choose_tolerance(variant, build))
+                )
+        code_folder = Path(step.folder) / "torch" / CODE_FOLDER
+        script = PeerScript(step, "torch", self.chain.torch.path, "measure_torch", code_folder)
+        runs = script.try_programs(self.session, "torch.trial.plan", "torch.trial.", list(programs.values()), expected)
+        for name, model in zip(list(programs), runs, strict=True):
+            if model.error or model.first_call_ms is None:
+                self._torch_problems[name] = model.error
                 del programs[name]
                 continue
-            self._first_call_ms[name] = found.first_call_ms
-            programs[name] = replace(programs[name], calls=_count_calls(statistics.median(found.call_ms)))
+            self._torch_first_call_ms[name] = model.first_call_ms
+            programs[name] = replace(programs[name], calls=_count_calls(statistics.median(model.call_ms)))
         if not programs:
             return None
         return TorchRound(
@@ -375,7 +395,7 @@ class PointSession(ModelSession):
             flops=self._flops,
             torch_compile_mode=model.torch_compile_mode,
         )
-        notes = [f"{name}: not measured: {problem}" for name, problem in self._problems.items()]
+        notes = [f"{name}: not measured: {problem}" for name, problem in self._torch_problems.items()]
         if blocks.too_disturbed:
             notes.append(
                 f"{blocks.count} of {BLOCKS} blocks: the machine is too busy, for example: {blocks.main_disturbance}"
@@ -385,93 +405,93 @@ class PointSession(ModelSession):
             notes.append(f"{rounds} disturbed, for example: {blocks.main_disturbance}")
         return PointRecord(
             point=facts,
-            variants=tuple(map(self._make_variant, self.chain.point.variants)),
+            variants=tuple(map(self._complete_record, self.chain.point.variants)),
             blocks=blocks.count,
-            # One that failed ends them: no other took its place.
+            # A failed block ends the measurement: it was not replaced.
             replaced=blocks.replaced - bool(blocks.failure),
-            seconds=round(time.monotonic() - self._began, 3),
+            seconds=round(time.monotonic() - self._start_time, 3),
             notes=tuple(notes),
         )
 
-    def _make_variant(self, variant: Variant) -> VariantRecord:
-        known, blocks = self._variants[variant.label], self._blocks
-        # One that is the baseline's module has the baseline's times.
-        name = BASELINE if known.status == SAME else variant.label
-        ratio = None if variant.is_baseline or known.status != MEASURED else speedup(blocks, name, BASELINE)
-        own = median_ms(blocks, name)
+    def _complete_record(self, variant: Variant) -> VariantRecord:
+        record, blocks = self._variants[variant.label], self._blocks
+        # A module that equals the baseline's has the baseline's times.
+        name = BASELINE if record.status == SAME else variant.label
+        ratio = None if variant.is_baseline or record.status != MEASURED else compute_speedup(blocks, name, BASELINE)
+        iree_ms = compute_median_ms(blocks, name)
         return replace(
-            known,
-            iree=None if own is None else IreeTimes(own, ratio),
-            torch_eager=self._compare_torch(_EAGER, variant.side, name),
-            torch_compile=self._compare_torch(_COMPILED, variant.side, name),
-            peak_rss_bytes=blocks.peak_bytes.get(name) or known.peak_rss_bytes,
-            roofline=self._find_share(variant),
+            record,
+            iree=None if iree_ms is None else IreeTimes(iree_ms, ratio),
+            torch_eager=self._compare_torch(_EAGER, variant.torch_key, name),
+            torch_compile=self._compare_torch(_COMPILED, variant.torch_key, name),
+            peak_rss_bytes=blocks.peak_bytes.get(name) or record.peak_rss_bytes,
+            roofline=self._find_peak_share(variant),
         )
 
-    def _compare_torch(self, mode: str, side: str, own: str) -> TorchTimes | None:
-        """Torch's time of what torch makes for a variant, next to torch's baseline and to IREE's variant."""
-        blocks, name = self._blocks, _name_torch_program(mode, side)
-        time = median_ms(blocks, name)
+    def _compare_torch(self, mode: str, torch_key: str, iree_name: str) -> TorchTimes | None:
+        """Return torch's time of a variant's model, compared with torch's baseline and with IREE's variant."""
+        blocks, name = self._blocks, _name_torch_program(mode, torch_key)
+        time = compute_median_ms(blocks, name)
         if time is None:
             return None
         return TorchTimes(
             time,
-            self._first_call_ms.get(name),
-            None if side == BASELINE else speedup(blocks, name, _name_torch_program(mode, BASELINE)),
-            speedup(blocks, own, name),
+            self._torch_first_call_ms.get(name),
+            None if torch_key == BASELINE else compute_speedup(blocks, name, _name_torch_program(mode, BASELINE)),
+            compute_speedup(blocks, iree_name, name),
         )
 
-    def _find_share(self, variant: Variant) -> PeakShare | None:
-        """How much of what the machine can do at best a variant reaches."""
-        time_ms = median_ms(self._blocks, variant.label)
+    def _find_peak_share(self, variant: Variant) -> PeakShare | None:
+        """Return the share of the machine's peak performance that a variant reaches."""
+        time_ms = compute_median_ms(self._blocks, variant.label)
         roofline = None if explain_no_roofline(self.chain.device) else self.roofline
-        known = self._variants[variant.label]
-        if roofline is None or time_ms is None or known.parameter_bytes is None:
+        record = self._variants[variant.label]
+        if roofline is None or time_ms is None or record.parameter_bytes is None:
             return None
-        build = self.builds[variant.side].programs[0]
-        folder = self.chain.exported(variant.side)
-        tensors = sum((folder / item.file).stat().st_size for item in (*build.inputs, *build.outputs))
-        return PeakShare(*roofline.share(self._flops, known.parameter_bytes + tensors, time_ms))
+        build = self.builds[variant.torch_key].programs[0]
+        folder = self.chain.get_export_folder(variant.torch_key)
+        tensors = sum((folder / array.file).stat().st_size for array in (*build.inputs, *build.outputs))
+        return PeakShare(*roofline.share(self._flops, record.parameter_bytes + tensors, time_ms))
 
     def _find_verdict(self) -> tuple[Verdict, str]:
         blocks = self._blocks
-        if unread := self._join_reasons(Doubt.UNREAD):
-            return Verdict.ERROR, unread
+        if unread_reasons := self._join_reasons(Doubt.UNREAD):
+            return Verdict.ERROR, unread_reasons
         if blocks.failure:
             return Verdict.ERROR, shorten(blocks.failure)
-        if unproven := self._join_reasons(Doubt.UNPROVEN):
-            return Verdict.FAILED, unproven
-        if not self._list_measured():
-            return Verdict.SKIPPED, "no variant came as far as to be measured"
+        if unproven_reasons := self._join_reasons(Doubt.UNPROVEN):
+            return Verdict.FAILED, unproven_reasons
+        if not self._list_measurable():
+            return Verdict.SKIPPED, "no variant reached the measurement"
         if blocks.count < BLOCKS:
             return Verdict.INCONCLUSIVE, shorten(f"{blocks.count} of {BLOCKS} blocks: {blocks.main_disturbance}")
         return Verdict.PASSED, ""
 
     def _join_reasons(self, doubt: Doubt) -> str:
-        """Of all variants of which it is doubted for that."""
-        doubted = (label for label, own in self._doubts.items() if own is doubt)
-        return shorten("; ".join(f"{label}: {self._variants[label].reason}" for label in doubted))
+        """Join the reasons of all variants with this doubt."""
+        labels = (label for label, variant_doubt in self._doubts.items() if variant_doubt is doubt)
+        return shorten("; ".join(f"{label}: {self._variants[label].reason}" for label in labels))
 
 
 def _name_torch_program(mode: str, label: str) -> str:
-    """Of a program of torch: `torch eager int8wo`."""
+    """Return the name of a torch program: `torch eager int8wo`."""
     return f"torch {mode} {label}"
 
 
 def _count_calls(call_ms: float) -> int:
-    """How many calls a round has."""
+    """Return the number of calls of a round."""
     return max(TRIAL_CALLS, math.ceil(_ROUND_MS / call_ms))
 
 
-def _measure_distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> NumberErrors:
-    """How far float outputs are from what they should be, all of them together."""
+def _measure_errors(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> NumberErrors:
+    """Return the errors of all float outputs together."""
     total = Distance()
     if len(actual) != len(expected):
-        raise GauntletError(f"{len(actual)} outputs, and the unchanged model has {len(expected)}")
-    for mine, wanted in zip(actual, expected, strict=True):
-        if is_float(wanted.element_type) and mine.shape != wanted.shape:
-            raise GauntletError(f"an output of shape {mine.shape}, and the unchanged model's is {wanted.shape}")
-        total += Distance.measure(mine, wanted)
-    relative = math.inf if total.noise and not total.power else total.relative
-    decibel = math.inf if relative == 0 else -20.0 * math.log10(relative)
-    return NumberErrors(total.peak_error, relative, decibel)
+        raise GauntletError(f"{len(actual)} outputs, but the unchanged model has {len(expected)}")
+    for output, target in zip(actual, expected, strict=True):
+        if is_float(target.element_type) and output.shape != target.shape:
+            raise GauntletError(f"an output of shape {output.shape}, but the unchanged model's is {target.shape}")
+        total += Distance.measure(output, target)
+    relative_error = math.inf if total.noise and not total.power else total.relative_error
+    decibel = math.inf if relative_error == 0 else -20.0 * math.log10(relative_error)
+    return NumberErrors(total.peak_error, relative_error, decibel)

@@ -1,4 +1,4 @@
-"""A run of `micro`: point after point, each planned as it comes, everything in the journal; and how it is resumed."""
+"""A run of `micro`, and its resumption: each point is planned when its turn comes; the journal records everything."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.devices import check_device
-from iree_gauntlet.torch_models.configuration import MicroConfig, SweepPoint, list_points, name_iree_device
+from iree_gauntlet.torch_models.configuration import MicroConfig, SweepPoint, list_points, translate_device
 from iree_gauntlet.torch_models.model_session import perform_by_chain
 from iree_gauntlet.torch_models.point_chain import DIALECT, PointChain
 from iree_gauntlet.torch_models.point_session import PointSession
@@ -47,93 +47,93 @@ if TYPE_CHECKING:
     from iree_gauntlet.torch_models.torch_chain import TorchPython
 
 
-# A point that came to one of these is done. After an error, or on a machine that was too busy, it is tried again.
-_STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.SKIPPED)
-# Options that a resumed run takes over as they are.
-_KEPT = ("device", "target", "dtype", "against", "disturbed", "output", "targets")
+# A point with one of these verdicts is finished. After an error, or on a machine that was too busy, it is retried.
+_FINAL_VERDICTS = (Verdict.PASSED, Verdict.FAILED, Verdict.SKIPPED)
+# Options that a resumed run takes over unchanged.
+_RESUMED_OPTIONS = ("device", "target", "dtype", "against", "disturbed", "output", "targets")
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class PreviousSweep:
     """A run to resume."""
 
     folder: Path
     record: JournalRecord
-    asked: SweepAsked
+    options: SweepAsked
 
-    def continued(self, asked: MicroRequest, toolchain: ToolchainRequest) -> tuple[MicroRequest, ToolchainRequest]:
-        """What this run was asked for, in place of what is not given now."""
-        before = {**self.asked.as_dict(), **self.asked.iree}
-        require_as_begun("run", self.folder.name, given((asked, toolchain)), before)
-        asked = read(MicroRequest, {**asdict(asked), **before})
-        return asked, read(ToolchainRequest, {**asdict(toolchain), **before})
+    def merge(self, request: MicroRequest, toolchain: ToolchainRequest) -> tuple[MicroRequest, ToolchainRequest]:
+        """Return the requests, with this run's options for those that are not set now."""
+        recorded_options = {**self.options.as_dict(), **self.options.iree}
+        require_as_begun("run", self.folder.name, given((request, toolchain)), recorded_options)
+        request = read(MicroRequest, {**asdict(request), **recorded_options})
+        return request, read(ToolchainRequest, {**asdict(toolchain), **recorded_options})
 
-    def require_same(self, config: MicroConfig) -> None:
-        """Refuses a configuration that has changed since."""
-        if hash_file(config.file) != self.asked.digest:
+    def require_same_config(self, config: MicroConfig) -> None:
+        """Raise an error if the configuration has changed since."""
+        if hash_file(config.file) != self.options.digest:
             raise UsageError(
-                f"{config.file} is not what {self.folder.name} was started with",
-                "Start a new run: what is done comes from the cache.",
+                f"{config.file} has changed since {self.folder.name} was started",
+                "Start a new run: finished work comes from the cache.",
             )
 
-    def done(self, identity: str) -> dict[str, list[Step]]:
-        """Steps of the points that are done, by the point's chain."""
-        before = self.record.run.toolchain
-        if before.identity != identity:
+    def find_finished_steps(self, identity: str) -> dict[str, list[Step]]:
+        """Return the steps of the finished points, by the point's chain."""
+        toolchain = self.record.run.toolchain
+        if toolchain.identity != identity:
             raise UsageError(
-                f"{self.folder.name} was run with another IREE ({before.compiler or 'none'})",
-                "Start a new run: one run measures one IREE.",
+                f"{self.folder.name} was run with another IREE ({toolchain.compiler or 'none'})",
+                "Start a new run: a run measures a single IREE.",
             )
-        found: dict[str, list[Step]] = {}
+        steps_by_chain: dict[str, list[Step]] = {}
         for step in self.record.planned:
             result = self.record.results.get(make_step_id(step.chain, Stage.BENCHMARK))
-            if result is not None and result.verdict in _STANDING:
-                found.setdefault(step.chain, []).append(step)
-        return found
+            if result is not None and result.verdict in _FINAL_VERDICTS:
+                steps_by_chain.setdefault(step.chain, []).append(step)
+        return steps_by_chain
 
 
-def find_earlier_micro(run_dir: str) -> Earlier:
-    """The run of `--run-dir`, or the newest one of `micro`; errors as of `read_journal`."""
+def find_previous_sweep(run_dir: str) -> PreviousSweep:
+    """Return the run of `--run-dir`, or the newest one of `micro`; errors as for `read_journal`."""
     folder = Path(run_dir) if run_dir else find_newest(ExperimentKind.MICRO)
     folder = folder if folder.is_dir() else find_runs_folder() / run_dir
     if read_kind(folder / JOURNAL) is not ExperimentKind.MICRO:
-        raise UsageError(f"{folder} is no run of `micro`", "Name the folder of one, or leave --run-dir out.")
+        raise UsageError(f"{folder} is not a run of `micro`", "Name the folder of a micro run, or omit --run-dir.")
     record = read_journal(folder / JOURNAL)
     with explain_unreadable(f"{record.path}: the sweep", UNREADABLE_SWEEP):
-        return Earlier(folder, record, SweepAsked.from_dict(record.run.micro or {}))
+        return PreviousSweep(folder, record, SweepAsked.from_dict(record.run.micro or {}))
 
 
 @dataclass(slots=True)
 class MicroRun:
     """One run over all points of a configuration."""
 
-    asked: MicroRequest
+    request: MicroRequest
     toolchain: ToolchainRequest
     config: MicroConfig
     registry: PluginRegistry
     torch: TorchPython
     workbench: Workbench
     progress: Progress
-    earlier: Earlier | None
-    _refused: dict[str, str] = field(init=False, default_factory=dict)
+    previous: PreviousSweep | None
+    _missing_device_reasons: dict[str, str] = field(init=False, default_factory=dict)
 
     def measure(self) -> Path:
-        """Measures all points that have not been measured yet; everything goes into the journal, in this folder."""
+        """Measure all points that are not finished, recording all in the journal, and return the run's folder."""
         iree = self.workbench.iree
         require_importer(iree)
         points = self._list_reachable(list_points(self.config))
-        for device in dict.fromkeys(name_iree_device(point.model.device) for point in points):
-            # What is wrong with a device is said before anything is started.
-            choose_target(device, self.asked.target)
+        for device in dict.fromkeys(translate_device(point.model.device) for point in points):
+            # Errors of a device are reported before anything is started.
+            choose_target(device, self.request.target)
             choose_devices(device, 1, iree)
-        run_dir = make_folder(self.earlier.folder if self.earlier else None, f"micro-{self.config.file.stem}")
-        done = {} if self.earlier is None else self.earlier.done(iree.compiler.identity)
+        run_dir = make_folder(self.previous.folder if self.previous else None, f"micro-{self.config.file.stem}")
+        finished_steps = {} if self.previous is None else self.previous.find_finished_steps(iree.compiler.identity)
         context = plan_context(self.workbench, run_dir)
         chains: list[PointChain] = []
         for point in points:
-            device = name_iree_device(point.model.device)
-            target = choose_target(device, self.asked.target)
-            made = PointChain(
+            device = translate_device(point.model.device)
+            target = choose_target(device, self.request.target)
+            point_chain = PointChain(
                 point=point,
                 config=self.config.file,
                 plugins=self.registry.files,
@@ -144,65 +144,65 @@ class MicroRun:
                 toolchain=iree,
                 torch=self.torch,
             )
-            chains.append(made)
-        before = [step for steps in done.values() for step in steps]
-        known = self.earlier.record.results if self.earlier else {}
-        again = known.keys() - {step.id for step in before}
+            chains.append(point_chain)
+        previous_steps = [step for steps in finished_steps.values() for step in steps]
+        previous_results = self.previous.record.results if self.previous else {}
+        again = previous_results.keys() - {step.id for step in previous_steps}
         event = replace(self._describe_event(run_dir, chains), again=tuple(sorted(again)))
-        with model_session(run_dir, self.progress, event, before) as session:
+        with model_session(run_dir, self.progress, event, previous_steps) as session:
             recipes = [f"{variant.label}: {variant.refusal}" for variant in self.config.variants if variant.refusal]
-            for said in dict.fromkeys((*self._refused.values(), *recipes)):
-                self.progress.message(f"not measured: {said}")
-            self._measure_points([chain for chain in chains if chain.id not in done], len(chains), session)
+            for reason in dict.fromkeys((*self._missing_device_reasons.values(), *recipes)):
+                self.progress.message(f"not measured: {reason}")
+            self._measure_points([chain for chain in chains if chain.id not in finished_steps], len(chains), session)
         return run_dir
 
     def _list_reachable(self, points: Sequence[SweepPoint]) -> list[SweepPoint]:
-        """The points whose devices are there; the others are refused, each with its reason, and the sweep continues."""
-        if self.asked.device:
-            # Without it there is no sweep, and it is checked by its name.
+        """Return the points whose devices are available; the sweep skips the others, each with its reason."""
+        if self.request.device:
+            # The sweep needs this one device, and `measure` checks it by its name.
             return list(points)
-        found = []
+        reachable = []
         for point in points:
-            available = check_device(self.workbench.iree, name_iree_device(point.model.device))
+            available = check_device(self.workbench.iree, translate_device(point.model.device))
             if available.ok:
-                found.append(point)
+                reachable.append(point)
                 continue
-            where = f"{shown(self.config.file)}:{point.model.line}: {point.model.name}"
-            reason = f"{where}: no device {point.model.device!r} here: {available.reason}"
-            self._refused[point.name] = f"{reason}; --device cpu measures it on this machine's CPU"
-        if not found:
-            raise UsageError(next(iter(self._refused.values())), available.hint)
-        return found
+            location = f"{shown(self.config.file)}:{point.model.line}: {point.model.name}"
+            reason = f"{location}: no device {point.model.device!r} here: {available.reason}"
+            self._missing_device_reasons[point.name] = f"{reason}; --device cpu measures it on this machine's CPU"
+        if not reachable:
+            raise UsageError(next(iter(self._missing_device_reasons.values())), available.hint)
+        return reachable
 
-    def _measure_points(self, todo: Sequence[PointChain], total: int, session: Session[Journal]) -> None:
+    def _measure_points(self, unfinished: Sequence[PointChain], total: int, session: Session[Journal]) -> None:
         sessions: dict[str, PointSession] = {}
         engine = model_engine(session, self.workbench, perform_by_chain(sessions))
         with engine.recorded() as performed:
-            began = time.monotonic()
-            roofline = self._find_roofline(todo, session)
-            for number, chain in enumerate(todo):
-                left = ""
+            start_time = time.monotonic()
+            roofline = self._find_roofline(unfinished, session)
+            for number, chain in enumerate(unfinished):
+                remaining_time = ""
                 if number:
-                    # By what a point has taken so far.
-                    each = (time.monotonic() - began) / number
-                    left = f"; about {duration(each * (len(todo) - number))} left"
-                place = f"point {total - len(todo) + number + 1} of {total}"
-                self.progress.message(f"{place}: {chain.point.name}{left}")
+                    # The estimate uses the mean time of the points so far.
+                    seconds_per_point = (time.monotonic() - start_time) / number
+                    remaining_time = f"; about {duration(seconds_per_point * (len(unfinished) - number))} left"
+                position = f"point {total - len(unfinished) + number + 1} of {total}"
+                self.progress.message(f"{position}: {chain.point.name}{remaining_time}")
                 point = sessions[chain.id] = PointSession(
                     chain=chain,
                     session=session,
                     workbench=self.workbench,
                     results=engine.results,
-                    against=self.asked.against,
-                    replace_disturbed=self.asked.disturbed == "replace",
+                    peers=self.request.against,
+                    replace_disturbed=self.request.disturbed == "replace",
                     roofline=roofline,
                 )
                 performed.verdicts = {**performed.verdicts, **point.run(engine, {})}
                 point.tidy()
 
-    def _find_roofline(self, todo: Sequence[PointChain], session: Session[Journal]) -> Roofline | None:
-        """The machine's peaks; None where no point asks for them, or they cannot be had, which is reported."""
-        if all(explain_no_roofline(chain.device) for chain in todo):
+    def _find_roofline(self, chains: Sequence[PointChain], session: Session[Journal]) -> Roofline | None:
+        """Return the machine's peaks; None if no point needs them, or if they cannot be measured, which is reported."""
+        if all(explain_no_roofline(chain.device) for chain in chains):
             return None
         try:
             with session.quiet():
@@ -211,7 +211,7 @@ class MicroRun:
         except WaitCancelledError:
             raise
         except GauntletError as error:
-            # Shares of it are one column; the sweep does not wait for that.
+            # Shares of the peak are only one column; the sweep goes on without it.
             self.progress.message(f"no shares of the machine's peak: {error.what} ({error.hint})")
             return None
 
@@ -219,26 +219,26 @@ class MicroRun:
         targets = list({chain.target.name: chain.target for chain in chains}.values())
         plan = Plan((), devices=tuple(dict.fromkeys(gpu for chain in chains for gpu in chain.gpus)))
         event = run_event(plan, run_dir, self.workbench, DIALECT, targets, format_typed_command())
-        asked = SweepAsked(
+        sweep = SweepAsked(
             config=str(self.config.file.absolute()),
             digest=hash_file(self.config.file),
-            plugin=tuple(str(expand_home(name).absolute()) for name in self.asked.plugin),
+            plugin=tuple(str(expand_home(name).absolute()) for name in self.request.plugin),
             torch_python=self.torch.path,
             versions=self.torch.versions,
             points=tuple(chain.id for chain in chains),
-            refused=self._refused,
+            refused=self._missing_device_reasons,
             output_dir=self.config.output_dir,
-            **{name: getattr(self.asked, name) for name in _KEPT},
+            **{name: getattr(self.request, name) for name in _RESUMED_OPTIONS},
             iree=asdict(self.toolchain),
         )
-        # As far as their vendor's tool tells.
-        devices_asked = dict.fromkeys(chain.device for chain in chains if is_gpu(chain.device))
-        gpus = [gpu for device in devices_asked for gpu in pick_gpus(read_gpus(device).gpus, device, os.environ)]
+        # The GPUs' facts are those that their vendor's tool reports.
+        gpu_devices = dict.fromkeys(chain.device for chain in chains if is_gpu(chain.device))
+        gpus = [gpu for device in gpu_devices for gpu in pick_gpus(read_gpus(device).gpus, device, os.environ)]
         return replace(
             event,
             kind=ExperimentKind.MICRO,
-            resumed=self.earlier is not None,
-            remarks=tuple(dict.fromkeys(self._refused.values())),
+            resumed=self.previous is not None,
+            remarks=tuple(dict.fromkeys(self._missing_device_reasons.values())),
             gpus=tuple(gpu.as_dict() for gpu in {gpu.index: gpu for gpu in gpus}.values()),
-            micro=asked.as_dict(),
+            micro=sweep.as_dict(),
         )

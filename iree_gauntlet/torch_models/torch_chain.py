@@ -1,6 +1,6 @@
-"""Chains whose programs torch makes: their steps, the Python that exports them, and the programs that measure them.
+"""Chains of programs that torch exports: their steps, the Python with torch, and the measuring programs.
 
-And what options are to the IREE compiler: a target, an optimisation level, math fidelity.
+Options are translated here for the IREE compiler: target, optimisation level, math fidelity.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from iree_gauntlet.targets import Target, parse_target
 from iree_gauntlet.toolchains.devices import check_device, devices, find_device
 from iree_gauntlet.torch_models.build_files import Array, BuiltProgram  # noqa: TC001 - fields are read by their types
 from iree_gauntlet.torch_models.declarations import INSTALL_HINT
-from iree_gauntlet.torch_models.model_registry import find_reached_files
+from iree_gauntlet.torch_models.model_registry import find_imported_files
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from iree_gauntlet.torch_models.formats import DataFormat
 
 
-_OWN_FOLDER = Path(__file__).parent
+_PACKAGE_FOLDER = Path(__file__).parent
 _PACKAGE = "iree_gauntlet.torch_models"
-_TORCH_SIDE = _OWN_FOLDER / "torch_side"
-# Nothing is imported: torch takes seconds.
+_TORCH_SIDE = _PACKAGE_FOLDER / "torch_side"
+# The probe does not import torch, which takes seconds.
 _PROBE = """
 import importlib.metadata as metadata, json, sys, sysconfig
 found = {}
@@ -61,34 +61,34 @@ python = ".".join(map(str, sys.version_info[:3]))
 print(json.dumps({"python": python, "versions": found, "paths": list(places)}))
 """
 PLAN_FILE = "plan.json"
-# What torch.onnx.export calls its graph, and so the importer the function.
+# torch.onnx.export's name of its graph, which becomes the imported function's.
 FUNCTION = "main_graph"
-_MODULE = "module.vmfb"
-_PARAMETERS = "model.irpa"
-# Fields of plans: it is the content that a model depends on.
-_PATHS = ("output", "models_dirs", "plugins")
-# Threads of torch's that wait for each other in a loop take five times as much of a busy machine.
-_QUIETLY = (("OMP_WAIT_POLICY", "passive"),)
+_MODULE_FILE = "module.vmfb"
+_PARAMETERS_FILE = "model.irpa"
+# The fields of plans that are paths: a model depends on the files' content instead.
+_PATH_FIELDS = ("output", "models_dirs", "plugins")
+# Torch's threads would otherwise wait actively for each other, at five times the CPU time on a busy machine.
+_TORCH_ENV = (("OMP_WAIT_POLICY", "passive"),)
 MODULE_WORKER = "measure_module.py"
 GENERATIVE_WORKER = "measure_generative.py"
 PIPELINE_WORKER = "measure_pipeline.py"
-_LEVEL = "iree-opt-level"
-_GREATEST_LEVEL = 3
-# From this level on the compiler rewrites matrix products as generic operations, before it looks for products whose
-# inputs are to be narrowed, and finds none.
+_OPT_LEVEL_FLAG = "iree-opt-level"
+_MAX_OPT_LEVEL = 3
+# From this level on the compiler rewrites matrix products as generic operations before the pass that narrows products'
+# inputs, which then finds none.
 _GENERALIZING_LEVEL = 2
-_GENERALIZE = "iree-opt-generalize-matmul"
-_TYPE = "iree-global-opt-demote-contraction-inputs-type"
-_OPERATIONS = "iree-global-opt-demote-contraction-inputs-operations"
+_GENERALIZE_FLAG = "iree-opt-generalize-matmul"
+_NARROW_TYPE_FLAG = "iree-global-opt-demote-contraction-inputs-type"
+_NARROW_OPERATIONS_FLAG = "iree-global-opt-demote-contraction-inputs-operations"
 # Up to 3.11 the compiler narrows to bf16 only.
-_TO_BF16 = "iree-global-opt-enable-demote-contraction-inputs-to-bf16"
-# The widest first. The compiler offers two narrower types, so that the lowest two fidelities are one.
-_LADDER = {"HiFi4": "f32", "HiFi3": "f16", "HiFi2": "bf16", "LoFi": "bf16"}
+_NARROW_TO_BF16_FLAG = "iree-global-opt-enable-demote-contraction-inputs-to-bf16"
+# The widest is first. The compiler offers two narrower types, so that the lowest two fidelities are the same.
+_FIDELITY_TYPES = {"HiFi4": "f32", "HiFi3": "f16", "HiFi2": "bf16", "LoFi": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
 class TorchPython(Recorded):
-    """A Python that has torch; `paths` are its folders of packages, for one of the same version that lacks it."""
+    """A Python that has torch; `paths` are its package folders, for a Python of the same version without torch."""
 
     path: str
     python: str
@@ -97,63 +97,66 @@ class TorchPython(Recorded):
 
     @property
     def identity(self) -> str:
-        """Changes where what it builds may change."""
+        """A text that changes when its builds may change."""
         return " ".join(
-            [f"python {self.python}", *(f"{name} {found}" for name, found in sorted(self.versions.items()))]
+            [f"python {self.python}", *(f"{name} {version}" for name, version in sorted(self.versions.items()))]
         )
 
 
-def make_torch_words(python: str, module: str) -> tuple[str, ...]:
-    """The words that run a module of `torch_side/` in a Python (see `torch_process.py`), but for its plan.
+def make_torch_argv(python: str, module: str) -> tuple[str, ...]:
+    """Return the command of a module of `torch_side/` in a Python (see `torch_process.py`), without its plan.
 
-    Python keeps what it compiles of torch and the packages beside it, as installers such as uv do not: 15 s each time.
+    Python may write bytecode of torch and other packages, as installers such as uv do not: it saves 15 s per start.
     """
     return (python, str(_TORCH_SIDE / "torch_process.py"), f"{_PACKAGE}.torch_side.{module}")
 
 
-def find_torch_python(named: str) -> TorchPython:
-    """The Python of `--torch-python`, or the toolkit's own where it has torch."""
-    path = shutil.which(named) if named else sys.executable
+def find_torch_python(python_option: str) -> TorchPython:
+    """Return the Python of `--torch-python`, or the toolkit's if that has torch."""
+    path = shutil.which(python_option) if python_option else sys.executable
     if path is None:
         raise UsageError(
-            f"--torch_python {named}: there is no such program", "Give the path of a Python that has torch."
+            f"--torch_python {python_option}: no such program", "Give the path of a Python that has torch."
         )
-    if not named and importlib.util.find_spec("torch") is None:
-        raise GauntletError(f"models are built with torch, and {path} has none", f"{INSTALL_HINT} with --torch_python.")
-    answer = ask([path, "-c", _PROBE], timeout=60.0)
+    if not python_option and importlib.util.find_spec("torch") is None:
+        raise GauntletError(
+            f"models are built with torch, but {path} does not have it", f"{INSTALL_HINT} with --torch_python."
+        )
+    probe = ask([path, "-c", _PROBE], timeout=60.0)
     try:
-        result = TorchPython.from_dict({"path": path, **json.loads(answer.stdout)})
+        result = TorchPython.from_dict({"path": path, **json.loads(probe.stdout)})
     except (ValueError, TypeError, AttributeError):
-        said = next(iter(answer.stderr.strip().splitlines()), f"exit code {answer.exit_code}")
-        raise UsageError(f"--torch_python {named}: no Python answers there: {said[:80]}") from None
+        message = next(iter(probe.stderr.strip().splitlines()), f"exit code {probe.exit_code}")
+        raise UsageError(f"--torch_python {python_option}: it does not run as a Python: {message[:80]}") from None
     missing = [name for name in ("torch", "onnxscript", "onnx") if name not in result.versions]
     if missing:
-        raise GauntletError(f"{path} lacks {', '.join(missing)}, which models are built with", f"{INSTALL_HINT}.")
+        raise GauntletError(f"{path} lacks {', '.join(missing)}, needed to build models", f"{INSTALL_HINT}.")
     return result
 
 
 def choose_target(device: str, chip: str) -> Target:
-    """What is compiled for."""
+    """Return the target to compile for."""
     driver, _ = split_device(device)
     family = parse_target(driver)
     if family is None:
-        raise UsageError(f"--device {device}: no driver is called {driver}", "Such as local-task, hip://0, cuda://1.")
+        raise UsageError(f"--device {device}: no such driver: {driver}", "Such as local-task, hip://0, cuda://1.")
     if not chip:
         if family.kind.needs_chip:
-            raise UsageError(f"--device {device}: which chip is it?", "Name it with --target, such as gfx942.")
+            raise UsageError(f"--device {device}: its chip is unknown", "Name it with --target, such as gfx942.")
         return family
     target = parse_target(chip) or parse_target(f"{family.family}-{chip}")
     if target is None or target.family != family.family or not family.kind.chip_flags:
         raise UsageError(
-            f"--target {chip}: {device} is no device of that", "Such as gfx942 with hip://0, sm_89 with cuda://0."
+            f"--target {chip}: {device} is not a device with this chip",
+            "Such as gfx942 with hip://0, sm_89 with cuda://0.",
         )
     return target
 
 
 def choose_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, ...]:
-    """The devices that a benchmark runs on, one for each context, and the same one several times where there are fewer.
+    """Return a benchmark's devices, one for each context; if there are fewer, devices are repeated.
 
-    `device` is one of several where it names an ordinal; 0 `chips` are all that there are.
+    A `device` with an ordinal is a single one; 0 `chips` means all devices.
     """
     available = check_device(toolchain, device)
     if not available.ok:
@@ -161,96 +164,96 @@ def choose_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, 
     driver, path = split_device(device)
     if chips == 1 or is_cpu(device):
         return (device,) * max(1, chips)
-    found = (device,) if path else devices(toolchain, driver)
-    count = chips or len(found)
-    return tuple(found[index % len(found)] for index in range(count))
+    available_devices = (device,) if path else devices(toolchain, driver)
+    count = chips or len(available_devices)
+    return tuple(available_devices[index % len(available_devices)] for index in range(count))
 
 
 @dataclass(frozen=True, slots=True)
 class CompilerOptions:
-    """The result of an option; `contraction_type` is what inputs of f32 matrix products are narrowed to, if at all."""
+    """The flags for an option; `contraction_type` is the type to which inputs of f32 products are narrowed, if any."""
 
     flags: tuple[str, ...] = ()
     contraction_type: str = ""
     notes: tuple[str, ...] = ()
 
 
-def find_opt_level_flags(level: int | None, known: FlagSet) -> CompilerOptions:
-    """The optimisation level: 0 to 3 are O0 to O3, and 4 is O3 as well; None is the compiler's own default."""
+def find_opt_level_flags(level: int | None, compiler_flags: FlagSet) -> CompilerOptions:
+    """Return the optimisation level's flags: 0 to 3 are O0 to O3, 4 is O3 too; None is the compiler's default."""
     if level is None:
         return CompilerOptions()
-    if _LEVEL not in known.names:
+    if _OPT_LEVEL_FLAG not in compiler_flags.names:
         raise ToolchainError(
-            f"--backend_opt_level {level}: this compiler has no --{_LEVEL}",
-            "Leave the option out, or choose a newer compiler with --iree; releases from 3.5 on have the flag.",
+            f"--backend_opt_level {level}: this compiler has no --{_OPT_LEVEL_FLAG}",
+            "Omit the option, or choose a newer compiler with --iree; releases from 3.5 on have the flag.",
         )
-    notes = (f"backend_opt_level {level} is O{_GREATEST_LEVEL}: IREE has no level above it.",)
+    notes = (f"backend_opt_level {level} is O{_MAX_OPT_LEVEL}: IREE's highest level.",)
     return CompilerOptions(
-        (f"--{_LEVEL}=O{min(level, _GREATEST_LEVEL)}",), notes=notes if level > _GREATEST_LEVEL else ()
+        (f"--{_OPT_LEVEL_FLAG}=O{min(level, _MAX_OPT_LEVEL)}",), notes=notes if level > _MAX_OPT_LEVEL else ()
     )
 
 
-def find_fidelity_flags(fidelity: str, form: DataFormat, level: int | None, known: FlagSet) -> CompilerOptions:
-    """Math fidelity: the type that inputs of f32 matrix products are narrowed to; sums stay f32.
+def find_fidelity_flags(fidelity: str, form: DataFormat, level: int | None, compiler_flags: FlagSet) -> CompilerOptions:
+    """Return math fidelity's flags, which narrow inputs of f32 matrix products; sums stay f32.
 
-    HiFi4 narrows nothing, HiFi3 to f16, HiFi2 and LoFi to bf16. A compiler that knows bf16 only leaves HiFi3 at
-    f32: a fidelity is never less than it says. f16 and bf16 products are as they are, whatever the fidelity.
+    HiFi4 narrows nothing, HiFi3 to f16, HiFi2 and LoFi to bf16. With a compiler that supports only bf16, HiFi3 stays
+    f32, as a fidelity is a lower bound. f16 and bf16 products are unchanged, whatever the fidelity.
     """
-    wanted = _LADDER[fidelity]
-    if wanted == "f32":
+    narrow_type = _FIDELITY_TYPES[fidelity]
+    if narrow_type == "f32":
         return CompilerOptions()
     if form.element_type != "f32":
         note = (
             f"{fidelity} changes nothing here: the compiler narrows f32 only, and {form.value} is {form.element_type}."
         )
         return CompilerOptions(notes=(note,))
-    names = known.names
+    names = compiler_flags.names
     flags: tuple[str, ...]
-    if {_TYPE, _OPERATIONS} <= names:
-        flags = (f"--{_TYPE}={wanted}", f"--{_OPERATIONS}=all")
-    elif _TO_BF16 not in names:
+    if {_NARROW_TYPE_FLAG, _NARROW_OPERATIONS_FLAG} <= names:
+        flags = (f"--{_NARROW_TYPE_FLAG}={narrow_type}", f"--{_NARROW_OPERATIONS_FLAG}=all")
+    elif _NARROW_TO_BF16_FLAG not in names:
         raise ToolchainError(
             f"--math_fidelity {fidelity}: this compiler has no flag that narrows the inputs of contractions",
             "Use HiFi4, or choose another compiler with --iree; releases from 3.5 on have one.",
         )
-    elif wanted == "bf16":
-        flags = (f"--{_TO_BF16}=all",)
+    elif narrow_type == "bf16":
+        flags = (f"--{_NARROW_TO_BF16_FLAG}=all",)
     else:
         return CompilerOptions(notes=(f"{fidelity} is HiFi4 here: up to 3.11 the compiler narrows to bf16 only.",))
     notes = ["Inputs of matrix products are narrowed; those of convolutions only by compilers before 3.7."]
     if fidelity == "LoFi":
         notes.append("LoFi is HiFi2 on IREE: bf16 is the narrowest type that the compiler offers.")
     if level is not None and level >= _GENERALIZING_LEVEL:
-        flags = (*flags, f"--{_GENERALIZE}=false")
-        notes.append(f"--{_GENERALIZE}=false is set, without which level {level} would narrow nothing.")
-    return CompilerOptions(flags, wanted, tuple(notes))
+        flags = (*flags, f"--{_GENERALIZE_FLAG}=false")
+        notes.append(f"--{_GENERALIZE_FLAG}=false is set, without which level {level} would narrow nothing.")
+    return CompilerOptions(flags, narrow_type, tuple(notes))
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledProgram:
-    """A program that was built, imported and compiled; the archive of its weights has the scope `model`."""
+    """A compiled program with its build; the archive of its weights has the scope `model`."""
 
     module: Path
     parameters: Path
-    exported: Path
+    export_folder: Path
     program: BuiltProgram
 
-    def arrays(self, arrays: Sequence[Array]) -> list[dict[str, str]]:
-        """Arrays of the build as plans have them."""
-        return [{"file": str(self.exported / array.file), "type": array.type} for array in arrays]
+    def describe_arrays(self, arrays: Sequence[Array]) -> list[dict[str, str]]:
+        """Return arrays of the build in the form of plans."""
+        return [{"file": str(self.export_folder / array.file), "type": array.type} for array in arrays]
 
     @property
-    def called(self) -> dict[str, Any]:
-        """What is called, as plans of measuring programs have it."""
+    def call_plan(self) -> dict[str, Any]:
+        """The module, parameters and function, in the form of measuring programs' plans."""
         parameters = [["model", str(self.parameters)]]
         return {"modules": [str(self.module)], "parameters": parameters, "function": FUNCTION}
 
     def plan(self, devices: Sequence[str], calls: int, warm_up_calls: int = 1, outputs: str = "") -> dict[str, Any]:
-        """A plan for `measure_module`, with the inputs of the build."""
+        """Return a plan for `measure_module`, with the inputs of the build."""
         return {
-            **self.called,
+            **self.call_plan,
             "devices": list(devices),
-            "inputs": self.arrays(self.program.inputs),
+            "inputs": self.describe_arrays(self.program.inputs),
             "calls": calls,
             "warm_up_calls": warm_up_calls,
             "outputs": outputs,
@@ -259,7 +262,7 @@ class CompiledProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchChain(ABC):
-    """What all chains have whose programs torch makes."""
+    """Base class of chains whose programs torch exports."""
 
     target: Target
     device: str
@@ -270,22 +273,22 @@ class TorchChain(ABC):
 
     dialect: ClassVar[str]
     builder: ClassVar[str]
-    # The toolkit's own files that the builder runs by their paths.
-    loaded: ClassVar[tuple[Path, ...]] = ()
+    # The toolkit's files that the builder runs by their paths.
+    loaded_files: ClassVar[tuple[Path, ...]] = ()
 
     @property
     @abstractmethod
     def names(self) -> tuple[str, str]:
-        """Of the model and the submodel."""
+        """The names of the model and the submodel."""
 
     @property
     @abstractmethod
     def origin(self) -> Origin:
-        """Where the model is written."""
+        """The source location of the model."""
 
     @property
     def case(self) -> Case:
-        """The model on its device, as planning knows cases."""
+        """The case of the model on its device."""
         model, submodel = self.names
         return Case(
             dialect=self.dialect,
@@ -301,94 +304,103 @@ class TorchChain(ABC):
 
     @property
     def id(self) -> str:
-        """`bert/tiny@cpu`."""
+        """The chain's name: `bert/tiny@cpu`."""
         return self.case.chain
 
     @property
     def gpus(self) -> tuple[Device, ...]:
-        """The device that it runs on, where that is not the CPU itself."""
+        """The device that it runs on, unless that is the CPU."""
         return () if is_cpu(self.device) else (find_device(self.toolchain, self.device),)
 
     def folder(self, stage: Stage, role: str = MAIN) -> Path:
-        """The folder of a step."""
+        """Return the folder of a step."""
         return Path(locate_step_folder(self.context.run_dir, self.id, stage, role))
 
-    def exported(self, role: str = MAIN) -> Path:
-        """The folder of what torch made."""
+    def get_export_folder(self, role: str = MAIN) -> Path:
+        """Return the folder of torch's build."""
         return self.folder(Stage.EXPORT, role)
 
-    def compiled(self, program: BuiltProgram, role: str, side: str) -> CompiledProgram:
-        """A program that was built."""
-        parameters = self.folder(Stage.IMPORT, side) / _PARAMETERS
-        return CompiledProgram(self.folder(Stage.COMPILE, role) / _MODULE, parameters, self.exported(side), program)
+    def make_program(self, program: BuiltProgram, role: str, side: str) -> CompiledProgram:
+        """Return a compiled program of a build."""
+        parameters = self.folder(Stage.IMPORT, side) / _PARAMETERS_FILE
+        return CompiledProgram(
+            self.folder(Stage.COMPILE, role) / _MODULE_FILE, parameters, self.get_export_folder(side), program
+        )
 
     def step(self, stage: Stage, role: str = MAIN) -> Step:
-        """What all steps of the chain have in common."""
+        """Return a step with the fields that are common to all steps of the chain."""
         return make_step(self.case, stage, self.context, role)
 
-    def exporting(self, role: str, plan: ModelPlan, ingredients: Mapping[str, str], sources: Sequence[Path]) -> Step:
-        """Makes a model with torch and exports it; `ingredients` stand in place of the plan's fields that are paths."""
+    def plan_export(self, role: str, plan: ModelPlan, key_fields: Mapping[str, str], sources: Sequence[Path]) -> Step:
+        """Plan a model's build and export by torch; in the key, `key_fields` replace the plan's path fields."""
         step = replace(self.step(Stage.EXPORT, role), inputs=tuple(StepInput("program", str(path)) for path in sources))
-        asked = {name: str(value) for name, value in asdict(plan).items() if name not in _PATHS}
-        made_by = {"builder": _hash_builder(self.builder, self.loaded), "torch": self.torch.identity}
-        words = (*make_torch_words(self.torch.path, self.builder), f"{step.folder}/{PLAN_FILE}")
-        key_inputs = {**asked, **ingredients, **made_by, **self.context.environment}
-        return plan_making(step, words, key_inputs, self.context, env=_QUIETLY)
+        plan_fields = {name: str(value) for name, value in asdict(plan).items() if name not in _PATH_FIELDS}
+        tool_inputs = {"builder": _hash_builder(self.builder, self.loaded_files), "torch": self.torch.identity}
+        argv = (*make_torch_argv(self.torch.path, self.builder), f"{step.folder}/{PLAN_FILE}")
+        key_inputs = {**plan_fields, **key_fields, **tool_inputs, **self.context.environment}
+        return plan_making(step, argv, key_inputs, self.context, env=_TORCH_ENV)
 
-    def importing(self, role: str, onnx: Path, content: str, export: str) -> Step:
-        """Imports a program; its parameters go into an archive of the scope `model`."""
+    def plan_import(self, role: str, onnx: Path, content: str, export: str) -> Step:
+        """Plan the import of a program; its parameters go into an archive of the scope `model`."""
         step = replace(self.step(Stage.IMPORT, role), needs=(make_step_id(self.id, Stage.EXPORT, export),))
-        program, parameters = f"{step.folder}/program.mlir", f"{step.folder}/{_PARAMETERS}"
+        program, parameters = f"{step.folder}/program.mlir", f"{step.folder}/{_PARAMETERS_FILE}"
         externals = ("--externalize-params", "--save-params-to", parameters)
         argv = (*self.toolchain.compiler.import_onnx, str(onnx), "-o", program, *externals)
         outputs = (("program", program), ("parameters", parameters))
         step = replace(step, inputs=(StepInput("program", str(onnx)),), outputs=outputs)
-        # The importer writes the parameters' scope into the program, and nothing of where they lie.
-        ingredients = {"kind": "import with parameters", "program": content, "importer": self.context.importer}
-        return plan_making(step, argv, ingredients, self.context)
+        # The importer writes the parameters' scope into the program, but not their path.
+        key_inputs = {"kind": "import with parameters", "program": content, "importer": self.context.importer}
+        return plan_making(step, argv, key_inputs, self.context)
 
-    def compiling(self, role: str, name: str, flags: tuple[str, ...], onnx: Path, content: str, imported: Step) -> Step:
-        """Compiles what was imported."""
-        step = replace(self.step(Stage.COMPILE, role), needs=(imported.id,))
+    def plan_compile(
+        self, role: str, name: str, flags: tuple[str, ...], onnx: Path, content: str, import_step: Step
+    ) -> Step:
+        """Plan the compilation of an imported program."""
+        step = replace(self.step(Stage.COMPILE, role), needs=(import_step.id,))
         program = Program(str(onnx), OnnxImport())
         module = Module(name=name, role=role, target=self.target, program=program, flags=flags, origin=step.origin)
         context = replace(self.context, artifact_path=Path, artifact_hash=lambda _: content)
-        return complete_compile(step, module, imported.output("program"), step.folder, context, context.translate)
+        return complete_compile(step, module, import_step.output("program"), step.folder, context, context.translate)
 
-    def running(self, stage: Stage, inputs: Sequence[StepInput], needs: tuple[str, ...] = (), role: str = MAIN) -> Step:
-        """Runs modules on the device, every time."""
+    def plan_run(
+        self, stage: Stage, inputs: Sequence[StepInput], needs: tuple[str, ...] = (), role: str = MAIN
+    ) -> Step:
+        """Plan a step that runs modules on the device, and is never cached."""
         step = replace(self.step(stage, role), needs=needs, inputs=tuple(inputs))
         for gpu in self.gpus:
             step = step.place_on(gpu)
         return step
 
-    def running_in_rounds(self, inputs: Sequence[StepInput], needs: tuple[str, ...] = (), role: str = MAIN) -> Step:
-        """Measures in rounds; it takes the machine for each block of them by itself."""
-        step = self.running(Stage.BENCHMARK, inputs, needs, role)
+    def plan_rounds(self, inputs: Sequence[StepInput], needs: tuple[str, ...] = (), role: str = MAIN) -> Step:
+        """Plan a step that measures in rounds; it locks the machine itself for each block of them."""
+        step = self.plan_run(Stage.BENCHMARK, inputs, needs, role)
         return replace(step, resources=replace(step.resources, cores=0, exclusive=False))
 
 
-def find_builder_files(builder: str, loaded: Sequence[Path] = ()) -> tuple[Path, ...]:
-    """The files of this folder that make a model: a module of `torch_side/`, and all that it and what it loads import.
+def find_builder_files(builder: str, loaded_files: Sequence[Path] = ()) -> tuple[Path, ...]:
+    """Return this package's files that affect a build: a module of `torch_side/`, the loaded files, and their imports.
 
-    Other rooms are not among them: they read and write files for it.
+    Other packages are excluded: they only read and write files for it.
     """
-    return find_reached_files([_TORCH_SIDE / f"{builder}.py", *loaded], _OWN_FOLDER, _PACKAGE)
+    return find_imported_files([_TORCH_SIDE / f"{builder}.py", *loaded_files], _PACKAGE_FOLDER, _PACKAGE)
 
 
 @cache
-def _hash_builder(builder: str, loaded: tuple[Path, ...]) -> str:
-    """Changes where the toolkit's own code that makes models may have changed."""
-    return hash_of_files(find_builder_files(builder, loaded), _OWN_FOLDER)
+def _hash_builder(builder: str, loaded_files: tuple[Path, ...]) -> str:
+    """Return a hash that changes with the toolkit's code that builds models."""
+    return hash_files(find_builder_files(builder, loaded_files), _PACKAGE_FOLDER)
 
 
-def list_runnable_files(compiled: Step, imported: Step) -> tuple[StepInput, ...]:
-    """What a step that runs a compiled program reads."""
-    return (StepInput("module", compiled.output("module")), StepInput("parameters", imported.output("parameters")))
+def list_runnable_files(compile_step: Step, import_step: Step) -> tuple[StepInput, ...]:
+    """Return the inputs of a step that runs a compiled program."""
+    return (
+        StepInput("module", compile_step.output("module")),
+        StepInput("parameters", import_step.output("parameters")),
+    )
 
 
-def hash_of_files(paths: Sequence[Path], root: Path) -> str:
-    """One for several files, by their names below a folder and their content."""
+def hash_files(paths: Sequence[Path], root: Path) -> str:
+    """Return one hash for several files, by their names below a folder and their content."""
     digest = hashlib.sha256()
     for path in paths:
         name = path.relative_to(root) if path.is_relative_to(root) else path.name
@@ -398,7 +410,7 @@ def hash_of_files(paths: Sequence[Path], root: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTimes(Recorded):
-    """What a measuring program says of times: of calls, or of generations (`prefill_ms`, `decode_ms`)."""
+    """Times from a measuring program: of calls, or of generations (`prefill_ms`, `decode_ms`)."""
 
     total_s: float = 0.0
     calls: int = 0
@@ -409,15 +421,15 @@ class CallTimes(Recorded):
 
     @property
     def times_ms(self) -> tuple[float, ...]:
-        """Of all calls, or generations."""
+        """The times of all calls, or generations."""
         if self.prefill_ms:
-            return tuple(first + sum(rest) for first, rest in zip(self.prefill_ms, self.decode_ms, strict=True))
+            return tuple(prefill + sum(decode) for prefill, decode in zip(self.prefill_ms, self.decode_ms, strict=True))
         return tuple(value for context in self.call_ms for value in context)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCalls(CallTimes):
-    """The answer of a measuring program; the programs say what is what."""
+    """The result of a measuring program; the programs document its fields."""
 
     load_ms: float
     overhead_us: float
@@ -432,18 +444,18 @@ class MeasuredCalls(CallTimes):
 
 
 def make_worker_command(chain: TorchChain, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> Command:
-    """The command of a measuring program in the toolchain's own Python; `name`: what its plan's begins with."""
-    home = _TORCH_SIDE if script == PIPELINE_WORKER else Path(iree_side.__file__).parent
-    words = (chain.toolchain.compiler.python, "-B", str(home / script))
-    return write_planned_command(step, words, plan, f"{name}plan", chain.context.env)
+    """Return a measuring program's command in the toolchain's Python; `name` is the prefix of the plan's name."""
+    folder = _TORCH_SIDE if script == PIPELINE_WORKER else Path(iree_side.__file__).parent
+    argv = (chain.toolchain.compiler.python, "-B", str(folder / script))
+    return write_planned_command(step, argv, plan, f"{name}plan", chain.context.env)
 
 
 def write_planned_command(
-    step: Step, words: Sequence[str], plan: Mapping[str, Any], name: str, env: tuple[tuple[str, str], ...]
+    step: Step, argv: Sequence[str], plan: Mapping[str, Any], name: str, env: tuple[tuple[str, str], ...]
 ) -> Command:
-    """A command whose plan is written into the step's folder, under a name, and named by its last word."""
+    """Write a command's plan into the step's folder under a name, and return the command with its path appended."""
     folder = Path(step.folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     write_atomic(path, json.dumps(dict(plan), indent=1))
-    return Command((*words, str(path)), step.folder, env)
+    return Command((*argv, str(path)), step.folder, env)

@@ -30,15 +30,21 @@ from iree_gauntlet.settings import expand_home, find_project_folder, format_type
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.bench_result import append_result, check_output, make_perf_entry, make_result_lines
-from iree_gauntlet.torch_models.bench_session import DIALECT, BenchSession, Chain
+from iree_gauntlet.torch_models.bench_session import DIALECT, BenchChain, BenchSession
 from iree_gauntlet.torch_models.build_files import BuildPlan, BuildRecord
 from iree_gauntlet.torch_models.configuration import override, read_micro_config
 from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, check_options, discover, find_model
 from iree_gauntlet.torch_models.model_session import perform_by_chain
-from iree_gauntlet.torch_models.plugins import CUSTOM, REFUSED, PluginRegistry, find_entry_point_files, load_registry
+from iree_gauntlet.torch_models.plugins import (
+    CUSTOM,
+    UNSUPPORTED_RECIPES,
+    PluginRegistry,
+    find_entry_point_files,
+    load_registry,
+)
 from iree_gauntlet.torch_models.reports.sweep_reports import check_writable, copy_micro_reports, write_micro_reports
 from iree_gauntlet.torch_models.reports.sweep_rows import read_targets
-from iree_gauntlet.torch_models.sweep import MicroRun, find_earlier_micro
+from iree_gauntlet.torch_models.sweep import MicroRun, find_previous_sweep
 from iree_gauntlet.torch_models.torch_chain import (
     choose_devices,
     choose_target,
@@ -55,32 +61,32 @@ if TYPE_CHECKING:
     from iree_gauntlet.torch_models.bench_options import BenchOptions
 
 
-_MODELS = "specs/models"
+_MODELS_FOLDER = "specs/models"
 _COLUMNS = (
     *(Column(title, ColumnKind.NAME) for title in ("model", "config")),
     Column("parameters", ColumnKind.NUMBER),
     *(Column(title, ColumnKind.NAME) for title in ("takes", "declared")),
 )
 _UNKNOWN = "not declared"
-_OPTIONS = {"force_num_layers": "layers", "microbatch": "microbatch"}
+_OPTION_NAMES = {"force_num_layers": "layers", "microbatch": "microbatch"}
 
 
 def bench(options: BenchOptions) -> ExitCode:
-    """Benchmarks a model, or lists what there is."""
+    """Benchmark a model, or list the available ones."""
     folders = _find_folders(options)
-    passed_over: list[Problem] = []
-    models = discover(folders, passed_over)
+    skipped_problems: list[Problem] = []
+    models = discover(folders, skipped_problems)
     if options.list:
-        print_document(_list(models, folders), sys.stdout, environ=os.environ)
-    own = [problem for problem in passed_over if problem.field == options.model or options.list or not models]
-    if own:
-        raise ModelError(own)
+        print_document(_make_model_list(models, folders), sys.stdout, environ=os.environ)
+    problems = [problem for problem in skipped_problems if problem.field == options.model or options.list or not models]
+    if problems:
+        raise ModelError(problems)
     if options.list:
         return ExitCode.OK
-    for problem in passed_over:
+    for problem in skipped_problems:
         messages.warn(str(problem))
     model = find_model(models, options.model)
-    asked = BuildPlan(
+    build_plan = BuildPlan(
         models_dirs=tuple(map(str, folders)),
         model=options.model,
         config=options.config or None,
@@ -91,51 +97,51 @@ def bench(options: BenchOptions) -> ExitCode:
         accumulate=options.training and options.microbatch_count > 1,
         sensitivity=options.sensitivity,
     )
-    plan = check_options(model, asked)
+    plan = check_options(model, build_plan)
     options = replace(options, config=plan.config or "")
-    # What is wrong with a command line is said before anything is started.
+    # Errors of the command line are reported before anything is started.
     device = options.device or CPU.device
     target = choose_target(device, options.target)
     locks = find_cache_folder(options.cache_dir) / "locks"
     if options.output:
         check_output(options.output, locks)
     torch = find_torch_python(options.torch_python)
-    named = ToolchainRequest(options.cache_dir, options.iree, options.iree_compiler, options.iree_runtime)
+    toolchain_request = ToolchainRequest(options.cache_dir, options.iree, options.iree_compiler, options.iree_runtime)
     output = Output(sys.stdout)
     with open_progress(output.stream) as progress:
-        machine = open_workbench(named, progress, need_toolchain=True)
-        toolchain, known = machine.iree, machine.flags_of(COMPILE)
+        workbench = open_workbench(toolchain_request, progress, need_toolchain=True)
+        toolchain, flags = workbench.iree, workbench.flags_of(COMPILE)
         require_importer(toolchain)
-        level = find_opt_level_flags(options.backend_opt_level, known)
-        fidelity = find_fidelity_flags(options.math_fidelity, options.dataformat, options.backend_opt_level, known)
+        level = find_opt_level_flags(options.backend_opt_level, flags)
+        fidelity = find_fidelity_flags(options.math_fidelity, options.dataformat, options.backend_opt_level, flags)
         devices = choose_devices(device, options.chips, toolchain)
         _require_work(options, len(devices))
         run_dir = make_folder(None, f"bench-{model.name}")
-        chain = Chain(
+        chain = BenchChain(
             model=model,
             plan=plan,
             options=options,
             target=target,
             device=device,
             flags=(*target_flags(target), *level.flags, *fidelity.flags),
-            context=replace(plan_context(machine, run_dir), env=options.env),
+            context=replace(plan_context(workbench, run_dir), env=options.env),
             toolchain=toolchain,
             torch=torch,
         )
-        for unknown in chain.context.translate(chain.flags, COMPILE).unknown:
-            raise ToolchainError(unknown.message, unknown.hint)
-        build, code = _run(chain, devices, fidelity.contraction_type, machine, run_dir, progress)
-    reports = _write_reports(run_dir, machine, output)
+        for unknown_flag in chain.context.translate(chain.flags, COMPILE).unknown:
+            raise ToolchainError(unknown_flag.message, unknown_flag.hint)
+        build, code = _run(chain, devices, fidelity.contraction_type, workbench, run_dir, progress)
+    reports = _write_reports(run_dir, workbench, output)
     record, notes = read_journal(run_dir / JOURNAL), (*level.notes, *fidelity.notes)
-    if (form := options.dataformat).emulated:
-        emulation = f"weights lie on the format's grid; memory and speed are those of {form.element_type}."
-        notes = (f"{form.label}: {emulation}", *notes)
+    if (dataformat := options.dataformat).emulated:
+        emulation = f"weights are rounded to the format; memory and speed are those of {dataformat.element_type}."
+        notes = (f"{dataformat.label}: {emulation}", *notes)
     lines = make_result_lines(record, chain, build)
     if options.output and code is not ExitCode.INTERRUPTED:
         entry = make_perf_entry(record, chain, build, notes)
-        appended = append_result(options.output, entry, locks)
+        appended_result = append_result(options.output, entry, locks)
         kind = "failure" if "error" in entry else "result"
-        lines.append(appended.note or f"{kind} {appended.entries} of {appended.path}")
+        lines.append(appended_result.note or f"{kind} {appended_result.entries} of {appended_result.path}")
     for line in (*notes, *lines):
         output.write(f"{line}\n")
     reports.append_to_step_summary(os.environ)
@@ -143,94 +149,99 @@ def bench(options: BenchOptions) -> ExitCode:
 
 
 def _run(
-    chain: Chain, devices: tuple[str, ...], contraction_type: str, machine: Workbench, run_dir: Path, progress: Progress
+    chain: BenchChain,
+    devices: tuple[str, ...],
+    contraction_type: str,
+    workbench: Workbench,
+    run_dir: Path,
+    progress: Progress,
 ) -> tuple[BuildRecord | None, ExitCode]:
-    """Exports, then imports, compiles, checks and measures; everything goes into the journal."""
+    """Export, import, compile, check and measure the model; the journal records everything."""
     plan = Plan((chain.export(),), devices=chain.gpus)
-    event = run_event(plan, run_dir, machine, DIALECT, [chain.target], format_typed_command())
+    event = run_event(plan, run_dir, workbench, DIALECT, [chain.target], format_typed_command())
     event = replace(event, kind=ExperimentKind.BENCH)
     with model_session(run_dir, progress, event, plan.steps) as context:
         session = BenchSession(
-            chain=chain, session=context, workbench=machine, devices=devices, contraction_type=contraction_type
+            chain=chain, session=context, workbench=workbench, devices=devices, contraction_type=contraction_type
         )
-        engine = model_engine(context, machine, perform_by_chain({chain.id: session}))
-        with engine.recorded() as performed:
-            performed.verdicts = engine.perform(plan.steps, {})
-            performed.verdicts = session.run(engine, performed.verdicts)
-        return session.builds.get(MAIN), performed.code
+        engine = model_engine(context, workbench, perform_by_chain({chain.id: session}))
+        with engine.recorded() as execution:
+            execution.verdicts = engine.perform(plan.steps, {})
+            execution.verdicts = session.run(engine, execution.verdicts)
+        return session.builds.get(MAIN), execution.code
 
 
-def _write_reports(run_dir: Path, machine: Workbench, output: Output) -> Reports:
-    """The run's own, printed; it goes into the history."""
-    add_itself(run_dir, machine.store.configuration, machine.cache_dir)
+def _write_reports(run_dir: Path, workbench: Workbench, output: Output) -> Reports:
+    """Add the run to the history, and write and print its reports."""
+    add_itself(run_dir, workbench.store.configuration, workbench.cache_dir)
     reports = write_reports(run_dir)
     reports.print(shown(run_dir), output.stream, environ=os.environ)
     return reports
 
 
 def _find_folders(options: BenchOptions) -> tuple[Path, ...]:
-    named = tuple(expand_home(folder).absolute() for folder in options.models_dir)
-    own = find_project_folder() / _MODELS
-    if not named and not own.is_dir():
+    named_folders = tuple(expand_home(folder).absolute() for folder in options.models_dir)
+    project_models = find_project_folder() / _MODELS_FOLDER
+    if not named_folders and not project_models.is_dir():
         raise UsageError(
-            f"there are no models here: {Path.cwd()} is not inside a project with {_MODELS}",
+            f"no models folder: {Path.cwd()} is not inside a project with {_MODELS_FOLDER}",
             "Name a folder with --models_dir.",
         )
-    return named or (own,)
+    return named_folders or (project_models,)
 
 
 def _require_work(options: BenchOptions, chips: int) -> None:
-    """Raises where a chip would have nothing to do."""
-    least = chips * options.microbatch_count
-    if options.loops(chips) < least:
+    """Raise an error if a chip would have nothing to do."""
+    min_loops = chips * options.microbatch_count
+    if options.loops(chips) < min_loops:
         raise UsageError(
             f"--loop_count {options.loop_count}: {chips} chips with --microbatch_count {options.microbatch_count} each "
-            f"take {least} at least",
+            f"need at least {min_loops}",
             "Raise it, or use fewer chips.",
         )
 
 
-def _list(models: Mapping[str, BenchmarkModel], folders: Sequence[Path]) -> Document:
-    """A row for each model and configuration."""
+def _make_model_list(models: Mapping[str, BenchmarkModel], folders: Sequence[Path]) -> Document:
+    """Return a list with a row for each model and configuration."""
     rows: list[tuple[Cell, ...]] = []
     for model in models.values():
-        takes = ", ".join(option for name, option in _OPTIONS.items() if name in model.accepts) or None
+        accepts = ", ".join(option for name, option in _OPTION_NAMES.items() if name in model.accepts) or None
         for config in model.configs or ("",):
             count = model.parameter_count(config)
-            rows.append((model.name, config or None, _UNKNOWN if count is None else count, takes, model.place))
-    where = ", ".join(str(folder) for folder in folders)
-    said = f"{counted(len(models), 'model')}, {counted(len(rows), 'configuration')} in {where}"
-    return Document("", said, (), (Table(_COLUMNS, tuple(rows)),))
+            rows.append((model.name, config or None, _UNKNOWN if count is None else count, accepts, model.location))
+    folder_names = ", ".join(str(folder) for folder in folders)
+    summary = f"{counted(len(models), 'model')}, {counted(len(rows), 'configuration')} in {folder_names}"
+    return Document("", summary, (), (Table(_COLUMNS, tuple(rows)),))
 
 
-def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
-    """Measures the points of a configuration, or lists what a configuration can name."""
-    if asked.run_dir and not asked.resume:
+def micro(request: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
+    """Measure the points of a configuration, or list the names that a configuration can use."""
+    if request.run_dir and not request.resume:
         raise UsageError(
-            "--run-dir names a run to continue", "Add --resume, or leave it out: a new run makes its folder."
+            "--run-dir names a run to continue", "Add --resume, or omit --run-dir: a new run creates its own folder."
         )
-    earlier = find_earlier_micro(asked.run_dir) if asked.resume else None
-    if earlier is not None:
-        asked, toolchain = earlier.continued(asked, toolchain)
-    plugins = tuple(expand_home(name).absolute() for name in asked.plugin)
+    previous = find_previous_sweep(request.run_dir) if request.resume else None
+    if previous is not None:
+        request, toolchain = previous.merge(request, toolchain)
+    plugins = tuple(expand_home(name).absolute() for name in request.plugin)
     registry = load_registry((*find_entry_point_files(), *plugins))
-    if asked.list:
+    if request.list:
         _print_registry(registry, sys.stdout)
         return ExitCode.OK
-    read_targets(asked.targets)
-    check_writable(asked.output)
-    if not asked.config:
+    read_targets(request.targets)
+    check_writable(request.output)
+    if not request.config:
         raise UsageError(
             "which configuration?", "Name a YAML file with --config, such as specs/recipes/quick.yml; or see --list."
         )
-    config = override(read_micro_config(expand_home(asked.config), registry), asked.device, asked.dtype)
-    if earlier is not None:
-        earlier.require_same(config)
-    torch = find_torch_python(asked.torch_python)
+    config = override(read_micro_config(expand_home(request.config), registry), request.device, request.dtype)
+    if previous is not None:
+        previous.require_same_config(config)
+    torch = find_torch_python(request.torch_python)
     output = Output(sys.stdout)
     with open_progress(output.stream) as progress:
         workbench = open_workbench(toolchain, progress, need_toolchain=True)
-        run_dir = MicroRun(asked, toolchain, config, registry, torch, workbench, progress, earlier).measure()
+        run_dir = MicroRun(request, toolchain, config, registry, torch, workbench, progress, previous).measure()
     reports = _write_reports(run_dir, workbench, output)
     record = read_journal(run_dir / JOURNAL)
     copy_micro_reports(record, run_dir, write_micro_reports(record, run_dir, output.stream), output.stream)
@@ -239,19 +250,19 @@ def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
 
 
 def _print_registry(registry: PluginRegistry, stream: TextIO) -> None:
-    """A list for each kind of thing."""
-    recipes = sorted(registry.recipes.values(), key=lambda item: (item.kind, item.name))
+    """Print a list for each kind of declaration."""
+    recipes = sorted(registry.recipes.values(), key=lambda recipe: (recipe.kind, recipe.name))
     for kind in ("quantization", "sparsity", "compiler"):
-        rows = [(item.usage, item.about) for item in recipes if item.kind == kind]
-        _print(f"recipes ({kind})", rows, stream)
-    _print("recipes of torchao that are refused", list(REFUSED.items()), stream)
-    types = [(name, registry.model_type(name).architecture.about) for name in registry.model_types()]
-    _print("model types", types, stream)
-    shapes = [(item.name, item.about) for item in registry.shape_sets.values()]
-    _print("shape sets", [*shapes, (CUSTOM, "the shapes that the configuration lists")], stream)
+        rows = [(recipe.usage, recipe.about) for recipe in recipes if recipe.kind == kind]
+        _print_table(f"recipes ({kind})", rows, stream)
+    _print_table("recipes of torchao that are not supported", list(UNSUPPORTED_RECIPES.items()), stream)
+    types = [(name, registry.find_model_type(name).architecture.about) for name in registry.list_model_types()]
+    _print_table("model types", types, stream)
+    shapes = [(shape_set.name, shape_set.about) for shape_set in registry.shape_sets.values()]
+    _print_table("shape sets", [*shapes, (CUSTOM, "the shapes listed in the configuration")], stream)
 
 
-def _print(title: str, rows: Sequence[tuple[str, str]], stream: TextIO) -> None:
+def _print_table(title: str, rows: Sequence[tuple[str, str]], stream: TextIO) -> None:
     width = max((len(name) for name, _ in rows), default=0)
-    lines = [f"  {name:{width}}  {about}".rstrip() for name, about in rows]
+    lines = [f"  {name:{width}}  {description}".rstrip() for name, description in rows]
     messages.write_text(stream, "\n".join([f"{title}:", *lines, "", ""]))

@@ -1,8 +1,8 @@
 """A trace of a benchmark's program: `--trace light` and `--trace verbose`.
 
-It is a run of its own after the measured one, by the native `iree-benchmark-module` of the same toolchain, under the
-runtime's profiler: its times say what a call is made of, and are no evidence of how fast it is. Where there is no
-trace, the reason takes its place, and the benchmark stands.
+It is a separate run after the measured one, by the native `iree-benchmark-module` of the same toolchain, under the
+runtime's profiler: its times show the parts of a call, and are no evidence of its speed. Without a trace, the reason
+is reported instead, and the benchmark remains valid.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _COLUMNS = (
     *(Column(title, ColumnKind.NAME) for title in ("dispatch", "shape")),
     *(Column(title, ColumnKind.NUMBER) for title in ("a call", "ms a call", "share")),
 )
-_LONGEST_NAME = 80
+_MAX_NAME_CHARS = 80
 _NS_PER_MS = 1e6
-# The first word of a name that gives sizes, `128x2x64` or `4xDxf32`, and the types behind it.
-_SHAPE = re.compile(r"(?:^|_)(?P<shape>(?:\d+|D)(?:x(?:\d+|D))*(?:x[a-z]+\d+\w*?)?(?:_[a-z]+\d+[^_]*)?)(?=_|$)")
+# The first part of a name that has sizes, `128x2x64` or `4xDxf32`, and the types after it.
+_SHAPE_PATTERN = re.compile(r"(?:^|_)(?P<shape>(?:\d+|D)(?:x(?:\d+|D))*(?:x[a-z]+\d+\w*?)?(?:_[a-z]+\d+[^_]*)?)(?=_|$)")
 VERBOSE = "verbose"
-_VIEWER = "https://ui.perfetto.dev"
-_PROFILE = "iree-profile"
-# Rows on the console; the files have all of them.
-_MOST_ROWS = 10
-# Element types that a .npy file has; all others have to be raw bytes.
+_VIEWER_URL = "https://ui.perfetto.dev"
+_PROFILE_TOOL = "iree-profile"
+# The number of rows on the console; the files have all of them.
+_MAX_ROWS = 10
+# Element types that a .npy file supports; all others have to be raw bytes.
 _NPY_TYPES = frozenset(
     {"i1", "f16", "f32", "f64"} | {f"{sign}i{bits}" for sign in ("", "s", "u") for bits in (8, 16, 32, 64)}
 )
@@ -60,10 +60,10 @@ class TraceRow:
     """All dispatches of one function of a program.
 
     Attributes:
-        name: as the compiler named it, `main$async_dispatch_12_matmul_256x256x256_f32`.
-        shape: sizes and types of its loops, as the name tells them (`256x256x256 f32`); empty where it tells none.
+        name: the compiler's name, `main$async_dispatch_12_matmul_256x256x256_f32`.
+        shape: sizes and types of its loops, from the name (`256x256x256 f32`); empty if it has none.
         kind: `matmul`, `conv`, `elementwise` …
-        ns: what that takes in one call, ns: the median over the calls of the trace.
+        ns: its time in one call, in ns: the median over the calls of the trace.
     """
 
     name: str
@@ -76,13 +76,13 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class TraceTable:
-    """The dispatches of a program, those first that take longest."""
+    """The dispatches of a program, the slowest first."""
 
     profile: DispatchProfile
     rows: tuple[TraceRow, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """For the journal and for files; times in ns of one call."""
+        """Return the table for the journal and files; times are ns in one call."""
         profile = self.profile
         return {
             "calls": profile.invocations,
@@ -95,17 +95,17 @@ class TraceTable:
         }
 
 
-def trace_table(profile: DispatchProfile) -> TraceTable:
-    """The rows of a profile, in the order of their time; of the program where that is the same."""
-    whole = profile.elapsed_ns or profile.dispatched_ns
+def make_trace_table(profile: DispatchProfile) -> TraceTable:
+    """Return the rows of a profile, the slowest first, and at equal times in the program's order."""
+    total_ns = profile.elapsed_ns or profile.dispatched_ns
     rows = [
         TraceRow(
             dispatch.name,
-            _split(dispatch.name)[1],
+            _split_name(dispatch.name)[1],
             parse_dispatch_name(dispatch.name).kind,
             profile.per_invocation(dispatch),
             dispatch.invocation_ns,
-            dispatch.invocation_ns / whole if whole else 0.0,
+            dispatch.invocation_ns / total_ns if total_ns else 0.0,
         )
         for dispatch in profile.dispatches
     ]
@@ -113,33 +113,31 @@ def trace_table(profile: DispatchProfile) -> TraceTable:
     return TraceTable(profile, tuple(rows))
 
 
-def format_table(table: TraceTable, most: int | None = None) -> list[str]:
-    """The table as text in columns, below a line that sums it up."""
-    shown, others = table.rows[:most], table.rows[len(table.rows[:most]) :]
-    if len(others) == 1:
-        shown, others = table.rows, ()
+def format_table(table: TraceTable, max_rows: int | None = None) -> list[str]:
+    """Return the table as text in columns, below a summary line."""
+    visible_rows, rest = table.rows[:max_rows], table.rows[len(table.rows[:max_rows]) :]
+    if len(rest) == 1:
+        visible_rows, rest = table.rows, ()
     cells: list[tuple[Cell, ...]] = []
-    for row in shown:
-        name, shape = _split(row.name)
-        cells.append((one_line(name, _LONGEST_NAME), shape or None, *_make_figures(table, row.ns, row.count)))
-    if others:
-        label = f"the other {len(others)} functions"
-        cells.append(
-            (label, "", *_make_figures(table, sum(row.ns for row in others), sum(row.count for row in others)))
-        )
+    for row in visible_rows:
+        name, shape = _split_name(row.name)
+        cells.append((one_line(name, _MAX_NAME_CHARS), shape or None, *_make_figures(table, row.ns, row.count)))
+    if rest:
+        label = f"the other {len(rest)} functions"
+        cells.append((label, "", *_make_figures(table, sum(row.ns for row in rest), sum(row.count for row in rest))))
     profile = table.profile
     notes, outside_ns = profile.notes, profile.outside_ns
     if outside_ns is not None:
         cells.append((OUTSIDE_NAME, "", *_make_figures(table, outside_ns, "")))
         if outside_ns < 0:
-            notes = (*notes, "dispatches run side by side: together they take longer than the call")
+            notes = (*notes, "dispatches overlap: their times add up to more than the call")
     count = sum(row.count for row in table.rows)
     dispatches = f"{_format_ms(profile.dispatched_ns)} ms in {count} dispatches of {len(table.rows)} functions"
     clock = "device" if profile.on_device else "host"
-    timed = f"medians of {profile.invocations} calls under the profiler, by the {clock}'s clock"
+    method = f"medians of {profile.invocations} calls under the profiler, by the {clock}'s clock"
     call = "" if profile.elapsed_ns is None else f"{_format_ms(profile.elapsed_ns)} ms a call, "
     return [
-        f"{call}{dispatches} ({timed})",
+        f"{call}{dispatches} ({method})",
         *Table(_COLUMNS, tuple(cells)).lines,
         *(f"note: {one_line(note)}" for note in notes),
     ]
@@ -150,15 +148,15 @@ def _make_figures(table: TraceTable, ns: int, count: Cell) -> tuple[Cell, ...]:
     return (count, _format_ms(ns), f"{100 * ns / total:.1f} %" if total and ns >= 0 else None)
 
 
-def _split(name: str) -> tuple[str, str]:
-    """A name without its sizes and types, and these: `…_dispatch_12_matmul` and `256x256x256 f32`."""
+def _split_name(name: str) -> tuple[str, str]:
+    """Split a name from its sizes and types: `…_dispatch_12_matmul` and `256x256x256 f32`."""
     work = parse_dispatch_name(name).work
-    match = _SHAPE.search(work)
+    match = _SHAPE_PATTERN.search(work)
     if match is None or work == name:
         return name, ""
-    rest = work[: match.start()] + work[match.end() :]
+    remaining_work = work[: match.start()] + work[match.end() :]
     head = name.removesuffix(work)
-    return (head + rest) if rest else head.removesuffix("_"), match["shape"].replace("_", " ")
+    return (head + remaining_work) if remaining_work else head.removesuffix("_"), match["shape"].replace("_", " ")
 
 
 def _format_ms(ns: int) -> str:
@@ -167,11 +165,11 @@ def _format_ms(ns: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What came of tracing a program.
+    """The result of tracing a program.
 
     Attributes:
-        files: what was written, by role: `table` (text), `data` (the same as JSON), `perfetto`, `profile`.
-        log: path of the log of the last tool, relative to the run's folder; empty where none was started.
+        files: written files by role: `table` (text), `data` (the same as JSON), `perfetto`, `profile`.
+        log: path of the log of the last tool, relative to the run's folder; empty if no tool was started.
     """
 
     name: str
@@ -184,7 +182,7 @@ class Trace:
     log: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For the journal, the file of results and the trace's own; times in ns of one call."""
+        """Return the trace for the journal, the file of results and the trace's file; times are ns in one call."""
         return {
             "program": self.name,
             "level": self.level,
@@ -197,22 +195,22 @@ class Trace:
         }
 
 
-def make_benchmark_command(tool: str, folder: Path, compiled: CompiledProgram, device: str) -> Command:
-    """`iree-benchmark-module` for a program of a model.
+def make_benchmark_command(tool: str, folder: Path, program: CompiledProgram, device: str) -> Command:
+    """Return the command of `iree-benchmark-module` for a program of a model.
 
-    Inputs whose type a .npy file lacks (bf16) are written to `folder` as raw bytes: given a .npy file for them, the
-    tool takes its header for values.
+    Inputs whose type a .npy file lacks (bf16) are written to `folder` as raw bytes: in a .npy file for them, the tool
+    would read the header as values.
     """
-    inputs = compiled.program.inputs
-    words = (
+    inputs = program.program.inputs
+    argv = (
         tool,
         f"--device={device}",
-        f"--module={compiled.module}",
-        f"--parameters=model={compiled.parameters}",
+        f"--module={program.module}",
+        f"--parameters=model={program.parameters}",
         f"--function={FUNCTION}",
-        *(f"--input={_write_input(compiled.exported / item.file, item, folder)}" for item in inputs),
+        *(f"--input={_write_input(program.export_folder / array.file, array, folder)}" for array in inputs),
     )
-    return Command(words, str(folder))
+    return Command(argv, str(folder))
 
 
 def trace(
@@ -221,118 +219,118 @@ def trace(
     path: Path,
     toolchain: Toolchain,
     processes: Processes,
-    known: FlagSet,
+    flags: FlagSet,
     *,
     call_ms: float | None = None,
 ) -> Trace:
-    """Runs a program under the profiler and writes what it is made of.
+    """Run a program under the profiler and write its dispatches.
 
-    The caller makes sure that the machine and the device are quiet. The step has the command of
+    The caller ensures that the machine and the device are idle. The step has the command of
     `make_benchmark_command`; the tools' files go into its folder, `.trace.txt`, `.trace.json` and `.perfetto.json` to
-    `path`, whose last part is the program's name. By `call_ms` it is chosen how many calls there are, 5 to 100.
+    `path`, whose last part is the program's name. `call_ms` determines the number of calls, 5 to 100.
     """
     folder, name = path.parent, path.name
     prefix = f"{name}.profile."
-    profiling = profile_dispatches(step, toolchain, processes, known, invocation_ms=call_ms, name=prefix)
-    table = None if profiling.profile is None else trace_table(profiling.profile)
-    made = Trace(name, level, table, profiling.reason, (), profiling.commands, profiling.seconds, profiling.log)
+    profiling = profile_dispatches(step, toolchain, processes, flags, invocation_ms=call_ms, name=prefix)
+    table = None if profiling.profile is None else make_trace_table(profiling.profile)
+    result = Trace(name, level, table, profiling.reason, (), profiling.commands, profiling.seconds, profiling.log)
     if table is None:
-        return made
+        return result
     bundle = Path(step.folder) / f"{prefix}ireeprof"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         text, data = folder / f"{name}.trace.txt", folder / f"{name}.trace.json"
         files = (("table", str(text)), ("data", str(data)), ("profile", str(bundle)))
-        made = replace(made, files=files)
+        result = replace(result, files=files)
         if level == VERBOSE:
-            made = _with_perfetto(made, bundle, folder / f"{name}.perfetto.json", step, toolchain, processes)
-        write_atomic(text, "\n".join([*_add_headline(made, format_table(table)), ""]))
-        write_atomic(data, json.dumps(made.as_dict(), indent=2) + "\n")
+            result = _add_perfetto_file(result, bundle, folder / f"{name}.perfetto.json", step, toolchain, processes)
+        write_atomic(text, "\n".join([*_add_headline(result, format_table(table)), ""]))
+        write_atomic(data, json.dumps(result.as_dict(), indent=2) + "\n")
     except OSError as error:
-        return replace(made, reason=_explain_unwritten(error), files=())
-    return made
+        return replace(result, reason=_explain_write_error(error), files=())
+    return result
 
 
 def make_result(traces: Sequence[Trace], statistics: dict[str, Any]) -> Result:
-    """The result of a step that traced programs."""
+    """Return the result of a step that traced programs."""
     return Result(
         Verdict.PASSED,
         statistics=statistics,
-        notes=tuple(line for made in traces for line in shown(made)),
-        tool_seconds=sum(made.seconds for made in traces),
+        notes=tuple(line for trace_result in traces for line in format_console_lines(trace_result)),
+        tool_seconds=sum(trace_result.seconds for trace_result in traces),
     )
 
 
-def shown(trace: Trace) -> list[str]:
-    """A trace on the console: the ten functions that take longest, and one line for all others."""
+def format_console_lines(trace: Trace) -> list[str]:
+    """Return a trace's console lines: the ten slowest functions, and one line for all others."""
     if trace.table is None:
         return [f"no trace of {trace.name}: {one_line(trace.reason)}"]
-    lines = _add_headline(trace, format_table(trace.table, _MOST_ROWS))
+    lines = _add_headline(trace, format_table(trace.table, _MAX_ROWS))
     files = dict(trace.files)
     if "table" in files:
         lines.append(f"all functions: {files['table']}")
     if "perfetto" in files:
-        lines.append(f"for {_VIEWER}: {files['perfetto']}")
+        lines.append(f"for {_VIEWER_URL}: {files['perfetto']}")
     return lines
 
 
 def _add_headline(trace: Trace, lines: Sequence[str]) -> list[str]:
-    first, *others = lines
-    lacking = [f"note: {one_line(trace.reason)}"] if trace.reason else []
-    return [f"trace of {trace.name}: {first}", *others, *lacking]
+    summary, *other_lines = lines
+    reason_lines = [f"note: {one_line(trace.reason)}"] if trace.reason else []
+    return [f"trace of {trace.name}: {summary}", *other_lines, *reason_lines]
 
 
-def _with_perfetto(
-    made: Trace, bundle: Path, file: Path, step: Step, toolchain: Toolchain, processes: Processes
+def _add_perfetto_file(
+    trace: Trace, bundle: Path, file: Path, step: Step, toolchain: Toolchain, processes: Processes
 ) -> Trace:
-    """The trace with a file for Perfetto, or with the reason why there is none."""
+    """Return the trace with a file for Perfetto, or with the reason why there is none."""
     assert step.command is not None, "it was profiled"
-    tool = Path(toolchain.runtime.benchmark_module).with_name(_PROFILE)
+    tool = Path(toolchain.runtime.benchmark_module).with_name(_PROFILE_TOOL)
     rows = bundle.with_suffix(".ireeperf.jsonl")
     rows.unlink(missing_ok=True)
     argv = (str(tool), "export", "--format=ireeperf-jsonl", f"--output={rows}", str(bundle))
     command = Command(argv, step.command.cwd, step.command.env)
-    prefix = f"{made.name}.profile.export."
+    prefix = f"{trace.name}.profile.export."
     device = next((word.partition("=")[2] for word in step.command.argv if word.startswith("--device=")), "")
     try:
         outcome = processes.run(step, command, name=prefix)
-        made = replace(
-            made,
-            commands=(*made.commands, format_shell_line(command)),
-            seconds=made.seconds + outcome.seconds,
+        trace = replace(
+            trace,
+            commands=(*trace.commands, format_shell_line(command)),
+            seconds=trace.seconds + outcome.seconds,
             log=processes.log(step, f"{prefix}stderr.txt"),
         )
         if outcome.cancelled:
-            return replace(made, reason=f"no file for Perfetto: {_PROFILE} was interrupted")
+            return replace(trace, reason=f"no file for Perfetto: {_PROFILE_TOOL} was interrupted")
         if outcome.exit_code != 0:
-            ended = judge_process(step, outcome, processes.error_lines(step, prefix), tool=_PROFILE)
-            return replace(made, reason=f"no file for Perfetto: {ended.reason}")
+            judgement = judge_process(step, outcome, processes.error_lines(step, prefix), tool=_PROFILE_TOOL)
+            return replace(trace, reason=f"no file for Perfetto: {judgement.reason}")
         with rows.open(encoding="utf-8") as lines_of_rows:
             document = make_perfetto_trace(lines_of_rows, device)
     except GauntletError as error:
-        return replace(made, reason=shorten(f"no file for Perfetto: {error.what}"))
+        return replace(trace, reason=shorten(f"no file for Perfetto: {error.what}"))
     write_atomic(file, json.dumps(document, separators=(",", ":")) + "\n")
-    return replace(made, files=(*made.files, ("perfetto", str(file))))
+    return replace(trace, files=(*trace.files, ("perfetto", str(file))))
 
 
-def _explain_unwritten(error: OSError) -> str:
+def _explain_write_error(error: OSError) -> str:
     return shorten(f"{error.filename}: {error.strerror or error}")
 
 
-def _write_input(file: Path, item: Array, folder: Path) -> str:
-    """What stands behind `--input=`."""
-    if item.type in _NPY_TYPES:
+def _write_input(file: Path, array: Array, folder: Path) -> str:
+    """Return the value of `--input=`."""
+    if array.type in _NPY_TYPES:
         return f"@{file}"
-    from iree_gauntlet.measuring.numerics.arrays import read_npy  # noqa: PLC0415 - brings NumPy
+    from iree_gauntlet.measuring.numerics.arrays import read_npy  # noqa: PLC0415 - imports NumPy
 
-    raw = folder / f"{file.stem}.bin"
-    content = read_npy(file).array.tobytes()
+    raw_file = folder / f"{file.stem}.bin"
+    raw_bytes = read_npy(file).array.tobytes()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(raw, content)
+        write_atomic(raw_file, raw_bytes)
     except OSError as error:
         raise GauntletError(
-            f"an input of {item.type} cannot be written as bytes: {_explain_unwritten(error)}"
+            f"an input of {array.type} cannot be written as bytes: {_explain_write_error(error)}"
         ) from error
-    shape = "".join(f"{size}x" for size in item.shape)
-    return f"{shape}{item.type}=@{raw}"
+    shape = "".join(f"{size}x" for size in array.shape)
+    return f"{shape}{array.type}=@{raw_file}"

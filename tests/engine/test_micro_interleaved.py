@@ -18,7 +18,14 @@ from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources, Step
-from iree_gauntlet.torch_models.peers import BLOCKS, PointEvidence, TorchRound, median_ms, speedup, take_interleaved
+from iree_gauntlet.torch_models.peers import (
+    BLOCKS,
+    PointEvidence,
+    TorchRound,
+    compute_median_ms,
+    compute_speedup,
+    run_interleaved,
+)
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.sessions import session_in
 
@@ -70,7 +77,7 @@ class _Bench:
             session_in(self.folder, log, cancelled=self.cancelled) as session,
         ):
             taker = BlockTaker(session, replace_disturbed=replace)
-            return take_interleaved(taker, _CHAIN, iree, torch, self.progress.append)
+            return run_interleaved(taker, _CHAIN, iree, torch, self.progress.append)
 
     def blocks(self) -> list[dict[str, Any]]:
         lines = (self.folder / "journal.jsonl").read_text().splitlines()
@@ -119,7 +126,7 @@ def test_torch_starts_once_a_block_in_its_middle(bench: _Bench) -> None:
     assert found.times["torch b"] == [(5.0,)] * BLOCKS
     sides = [[item["side"].strip() for item in block["rounds"]] for block in bench.blocks()]
     assert all(order[2] == "torch" and len(order) == 5 for order in sides)
-    against_torch = speedup(found, "int8wo", "torch a")
+    against_torch = compute_speedup(found, "int8wo", "torch a")
     assert against_torch is not None
     assert against_torch.ratio == pytest.approx(3.0)
     assert against_torch.word == "faster"
@@ -182,7 +189,7 @@ def blocks_of(**times: list[tuple[float, ...]]) -> PointEvidence:
 @given(st.floats(0.1, 100.0), st.lists(st.floats(0.5, 2.0), min_size=BLOCKS, max_size=BLOCKS))
 def test_a_ratio_that_is_always_the_same_is_found_whatever_the_machine_does(factor: float, drift: list[float]) -> None:
     found = blocks_of(a=[(d, d) for d in drift], b=[(factor * d, factor * d) for d in drift])
-    ratio = speedup(found, "a", "b")
+    ratio = compute_speedup(found, "a", "b")
     assert ratio is not None
     assert ratio.ratio == pytest.approx(factor)
     assert ratio.low == pytest.approx(factor)
@@ -197,7 +204,7 @@ def test_a_ratio_that_is_always_the_same_is_found_whatever_the_machine_does(fact
 @given(st.lists(st.tuples(st.floats(0.5, 2.0), st.floats(0.5, 2.0)), min_size=BLOCKS, max_size=BLOCKS))
 def test_the_other_way_round_is_the_inverse(pairs: list[tuple[float, float]]) -> None:
     found = blocks_of(a=[(one,) for one, _ in pairs], b=[(other,) for _, other in pairs])
-    there, back = speedup(found, "a", "b"), speedup(found, "b", "a")
+    there, back = compute_speedup(found, "a", "b"), compute_speedup(found, "b", "a")
     assert there is not None
     assert back is not None
     assert there.ratio * back.ratio == pytest.approx(1.0)
@@ -210,7 +217,7 @@ def test_the_other_way_round_is_the_inverse(pairs: list[tuple[float, float]]) ->
 
 def test_too_few_blocks_have_no_interval() -> None:
     found = blocks_of(a=[(1.0, 1.0)] * 3, b=[(2.0, 2.0)] * 3)
-    ratio = speedup(found, "a", "b")
+    ratio = compute_speedup(found, "a", "b")
     assert ratio is not None
     assert ratio.ratio == pytest.approx(2.0)
     assert (ratio.low, ratio.high, ratio.word) == (None, None, "inconclusive")
@@ -218,6 +225,6 @@ def test_too_few_blocks_have_no_interval() -> None:
 
 def test_nothing_is_said_of_what_was_not_measured() -> None:
     found = blocks_of(a=[(1.0, 3.0), (2.0, 4.0)])
-    assert speedup(found, "a", "b") is None
-    assert median_ms(found, "b") is None
-    assert median_ms(found, "a") == 2.5
+    assert compute_speedup(found, "a", "b") is None
+    assert compute_median_ms(found, "b") is None
+    assert compute_median_ms(found, "a") == 2.5

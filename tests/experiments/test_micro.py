@@ -271,7 +271,7 @@ def test_a_recipe_that_cannot_be_looked_at_is_an_error_and_the_sweep_goes_on(mic
         # Neither is the compiler's failure.
         assert (unknown["status"], closed["status"]) == ("error", "error")
         assert "--iree-no-such-flag" in unknown["reason"]
-        assert closed["reason"].startswith("what its module shows cannot be read: ")
+        assert closed["reason"].startswith("the contents of its module cannot be read: ")
         assert (unknown["iree"], closed["iree"]) == (None, None)
         assert micro.result("compile.unknown", point)["verdict"] == "error"
 

@@ -106,7 +106,7 @@ def test_rows_that_are_cut_off() -> None:
     lines = recorded_lines("dtln-3.13.0")
     with pytest.raises(ProfileError, match="end without their dispatch_summary"):
         parse_dispatch_events(lines[:-1], invocations=INVOCATIONS)
-    with pytest.raises(ProfileError, match="line 1 of the profile's rows is no JSON"):
+    with pytest.raises(ProfileError, match="line 1 of the profile's rows is not JSON"):
         parse_dispatch_events([lines[0][:50]], invocations=INVOCATIONS)
     with pytest.raises(ProfileError, match="hold 94 dispatches, and dispatch_summary counts 95"):
         parse_dispatch_events(lines[1:], invocations=INVOCATIONS)

@@ -13,19 +13,19 @@ from lxml import etree
 from iree_gauntlet.reports.draw import measure_text
 from iree_gauntlet.torch_models.reports.sweep_reports import (
     STATUS_MARKS,
-    WORD_COLOURS,
+    VERDICT_COLOURS,
     choose_colour,
     choose_ink,
+    choose_ticks,
     draw_grid_map,
     draw_overview_map,
     draw_plots,
     draw_speedup_bars,
+    find_scale_limit,
     format_tick,
     is_grid,
-    scale_limit,
-    scale_ticks,
 )
-from iree_gauntlet.torch_models.reports.sweep_rows import SweepEntry, group_entries, read_rows, times
+from iree_gauntlet.torch_models.reports.sweep_rows import SweepEntry, format_factor, group_entries, read_rows
 from tests.support.micro_records import RECIPES, grid, point, ratio, record, squares, variant
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ def test_a_small_sweep_is_a_grid(count: int) -> None:
 
 @given(st.lists(st.floats(1e-3, 1e3), max_size=8))
 def test_the_scale_is_the_same_to_both_sides_of_one(ratios: list[float]) -> None:
-    limit = scale_limit(ratios)
-    assert limit == pytest.approx(scale_limit([1 / ratio for ratio in ratios]))
+    limit = find_scale_limit(ratios)
+    assert limit == pytest.approx(find_scale_limit([1 / ratio for ratio in ratios]))
     assert math.log2(1.25) <= limit <= 3
-    ticks = scale_ticks(limit)
+    ticks = choose_ticks(limit)
     assert 1.0 in ticks
     assert list(ticks) == sorted(set(ticks))
     assert len(ticks) <= 9
@@ -161,7 +161,7 @@ def test_bars_tell_recipes_shapes_and_what_their_colours_mean(drawn: dict[str, P
     assert "int8wo: 2.83× in the geometric mean" in found
     assert "O2" in found
     for word in ("faster", "slower", "inconclusive"):
-        assert WORD_COLOURS[word] in plot.svg
+        assert VERDICT_COLOURS[word] in plot.svg
     assert "<title>int8wo at 1024-1024-1024: 2.00 (1.90–2.10)</title>" in plot.svg
 
 
@@ -174,7 +174,7 @@ def test_a_sweep_has_a_map_for_each_recipe() -> None:
     assert {"m = 1024", "m = 2048", "m = 4096"} <= set(heat)
     for row in rows:
         if row.recipe == "int8dq" and row.speedup:
-            assert any(text.rstrip("=?") == times(row.speedup.ratio) for text in heat)
+            assert any(text.rstrip("=?") == format_factor(row.speedup.ratio) for text in heat)
 
 
 @pytest.mark.parametrize(

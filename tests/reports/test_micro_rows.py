@@ -88,7 +88,7 @@ def test_entries_keep_apart_what_the_configuration_keeps_apart() -> None:
     assert baseline is not None
     assert baseline.point.m == 2048
     assert first.row("int8wo", "1-1-1") is None
-    assert [row.label for row in first.of_recipe("int8dq")] == list(first.shapes)
+    assert [row.label for row in first.get_recipe_rows("int8dq")] == list(first.shapes)
 
 
 @given(records())

@@ -16,7 +16,7 @@ from iree_gauntlet.reports.render_markdown import render_markdown
 from iree_gauntlet.torch_models.reports.sweep_reports import (
     LEGEND,
     collect_heading_facts,
-    find_doubts,
+    collect_notes,
     make_speedup_cell,
     make_speedup_table,
     make_sweep_document,
@@ -25,10 +25,10 @@ from iree_gauntlet.torch_models.reports.sweep_reports import (
 from iree_gauntlet.torch_models.reports.sweep_rows import (
     Row,
     SweepHeader,
+    format_factor,
     format_ratio,
     group_entries,
     read_rows,
-    times,
 )
 from tests.support.micro_records import SWEEP_HEADER, grid, point, ratio, record, records, squares, variant
 
@@ -63,12 +63,12 @@ def one(label: str, **changes: Any) -> Row:
     [(1.724, "1.72"), (12.46, "12.5"), (9.999, "10.0"), (130.4, "130"), (0.0944, "0.094"), (1.0, "1.00"), (0, "0")],
 )
 def test_ratios_have_three_digits(value: float, text: str) -> None:
-    assert times(value) == text
+    assert format_factor(value) == text
 
 
 @given(st.floats(1e-6, 1e6))
 def test_a_ratio_as_text_is_near_it(value: float) -> None:
-    assert float(times(value)) == pytest.approx(value, rel=0.06)
+    assert float(format_factor(value)) == pytest.approx(value, rel=0.06)
 
 
 def test_what_stands_in_the_place_of_a_speedup() -> None:
@@ -149,7 +149,7 @@ def test_long_tables_end_with_where_the_rest_is() -> None:
 def test_what_went_wrong_is_told_once_with_its_shapes() -> None:
     failed = {"iree": None, "status": "error", "reason": "iree-compile: SIGSEGV"}
     records = [record(point(m, 8, 8), [variant("int4wo-32", 1.0, None, **failed)]) for m in range(1, 6)]
-    assert find_doubts(read_rows(records)) == (
+    assert collect_notes(read_rows(records)) == (
         "int4wo-32: error: iree-compile: SIGSEGV (1-8-8, 2-8-8, 3-8-8 and 2 more)",
     )
 

@@ -15,8 +15,8 @@ from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources
-from iree_gauntlet.torch_models.peers import AgainstPlace, make_iree_rounds, measure
-from iree_gauntlet.torch_models.torch_chain import make_torch_words
+from iree_gauntlet.torch_models.peers import PeerEnvironment, make_iree_rounds, measure_peers
+from iree_gauntlet.torch_models.torch_chain import make_torch_argv
 from iree_gauntlet.workers import iree_side
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.sessions import session_in
@@ -70,12 +70,12 @@ class PeerBench:
         path = str(Path(iree_side.__file__).with_name(f"{script}.py"))
         command = Command((self._python, "-B", path, str(build / f"{script}.json")), str(self.folder))
         place = {"builder": {"dataformat": "Fp32"}, "torch_python": sys.executable, "replace_disturbed": False, **place}
-        where = AgainstPlace(**place)
+        where = PeerEnvironment(**place)
         with (
             EventLog(self.folder / "journal.jsonl", lambda: datetime.now(UTC)) as log,
             session_in(self.folder, log, self.shown, self.cancelled) as session,
         ):
-            return measure(session, names, make_iree_rounds(step, command), build, where)
+            return measure_peers(session, names, make_iree_rounds(step, command), build, where)
 
     def blocks(self) -> list[dict[str, Any]]:
         lines = (self.folder / "journal.jsonl").read_text().splitlines()
@@ -93,7 +93,7 @@ def run_script(
     path = build.parent / "script.json"
     shared = {"warm_up_calls": 1, "compile_threads": None, "outputs": plan.pop("outputs", "")}
     path.write_text(json.dumps({"models": [{"name": "peer", "build": str(build), "calls": 2, **plan}], **shared}))
-    argv = [*make_torch_words(sys.executable, module), str(path)]
+    argv = [*make_torch_argv(sys.executable, module), str(path)]
     limit = LIMIT_SECONDS
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=limit, env=env or {}, cwd="/")
 

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from iree_gauntlet.measuring.numerics.arrays import Tensor
-from iree_gauntlet.torch_models.agreement import TriedErrors, write_directions
+from iree_gauntlet.torch_models.agreement import TrialErrors, write_directions
 from iree_gauntlet.torch_models.build_files import Array, Directions
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, DataFormat, round_weights
 
@@ -159,7 +159,7 @@ class Network:
             }
             for at in range(len(expected))
         ]
-        found = TriedErrors(
+        found = TrialErrors(
             places=[np.arange(np.size(values)) for values in expected],
             slopes=slopes,
             errors=astray,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from iree_gauntlet.torch_models.build_files import VariantPlan, read_build
-from iree_gauntlet.torch_models.torch_chain import make_torch_words
+from iree_gauntlet.torch_models.torch_chain import make_torch_argv
 from iree_gauntlet.workers import iree_side
 from tests.support.command_line import LIMIT_SECONDS
 
@@ -105,7 +105,7 @@ def run_builder(plan: VariantPlan) -> subprocess.CompletedProcess[str]:
     (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     # From another folder, as an environment in which the toolkit is not installed.
     return subprocess.run(
-        [*make_torch_words(sys.executable, "building_variant"), str(folder / "plan.json")],
+        [*make_torch_argv(sys.executable, "building_variant"), str(folder / "plan.json")],
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder)},
         capture_output=True,

@@ -21,7 +21,7 @@ from iree_gauntlet.results import Result, Samples
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.torch_models.agreement import ContractionErrors
-from iree_gauntlet.torch_models.bench_result import _say_sensitivity, make_result_lines
+from iree_gauntlet.torch_models.bench_result import _format_sensitivity, make_result_lines
 from iree_gauntlet.torch_models.bench_session import BenchSession, make_bench_figures
 from iree_gauntlet.torch_models.build_files import TokenLoop
 from iree_gauntlet.torch_models.torch_chain import MeasuredCalls
@@ -69,7 +69,7 @@ def said(first: Benchmarks) -> str:
 def test_a_model_is_measured(first: Benchmarks, said: str) -> None:
     assert "line/small: " in said
     assert "result 2 of perf.json" in said
-    assert "note: 7 calls are few: --loop_count 100" in said
+    assert "note: 7 calls are too few to compare: use --loop_count 100" in said
     entry = first.perf[1]
     assert entry["total_samples"] == 14
     assert entry["samples_per_sec"] == pytest.approx(entry["total_samples"] / entry["total_time"])
@@ -108,7 +108,7 @@ def test_a_broken_file_keeps_no_other_model_from_its_benchmark(bench: Bench) -> 
     # Which of the two is meant?
     (bench.models / "broken.py").write_text((bench.models / "line.py").read_text())
     twice = bench.run("-m", "line", "-c", "small")
-    assert (twice.code, "a model of this name is declared at" in twice.err) == (2, True)
+    assert (twice.code, "a model of this name is already declared at" in twice.err) == (2, True)
 
 
 def test_another_format_is_another_model(first: Benchmarks) -> None:
@@ -202,7 +202,7 @@ def test_what_was_not_tried_is_no_part_of_what_would_show(shown: int, of: int, i
     found = ContractionErrors(
         worst="contraction 1 of 98 (mm)", error=0.0, limit=0.01, shown={"1%": shown}, of=of, in_model=in_model
     )
-    assert _say_sensitivity(found).startswith(says)
+    assert _format_sensitivity(found).startswith(says)
 
 
 def test_what_is_no_number_is_a_failure_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +286,7 @@ def test_a_benchmark_is_not_gone_on_with(second: Bench) -> None:
 def test_a_builder_that_ends_without_a_result(bench: Bench) -> None:
     done = bench.run("-m", "line", "-c", "small", "--env", "STAND_IN=ends")
     assert done.code == 3, done.text
-    assert "the builder ended without a result" in done.out
+    assert "the builder exited with code 0 but wrote no result" in done.out
 
 
 def test_a_model_that_is_written_wrong_is_an_error(bench: Bench) -> None:
@@ -322,12 +322,15 @@ def test_a_damaged_file_of_results_is_kept(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("-m", "lime", "-c", "small"), "there is no benchmark model 'lime'\n  Did you mean line?"),
+        (("-m", "lime", "-c", "small"), "no such benchmark model: 'lime'\n  Did you mean line?"),
         (("-m", "line"), "no configuration is named\n  -c with one of small, other"),
-        (("-m", "line", "-c", "small", "--layers", "2"), "--layers means nothing to this model"),
-        (("-m", "line", "-c", "small", "--device", "warp"), "no driver is called warp"),
-        (("-m", "line", "-c", "small", "--device", "hip"), "which chip is it?\n  Name it with --target"),
-        (("-m", "line", "-c", "small", "--device", "hip://0", "--target", "sm_90"), "hip://0 is no device of that"),
+        (("-m", "line", "-c", "small", "--layers", "2"), "--layers does not apply to this model"),
+        (("-m", "line", "-c", "small", "--device", "warp"), "no such driver: warp"),
+        (("-m", "line", "-c", "small", "--device", "hip"), "its chip is unknown\n  Name it with --target"),
+        (
+            ("-m", "line", "-c", "small", "--device", "hip://0", "--target", "sm_90"),
+            "hip://0 is not a device with this chip",
+        ),
         (("-m", "line", "-c", "small", "-o", "/proc/nothing/perf.json"), "cannot be written"),
         (("-m", "line", "-c", "small", "-opt", "9"), "--backend_opt_level 9"),
         (("-m", "line", "-c", "small", "--chips", "3", "--loop-count", "2"), "3 chips with --microbatch_count 1 each"),

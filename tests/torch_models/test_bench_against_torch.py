@@ -15,7 +15,7 @@ from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.torch_models import peers
 from iree_gauntlet.torch_models.agreement import compare_tensors, find_limits
 from iree_gauntlet.torch_models.build_files import read_build, read_tensors
-from iree_gauntlet.torch_models.torch_chain import make_torch_words
+from iree_gauntlet.torch_models.torch_chain import make_torch_argv
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.peer_bench import PeerBench, answer_of
 
@@ -129,7 +129,7 @@ def _built(folder: Path, model: str, **changes: Any) -> tuple[Path, dict[str, An
     build = folder / "build"
     plan = {"models_dirs": [str(models)], "model": model, "output": str(build), "dataformat": "Fp32", **changes}
     (folder / "plan.json").write_text(json.dumps(plan))
-    argv = [*make_torch_words(sys.executable, "building"), str(folder / "plan.json")]
+    argv = [*make_torch_argv(sys.executable, "building"), str(folder / "plan.json")]
     subprocess.run(argv, check=True, capture_output=True, timeout=LIMIT_SECONDS)
     return build, plan
 

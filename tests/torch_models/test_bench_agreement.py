@@ -15,10 +15,10 @@ from iree_gauntlet.torch_models.agreement import (
     Agreement,
     Gains,
     compare_tensors,
-    find_gains,
     find_limits,
+    fit_gains,
     measure_relative_error,
-    without_flips,
+    subtract_flips,
 )
 from iree_gauntlet.torch_models.formats import DataFormat, Tolerance
 from tests.support.planted import Network, tensor_of
@@ -98,7 +98,7 @@ def judged(network: Network, folder: Path, outputs: list[NDArray[np.float64]]) -
     gradients = network.training
     return (
         compare_tensors(actual, expected, find_limits(arrays), gradients=gradients),
-        find_gains(actual, expected, folder, directions, 1.0, gradients=gradients),
+        fit_gains(actual, expected, folder, directions, 1.0, gradients=gradients),
     )
 
 
@@ -146,7 +146,7 @@ def test_narrowed_contractions_may_be_further_off(tmp_path: Path) -> None:
     actual, expected = ([tensor_of(made[0], network.form)] for made in (half.compiled(0), network.reference()))
     for narrowed, wrong in ((1.0, True), (2.0**13, False)):
         assert bool(compare_tensors(actual, expected, find_limits(arrays, narrowed)).problem) == wrong
-        assert bool(find_gains(actual, expected, tmp_path, directions, narrowed).problem) == wrong
+        assert bool(fit_gains(actual, expected, tmp_path, directions, narrowed).problem) == wrong
 
 
 def test_what_nothing_depends_on_shows_nothing(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_what_nothing_depends_on_shows_nothing(tmp_path: Path) -> None:
     with np.load(tmp_path / directions.file) as found:
         np.savez(tmp_path / directions.file, **{**found, "filters": np.zeros_like(found["filters"])})
     values = [tensor_of(network.reference()[0], network.form)]
-    gains = find_gains(values, values, tmp_path, directions, 1.0)
+    gains = fit_gains(values, values, tmp_path, directions, 1.0)
     assert not gains.problem
     assert gains.contractions.shown == {"1%": 0, "0.1%": 0}
     assert gains.contractions.as_dict()["limit"] == "inf"
@@ -250,6 +250,6 @@ def test_flips_are_told_apart(seed: int, taken: set[int]) -> None:
     random = np.random.default_rng(seed)
     scales = np.exp(random.standard_normal(1000))
     flips, errors = 30 * scales * random.standard_normal((10, 1000)), scales * random.standard_normal(1000)
-    left, found = without_flips(errors + flips[sorted(taken)].sum(axis=0), flips, scales)
+    left, found = subtract_flips(errors + flips[sorted(taken)].sum(axis=0), flips, scales)
     assert set(found) == taken
     assert np.allclose(left, errors, atol=1e-9)

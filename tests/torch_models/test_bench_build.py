@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.torch_models.build_files import BuildPlan, read_build, read_plan
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, count_longest_contractions, read_contractions
-from iree_gauntlet.torch_models.torch_chain import make_torch_words
+from iree_gauntlet.torch_models.torch_chain import make_torch_argv
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 
@@ -38,7 +38,7 @@ def run_builder(folder: Path, plan: BuildPlan) -> subprocess.CompletedProcess[st
     (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     # From another folder, as an environment in which the toolkit is not installed.
     return subprocess.run(
-        [*make_torch_words(sys.executable, "building"), str(folder / "plan.json")],
+        [*make_torch_argv(sys.executable, "building"), str(folder / "plan.json")],
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "OMP_WAIT_POLICY": "passive"},
         capture_output=True,
@@ -91,14 +91,14 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "cannot be read"),
-        ("[]", "unknown in a plan: list"),
-        ('{"model": "a", "output": "b", "models_dirs": ["c"], "mode": 1}', "unknown in a plan: mode"),
+        ("[]", "unknown fields of a plan: list"),
+        ('{"model": "a", "output": "b", "models_dirs": ["c"], "mode": 1}', "unknown fields of a plan: mode"),
         ('{"model": "a", "models_dirs": []}', "wrong type: models_dirs"),
         (
             '{"model": "a", "output": "b", "models_dirs": ["c"], "layers": true, "dataformat": "fp8"}',
             "wrong type: dataformat, layers",
         ),
-        ('{"model": "a", "output": "b", "models_dirs": ["c"], "accumulate": true}', "accumulate is for training"),
+        ('{"model": "a", "output": "b", "models_dirs": ["c"], "accumulate": true}', "accumulate requires training"),
     ],
 )
 def test_plans_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
@@ -152,7 +152,7 @@ def test_branches_see_what_is_around_them(tmp_path: Path) -> None:
 
 def test_what_torchs_python_imports_is_compiled_once(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(name='torch')\n")
-    words = [*make_torch_words(sys.executable, "building"), str(tmp_path / "plan.json")]
+    words = [*make_torch_argv(sys.executable, "building"), str(tmp_path / "plan.json")]
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
     assert done.returncode == 2, done.stderr
@@ -165,7 +165,7 @@ def test_a_python_without_torch_says_what_to_install(tmp_path: Path) -> None:
     except ModuleNotFoundError:
         done = run_builder(tmp_path, plan_of(tmp_path, model="bert", models_dirs=(str(SHIPPED),)))
         assert done.returncode == 2
-        assert "lacks torch, which models are built with" in errors(done)[0]
+        assert "lacks torch, needed to build models" in errors(done)[0]
         assert "lacks torch" in errors(done)[0]
         assert 'pip install "iree-gauntlet[models]"' in done.stderr
         assert not done.stdout
@@ -439,8 +439,11 @@ def none(training: bool):
     )
     for name, message in (
         ("broken", "models/mine.py:10: broken: RuntimeError: shapes that do not fit"),
-        ("none", "models/mine.py:14: none: what the device's module returned: item 1 is of type str, no torch.Tensor"),
-        ("brokn", "there is no benchmark model 'brokn'"),
+        (
+            "none",
+            "models/mine.py:14: none: what the device's module returned: item 1 is of type str, not a torch.Tensor",
+        ),
+        ("brokn", "no such benchmark model: 'brokn'"),
     ):
         done = run_builder(tmp_path, plan_of(tmp_path, model=name))
         assert done.returncode == 2

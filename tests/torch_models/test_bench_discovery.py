@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.torch_models.model_registry import PASSED, ModelError, discover, find_model, find_sources
+from iree_gauntlet.torch_models.model_registry import MODEL_PARAMETERS, ModelError, discover, find_model, find_sources
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def test_every_module_of_a_folder_is_loaded(folder: Path) -> None:
     (folder / "folder.py").mkdir()
     models = discover([folder])
     assert list(models) == ["albert", "bert", "vit"]
-    assert models["bert"].place == "models/b.py:4"
+    assert models["bert"].location == "models/b.py:4"
     assert models["vit"].file == folder / "a-1.py"
 
 
@@ -98,7 +98,7 @@ def test_a_folder_is_read_anew(folder: Path) -> None:
 def test_two_models_of_one_name(folder: Path) -> None:
     write(folder, {"a.py": model("bert"), "b.py": "\n" + model("bert")})
     (problem,) = refused(folder)
-    assert problem.startswith("models/b.py:5: bert: a model of this name is declared at models/a.py:4 already")
+    assert problem.startswith("models/b.py:5: bert: a model of this name is already declared at models/a.py:4")
 
 
 def test_two_models_of_one_name_in_one_file_and_in_two_folders(folder: Path) -> None:
@@ -106,8 +106,8 @@ def test_two_models_of_one_name_in_one_file_and_in_two_folders(folder: Path) -> 
     other = folder.parent / "others"
     write(other, {"a.py": model("bert")})
     first, second = refused(folder, other)
-    assert first.startswith("models/a.py:10: bert: a model of this name is declared at models/a.py:4")
-    assert second.startswith("others/a.py:4: bert: a model of this name is declared at models/a.py:4")
+    assert first.startswith("models/a.py:10: bert: a model of this name is already declared at models/a.py:4")
+    assert second.startswith("others/a.py:4: bert: a model of this name is already declared at models/a.py:4")
 
 
 def test_every_problem_of_every_file_is_said_at_once(folder: Path) -> None:
@@ -118,8 +118,8 @@ def test_every_problem_of_every_file_is_said_at_once(folder: Path) -> None:
     assert [line.splitlines()[0] for line in said] == [
         "models/a.py:1: SyntaxError: invalid syntax",
         "models/b.py:2: ValueError: no",
-        f"models/c.py:4: bert: nothing gives the parameter size; options give {', '.join(PASSED)}",
-        "models/c.py:4: bert: the decorator names configs, and it has no parameter `config: str`",
+        f"models/c.py:4: bert: no argument is passed to the parameter size; options give {', '.join(MODEL_PARAMETERS)}",
+        "models/c.py:4: bert: the decorator lists configs, but the function has no parameter `config: str`",
         "models/d.py:2: SystemExit: 3",
         "models/e.py:1: ZeroDivisionError: division by zero",
     ]
@@ -140,7 +140,7 @@ def page_files(part: str) -> dict[str, str]:
 
 def test_what_is_still_pybudas_names_the_page_about_it(folder: Path) -> None:
     (text,) = page_files("theirs").values()
-    hint = "docs/how-to/bench-models.md says what becomes of a model file of PyBuda"
+    hint = "docs/how-to/bench-models.md describes how to port a model file of PyBuda"
     write(folder, {"a.py": text})
     assert refused(folder) == [f"models/a.py:2: ModuleNotFoundError: No module named 'pybuda'\n    {hint}"]
     # Imports of PyBuda's; torch need not be here.
@@ -152,7 +152,7 @@ def test_what_is_still_pybudas_names_the_page_about_it(folder: Path) -> None:
     write(folder, {"a.py": text.replace("..common", "iree_gauntlet.bench")})
     problems = refused(folder)
     for name in ("arch", "data_type", "devtype", "math_fidelity"):
-        assert f"nothing gives the parameter {name};" in "".join(problems)
+        assert f"no argument is passed to the parameter {name};" in "".join(problems)
     assert all(problem.endswith(hint) for problem in problems)
 
 
@@ -212,7 +212,7 @@ def test_folders_without_models(folder: Path) -> None:
         discover([folder])
     write(folder, {"a.py": "VALUE = 1\n"})
     (problem,) = refused(folder)
-    assert problem.startswith("models: none of its files declares a model")
+    assert problem.startswith("models: no file in it declares a model")
     (folder / "a.py").unlink()
     write(folder.parent, {"file": ""})
     with pytest.raises(UsageError, match="no models folder file"):
@@ -223,9 +223,9 @@ def test_a_model_is_found_by_name(folder: Path) -> None:
     write(folder, {"a.py": model("bert") + model("vit")})
     models = discover([folder])
     assert find_model(models, "vit") is models["vit"]
-    with pytest.raises(UsageError, match="no benchmark model 'brt'\n  Did you mean bert\\? There are bert, vit"):
+    with pytest.raises(UsageError, match="no such benchmark model: 'brt'\n  Did you mean bert\\? Available: bert, vit"):
         find_model(models, "brt")
-    with pytest.raises(UsageError, match="'q'\n  There are"):
+    with pytest.raises(UsageError, match="'q'\n  Available:"):
         find_model(models, "q")
 
 

@@ -239,7 +239,7 @@ def test_whisper_listens() -> None:
 
 
 def test_whisper_is_not_trained_here() -> None:
-    with pytest.raises(UsageError, match="whisper generates: there is no training of it"):
+    with pytest.raises(UsageError, match="whisper is a generative model, which cannot be trained"):
         built("whisper", layers=1, training=True)
 
 

@@ -15,7 +15,7 @@ from iree_gauntlet.torch_models.model_registry import (
     BenchmarkModel,
     ModelError,
     Pipeline,
-    arrange,
+    arrange_modules,
     check_options,
     choose_arguments,
 )
@@ -82,7 +82,7 @@ def test_the_documents_own_example_is_a_model() -> None:
     assert model.accepts == {"training", "config", "force_num_layers"}
     assert model.required == {"training", "config"}
     assert model.parameter_count("tiny") is None
-    assert model.place.endswith(f"test_bench_registry.py:{model.line}")
+    assert model.location.endswith(f"test_bench_registry.py:{model.line}")
 
 
 def test_the_decorator_stands_with_and_without_parentheses() -> None:
@@ -114,10 +114,10 @@ def test_counts_are_known_without_building() -> None:
         ([], "configs is a list of names"),
         (5, "configs is a list of names"),
         (["tiny", "tiny"], "twice"),
-        (["ti ny"], "'ti ny' is no name"),
-        (["../x"], "'../x' is no name"),
-        ([18], "18 is no name"),
-        ([["tiny"]], "is no name"),
+        (["ti ny"], "'ti ny' is not a valid name"),
+        (["../x"], "'../x' is not a valid name"),
+        ([18], "18 is not a valid name"),
+        ([["tiny"]], "is not a valid name"),
     ],
 )
 def test_configurations_that_are_none(configs: Any, said: str) -> None:
@@ -127,12 +127,12 @@ def test_configurations_that_are_none(configs: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        (5, "a mapping of each configuration"),
+        (5, "map each configuration"),
         ({"large": 5}, "no configuration is named 'large'"),
-        ({"tiny": 0}, "0 is no number of parameters"),
-        ({"tiny": "4M"}, "'4M' is no number of parameters"),
-        ({"tiny": True}, "True is no number of parameters"),
-        ({"tiny": 4.5}, "4.5 is no number of parameters"),
+        ({"tiny": 0}, "0 is not a number of parameters"),
+        ({"tiny": "4M"}, "'4M' is not a number of parameters"),
+        ({"tiny": True}, "True is not a number of parameters"),
+        ({"tiny": 4.5}, "4.5 is not a number of parameters"),
     ],
 )
 def test_parameter_counts_that_are_none(parameters: Any, said: str) -> None:
@@ -140,13 +140,13 @@ def test_parameter_counts_that_are_none(parameters: Any, said: str) -> None:
 
 
 def test_a_mapping_of_counts_needs_configurations() -> None:
-    assert "one number where there are no configs" in refused(plain, parameters={"tiny": 5})
-    assert "-3 is no number of parameters" in refused(plain, parameters=-3)
+    assert "one number if there are no configs" in refused(plain, parameters={"tiny": 5})
+    assert "-3 is not a number of parameters" in refused(plain, parameters=-3)
 
 
 def test_configurations_and_the_parameter_go_together() -> None:
     assert "has no parameter `config: str`" in refused(plain, configs=["tiny"])
-    assert "the decorator names none" in refused(sized)
+    assert "no configs are declared" in refused(sized)
 
 
 def test_signatures_that_cannot_be_called_by_name() -> None:
@@ -164,7 +164,7 @@ def test_signatures_that_cannot_be_called_by_name() -> None:
     assert "*rest" in refused(starred)
     assert "positional-only" in refused(kept)
     assert "**options" in refused(keywords)
-    assert "nothing gives the parameter sequence_length" in refused(hungry)
+    assert "no argument is passed to the parameter sequence_length" in refused(hungry)
 
 
 def test_a_parameter_of_the_functions_own_may_have_a_default() -> None:
@@ -187,7 +187,7 @@ def test_only_functions_are_models() -> None:
     for wrong in wrongs:
         with pytest.raises(TypeError, match="is for a function"):
             benchmark_model()(wrong)
-    assert "no name of a model" in refused(lambda training: training)
+    assert "not a valid model name" in refused(lambda training: training)
 
 
 def test_a_function_gets_what_it_takes_and_keeps_its_defaults() -> None:
@@ -216,9 +216,9 @@ def test_options_that_a_model_does_not_have() -> None:
     assert check_options(one, BuildOptions()).config == "tiny"
     for model, options, said in (
         (many, BuildOptions(), "no configuration is named\n  -c with one of tiny, base"),
-        (many, BuildOptions(config="huge"), "no configuration 'huge'\n  it has tiny, base"),
+        (many, BuildOptions(config="huge"), "no such configuration: 'huge'\n  it has tiny, base"),
         (none, BuildOptions(config="tiny"), "it has none"),
-        (none, BuildOptions(layers=2), "--layers means nothing"),
+        (none, BuildOptions(layers=2), "--layers does not apply"),
         (none, BuildOptions(microbatch=2), "takes no microbatch"),
         (one, BuildOptions(layers=0), "--layers 0"),
         (one, BuildOptions(microbatch=-1), "--microbatch -1"),
@@ -247,7 +247,7 @@ X = Tensor()
     ],
 )
 def test_where_modules_run(modules: Any, places: Any) -> None:
-    made = arrange(model_of(), (modules, [X, X]), Module, Tensor)
+    made = arrange_modules(model_of(), (modules, [X, X]), Module, Tensor)
     assert made == Pipeline(places[0], places[1], places[2], (X, X))
 
 
@@ -258,16 +258,16 @@ def test_where_modules_run(modules: Any, places: Any) -> None:
         (A, "it returned an object of type Module"),
         ([A], "a list of 1"),
         (([A], [X], 1), "a tuple of 3"),
-        ((A, [X]), "of type Module where one to three modules"),
-        (([], [X]), "a list of 0 where one to three modules"),
-        (([A, B, C, A], [X]), "a list of 4 where one to three modules"),
+        ((A, [X]), "of type Module, expected one to three modules"),
+        (([], [X]), "a list of 0, expected one to three modules"),
+        (([A, B, C, A], [X]), "a list of 4, expected one to three modules"),
         (([X], [X]), "module 0 is an object of type Tensor"),
         (([on_host(X), A], [X]), "module 0 is an object of type Tensor"),
-        (([A], X), "of type Tensor where a list of input tensors"),
-        (([A], []), "a list of 0 where a list of input tensors"),
+        (([A], X), "of type Tensor, expected a list of input tensors"),
+        (([A], []), "a list of 0, expected a list of input tensors"),
         (([A], [X, 5]), "input 1 is an object of type int"),
-        (([A], {"x": X}), "of type dict where a list of input tensors"),
-        (([A, B], [X]), "nothing says which runs on the host"),
+        (([A], {"x": X}), "of type dict, expected a list of input tensors"),
+        (([A, B], [X]), "without marking the one that runs on the host"),
         (([on_host(A)], [X]), "its modules run on: host"),
         (([on_host(A), on_host(B)], [X]), "its modules run on: host, host"),
         (([on_device(A), on_device(B)], [X]), "its modules run on: device, device"),
@@ -278,7 +278,7 @@ def test_where_modules_run(modules: Any, places: Any) -> None:
 def test_wrong_return_values_name_the_function_and_its_line(returned: Any, said: str) -> None:
     model = model_of()
     with pytest.raises(ModelError) as caught:
-        arrange(model, returned, Module, Tensor)
+        arrange_modules(model, returned, Module, Tensor)
     (problem,) = caught.value.problems
     assert said in problem.message
     assert (problem.line, problem.field) == (model.line, "model")
@@ -286,10 +286,10 @@ def test_wrong_return_values_name_the_function_and_its_line(returned: Any, said:
 
 def test_what_pybudas_functions_return_names_the_page_about_them() -> None:
     with pytest.raises(ModelError) as caught:
-        arrange(model_of(), ({"tt": A}, [X], (), {}), Module, Tensor)
+        arrange_modules(model_of(), ({"tt": A}, [X], (), {}), Module, Tensor)
     (problem,) = caught.value.problems
     assert problem.message == "it returned a tuple of 4"
-    assert problem.hint.endswith("; docs/how-to/bench-models.md says what becomes of a model file of PyBuda")
+    assert problem.hint.endswith("; docs/how-to/bench-models.md describes how to port a model file of PyBuda")
     assert problem.hint
 
 
@@ -300,18 +300,18 @@ def generative(**changed: Any) -> Generative:
 
 def test_generative_models_are_checked_too() -> None:
     made = generative()
-    assert arrange(model_of(), made, Module, Tensor) is made
+    assert arrange_modules(model_of(), made, Module, Tensor) is made
     for changed, said in (
         ({"prefill": X}, "prefill of its Generative is an object of type Tensor"),
         ({"decode": on_device(A)}, "decode of its Generative is an object of type OnDevice"),
-        ({"inputs": X}, "of type Tensor where a list of input tensors"),
+        ({"inputs": X}, "of type Tensor, expected a list of input tensors"),
         ({"inputs": []}, "a list of 0"),
         ({"position": 0}, "position of its Generative is 0"),
         ({"tokens": "8"}, "tokens of its Generative is '8'"),
         ({"tokens": True}, "tokens of its Generative is True"),
     ):
         with pytest.raises(ModelError, match=said):
-            arrange(model_of(), generative(**changed), Module, Tensor)
+            arrange_modules(model_of(), generative(**changed), Module, Tensor)
 
 
 def test_declaring_models_is_light() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.torch_models import bench_result
-from iree_gauntlet.torch_models.bench_result import Appended, find_result_path
+from iree_gauntlet.torch_models.bench_result import AppendResult, find_result_path
 from tests.support.budgets import part_of_the_examples
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.permissions import permissions_respected
@@ -93,7 +93,7 @@ def locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return folder
 
 
-def append_result(output: str | Path, entry: dict[str, Any]) -> Appended:
+def append_result(output: str | Path, entry: dict[str, Any]) -> AppendResult:
     return bench_result.append_result(output, entry, Path(os.environ["LOCKS"]))
 
 
@@ -124,14 +124,14 @@ def test_an_entry_stays_as_it_is_given(tmp_path: Path) -> None:
     assert list(good)[:3] == ["total_time", "total_samples", "samples_per_sec"]
     kept = appended.path.read_bytes()
     beside = append_result(tmp_path / "perf.json", failed)
-    assert beside == Appended(tmp_path / "perf.failed.json", 1)
+    assert beside == AppendResult(tmp_path / "perf.failed.json", 1)
     assert (read(beside.path), appended.path.read_bytes()) == ([failed], kept)
 
 
 def test_a_file_with_failures_of_earlier_versions_is_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "perf.json"
     path.write_text(json.dumps([{**ABOUT, "error": "compile failed: …"}]))
-    assert append_result(path, result()) == Appended(path, 2)
+    assert append_result(path, result()) == AppendResult(path, 2)
 
 
 def test_numbers_that_json_lacks_are_text(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_locks_are_in_the_cache_and_nothing_is_beside_the_result(tmp_path: Path,
 
 def test_a_cache_without_room_for_locks_is_told_before_a_run(tmp_path: Path, locks: Path) -> None:
     locks.write_text("a file")
-    with pytest.raises(GauntletError, match=f"{locks}: the lock of {tmp_path}/perf.json cannot be made there"):
+    with pytest.raises(GauntletError, match=f"{locks}: the lock of {tmp_path}/perf.json cannot be created there"):
         check_output(tmp_path / "perf.json")
 
 
@@ -312,7 +312,7 @@ def test_a_lock_that_is_never_freed_is_named(tmp_path: Path, locks: Path, monkey
     path = tmp_path / "perf.json"
     with (
         bench_result._hold_lock(path, locks),
-        pytest.raises(GauntletError, match="another process has been writing it"),
+        pytest.raises(GauntletError, match="another process has been writing to it"),
     ):
         append_result(path, result())
 

@@ -180,4 +180,4 @@ def test_a_layer_that_is_a_little_wrong_is_found_in_training(bench: Bench) -> No
         assert bench.failures[number]["error"].startswith("threshold failed: ")
     done = train("dropout")
     assert done.code == 3
-    assert "the gradients of a second step with the same inputs are others, as with dropout" in done.text
+    assert "the gradients of a second step with the same inputs differ, as with dropout" in done.text

@@ -33,11 +33,11 @@ from iree_gauntlet.torch_models.tracing import (
     VERBOSE,
     Trace,
     TraceTable,
+    format_console_lines,
     format_table,
     make_benchmark_command,
-    shown,
+    make_trace_table,
     trace,
-    trace_table,
 )
 from tests.support.command_line import LIMIT_SECONDS, with_fields
 from tests.support.places import DATA
@@ -196,7 +196,7 @@ def test_light_gives_a_table(
     assert all(Path(file).is_file() for file in files.values())
     assert len(found.commands) == 2
     assert found.seconds > 0
-    assert shown(found) == [*lines, f"all functions: {files['table']}"]
+    assert format_console_lines(found) == [*lines, f"all functions: {files['table']}"]
 
 
 @pytest.mark.iree
@@ -209,7 +209,7 @@ def test_verbose_gives_a_file_for_perfetto_too(
     assert table.profile.invocations == 5
     file = tmp_path / "traces" / "decode.perfetto.json"
     assert dict(found.files)["perfetto"] == str(file)
-    assert shown(found)[-1] == f"for https://ui.perfetto.dev: {file}"
+    assert format_console_lines(found)[-1] == f"for https://ui.perfetto.dev: {file}"
     document = json.loads(file.read_text())
     check_trace_events(document)
     dispatched: dict[str, list[float]] = defaultdict(list)
@@ -235,7 +235,7 @@ def test_a_release_without_profiles_fails_nothing(
     older = replace(toolchain, runtime=replace(toolchain.runtime, release="3.11.0"))
     flags = FlagSet(frozenset({"device_profiling_mode", "device_profiling_file"}))
     found = trace(made, VERBOSE, tmp_path / "traces" / "main", older, processes, flags)
-    assert shown(found) == [f"no trace of main: {found.reason}"]
+    assert format_console_lines(found) == [f"no trace of main: {found.reason}"]
     assert found.reason == (
         "iree-benchmark-module of 3.11.0 writes no profiles (it has no --device_profiling_output); "
         "releases from 3.12.0 on do"
@@ -274,7 +274,7 @@ def test_a_folder_that_cannot_be_made_leaves_the_table(
     assert found.table is not None
     assert found.files == ()
     assert found.reason.endswith("Not a directory")
-    assert shown(found)[-1] == f"note: {found.reason}"
+    assert format_console_lines(found)[-1] == f"note: {found.reason}"
 
 
 @pytest.mark.iree
@@ -297,11 +297,11 @@ def test_an_export_that_fails_leaves_the_table(
     assert found.table is not None
     assert found.reason == "no file for Perfetto: iree-profile failed with exit code 3: no such command"
     assert "perfetto" not in dict(found.files)
-    assert shown(found)[-2:] == [f"note: {found.reason}", f"all functions: {dict(found.files)['table']}"]
+    assert format_console_lines(found)[-2:] == [f"note: {found.reason}", f"all functions: {dict(found.files)['table']}"]
 
 
 def test_the_console_has_ten_rows_and_one_for_the_rest() -> None:
-    table = trace_table(recorded("minilm-3.13.0"))
+    table = make_trace_table(recorded("minilm-3.13.0"))
     assert len(table.rows) > 11
     lines = format_table(table, 10)
     assert len(lines) == 1 + 1 + 10 + 2
@@ -315,7 +315,7 @@ def test_the_console_has_ten_rows_and_one_for_the_rest() -> None:
 
 
 def one(name: str, ns: int, elapsed_ns: int | None, *, on_device: bool = False) -> TraceTable:
-    return trace_table(DispatchProfile((DispatchTime(name, 5, 5 * ns, ns),), 5, elapsed_ns, on_device))
+    return make_trace_table(DispatchProfile((DispatchTime(name, 5, 5 * ns, ns),), 5, elapsed_ns, on_device))
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_shares_are_of_the_call_where_it_is_known() -> None:
     on_device_lines = format_table(one("d", 1_500_000, 1_000_000, on_device=True))
     assert on_device_lines[0].endswith("(medians of 5 calls under the profiler, by the device's clock)")
     assert on_device_lines[-2].split()[-2:] == ["-0.5000", "–"]
-    assert on_device_lines[-1].startswith("note: dispatches run side by side")
+    assert on_device_lines[-1].startswith("note: dispatches overlap")
 
 
 def thread_names(document: dict[str, Any]) -> set[str]:
@@ -484,7 +484,7 @@ def test_events_without_a_valid_time_are_counted() -> None:
         ([], "does not say that it is ireeperf-jsonl"),
         (['{"record_type": "schema"}'], "does not say that it is ireeperf-jsonl"),
         (["[1]"], "line 1 of the exported profile has no record_type"),
-        ([*lines_of([]), '{"record_ty'], "line 2 of the exported profile is no JSON"),
+        ([*lines_of([]), '{"record_ty'], "line 2 of the exported profile is not JSON"),
         (lines_of([host_row(1, 2, key=None)]), "line 2 .*host_execution_event.: key is None, expected a name"),
         (lines_of([host_row(1, 2, start_host_time_ns="1")]), "start_host_time_ns is '1', expected a whole number"),
         (

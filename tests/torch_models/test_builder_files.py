@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.torch_models.bench_session import Chain
-from iree_gauntlet.torch_models.model_registry import find_reached_files
+from iree_gauntlet.torch_models.bench_session import BenchChain
+from iree_gauntlet.torch_models.model_registry import find_imported_files
 from iree_gauntlet.torch_models.point_chain import PointChain
 from iree_gauntlet.torch_models.torch_chain import find_builder_files
 
@@ -25,17 +25,17 @@ _OTHERS |= {"sweep", "sweep_rows", "sweep_reports", "torch_commands"}
 
 
 def files_of(chain: type[TorchChain]) -> set[str]:
-    return {path.stem for path in find_builder_files(chain.builder, chain.loaded)}
+    return {path.stem for path in find_builder_files(chain.builder, chain.loaded_files)}
 
 
 def test_the_key_of_a_model_has_what_makes_it() -> None:
-    assert files_of(Chain) >= _EVERY | _MODELS
+    assert files_of(BenchChain) >= _EVERY | _MODELS
     assert files_of(PointChain) >= _EVERY | _RECIPES
 
 
 def test_the_key_of_a_model_has_no_options_and_reports() -> None:
     # A changed help text builds no model again.
-    assert files_of(Chain) & (_OTHERS | {"plugins"}) == set()
+    assert files_of(BenchChain) & (_OTHERS | {"plugins"}) == set()
     assert files_of(PointChain) & _OTHERS == set()
 
 
@@ -48,5 +48,5 @@ def test_what_only_type_checkers_read_is_not_reached(tmp_path: Path) -> None:
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    found = find_reached_files([tmp_path / "first.py"], tmp_path, "own")
+    found = find_imported_files([tmp_path / "first.py"], tmp_path, "own")
     assert [path.name for path in found] == ["first.py", "late.py", "sibling.py"]

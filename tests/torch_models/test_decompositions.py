@@ -108,9 +108,9 @@ def test_max_pool_backward_is_torch_s(
 @pytest.mark.models
 def test_padding_that_takes_away_is_torch_s(needs_torch: Any) -> None:
     torch = needs_torch
-    from iree_gauntlet.torch_models.torch_side.decompositions import crop  # noqa: PLC0415 - it imports torch
+    from iree_gauntlet.torch_models.torch_side.decompositions import crop_padding  # noqa: PLC0415 - it imports torch
 
     values = torch.randn(2, 5, 6)
     for rooms in ([-1, -2], [1, -1, -2, 0], [-3, 2, 0, 1]):
-        assert torch.equal(crop(values, rooms, 7.0), torch.nn.functional.pad(values, rooms, value=7.0))
-    assert crop(values, [1, 0]) is NotImplemented
+        assert torch.equal(crop_padding(values, rooms, 7.0), torch.nn.functional.pad(values, rooms, value=7.0))
+    assert crop_padding(values, [1, 0]) is NotImplemented

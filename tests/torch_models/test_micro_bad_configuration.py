@@ -62,38 +62,38 @@ model_params:
 """
     messages = refused(folder, registry, text)
     expected = [
-        "1: benchmark_mode: training is not measured here\n    Write inference, or remove the field.",
-        "2: quantization_config_recipe_names[0]: there is no recipe 'int8w'\n    Did you mean int8wo? There are 2:4, ",
+        "1: benchmark_mode: micro does not measure training\n    Write inference, or remove the field.",
+        "2: quantization_config_recipe_names[0]: no such recipe: 'int8w'\n    Did you mean int8wo? Available: 2:4, ",
         "2: quantization_config_recipe_names[1]: recipe 'int4wo-x': group: expected a whole number, found 'x'\n",
         "2: quantization_config_recipe_names[2]: block is a sparsity recipe\n    List it under sparsity_config",
         '2: quantization_config_recipe_names[3]: expected a string, found 5\n    Write it in quotes: "5".',
         "2: quantization_config_recipe_names[4]: expected a string, found an array",
         "3: sparsity_config_recipe_names[0]: int8wo is a quantization recipe\n    List it under quantization_config",
-        "3: sparsity_config_recipe_names[1]: there is no recipe 'blok'\n    Did you mean block?",
+        "3: sparsity_config_recipe_names[1]: no such recipe: 'blok'\n    Did you mean block?",
         "5: output_dir: expected a folder below the working directory, found '../results'\n",
         "5: output_dir: this field is there already, at line 4\n    Remove one of them.",
         "6: model_parms: unknown field; did you mean 'model_params'?",
-        "10: model_params[0].matrix_shapes[0].name: there is no shape set 'pow3'\n    Did you mean pow2? There are bro",
+        "10: model_params[0].matrix_shapes[0].name: no such shape set: 'pow3'\n    Did you mean pow2? Available: bro",
         "12: model_params[0].matrix_shapes[1].min_power: min_power 12 is above max_power 11\n    Give both.",
         "15: model_params[0].matrix_shapes[2].min_power: llama has no powers\n    Remove it.",
         "16: model_params[0].matrix_shapes[3].name: is missing: the field is required",
-        "17: model_params[0].matrix_shapes[4].shapes[0]: expected [m, k, n], three whole numbers from 1 to 2,147,483,6",
-        "17: model_params[0].matrix_shapes[4].shapes[1]: expected [m, k, n], three whole numbers from 1 to 2,147,483,6",
-        "17: model_params[0].matrix_shapes[4].shapes[2]: expected [m, k, n], three whole numbers from 1 to 2,147,483,6",
-        "17: model_params[0].matrix_shapes[4].shapes[3]: expected [m, k, n], three whole numbers from 1 to 2,147,483,6",
-        "18: model_params[0].matrix_shapes[5].shapes: is missing: custom are the shapes that are listed\n    Such",
+        "17: model_params[0].matrix_shapes[4].shapes[0]: expected [m, k, n], three integers from 1 to 2,147,483,6",
+        "17: model_params[0].matrix_shapes[4].shapes[1]: expected [m, k, n], three integers from 1 to 2,147,483,6",
+        "17: model_params[0].matrix_shapes[4].shapes[2]: expected [m, k, n], three integers from 1 to 2,147,483,6",
+        "17: model_params[0].matrix_shapes[4].shapes[3]: expected [m, k, n], three integers from 1 to 2,147,483,6",
+        "18: model_params[0].matrix_shapes[5].shapes: is missing: custom is the set of listed shapes\n    Such",
         '19: model_params[0].matrix_shapes[6]: expected an object, found the string "pow2"',
         "20: model_params[0].high_precision_dtype: expected a value 'torch.float32', 'torch.float16', 'torch.bfloat16'",
         "21: model_params[0].torch_compile_mode: expected a value 'default', 'reduce-overhead', 'max-autotune' or ",
         "22: model_params[0].compile: expected a value 'default', 'reduce-overhead', 'max-autotune', 'max-autotune-no-",
         "23: model_params[0].device: there is no device 'gpu'\n    Write cpu, cuda, mps, xpu, or a device of IREE",
-        "24: model_params[0].model_type: there is no model type 'ln_linear_gel'\n    Did you mean ln_linear_gelu",
+        "24: model_params[0].model_type: no such model type: 'ln_linear_gel'\n    Did you mean ln_linear_gelu",
         "25: model_params[0].enable_profiler: expected true or false, found 1",
         "26: model_params[0].enable_memory: unknown field; did you mean 'enable_memory_profiler'?",
-        "27: model_params[1].name: one is the name of another entry already\n    Give each entry a name of its own.",
+        "27: model_params[1].name: one is already the name of another entry\n    Give each entry a name of its own.",
         "28: model_params[1].matrix_shapes: expected at least 1 item, found 0",
-        "29: model_params[2].matrix_shapes: is missing: nothing says which shapes are measured",
-        "29: model_params[2].name: one is the name of another entry already\n",
+        "29: model_params[2].matrix_shapes: is missing: it lists the shapes to measure",
+        "29: model_params[2].name: one is already the name of another entry\n",
         "30: model_params[3]: expected an object, found 5",
     ]
     for message, start in zip(messages, expected, strict=True):
@@ -142,7 +142,7 @@ def test_files_that_cannot_be_read(folder: Path, registry: PluginRegistry) -> No
     with pytest.raises(UsageError, match=r"configuration y\.yml does not exist\n  Configurations are YAML files\."):
         read_micro_config(Path("y.yml"), registry)
     (folder / "x.yaml").write_bytes(b"a: \xff")
-    with pytest.raises(UsageError, match=r"Configurations there: x\.yaml\."):
+    with pytest.raises(UsageError, match=r"Configurations in this folder: x\.yaml\."):
         read_micro_config(Path("y.yml"), registry)
     with pytest.raises(SpecError, match="cannot be read: Is a directory"):
         read_yaml(folder, "files", "a page")
@@ -213,8 +213,8 @@ model_params:
         ("output_dir: a/../../b", "found 'a/../../b'"),
         ("output_dir: 'C:\\x'", "expected a folder below"),
         ("output_dir: .", "found '.'"),
-        ('output_dir: ""', "output_dir: expected a string that can be read, found ''"),
-        ('output_dir: "a\\nb"', "expected a string that can be read"),
+        ('output_dir: ""', "output_dir: expected a readable string, found ''"),
+        ('output_dir: "a\\nb"', "expected a readable string"),
         ("output_dir: !!timestamp x", "output_dir: expected a string, found x"),
         ("output_dir: !!set {a}", "output_dir: expected a string, found "),
         ("output_dir: !!binary aGk=", "output_dir: expected a string, found aGk="),
@@ -222,7 +222,7 @@ model_params:
         ("benchmark_mode: inferense", "expected inference, found 'inferense'"),
         ("benchmark_mode: no", 'expected a string, found no\n    Write it in quotes: "no".'),
         ("quantization_config_recipe_names: int8wo", 'expected an array, found the string "int8wo"'),
-        ("quantization_config_recipe_names: [int4wo, int4wo-32]", "int4wo-32 is int4wo, which is listed too"),
+        ("quantization_config_recipe_names: [int4wo, int4wo-32]", "int4wo-32 is int4wo, which is also listed"),
         ("sparsity_config_recipe_names: [2:4]", 'found 2:4\n    Write it in quotes: "2:4".'),
         ("sparsity_config_recipe_names: [1.10]", 'found 1.10\n    Write it in quotes: "1.10".'),
     ],
@@ -236,7 +236,7 @@ def test_single_fields_of_the_document(folder: Path, registry: PluginRegistry, t
 @pytest.mark.parametrize(
     ("field", "said"),
     [
-        ("name: a/b", "'a/b' is no name"),
+        ("name: a/b", "'a/b' is not a valid name"),
         ("name: 5", "expected a string, found 5"),
         (
             "compile: max-autotune\n  torch_compile_mode: default",
@@ -305,18 +305,18 @@ def test_entries_without_names_have_names_of_their_own(folder: Path, registry: P
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("gemlitewo-4-64", "GemLite's kernels are made for CUDA"),
+        ("gemlitewo-4-64", "GemLite's kernels are written for CUDA"),
         ("gemlitewo", "GemLite's"),
         ("int4wo-128-hqq", "HQQ, which searches"),
-        ("int4wo-64-gptq", "calibrated"),
+        ("int4wo-64-gptq", "calibration"),
         ("marlin", "Marlin's kernels"),
         ("marlin-qqq", "Marlin's kernels"),
         ("fp6", "floats of six bits"),
         ("uintx-2-64", "torchao packs one to eight bits"),
         ("uintx-4-64-hqq", "torchao packs"),
         ("int8adq-int4w-symm", "CUTLASS's"),
-        ("int8_dynamic_activation_intx_weight-4-32-false", "kernels for ARM"),
-        ("int8dq_prefill_wo_decode", "int8dq is the one"),
+        ("int8_dynamic_activation_intx_weight-4-32-false", "own ARM kernels"),
+        ("int8dq_prefill_wo_decode", "int8dq is its recipe for prompts"),
         ("float8_a1x128_w128x128", "float8dq-row"),
     ],
 )

@@ -47,8 +47,8 @@ def test_a_plan_survives_its_file(plan: VariantPlan) -> None:
     ("text", "message"),
     [
         ("{", "cannot be read"),
-        ("[]", "unknown in a plan: list"),
-        ('{"model_type": "a", "m": 1, "k": 1, "n": 1, "mode": 1}', "unknown in a plan: mode"),
+        ("[]", "unknown fields of a plan: list"),
+        ('{"model_type": "a", "m": 1, "k": 1, "n": 1, "mode": 1}', "unknown fields of a plan: mode"),
         ('{"model_type": "", "m": -1, "k": true}', "wrong type: k, m, model_type, n"),
         (
             '{"model_type": "a", "m": 1, "k": 1, "n": 1, "dtype": "f64", "plugins": "x", "sparsity": "", "output": 1}',
@@ -74,7 +74,7 @@ def test_a_python_without_torch_says_what_to_install(tmp_path: Path) -> None:
     except ModuleNotFoundError:
         done = run_builder(plan_of(tmp_path / "built"))
         assert done.returncode == 2
-        assert "lacks torch, which models are built with" in errors(done)[0]
+        assert "lacks torch, needed to build models" in errors(done)[0]
         assert 'pip install "iree-gauntlet[models]"' in done.stderr
         assert not done.stdout
     else:
@@ -182,7 +182,7 @@ def test_a_configuration_of_transformers(tmp_path: Path, torch: Any) -> None:
     ("fields", "k", "message"),
     [
         ({"model_type": "no such model"}, 0, "cannot read this configuration"),
-        ({"model_type": "vit"}, 0, "vit is no model that takes tokens alone"),
+        ({"model_type": "vit"}, 0, "vit is not a model that takes only tokens"),
         ({"max_position_embeddings": 4}, 0, "m = 7 tokens, and max_position_embeddings is 4"),
         ({}, 33, "transformers"),
     ],
@@ -199,14 +199,14 @@ def test_configurations_that_do_not_fit(
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"model_type": "linaer"}, "there is no model type 'linaer'"),
-        ({"quantization": "int8w"}, "there is no recipe 'int8w'"),
+        ({"model_type": "linaer"}, "no such model type: 'linaer'"),
+        ({"quantization": "int8w"}, "no such recipe: 'int8w'"),
         ({"quantization": "int4wo-x"}, "group"),
         ({"quantization": "int4wo-7"}, "even number"),
         ({"quantization": "int4wo-48"}, "64 inputs are no groups of 48"),
-        ({"quantization": "gemlitewo-4-32"}, "GemLite's kernels are made for CUDA"),
+        ({"quantization": "gemlitewo-4-32"}, "GemLite's kernels are written for CUDA"),
         ({"sparsity": "block-48"}, "not made of blocks of 48 x 48"),
-        ({"sparsity": "2:4", "k": 63}, "63 inputs are no multiple of 4"),
+        ({"sparsity": "2:4", "k": 63}, "63 inputs are not a multiple of 4"),
         ({"model_type": "transformer_block", "k": 60}, "k = 60 is no multiple of 8 heads"),
     ],
 )

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import SpecError
-from iree_gauntlet.torch_models.configuration import ModelEntry, name_iree_device, read_micro_config
+from iree_gauntlet.torch_models.configuration import ModelEntry, read_micro_config, translate_device
 from iree_gauntlet.torch_models.plugins import Shape, load_registry
 from tests.support.budgets import part_of_the_examples
 from tests.support.micro_configurations import MODELS, make_registry, one, read, refused
@@ -198,7 +198,7 @@ def test_element_types(folder: Path, registry: PluginRegistry, written: str, dty
 def test_devices(folder: Path, registry: PluginRegistry) -> None:
     names = ("cpu", "cuda", "mps", "xpu", "local-task", "hip://0", "cuda://1")
     assert [one(folder, registry, f"  device: {name}").device for name in names] == list(names)
-    mapped = [name_iree_device(name) for name in names]
+    mapped = [translate_device(name) for name in names]
     assert mapped == ["local-task", "cuda", "metal", "vulkan", "local-task", "hip://0", "cuda://1"]
 
 
@@ -227,9 +227,9 @@ model_params:
         ("config: missing", "x.yml:2: model_params[0].config: missing cannot be read: No such file"),
         (f"config: {'x' * 300}", "cannot be read: File name too long"),
         ("config: empty", "empty/config.json cannot be read: No such file"),
-        ("config: broken.json", "broken.json is no JSON: "),
-        ("config: deep.json", "deep.json is no JSON: "),
-        ("config: list.json", "list.json holds no JSON object"),
+        ("config: broken.json", "broken.json is not JSON: "),
+        ("config: deep.json", "deep.json is not JSON: "),
+        ("config: list.json", "list.json does not hold a JSON object"),
         ("config: ../config.json", "'../config.json' leaves the folder"),
         ("config: out.json", "'out.json' leaves the folder"),
         ("config: /etc/config.json", "'/etc/config.json' leaves the folder"),

@@ -62,7 +62,7 @@ def test_what_the_toolkit_brings() -> None:
     registry = load_registry()
     assert {"pow2", "pow2_extended", "llama", "small_sweep", "sweep"} <= set(registry.shape_sets)
     assert {"baseline", "int8wo", "int8dq"} <= set(registry.recipes)
-    assert {"linear", "ln_linear_relu", "ln_linear_gelu", "transformer_block"} <= set(registry.model_types())
+    assert {"linear", "ln_linear_relu", "ln_linear_gelu", "transformer_block"} <= set(registry.list_model_types())
     assert registry.files == ()
     for item in (*registry.recipes.values(), *registry.architectures.values(), *registry.shape_sets.values()):
         assert item.about
@@ -77,8 +77,8 @@ def test_files_of_a_user_stand_beside_the_toolkits_own(folder: Path) -> None:
     assert "mine" in registry.shape_sets
     assert "pow2" in registry.shape_sets
     assert registry.files == (one, two)
-    assert registry.recipes["first"].place == "one.py:2"
-    assert registry.recipes["O9"].place == "sub/two-recipes.py:5"
+    assert registry.recipes["first"].location == "one.py:2"
+    assert registry.recipes["O9"].location == "sub/two-recipes.py:5"
 
 
 def test_a_file_is_read_anew(folder: Path) -> None:
@@ -115,8 +115,8 @@ def test_two_of_one_name_name_both_places(folder: Path) -> None:
     two = write(folder, "two.py", '@shape_set("pow2")\ndef pow2():\n    return [(1, 2, 3)]\n')
     messages = refused(one, two)
     assert len(messages) == 2
-    assert "one.py:5: first: a recipe of this name is declared at one.py:2 already\n    rename one" in messages[0]
-    assert "two.py:2: pow2: a shape set of this name is declared at " in messages[1]
+    assert "one.py:5: first: a recipe of this name is already declared at one.py:2\n    rename one" in messages[0]
+    assert "two.py:2: pow2: a shape set of this name is already declared at " in messages[1]
     assert "builtin_plugins.py:" in messages[1]
 
 
@@ -143,9 +143,9 @@ def test_every_file_with_its_problems(folder: Path) -> None:
         "b.py:2: SyntaxError: ",
         "c.py:2: ModuleNotFoundError: No module named 'torch_that_is_missing'",
         "d.py:2: ImportError: attempted relative import with no known parent package\n    a plugin is one file",
-        "e.py: it declares nothing\n    a plugin declares with @recipe",
+        "e.py: it declares nothing\n    a plugin declares it with @recipe",
         "f.py:2: SystemExit: 3",
-        "g.py:2: g: it takes no model",
+        "g.py:2: g: it has no model parameter",
         "i.py:2: i: share is annotated with float: expected int",
     ]
     assert len(messages) == len(starts)
@@ -211,7 +211,7 @@ def test_entry_points_that_name_no_file(folder: Path, monkeypatch: pytest.Monkey
         find_entry_point_files()
     messages = [str(problem) for problem in caught.value.problems]
     assert len(messages) == 5
-    assert "entry point: iree_gauntlet.micro: a = gauntlet_missing: there is no such module" in messages[0]
+    assert "entry point: iree_gauntlet.micro: a = gauntlet_missing: no such module" in messages[0]
     assert "ModuleNotFoundError: No module named 'gauntlet_missing'" in messages[1]
     assert "it has no file" in messages[2]
     assert "ZeroDivisionError: division by zero" in messages[3]

@@ -43,13 +43,13 @@ ERRORS = {
 
 
 def needs(recipe: str) -> None:
-    for name in REGISTRY.recipe(recipe).recipe.requires:
+    for name in REGISTRY.find_recipe(recipe).recipe.requires:
         pytest.importorskip(name, reason=f"{name} is not installed: pip install {name}")
 
 
 def made(folder: Path, plan: VariantPlan) -> tuple[Built, ModuleFacts, list[Any]]:
     needs(plan.quantization)
-    flags = REGISTRY.recipe(plan.quantization).recipe.flags
+    flags = REGISTRY.find_recipe(plan.quantization).recipe.flags
     found = built_here(folder / plan.label, plan)
     outputs, _ = found.run(flags)
     return found, read_module_facts(find_installed(), found.program, found.module(flags)), outputs
@@ -62,7 +62,7 @@ def test_a_quantisation_at_a_linear_layer(tmp_path: Path, recipe: str, m: int, k
     found, facts, outputs = made(tmp_path, plan_of(tmp_path, "linear", m, k, n, quantization=recipe))
     assert distance(outputs, found.outputs()) < 1e-5
     assert 0.0005 < distance(outputs, found.reference()) < ERRORS[recipe]
-    assert find_unproven(REGISTRY.recipe(recipe).recipe.proof, facts, plain) == []
+    assert find_unproven(REGISTRY.find_recipe(recipe).recipe.proof, facts, plain) == []
     assert plain.stored_bytes == 4 * k * n
     assert facts.stored_bytes * 8 <= BITS[recipe] * k * n
     # Nothing of it is made wider, or unpacked, when the module is loaded.
@@ -77,13 +77,13 @@ def test_a_quantisation_of_narrow_types(tmp_path: Path, recipe: str, dtype: str)
     found, facts, outputs = made(tmp_path, plan)
     assert distance(outputs, found.outputs()) < 0.02
     assert distance(outputs, found.reference()) < 1.2 * ERRORS[recipe] + 0.01
-    assert find_unproven(REGISTRY.recipe(recipe).recipe.proof, facts, plain) == []
+    assert find_unproven(REGISTRY.find_recipe(recipe).recipe.proof, facts, plain) == []
 
 
 @pytest.mark.parametrize("recipe", QUANTIZED)
 def test_a_quantisation_of_a_transformer_block(tmp_path: Path, recipe: str) -> None:
     found, facts, outputs = made(tmp_path, plan_of(tmp_path, "transformer_block", 1, 64, quantization=recipe))
-    asked = REGISTRY.recipe(recipe).recipe
+    asked = REGISTRY.find_recipe(recipe).recipe
     assert distance(outputs, found.outputs()) < 1e-5 + asked.tolerance
     assert found.record["changed_layers"] == 4
     if asked.proof.dispatch:
@@ -113,7 +113,7 @@ COMPILER = tuple(name for name, item in REGISTRY.recipes.items() if item.kind ==
 
 @pytest.mark.parametrize("recipe", COMPILER)
 def test_a_recipe_of_the_compiler(tmp_path: Path, recipe: str) -> None:
-    asked = REGISTRY.recipe(recipe).recipe
+    asked = REGISTRY.find_recipe(recipe).recipe
     found = built_here(tmp_path, plan_of(tmp_path, "ln_linear_gelu", 16, 128, 64))
     plain, _ = found.run()
     outputs, _ = found.run(asked.flags)

@@ -125,7 +125,7 @@ def test_what_is_declared_is_collected_with_its_place() -> None:
     assert (baseline.about, baseline.kind, baseline.arguments) == ("Nothing.", "quantization", ())
     assert REGISTRY.recipes["int4wo"].about == "four bits"
     for item in FOUND:
-        assert item.place.endswith(f"test_micro_registry.py:{item.line}")
+        assert item.location.endswith(f"test_micro_registry.py:{item.line}")
     assert len({item.line for item in FOUND}) == len(FOUND)
     assert REGISTRY.recipes["O3"].flags == ("--iree-opt-level=O3",)
     assert REGISTRY.recipes["O3"].function is None
@@ -158,7 +158,7 @@ def test_a_declared_function_stays_as_it_is_and_needs_no_collector() -> None:
     ],
 )
 def test_recipes_with_their_arguments(text: str, name: str, arguments: tuple[int | str, ...]) -> None:
-    asked = REGISTRY.recipe(text)
+    asked = REGISTRY.find_recipe(text)
     assert (asked.text, asked.recipe.name, asked.arguments) == (text, name, arguments)
     assert [type(value) for value in asked.arguments] == [type(value) for value in arguments]
 
@@ -166,34 +166,38 @@ def test_recipes_with_their_arguments(text: str, name: str, arguments: tuple[int
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("int4w", "there is no recipe 'int4w'\n  Did you mean int4wo? There are O3, baseline, float8dq[-tensor|row], "),
-        ("", "there is no recipe ''"),
-        ("int4wox", "there is no recipe"),
-        ("int4wo_32", "there is no recipe"),
+        ("int4w", "no such recipe: 'int4w'\n  Did you mean int4wo? Available: O3, baseline, float8dq[-tensor|row], "),
+        ("", "no such recipe: ''"),
+        ("int4wox", "no such recipe:"),
+        ("int4wo_32", "no such recipe:"),
         ("semi", "Did you mean semi-sparse?"),
-        ("int4wo-", "group: expected a whole number, found ''\n  It is written int4wo[-<group>[-<method>]]."),
+        ("int4wo-", "group: expected a whole number, found ''\n  Its form is int4wo[-<group>[-<method>]]."),
         ("int4wo-x", "group: expected a whole number, found 'x'"),
         ("int4wo-032", "found '032'"),
         ("int4wo-٣٢", "expected a whole number"),
         ("int4wo-" + "9" * 5000, "expected a whole number"),
         ("int4wo--32", "group: expected a whole number, found ''"),
-        ("int4wo-32-hqq-1", "it takes 2 arguments, found 3\n  It is written int4wo["),
+        ("int4wo-32-hqq-1", "it takes 2 arguments, found 3\n  Its form is int4wo["),
         ("float8dq-row-1", "it takes 1 argument, found 2"),
         ("float8dq-column", "granularity: expected tensor or row, found 'column'"),
         ("gemlitewo-5-64", "bits: expected 4 or 8, found '5'"),
-        ("gemlitewo-4", "group: expected a whole number, found none\n  It is written gemlitewo-4|8-<group>."),
+        ("gemlitewo-4", "group: expected a whole number, found none\n  Its form is gemlitewo-4|8-<group>."),
         ("baseline-1", "it takes no arguments, found 1"),
     ],
 )
 def test_recipes_that_are_none(text: str, said: str) -> None:
-    assert said in unknown(REGISTRY.recipe, text)
+    assert said in unknown(REGISTRY.find_recipe, text)
 
 
 def test_arguments_that_a_recipe_cannot_do_with_are_refused_when_they_are_read() -> None:
     registry = load_registry()
-    assert unknown(registry.recipe, "int4wo-7").startswith("recipe 'int4wo-7': a group is an even number of inputs\n")
-    assert unknown(registry.recipe, "block-0").startswith("recipe 'block-0': a block has a size of 1 or more\n")
-    assert registry.recipe("int4wo-48").arguments == (48,)
+    assert unknown(registry.find_recipe, "int4wo-7").startswith(
+        "recipe 'int4wo-7': a group must have an even number of inputs\n"
+    )
+    assert unknown(registry.find_recipe, "block-0").startswith(
+        "recipe 'block-0': a block must have a size of at least 1\n"
+    )
+    assert registry.find_recipe("int4wo-48").arguments == (48,)
 
 
 def test_a_check_that_fails_is_its_plugins_problem() -> None:
@@ -203,7 +207,7 @@ def test_a_check_that_fails_is_its_plugins_problem() -> None:
         def mine(model: Any, size: int) -> Any: ...
 
     with pytest.raises(PluginError, match=r"test_micro_registry\.py:.*: mine: ZeroDivisionError"):
-        PluginRegistry(sort_by_name(found, ModelRecipe, []), {}, {}, {}).recipe("mine-0")
+        PluginRegistry(sort_by_name(found, ModelRecipe, []), {}, {}, {}).find_recipe("mine-0")
 
 
 def test_the_longest_name_wins() -> None:
@@ -216,16 +220,16 @@ def test_the_longest_name_wins() -> None:
         def long(model: Any, size: int = 1) -> Any: ...
 
     registry = PluginRegistry(sort_by_name(found, ModelRecipe, []), {}, {}, {})
-    assert registry.recipe("int8-dynamic").recipe.name == "int8-dynamic"
-    assert registry.recipe("int8-dynamic-3").arguments == (3,)
-    assert registry.recipe("int8-dynamics").arguments == ("dynamics",)
+    assert registry.find_recipe("int8-dynamic").recipe.name == "int8-dynamic"
+    assert registry.find_recipe("int8-dynamic-3").arguments == (3,)
+    assert registry.find_recipe("int8-dynamics").arguments == ("dynamics",)
 
 
 @given(st.sampled_from(sorted(REGISTRY.recipes)), st.lists(st.text("0123456789tensorw", min_size=1), max_size=3))
 def test_a_recipe_is_read_as_it_is_written_or_refused(name: str, words: list[str]) -> None:
     text = "-".join([name, *words])
     try:
-        asked = REGISTRY.recipe(text)
+        asked = REGISTRY.find_recipe(text)
     except UsageError as error:
         assert repr(text) in error.what  # noqa: PT017 - some texts are refused, others not
         return
@@ -236,7 +240,7 @@ def test_a_recipe_is_read_as_it_is_written_or_refused(name: str, words: list[str
 
 
 def test_model_types() -> None:
-    assert REGISTRY.model_types() == (
+    assert REGISTRY.list_model_types() == (
         "linear",
         "ln_linear_leaky_relu",
         "ln_linear_relu",
@@ -245,8 +249,8 @@ def test_model_types() -> None:
         "mlp_relu",
         "transformers",
     )
-    for text in REGISTRY.model_types():
-        asked = REGISTRY.model_type(text)
+    for text in REGISTRY.list_model_types():
+        asked = REGISTRY.find_model_type(text)
         ending = f"_{asked.activation.name}" if asked.activation else ""
         assert asked.text == text == f"{asked.architecture.name}{ending}"
     takes = {name: (item.takes_activation, item.takes_config) for name, item in REGISTRY.architectures.items()}
@@ -261,21 +265,21 @@ def test_model_types() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("ln_linear", "there is no model type 'ln_linear'\n  Did you mean"),
-        ("ln_linear_rel", "Did you mean ln_linear_relu? There are linear, ln_linear_leaky_relu,"),
-        ("ln_linear_", "there is no model type"),
-        ("linear_relu", "there is no model type"),
-        ("relu", "there is no model type"),
+        ("ln_linear", "no such model type: 'ln_linear'\n  Did you mean"),
+        ("ln_linear_rel", "Did you mean ln_linear_relu? Available: linear, ln_linear_leaky_relu,"),
+        ("ln_linear_", "no such model type:"),
+        ("linear_relu", "no such model type:"),
+        ("relu", "no such model type:"),
     ],
 )
 def test_model_types_that_are_none(text: str, said: str) -> None:
-    assert said in unknown(REGISTRY.model_type, text)
+    assert said in unknown(REGISTRY.find_model_type, text)
 
 
 def test_shape_sets() -> None:
-    assert REGISTRY.shapes("pow2") is REGISTRY.shape_sets["pow2"]
-    message = unknown(REGISTRY.shapes, "pow3")
-    assert message == "there is no shape set 'pow3'\n  Did you mean pow2? There are custom, llama, pow2."
+    assert REGISTRY.find_shape_set("pow2") is REGISTRY.shape_sets["pow2"]
+    message = unknown(REGISTRY.find_shape_set, "pow3")
+    assert message == "no such shape set: 'pow3'\n  Did you mean pow2? Available: custom, llama, pow2."
 
 
 def no_model() -> Any: ...
@@ -295,9 +299,9 @@ def keyword_sizes(*, sizes: Any) -> Any: ...
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (no_model, "it takes no model"),
-        (keyword, "group: arguments are given by position"),
-        (variadic, "*rest: arguments are given by position"),
+        (no_model, "it has no model parameter"),
+        (keyword, "group: arguments are passed by position"),
+        (variadic, "*rest: arguments are passed by position"),
         (bare, "group is annotated with nothing: expected int, str, or a Literal"),
         (floating, "share is annotated with float"),
         (unread, "group is annotated with Missing"),
@@ -314,14 +318,14 @@ def test_functions_that_are_no_recipe(function: Callable[..., Any], said: str) -
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"kind": "compiler"}, "kind is one of quantization, sparsity, not 'compiler'"),
-        ({"proof": ("i8",)}, "proof is a Proof(…), not ('i8',)"),
+        ({"kind": "compiler"}, "kind must be one of quantization, sparsity, not 'compiler'"),
+        ({"proof": ("i8",)}, "proof must be a Proof(…), not ('i8',)"),
         ({"proof": Proof(parameter_types="i8")}, "proof.parameter_types is a tuple of strings"),  # type: ignore[arg-type]
-        ({"proof": Proof(parameter_share=0)}, "proof.parameter_share is a share"),
-        ({"proof": Proof(parameter_share=float("nan"))}, "proof.parameter_share is a share"),
-        ({"proof": Proof(dispatch="(")}, "proof.dispatch is no regular expression"),
-        ({"tolerance": -1.0}, "tolerance is a relative root mean square, such as 0.01, not -1.0"),
-        ({"tolerance": True}, "tolerance is"),
+        ({"proof": Proof(parameter_share=0)}, "proof.parameter_share must be a fraction"),
+        ({"proof": Proof(parameter_share=float("nan"))}, "proof.parameter_share must be a fraction"),
+        ({"proof": Proof(dispatch="(")}, "proof.dispatch is not a regular expression"),
+        ({"tolerance": -1.0}, "tolerance must be a relative root mean square, such as 0.01, not -1.0"),
+        ({"tolerance": True}, "tolerance must be"),
         ({"requires": "torchao"}, "requires is a tuple of strings, (\"one\",), not 'torchao'"),
         ({"flags": ("O3",)}, "flags: 'O3' does not start with --"),
         ({"flags": "--x"}, "flags is a tuple of strings"),
@@ -334,18 +338,18 @@ def test_declarations_that_say_something_wrong(options: dict[str, Any], said: st
 
 @pytest.mark.parametrize("name", ["", "my recipe", "-x", "x-", "x--y", "a+b", "../x", "ä", 5])
 def test_names_that_are_none(name: Any) -> None:
-    assert "is no name" in refused(lambda: recipe(name, kind="quantization")(fitting))
-    assert "is no name" in refused(lambda: compiler_recipe(name, flags=["--x"], about=""))
+    assert "is not a valid name" in refused(lambda: recipe(name, kind="quantization")(fitting))
+    assert "is not a valid name" in refused(lambda: compiler_recipe(name, flags=["--x"], about=""))
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"flags": ()}, "flags has none"),
+        ({"flags": ()}, "flags is empty"),
         ({"flags": "--x"}, "flags is a tuple of strings"),
         ({"flags": ["O3"]}, "'O3' does not start with --"),
-        ({"contraction_type": "f8"}, "contraction_type is f16 or bf16, not 'f8'"),
-        ({"proof": None}, "proof is a Proof"),
+        ({"contraction_type": "f8"}, "contraction_type must be f16 or bf16, not 'f8'"),
+        ({"proof": None}, "proof must be a Proof"),
     ],
 )
 def test_compiler_recipes_that_say_something_wrong(options: dict[str, Any], said: str) -> None:
@@ -364,8 +368,8 @@ def closed(m: int, k: int, n: int, dtype: Any, activation: Any, /) -> Any: ...
     [
         (swapped, "its first parameters are not m, k, n, dtype"),
         (short, "its first parameters are not m, k, n, dtype"),
-        (wider, "nothing gives the parameter heads"),
-        (options, "**options: nothing is given to parameters that are not spelled out"),
+        (wider, "no argument is passed to the parameter heads"),
+        (options, "**options: arguments are passed only to named parameters"),
         (closed, "activation is positional-only"),
     ],
 )
@@ -374,15 +378,15 @@ def test_functions_that_are_no_architecture(function: Callable[..., Any], said: 
 
 
 def test_functions_that_are_no_activation_or_shape_set() -> None:
-    assert "it takes model: nothing gives that" in refused(lambda: activation("mine")(fitting))
-    assert "takes model: nothing gives that" in refused(lambda: shape_set("mine")(fitting))
-    assert "takes not one parameter" in refused(lambda: shape_set("mine", min_power=1, max_power=2)(no_model))
-    assert "takes not one parameter" in refused(lambda: shape_set("mine", min_power=1, max_power=2)(swapped))
-    assert "takes not one parameter" in refused(lambda: shape_set("mine", min_power=1, max_power=2)(keyword_sizes))
+    assert "it takes model: no argument is passed to them" in refused(lambda: activation("mine")(fitting))
+    assert "takes model: no argument is passed to them" in refused(lambda: shape_set("mine")(fitting))
+    assert "must take one parameter" in refused(lambda: shape_set("mine", min_power=1, max_power=2)(no_model))
+    assert "must take one parameter" in refused(lambda: shape_set("mine", min_power=1, max_power=2)(swapped))
+    assert "must take one parameter" in refused(lambda: shape_set("mine", min_power=1, max_power=2)(keyword_sizes))
     assert "given together" in refused(lambda: shape_set("mine", min_power=1)(no_model))
     assert "not 3 and 2" in refused(lambda: shape_set("mine", min_power=3, max_power=2)(fitting))
     assert "≤ 24, not 3 and 25" in refused(lambda: shape_set("mine", min_power=3, max_power=25)(fitting))
-    assert "custom is the name" in refused(lambda: shape_set("custom")(no_model))
+    assert "custom is reserved" in refused(lambda: shape_set("custom")(no_model))
 
 
 def test_a_decorator_is_for_functions() -> None:

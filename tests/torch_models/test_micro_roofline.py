@@ -156,7 +156,7 @@ def test_a_damaged_file_is_measured_again(small: MachineFacts, python: _Python, 
     texts = [json.dumps(document).encode() for document in (*figures, *others)]
     for content in (b"", b"\xff\xfe", texts[0][:40], *texts):
         path.write_bytes(content)
-        assert roofline._read_kept(path, good["machine"]) is None
+        assert roofline._read_cached_peaks(path, good["machine"]) is None
     python.answers((5e9, 6e9))
     assert find_roofline(tmp_path, python.path, small) == Roofline(5e9, 6e9)
     assert json.loads(path.read_text())["roofline"] == {"flops_per_s": 5e9, "bytes_per_s": 6e9}
@@ -184,7 +184,7 @@ def test_of_several_that_ask_at_once_no_measurement_is_lost(
 
 def test_a_folder_that_cannot_be_used_is_named(small: MachineFacts, python: _Python, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(GauntletError, match="file: the machine's peaks cannot be kept there"):
+    with pytest.raises(GauntletError, match="file: the machine's peaks cannot be saved there"):
         find_roofline(tmp_path / "file", python.path, small)
 
 
@@ -202,7 +202,7 @@ def test_a_python_that_cannot_measure_is_named(
 def test_only_all_cores_have_a_roofline() -> None:
     assert explain_no_roofline("local-task") == ""
     assert "one core" in explain_no_roofline("local-sync")
-    assert explain_no_roofline("hip://0") == "the peaks of hip devices are not measured: only the CPU's are"
+    assert explain_no_roofline("hip://0") == "the peaks of hip devices are not measured, only the CPU's"
     assert "cuda" in explain_no_roofline("cuda")
 
 

@@ -124,7 +124,7 @@ def lambda_free(rows: Any, *names: str) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([], "it gave no shapes"),
+        ([], "it returned no shapes"),
         (None, "TypeError"),
         ([5], "it gave 5: expected (m, k, n)"),
         ([(1, 2)], "it gave (1, 2)"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from iree_gauntlet.torch_models.torch_chain import make_torch_words
+from iree_gauntlet.torch_models.torch_chain import make_torch_argv
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.variant_builder import built_here, distance, plan_of, read
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.torch_models.build_files import VariantPlan
 
-WORDS = make_torch_words(sys.executable, "measure_torch")
+WORDS = make_torch_argv(sys.executable, "measure_torch")
 
 pytestmark = pytest.mark.models
 
@@ -90,7 +90,7 @@ def test_a_variant_that_fails_leaves_the_others(tmp_path: Path) -> None:
     wrong = variant(plan_of(tmp_path / "0", quantization="gemlitewo-4-32"))
     found = answer(measured(tmp_path, [wrong, variant(gone), variant(plan)], outputs=""))
     first, second, third = found["models"]
-    assert first["error"].startswith("UsageError: gemlitewo-4-32: GemLite's kernels are made for CUDA")
+    assert first["error"].startswith("UsageError: gemlitewo-4-32: GemLite's kernels are written for CUDA")
     assert set(first) == {"name", "error"}
     assert second["error"].startswith(f"GauntletError: {tmp_path}/gone/build.json: the built model cannot be read")
     assert third["outputs"] == []
@@ -113,4 +113,4 @@ def test_compiled(tmp_path: Path) -> None:
 def test_a_plan_is_expected() -> None:
     done = subprocess.run(WORDS, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == "error: two arguments are expected, MODULE PLAN.json"
+    assert done.stderr.splitlines()[-1] == "error: expected two arguments, MODULE PLAN.json"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.torch_models.agreement import TriedErrors
+    from iree_gauntlet.torch_models.agreement import TrialErrors
 
 pytestmark = pytest.mark.models
 
@@ -35,7 +35,7 @@ _TOKENS, _WIDTH = 128, 16
 
 
 def test_the_error_of_a_softmaxs_sum_is_that_of_its_whole_row() -> None:
-    with build_steps._InFormat("sums"):
+    with build_steps._FormatMode("sums"):
         rows = torch.softmax(torch.zeros(256, _TOKENS), -1)
     astray = (rows.double().sum(-1) - 1).square().mean().sqrt()
     # One value after the other is added, each time to what is larger by then.
@@ -105,14 +105,16 @@ def test_gradients_may_be_summed_in_any_order(order: str) -> None:
     def tensors(values: Sequence[Any]) -> list[Tensor]:
         return [Tensor("f32", tuple(item.shape), item.detach().numpy()) for item in values]
 
-    arrays = [Array(f"{at}.npy", "f32", tuple(item.shape), spread.of(at)) for at, item in enumerate(expected)]
+    arrays = [
+        Array(f"{at}.npy", "f32", tuple(item.shape), spread.get_worst_errors(at)) for at, item in enumerate(expected)
+    ]
     assert not compare_tensors(tensors(found), tensors(expected), find_limits(arrays)).problem
     # Ten times as much would not be within the limits.
     far = [want + 10 * (have - want) for have, want in zip(found, expected, strict=True)]
     assert compare_tensors(tensors(far), tensors(expected), find_limits(arrays)).problem
 
 
-def _tried(*, thorough: bool = False, layers: int = 70) -> TriedErrors:
+def _tried(*, thorough: bool = False, layers: int = 70) -> TrialErrors:
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(layers)))
 
     def run(module: Any, given: Sequence[Any]) -> list[Any]:
@@ -136,5 +138,5 @@ def test_of_many_contractions_some_are_tried_evenly_spread() -> None:
 
 def test_what_is_tried_follows_from_the_work_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [build_steps.limit_directions(work) for work in (0.0, 3e9, 1.4e10, 1e12)] == [64, 64, 14, 8]
-    monkeypatch.setattr(build_steps, "_WORK", 1.0)
+    monkeypatch.setattr(build_steps, "_MAX_WORK", 1.0)
     assert [name.split()[1] for name in _tried(layers=15).names] == ["1", "3", "5", "7", "9", "11", "13", "15"]

@@ -50,9 +50,9 @@ def chain(device: str = "local-task", **changes: Any) -> _Chain:
 def plan_made(made: _Chain) -> tuple[Step, Step, Step]:
     """Export, import and compile."""
     plan = BuildPlan(models_dirs=("models",), model="line")
-    export = made.exporting("main", plan, {"kind": "export", "program": "ab"}, [Path("line.py")])
-    imported = made.importing("main", Path("line.onnx"), "cd", "main")
-    return export, imported, made.compiling("main", "line_small", made.flags, Path("line.onnx"), "cd", imported)
+    export = made.plan_export("main", plan, {"kind": "export", "program": "ab"}, [Path("line.py")])
+    imported = made.plan_import("main", Path("line.onnx"), "cd", "main")
+    return export, imported, made.plan_compile("main", "line_small", made.flags, Path("line.onnx"), "cd", imported)
 
 
 def test_the_environment_is_that_of_commands_and_part_of_what_is_made_in_it() -> None:
@@ -82,10 +82,10 @@ def test_steps_need_each_other_and_say_where_their_files_lie() -> None:
 def test_what_runs_is_on_its_device_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_chain, "find_device", lambda _iree, _device: _GPU)
     here, there = chain(), chain("hip://0")
-    check = here.running(Stage.THRESHOLD, (), ("line/small@cpu:compile",))
+    check = here.plan_run(Stage.THRESHOLD, (), ("line/small@cpu:compile",))
     assert (check.needs, check.resources) == (("line/small@cpu:compile",), Resources(1, device="local-task"))
     assert check.cache == CacheLookup(reason="runs every time")
-    alone = there.running(Stage.BENCHMARK, ())
+    alone = there.plan_run(Stage.BENCHMARK, ())
     assert alone.resources == Resources(1, exclusive=True, device=_GPU.uri, software=True)
     # Each block of rounds takes the machine by itself.
-    assert there.running_in_rounds(()).resources == replace(alone.resources, cores=0, exclusive=False)
+    assert there.plan_rounds(()).resources == replace(alone.resources, cores=0, exclusive=False)

@@ -279,7 +279,7 @@ def _parse_document(answer: str) -> Any:
     try:
         return json.loads(answer[begin.start() :] if begin else answer)
     except (ValueError, RecursionError):
-        raise ToolAnswerError(f"printed what is no JSON: {answer.strip()[:80]}") from None
+        raise ToolAnswerError(f"printed what is not JSON: {answer.strip()[:80]}") from None
 
 
 def _list_gpu_entries(document: Any) -> Iterator[Fields]:

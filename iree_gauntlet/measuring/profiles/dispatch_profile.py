@@ -196,7 +196,7 @@ def read_profile_rows(lines: Iterable[str], what: str, field: str, *, needed: bo
             row = json.loads(line)
         except ValueError as error:
             raise ProfileError(
-                f"line {number} of {what} is no JSON: {line.strip()[:80]}",
+                f"line {number} of {what} is not JSON: {line.strip()[:80]}",
                 "iree-profile was ended early, or wrote something else; run it by hand",
             ) from error
         if not isinstance(row, dict) or (needed and not isinstance(row.get(field), str)):

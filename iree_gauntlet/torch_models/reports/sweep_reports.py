@@ -1,4 +1,4 @@
-"""The reports of a sweep: tables of recipes and shapes, pictures as SVG files, a page, and files of results."""
+"""Reports of a sweep: tables of recipes and shapes, pictures as SVG files, a page, and files of results."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ from iree_gauntlet.torch_models.reports.sweep_rows import (
     SweepEntry,
     SweepHeader,
     find_mean_ratio,
+    format_factor,
     format_ratio,
     format_results_csv,
     group_entries,
     make_oss_json,
     read_rows,
     read_targets,
-    times,
 )
 
 if TYPE_CHECKING:
@@ -78,47 +78,51 @@ if TYPE_CHECKING:
     _HeatMap = tuple[str, Sequence[str], Mapping[tuple[str, str], Row]]
 
 
-# Of Okabe and Ito, "Color Universal Design" (2008): blue and vermilion stay apart in every kind of colour blindness.
-_BLUE, _VERMILION, _MIDDLE = (0.0, 0.447, 0.698), (0.835, 0.369, 0.0), (0.96, 0.96, 0.95)
-WORD_COLOURS = {"faster": "#0072b2", "slower": "#d55e00", "same": "#8c8c8c", "inconclusive": PAPER}
-_RESIDENT, _MAPPED, _DEVICE = "stroke: #0072b2", "stroke: #8c8c8c; stroke-dasharray: 6 3", "stroke: #d55e00"
-# What stands in the place of a speed-up, and behind one.
+# Colours by Okabe and Ito, "Color Universal Design" (2008): blue and vermilion differ in all colour blindness.
+_BLUE, _VERMILION, _NEUTRAL = (0.0, 0.447, 0.698), (0.835, 0.369, 0.0), (0.96, 0.96, 0.95)
+VERDICT_COLOURS = {"faster": "#0072b2", "slower": "#d55e00", "same": "#8c8c8c", "inconclusive": PAPER}
+_RESIDENT_STYLE, _MAPPED_STYLE, _DEVICE_STYLE = (
+    "stroke: #0072b2",
+    "stroke: #8c8c8c; stroke-dasharray: 6 3",
+    "stroke: #d55e00",
+)
+# Marks that replace a speed-up, and marks that follow one.
 STATUS_MARKS = {"same module": "≡", "failed": "×", "error": "×", "skipped": "·"}
-_WORD_MARKS = {"same": "=", "inconclusive": "?"}
-_AXIS, _EDGE, _RULE = f"stroke: {INK}", "stroke: #8c8c8c", "stroke: #8c8c8c; stroke-opacity: 0.35"
-_CURVE = "; stroke-width: 2; shape-rendering: auto"
+_VERDICT_MARKS = {"same": "=", "inconclusive": "?"}
+_AXIS_STYLE, _EDGE_STYLE, _GRID_STYLE = f"stroke: {INK}", "stroke: #8c8c8c", "stroke: #8c8c8c; stroke-opacity: 0.35"
+_CURVE_STYLE = "; stroke-width: 2; shape-rendering: auto"
 
-# Octaves: below, differences are shown as small as they are; above, one outlier does not wash out the rest. An interval
-# may reach further than any colours do.
-_LEAST, _MOST, _MOST_OF_BARS = math.log2(1.25), 3.0, 5.0
-# Of these a scale has those that it reaches, but for the least: with their inverses.
+# The least and largest range of scales, in octaves: the least keeps small differences pale, the largest keeps one
+# outlier from paling the others. Intervals of bars may be wider than the range of colours.
+_MIN_OCTAVES, _MAX_OCTAVES, _MAX_BAR_OCTAVES = math.log2(1.25), 3.0, 5.0
+# A scale has those of these ticks that it reaches, except the smallest ones, and their inverses.
 _TICKS = (1.1, 1.25, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0)
-# All that follows is in pixels, but for the counts of maps and of shapes side by side before it goes on below.
-_LINE, _GAP = 18, 6
+# These constants are pixels, except the counts of maps and of shapes per row.
+_LINE_HEIGHT, _GAP = 18, 6
 _CELL_WIDTH, _CELL_HEIGHT = 52, 32
-_MAPS_ACROSS, _SHAPES_ACROSS = 3, 20
-# A bar's place is as wide as all shapes let it be, and wide enough for its label.
-_WIDEST, _NARROWEST, _ALL, _LEAST_WIDTH = 44, 13, 1300, 380
-_PANEL_HEIGHT, _AXIS_LABELS = 132, 52
+_MAPS_PER_ROW, _SHAPES_PER_ROW = 3, 20
+# A bar's slot is as wide as the number of shapes permits, and wide enough for its label.
+_MAX_SLOT_WIDTH, _MIN_SLOT_WIDTH, _MAX_PANEL_WIDTH, _MIN_PANEL_WIDTH = 44, 13, 1300, 380
+_PANEL_HEIGHT, _AXIS_LABEL_WIDTH = 132, 52
 _MEMORY_WIDTH, _MEMORY_HEIGHT = 660, 260
-_MB = 1e6
-_LONGEST_NAME = 100
-_UNFIT = re.compile(r"[^A-Za-z0-9._+-]+")
+_BYTES_PER_MB = 1e6
+_MAX_NAME_CHARS = 100
+_UNSAFE_CHARS = re.compile(r"[^A-Za-z0-9._+-]+")
 
 
 def draw_plots(entry: SweepEntry, names: set[str]) -> Iterator[Picture]:
-    """Heat maps and bars of an entry, if it has a recipe besides the baseline; `names` are those that are taken."""
+    """Draw heat maps and bars of an entry, if it has a recipe besides the baseline; `names` are in use already."""
     for name, text, svg in _draw_entry(entry) if any(row.speedup and not row.is_baseline for row in entry.rows) else ():
-        short = stem = _UNFIT.sub("-", name)[:_LONGEST_NAME].strip(".-")
+        base = stem = _UNSAFE_CHARS.sub("-", name)[:_MAX_NAME_CHARS].strip(".-")
         number = 2
         while stem.lower() in names:
-            stem, number = f"{short}-{number}", number + 1
+            stem, number = f"{base}-{number}", number + 1
         names.add(stem.lower())
         yield Picture(f"{stem}.svg", svg, text)
 
 
 def _draw_entry(entry: SweepEntry) -> Iterator[tuple[str, str, str]]:
-    """Name, contents in words and SVG of each plot of an entry."""
+    """Yield name, description and SVG of each plot of an entry."""
     if is_grid(entry):
         for recipe in entry.recipes:
             yield f"heat-{entry.name}-{recipe}", f"speed-up of {recipe} over the sweep", draw_grid_map(entry, recipe)
@@ -128,42 +132,44 @@ def _draw_entry(entry: SweepEntry) -> Iterator[tuple[str, str, str]]:
 
 
 def draw_speedup_bars(entry: SweepEntry) -> str:
-    """Speed-ups of all recipes of an entry over its shapes, from 1.0 up or down on a logarithmic axis."""
+    """Draw the speed-ups of all recipes of an entry by shape, from 1.0 up or down on a logarithmic axis."""
     drawing = FileDrawing(f"{entry.title}: speed-up, with 95 % intervals")
-    shapes, left, y = entry.shapes, drawing.left + _AXIS_LABELS, drawing.top
+    shapes, left, y = entry.shapes, drawing.left + _AXIS_LABEL_WIDTH, drawing.top
     ratios = [row.speedup for row in entry.rows if row.speedup]
     x = left
-    for word, colour in WORD_COLOURS.items():
-        if any(ratio.word == word for ratio in ratios):
-            drawing.fill(x, y - 9, 24, 10, f"fill: {colour}; {_EDGE}")
-            x = drawing.write(x + 24 + _GAP, y, word) + 2 * _GAP
+    for verdict, colour in VERDICT_COLOURS.items():
+        if any(ratio.word == verdict for ratio in ratios):
+            drawing.fill(x, y - 9, 24, 10, f"fill: {colour}; {_EDGE_STYLE}")
+            x = drawing.write(x + 24 + _GAP, y, verdict) + 2 * _GAP
     ends = [end for ratio in ratios for end in (ratio.ratio, ratio.low, ratio.high) if end is not None]
-    # Octaves below and above 1.0 that show all of them, with some room.
-    low = -1.06 * scale_limit((end for end in ends if end < 1), most=_MOST_OF_BARS)
-    high = 1.06 * scale_limit((end for end in ends if end > 1), most=_MOST_OF_BARS)
-    ticks = [tick for tick in scale_ticks(max(-low, high)) if low <= math.log2(tick) <= high]
-    place = min(_WIDEST, max(_NARROWEST, _ALL / len(shapes)))
-    width = max(place * len(shapes), _LEAST_WIDTH)
+    # The range in octaves below and above 1.0 contains all ends, with a margin.
+    low = -1.06 * find_scale_limit((end for end in ends if end < 1), max_octaves=_MAX_BAR_OCTAVES)
+    high = 1.06 * find_scale_limit((end for end in ends if end > 1), max_octaves=_MAX_BAR_OCTAVES)
+    ticks = [tick for tick in choose_ticks(max(-low, high)) if low <= math.log2(tick) <= high]
+    slot_width = min(_MAX_SLOT_WIDTH, max(_MIN_SLOT_WIDTH, _MAX_PANEL_WIDTH / len(shapes)))
+    width = max(slot_width * len(shapes), _MIN_PANEL_WIDTH)
     middles = {shape: left + width / len(shapes) * (index + 0.5) for index, shape in enumerate(shapes)}
     for recipe in entry.recipes:
-        rows = {row.label: row for row in entry.of_recipe(recipe)}
+        rows = {row.label: row for row in entry.get_recipe_rows(recipe)}
         mean = find_mean_ratio([row.speedup.ratio for row in rows.values() if row.speedup])
-        title = recipe if mean is None else f"{recipe}: {times(mean)}× in the geometric mean"
-        drawing.write(left, y + 1.5 * _LINE, title)
-        y += 2 * _LINE + _PANEL_HEIGHT
+        title = recipe if mean is None else f"{recipe}: {format_factor(mean)}× in the geometric mean"
+        drawing.write(left, y + 1.5 * _LINE_HEIGHT, title)
+        y += 2 * _LINE_HEIGHT + _PANEL_HEIGHT
 
         def scale(ratio: float, bottom: float = y) -> float:
             octaves = max(low, min(high, _convert_to_octaves(ratio)))
             return bottom - (octaves - low) / (high - low) * _PANEL_HEIGHT
 
         for tick in ticks:
-            drawing.connect([(left, scale(tick)), (left + width, scale(tick))], _AXIS if tick == 1 else _RULE)
+            drawing.connect(
+                [(left, scale(tick)), (left + width, scale(tick))], _AXIS_STYLE if tick == 1 else _GRID_STYLE
+            )
             drawing.write(left - _GAP, scale(tick) + 4, format_tick(tick), "end")
         for shape, row in rows.items():
-            _draw_bar(drawing, row, middles[shape], 0.36 * place, scale)
+            _draw_bar(drawing, row, middles[shape], 0.36 * slot_width, scale)
     for shape, x in middles.items():
         drawing.write(x + 4, y + _GAP, shape, "end", turn=-90)
-    _write_meanings(drawing, y + max(map(measure_text, shapes)) + 2 * _LINE, entry.rows, STATUS_MARKS)
+    _write_legend(drawing, y + max(map(measure_text, shapes)) + 2 * _LINE_HEIGHT, entry.rows, STATUS_MARKS)
     return drawing.finish()
 
 
@@ -173,100 +179,101 @@ def _draw_bar(drawing: FileDrawing, row: Row, x: float, half: float, scale: Call
         drawing.write(x, scale(1) - _GAP, STATUS_MARKS.get(row.variant.status, ""), "middle")
         return
     begin, end = scale(1), scale(ratio.ratio)
-    # One of no height can be seen, too.
+    # A bar without height must be visible, too.
     height = max(abs(end - begin), 4)
-    style = f"fill: {WORD_COLOURS.get(ratio.word, PAPER)}; {_EDGE}"
-    drawing.fill(x - half, (begin + end - height) / 2, 2 * half, height, style, _describe(row))
+    style = f"fill: {VERDICT_COLOURS.get(ratio.word, PAPER)}; {_EDGE_STYLE}"
+    drawing.fill(x - half, (begin + end - height) / 2, 2 * half, height, style, _describe_row(row))
     if ratio.low is not None and ratio.high is not None:
         interval = [(x, scale(ratio.low)), (x, scale(ratio.high))]
-        # Dark on light bars, with a light rim that keeps it apart from dark ones.
+        # The line is dark for light bars, with a light rim for dark ones.
         drawing.connect(interval, f"stroke: {PAPER}; stroke-width: 3")
-        drawing.connect(interval, _AXIS)
+        drawing.connect(interval, _AXIS_STYLE)
 
 
 def draw_memory_plot(profile: MemoryProfile, title: str) -> str:
-    """The resident set over time, what of it is mapped from files, the device's own, and the phases."""
+    """Draw the resident set over time, its part mapped from files, the device's memory, and the phases."""
     drawing = FileDrawing(title)
     series = profile.series
-    allocated = [(sample.ms, sample.device_bytes) for sample in series if sample.device_bytes is not None]
+    device_points = [(sample.ms, sample.device_bytes) for sample in series if sample.device_bytes is not None]
     curves = (
-        ("resident", _RESIDENT, [(sample.ms, sample.resident_bytes) for sample in series]),
-        ("of these, mapped from files", _MAPPED, [(sample.ms, sample.mapped_bytes) for sample in series]),
-        ("given out by the device's allocator", _DEVICE, allocated),
+        ("resident", _RESIDENT_STYLE, [(sample.ms, sample.resident_bytes) for sample in series]),
+        ("of which mapped from files", _MAPPED_STYLE, [(sample.ms, sample.mapped_bytes) for sample in series]),
+        ("from the device's allocator", _DEVICE_STYLE, device_points),
     )
     end = 1.02 * max(*(sample.ms for sample in series), profile.phases[-1].end_ms, 1e-3)
-    most = 1.08 * max(profile.peak_bytes, *(size for _, size in allocated), 1)
-    left, bottom = drawing.left + 1.5 * _AXIS_LABELS, drawing.top + 3 * _LINE + _MEMORY_HEIGHT
+    max_bytes = 1.08 * max(profile.peak_bytes, *(size for _, size in device_points), 1)
+    left, bottom = drawing.left + 1.5 * _AXIS_LABEL_WIDTH, drawing.top + 3 * _LINE_HEIGHT + _MEMORY_HEIGHT
 
-    def place(ms: float, size: float) -> tuple[float, float]:
-        return left + ms / end * _MEMORY_WIDTH, bottom - size / most * _MEMORY_HEIGHT
+    def locate(ms: float, size: float) -> tuple[float, float]:
+        return left + ms / end * _MEMORY_WIDTH, bottom - size / max_bytes * _MEMORY_HEIGHT
 
-    for number in list_round_numbers(most / _MB):
-        x, y = place(0, number * _MB)
-        drawing.connect([(x, y), (x + _MEMORY_WIDTH, y)], _RULE if number else _AXIS)
+    for number in list_round_numbers(max_bytes / _BYTES_PER_MB):
+        x, y = locate(0, number * _BYTES_PER_MB)
+        drawing.connect([(x, y), (x + _MEMORY_WIDTH, y)], _GRID_STYLE if number else _AXIS_STYLE)
         drawing.write(x - _GAP, y + 4, f"{number:,g} MB", "end")
     for number in list_round_numbers(end):
-        drawing.write(place(number, 0)[0], bottom + _LINE, f"{number:,g} ms", "middle")
+        drawing.write(locate(number, 0)[0], bottom + _LINE_HEIGHT, f"{number:,g} ms", "middle")
     for index, phase in enumerate(profile.phases):
-        x, y = place(phase.begin_ms, most)
-        # Short phases begin close to each other.
+        x, y = locate(phase.begin_ms, max_bytes)
+        # Names alternate between two heights, as short phases begin close to each other.
         drawing.write(x, y - _GAP - index % 2 * 12, phase.name)
-        drawing.connect([(x, y), (x, bottom)], _RULE)
-        # The most that was resident in it may lie between two samples.
-        drawing.connect([place(ms, phase.peak_bytes) for ms in (phase.begin_ms, phase.end_ms)], _RESIDENT)
+        drawing.connect([(x, y), (x, bottom)], _GRID_STYLE)
+        # The phase's peak may lie between two samples.
+        drawing.connect([locate(ms, phase.peak_bytes) for ms in (phase.begin_ms, phase.end_ms)], _RESIDENT_STYLE)
     x = left
     for name, style, points in curves:
         if points:
-            drawing.connect([place(*point) for point in points], style + _CURVE)
-            drawing.connect([(x, drawing.top - 4), (x + 24, drawing.top - 4)], style + _CURVE)
+            drawing.connect([locate(*point) for point in points], style + _CURVE_STYLE)
+            drawing.connect([(x, drawing.top - 4), (x + 24, drawing.top - 4)], style + _CURVE_STYLE)
             x = drawing.write(x + 24 + _GAP, drawing.top, name) + 2 * _GAP
     return drawing.finish()
 
 
 def is_grid(entry: SweepEntry) -> bool:
-    """Whether the shapes of an entry are a sweep of k and n, which needs a map of its own for each m."""
+    """Return True if the shapes of an entry are a sweep of k and n, which needs a separate map for each m."""
     shapes = {(row.point.m, row.point.k, row.point.n) for row in entry.rows}
     panels = {m for m, _, _ in shapes}
-    places = sum(
-        len({k for own, k, _ in shapes if own == m}) * len({n for own, _, n in shapes if own == m}) for m in panels
+    cell_count = sum(
+        len({k for shape_m, k, _ in shapes if shape_m == m}) * len({n for shape_m, _, n in shapes if shape_m == m})
+        for m in panels
     )
-    varied = min(len({k for _, k, _ in shapes}), len({n for _, _, n in shapes})) > 1
-    return varied and len(shapes) >= 2 * len(panels) and 2 * len(shapes) >= places
+    varies = min(len({k for _, k, _ in shapes}), len({n for _, _, n in shapes})) > 1
+    return varies and len(shapes) >= 2 * len(panels) and 2 * len(shapes) >= cell_count
 
 
 def draw_overview_map(entry: SweepEntry) -> str:
-    """All recipes of an entry over its shapes; recipes downwards, as many bands as the shapes need."""
+    """Draw all recipes of an entry by shape; each recipe is a row, in as many bands as the shapes need."""
     cells = {(row.recipe, row.label): row for row in entry.rows if not row.is_baseline}
-    starts = range(0, len(entry.shapes), _SHAPES_ACROSS)
-    bands = [("", entry.shapes[start : start + _SHAPES_ACROSS], cells) for start in starts]
+    starts = range(0, len(entry.shapes), _SHAPES_PER_ROW)
+    bands = [("", entry.shapes[start : start + _SHAPES_PER_ROW], cells) for start in starts]
     return _draw_maps(entry, f"{entry.title}: speed-up", entry.recipes, bands, 1)
 
 
 def draw_grid_map(entry: SweepEntry, recipe: str) -> str:
-    """One recipe over a sweep: for each m a map with n to the right and k upwards."""
+    """Draw one recipe over a sweep: for each m a map with n to the right and k upwards."""
     sizes_k = [str(size) for size in sorted({row.point.k for row in entry.rows}, reverse=True)]
     sizes_n = [str(size) for size in sorted({row.point.n for row in entry.rows})]
     maps = []
     for m in sorted({row.point.m for row in entry.rows}):
-        cells = {(str(row.point.k), str(row.point.n)): row for row in entry.of_recipe(recipe) if row.point.m == m}
+        cells = {(str(row.point.k), str(row.point.n)): row for row in entry.get_recipe_rows(recipe) if row.point.m == m}
         maps.append((f"m = {m}", sizes_n, cells))
-    return _draw_maps(entry, f"{entry.title}: speed-up of {recipe}", sizes_k, maps, _MAPS_ACROSS)
+    return _draw_maps(entry, f"{entry.title}: speed-up of {recipe}", sizes_k, maps, _MAPS_PER_ROW)
 
 
-def _draw_maps(entry: SweepEntry, title: str, rows: Sequence[str], maps: Sequence[_HeatMap], across: int) -> str:
-    """Draw maps, so many side by side, and below what their colours and signs mean."""
+def _draw_maps(entry: SweepEntry, title: str, rows: Sequence[str], maps: Sequence[_HeatMap], maps_per_row: int) -> str:
+    """Draw maps, with this number in a row, and a legend of their colours and marks below."""
     drawing = FileDrawing(title)
-    # Of all recipes together, so that their maps can be compared.
-    limit = scale_limit(row.speedup.ratio for row in entry.rows if row.speedup)
-    longest = max(measure_text(label) for _, columns, _ in maps for label in columns)
-    # Long labels are slanted.
-    turn, anchor, room = (-40, "end", 0.65 * longest) if longest > _CELL_WIDTH else (0, "middle", 0.0)
-    left = drawing.left + max(*map(measure_text, rows), room) + _GAP
+    # The limit is common to all recipes, so that their maps can be compared.
+    limit = find_scale_limit(row.speedup.ratio for row in entry.rows if row.speedup)
+    label_width = max(measure_text(label) for _, columns, _ in maps for label in columns)
+    # Labels wider than a cell are slanted.
+    turn, anchor, label_height = (-40, "end", 0.65 * label_width) if label_width > _CELL_WIDTH else (0, "middle", 0.0)
+    left = drawing.left + max(*map(measure_text, rows), label_height) + _GAP
     width = left + len(maps[0][1]) * _CELL_WIDTH
-    height = len(rows) * _CELL_HEIGHT + room + 2.5 * _LINE
+    height = len(rows) * _CELL_HEIGHT + label_height + 2.5 * _LINE_HEIGHT
     for index, (name, columns, cells) in enumerate(maps):
-        x0, y0 = left + index % across * width, drawing.top + index // across * height
-        bottom = y0 + len(rows) * _CELL_HEIGHT + _LINE - 4
+        x0, y0 = left + index % maps_per_row * width, drawing.top + index // maps_per_row * height
+        bottom = y0 + len(rows) * _CELL_HEIGHT + _LINE_HEIGHT - 4
         if name:
             drawing.write(x0 + len(columns) * _CELL_WIDTH / 2, y0 - _GAP, name, "middle")
             drawing.write(x0 - _GAP, y0 - _GAP, "k", "end")
@@ -276,67 +283,67 @@ def _draw_maps(entry: SweepEntry, title: str, rows: Sequence[str], maps: Sequenc
         for label, x in xs.items():
             drawing.write(x + _CELL_WIDTH / 2, bottom, label, anchor, turn=turn)
         for label, y in ys.items():
-            drawing.write(x0 - _GAP, y + _LINE + 2, label, "end")
-        for (down, right), row in cells.items():
-            if right in xs:
-                _draw_result(drawing, xs[right], ys[down], row, limit)
-    y = drawing.top + math.ceil(len(maps) / across) * height
-    for index, tick in enumerate(scale_ticks(limit)):
+            drawing.write(x0 - _GAP, y + _LINE_HEIGHT + 2, label, "end")
+        for (row_label, column_label), row in cells.items():
+            if column_label in xs:
+                _draw_result(drawing, xs[column_label], ys[row_label], row, limit)
+    y = drawing.top + math.ceil(len(maps) / maps_per_row) * height
+    for index, tick in enumerate(choose_ticks(limit)):
         _draw_cell(drawing, left + index * _CELL_WIDTH, y, format_tick(tick), choose_colour(tick, limit))
     results = [row for _, _, cells in maps for row in cells.values()]
-    _write_meanings(drawing, y + _CELL_HEIGHT + 1.5 * _LINE, results, STATUS_MARKS | _WORD_MARKS)
+    _write_legend(drawing, y + _CELL_HEIGHT + 1.5 * _LINE_HEIGHT, results, STATUS_MARKS | _VERDICT_MARKS)
     return drawing.finish()
 
 
 def _draw_result(drawing: FileDrawing, x: float, y: float, row: Row, limit: float) -> None:
-    """Draw a cell: a speed-up, or in its place what became of the variant."""
+    """Draw a cell: a speed-up, or the mark of the variant's status."""
     ratio = row.speedup
     if ratio:
-        text = f"{times(ratio.ratio)}{_WORD_MARKS.get(ratio.word, '')}"
-        _draw_cell(drawing, x, y, text, choose_colour(ratio.ratio, limit), _describe(row))
+        text = f"{format_factor(ratio.ratio)}{_VERDICT_MARKS.get(ratio.word, '')}"
+        _draw_cell(drawing, x, y, text, choose_colour(ratio.ratio, limit), _describe_row(row))
     elif row.variant.status in STATUS_MARKS:
-        drawing.fill(x + 1, y + 1, _CELL_WIDTH - 2, _CELL_HEIGHT - 2, f"fill: none; {_EDGE}")
-        drawing.write(x + _CELL_WIDTH / 2, y + _LINE + 2, STATUS_MARKS[row.variant.status], "middle")
+        drawing.fill(x + 1, y + 1, _CELL_WIDTH - 2, _CELL_HEIGHT - 2, f"fill: none; {_EDGE_STYLE}")
+        drawing.write(x + _CELL_WIDTH / 2, y + _LINE_HEIGHT + 2, STATUS_MARKS[row.variant.status], "middle")
 
 
 def _draw_cell(drawing: FileDrawing, x: float, y: float, text: str, colour: Sequence[float], title: str = "") -> None:
     style = f"fill: #{bytes(round(255 * part) for part in colour).hex()}"
     drawing.fill(x + 1, y + 1, _CELL_WIDTH - 2, _CELL_HEIGHT - 2, style, title)
-    drawing.write(x + _CELL_WIDTH / 2, y + _LINE + 2, text, "middle", ink=choose_ink(colour))
+    drawing.write(x + _CELL_WIDTH / 2, y + _LINE_HEIGHT + 2, text, "middle", ink=choose_ink(colour))
 
 
-def _describe(row: Row) -> str:
-    """Say what a pointer asks: `int8wo at 1024-1024-1024: 1.72 (1.60–1.84)`."""
+def _describe_row(row: Row) -> str:
+    """Return a row's tooltip: `int8wo at 1024-1024-1024: 1.72 (1.60–1.84)`."""
     return f"{row.recipe} at {row.label}: {format_ratio(row.speedup)}"
 
 
-def _write_meanings(drawing: FileDrawing, y: float, rows: Iterable[Row], marks: Mapping[str, str]) -> None:
-    """Write what those marks mean that stand for a row."""
-    x, words = drawing.left, {row.speedup.word if row.speedup else row.variant.status for row in rows}
-    for word, mark in marks.items():
-        if word in words:
-            x = drawing.write(x, y, f"{mark} {word}") + 2 * _GAP
+def _write_legend(drawing: FileDrawing, y: float, rows: Iterable[Row], marks: Mapping[str, str]) -> None:
+    """Write the meanings of the marks that rows have."""
+    x, meanings = drawing.left, {row.speedup.word if row.speedup else row.variant.status for row in rows}
+    for meaning, mark in marks.items():
+        if meaning in meanings:
+            x = drawing.write(x, y, f"{mark} {meaning}") + 2 * _GAP
 
 
-def scale_limit(ratios: Iterable[float], *, most: float = _MOST) -> float:
-    """How many octaves to each side of 1.0 a scale needs: the same to both, so that 1.0 is its middle.
+def find_scale_limit(ratios: Iterable[float], *, max_octaves: float = _MAX_OCTAVES) -> float:
+    """Return the range of a scale, in octaves on each side of 1.0: equal on both, so that 1.0 is its middle.
 
     Args:
-        ratios: what is to be shown; those that are not positive and finite do not count.
-        most: beyond this, values lie at the end of the scale.
+        ratios: the ratios to be shown; only positive and finite ones count.
+        max_octaves: largest range; values beyond it are drawn at the end of the scale.
     """
     octaves = (abs(math.log2(ratio)) for ratio in ratios if 0 < ratio < math.inf)
-    return min(most, max(_LEAST, *octaves, 0.0))
+    return min(max_octaves, max(_MIN_OCTAVES, *octaves, 0.0))
 
 
-def scale_ticks(limit: float) -> tuple[float, ...]:
-    """Ratios to be written at a scale of so many octaves on each side."""
-    above = [tick for tick in _TICKS if limit / 4 <= math.log2(tick) <= 1.01 * limit]
-    return (*(1 / tick for tick in reversed(above)), 1.0, *above)
+def choose_ticks(limit: float) -> tuple[float, ...]:
+    """Return the ratios at which a scale with `limit` octaves on each side has labels."""
+    upper_ticks = [tick for tick in _TICKS if limit / 4 <= math.log2(tick) <= 1.01 * limit]
+    return (*(1 / tick for tick in reversed(upper_ticks)), 1.0, *upper_ticks)
 
 
 def format_tick(ratio: float) -> str:
-    """`0.67×`, `2×`."""
+    """Return a tick's label: `0.67×`, `2×`."""
     return f"{ratio:.3g}×"
 
 
@@ -345,68 +352,68 @@ def _convert_to_octaves(ratio: float) -> float:
 
 
 def choose_colour(ratio: float, limit: float) -> tuple[float, float, float]:
-    """The colour of a speed-up: blue above 1.0, vermilion below, as strong as its logarithm."""
+    """Return the colour of a speed-up: blue above 1.0, vermilion below, as strong as its logarithm."""
     strength = min(1.0, abs(_convert_to_octaves(ratio)) / limit)
     end = _BLUE if ratio > 1 else _VERMILION
-    red, green, blue = (middle + strength * (far - middle) for middle, far in zip(_MIDDLE, end, strict=True))
+    red, green, blue = (neutral + strength * (edge - neutral) for neutral, edge in zip(_NEUTRAL, end, strict=True))
     return red, green, blue
 
 
 def choose_ink(colour: Sequence[float]) -> str:
-    """Black or white, whichever can be read on a colour (relative luminance of WCAG 2.1)."""
+    """Return black or white, whichever is legible on a colour (relative luminance of WCAG 2.1)."""
     linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "#000000" if luminance > 0.179 else "#ffffff"
 
 
 _SIGNS = {"faster": "▲ ", "slower": "▼ "}
-# Of a point that a sweep did not come to: what became of it, and why, by the sweep's state.
+# The status of a point that a sweep did not reach, and the reason by the sweep's state.
 _NOT_MEASURED = "not measured"
-_UNREACHED = {
+_MISSING_REASONS = {
     "interrupted": "the sweep was interrupted",
     "unfinished": "the sweep was killed, or is still under way",
-    "complete": "nothing says what became of it",
+    "complete": "its end is not recorded",
 }
 LEGEND = (
     "speed-up: the baseline's time over the recipe's, above 1 is faster; in parentheses its 95 % interval",
-    "it is the middle of the ratios within blocks of rounds, so that it need not be the quotient of the median times",
+    "it is the median of the ratios within blocks of rounds, which may differ from the ratio of the median times",
     "▲ is faster and ▼ slower, by 1 % or more; = is the same within 3 %, ? is inconclusive",
-    "of a recipe: geometric mean, lowest and highest speed-up, at how many shapes it is what, least SQNR, its bytes",
+    "per recipe: geometric mean, lowest and highest speed-up, number of shapes by verdict, lowest SQNR, size in bytes",
     "eager/IREE, compile/IREE: torch's time over IREE's for the same recipe, above 1 means that IREE is faster",
 )
-_BASELINE = "baseline, ms"
-# What a terminal shows.
-_MOST_ROWS, _MOST_DOUBTS, _MOST_LABELS = 60, 12, 3
+_BASELINE_TITLE = "baseline, ms"
+# Limits of a terminal's tables and lists.
+_MAX_ROWS, _MAX_NOTES, _MAX_LABELS = 60, 12, 3
 
 
 def make_speedup_cell(row: Row | None) -> ColouredCell | str:
-    """The speed-up of a variant, with a sign where it is one; in its place the result of the variant, if anything."""
+    """Return a variant's speed-up, with a sign if it is faster or slower; without a speed-up, its status."""
     if row is None or row.speedup is None:
         return NOTHING if row is None or row.variant.status == MEASURED else row.variant.status
-    word = row.speedup.word
-    return ColouredCell(f"{_SIGNS.get(word, '')}{format_ratio(row.speedup)}", word)
+    verdict = row.speedup.word
+    return ColouredCell(f"{_SIGNS.get(verdict, '')}{format_ratio(row.speedup)}", verdict)
 
 
-def _time_text(side: IreeTimes | TorchTimes | None) -> str:
-    """A time in ms, without its unit."""
+def _format_time(side: IreeTimes | TorchTimes | None) -> str:
+    """Return a time in ms, without its unit."""
     return milliseconds(side.ms) if side else NOTHING
 
 
-def find_doubts(rows: Iterable[Row]) -> tuple[str, ...]:
-    """What was not measured and why, and the notes, each once."""
-    found: dict[str, list[str]] = {}
+def collect_notes(rows: Iterable[Row]) -> tuple[str, ...]:
+    """Return the reasons why variants were not measured, and the notes, each once."""
+    labels_by_note: dict[str, list[str]] = {}
     for row in rows:
         reason = f": {row.variant.reason}" if row.variant.reason else ""
         status = [] if row.variant.status == MEASURED else [f"{row.variant.status}{reason}"]
-        for text in (*row.record.notes, *(f"{row.recipe}: {said}" for said in (*status, *row.variant.notes))):
-            found.setdefault(text, []).append(row.label)
-    return tuple(f"{text} ({_list_some(labels)})" for text, labels in found.items())
+        for note in (*row.record.notes, *(f"{row.recipe}: {text}" for text in (*status, *row.variant.notes))):
+            labels_by_note.setdefault(note, []).append(row.label)
+    return tuple(f"{note} ({_list_some(labels)})" for note, labels in labels_by_note.items())
 
 
 def collect_heading_facts(header: SweepHeader, rows: Sequence[Row]) -> tuple[str, ...]:
-    """What a heading says below its title: the run, IREE, the machine, how much was measured."""
+    """Return the lines below the title: the run, IREE, the machine, the numbers of points and variants."""
     toolchain, machine = header.toolchain, header.machine
-    points = len({row.place for row in rows})
+    points = len({row.point_key for row in rows})
     facts = (
         f"run {header.run}" if header.run else "",
         f"configuration {header.config}" if header.config else "",
@@ -421,63 +428,66 @@ def collect_heading_facts(header: SweepHeader, rows: Sequence[Row]) -> tuple[str
 
 
 def _list_remarks(header: SweepHeader, rows: Sequence[Row]) -> tuple[str, ...]:
-    """What a reader must know before the figures: that a sweep did not finish, and what has none and why."""
+    """Return the remarks above the figures: an unfinished sweep, and points without figures with their reasons."""
     points: dict[tuple[str, str], list[str]] = {}
-    for item in header.missing:
-        points.setdefault((item.status, item.reason), []).append(item.point)
-    said = [f"{status}: {reason} ({_list_some(names)})" for (status, reason), names in points.items()]
+    for missing_point in header.missing:
+        points.setdefault((missing_point.status, missing_point.reason), []).append(missing_point.point)
+    reasons = [f"{status}: {reason} ({_list_some(names)})" for (status, reason), names in points.items()]
     if header.state == "complete":
-        return tuple(said)
-    measured = len({(row.point.name, row.label) for row in rows})
-    total = measured + len(header.missing)
-    left = f"{measured} of {total} points measured; micro --resume continues it"
-    return (f"{_UNREACHED[header.state]}: {left}", *said)
+        return tuple(reasons)
+    count = len({(row.point.name, row.label) for row in rows})
+    total = count + len(header.missing)
+    progress = f"{count} of {total} points measured; micro --resume continues it"
+    return (f"{_MISSING_REASONS[header.state]}: {progress}", *reasons)
 
 
 def summarise(entry: SweepEntry, recipe: str) -> tuple[str, ...]:
-    """The result of a recipe over all shapes of an entry, in the order of a summary's columns.
+    """Return the result of a recipe over all shapes of an entry, in the order of a summary's columns.
 
     Means are geometric; the signal-to-noise ratio is the worst; weights are a share of the baseline's.
     """
-    rows = entry.of_recipe(recipe)
-    found = [row.speedup for row in rows if row.speedup]
-    ratios = [ratio.ratio for ratio in found]
-    words = [ratio.word for ratio in found]
-    noises = [row.errors.sqnr_db for row in rows if row.errors.sqnr_db is not None]
+    rows = entry.get_recipe_rows(recipe)
+    speedups = [row.speedup for row in rows if row.speedup]
+    ratios = [ratio.ratio for ratio in speedups]
+    verdicts = [ratio.word for ratio in speedups]
+    sqnr_values = [row.errors.sqnr_db for row in rows if row.errors.sqnr_db is not None]
     shares = []
     for row in rows:
         baseline = entry.baseline(row.label)
         if baseline and baseline.variant.parameter_bytes and row.variant.parameter_bytes is not None:
             shares.append(row.variant.parameter_bytes / baseline.variant.parameter_bytes)
     share = find_mean_ratio(shares)
-    same = sum(row.variant.status == SAME for row in rows)
-    faster, slower = words.count("faster"), words.count("slower")
+    same_count = sum(row.variant.status == SAME for row in rows)
+    faster, slower = verdicts.count("faster"), verdicts.count("slower")
     missing = sum(row.variant.iree is None for row in rows) + len(entry.shapes) - len({row.label for row in rows})
     return (
         recipe,
         _format_mean(ratios),
-        f"{times(min(ratios))} … {times(max(ratios))}" if ratios else NOTHING,
-        *(str(count) if count else NOTHING for count in (faster, slower, len(words) - faster - slower + same, missing)),
-        format_decibels(min(noises)) if noises else NOTHING,
+        f"{format_factor(min(ratios))} … {format_factor(max(ratios))}" if ratios else NOTHING,
+        *(
+            str(count) if count else NOTHING
+            for count in (faster, slower, len(verdicts) - faster - slower + same_count, missing)
+        ),
+        format_decibels(min(sqnr_values)) if sqnr_values else NOTHING,
         NOTHING if share is None else f"{100 * share:.0f} %",
         *(
-            _format_beside(row.variant.torch_eager for row in rows),
-            _format_beside(row.variant.torch_compile for row in rows),
+            _format_torch_mean(row.variant.torch_eager for row in rows),
+            _format_torch_mean(row.variant.torch_compile for row in rows),
         ),
     )
 
 
-def _format_beside(sides: Iterable[TorchTimes | None]) -> str:
+def _format_torch_mean(sides: Iterable[TorchTimes | None]) -> str:
     return _format_mean([side.beside_iree.ratio for side in sides if side and side.beside_iree])
 
 
 def _format_mean(ratios: Sequence[float]) -> str:
     mean = find_mean_ratio(ratios)
-    return NOTHING if mean is None else times(mean)
+    return NOTHING if mean is None else format_factor(mean)
 
 
 def _list_some(labels: Iterable[str]) -> str:
-    return listed(list(dict.fromkeys(labels)), _MOST_LABELS)
+    return listed(list(dict.fromkeys(labels)), _MAX_LABELS)
 
 
 def _make_columns(names: Sequence[str], *figures: str) -> tuple[Column, ...]:
@@ -487,12 +497,12 @@ def _make_columns(names: Sequence[str], *figures: str) -> tuple[Column, ...]:
     )
 
 
-_SUMMARY = _make_columns(
+_SUMMARY_COLUMNS = _make_columns(
     ["recipe"],
     *("speed-up", "from … to", "faster", "slower", "neither", "missing", "SQNR", "weights"),
     *("eager/IREE", "compile/IREE"),
 )
-_FIGURES = (
+_FIGURE_COLUMNS = (
     *_make_columns(
         ["m-k-n", "shape", "recipe", "status"],
         *("IREE, ms", "speed-up", "torch eager, ms", "torch eager / IREE"),
@@ -503,16 +513,16 @@ _FIGURES = (
 
 
 def make_sweep_document(rows: Sequence[Row], header: SweepHeader) -> Document:
-    """What people read of it."""
+    """Return the sweep's report for people."""
     blocks: list[Block] = []
     names: set[str] = set()
     for entry in group_entries(rows):
-        blocks += _write_entry(entry, draw_plots(entry, names))
+        blocks += _make_entry_blocks(entry, draw_plots(entry, names))
     blocks += [Heading("How to read it", 3), Items(tuple((line,) for line in LEGEND))] if rows else []
-    *facts, answer = collect_heading_facts(header, rows)
+    *facts, summary = collect_heading_facts(header, rows)
     return Document(
         "IREE Gauntlet: micro-benchmarks",
-        answer,
+        summary,
         tuple(facts),
         tuple(blocks),
         remarks=_list_remarks(header, rows),
@@ -525,70 +535,72 @@ def make_sweep_document(rows: Sequence[Row], header: SweepHeader) -> Document:
 
 
 def make_speedup_table(entry: SweepEntry) -> Table:
-    """Shapes and recipes, the longer axis down; next to the shapes the baseline's time in ms."""
+    """Return the table of shapes and recipes, the longer axis down; next to the shapes the baseline's time in ms."""
     shapes, recipes = entry.shapes, entry.recipes
     baselines = {shape: entry.baseline(shape) for shape in shapes}
-    times = {shape: _time_text(row.variant.iree if row else None) for shape, row in baselines.items()}
+    baseline_times = {shape: _format_time(row.variant.iree if row else None) for shape, row in baselines.items()}
     cells = {(recipe, shape): make_speedup_cell(entry.row(recipe, shape)) for recipe in recipes for shape in shapes}
     if len(shapes) < len(recipes):
         lines = [(recipe, *(cells[recipe, shape] for shape in shapes)) for recipe in recipes]
-        rows = ((_BASELINE, *(times[shape] for shape in shapes)), *lines)
-        return Table(_make_columns(["m-k-n"], *shapes), rows, _MOST_ROWS)
-    rows = tuple((shape, times[shape], *(cells[recipe, shape] for recipe in recipes)) for shape in shapes)
-    return Table(_make_columns(["m-k-n"], _BASELINE, *recipes), rows, _MOST_ROWS)
+        rows = ((_BASELINE_TITLE, *(baseline_times[shape] for shape in shapes)), *lines)
+        return Table(_make_columns(["m-k-n"], *shapes), rows, _MAX_ROWS)
+    rows = tuple((shape, baseline_times[shape], *(cells[recipe, shape] for recipe in recipes)) for shape in shapes)
+    return Table(_make_columns(["m-k-n"], _BASELINE_TITLE, *recipes), rows, _MAX_ROWS)
 
 
-def _write_entry(entry: SweepEntry, pictures: Iterable[Picture]) -> Iterator[Block]:
+def _make_entry_blocks(entry: SweepEntry, pictures: Iterable[Picture]) -> Iterator[Block]:
     yield Heading(entry.title)
     yield _make_table(
-        _SUMMARY, [summarise(entry, recipe) for recipe in dict.fromkeys(row.recipe for row in entry.rows)]
+        _SUMMARY_COLUMNS, [summarise(entry, recipe) for recipe in dict.fromkeys(row.recipe for row in entry.rows)]
     )
     yield from pictures
     yield Heading("Speed-ups", 3)
     yield make_speedup_table(entry)
-    if found := find_doubts(entry.rows):
+    if notes := collect_notes(entry.rows):
         yield Heading("Notes", 3)
-        yield Items(tuple((text,) for text in found), _MOST_DOUBTS)
-    figures = _make_table(_FIGURES, list(map(_collect_figures, entry.rows)))
+        yield Items(tuple((note,) for note in notes), _MAX_NOTES)
+    figures = _make_table(_FIGURE_COLUMNS, list(map(_collect_figures, entry.rows)))
     yield OnPage((Folded(f"All figures ({len(entry.rows)})", (figures,)),))
 
 
-def _make_table(columns: Sequence[Column], lines: Sequence[tuple[str, ...]]) -> Table:
-    """A table without the columns in which nothing stands."""
-    kept = [index for index in range(len(columns)) if any(line[index] not in ("", NOTHING) for line in lines)]
-    return Table(tuple(columns[index] for index in kept), tuple(tuple(line[index] for index in kept) for line in lines))
+def _make_table(columns: Sequence[Column], rows: Sequence[tuple[str, ...]]) -> Table:
+    """Return a table without empty columns."""
+    indices = [index for index in range(len(columns)) if any(row[index] not in ("", NOTHING) for row in rows)]
+    return Table(
+        tuple(columns[index] for index in indices), tuple(tuple(row[index] for index in indices) for row in rows)
+    )
 
 
 def _collect_figures(row: Row) -> tuple[str, ...]:
-    """In the order of `_FIGURES`."""
-    eager, compiled = row.variant.torch_eager, row.variant.torch_compile
+    """Return a row's figures in the order of `_FIGURE_COLUMNS`."""
+    torch_eager, torch_compile = row.variant.torch_eager, row.variant.torch_compile
     return (
         *(row.label, row.point.shape, row.recipe, row.variant.status),
-        *(_time_text(row.variant.iree), format_ratio(row.speedup)),
-        *(_time_text(eager), format_ratio(eager.beside_iree if eager else None)),
-        *(_time_text(compiled), format_ratio(compiled.beside_iree if compiled else None)),
+        *(_format_time(row.variant.iree), format_ratio(row.speedup)),
+        *(_format_time(torch_eager), format_ratio(torch_eager.beside_iree if torch_eager else None)),
+        *(_format_time(torch_compile), format_ratio(torch_compile.beside_iree if torch_compile else None)),
         *(figure.format(row.variant) or NOTHING for figure in VARIANT_FIGURES),
         "; ".join(row.variant.shows),
     )
 
 
 def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) -> dict[str, str]:
-    """Writes all into `results/` of the run's folder, prints the document, and returns the files by their names."""
+    """Write all reports into `results/` of the run's folder, print the document, and return the files by name."""
     with explain_unreadable(f"{record.path}: the sweep", UNREADABLE_SWEEP):
-        asked = SweepAsked.from_dict(record.run.micro or {})
-        results = [record.results.get(make_step_id(chain, Stage.BENCHMARK)) for chain in asked.points]
-        records = [item.statistics[MICRO] for item in results if item is not None and MICRO in item.statistics]
+        sweep = SweepAsked.from_dict(record.run.micro or {})
+        results = [record.results.get(make_step_id(chain, Stage.BENCHMARK)) for chain in sweep.points]
+        records = [result.statistics[MICRO] for result in results if result is not None and MICRO in result.statistics]
         rows = read_rows(records)
-        written = _make_header(record, asked)
-        header = SweepHeader.from_dict(written)
-    targets = read_targets(asked.targets)
+        header_fields = _make_header(record, sweep)
+        header = SweepHeader.from_dict(header_fields)
+    targets = read_targets(sweep.targets)
     oss = make_oss_json(rows, header, targets=targets)
     document = make_sweep_document(rows, header)
     folder = run_dir / "results"
     files = {
         "results.csv": format_results_csv(rows, header.missing),
         "results.md": render_markdown(document),
-        "results.json": json.dumps({"header": written, "points": records}, indent=1) + "\n",
+        "results.json": json.dumps({"header": header_fields, "points": records}, indent=1) + "\n",
         "results.html": render_html(document),
         "benchmark_results.json": oss,
         **{block.file: block.svg for block in document.blocks if isinstance(block, Picture)},
@@ -601,19 +613,19 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
 
 
 def copy_micro_reports(record: JournalRecord, run_dir: Path, files: Mapping[str, str], stream: TextIO) -> None:
-    """Writes the files where the sweep's own command was asked to; a later report of a record writes nowhere else."""
-    asked, here = SweepAsked.from_dict(record.run.micro or {}), Path(record.run.cwd)
-    if asked.output_dir:
-        _write(here / asked.output_dir / run_dir.name, files)
-        stream.write(f"the same in {asked.output_dir}/{run_dir.name}\n")
-    if asked.output:
-        output = here / expand_home(asked.output)
+    """Write copies where the sweep's command requested them; later reports write only to the run's folder."""
+    sweep, working_folder = SweepAsked.from_dict(record.run.micro or {}), Path(record.run.cwd)
+    if sweep.output_dir:
+        _write(working_folder / sweep.output_dir / run_dir.name, files)
+        stream.write(f"the same in {sweep.output_dir}/{run_dir.name}\n")
+    if sweep.output:
+        output = working_folder / expand_home(sweep.output)
         _write(output.parent, {output.name: files["benchmark_results.json"]})
-        stream.write(f"records for a benchmark database: {asked.output}\n")
+        stream.write(f"records for a benchmark database: {sweep.output}\n")
 
 
 def check_writable(name: str) -> None:
-    """Makes sure that `--output` can be written, before anything is measured."""
+    """Check that `--output` can be written, before anything is measured."""
     if not name:
         return
     path = expand_home(name).absolute()
@@ -623,14 +635,16 @@ def check_writable(name: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"--output {name}: {path.parent}: {error.strerror}", "Name a file where you may write."
+            f"--output {name}: {path.parent}: {error.strerror}", "Name a file in a folder where you may write."
         ) from error
     if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"--output {name}: {path.parent} cannot be written", "Name a file where you may write.")
+        raise UsageError(
+            f"--output {name}: {path.parent} cannot be written", "Name a file in a folder where you may write."
+        )
 
 
 def _draw_memory(record: JournalRecord, run_dir: Path) -> None:
-    """Draws each profile of memory next to its file."""
+    """Draw each memory profile next to its file."""
     for step in record.planned:
         result = record.results.get(step.id)
         if result is None or "memory" not in result.statistics:
@@ -644,35 +658,35 @@ def _draw_memory(record: JournalRecord, run_dir: Path) -> None:
 
 
 def _name_point(chain: str) -> str:
-    """Of a point, which its chain has a target behind."""
+    """Return a point's name, which is its chain's without the target."""
     return chain.rpartition("@")[0]
 
 
-def _make_header(record: JournalRecord, asked: SweepAsked) -> dict[str, Any]:
-    """As `results.json` has it."""
-    run, first = record.run, record.runs[0]
-    # The points without a record: what became of each, and why.
-    missing = [MissingPoint(name, "skipped", reason) for name, reason in asked.refused.items()]
-    for chain in asked.points:
+def _make_header(record: JournalRecord, sweep: SweepAsked) -> dict[str, Any]:
+    """Return the header of `results.json`."""
+    run, first_run = record.run, record.runs[0]
+    # Points without a record have a status and a reason.
+    missing = [MissingPoint(name, "skipped", reason) for name, reason in sweep.refused.items()]
+    for chain in sweep.points:
         result = record.results.get(make_step_id(chain, Stage.BENCHMARK))
         if result is None:
-            missing.append(MissingPoint(_name_point(chain), _NOT_MEASURED, _UNREACHED[state_of(record)]))
+            missing.append(MissingPoint(_name_point(chain), _NOT_MEASURED, _MISSING_REASONS[state_of(record)]))
         elif MICRO not in result.statistics:
             missing.append(MissingPoint(_name_point(chain), str(result.verdict), result.reason))
     return {
         "run": run.name,
         "state": state_of(record),
-        "started": first.time,
-        "config": Path(asked.config).name,
+        "started": first_run.time,
+        "config": Path(sweep.config).name,
         "toolchain": run.toolchain.as_dict(),
         "machine": run.machine.as_dict(),
-        "command": first.command,
+        "command": first_run.command,
         "cwd": run.cwd,
         "version": run.version,
         "lock_folder": run.lock_folder,
         "gpus": list(run.gpus),
-        "versions": asked.versions,
-        "missing": [item.as_dict() for item in missing],
+        "versions": sweep.versions,
+        "missing": [point.as_dict() for point in missing],
     }
 
 
@@ -684,5 +698,5 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
     except OSError as error:
         raise GauntletError(
             f"{folder}: results cannot be written: {error.strerror or error}",
-            "Mend that; `gauntlet report` writes those of the run's folder again, from its journal.",
+            "Fix that; then `gauntlet report` writes the reports of the run's folder again, from its journal.",
         ) from error

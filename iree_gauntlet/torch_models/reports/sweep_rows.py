@@ -1,7 +1,8 @@
-"""The record of each point as flat rows, one a variant; these as CSV, and as records of a dashboard's database.
+"""Points' records as flat rows, one per variant; these as CSV, and as records of a dashboard's database.
 
-Columns of what torchao's `generate_results_csv` (benchmarks/microbenchmarks/utils.py) writes have its names and order;
-its times are torch's, eager and compiled. Ours follow. A cell is empty without a figure; numbers have all their digits.
+The columns of torchao's `generate_results_csv` (benchmarks/microbenchmarks/utils.py) have its names and order; its
+times are torch's, eager and compiled. The toolkit's columns follow. A cell is empty without a figure; numbers have all
+their digits.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from iree_gauntlet.records.sweep_record import (
 from iree_gauntlet.settings import expand_home, read_file
 
 _BASELINE = "baseline"
-# What a ratio says, where it is not plain from its size.
-_MARKS = {"inconclusive": " ?", "same": " ="}
-_TITLE = 100
-# What stands in a column, of a variant and of the baseline at its point.
+# The marks of ratios whose verdict is not evident from their size.
+_VERDICT_MARKS = {"inconclusive": " ?", "same": " ="}
+_MAX_TITLE_CHARS = 100
+# A column's function from a variant's row and the baseline's at its point to the cell's value.
 _Column = Callable[["Row", "Row | None"], object]
 _TORCH_TYPES = {"f32": "torch.float32", "f16": "torch.float16", "bf16": "torch.bfloat16"}
 _SIDES = ("iree", "torch_eager", "torch_compile")
-_RATIO = {"": "ratio", "_low": "low", "_high": "high", "_word": "word"}
+_RATIO_FIELDS = {"": "ratio", "_low": "low", "_high": "high", "_word": "word"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +61,34 @@ class Row:
         return self.record.point
 
     @property
-    def place(self) -> tuple[str, str, str, str, str]:
-        """What tells its point from others."""
+    def point_key(self) -> tuple[str, str, str, str, str]:
+        """A unique key of its point."""
         point = self.point
         return point.name, point.model_type, point.dtype, point.device, point.label
 
     @property
     def label(self) -> str:
-        """Of the shape."""
+        """The label of the shape."""
         return self.point.label
 
     @property
     def recipe(self) -> str:
-        """Of the variant."""
+        """The label of the variant."""
         return self.variant.label
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the others are compared with it."""
+        """True if the others are compared with it."""
         return self.recipe == _BASELINE
 
     @property
     def speedup(self) -> Ratio | None:
-        """On IREE, against the baseline."""
+        """The speed-up on IREE over the baseline."""
         return self.variant.iree.speedup if self.variant.iree else None
 
     @property
     def errors(self) -> NumberErrors:
-        """How far its outputs are from the unchanged model's."""
+        """The errors of its outputs relative to the unchanged model's."""
         return self.variant.error or NumberErrors()
 
 
@@ -101,7 +102,7 @@ class HeaderGpu(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class MissingPoint(Recorded):
-    """A point without a record: what became of it, and why."""
+    """A point without a record, with its status and the reason."""
 
     point: str
     status: str
@@ -110,11 +111,11 @@ class MissingPoint(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepHeader(Recorded):
-    """Where a sweep is from, as far as is known.
+    """The provenance of a sweep, as far as is known.
 
     Attributes:
         state: `complete`, `interrupted` or `unfinished`.
-        lock_folder: empty for the usual one.
+        lock_folder: folder of locks; empty for the default.
     """
 
     run: str = ""
@@ -134,10 +135,10 @@ class SweepHeader(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class SweepEntry:
-    """An entry of `model_params` with everything that was measured for it.
+    """An entry of `model_params` with all its measurements.
 
     Attributes:
-        rows: in the order of the records; never empty.
+        rows: the rows in the order of the records; never empty.
     """
 
     rows: tuple[Row, ...]
@@ -149,9 +150,9 @@ class SweepEntry:
 
     @property
     def title(self) -> str:
-        """`small_linear (linear, f32, cpu)`."""
+        """The heading: `small_linear (linear, f32, cpu)`."""
         point = self.rows[0].point
-        return one_line(f"{point.name} ({point.model_type}, {point.dtype}, {point.device})", _TITLE)
+        return one_line(f"{point.name} ({point.model_type}, {point.dtype}, {point.device})", _MAX_TITLE_CHARS)
 
     @property
     def shapes(self) -> tuple[str, ...]:
@@ -164,40 +165,40 @@ class SweepEntry:
         return tuple(dict.fromkeys(row.recipe for row in self.rows if not row.is_baseline))
 
     def row(self, recipe: str, shape: str) -> Row | None:
-        """Of a variant at a shape; the last where there are several."""
+        """Return the row of a variant at a shape; the last one if there are several."""
         return next((row for row in reversed(self.rows) if (row.recipe, row.label) == (recipe, shape)), None)
 
     def baseline(self, shape: str) -> Row | None:
-        """What the others at a shape are compared with."""
+        """Return the baseline's row at a shape."""
         return self.row(_BASELINE, shape)
 
-    def of_recipe(self, recipe: str) -> tuple[Row, ...]:
-        """A variant at all shapes."""
+    def get_recipe_rows(self, recipe: str) -> tuple[Row, ...]:
+        """Return a variant's rows at all shapes."""
         return tuple(row for row in self.rows if row.recipe == recipe)
 
 
 def read_rows(records: Iterable[Mapping[str, Any]]) -> tuple[Row, ...]:
-    """The rows of some points, in their order."""
+    """Return the rows of points' records, in their order."""
     points = map(PointRecord.from_dict, records)
     return tuple(Row(point, variant) for point in points for variant in point.variants)
 
 
 def group_entries(rows: Iterable[Row]) -> tuple[SweepEntry, ...]:
-    """The rows by entry of `model_params`, in the order of their first ones."""
-    found: dict[tuple[str, ...], list[Row]] = {}
+    """Group the rows by entry of `model_params`, in the order of their first rows."""
+    rows_by_entry: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(row.place[:-1], []).append(row)
-    return tuple(SweepEntry(tuple(own)) for own in found.values())
+        rows_by_entry.setdefault(row.point_key[:-1], []).append(row)
+    return tuple(SweepEntry(tuple(entry_rows)) for entry_rows in rows_by_entry.values())
 
 
 def find_mean_ratio(ratios: Sequence[float]) -> float | None:
-    """Geometric mean of those that are positive and finite; None where none is."""
-    usable = [ratio for ratio in ratios if 0 < ratio < math.inf]
-    return statistics.geometric_mean(usable) if usable else None
+    """Return the geometric mean of the positive finite ratios; None without any."""
+    finite_ratios = [ratio for ratio in ratios if 0 < ratio < math.inf]
+    return statistics.geometric_mean(finite_ratios) if finite_ratios else None
 
 
-def times(ratio: float) -> str:
-    """A ratio in three digits: `1.72`, `0.094`, `12.5`."""
+def format_factor(ratio: float) -> str:
+    """Format a ratio with three digits: `1.72`, `0.094`, `12.5`."""
     if not math.isfinite(ratio):
         return str(ratio)
     if abs(ratio) >= 99.95 or ratio == 0:
@@ -208,99 +209,101 @@ def times(ratio: float) -> str:
 
 
 def format_ratio(ratio: Ratio | None) -> str:
-    """`1.72 (1.60–1.84)`, marked where it is no difference; a dash for none."""
+    """Format a ratio as `1.72 (1.60–1.84)`, with a mark if there is no difference; None is a dash."""
     if ratio is None:
         return NOTHING
-    span = "" if ratio.low is None or ratio.high is None else f" ({times(ratio.low)}–{times(ratio.high)})"
-    return f"{times(ratio.ratio)}{span}{_MARKS.get(ratio.word, '')}"
+    span = (
+        "" if ratio.low is None or ratio.high is None else f" ({format_factor(ratio.low)}–{format_factor(ratio.high)})"
+    )
+    return f"{format_factor(ratio.ratio)}{span}{_VERDICT_MARKS.get(ratio.word, '')}"
 
 
-def _take(path: str) -> _Column:
-    """What a variant has at the end of a path of fields; None where a part of it is None."""
+def _make_column(path: str) -> _Column:
+    """Return a column with the value at a path of fields; None if a part of the path is None."""
     return lambda row, _: _find_field(row, path)
 
 
-def _take_of_baseline(path: str) -> _Column:
+def _make_baseline_column(path: str) -> _Column:
     return lambda _, baseline: _find_field(baseline, path)
 
 
-def _find_field(found: object, path: str) -> object:
+def _find_field(value: object, path: str) -> object:
     for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
+        value = getattr(value, name, None)
+    return value
 
 
-def _compare_eager_and_compiled(row: Row, _: Row | None) -> float | None:
-    eager, compiled = row.variant.torch_eager, row.variant.torch_compile
-    return eager.ms / compiled.ms if eager and compiled and compiled.ms else None
+def _divide_eager_by_compiled(row: Row, _: Row | None) -> float | None:
+    torch_eager, torch_compile = row.variant.torch_eager, row.variant.torch_compile
+    return torch_eager.ms / torch_compile.ms if torch_eager and torch_compile and torch_compile.ms else None
 
 
 CSV_COLUMNS: dict[str, _Column | VariantFigure] = {
-    # torchao's
-    "name": _take("point.name"),
-    **{name: _take(f"variant.{name}") for name in ("quantization", "sparsity")},
-    **{name: _take(f"point.{name}") for name in ("m", "k", "n")},
+    # These are torchao's columns.
+    "name": _make_column("point.name"),
+    **{name: _make_column(f"variant.{name}") for name in ("quantization", "sparsity")},
+    **{name: _make_column(f"point.{name}") for name in ("m", "k", "n")},
     "high_precision_dtype": lambda row, _: _TORCH_TYPES.get(row.point.dtype, row.point.dtype),
-    **{name: _take(f"point.{name}") for name in ("torch_compile_mode", "device", "model_type")},
-    "baseline_model_eager_inference_time_in_ms": _take_of_baseline("variant.torch_eager.ms"),
-    "quantized_model_eager_inference_time_in_ms": _take("variant.torch_eager.ms"),
-    "baseline_model_compiled_inference_time_in_ms": _take_of_baseline("variant.torch_compile.ms"),
-    "quantized_model_compiled_inference_time_in_ms": _take("variant.torch_compile.ms"),
-    "eager speedup on baseline": _take("variant.torch_eager.speedup.ratio"),
-    "compile speedup on baseline": _take("variant.torch_compile.speedup.ratio"),
-    "eager vs compile speedup": _compare_eager_and_compiled,
-    # ours
-    "shape": _take("point.shape"),
-    "recipe": _take("recipe"),
-    **{name: _take(f"variant.{name}") for name in ("kind", "status", "reason")},
-    "iree_baseline_ms": _take_of_baseline("variant.iree.ms"),
-    "iree_ms": _take("variant.iree.ms"),
+    **{name: _make_column(f"point.{name}") for name in ("torch_compile_mode", "device", "model_type")},
+    "baseline_model_eager_inference_time_in_ms": _make_baseline_column("variant.torch_eager.ms"),
+    "quantized_model_eager_inference_time_in_ms": _make_column("variant.torch_eager.ms"),
+    "baseline_model_compiled_inference_time_in_ms": _make_baseline_column("variant.torch_compile.ms"),
+    "quantized_model_compiled_inference_time_in_ms": _make_column("variant.torch_compile.ms"),
+    "eager speedup on baseline": _make_column("variant.torch_eager.speedup.ratio"),
+    "compile speedup on baseline": _make_column("variant.torch_compile.speedup.ratio"),
+    "eager vs compile speedup": _divide_eager_by_compiled,
+    # These are the toolkit's columns.
+    "shape": _make_column("point.shape"),
+    "recipe": _make_column("recipe"),
+    **{name: _make_column(f"variant.{name}") for name in ("kind", "status", "reason")},
+    "iree_baseline_ms": _make_baseline_column("variant.iree.ms"),
+    "iree_ms": _make_column("variant.iree.ms"),
     **{
-        f"{side}_speedup{part}": _take(f"variant.{side}.speedup.{name}")
+        f"{side}_speedup{part}": _make_column(f"variant.{side}.speedup.{name}")
         for side in _SIDES
-        for part, name in _RATIO.items()
+        for part, name in _RATIO_FIELDS.items()
     },
     **{
-        f"{side}_beside_iree{part}": _take(f"variant.{side}.beside_iree.{name}")
+        f"{side}_beside_iree{part}": _make_column(f"variant.{side}.beside_iree.{name}")
         for side in _SIDES[1:]
-        for part, name in _RATIO.items()
+        for part, name in _RATIO_FIELDS.items()
     },
     **{figure.key or figure.field: figure for figure in VARIANT_FIGURES if figure.part != "roofline"},
-    **{f"{side}_first_call_ms": _take(f"variant.{side}.first_call_ms") for side in _SIDES[1:]},
-    "flops": _take("point.flops"),
-    **{f"roofline_{name}": _take(f"variant.roofline.{name}") for name in ("share", "bound")},
-    **{name: _take(f"record.{name}") for name in ("blocks", "replaced", "seconds")},
+    **{f"{side}_first_call_ms": _make_column(f"variant.{side}.first_call_ms") for side in _SIDES[1:]},
+    "flops": _make_column("point.flops"),
+    **{f"roofline_{name}": _make_column(f"variant.roofline.{name}") for name in ("share", "bound")},
+    **{name: _make_column(f"record.{name}") for name in ("blocks", "replaced", "seconds")},
     "shows": lambda row, _: "; ".join(row.variant.shows),
     "notes": lambda row, _: "; ".join((*row.record.notes, *row.variant.notes)),
 }
 
 
 def format_results_csv(rows: Sequence[Row], missing: Sequence[MissingPoint] = ()) -> str:
-    """The whole file, with its header; lines end as RFC 4180 has it.
+    """Return the CSV file, with its header and the line ends of RFC 4180.
 
-    A point without figures (of a sweep that was interrupted, say) has a line with its status and the reason.
+    A point without figures (of an interrupted sweep, for example) has a line with its status and the reason.
     """
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, CSV_COLUMNS, restval="")
     writer.writeheader()
-    baselines = {row.place: row for row in rows if row.is_baseline}
+    baselines = {row.point_key: row for row in rows if row.is_baseline}
     for row in rows:
         cells = {}
         for name, column in CSV_COLUMNS.items():
             if isinstance(column, VariantFigure):
                 cells[name] = _format_cell(column.read_for_table(row.variant))
             else:
-                cells[name] = _format_cell(column(row, baselines.get(row.place)))
+                cells[name] = _format_cell(column(row, baselines.get(row.point_key)))
         writer.writerow(cells)
-    for item in missing:
-        name, _, label = item.point.rpartition("/")
+    for missing_point in missing:
+        name, _, label = missing_point.point.rpartition("/")
         sizes = zip("mkn", label.split("-"), strict=False)
-        writer.writerow({"name": name, **dict(sizes), "status": item.status, "reason": item.reason})
+        writer.writerow({"name": name, **dict(sizes), "status": missing_point.status, "reason": missing_point.reason})
     return stream.getvalue()
 
 
 def _format_cell(value: object) -> str:
-    """A whole number without a point (bytes), another with all its digits."""
+    """Format an integral value without a point (bytes), another number with all its digits."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -313,7 +316,7 @@ _Count = Annotated[int, Field(ge=0, lt=2**32)]
 _Text = Annotated[str, Field(min_length=1)]
 _Extra = dict[str, str]
 SPEEDUP = "Fwd Speedup (x)"
-# torchao writes this one for bf16, whatever the baseline's type is.
+# torchao always writes the name for bf16, whatever the baseline's type is.
 _BASELINE_TIMES = {"bf16": "Bfloat16 Fwd Time (ms)", "f16": "Float16 Fwd Time (ms)", "f32": "Float32 Fwd Time (ms)"}
 _RECIPE_TIMES = {"quantization": "Quantized Fwd Time (ms)", "sparsity": "Sparse Fwd Time (ms)"}
 _REPOSITORIES = {
@@ -331,13 +334,13 @@ _Targets: TypeAlias = Mapping[str, Mapping[str, float]]
 
 
 def is_float32(value: float) -> bool:
-    """Whether the table can hold a number as one."""
+    """Return True if a number fits the table's Float32 column."""
     return math.isfinite(value) and abs(value) <= _LARGEST_FLOAT32
 
 
 def _check_float32(value: float) -> float:
     if not is_float32(value):
-        raise ValueError(f"{value} is no finite Float32")
+        raise ValueError(f"{value} is not a finite Float32")
     return value
 
 
@@ -349,7 +352,7 @@ class _OssPart(BaseModel):
 
 
 class OssBenchmark(_OssPart):
-    """What was benchmarked, in the words of dashboards: `dtype` is the recipe."""
+    """The benchmark, in the dashboards' terms: `dtype` is the recipe."""
 
     name: _Text
     mode: _Text
@@ -358,7 +361,7 @@ class OssBenchmark(_OssPart):
 
 
 class OssModel(_OssPart):
-    """Of which model."""
+    """The benchmarked model."""
 
     name: _Text
     type: str = ""
@@ -368,7 +371,7 @@ class OssModel(_OssPart):
 
 
 class OssMetric(_OssPart):
-    """One figure; several values where it was taken several times."""
+    """One metric; several values if it was measured several times."""
 
     name: _Text
     benchmark_values: Annotated[list[_Float], Field(min_length=1)]
@@ -410,7 +413,7 @@ class OssRecord(_OssPart):
     metric: OssMetric
     runners: list[OssRunner] = []
     dependencies: dict[str, OssDependency] = {}
-    # None is said of.
+    # Records name no inputs.
     inputs: dict[str, _Extra] = {}
 
 
@@ -423,59 +426,59 @@ class _Metric:
 
 
 def make_oss_json(rows: Sequence[Row], header: SweepHeader, *, targets: _Targets | None = None) -> str:
-    """The file: a JSON array of records, checked against the schema; arguments as for `make_oss_records`."""
+    """Return the JSON array of records, checked against the schema; arguments as for `make_oss_records`."""
     try:
         records = [record.model_dump() for record in make_oss_records(rows, header, targets=targets)]
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise GauntletError(f"record {where} of the benchmark database: {first['msg']}") from error
+        first_error = error.errors()[0]
+        field_path = ".".join(map(str, first_error["loc"]))
+        raise GauntletError(f"record {field_path} of the benchmark database: {first_error['msg']}") from error
     return json.dumps(records, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
 
 
 def make_oss_records(
     rows: Sequence[Row], header: SweepHeader, *, targets: _Targets | None = None
 ) -> Iterator[OssRecord]:
-    """The records of all figures that are finite.
+    """Yield the records of all finite figures.
 
     Args:
-        rows: of all points.
-        header: of the run; its state is in every record where it is not `complete`.
-        targets: the value that a metric should have, by its name and then by `<recipe>@<model.name>` or `<recipe>`; 0
-            for those that are not named, which dashboards read as none.
+        rows: rows of all points.
+        header: the run's header; its state is in every record unless it is `complete`.
+        targets: target values by metric, then by `<recipe>@<model.name>` or `<recipe>`; others have 0, which
+            dashboards read as none.
     """
-    baselines = {row.place: row for row in rows if row.is_baseline}
+    baselines = {row.point_key: row for row in rows if row.is_baseline}
     shapes: dict[str, set[tuple[str, ...]]] = {}
     for row in rows:
-        shapes.setdefault(row.label, set()).add(row.place)
+        shapes.setdefault(row.label, set()).add(row.point_key)
     dependencies = _find_dependencies(header)
     for row in rows:
         name = row.label if len(shapes[row.label]) == 1 else f"{row.point.name} {row.label}"
         runner = _describe_runner(row, header)
-        named = {name: getattr(row.point, name) for name in ("name", "model_type", "shape", "m", "k", "n")}
+        point_facts = {name: getattr(row.point, name) for name in ("name", "model_type", "shape", "m", "k", "n")}
         flops = None if row.point.flops is None else f"{row.point.flops:.0f}"
-        for backend, metrics in _find_backends(row, baselines.get(row.place)):
+        for backend, metrics in _find_backends(row, baselines.get(row.point_key)):
             model = OssModel(
                 name=name,
                 type="micro-benchmark custom layer",
                 backend=backend,
                 origins=["iree"],
-                extra_info=_keep_known({**named, "flops": flops}),
+                extra_info=_drop_empty({**point_facts, "flops": flops}),
             )
             benchmark = _describe_benchmark(row, backend, runner.type, header.state)
             for metric in metrics:
                 if metric.value is not None and is_float32(metric.value):
-                    wanted = (targets or {}).get(metric.name, {})
+                    goals = (targets or {}).get(metric.name, {})
                     ratio = metric.ratio
-                    more = {"low": ratio.low, "high": ratio.high, "verdict": ratio.word} if ratio else {}
+                    ratio_facts = {"low": ratio.low, "high": ratio.high, "verdict": ratio.word} if ratio else {}
                     yield OssRecord(
                         benchmark=benchmark,
                         model=model,
                         metric=OssMetric(
                             name=metric.name,
                             benchmark_values=[metric.value],
-                            target_value=float(wanted.get(f"{row.recipe}@{name}", wanted.get(row.recipe, 0.0))),
-                            extra_info=_keep_known({"unit": metric.unit, **more}),
+                            target_value=float(goals.get(f"{row.recipe}@{name}", goals.get(row.recipe, 0.0))),
+                            extra_info=_drop_empty({"unit": metric.unit, **ratio_facts}),
                         ),
                         runners=[runner],
                         dependencies=dependencies,
@@ -483,14 +486,14 @@ def make_oss_records(
 
 
 def _find_backends(row: Row, baseline: Row | None) -> Iterator[tuple[str, list[_Metric]]]:
-    """The metrics of each side that was measured."""
-    own, other = row.variant, baseline.variant if baseline else None
-    yield "iree", [*_collect_times(row, own.iree, other.iree if other else None), *_collect_iree_metrics(row)]
-    if own.kind == "compiler" and not row.is_baseline:
-        # It is nothing to torch.
+    """Yield the metrics of each measured backend."""
+    variant, base = row.variant, baseline.variant if baseline else None
+    yield ("iree", [*_collect_times(row, variant.iree, base.iree if base else None), *_collect_iree_metrics(row)])
+    if variant.kind == "compiler" and not row.is_baseline:
+        # A compiler recipe does not concern torch.
         return
-    yield "eager", _collect_times(row, own.torch_eager, other.torch_eager if other else None)
-    yield "inductor", _collect_times(row, own.torch_compile, other.torch_compile if other else None)
+    yield "eager", _collect_times(row, variant.torch_eager, base.torch_eager if base else None)
+    yield ("inductor", _collect_times(row, variant.torch_compile, base.torch_compile if base else None))
 
 
 def _collect_times(
@@ -498,42 +501,42 @@ def _collect_times(
 ) -> list[_Metric]:
     if side is None:
         return []
-    own = _BASELINE_TIMES.get(row.point.dtype, "Baseline Fwd Time (ms)")
+    baseline_metric = _BASELINE_TIMES.get(row.point.dtype, "Baseline Fwd Time (ms)")
     if row.is_baseline:
-        return [_Metric(own, side.ms, "ms")]
+        return [_Metric(baseline_metric, side.ms, "ms")]
     speedup = side.speedup
     ratio = speedup.ratio if speedup else None
     return [
-        # As torchao's program names it, and as its guide does.
+        # One name is that of torchao's program, the other that of its guide.
         *(_Metric(name, ratio, "x", speedup) for name in (SPEEDUP, f"speedup(wrt {row.point.dtype})")),
-        _Metric(own, baseline.ms if baseline else None, "ms"),
+        _Metric(baseline_metric, baseline.ms if baseline else None, "ms"),
         _Metric(_RECIPE_TIMES.get(row.variant.kind, "Recipe Fwd Time (ms)"), side.ms, "ms"),
     ]
 
 
 def _collect_iree_metrics(row: Row) -> list[_Metric]:
-    """What is known of IREE alone."""
+    """Return the metrics that only IREE has."""
     if row.variant.iree is None:
         return []
-    found = []
+    metrics = []
     for figure in sorted(VARIANT_FIGURES, key=lambda figure: figure.metric.place):
         value, metric = figure.read(row.variant), figure.metric
-        found.append(_Metric(metric.name, None if value is None else value / metric.scale, metric.unit))
+        metrics.append(_Metric(metric.name, None if value is None else value / metric.scale, metric.unit))
     for name, side in (("torch eager", row.variant.torch_eager), ("torch.compile", row.variant.torch_compile)):
-        beside = side.beside_iree if side else None
-        found.append(_Metric(f"Speedup over {name} (x)", beside.ratio if beside else None, "x", beside))
-    return found
+        ratio = side.beside_iree if side else None
+        metrics.append(_Metric(f"Speedup over {name} (x)", ratio.ratio if ratio else None, "x", ratio))
+    return metrics
 
 
 def _describe_benchmark(row: Row, backend: str, arch: str, state: str) -> OssBenchmark:
-    compiled = backend == "inductor"
+    uses_compile = backend == "inductor"
     facts = {
         "device": _name_device(row),
         "iree_device": row.point.device,
         "arch": arch,
-        # Of torch.compile alone: dashboards take a series without these for an eager one.
-        "torch_compile_mode": row.point.torch_compile_mode if compiled else None,
-        "use_compile": "true" if compiled else None,
+        # Only torch.compile has these: dashboards take a series without them for an eager one.
+        "torch_compile_mode": row.point.torch_compile_mode if uses_compile else None,
+        "use_compile": "true" if uses_compile else None,
         "sweep": None if state == "complete" else state,
         "high_precision_dtype": row.point.dtype,
         "quantization": row.variant.quantization,
@@ -541,11 +544,11 @@ def _describe_benchmark(row: Row, backend: str, arch: str, state: str) -> OssBen
         "recipe_kind": row.variant.kind,
         "status": row.variant.status,
     }
-    return OssBenchmark(name="micro-benchmark api", mode="inference", dtype=row.recipe, extra_info=_keep_known(facts))
+    return OssBenchmark(name="micro-benchmark api", mode="inference", dtype=row.recipe, extra_info=_drop_empty(facts))
 
 
 def _describe_runner(row: Row, header: SweepHeader) -> OssRunner:
-    """The machine. `name` and `type` are what dashboards call device and architecture."""
+    """Return the machine's record. `name` and `type` are the dashboards' device and architecture."""
     machine, device = header.machine, _name_device(row)
     gpus = () if is_cpu(row.point.device) else header.gpus
     names = ", ".join(filter(None, dict.fromkeys(gpu.name for gpu in gpus)))
@@ -558,7 +561,7 @@ def _describe_runner(row: Row, header: SweepHeader) -> OssRunner:
         gpu_info=names,
         gpu_count=len(gpus),
         avail_gpu_mem_in_gb=sum(gpu.memory_bytes for gpu in gpus) // _GIB,
-        extra_info=_keep_known(
+        extra_info=_drop_empty(
             {"hostname": machine.host, "os": machine.os, "python": machine.python}
             | {"run": header.run, "started": header.started}
         ),
@@ -567,16 +570,16 @@ def _describe_runner(row: Row, header: SweepHeader) -> OssRunner:
 
 def _find_dependencies(header: SweepHeader) -> dict[str, OssDependency]:
     toolchain = header.toolchain
-    found = {}
+    dependencies = {}
     for package, version, sha in (
         ("iree-base-compiler", toolchain.compiler, toolchain.compiler_commit),
         ("iree-base-runtime", toolchain.runtime, toolchain.runtime_commit),
     ):
         if version:
-            found[package] = OssDependency(repo="iree-org/iree", version=version, sha=sha)
+            dependencies[package] = OssDependency(repo="iree-org/iree", version=version, sha=sha)
     for name, version in header.versions.items():
-        found[name] = OssDependency(repo=_REPOSITORIES.get(name, ""), version=version)
-    return found
+        dependencies[name] = OssDependency(repo=_REPOSITORIES.get(name, ""), version=version)
+    return dependencies
 
 
 def _name_device(row: Row) -> str:
@@ -584,13 +587,13 @@ def _name_device(row: Row) -> str:
     return kind.dashboard_device or kind.family
 
 
-def _keep_known(facts: Mapping[str, object]) -> dict[str, str]:
-    """As the table's maps hold it: text, and nothing for what is not known."""
+def _drop_empty(facts: Mapping[str, object]) -> dict[str, str]:
+    """Return the facts as text, as in the table's maps, without unknown ones."""
     return {name: str(value) for name, value in facts.items() if value is not None and value != ""}
 
 
 def read_targets(name: str) -> _Targets:
-    """The file of `--targets`: `{metric: {recipe or recipe@shape: value}}`; nothing for an empty name."""
+    """Read the file of `--targets`: `{metric: {recipe or recipe@shape: value}}`; empty for an empty name."""
     if not name:
         return {}
     try:
@@ -599,8 +602,8 @@ def read_targets(name: str) -> _Targets:
         raise UsageError(f"--targets {name}: {error.strerror}", "Name a JSON file.") from error
     except ValidationError as error:
         raise UsageError(
-            f"--targets {name}: expected an object of objects of numbers",
+            f"--targets {name}: expected an object that maps metrics to objects of numbers",
             'Such as {"Fwd Speedup (x)": {"int8wo": 1.2, "int8wo@1-4096-4096": 1.5}}.',
         ) from error
     except ValueError as error:
-        raise UsageError(f"--targets {name}: no JSON: {error}", "See docs/reference/micro.md.") from error
+        raise UsageError(f"--targets {name}: not JSON: {error}", "See docs/reference/micro.md.") from error

@@ -1,1 +1,1 @@
-"""What runs in the Python that has torch, beside the words that both sides read."""
+"""Code that runs in the Python that has torch, in addition to the modules that both sides import."""

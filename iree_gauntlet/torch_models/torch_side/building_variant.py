@@ -1,4 +1,4 @@
-"""Building a variant: the model is made, its recipes are applied, and it is exported with what torch eager returns."""
+"""Build a variant: make the model, apply its recipes, and export it with its outputs in torch eager."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ _PROGRAM = "main"
 
 
 def run(path: Path) -> None:
-    """Build what the plan in a file asks for."""
+    """Build the variant of the plan in a file."""
     build(read_plan(path, VariantPlan))
 
 
 def build(plan: VariantPlan) -> None:
-    """Build what a plan asks for into its folder, `build.json` last."""
+    """Build a plan's variant into its folder, `build.json` last."""
     steps = BuildSteps(plan, plan.label)
     registry = load_registry([Path(file) for file in plan.plugins])
-    with steps.timed("build", f"building {plan.model_type} {plan.m}-{plan.k}-{plan.n}, {plan.dtype}"):
+    with steps.time_part("build", f"building {plan.model_type} {plan.m}-{plan.k}-{plan.n}, {plan.dtype}"):
         module, inputs = make_base_model(plan, registry)
-    steps.model = registry.model_type(plan.model_type).architecture
+    steps.model = registry.find_model_type(plan.model_type).architecture
     parameter_count = sum(weight.numel() for weight in module.parameters())
-    with steps.timed("eager", "running it unchanged"):
+    with steps.time_part("eager", "running it unchanged"):
         with FlopCounterMode(display=False) as counter:
-            plain = steps.eager(module, inputs, "the model")
+            plain_outputs = steps.run_eager(module, inputs, "the model")
         if plan.dtype != "f32":
-            in_f32 = copy.deepcopy(module).float()
-            steps.refer_to(steps.eager(in_f32, cast(inputs, DataFormat.FP32), "the model in f32"))
+            f32_module = copy.deepcopy(module).float()
+            steps.write_reference(steps.run_eager(f32_module, cast(inputs, DataFormat.FP32), "the model in f32"))
         else:
-            steps.refer_to([] if plan.is_baseline else plain)
-    with steps.timed("build", f"applying {plan.label}"):
-        module, changed = apply_recipes(plan, registry, module)
+            steps.write_reference([] if plan.is_baseline else plain_outputs)
+    with steps.time_part("build", f"applying {plan.label}"):
+        module, changed_bytes = apply_recipes(plan, registry, module)
         gc.collect()
-    with steps.timed("eager", f"running {plan.label}"):
-        outputs = steps.eager(module, inputs, "the model")
+    with steps.time_part("eager", f"running {plan.label}"):
+        outputs = steps.run_eager(module, inputs, "the model")
     if plan.is_baseline:
-        steps.require_repeatable(plain, outputs)
-    # Not rewritten: the exporter's constant folding makes f32 of narrow weights of up to 8,192 values.
+        steps.require_repeatable(plain_outputs, outputs)
+    # The graph is not optimised: the exporter's constant folding widens narrow weights of up to 8,192 values to f32.
     steps.export(_PROGRAM, module, inputs, outputs, optimize=False)
     steps.write_record(
         replace(
@@ -58,7 +58,7 @@ def build(plan: VariantPlan) -> None:
             parameter_count=parameter_count,
             contractions=max(1, read_contractions(steps.folder / f"{_PROGRAM}.onnx")),
             flops=counter.get_total_flops(),
-            changed_layers=len(changed),
-            changed_bytes=sum(changed),
+            changed_layers=len(changed_bytes),
+            changed_bytes=sum(changed_bytes),
         )
     )

@@ -1,9 +1,9 @@
-"""Backward passes that ONNX has no operators for, in operators that it has: torch's decompositions leave them whole.
+"""Decompositions of backward operators that ONNX lacks and torch does not decompose, into operators that ONNX has.
 
-They are written for graphs that a compiler reads: nothing is scattered by an index, so that everything can be parallel.
+They are written for compilers: nothing is scattered by an index, so that everything can be parallel.
 
 The loss is the mean, over all elements of all float outputs, of the squared distance to fixed normal targets. It is
-taken in f32 whatever the element type: a sum of some ten thousand squares leaves the range of f16.
+computed in f32 whatever the element type: a sum of some ten thousand squares leaves the range of f16.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _GRADIENTS_SEED = 2
 
 
 def make_backward_decompositions() -> dict[Any, Callable[..., Any]]:
-    """A table for `make_fx`: every backward operator that torch can take apart, and those of this module.
+    """Return a table for `make_fx`: every backward operator that torch can decompose, and those of this module.
 
-    Batch normalisation's forward is among them: ONNX's has no outputs for the statistics that its backward pass needs.
+    Batch normalisation's forward is included: ONNX's has no outputs for the statistics that its backward pass needs.
     """
     aten = torch.ops.aten
-    known = {operator: apart for operator, apart in decomposition_table.items() if "backward" in str(operator)}
+    backward = {operator: rule for operator, rule in decomposition_table.items() if "backward" in str(operator)}
     return {
-        **known,
+        **backward,
         **get_decompositions([aten.native_batch_norm.default]),
         aten.convolution_backward.default: compute_convolution_backward,
         aten.max_pool2d_with_indices_backward.default: compute_max_pool_backward,
-        aten.constant_pad_nd.default: crop,
+        aten.constant_pad_nd.default: crop_padding,
     }
 
 
@@ -55,44 +55,44 @@ def compute_convolution_backward(
     padding: Sequence[int],
     dilation: Sequence[int],
     transposed: bool,
-    output_padding: Sequence[int],  # noqa: ARG001 - it says nothing that the shapes do not
+    output_padding: Sequence[int],  # noqa: ARG001 - the shapes determine it
     groups: int,
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """`aten::convolution_backward` of any number of dimensions: gradients of the input, the weight and the bias.
+    """Compute `aten::convolution_backward` in any number of dimensions: gradients of input, weight and bias.
 
-    The input's is the convolution turned round: a transposed one of an ordinary one, and the other way. The weight's
-    is a matrix product of the gradient and the patches of the input that each position of the kernel saw; in a
-    transposed convolution the two change places.
+    The input's is the opposite convolution: a transposed one for an ordinary one, and vice versa. The weight's is a
+    matrix product of the gradient and the input's patches at each position of the kernel; in a transposed convolution
+    the two are swapped.
     """
     sizes = weight.shape[2:]
-    of_input = of_weight = of_bias = None
+    input_gradient = weight_gradient = bias_gradient = None
     if mask[0] and transposed:
-        of_input = torch.ops.aten.convolution(
+        input_gradient = torch.ops.aten.convolution(
             grad, weight, None, stride, padding, dilation, False, [0] * len(sizes), groups
         )
     elif mask[0] and groups > 1:
-        of_input = _compute_grouped_input(grad, values.shape[2:], weight, stride, padding, dilation, groups)
+        input_gradient = _compute_grouped_gradient(grad, values.shape[2:], weight, stride, padding, dilation, groups)
     elif mask[0]:
-        reached = [
+        min_sizes = [
             (out - 1) * stride[d] - 2 * padding[d] + dilation[d] * (sizes[d] - 1) + 1
             for d, out in enumerate(grad.shape[2:])
         ]
-        missing = [have - got for have, got in zip(values.shape[2:], reached, strict=True)]
-        of_input = torch.ops.aten.convolution(grad, weight, None, stride, padding, dilation, True, missing, groups)
+        extra = [size - min_size for size, min_size in zip(values.shape[2:], min_sizes, strict=True)]
+        input_gradient = torch.ops.aten.convolution(grad, weight, None, stride, padding, dilation, True, extra, groups)
     if mask[1]:
         wide, narrow = (grad, values) if transposed else (values, grad)
         patches = _gather_patches(wide, narrow.shape[2:], sizes, stride, padding, dilation)
         batch, channels = narrow.shape[:2]
-        seen = patches.reshape(batch, groups, -1, narrow[0, 0].numel()).permute(1, 2, 0, 3).flatten(2)
-        gave = narrow.reshape(batch, groups, channels // groups, -1).permute(1, 2, 0, 3).flatten(2)
-        of_weight = torch.matmul(gave, seen.transpose(1, 2)).reshape(weight.shape)
+        wide_patches = patches.reshape(batch, groups, -1, narrow[0, 0].numel()).permute(1, 2, 0, 3).flatten(2)
+        narrow_values = narrow.reshape(batch, groups, channels // groups, -1).permute(1, 2, 0, 3).flatten(2)
+        weight_gradient = torch.matmul(narrow_values, wide_patches.transpose(1, 2)).reshape(weight.shape)
     if mask[2]:
-        of_bias = grad.sum([0, *range(2, grad.ndim)])
-    return of_input, of_weight, of_bias
+        bias_gradient = grad.sum([0, *range(2, grad.ndim)])
+    return input_gradient, weight_gradient, bias_gradient
 
 
-def _compute_grouped_input(
+def _compute_grouped_gradient(
     grad: Tensor,
     extents: Sequence[int],
     weight: Tensor,
@@ -101,18 +101,18 @@ def _compute_grouped_input(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """The gradient of a grouped convolution's input without a transposed one, of which IREE (3.13) has none in groups.
+    """Compute a grouped convolution's input gradient without a transposed one, which IREE (3.13) lacks for groups.
 
-    Gradients are spread among zeros as far as the stride was, and convolved with the kernel turned round.
+    Gradients are spread among zeros by the stride, and convolved with the flipped kernel.
     """
     sizes = weight.shape[2:]
     for d, extent in enumerate(extents):
-        around = dilation[d] * (sizes[d] - 1)
-        room = max(padding[d] + extent, (grad.shape[d + 2] - 1) * stride[d] + 1) + around
-        grad = _take_every(_spread_entries(grad, d + 2, stride[d], around, room), d + 2, padding[d], 1, extent + around)
-    turned = weight.flip(list(range(2, weight.ndim))).unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
-    none = [0] * len(sizes)
-    return torch.ops.aten.convolution(grad, turned, None, [1] * len(sizes), none, dilation, False, none, groups)
+        margin = dilation[d] * (sizes[d] - 1)
+        padded_extent = max(padding[d] + extent, (grad.shape[d + 2] - 1) * stride[d] + 1) + margin
+        grad = _slice(_spread(grad, d + 2, stride[d], margin, padded_extent), d + 2, padding[d], 1, extent + margin)
+    kernel = weight.flip(list(range(2, weight.ndim))).unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    zeros = [0] * len(sizes)
+    return torch.ops.aten.convolution(grad, kernel, None, [1] * len(sizes), zeros, dilation, False, zeros, groups)
 
 
 def _gather_patches(
@@ -123,14 +123,14 @@ def _gather_patches(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """[batch, channels, places of the kernel, *positions]: what each place of the kernel sees in each position."""
-    padded = torch.nn.functional.pad(values, [room for size in reversed(padding) for room in (size, size)])
-    seen = padded.unsqueeze(2)
-    # The last dimension first, so that a kernel's places end up in the order of its weights.
+    """Return the values under each kernel offset: [batch, channels, kernel offsets, *positions]."""
+    padded_values = torch.nn.functional.pad(values, [width for size in reversed(padding) for width in (size, size)])
+    patches = padded_values.unsqueeze(2)
+    # The last dimension is first, so that the offsets are in the order of the kernel's weights.
     for d in reversed(range(len(sizes))):
-        strips = [_take_every(seen, d + 3, place * dilation[d], stride[d], positions[d]) for place in range(sizes[d])]
-        seen = torch.cat(strips, 2)
-    return seen
+        strips = [_slice(patches, d + 3, offset * dilation[d], stride[d], positions[d]) for offset in range(sizes[d])]
+        patches = torch.cat(strips, 2)
+    return patches
 
 
 def compute_max_pool_backward(
@@ -140,92 +140,93 @@ def compute_max_pool_backward(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
-    ceil_mode: bool,  # noqa: ARG001 - it shows in the shape of the gradient
-    indices: Tensor,  # noqa: ARG001 - found again, since they would have to be scattered
+    ceil_mode: bool,  # noqa: ARG001 - the gradient's shape determines it
+    indices: Tensor,  # noqa: ARG001 - recomputed, since they would require a scatter
 ) -> Tensor:
-    """`aten::max_pool2d_with_indices_backward`: the gradient goes to the first of the largest values of a window.
+    """Compute `aten::max_pool2d_with_indices_backward`: the gradient goes to the first of a window's largest values.
 
-    Which place of the window that is, is found by comparing its places one after the other. Then, for each place, the
-    gradients that belong to it are spread to where it is in the input, and all are summed up.
+    The offset of that value is found by comparing all offsets in turn. Then, for each offset, its gradients are spread
+    to its positions in the input, and all are summed.
     """
     first = values.ndim - 2
     kernel, stride, padding, dilation = (
-        list(given) * 2 if len(given) == 1 else list(given) for given in (kernel, stride or kernel, padding, dilation)
+        list(option) * 2 if len(option) == 1 else list(option)
+        for option in (kernel, stride or kernel, padding, dilation)
     )
     sizes, out = values.shape[first:], grad.shape[first:]
-    reach = [(out[d] - 1) * stride[d] + dilation[d] * (kernel[d] - 1) + 1 for d in range(2)]
-    extent = [max(reach[d], sizes[d] + padding[d]) for d in range(2)]
-    rooms = [room for d in (1, 0) for room in (padding[d], extent[d] - sizes[d] - padding[d])]
-    padded = torch.nn.functional.pad(values, rooms, value=-torch.inf)
-    places = list(itertools.product(range(kernel[0]), range(kernel[1])))
-    best, where = (
-        _take_window(padded, places[0], first, out, stride, dilation),
+    min_extent = [(out[d] - 1) * stride[d] + dilation[d] * (kernel[d] - 1) + 1 for d in range(2)]
+    extent = [max(min_extent[d], sizes[d] + padding[d]) for d in range(2)]
+    pad_widths = [width for d in (1, 0) for width in (padding[d], extent[d] - sizes[d] - padding[d])]
+    padded_values = torch.nn.functional.pad(values, pad_widths, value=-torch.inf)
+    offsets = list(itertools.product(range(kernel[0]), range(kernel[1])))
+    best, best_index = (
+        _take_window(padded_values, offsets[0], first, out, stride, dilation),
         torch.zeros_like(grad, dtype=torch.int32),
     )
-    for index, place in enumerate(places[1:], 1):
-        rival = _take_window(padded, place, first, out, stride, dilation)
+    for index, offset in enumerate(offsets[1:], 1):
+        rival = _take_window(padded_values, offset, first, out, stride, dilation)
         better = rival > best
-        best, where = torch.where(better, rival, best), torch.where(better, index, where)
-    total = torch.zeros_like(padded)
-    for index, place in enumerate(places):
-        spread = torch.where(where == index, grad, 0.0)
+        best, best_index = torch.where(better, rival, best), torch.where(better, index, best_index)
+    total = torch.zeros_like(padded_values)
+    for index, offset in enumerate(offsets):
+        part = torch.where(best_index == index, grad, 0.0)
         for d in range(2):
-            spread = _spread_entries(spread, first + d, stride[d], place[d] * dilation[d], extent[d])
-        total = total + spread
+            part = _spread(part, first + d, stride[d], offset[d] * dilation[d], extent[d])
+        total = total + part
     for d in range(2):
-        total = _take_every(total, first + d, padding[d], 1, sizes[d])
+        total = _slice(total, first + d, padding[d], 1, sizes[d])
     return total
 
 
-def crop(values: Tensor, rooms: Sequence[int], value: float = 0) -> Tensor:
-    """`aten::constant_pad_nd` where it takes away, as the backward pass of padding does: IREE only adds."""
-    if all(room >= 0 for room in rooms):
+def crop_padding(values: Tensor, pad_widths: Sequence[int], value: float = 0) -> Tensor:
+    """Compute `aten::constant_pad_nd` with negative widths, as in the backward pass of padding: IREE has none."""
+    if all(width >= 0 for width in pad_widths):
         return NotImplemented
-    for place, (before, behind) in enumerate(zip(rooms[::2], rooms[1::2], strict=True)):
-        axis = values.ndim - 1 - place
-        left, right = max(-before, 0), max(-behind, 0)
-        values = _take_every(values, axis, left, 1, values.shape[axis] - left - right)
-    added = [max(room, 0) for room in rooms]
-    return torch.nn.functional.pad(values, added, value=value) if any(added) else values
+    for reverse_axis, (left_pad, right_pad) in enumerate(zip(pad_widths[::2], pad_widths[1::2], strict=True)):
+        axis = values.ndim - 1 - reverse_axis
+        left_crop, right_crop = max(-left_pad, 0), max(-right_pad, 0)
+        values = _slice(values, axis, left_crop, 1, values.shape[axis] - left_crop - right_crop)
+    growth = [max(width, 0) for width in pad_widths]
+    return torch.nn.functional.pad(values, growth, value=value) if any(growth) else values
 
 
 def _take_window(
-    padded: Tensor,
-    place: tuple[int, int],
+    padded_values: Tensor,
+    offset: tuple[int, int],
     first: int,
     out: Sequence[int],
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """What a place of the window sees in each position."""
+    """Return the values under an offset of the window, for each position."""
     for d in range(2):
-        padded = _take_every(padded, first + d, place[d] * dilation[d], stride[d], out[d])
-    return padded
+        padded_values = _slice(padded_values, first + d, offset[d] * dilation[d], stride[d], out[d])
+    return padded_values
 
 
-def _take_every(values: Tensor, axis: int, begin: int, step: int, count: int) -> Tensor:
-    """So many entries along an axis, a step apart."""
+def _slice(values: Tensor, axis: int, begin: int, step: int, count: int) -> Tensor:
+    """Return `count` entries along an axis, a step apart."""
     return torch.ops.aten.slice.Tensor(values, axis, begin, begin + (count - 1) * step + 1, step)
 
 
-def _spread_entries(values: Tensor, axis: int, step: int, begin: int, extent: int) -> Tensor:
-    """The other way: entries a step apart from `begin` on, among zeros, `extent` in all."""
-    behind = [0, 0] * (values.ndim - axis - 1)
+def _spread(values: Tensor, axis: int, step: int, begin: int, extent: int) -> Tensor:
+    """Invert `_slice`: place entries a step apart from `begin` on, among zeros, with a length of `extent`."""
+    trailing = [0, 0] * (values.ndim - axis - 1)
     length = (values.shape[axis] - 1) * step + 1
     if step > 1:
-        apart = torch.nn.functional.pad(values.unsqueeze(axis + 1), [*behind, 0, step - 1]).flatten(axis, axis + 1)
-        values = _take_every(apart, axis, 0, 1, length)
-    return torch.nn.functional.pad(values, [*behind, begin, extent - begin - length])
+        spaced = torch.nn.functional.pad(values.unsqueeze(axis + 1), [*trailing, 0, step - 1]).flatten(axis, axis + 1)
+        values = _slice(spaced, axis, 0, 1, length)
+    return torch.nn.functional.pad(values, [*trailing, begin, extent - begin - length])
 
 
 def draw_targets(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """A normal target in f32 for each float output, the same every time."""
+    """Return a normal target in f32 for each float output, deterministically."""
     generator = torch.Generator().manual_seed(_TARGETS_SEED)
     return tuple(torch.randn(output.shape, generator=generator) for output in _find_floats(outputs))
 
 
 def draw_gradients(gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Gradients to accumulate upon: normal, each with the rms of one that is there, so that neither hides the other."""
+    """Return initial gradients to accumulate upon: normal, each with the rms of its gradient, so that both are seen."""
     generator = torch.Generator().manual_seed(_GRADIENTS_SEED)
     return tuple(
         torch.randn(gradient.shape, generator=generator) * gradient.float().square().mean().sqrt()
@@ -236,17 +237,17 @@ def draw_gradients(gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
 def run_eager_step(
     module: Module, inputs: Sequence[Tensor], targets: Sequence[Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """A step by torch's own autograd.
+    """Run a training step with torch's autograd.
 
     Returns:
-        The loss, and the gradients by the names of their parameters, in the module's order; parameters that have no
-        part in the loss, or are frozen, are not among them.
+        The loss, and the gradients by parameter name, in the module's order; parameters that do not contribute to the
+        loss, or are frozen, are omitted.
     """
-    named = dict(module.named_parameters())
+    parameters = dict(module.named_parameters())
     loss = _compute_loss(tree_leaves(module(*inputs)), targets)
     loss.backward()
-    gradients = {name: weight.grad for name, weight in named.items() if weight.grad is not None}
-    for weight in named.values():
+    gradients = {name: weight.grad for name, weight in parameters.items() if weight.grad is not None}
+    for weight in parameters.values():
         weight.grad = None
     return loss.detach(), gradients
 
@@ -254,13 +255,13 @@ def run_eager_step(
 def trace_step(
     module: Module, inputs: Sequence[Tensor], targets: Sequence[Tensor], names: Sequence[str], *, accumulate: bool
 ) -> Module:
-    """The same step as a module of forward and backward operators, which autograd has no part in any more.
+    """Trace the same step to a module of forward and backward operators, without autograd.
 
     It takes the inputs, the targets and, to accumulate, gradients so far; it returns the loss and the gradients of
-    the named parameters, or the sums. Weights are attributes of it under their own names, and not copied. What
-    training changes in a module besides, such as running statistics, is left out.
+    the named parameters, or the sums. Weights are its attributes with their names, and not copied. Other changes by
+    training, such as running statistics, are omitted.
     """
-    # Two times: what models ask of their inputs' values, and a tracer cannot answer, is settled by the first.
+    # Tracing has two passes: the first resolves branches on the inputs' values, which the second could not trace.
     forward = torch.export.export(module, tuple(inputs), strict=False).module(check_guards=False)
     weights = dict(forward.named_parameters())
     buffers = dict(forward.named_buffers())
@@ -272,7 +273,7 @@ def trace_step(
         targets: list[Tensor],
         before: list[Tensor],
     ) -> list[Tensor]:
-        # A copy, which what a module does to its buffers is done to.
+        # The module may change its buffers, hence the copies.
         state = {**weights, **{name: buffer.clone() for name, buffer in buffers.items()}}
         outputs = torch.func.functional_call(forward, state, tuple(inputs))
         loss = _compute_loss(tree_leaves(outputs), targets)
@@ -280,16 +281,16 @@ def trace_step(
         return [loss, *([old + new for old, new in zip(before, gradients, strict=True)] if accumulate else gradients)]
 
     before = [torch.zeros_like(weights[name]) for name in names] if accumulate else []
-    # Attention in one operator has a backward pass in one operator, which nothing takes apart.
+    # Fused attention has a fused backward operator, which has no decomposition.
     with sdpa_kernel(SDPBackend.MATH):
         traced = make_fx(step, decomposition_table=make_backward_decompositions(), tracing_mode="fake")(
             weights, buffers, list(inputs), list(targets), before
         )
-    return _with_weights(traced, {**weights, **buffers})
+    return _bind_weights(traced, {**weights, **buffers})
 
 
-def _with_weights(traced: Module, state: dict[str, Tensor]) -> Module:
-    """A traced function whose first arguments have become attributes."""
+def _bind_weights(traced: Module, state: dict[str, Tensor]) -> Module:
+    """Turn the first arguments of a traced function into attributes."""
     graph = traced.graph
     arguments = [node for node in graph.nodes if node.op == "placeholder"]
     for node, name in zip(arguments, state, strict=False):
@@ -300,9 +301,9 @@ def _with_weights(traced: Module, state: dict[str, Tensor]) -> Module:
     for node in list(graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:  # noqa: SLF001 - the operator's name
             graph.erase_node(node)
-    # The arguments are no lists any more.
+    # The default code generator replaces the one for list arguments.
     graph.set_codegen(torch.fx.graph.CodeGen())
-    # In their order, so that files are the same every time.
+    # The order is that of the graph, so that files are reproducible.
     names = dict.fromkeys(node.target for node in graph.nodes if node.op == "get_attr")
     constants = {name: getattr(traced, name) for name in names if name not in state}
     module = torch.fx.GraphModule({**state, **constants}, graph)
@@ -313,16 +314,16 @@ def _with_weights(traced: Module, state: dict[str, Tensor]) -> Module:
 
 def _compute_loss(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
     floats = _find_floats(outputs)
-    sums = [_add_up((_widen(output) - _widen(target)).square()) for output, target in zip(floats, targets, strict=True)]
-    return sum(sums[1:], sums[0]) / sum(output.numel() for output in floats)
+    sums = [_sum_axes((_widen(out) - _widen(target)).square()) for out, target in zip(floats, targets, strict=True)]
+    return sum(sums[1:], sums[0]) / sum(out.numel() for out in floats)
 
 
 def _widen(values: Tensor) -> Tensor:
     return values if values.dtype is torch.float64 else values.float()
 
 
-def _add_up(values: Tensor) -> Tensor:
-    """Along one axis after the other: a compiler that adds millions of numbers in order loses digits."""
+def _sum_axes(values: Tensor) -> Tensor:
+    """Sum along one axis after the other: adding millions of numbers in sequence would lose digits."""
     while values.ndim:
         values = values.sum(-1)
     return values

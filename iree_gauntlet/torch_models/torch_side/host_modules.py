@@ -1,4 +1,4 @@
-"""The torch modules of a model that run on the host, and tensors on their way to the device and back."""
+"""The torch modules of a model that run on the host, and the conversion of tensors for the device and back."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 
-_FLOATS = {name: kind for kind, name in TYPES.items() if kind.is_floating_point}
+_FLOAT_DTYPES = {name: dtype for dtype, name in TYPES.items() if dtype.is_floating_point}
 
 
 def build_host_modules(
-    builder: object, inputs: Sequence[tuple[NDArray[Any], str]], given: Sequence[tuple[NDArray[Any], str]]
+    builder: object, inputs: Sequence[tuple[NDArray[Any], str]], host_inputs: Sequence[tuple[NDArray[Any], str]]
 ) -> HostModules:
-    """Build a model again by its builder's plan (a `BuildPlan` as JSON has it), and keep what runs on the host.
+    """Rebuild a model by its builder's plan (a `BuildPlan` as JSON), and return its host modules.
 
-    `inputs` are the device's, `given` those of what runs before it.
+    `inputs` are the device's, `host_inputs` those of the module before it.
     """
     try:
-        asked = check_plan(builder, "builder", BuildPlan)
-        instance = make_planned_model(asked)
+        plan = check_plan(builder, "builder", BuildPlan)
+        instance = make_planned_model(plan)
     except GauntletError as error:
         raise PlanError(str(error)) from error
     model, content = instance.model, instance.content
-    post = None if asked.training or not isinstance(content, Pipeline) else content.post
+    post = None if plan.training or not isinstance(content, Pipeline) else content.post
     if not isinstance(content, Pipeline) or (content.pre is None and post is None):
-        raise PlanError(f"{asked.model} has no modules on the host")
-    host = HostModules(model, content.pre, post, inputs, [make_tensor(array, name) for array, name in given])
-    # The weights of the device's module are with the device.
+        raise PlanError(f"{plan.model} has no modules on the host")
+    host = HostModules(model, content.pre, post, inputs, [make_tensor(array, name) for array, name in host_inputs])
+    # The device has its own copy of its module's weights.
     del content, instance
     gc.collect()
     return host
@@ -53,71 +53,73 @@ def build_host_modules(
 
 @dataclass(frozen=True, slots=True)
 class HostModules:
-    """What runs in torch before and after the device.
+    """The modules that run in torch before and after the device.
 
     Attributes:
-        inputs: of the device, with their element types; what `pre` returns stands in for the first of them.
+        inputs: the device's inputs, with their element types; the outputs of `pre` replace the first of them.
     """
 
     model: BenchmarkModel
     pre: Module | None
     post: Module | None
     inputs: Sequence[tuple[NDArray[Any], str]]
-    given: Sequence[Tensor]
+    host_inputs: Sequence[Tensor]
 
-    def before(self) -> Sequence[tuple[NDArray[Any], str]]:
-        """Run `pre`; what the device is given, with the element types that it takes."""
+    def run_pre(self) -> Sequence[tuple[NDArray[Any], str]]:
+        """Run `pre`, and return the device's inputs with their element types."""
         if self.pre is None:
             return self.inputs
-        tensors = self._run("before", self.pre, self.given)
-        first, others = self.inputs[: len(tensors)], self.inputs[len(tensors) :]
-        shapes, expected = [list(item.shape) for item in tensors], [list(array.shape) for array, _ in first]
+        tensors = self._run("before", self.pre, self.host_inputs)
+        first, remaining_inputs = self.inputs[: len(tensors)], self.inputs[len(tensors) :]
+        shapes, expected = [list(tensor.shape) for tensor in tensors], [list(array.shape) for array, _ in first]
         if shapes != expected:
-            raise PlanError(f"before the device: shapes {shapes} are returned, and the device takes {expected}")
-        # Over f32, as the builder does it: f64 would be rounded otherwise.
-        cast = [
-            tensor.to(torch.float32).to(_FLOATS[name]) if tensor.is_floating_point() and name in _FLOATS else tensor
+            raise PlanError(f"before the device: shapes {shapes} are returned, but the device takes {expected}")
+        # The cast goes through f32, as in the builder: f64 would be rounded differently.
+        cast_tensors = [
+            tensor.to(torch.float32).to(_FLOAT_DTYPES[name])
+            if tensor.is_floating_point() and name in _FLOAT_DTYPES
+            else tensor
             for tensor, (_, name) in zip(tensors, first, strict=True)
         ]
-        taken = [(_view_bits(tensor, name), name) for tensor, (_, name) in zip(cast, first, strict=True)]
-        return [*taken, *others]
+        device_inputs = [(_get_bits(tensor, name), name) for tensor, (_, name) in zip(cast_tensors, first, strict=True)]
+        return [*device_inputs, *remaining_inputs]
 
-    def after(self, outputs: Sequence[tuple[str, NDArray[Any]]]) -> list[Tensor]:
-        """Run `post`; its tensors, or those of the device where there is none. Floats of the device become f32."""
+    def run_post(self, outputs: Sequence[tuple[str, NDArray[Any]]]) -> list[Tensor]:
+        """Run `post`, and return its tensors; without it, the device's. Floats of the device become f32."""
         tensors = [make_tensor(array, name) for name, array in outputs]
         tensors = [tensor.to(torch.float32) if tensor.is_floating_point() else tensor for tensor in tensors]
         return tensors if self.post is None else self._run("after", self.post, tensors)
 
-    def arrays(self, tensors: Sequence[Tensor]) -> list[tuple[str, NDArray[Any] | None]]:
-        """Tensors as arrays, with their element types."""
-        found: list[tuple[str, NDArray[Any] | None]] = []
+    def to_arrays(self, tensors: Sequence[Tensor]) -> list[tuple[str, NDArray[Any] | None]]:
+        """Convert tensors to arrays, with their element types."""
+        arrays: list[tuple[str, NDArray[Any] | None]] = []
         for tensor in tensors:
             name = find_type_name(tensor)
             if not name:
-                kind, *known = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, *TYPES))
-                raise PlanError(f"after the device: {kind} is returned; known: {', '.join(known)}")
-            found.append((name, _view_bits(tensor, name)))
-        return found
+                dtype_name, *valid_names = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, *TYPES))
+                raise PlanError(f"after the device: {dtype_name} is returned; known: {', '.join(valid_names)}")
+            arrays.append((name, _get_bits(tensor, name)))
+        return arrays
 
-    def _run(self, where: str, module: Module, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _run(self, position: str, module: Module, tensors: Sequence[Tensor]) -> list[Tensor]:
         model = self.model
         try:
-            # In the thread that runs it: torch keeps this by thread.
+            # The mode is per thread in torch, so it is set in the thread that runs the module.
             with torch.no_grad():
                 returned = module(*tensors)
-        except Exception as error:  # a module of a user may raise anything, and is named for it
+        except Exception as error:  # a user's module may raise anything, and the error has its name
             problem = make_failure_problem(error, model.file.parent, model.file, model.line, model.name)
-            raise StageError(f"{where} the device: {problem.file}:{problem.line}: {problem.message}") from error
-        # Flat, as the device and the next module take them.
+            raise StageError(f"{position} the device: {problem.file}:{problem.line}: {problem.message}") from error
+        # The device and the next module take flat tensors.
         leaves = tree_leaves(returned)
-        odd = next((leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)), None)
-        if odd is not None:
-            raise PlanError(f"{where} the device: {type(odd).__name__} is returned: expected tensors")
+        invalid_leaf = next((leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)), None)
+        if invalid_leaf is not None:
+            raise PlanError(f"{position} the device: {type(invalid_leaf).__name__} is returned: expected tensors")
         return list(leaves)
 
 
-def _view_bits(tensor: Tensor, name: str) -> NDArray[Any]:
+def _get_bits(tensor: Tensor, name: str) -> NDArray[Any]:
     array = make_array(tensor)
-    # Integers of IREE have no sign, or the one that their name says: the bits are the same.
-    same = array.dtype.kind in "iu" and array.dtype.itemsize == get_host_type(name).itemsize
-    return hold_bits(array.view(get_host_type(name)) if same else array, name)
+    # IREE's integers have no sign, or that of their name: the bits are the same.
+    is_same_width = array.dtype.kind in "iu" and array.dtype.itemsize == get_host_type(name).itemsize
+    return hold_bits(array.view(get_host_type(name)) if is_same_width else array, name)

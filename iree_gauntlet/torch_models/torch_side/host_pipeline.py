@@ -1,7 +1,7 @@
-"""Three stages that run in parallel: before the device, on it, after it.
+"""A pipeline of three parallel stages: before the device, on it, after it.
 
-While a device computes one call, the host prepares the next one and finishes the one before. Each stage is a thread
-(of the device: one for each context), with room for a group of calls between them, so that no stage runs away.
+While a device computes one call, the host prepares the next one and finishes the previous one. Each stage is a thread
+(one for each context of the device), with a queue for a group of calls between them, so that no stage runs ahead.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _clock = time.perf_counter_ns
 
 
 class StageError(RuntimeError):
-    """A stage failed, and with it the pipeline; the text names the stage, the cause is what it raised."""
+    """A stage failed, and with it the pipeline; the text names the stage, the cause is its exception."""
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineLoop:
-    """What a loop through the pipeline took.
+class PipelineTimes:
+    """The times of a loop through the pipeline.
 
     Attributes:
-        total_ns: from the first call's begin of the first stage to the last one's end of the last stage.
+        total_ns: from the first call's begin in the first stage to the last call's end in the last stage.
         post_ns: each call of the last stage, in the order in which the device finished them.
     """
 
@@ -39,53 +39,53 @@ class PipelineLoop:
     post_ns: tuple[int, ...]
 
 
-class _EndedError(Exception):
-    """Another stage failed: this one has nothing to wait for."""
+class _PipelineFailedError(Exception):
+    """Another stage failed, so that this one must not wait."""
 
 
-class _Lane:
-    """Calls on their way between two stages, in order."""
+class _CallQueue:
+    """A bounded queue of calls between two stages, in order."""
 
-    def __init__(self, changed: threading.Condition, failures: Sequence[BaseException], room: int) -> None:
-        self._changed = changed
+    def __init__(self, condition: threading.Condition, failures: Sequence[BaseException], capacity: int) -> None:
+        self._condition = condition
         self._failures = failures
-        self._room = room
+        self._capacity = capacity
         self._items: deque[Any] = deque()
 
     def put(self, items: Sequence[Any]) -> None:
-        with self._changed:
-            self._wait(lambda: len(self._items) + len(items) <= self._room)
+        with self._condition:
+            self._wait(lambda: len(self._items) + len(items) <= self._capacity)
             self._items.extend(items)
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def take(self, count: int) -> list[Any]:
-        with self._changed:
+        with self._condition:
             self._wait(lambda: len(self._items) >= count)
-            taken = [self._items.popleft() for _ in range(count)]
-            self._changed.notify_all()
-            return taken
+            items = [self._items.popleft() for _ in range(count)]
+            self._condition.notify_all()
+            return items
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        self._changed.wait_for(lambda: self._failures or ready())
+        self._condition.wait_for(lambda: self._failures or ready())
         if self._failures:
-            raise _EndedError
+            raise _PipelineFailedError
 
 
 class _PipelineRun:
-    """One run of a pipeline: its threads, and what they measured."""
+    """One run of a pipeline: its threads, and their times."""
 
     def __init__(self, groups: int, group: int, contexts: int) -> None:
         self.failures: list[BaseException] = []
-        self.changed = threading.Condition()
-        self.to_device = _Lane(self.changed, self.failures, group * contexts)
-        self.to_host = _Lane(self.changed, self.failures, group * contexts)
+        self.condition = threading.Condition()
+        self.to_device = _CallQueue(self.condition, self.failures, group * contexts)
+        self.to_host = _CallQueue(self.condition, self.failures, group * contexts)
         self.begin_ns = self.end_ns = 0
         self.pre_ns: list[int] = []
         self.device_ns: list[list[int]] = [[] for _ in range(contexts)]
         self.post_ns: list[int] = []
         self._groups = groups
         self._group = group
-        self._begun = 0
+        self._started_groups = 0
 
     def prepare(self, pre: Callable[[], Any]) -> None:
         self.begin_ns = _clock()
@@ -97,9 +97,9 @@ class _PipelineRun:
 
     def compute(self, device: Callable[[list[Any]], Sequence[Any]], context: int) -> None:
         while True:
-            with self.changed:
-                self._begun += 1
-                if self._begun > self._groups:
+            with self.condition:
+                self._started_groups += 1
+                if self._started_groups > self._groups:
                     return
             items = self.to_device.take(self._group)
             begin = _clock()
@@ -115,20 +115,20 @@ class _PipelineRun:
             self.post_ns.append(_clock() - begin)
         self.end_ns = _clock()
 
-    def guarded(self, name: str, stage: Callable[[], None]) -> None:
-        """A thread's work; what it raises ends all others."""
+    def run_guarded(self, name: str, stage: Callable[[], None]) -> None:
+        """Run a thread's stage; its exception ends all others."""
         try:
             stage()
-        except _EndedError:
+        except _PipelineFailedError:
             return
-        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
+        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it again
             failure = error
             if not isinstance(error, StageError):
                 failure = StageError(f"{name}: {type(error).__name__}: {error}")
                 failure.__cause__ = error
-            with self.changed:
+            with self.condition:
                 self.failures.append(failure)
-                self.changed.notify_all()
+                self.condition.notify_all()
 
 
 def run_pipeline(
@@ -137,14 +137,14 @@ def run_pipeline(
     post: Callable[[Any], object],
     groups: int,
     group: int = 1,
-) -> PipelineLoop:
+) -> PipelineTimes:
     """Send calls through the three stages.
 
-    `pre` makes what one call of the device takes; `devices` has for each context a function from a group of so many
-    such to their outputs, and whichever is free has the next; `post` takes the outputs of one call.
+    `pre` returns the device's inputs for one call; `devices` has a function for each context, from a group of such
+    inputs to their outputs, and a free context gets the next group; `post` takes the outputs of one call.
 
     Raises:
-        StageError: a stage failed; the others have ended, after the call that they were in.
+        StageError: a stage failed; the others have ended, each after its current call.
     """
     run = _PipelineRun(groups, group, len(devices))
     stages: list[tuple[str, Callable[[], None]]] = [
@@ -152,13 +152,13 @@ def run_pipeline(
         *(("on the device", partial(run.compute, device, context)) for context, device in enumerate(devices)),
         ("after the device", partial(run.finish, post)),
     ]
-    threads = [threading.Thread(target=run.guarded, args=stage, daemon=True) for stage in stages]
+    threads = [threading.Thread(target=run.run_guarded, args=stage, daemon=True) for stage in stages]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if run.failures:
         raise run.failures[0]
-    return PipelineLoop(
+    return PipelineTimes(
         run.end_ns - run.begin_ns, tuple(run.pre_ns), tuple(tuple(times) for times in run.device_ns), tuple(run.post_ns)
     )

@@ -1,7 +1,7 @@
-"""Torch modules of recipes (linear layers: replaced, pruned, quantised; which a recipe changed) and of architectures.
+"""Torch modules of recipes (replacing, pruning and quantising linear layers, finding changed ones) and architectures.
 
-A quantised layer takes the place of a `torch.nn.Linear`, computes the same in torch eager and on IREE, and is written
-so that its form survives the way through ONNX. Quantisation is symmetric: the step of a group of values is its largest
+A quantised layer replaces a `torch.nn.Linear`, computes the same in torch eager and on IREE, and is written so that
+its form survives the conversion to ONNX. Quantisation is symmetric: the step of a group of values is its largest
 magnitude over the largest number of the type.
 """
 
@@ -36,7 +36,7 @@ _FLOAT8_MAX = torch.finfo(_FLOAT8).max
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What tells whether a linear layer is still the same."""
+    """The identity and weight hash of a linear layer, to detect a change."""
 
     layer: weakref.ref[Module]
     hash: str
@@ -44,9 +44,9 @@ class Fingerprint:
 
 
 def linear_layers(model: Module) -> dict[str, Module]:
-    """The linear layers by name, each once; the name of a model that is one itself is empty.
+    """Return the linear layers by name, each once; a model that is itself a linear layer has an empty name.
 
-    The one inside `torch.nn.MultiheadAttention` is none of them: its weight is read by others, and not through it.
+    The one inside `torch.nn.MultiheadAttention` is excluded: other code reads its weight directly.
     """
     return {
         name: layer
@@ -58,55 +58,55 @@ def linear_layers(model: Module) -> dict[str, Module]:
 def replace_linear_layers(
     model: Module, make: Callable[[Module], Module], unfit: Callable[[Module], str] | None = None
 ) -> Module:
-    """Put something else in the place of each linear layer; one that is in two places is replaced in both by one.
+    """Replace each linear layer; one that is used in two places gets one replacement for both.
 
     Args:
         model: changed in place.
-        make: gives what replaces a layer.
-        unfit: says why a layer cannot be replaced, empty where it can; such a layer stays, and is named on standard
-            error.
+        make: returns a layer's replacement.
+        unfit: returns the reason why a layer cannot be replaced, or ""; such a layer stays, and is reported on
+            standard error.
 
     Returns:
-        The model, or what replaces it where it is a linear layer itself.
+        The model, or its replacement if it is a linear layer itself.
 
     Raises:
-        UsageError: where no layer can be replaced.
+        UsageError: if no layer can be replaced.
     """
-    made = {id(layer): make(layer) for layer in _find_fitting(model, unfit)}
-    if id(model) in made:
-        return made[id(model)]
+    replacements = {id(layer): make(layer) for layer in _find_replaceable_layers(model, unfit)}
+    if id(model) in replacements:
+        return replacements[id(model)]
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if id(child) in made:
-                setattr(parent, name, made[id(child)])
+            if id(child) in replacements:
+                setattr(parent, name, replacements[id(child)])
     return model
 
 
 def prune_linear_layers(model: Module, prune: Callable[[Tensor], Tensor], unfit: Callable[[Module], str]) -> Module:
-    """Put other weights in the place of those of each linear layer.
+    """Prune the weights of each linear layer.
 
     Args:
         model: changed in place.
-        prune: takes the weight of a layer, [outputs, inputs], and gives another of its shape and type.
+        prune: takes the weight of a layer, [outputs, inputs], and returns one of its shape and type.
         unfit: as for `replace_linear_layers`.
 
     Returns:
         The model.
 
     Raises:
-        UsageError: where no layer can be pruned.
+        UsageError: if no layer can be pruned.
     """
-    for layer in _find_fitting(model, unfit):
+    for layer in _find_replaceable_layers(model, unfit):
         with torch.no_grad():
             layer.weight.copy_(prune(layer.weight))
     return model
 
 
-def _find_fitting(model: Module, unfit: Callable[[Module], str] | None) -> list[Module]:
+def _find_replaceable_layers(model: Module, unfit: Callable[[Module], str] | None) -> list[Module]:
     layers = linear_layers(model)
     reasons = {name: reason for name, layer in layers.items() if unfit and (reason := unfit(layer))}
     for name, reason in reasons.items():
-        sys.stderr.write(f"left as it is: {name or 'the model'}: {reason}\n")
+        sys.stderr.write(f"left unchanged: {name or 'the model'}: {reason}\n")
     if reasons and len(reasons) == len(layers):
         name, reason = next(iter(reasons.items()))
         raise UsageError(f"none of the {len(layers)} linear layers fits: {name or 'the model'}: {reason}")
@@ -114,27 +114,29 @@ def _find_fitting(model: Module, unfit: Callable[[Module], str] | None) -> list[
 
 
 def take_fingerprints(model: Module) -> dict[str, Fingerprint]:
-    """Of the linear layers, by name; they keep no layer alive."""
+    """Return the linear layers' fingerprints by name; they keep no layer alive."""
     return {
         name: Fingerprint(weakref.ref(layer), *_hash_and_size(layer.weight))
         for name, layer in linear_layers(model).items()
     }
 
 
-def find_changed_layers(before: Mapping[str, Fingerprint], model: Module) -> list[int]:
-    """What the weight of each layer took that is not what it was, in bytes."""
-    now = dict(model.named_modules())
-    same = {
+def find_changed_layers(fingerprints: Mapping[str, Fingerprint], model: Module) -> list[int]:
+    """Return the former size in bytes of each changed layer's weight."""
+    modules = dict(model.named_modules())
+    unchanged_names = {
         name
-        for name, was in before.items()
-        if name in now and was.layer() is now[name] and _hash_and_size(now[name].weight)[0] == was.hash
+        for name, fingerprint in fingerprints.items()
+        if name in modules
+        and fingerprint.layer() is modules[name]
+        and _hash_and_size(modules[name].weight)[0] == fingerprint.hash
     }
-    return [was.bytes for name, was in before.items() if name not in same]
+    return [fingerprint.bytes for name, fingerprint in fingerprints.items() if name not in unchanged_names]
 
 
 def _hash_and_size(weight: Tensor) -> tuple[str, int]:
     tensor = weight.detach()
-    # A quantised tensor is a class of its own, which need not have plain bytes.
+    # A quantised tensor has a class of its own, which may have no plain bytes.
     if type(tensor) is not torch.Tensor:
         return type(tensor).__qualname__, 0
     flat = tensor.contiguous().view(-1).view(torch.uint8)
@@ -142,40 +144,40 @@ def _hash_and_size(weight: Tensor) -> tuple[str, int]:
 
 
 def keep_two_of_four(weight: Tensor) -> Tensor:
-    """The two of largest magnitude of each four neighbours of a row stay; of equal ones the first."""
+    """Keep the two values of largest magnitude of each four neighbours in a row; of equal ones the first."""
     fours = weight.reshape(-1, 4)
     order = fours.abs().argsort(dim=1, descending=True, stable=True)
-    kept = torch.zeros_like(fours, dtype=torch.bool).scatter_(1, order[:, :2], value=True)
-    return torch.where(kept, fours, torch.zeros_like(fours)).reshape(weight.shape)
+    mask = torch.zeros_like(fours, dtype=torch.bool).scatter_(1, order[:, :2], value=True)
+    return torch.where(mask, fours, torch.zeros_like(fours)).reshape(weight.shape)
 
 
 def keep_blocks(weight: Tensor, size: int) -> Tensor:
-    """Half of the square blocks stay, rounded up: those of the largest sum of squares; of equal ones the first."""
+    """Keep half of the square blocks, rounded up: those with the largest sums of squares; of equal ones the first."""
     rows, columns = weight.shape
     blocks = weight.reshape(rows // size, size, columns // size, size)
     power = blocks.float().square().sum((1, 3)).flatten()
     order = power.argsort(descending=True, stable=True)
-    kept = torch.zeros_like(power, dtype=torch.bool)
-    kept[order[: (len(order) + 1) // 2]] = True
-    mask = kept.reshape(rows // size, 1, columns // size, 1)
+    is_kept = torch.zeros_like(power, dtype=torch.bool)
+    is_kept[order[: (len(order) + 1) // 2]] = True
+    mask = is_kept.reshape(rows // size, 1, columns // size, 1)
     return torch.where(mask, blocks, torch.zeros_like(blocks)).reshape(rows, columns)
 
 
 def explain_unfit_for_fours(linear: Module) -> str:
-    """Why the inputs of a layer cannot be taken in fours; empty where they can."""
-    return f"{linear.in_features} inputs are no multiple of 4" if linear.in_features % 4 else ""
+    """Return the reason why a layer's inputs cannot be split into fours; empty if they can."""
+    return f"{linear.in_features} inputs are not a multiple of 4" if linear.in_features % 4 else ""
 
 
 def explain_unfit_for_blocks(linear: Module, size: int) -> str:
-    """Why a layer has not two square blocks of a size or more; empty where it has."""
+    """Return the reason why a layer does not consist of two or more square blocks of a size; empty if it does."""
     rows, columns = linear.weight.shape
     if rows % size or columns % size:
-        return f"a weight of {rows} x {columns} is not made of blocks of {size} x {size}"
+        return f"a weight of {rows} x {columns} is not divisible into blocks of {size} x {size}"
     return f"a weight of {rows} x {columns} is one block of {size} x {size}" if rows == columns == size else ""
 
 
 class QuantizedLinear(nn.Module):  # type: ignore[misc]
-    """What the layers have in common: they work on rows, add the bias, and give back the type that they were given."""
+    """Base class of quantised layers: it works on rows, adds the bias, and returns the type of its input."""
 
     def __init__(self, linear: Module) -> None:
         super().__init__()
@@ -184,10 +186,10 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
 
     @abstractmethod
     def product(self, rows: Tensor) -> Tensor:
-        """The product of rows [m, in_features] with the weights: [m, out_features]."""
+        """Return the product of rows [m, in_features] with the weights: [m, out_features]."""
 
     def forward(self, values: Tensor) -> Tensor:
-        """As `torch.nn.Linear` does it."""
+        """Apply the layer, as `torch.nn.Linear` does."""
         result = self.product(values.reshape(-1, self.in_features))
         if self.bias is not None:
             result = result + self.bias
@@ -199,41 +201,41 @@ class Int8Linear(QuantizedLinear):
 
     def __init__(self, linear: Module) -> None:
         super().__init__(linear)
-        whole, step = _quantize_int8(linear.weight)
-        self.register_buffer("weight", whole)
+        codes, step = _quantize_int8(linear.weight)
+        self.register_buffer("weight", codes)
         self.register_buffer("step", step[:, None])
 
     def product(self, rows: Tensor) -> Tensor:
-        """In the type of the rows."""
-        # By their steps before they are narrow: IREE 3.13 makes of int8 to bf16 what does not link on every CPU.
+        """Return the product in the type of the rows."""
+        # The steps are applied in f32: code of IREE 3.13 for int8 to bf16 does not link on every CPU.
         return rows @ (self.weight.float() * self.step).to(rows.dtype).t()
 
 
 class Int8DynamicLinear(QuantizedLinear):
     """Weights in int8 with a step for each output, rows in int8 with a step for each row, sums in int32.
 
-    Rows are quantised when they are there: their step is not known before.
+    Rows are quantised at run time: their steps are not known before.
     """
 
     def __init__(self, linear: Module) -> None:
         super().__init__(linear)
-        whole, step = _quantize_int8(linear.weight)
-        self.register_buffer("weight", whole.t().contiguous())
+        codes, step = _quantize_int8(linear.weight)
+        self.register_buffer("weight", codes.t().contiguous())
         self.register_buffer("step", step)
 
     def product(self, rows: Tensor) -> Tensor:
-        """In f32."""
+        """Return the product in f32."""
         wide = rows.float()
         step = _find_steps(wide.abs().amax(1, keepdim=True), _INT8_MAX)
-        whole = (wide / step).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8)
+        codes = (wide / step).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8)
         if torch.onnx.is_in_onnx_export():
-            # The exporter of torch 2.13 knows no ONNX for it, though there is.
+            # The exporter of torch 2.13 does not translate `_int_mm` to ONNX, which has the operator.
             shape = (rows.shape[0], self.weight.shape[1])
-            given = (whole, self.weight)
-            found = torch.onnx.ops.symbolic("MatMulInteger", given, dtype=torch.int32, shape=shape)
+            operands = (codes, self.weight)
+            products = torch.onnx.ops.symbolic("MatMulInteger", operands, dtype=torch.int32, shape=shape)
         else:
-            found = torch._int_mm(whole, self.weight)  # noqa: SLF001 - torch has no other name for it
-        return found.float() * step * self.step
+            products = torch._int_mm(codes, self.weight)  # noqa: SLF001 - torch has no public name for it
+        return products.float() * step * self.step
 
 
 class Int4Linear(QuantizedLinear):
@@ -249,24 +251,24 @@ class Int4Linear(QuantizedLinear):
         weight = linear.weight.detach().float().reshape(self.out_features, -1, group)
         largest = weight.gather(2, weight.abs().argmax(2, keepdim=True))
         step = (largest / _INT4_MIN).to(linear.weight.dtype)
-        whole = (weight / torch.where(step == 0, torch.ones_like(step), step).float()).round()
-        bits = (whole.clamp(_INT4_MIN, _INT4_MAX) - _INT4_MIN).to(torch.uint8)
+        codes = (weight / torch.where(step == 0, torch.ones_like(step), step).float()).round()
+        bits = (codes.clamp(_INT4_MIN, _INT4_MAX) - _INT4_MIN).to(torch.uint8)
         low, high = bits.split(group // 2, 2)
         self.register_buffer("weight", low | high << 4)
         self.register_buffer("step", step)
         self.group = group
 
     def product(self, rows: Tensor) -> Tensor:
-        """In the type of the steps."""
+        """Return the product in the type of the steps."""
         halves = rows.reshape(rows.shape[0], -1, 2, self.group // 2)
-        # The halves of a byte are separated in a wider type: what stays a byte wide is taken for a constant by the
-        # compiler, which unpacks it once, when a module is loaded, and the weights are twice as large from then on.
-        both = self.weight.to(self.step.dtype)
-        upper = (both / 16).floor()
-        low, high = self._half(both - 16 * upper), self._half(upper)
+        # The halves of a byte are separated in a wider type: the compiler would fold byte-wide operations into a
+        # constant, unpacked once when a module is loaded, so that the weights would be twice as large.
+        byte_values = self.weight.to(self.step.dtype)
+        upper = (byte_values / 16).floor()
+        low, high = self._scale_half(byte_values - 16 * upper), self._scale_half(upper)
         return halves[:, :, 0].flatten(1) @ low.t() + halves[:, :, 1].flatten(1) @ high.t()
 
-    def _half(self, bits: Tensor) -> Tensor:
+    def _scale_half(self, bits: Tensor) -> Tensor:
         return ((bits + _INT4_MIN) * self.step).flatten(1)
 
 
@@ -278,41 +280,41 @@ class Float8DynamicLinear(QuantizedLinear):
         self.by_row = granularity == "row"
         self.register_buffer("unit", torch.ones(()), persistent=False)
         self.register_buffer("zero", torch.zeros((), dtype=_FLOAT8), persistent=False)
-        whole, step = self._quantized(linear.weight.detach().float())
-        self.register_buffer("weight", whole)
+        codes, step = self._quantize(linear.weight.detach().float())
+        self.register_buffer("weight", codes)
         self.register_buffer("step", step.flatten())
 
     def product(self, rows: Tensor) -> Tensor:
-        """In f32."""
-        whole, step = self._quantized(rows.float())
-        return whole.float() @ self.weight.float().t() * step * self.step
+        """Return the product in f32."""
+        codes, step = self._quantize(rows.float())
+        return codes.float() @ self.weight.float().t() * step * self.step
 
-    def _quantized(self, values: Tensor) -> tuple[Tensor, Tensor]:
+    def _quantize(self, values: Tensor) -> tuple[Tensor, Tensor]:
         magnitude = values.abs()
         largest = magnitude.amax(1, keepdim=True) if self.by_row else magnitude.amax((0, 1), keepdim=True)
         step = _find_steps(largest, _FLOAT8_MAX)
-        scaled = (values / step).clamp(-_FLOAT8_MAX, _FLOAT8_MAX)
+        quotients = (values / step).clamp(-_FLOAT8_MAX, _FLOAT8_MAX)
         if not torch.onnx.is_in_onnx_export():
-            return scaled.to(_FLOAT8), step
-        # IREE 3.13 imports a quantisation by steps of 1, and no cast to f8.
-        given = (scaled, self.unit, self.zero)
-        return torch.onnx.ops.symbolic("QuantizeLinear", given, dtype=_FLOAT8, shape=values.shape), step
+            return quotients.to(_FLOAT8), step
+        # IREE 3.13 does not import a cast to f8, but a quantisation with steps of 1.
+        operands = (quotients, self.unit, self.zero)
+        return torch.onnx.ops.symbolic("QuantizeLinear", operands, dtype=_FLOAT8, shape=values.shape), step
 
 
 def explain_unfit_for_groups(linear: Module, group: int) -> str:
-    """Why the inputs of a layer cannot be taken in groups of a size; empty where they can."""
-    return f"{linear.in_features} inputs are no groups of {group}" if linear.in_features % group else ""
+    """Return the reason why a layer's inputs cannot be split into groups of a size; empty if they can."""
+    return f"{linear.in_features} inputs are not divisible into groups of {group}" if linear.in_features % group else ""
 
 
 def _quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight in int8, and the step of each output in f32."""
+    """Return a weight in int8, and the step of each output in f32."""
     wide = weight.detach().float()
     step = _find_steps(wide.abs().amax(1), _INT8_MAX)
     return (wide / step[:, None]).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8), step
 
 
 def _find_steps(largest: Tensor, maximum: float) -> Tensor:
-    """The steps for values of these largest magnitudes; where all are zero, one that divides."""
+    """Return the steps for values of these largest magnitudes; if all are zero, a nonzero step."""
     return largest.clamp(min=torch.finfo(torch.float32).tiny * 2**24) / maximum
 
 
@@ -324,7 +326,7 @@ class Linear(nn.Module):  # type: ignore[misc]
         self.linear1 = nn.Linear(inputs, outputs, bias=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[m, inputs] to [m, outputs]."""
+        """Map [m, inputs] to [m, outputs]."""
         return self.linear1(rows)
 
 
@@ -338,12 +340,12 @@ class NormLinearActivation(nn.Module):  # type: ignore[misc]
         self.activation = activation
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[m, inputs] to [m, outputs]."""
+        """Map [m, inputs] to [m, outputs]."""
         return self.activation(self.fc(self.ln(rows)))
 
 
 class RootMeanSquareNorm(nn.Module):  # type: ignore[misc]
-    """Each token over its root mean square, in f32, by a weight."""
+    """A norm that divides each token by its root mean square, in f32, and multiplies it by a weight."""
 
     def __init__(self, width: int, epsilon: float = 1e-5) -> None:
         super().__init__()
@@ -351,19 +353,19 @@ class RootMeanSquareNorm(nn.Module):  # type: ignore[misc]
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Of the same shape."""
+        """Normalise tokens; the shape stays."""
         wide = tokens.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
         return (wide * scale).type_as(tokens) * self.weight
 
 
 class TransformerBlock(nn.Module):  # type: ignore[misc]
-    """Attention and a network of two layers, each behind a norm and next to a residual; no biases, no mask."""
+    """Attention and a network of two layers, each after a norm and with a residual; no biases, no mask."""
 
     def __init__(self, width: int, heads: int = 8, ratio: int = 4) -> None:
         super().__init__()
         if width % heads:
-            raise UsageError(f"transformer_block: a width of k = {width} is no multiple of {heads} heads")
+            raise UsageError(f"transformer_block: a width of k = {width} is not a multiple of {heads} heads")
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.proj = nn.Linear(width, width, bias=False)
@@ -374,42 +376,42 @@ class TransformerBlock(nn.Module):  # type: ignore[misc]
         self.activation = nn.GELU()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[batch, sequence, width] to the same."""
+        """Map [batch, sequence, width] to the same."""
         batch, sequence, width = tokens.shape
-        split = self.qkv(self.norm1(tokens)).reshape(batch, sequence, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        # Plain products, as torchao has them, and no fused attention.
-        queries, keys, values = split.flatten(1, 2)
+        heads = self.qkv(self.norm1(tokens)).reshape(batch, sequence, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        # Attention is plain products, as in torchao, and not fused.
+        queries, keys, values = heads.flatten(1, 2)
         scores = torch.softmax(queries @ keys.transpose(1, 2) * (width // self.heads) ** -0.5, -1)
-        attended = (scores @ values).reshape(batch, self.heads, sequence, -1).transpose(1, 2).flatten(2)
-        tokens = tokens + self.proj(attended)
+        contexts = (scores @ values).reshape(batch, self.heads, sequence, -1).transpose(1, 2).flatten(2)
+        tokens = tokens + self.proj(contexts)
         return tokens + self.mlp_fc2(self.activation(self.mlp_fc1(self.norm2(tokens))))
 
 
 def add_rows(model: Module, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Module, tuple[Tensor, ...]]:
-    """A model in a type, and what it is called with: normal numbers."""
+    """Return a model in a type, and its input: normal numbers."""
     return model.to(dtype), (torch.randn(shape, dtype=dtype),)
 
 
 class _Tokens(nn.Module):  # type: ignore[misc]
-    """What a model says of tokens: the first of its outputs, which is the last hidden state in most."""
+    """A model's first output for tokens, which is the last hidden state in most."""
 
     def __init__(self, model: Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Token ids [1, m] to [1, m, hidden size]."""
+        """Map token ids [1, m] to [1, m, hidden size]."""
         return self.model(input_ids=tokens, return_dict=False)[0]
 
 
 def make_configured_model(
     path: Path, *, tokens: int, hidden_size: int, intermediate_size: int, dtype: torch.dtype
 ) -> tuple[Module, tuple[Tensor, ...]]:
-    """A model of a `config.json` (or its folder) without its head, with random weights, and some random tokens.
+    """Return a model of a `config.json` (or its folder) without its head, with random weights, and random tokens.
 
-    A size of 0 is the configuration's own.
+    A size of 0 is the configuration's.
     """
-    # Before the import, which reads it.
+    # The import reads the variable.
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         from transformers import AutoConfig, AutoModel  # noqa: PLC0415 - no other architecture needs it
@@ -420,18 +422,18 @@ def make_configured_model(
     try:
         config = AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UsageError(f"{path}: transformers cannot read this configuration: {said}") from error
+        message = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UsageError(f"{path}: transformers cannot read this configuration: {message}") from error
     _set_size(config, "hidden_size", hidden_size, path)
     _set_size(config, "intermediate_size", intermediate_size, path)
-    longest = getattr(config, "max_position_embeddings", None)
-    if isinstance(longest, int) and tokens > longest:
-        raise UsageError(f"{path}: m = {tokens} tokens, and max_position_embeddings is {longest}")
-    # A cache of keys and values would be another output for each layer.
+    max_tokens = getattr(config, "max_position_embeddings", None)
+    if isinstance(max_tokens, int) and tokens > max_tokens:
+        raise UsageError(f"{path}: m = {tokens} tokens, and max_position_embeddings is {max_tokens}")
+    # A cache of keys and values would add an output for each layer.
     config.use_cache = False
     model = AutoModel.from_config(config, dtype=dtype, trust_remote_code=False)
     if model.main_input_name != "input_ids" or getattr(config, "is_encoder_decoder", False):
-        raise UsageError(f"{path}: {config.model_type} is no model that takes tokens alone")
+        raise UsageError(f"{path}: {config.model_type} is not a model that takes only tokens")
     return _Tokens(model), (torch.randint(0, config.vocab_size, (1, tokens)),)
 
 
@@ -439,5 +441,5 @@ def _set_size(config: Any, name: str, size: int, path: Path) -> None:
     if not size:
         return
     if not hasattr(config, name):
-        raise UsageError(f"{path}: {config.model_type} has no {name}: 0 leaves the configuration's own sizes")
+        raise UsageError(f"{path}: {config.model_type} has no {name}: use 0 for the configuration's own sizes")
     setattr(config, name, size)

@@ -2,25 +2,25 @@
 
     python measure_pipeline.py PLAN.json
 
-Runs in the Python of the toolchain that is measured, which must have the version of the one that has torch: torch is
-imported from there. The plan is that of `workers/iree_side/measure_module.py`, and
+It runs in the Python of the measured toolchain, which must have the version of the Python with torch: torch is imported
+from there. The plan is that of `workers/iree_side/measure_module.py`, with these additions:
 
-    {"torch_paths": ["/…/site-packages"],   of the Python that has torch
-     "builder": {…},            its builder's plan: the model is built again, for its modules on the host
-     "host_inputs": [{"file", "type"}]}     of the module before the device; empty where there is none
+    {"torch_paths": ["/…/site-packages"],   packages of the Python that has torch
+     "builder": {…},            its builder's plan: the model is rebuilt, for its modules on the host
+     "host_inputs": [{"file", "type"}]}     inputs of the module before the device; empty without one
 
-What that module returns is the device's input, and `inputs` says of which types; floats are cast to them, and floats
-of the device to f32. Inputs beyond those (in training the targets) are the plan's; in training nothing runs after the
-device. While the device computes one call, the host prepares the next and finishes the one before.
+That module returns the device's inputs, whose types are in `inputs`; floats are cast to them, and floats of the device
+to f32. Further inputs (in training the targets) are the plan's; in training nothing runs after the device. While the
+device computes one call, the host prepares the next and finishes the previous one.
 
-The answer is that of `measure_module.py`, and
+The result is that of `measure_module.py`, with these additions:
 
-    {"host_ms": {"pre": […], "post": […]},  of each call; conversions of tensors to and from the device included
-     "host_outputs": [{"file", "type", "shape"}]}   what came out at the end of the first call
+    {"host_ms": {"pre": […], "post": […]},  times of each call, including conversions of tensors for the device
+     "host_outputs": [{"file", "type", "shape"}]}   final outputs of the first call
 
-`total_s` is from the first input into `pre` to the last output of `post`, `first_call_ms` the same of the first call.
-`call_ms` is the device's part, by context. `overhead_us` is what a call through three stages takes that do nothing.
-What a model prints goes to standard error. Exit codes are those of `workers/iree_side/plan_file.py`.
+`total_s` is from the first input into `pre` to the last output of `post`, `first_call_ms` the same for the first call.
+`call_ms` is the device's part, by context. `overhead_us` is the time of a call through three empty stages. A model's
+prints go to standard error. Exit codes are those of `workers/iree_side/plan_file.py`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
-    # The package is the one that has this script; all else is found as this Python finds it, and not next to the
-    # script, where names such as `layers` lie.
+    # The package is the one that contains this script; other modules come from this Python's path, without the script's
+    # folder, which has names such as `layers`.
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 
-from iree_gauntlet.torch_models.torch_side.host_pipeline import PipelineLoop, run_pipeline
+from iree_gauntlet.torch_models.torch_side.host_pipeline import PipelineTimes, run_pipeline
 from iree_gauntlet.workers.iree_side.measure_module import Context, ContextPlan, figures, load_contexts
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, read_plan, write_arrays
 
@@ -59,28 +59,28 @@ _NS_PER_US = 1e3
 
 
 def add_torch(paths: Sequence[str]) -> None:
-    """Let this Python import torch from the packages of another one of its version, after its own packages."""
+    """Make torch importable from the packages of another Python of the same version, after this one's packages."""
     libraries = [file for path in paths for file in Path(path, "torch").glob("_C.*") if file.is_file()]
-    usable = {f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES}
-    found = [file.name for file in libraries if file.suffix in {".so", ".pyd"}]
-    if not found:
-        raise PlanError(f"there is no torch in {', '.join(paths) or 'no folder at all'}")
-    if not usable.intersection(found):
+    usable_names = {f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES}
+    names = [file.name for file in libraries if file.suffix in {".so", ".pyd"}]
+    if not names:
+        raise PlanError(f"no torch in {', '.join(paths) or 'no folder at all'}")
+    if not usable_names.intersection(names):
         version = ".".join(platform.python_version_tuple()[:2])
         raise PlanError(
-            f"modules on the host need torch in the Python of the measured IREE, which is {version}; the torch that "
-            f"is named is for another version ({found[0]}): name a torch Python {version}"
+            f"modules on the host need torch in the Python of the measured IREE, which is {version}, but the "
+            f"given torch is for another version ({names[0]}): name a Python {version} that has torch"
         )
     sys.path.extend(path for path in paths if path not in sys.path)
 
 
 def measure(plan: dict[str, Any]) -> dict[str, Any]:
-    """Measure as a plan says; the answer."""
+    """Measure the model of a plan, and return the result."""
     inputs, host_inputs = (read_arrays(plan[name]) for name in ("inputs", "host_inputs"))
     torch_paths, builder, folder = (plan[name] for name in ("torch_paths", "builder", "outputs"))
     calls, warm_up_calls = (int(plan[name]) for name in ("calls", "warm_up_calls"))
     add_torch(torch_paths)
-    # What a model prints is no part of the answer.
+    # A model's prints must not mix with the result.
     with contextlib.redirect_stdout(sys.stderr):
         try:
             from iree_gauntlet.torch_models.torch_side.host_modules import build_host_modules  # noqa: PLC0415 - it imports torch
@@ -89,46 +89,46 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
         host = build_host_modules(builder, inputs, host_inputs)
         begin = time.perf_counter_ns()
         contexts = load_contexts(read_plan(ContextPlan, plan), inputs)
-        loaded = time.perf_counter_ns()
-        outputs, host_outputs = _call_first(host, contexts[0], whole=bool(folder))
-        first = time.perf_counter_ns()
+        load_end = time.perf_counter_ns()
+        outputs, host_outputs = _call_first(host, contexts[0], fetch_all=bool(folder))
+        first_end = time.perf_counter_ns()
         fetch = plan.get("fetch")
         types = [outputs[index][0] for index in (range(len(outputs)) if fetch is None else fetch)]
         for context in contexts[1:]:
-            _call_first(host, context, whole=False)
+            _call_first(host, context, fetch_all=False)
         for context in contexts:
             for _ in range(warm_up_calls):
                 _run_loop(host, [context], types, 1)
         loop = _run_loop(host, contexts, types, calls // contexts[0].in_flight)
-        written = host.arrays(host_outputs)
-    # What a call through stages takes that do nothing.
-    idle = run_pipeline(lambda: None, [lambda items: items], lambda _outputs: None, _OVERHEAD_CALLS)
+        host_arrays = host.to_arrays(host_outputs)
+    # Empty stages have only the pipeline's overhead.
+    empty_loop = run_pipeline(lambda: None, [lambda items: items], lambda _outputs: None, _OVERHEAD_CALLS)
     return {
-        **figures(contexts, (begin, loaded, first), loop.total_ns, loop.device_ns),
+        **figures(contexts, (begin, load_end, first_end), loop.total_ns, loop.device_ns),
         "calls": calls,
         "host_ms": {
             "pre": [value / _NS_PER_MS for value in loop.pre_ns],
             "post": [value / _NS_PER_MS for value in loop.post_ns],
         },
-        "overhead_us": idle.total_ns / _OVERHEAD_CALLS / _NS_PER_US,
+        "overhead_us": empty_loop.total_ns / _OVERHEAD_CALLS / _NS_PER_US,
         "outputs": write_arrays(folder, "output", outputs),
-        "host_outputs": write_arrays(folder, "host_output", written),
+        "host_outputs": write_arrays(folder, "host_output", host_arrays),
     }
 
 
 def _call_first(
-    host: HostModules, context: Context, *, whole: bool
+    host: HostModules, context: Context, *, fetch_all: bool
 ) -> tuple[list[tuple[str, NDArray[Any] | None]], list[Any]]:
-    """The first call of a context, one stage after the other; outputs of the device, and of the whole."""
-    outputs = context.first(whole=whole, inputs=host.before())
-    return outputs, host.after([(name, array) for name, array in outputs if array is not None])
+    """Run the first call of a context, stage by stage, and return outputs of the device and of the pipeline."""
+    outputs = context.first(whole=fetch_all, inputs=host.run_pre())
+    return outputs, host.run_post([(name, array) for name, array in outputs if array is not None])
 
 
-def _run_loop(host: HostModules, contexts: list[Context], types: list[str], groups: int) -> PipelineLoop:
+def _run_loop(host: HostModules, contexts: list[Context], types: list[str], groups: int) -> PipelineTimes:
     def stage(context: Context) -> Callable[[list[Any]], list[Any]]:
         return lambda items: [list(zip(types, arrays, strict=True)) for arrays in context.group(items)]
 
-    return run_pipeline(host.before, [stage(item) for item in contexts], host.after, groups, contexts[0].in_flight)
+    return run_pipeline(host.run_pre, [stage(item) for item in contexts], host.run_post, groups, contexts[0].in_flight)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
 """Measure built models in torch on the CPU, one after the other, eager or compiled, with torch's own thread count.
 
-The plan is a `PeerPlan`. The answer is {"version", "models": […]}, in its order: {"name", "call_ms": […],
-"first_call_ms", "compile_s", "outputs": [{"file", "type", "shape"}], "chosen"} each, or {"name", "error"} with what
-went wrong in one line. `compile_s` is the first call where that is what compiles, else null; `chosen` are the tokens of
-the last generation, by sample. Outputs are those of every program for the inputs in the build folder, or of the last
-host module where there is one. Of compiled models host modules stay eager.
+The plan is a `PeerPlan`. The result is {"version", "models": […]}, in its order: {"name", "call_ms": […],
+"first_call_ms", "compile_s", "outputs": [{"file", "type", "shape"}], "chosen"} each, or {"name", "error"} with a
+message of one line. `compile_s` is the first call if that compiles, else null; `chosen` are the tokens of the last
+generation, by sample. Outputs are those of every program for the inputs in the build folder, or of the last host module
+if there is one. Host modules of compiled models stay eager.
 
-A call is the model's own modules on tensors that are there: in inference without autograd, in training forward, loss
-and backward. Gradients stay where torch keeps them, and so does the state of a generative model. One model is held at a
-time.
+A call runs the model's modules on tensors in memory: in inference without autograd, in training forward, loss and
+backward. Gradients and the state of a generative model stay in torch. One model is in memory at a time.
 """
 
 from __future__ import annotations
@@ -54,77 +53,77 @@ _NS_PER_S = 1e9
 
 
 class TorchModel(ABC):
-    """A built model in torch; `modules`: those that run on the device in IREE; compiled ones may take their place."""
+    """A built model in torch; `modules`: those that run on the device in IREE, possibly replaced by compiled ones."""
 
     modules: tuple[Module, ...]
-    chosen: tuple[Tensor, ...] = ()
+    chosen_tokens: tuple[Tensor, ...] = ()
 
     @abstractmethod
     def call(self) -> Sequence[Tensor]:
-        """One call, as it is measured; what it gives."""
+        """Run one call, as it is measured, and return its result."""
 
-    def outputs(self, first: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What is to be checked, after the first call gave what it gave."""
-        return first
+    def outputs(self, first_result: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the outputs to be checked, from the first call's result or by another run."""
+        return first_result
 
 
 class _Inference(TorchModel):
-    """Modules one after the other."""
+    """A model in inference: its modules run one after the other."""
 
     def __init__(self, content: Pipeline, form: DataFormat, build: BuiltModel) -> None:
         self._form = form
         self._pre, self._post = content.pre, content.post
         self.modules = (content.device,)
         if self._post is not None and form is not DataFormat.FP32 and have_shared_weights(content.device, self._post):
-            # The host's stay in f32.
+            # The host's weights stay in f32.
             self._post = copy.deepcopy(self._post)
-        self._given = build.inputs(0) if self._pre is None else build.host_inputs()
+        self._model_inputs = build.inputs(0) if self._pre is None else build.host_inputs()
 
     def call(self) -> Sequence[Tensor]:
         with torch.no_grad():
-            values: Sequence[Tensor] = self._given
+            values: Sequence[Tensor] = self._model_inputs
             if self._pre is not None:
                 values = cast(tree_leaves(self._pre(*values)), self._form)
-            found: list[Tensor] = tree_leaves(self.modules[0](*values))
+            outputs: list[Tensor] = tree_leaves(self.modules[0](*values))
             if self._post is not None:
-                found = tree_leaves(self._post(*cast(found, DataFormat.FP32)))
-            return found
+                outputs = tree_leaves(self._post(*cast(outputs, DataFormat.FP32)))
+            return outputs
 
 
 class _Training(TorchModel):
-    """Forward, loss and backward; gradients are summed up where the program sums them up."""
+    """A training step: forward, loss and backward; gradients are accumulated if the program accumulates them."""
 
     def __init__(self, content: Pipeline, form: DataFormat, build: BuiltModel) -> None:
         self._form = form
         self._pre = content.pre
         self.modules = (content.device,)
-        made = build.record.training
+        training = build.record.training
         weights = dict(content.device.named_parameters())
-        given = build.inputs(0)
-        self._weights = [weights[name] for name in made.gradients] if made and made.accumulate else []
-        self._sums = given[len(given) - len(self._weights) :]
-        given = given[: len(given) - len(self._weights)]
-        self._host_given = build.host_inputs()
-        count = len(content.inputs) if self._pre is None else len(self._before(self._pre))
-        self._given, self._targets = given[:count], given[count:]
+        arrays = build.inputs(0)
+        self._weights = [weights[name] for name in training.gradients] if training and training.accumulate else []
+        self._sums = arrays[len(arrays) - len(self._weights) :]
+        arrays = arrays[: len(arrays) - len(self._weights)]
+        self._host_inputs = build.host_inputs()
+        count = len(content.inputs) if self._pre is None else len(self._run_pre(self._pre))
+        self._model_inputs, self._targets = arrays[:count], arrays[count:]
 
-    def _before(self, pre: Module) -> Sequence[Tensor]:
+    def _run_pre(self, pre: Module) -> Sequence[Tensor]:
         with torch.no_grad():
-            return cast(tree_leaves(pre(*self._host_given)), self._form)
+            return cast(tree_leaves(pre(*self._host_inputs)), self._form)
 
     def call(self) -> Sequence[Tensor]:
-        given = self._given if self._pre is None else self._before(self._pre)
-        for weight, so_far in zip(self._weights, self._sums, strict=True):
-            weight.grad = so_far
-        loss, found = run_eager_step(self.modules[0], given, self._targets)
-        gradients = list(found.values())
+        inputs = self._model_inputs if self._pre is None else self._run_pre(self._pre)
+        for weight, gradient_sum in zip(self._weights, self._sums, strict=True):
+            weight.grad = gradient_sum
+        loss, gradients_by_name = run_eager_step(self.modules[0], inputs, self._targets)
+        gradients = list(gradients_by_name.values())
         if self._weights:
             self._sums = gradients
         return [loss, *gradients]
 
 
 class _Generation(TorchModel):
-    """Prefill and decode, greedy, as `Generative` has the loop."""
+    """A generation: prefill and decode, greedy, in the loop that `Generative` describes."""
 
     def __init__(self, content: Generative, build: BuiltModel) -> None:
         self.modules = (content.prefill, content.decode)
@@ -137,16 +136,16 @@ class _Generation(TorchModel):
             logits, *state = tree_leaves(prefill(*self._inputs[0]))
             tokens = [logits.argmax(-1, keepdim=True)]
             for position in range(self._position, self._position + self._tokens - 1):
-                logits, *new = tree_leaves(decode(tokens[-1], torch.tensor([position]), *state))
-                state[: len(new)] = new
+                logits, *new_state = tree_leaves(decode(tokens[-1], torch.tensor([position]), *state))
+                state[: len(new_state)] = new_state
                 tokens.append(logits.argmax(-1, keepdim=True))
-        self.chosen = tuple(tokens)
+        self.chosen_tokens = tuple(tokens)
         return tokens
 
-    def outputs(self, first: Sequence[Tensor]) -> Sequence[Tensor]:  # noqa: ARG002 - tokens say little
+    def outputs(self, first_result: Sequence[Tensor]) -> Sequence[Tensor]:  # noqa: ARG002 - tokens are no precise outputs
         with torch.no_grad():
             pairs = zip(self.modules, self._inputs, strict=True)
-            return [tensor for module, given in pairs for tensor in tree_leaves(module(*given))]
+            return [tensor for module, inputs in pairs for tensor in tree_leaves(module(*inputs))]
 
 
 class BuiltModel:
@@ -157,20 +156,20 @@ class BuiltModel:
         self.record = read_build(folder)
 
     def inputs(self, program: int) -> list[Tensor]:
-        """Of a program."""
+        """Return the inputs of a program."""
         return self._read_tensors(self.record.programs[program].inputs)
 
     def host_inputs(self) -> list[Tensor]:
-        """Of the module before the device; none where there is no such module."""
+        """Return the inputs of the module before the device; empty without such a module."""
         return self._read_tensors(self.record.host_inputs)
 
     def _read_tensors(self, arrays: Sequence[Array]) -> list[Tensor]:
-        items = [array.as_dict() for array in arrays]
-        return [make_tensor(*item) for item in read_arrays(items, self._folder)]
+        specs = [array.as_dict() for array in arrays]
+        return [make_tensor(*typed_array) for typed_array in read_arrays(specs, self._folder)]
 
 
 def _make_model(builder: Mapping[str, Any], build: BuiltModel) -> TorchModel:
-    """The model as its builder makes it."""
+    """Build a model by its builder's plan."""
     if "model_type" in builder:
         variant = check_plan(builder, "the builder's plan", VariantPlan)
         registry = load_registry([Path(file) for file in variant.plugins])
@@ -193,42 +192,42 @@ def _make_model(builder: Mapping[str, Any], build: BuiltModel) -> TorchModel:
 
 
 def run(path: Path) -> dict[str, Any]:
-    """Measure as a plan says; the answer."""
+    """Measure the models of a plan, and return the results."""
     plan = PeerPlan.read(path)
-    found = []
-    for index, asked in enumerate(plan.models):
+    results = []
+    for index, program in enumerate(plan.models):
         try:
-            figures = _measure(plan, asked, f"{index}.output")
-        except Exception as error:  # noqa: BLE001 - a model and what compiles it may raise anything, and it is said
+            result = _measure(plan, program, f"{index}.output")
+        except Exception as error:  # noqa: BLE001 - a model and its compiler may raise anything, and it is reported
             traceback.print_exc()
-            said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-            figures = {"error": f"{type(error).__name__}: {said}"}
-        found.append({"name": asked.name, **figures})
-        torch._dynamo.reset()  # noqa: SLF001 - torch has no other name for it
+            message = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+            result = {"error": f"{type(error).__name__}: {message}"}
+        results.append({"name": program.name, **result})
+        torch._dynamo.reset()  # noqa: SLF001 - torch has no public name for it
         gc.collect()
-    return {"version": torch.__version__, "models": found}
+    return {"version": torch.__version__, "models": results}
 
 
-def _measure(plan: PeerPlan, asked: PeerProgram, stem: str) -> dict[str, Any]:
-    """What is found of a model."""
-    model = _make_model(asked.builder, BuiltModel(asked.build))
-    compiled = asked.mode == "compile"
-    if compiled:
+def _measure(plan: PeerPlan, program: PeerProgram, stem: str) -> dict[str, Any]:
+    """Measure one model, and return its result."""
+    model = _make_model(program.builder, BuiltModel(program.build))
+    uses_compile = program.mode == "compile"
+    if uses_compile:
         if plan.compile_threads is not None:
             torch._inductor.config.compile_threads = plan.compile_threads  # noqa: SLF001 - there is no other name
         torch._dynamo.utils.counters.clear()  # noqa: SLF001 - as above
-        model.modules = tuple(torch.compile(module, mode=asked.compile_mode) for module in model.modules)
+        model.modules = tuple(torch.compile(module, mode=program.compile_mode) for module in model.modules)
     begin = time.perf_counter_ns()
-    given = model.call()
-    first = time.perf_counter_ns() - begin
-    if compiled and not torch._dynamo.utils.counters["stats"]["unique_graphs"]:  # noqa: SLF001 - as above
-        raise RuntimeError("torch.compile has compiled nothing")
-    # At once: sums of gradients are changed in place by the next call.
-    outputs = write_arrays(model.outputs(given), Path(plan.outputs), stem) if plan.outputs else ()
+    first_result = model.call()
+    first_call_ns = time.perf_counter_ns() - begin
+    if uses_compile and not torch._dynamo.utils.counters["stats"]["unique_graphs"]:  # noqa: SLF001 - as above
+        raise RuntimeError("torch.compile compiled nothing")
+    # The outputs are written at once: the next call changes sums of gradients in place.
+    outputs = write_arrays(model.outputs(first_result), Path(plan.outputs), stem) if plan.outputs else ()
     return {
-        "call_ms": time_calls(model.call, plan.warm_up_calls, asked.calls),
-        "first_call_ms": first / _NS_PER_MS,
-        "compile_s": first / _NS_PER_S if compiled else None,
+        "call_ms": time_calls(model.call, plan.warm_up_calls, program.calls),
+        "first_call_ms": first_call_ns / _NS_PER_MS,
+        "compile_s": first_call_ns / _NS_PER_S if uses_compile else None,
         "outputs": [output.as_dict() for output in outputs],
-        "chosen": torch.cat(model.chosen, 1).tolist() if model.chosen else [],
+        "chosen": torch.cat(model.chosen_tokens, 1).tolist() if model.chosen_tokens else [],
     }

@@ -1,4 +1,4 @@
-"""Torch's tensors and weights: as arrays and files under IREE's names of element types, and in a data format."""
+"""Conversion of torch's tensors and weights: to arrays and files with IREE's element types, and to data formats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 
-# Element types in IREE's spelling. IREE's integers have no sign of their own.
+# Element types in IREE's spelling. IREE's integers are signless.
 TYPES = {
     torch.float64: "f64",
     torch.float32: "f32",
@@ -36,12 +36,12 @@ TYPES = {
 
 
 def find_type_name(tensor: Tensor) -> str:
-    """A tensor's element type in IREE's spelling; empty for one that IREE does not take."""
+    """Return a tensor's element type in IREE's spelling; empty for an unsupported one."""
     return TYPES.get(tensor.dtype, "")
 
 
 def make_array(tensor: Tensor) -> NDArray[Any]:
-    """A tensor's values; nothing is copied where it is contiguous."""
+    """Return a tensor's values, without a copy if it is contiguous."""
     bits = tensor.detach().contiguous()
     array: NDArray[Any] = (
         bits.view(torch.int16).numpy().view(np.uint16) if bits.dtype == torch.bfloat16 else bits.numpy()
@@ -50,7 +50,7 @@ def make_array(tensor: Tensor) -> NDArray[Any]:
 
 
 def make_tensor(array: NDArray[Any], name: str) -> Tensor:
-    """An array as a tensor of an element type; nothing is copied."""
+    """Return an array as a tensor of an element type, without a copy."""
     if name == "bf16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
@@ -58,60 +58,62 @@ def make_tensor(array: NDArray[Any], name: str) -> Tensor:
 
 def write_arrays(tensors: Sequence[Tensor], folder: Path, stem: str) -> tuple[Array, ...]:
     """Write tensors to `STEM_0.npy` and so on."""
-    found = []
+    arrays = []
     for index, tensor in enumerate(tensors):
         name = f"{stem}_{index}.npy"
         np.save(folder / name, make_array(tensor), allow_pickle=False)
-        found.append(Array(name, find_type_name(tensor), tuple(tensor.shape)))
-    return tuple(found)
+        arrays.append(Array(name, find_type_name(tensor), tuple(tensor.shape)))
+    return tuple(arrays)
 
 
 def convert(modules: Sequence[Module], form: DataFormat) -> float:
     """Round the weights of modules to a data format, in place, and cast the modules to its element type.
 
-    Weights are all floating parameters, and the floating buffers that a module saves (`state_dict`), but for the
+    Weights are all floating parameters, and the floating buffers that a module saves (`state_dict`), except the
     running statistics of normalisations: they are measured, not learnt, and a small variance that shares its exponent
-    with a large one would become zero. These, and tables that a module computes for itself, are cast alone.
+    with a large one would become zero. These, and tables that a module computes itself, are only cast.
 
     Returns:
-        The root mean square of the rounding, as a share of that of the weights; 0 where there are none.
+        The root mean square of the rounding errors, as a share of that of the weights; 0 without weights.
     """
     noise = power = 0.0
     with torch.no_grad():
         for weight in _walk_weights(modules):
-            before = weight.detach().to(torch.float32).numpy()
-            after = round_weights(before, form)
+            weights = weight.detach().to(torch.float32).numpy()
+            rounded_weights = round_weights(weights, form)
             with np.errstate(invalid="ignore"):
-                noise += float(np.sum(np.square(after - before), dtype=np.float64))
-            power += float(np.sum(np.square(before), dtype=np.float64))
-            weight.copy_(torch.from_numpy(after).reshape(weight.shape))
+                noise += float(np.sum(np.square(rounded_weights - weights), dtype=np.float64))
+            power += float(np.sum(np.square(weights), dtype=np.float64))
+            weight.copy_(torch.from_numpy(rounded_weights).reshape(weight.shape))
     for module in modules:
         module.to(getattr(torch, form.torch_type))
     return math.sqrt(noise / power) if power else 0.0
 
 
 def cast(tensors: Sequence[Tensor], form: DataFormat) -> tuple[Tensor, ...]:
-    """Tensors with those of a float type in the element type of a data format; others stay."""
-    kind = getattr(torch, form.torch_type)
-    return tuple(tensor.to(kind) if tensor.is_floating_point() else tensor for tensor in tensors)
+    """Cast tensors of float types to the element type of a data format; others stay."""
+    dtype = getattr(torch, form.torch_type)
+    return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
 
 
-def have_shared_weights(one: Module, other: Module) -> bool:
-    """Whether two modules have a parameter or buffer in common."""
-    ours, theirs = ({id(tensor) for tensor in (*m.parameters(), *m.buffers())} for m in (one, other))
-    return bool(ours & theirs)
+def have_shared_weights(first: Module, second: Module) -> bool:
+    """Return True if two modules share a parameter or buffer."""
+    first_ids, second_ids = (
+        {id(tensor) for tensor in (*module.parameters(), *module.buffers())} for module in (first, second)
+    )
+    return bool(first_ids & second_ids)
 
 
 def _walk_weights(modules: Sequence[Module]) -> Iterator[Tensor]:
-    """Each weight once, however many modules have it."""
-    seen: set[int] = set()
+    """Yield each weight once, even if several modules share it."""
+    seen_ids: set[int] = set()
     for root in modules:
         for module in root.modules():
-            saved = module._buffers.keys() - module._non_persistent_buffers_set  # noqa: SLF001 - not to be had else
-            if isinstance(module, torch.nn.modules.batchnorm._NormBase):  # noqa: SLF001 - of all batch and instance norms
-                saved -= {"running_mean", "running_var"}
-            buffers = [module._buffers[name] for name in sorted(saved)]  # noqa: SLF001
+            saved_names = module._buffers.keys() - module._non_persistent_buffers_set  # noqa: SLF001 - there is no public name
+            if isinstance(module, torch.nn.modules.batchnorm._NormBase):  # noqa: SLF001 - base class of all batch and instance norms
+                saved_names -= {"running_mean", "running_var"}
+            buffers = [module._buffers[name] for name in sorted(saved_names)]  # noqa: SLF001
             for tensor in (*module.parameters(recurse=False), *buffers):
-                if tensor is not None and tensor.is_floating_point() and id(tensor) not in seen:
-                    seen.add(id(tensor))
+                if tensor is not None and tensor.is_floating_point() and id(tensor) not in seen_ids:
+                    seen_ids.add(id(tensor))
                     yield tensor
