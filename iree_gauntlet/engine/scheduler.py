@@ -168,7 +168,7 @@ class Slots(Protocol[_Request, _Slot]):
     """Slots for steps, on this machine or on others; a step takes one up while it runs."""
 
     def request(self, step: Step) -> _Request:
-        """The resources that a step needs."""
+        """Return the resources that a step needs."""
 
     def take(self, step: Step, request: _Request, awaited: Sequence[_Request]) -> _Slot | None:
         """Take a slot for a step, while exclusive requests are `awaited`; return None if none is free."""

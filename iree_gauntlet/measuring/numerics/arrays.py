@@ -189,7 +189,7 @@ class Tensor:
         return self.array.dtype.type is np.void
 
     def with_known_type(self) -> Tensor:
-        """The same with the type that its values have; NumPy saves bf16 as two bytes of no known meaning.
+        """Return it with the element type of its values; NumPy saves bf16 as two bytes without a type.
 
         Raises:
             TensorError: what its values mean cannot be known.
@@ -234,7 +234,7 @@ def read_output(path: Path, tensor_type: TensorType | None = None) -> Tensor:
 
 
 def read_arguments(arguments: Iterable[str], folder: Path) -> list[Tensor | None]:
-    """Reads values as written behind `--input=` or `--expected_output=`, in their order; None for none at all.
+    """Read values as written after `--input=` or `--expected_output=`, in their order; None for a missing one.
 
     `@a.npy` opens a file, `+a.npy` continues where the last reading of it stopped, `*a.npy` takes all the
     rest; `4xf32=@a.bin` and `4xf32=+a.bin` are bytes; `4xf32=1 2 3 4` are values.

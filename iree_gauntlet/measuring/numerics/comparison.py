@@ -232,7 +232,7 @@ class _ErrorStatistics:
         return max(-1.0, min(1.0, inner / norm))
 
     def add(self, start: int, actual_values: Array, expected_values: Array, limits: tuple[float, float] | None) -> None:
-        """Adds a piece."""
+        """Add the differences of one piece."""
         is_same = _compare_bytes(actual_values, expected_values)
         with np.errstate(all="ignore"):
             if is_same.all() and not self._is_complex:
