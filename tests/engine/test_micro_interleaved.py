@@ -20,7 +20,7 @@ from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources, Step
 from iree_gauntlet.torch_models.peers import BLOCKS, PointEvidence, TorchRound, median_ms, speedup, take_interleaved
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.sessions import session_in
+from tests.support.sessions import open_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +67,7 @@ class _Bench:
         (self.folder / "step").mkdir(exist_ok=True)
         with (
             EventLog(self.folder / "journal.jsonl", lambda: datetime.now(UTC)) as log,
-            session_in(self.folder, log, cancelled=self.cancelled) as session,
+            open_session(self.folder, log, cancel_event=self.cancelled) as session,
         ):
             taker = BlockTaker(session, replace_disturbed=replace)
             return take_interleaved(taker, _CHAIN, iree, torch, self.progress.append)
