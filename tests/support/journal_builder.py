@@ -367,13 +367,13 @@ def write_measured_run(
     times: Sequence[float] = (3.0, 3.2, 3.1),
     dispatches: int = 19,
     size: int = 900,
-    disturbances: Sequence[str] = (),
+    disturbed: Sequence[str] = (),
     checks: Sequence[dict[str, Any]] = (),
     threshold: str = "passed",
     compstat: str = "passed",
     benchmark: str = "passed",
     release: str = "3.13.0rc20261016",
-    has_end: bool = True,
+    ended: bool = True,
 ) -> Path:
     """Write a run of one chain; `goldens`: those of its steps, by stage, while a test's spec may have newer ones."""
     builder = JournalBuilder(run=name)
@@ -385,7 +385,7 @@ def write_measured_run(
     builder.result(steps["threshold"], threshold)
     compile_statistics = {"dispatch_count": dispatches, "binary_size_bytes": size}
     builder.result(steps["compstat"], compstat, statistics=compile_statistics)
-    benchmark_statistics = {"disturbed": list(disturbances)}
+    benchmark_statistics = {"disturbed": list(disturbed)}
     samples = make_samples(*times)
     builder.result(
         steps["benchmark"],
@@ -395,6 +395,6 @@ def write_measured_run(
         checks=list(checks),
         statistics=benchmark_statistics,
     )
-    if has_end:
+    if ended:
         builder.end()
     return builder.write(folder / name)

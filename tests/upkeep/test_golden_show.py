@@ -94,7 +94,7 @@ def test_the_newest_figure_that_counts_is_taken(tmp_path: Path) -> None:
         write_measured_run(tmp_path, "run-1", dispatches=20),
         write_measured_run(tmp_path, "run-2", dispatches=19),
         write_measured_run(tmp_path, "run-3", dispatches=25, release="3.14.0"),
-        write_measured_run(tmp_path, "run-4", dispatches=26, has_end=False),
+        write_measured_run(tmp_path, "run-4", dispatches=26, ended=False),
     ]
     standing = _standing(golden, *runs)
     assert (standing.run, standing.verdict, standing.note) == ("run-2", "kept", "")
@@ -114,7 +114,7 @@ def test_a_sku_with_a_golden_of_its_own_leaves_that_of_the_family_alone(tmp_path
 def test_a_disturbed_time_is_judged_and_told(tmp_path: Path) -> None:
     golden = _golden(Figure.TIME, 3.1)
     standing = _standing(
-        golden, write_measured_run(tmp_path, "run-1", disturbances=["other work keeps the CPUs 40 % busy"])
+        golden, write_measured_run(tmp_path, "run-1", disturbed=["other work keeps the CPUs 40 % busy"])
     )
     assert (standing.verdict, standing.note) == ("kept", "disturbed: other work keeps the CPUs 40 % busy")
 
