@@ -101,7 +101,7 @@ def run_here(
 def run_in_subprocess(
     arguments: Sequence[str], folder: Path, environ: Mapping[str, str], toolchain: Mapping[str, str] | None = None
 ) -> CommandResult:
-    """Run a command as `run_here` does, but in a process of its own."""
+    """Run a command in a process of its own."""
     return run_program(gauntlet_argv(arguments, toolchain or {}), folder, environ)
 
 

@@ -125,7 +125,7 @@ class SyntheticBuild:
     Real times depend on the machine. These have a mean of 10 ms and the noise of a quiet machine; each build has a list
     of its own, which is the same in each test.
 
-    `before`: commands of other tools' scripts, as for `tree`.
+    `before`: the first commands of other tools' scripts, by the tools' names.
 
     Attributes:
         iree: the argument of `--iree`.

@@ -91,14 +91,14 @@ def blocks_from_rounds(rounds: NDArray[np.float64], seed: int, factor: float = 1
     return tuple(blocks)
 
 
-def swapped(block: Block) -> Block:
+def swap_sides(block: Block) -> Block:
     """Return a block with sides A and B exchanged."""
     opposite_orders = {BlockOrder.ABBA: BlockOrder.BAAB, BlockOrder.BAAB: BlockOrder.ABBA}
     return Block(opposite_orders[block.order], block.b, block.a)
 
 
 def log_ratios_from_rounds(round_times: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """Compute what `blocks_from_rounds` and `compute_log_ratios` give, from one value for each round, and faster."""
+    """Compute the log ratios of the rounds' blocks, from one value for each round; faster than with `Block`s."""
     count = len(round_times) // 4
     logs = np.log(round_times[: 4 * count]).reshape(count, 4)
     log_ratios = (logs[:, 1] + logs[:, 2] - logs[:, 0] - logs[:, 3]) / 2
