@@ -62,14 +62,14 @@ from pathlib import Path
 import pooch, requests
 from iree_gauntlet.artifacts.remotes import HttpRemote
 from iree_gauntlet.system import file_lock
-from tests.support.download_checks import OnNote, store
+from tests.support.download_checks import NoteTrigger, make_store
 vars(file_lock)["_FIRST_REMINDER_SECONDS"] = 0.01
 def say(*words):
     os.write(1, " ".join(map(str, words)).encode() + b"\\n")
 for _ in range(8):
     if os.fork() == 0:
-        waits = OnNote("waiting for another download", lambda: say("waits", os.getpid()))
-        fetched = store(Path(sys.argv[1]), progress=waits).fetch(sys.argv[2])
+        waits = NoteTrigger("waiting for another download", lambda: say("waits", os.getpid()))
+        fetched = make_store(Path(sys.argv[1]), progress=waits).fetch(sys.argv[2])
         say(fetched.cached, fetched.sha256)
         os._exit(0)
 for _ in range(8):

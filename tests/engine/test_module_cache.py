@@ -312,7 +312,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_key import make_key
-from tests.support.dying import killed_everywhere
+from tests.support.dying import kill_at_each_moment
 folder = Path(sys.argv[1])
 key = make_key({"n": "1"})
 seen = set()
@@ -327,7 +327,7 @@ def look():
     assert found.entry is None or found.entry.files["module"].read_bytes() == b"vmfb" * 50_000
     if found.entry is None:
         assert found.note == "", found.note
-print(killed_everywhere(publish, look), *sorted(seen), sep="\\n")
+print(kill_at_each_moment(publish, look), *sorted(seen), sep="\\n")
 """
 
 

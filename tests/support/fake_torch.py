@@ -87,21 +87,21 @@ def _add_errors(record: dict[str, Any], values: NDArray[Any]) -> dict[str, Any]:
     return record | {"errors": {kind: [unit * scale for scale in scales] for kind, unit in error_units.items()}}
 
 
-def _write_directions(folder: Path, expected_output: NDArray[np.float64], roundoff: float) -> dict[str, Any]:
+def _write_directions(folder: Path, output: NDArray[np.float64], roundoff: float) -> dict[str, Any]:
     """Write the error directions: that of the only contraction is the result itself."""
-    flat_output = expected_output.reshape(-1)
-    is_usable = np.isfinite(flat_output).all() and flat_output.any()
-    filters = (flat_output / np.dot(flat_output, flat_output) if is_usable else np.zeros_like(flat_output))[np.newaxis]
+    values = output.reshape(-1)
+    is_usable = np.isfinite(values).all() and values.any()
+    filters = (values / np.dot(values, values) if is_usable else np.zeros_like(values))[np.newaxis]
     error_units = (roundoff, 4 * _ROUNDOFF["f32"], roundoff)
-    rms = np.sqrt(np.mean(flat_output**2)) if is_usable else 1.0
+    rms = np.sqrt(np.mean(values**2)) if is_usable else 1.0
     np.savez(
         folder / "main.directions.npz",
-        outputs=np.zeros(flat_output.size, int),
-        places=np.arange(flat_output.size),
-        scales=np.ones(flat_output.size),
+        outputs=np.zeros(values.size, int),
+        places=np.arange(values.size),
+        scales=np.ones(values.size),
         filters=filters,
-        flips=np.zeros((0, flat_output.size)),
-        along=[unit * np.linalg.norm(filters * flat_output, axis=1) for unit in error_units],
+        flips=np.zeros((0, values.size)),
+        along=[unit * np.linalg.norm(filters * values, axis=1) for unit in error_units],
         rest=[[unit * rms] for unit in error_units],
     )
     return {"file": "main.directions.npz", "names": ["contraction 1 of 1 (mm)"], "contractions": 1}
@@ -152,14 +152,14 @@ def _build_line(plan: dict[str, Any], fault: str) -> dict[str, Any]:
     rng = np.random.default_rng(7)
     exact_values = rng.standard_normal((_WIDTH, _WIDTH)) / 8, rng.standard_normal((plan["microbatch"] or 2, _WIDTH))
     weight, inputs = (values.astype(dtype) for values in exact_values)
-    expected_output = np.maximum(inputs.astype(np.float64) @ weight.astype(np.float64), 0)
+    expected_values = np.maximum(inputs.astype(np.float64) @ weight.astype(np.float64), 0)
     if fault.startswith("one layer is "):
         # The compiled program's output is larger than the expected one by this factor.
-        expected_output /= float(fault.removeprefix("one layer is "))
+        expected_values /= float(fault.removeprefix("one layer is "))
     if fault == "wrong":
-        expected_output[0, 3] += 1
+        expected_values[0, 3] += 1
     if fault in {"infinite", "zero"}:
-        expected_output[:] = np.inf if fault == "infinite" else 0
+        expected_values[:] = np.inf if fault == "infinite" else 0
     if fault == "zero":
         inputs[:] = 0
     nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"])]
@@ -171,10 +171,10 @@ def _build_line(plan: dict[str, Any], fault: str) -> dict[str, Any]:
         "inputs": [_save_array(folder, "main.input_0.npy", inputs, element_type)],
         "outputs": [
             _add_errors(
-                _save_array(folder, "main.output_0.npy", expected_output.astype(dtype), element_type), expected_output
+                _save_array(folder, "main.output_0.npy", expected_values.astype(dtype), element_type), expected_values
             )
         ],
-        "directions": _write_directions(folder, expected_output, _ROUNDOFF[element_type]),
+        "directions": _write_directions(folder, expected_values, _ROUNDOFF[element_type]),
     }
     reference = np.maximum(exact_values[1] @ exact_values[0], 0).astype(np.float32)
     references = [] if element_type == "f32" else [_save_array(folder, "reference_0.npy", reference, "f32")]

@@ -183,12 +183,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_body(self, response: http.client.HTTPResponse, fault: Fault, first: int) -> None:
         sent_bytes = 0
         while True:
-            stop_offsets = [
-                offset - sent_bytes for offset in (fault.cut_after, fault.stall_after) if offset is not None
-            ]
-            if stop_offsets and min(stop_offsets) <= 0:
+            limits = [limit - sent_bytes for limit in (fault.cut_after, fault.stall_after) if limit is not None]
+            if limits and min(limits) <= 0:
                 self._end_body(fault, first + sent_bytes)
-            block = bytearray(response.read(min([_BLOCK_BYTES, *stop_offsets])))
+            block = bytearray(response.read(min([_BLOCK_BYTES, *limits])))
             if not block:
                 return
             if fault.flip_at is not None and sent_bytes <= fault.flip_at < sent_bytes + len(block):

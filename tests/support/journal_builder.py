@@ -106,9 +106,9 @@ class JournalBuilder:
             self.start(step)
         seconds = changes.get("seconds", 0.0 if verdict == "skipped" else 1.25)
         self.now += timedelta(seconds=seconds)
-        step_fields = next((planned_step for planned_step in self.steps if planned_step["id"] == step), {})
-        folder = step_fields.get("folder", "steps/gone")
-        process = step_fields.get("command")
+        plan = next((planned_step for planned_step in self.steps if planned_step["id"] == step), {})
+        folder = plan.get("folder", "steps/gone")
+        process = plan.get("command")
         command = f"cd {folder} && {' '.join(process['argv'])}" if process else ""
         for check in changes.get("checks", ()):
             if check["golden"] is not None and ": " in check["note"]:
@@ -116,10 +116,7 @@ class JournalBuilder:
                 golden = {"metric": check["metric"], "value": check["golden"], "factor": check["factor"]}
                 golden |= {"statistic": "mean", "sku": check["sku"], "release": check["release"]}
                 # The goldens that a test has planned stay.
-                step_fields["goldens"] = [
-                    *step_fields.get("goldens", ()),
-                    {**golden, "origin": {"file": file, "field": name}},
-                ]
+                plan["goldens"] = [*plan.get("goldens", ()), {**golden, "origin": {"file": file, "field": name}}]
         self._add(
             {
                 "event": "result",
@@ -383,18 +380,11 @@ def write_measured_run(
     }
     builder.begin(toolchain={"compiler": release}, name=name)
     builder.result(steps["threshold"], threshold)
-    compile_statistics = {"dispatch_count": dispatches, "binary_size_bytes": size}
-    builder.result(steps["compstat"], compstat, statistics=compile_statistics)
-    benchmark_statistics = {"disturbed": list(disturbed)}
+    counts = {"dispatch_count": dispatches, "binary_size_bytes": size}
+    builder.result(steps["compstat"], compstat, statistics=counts)
+    noise = {"disturbed": list(disturbed)}
     samples = make_samples(*times)
-    builder.result(
-        steps["benchmark"],
-        benchmark,
-        "no verdict",
-        samples=samples,
-        checks=list(checks),
-        statistics=benchmark_statistics,
-    )
+    builder.result(steps["benchmark"], benchmark, "no verdict", samples=samples, checks=list(checks), statistics=noise)
     if ended:
         builder.end()
     return builder.write(folder / name)

@@ -37,17 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _POLICY = transfer.Policy(connections=3, part_bytes=128 << 10, retries=2, backoff=0.01, stall_timeout=10.0)
-_AUDIT_EVENTS = (
-    "open",
-    "os.rename",
-    "os.link",
-    "os.remove",
-    "os.rmdir",
-    "os.mkdir",
-    "os.truncate",
-    "os.chmod",
-    "os.utime",
-)
+_EVENTS = ("open", "os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.utime")
 _MAX_KILL_SECONDS = 0.12
 _MAX_KILL_POINT = 120
 _PAGE_BYTES = 4096
@@ -76,7 +66,7 @@ class _Killer:
             setattr(os, name, self._wrap_write(getattr(os, name)))
 
     def _audit(self, event: str, _arguments: tuple[Any, ...]) -> None:
-        if event in _AUDIT_EVENTS or event.startswith(("shutil.", "socket.connect")):
+        if event in _EVENTS or event.startswith(("shutil.", "socket.connect")):
             self._pass_point()
 
     def _pass_point(self) -> None:

@@ -112,10 +112,10 @@ def variant(label: str, ms: float, speedup: dict[str, Any] | None, **changes: An
     return fields | changes
 
 
-def record(point_fields: dict[str, Any], variants: Iterable[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+def record(point: dict[str, Any], variants: Iterable[dict[str, Any]], **changes: Any) -> dict[str, Any]:
     """Make the record of a point."""
     return {
-        "point": point_fields,
+        "point": point,
         "variants": list(variants),
         "blocks": 6,
         "replaced": 0,
@@ -124,26 +124,20 @@ def record(point_fields: dict[str, Any], variants: Iterable[dict[str, Any]], **c
     } | changes
 
 
-def _make_record(point_fields: dict[str, Any], recipes: Sequence[tuple[str, str]] = RECIPES) -> dict[str, Any]:
+def _make_record(fields: dict[str, Any], recipes: Sequence[tuple[str, str]] = RECIPES) -> dict[str, Any]:
     """Make a record with speed-ups from 0.2 to 6 that depend on recipe and shape, and with each of the words."""
-    ms = point_fields["flops"] / 5e7
+    ms = fields["flops"] / 5e7
     variants = [variant("baseline", ms, None)]
-    for recipe_index, (label, kind) in enumerate(recipes):
-        random_value = zlib.crc32(f"{label} {point_fields['label']}".encode()) / 2**32
-        speedup = 2.0 ** (
-            2.4 * math.sin(0.9 * recipe_index + point_fields["m"] / 2500 + point_fields["k"] / 7000)
-            + 0.6 * (random_value - 0.5)
-        )
-        speedup = speedup if random_value > 0.12 else 1 + 0.01 * (random_value - 0.06)
+    for index, (label, kind) in enumerate(recipes):
+        chance = zlib.crc32(f"{label} {fields['label']}".encode()) / 2**32
+        speedup = 2.0 ** (2.4 * math.sin(0.9 * index + fields["m"] / 2500 + fields["k"] / 7000) + 0.6 * (chance - 0.5))
+        speedup = speedup if chance > 0.12 else 1 + 0.01 * (chance - 0.06)
         variants.append(
             variant(
-                label,
-                ms / speedup,
-                ratio(speedup, spread=0.005 if random_value < 0.06 else 0.04 + 0.2 * random_value),
-                kind=kind,
+                label, ms / speedup, ratio(speedup, spread=0.005 if chance < 0.06 else 0.04 + 0.2 * chance), kind=kind
             )
         )
-    return record(point_fields, variants)
+    return record(fields, variants)
 
 
 def squares(powers: Iterable[int] = range(10, 16), **changes: Any) -> list[dict[str, Any]]:
@@ -157,7 +151,7 @@ def grid(
     """Make the records of the points of `small_sweep`: powers of two with m ≤ k ≤ n."""
     sizes = [(2**a, 2**b, 2**c) for a in powers for b in powers for c in powers if a <= b <= c]
     points = [point(*size, shape=f"small_sweep_{index}", **changes) for index, size in enumerate(sizes)]
-    return [_make_record(point_fields, recipes) for point_fields in points]
+    return [_make_record(fields, recipes) for fields in points]
 
 
 _TEXTS = st.lists(st.text(max_size=12), min_size=1, max_size=4)

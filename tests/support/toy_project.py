@@ -149,22 +149,15 @@ class Project:
 
     def write_logging_tools(self, slow_stage: str = "") -> dict[str, str]:
         """Write wrappers of the real tools that first log their stage in `calls`; that of `slow_stage` hangs."""
-        installed_toolchain = find_installed()
+        iree = find_installed()
         tools = {}
         for stage, name in TOOLS.items():
             path = self.folder / f"{stage}.sh"
             # The shell does not exec, so that `find_processes` finds the project's directory.
             hang_line = f"({HANG})\n" if stage == slow_stage else ""
-            tool = shlex.quote(
-                getattr(
-                    installed_toolchain.compiler
-                    if hasattr(installed_toolchain.compiler, name)
-                    else installed_toolchain.runtime,
-                    name,
-                )
-            )
+            real_tool = shlex.quote(getattr(iree.compiler if hasattr(iree.compiler, name) else iree.runtime, name))
             path.write_text(
-                f'#!/bin/sh\necho {stage} >> {shlex.quote(str(self._call_log))}\n{hang_line}exec {tool} "$@"\n'
+                f'#!/bin/sh\necho {stage} >> {shlex.quote(str(self._call_log))}\n{hang_line}exec {real_tool} "$@"\n'
             )
             path.chmod(0o755)
             tools[name] = str(path)
