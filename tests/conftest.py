@@ -20,7 +20,7 @@ from iree_gauntlet.toolchains.devices import find_device
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.upkeep import cache_cleaning
-from tests.support.artifact_server import Server, serving
+from tests.support.artifact_server import Server, run_server
 from tests.support.budgets import register_budgets
 from tests.support.emulators import Azurite, Bucket, azurite_server, google_server, s3_server
 from tests.support.session_folder import SESSION_FOLDER_VARIABLE
@@ -132,7 +132,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def server() -> Iterator[Server]:
     """A web server whose answers the test decides."""
-    with serving() as server:
+    with run_server() as server:
         yield server
 
 

@@ -23,9 +23,19 @@ from iree_gauntlet.artifacts.remote import RemoteFile
 from iree_gauntlet.artifacts.remotes import _parse_retry_after
 from iree_gauntlet.artifacts.transfer import Partial, Policy
 from iree_gauntlet.errors import ArtifactError
-from tests.support.artifact_server import Request, Server, send, whole
+from tests.support.artifact_server import Request, Server, make_responder, send_response
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.download_checks import ENDLESS, QUICK, SHORT, OnNote, Waits, published, refused, sha256, store
+from tests.support.download_checks import (
+    MANY_RETRIES,
+    QUICK_POLICY,
+    SHORT_STALL_SECONDS,
+    FakeWaits,
+    NoteTrigger,
+    fail_fetch,
+    make_store,
+    read_artifacts,
+    sha256,
+)
 from tests.support.places import ROOT
 from tests.support.processes import wait_until
 
@@ -66,7 +76,7 @@ def _half(server: Server, *, stall: bool, length: bool = True) -> Callable[[Requ
 
     def answer(request: Request) -> None:
         if length:
-            send(request, _CONTENT[: len(_CONTENT) // 2], Content_Length=str(len(_CONTENT)))
+            send_response(request, _CONTENT[: len(_CONTENT) // 2], Content_Length=str(len(_CONTENT)))
         else:
             request.protocol_version = "HTTP/1.1"
             request.send_response(200)
@@ -74,7 +84,7 @@ def _half(server: Server, *, stall: bool, length: bool = True) -> Callable[[Requ
             request.end_headers()
             request.wfile.write(b"1000\r\n" + _CONTENT[:100])
         if stall:
-            server.over.wait()
+            server.stop_event.wait()
 
     return answer
 
@@ -84,15 +94,15 @@ def _first(fault: Callable[[Request], None], *, times: int = 1) -> Callable[[Req
     left = [fault] * times
 
     def answer(request: Request) -> None:
-        (left.pop() if left else whole(_CONTENT))(request)
+        (left.pop() if left else make_responder(_CONTENT))(request)
 
     return answer
 
 
 @pytest.mark.parametrize(("code", "hint"), [(404, "no such file"), (410, "no such"), (403, "netrc"), (418, "browser")])
 def test_a_refusal_is_final(server: Server, tmp_path: Path, code: int, hint: str) -> None:
-    url = server.url("/m.mlir", whole(status=code))
-    assert hint in refused(tmp_path, url, f"HTTP {code}").hint
+    url = server.url("/m.mlir", make_responder(status=code))
+    assert hint in fail_fetch(tmp_path, url, f"HTTP {code}").hint
     assert server.hits["/m.mlir"] == 1
 
 
@@ -100,44 +110,44 @@ def test_a_stream_that_falls_silent_begins_anew(server: Server, tmp_path: Path) 
     seen = threading.Event()
 
     def answer(request: Request) -> None:
-        (whole(_CONTENT) if seen.is_set() else _half(server, stall=True))(request)
+        (make_responder(_CONTENT) if seen.is_set() else _half(server, stall=True))(request)
 
-    policy = replace(QUICK, retries=ENDLESS, stall_timeout=SHORT)
-    progress = OnNote("after 500.0 kB; retry", seen.set)
-    fetched = store(tmp_path, policy=policy, progress=progress).fetch(server.url("/m.mlir", answer))
+    policy = replace(QUICK_POLICY, retries=MANY_RETRIES, stall_timeout=SHORT_STALL_SECONDS)
+    progress = NoteTrigger("after 500.0 kB; retry", seen.set)
+    fetched = make_store(tmp_path, policy=policy, progress=progress).fetch(server.url("/m.mlir", answer))
     assert fetched.path.read_bytes() == _CONTENT
     assert "no byte for 0.2 s" in fetched.notes[0]
 
 
 def test_a_server_that_never_answers(server: Server, tmp_path: Path) -> None:
     def silent(_request: Request) -> None:
-        server.over.wait()
+        server.stop_event.wait()
 
     url = server.url("/m.mlir", silent)
-    policy = replace(QUICK, stall_timeout=SHORT, retries=0)
-    refused(tmp_path, url, r"no byte for 0\.2 s, after 0 B", policy=policy)
+    policy = replace(QUICK_POLICY, stall_timeout=SHORT_STALL_SECONDS, retries=0)
+    fail_fetch(tmp_path, url, r"no byte for 0\.2 s, after 0 B", policy=policy)
 
 
 @pytest.mark.parametrize("length", [True, False])
 def test_a_file_that_is_cut_off(server: Server, tmp_path: Path, *, length: bool) -> None:
     url = server.url("/m.mlir", _half(server, stall=False, length=length))
-    refused(tmp_path, url, r"(cut off|connection lost) after .*\(3 attempts\)")
+    fail_fetch(tmp_path, url, r"(cut off|connection lost) after .*\(3 attempts\)")
     assert server.hits["/m.mlir"] == 3
 
 
 def test_transient_faults_are_retried_and_told(server: Server, tmp_path: Path) -> None:
-    faults = [whole(status=503), whole(status=429), _half(server, stall=False)]
+    faults = [make_responder(status=503), make_responder(status=429), _half(server, stall=False)]
     for number, fault in enumerate(faults):
-        fetched = store(tmp_path).fetch(server.url(f"/m{number}.mlir", _first(fault)))
+        fetched = make_store(tmp_path).fetch(server.url(f"/m{number}.mlir", _first(fault)))
         assert fetched.path.read_bytes() == _CONTENT
         assert "retry 1 of 2" in fetched.notes[0]
         assert server.hits[f"/m{number}.mlir"] == 2
 
 
 def test_retries_are_bounded_and_wait_ever_longer(server: Server, tmp_path: Path) -> None:
-    url, waits = server.url("/m.mlir", whole(status=500)), Waits()
-    policy = waits.of(Policy(retries=6, longest_backoff=7))
-    refused(tmp_path, url, r"HTTP 500 .*\(7 attempts\)", policy=policy)
+    url, waits = server.url("/m.mlir", make_responder(status=500)), FakeWaits()
+    policy = waits.make_policy(Policy(retries=6, longest_backoff=7))
+    fail_fetch(tmp_path, url, r"HTTP 500 .*\(7 attempts\)", policy=policy)
     assert server.hits["/m.mlir"] == 7
     # Half as long or half as long again, at random: parallel runs do not come back in step.
     for wait, middle in zip(waits.seconds, (0.5, 1, 2, 4, 7, 7), strict=True):
@@ -149,16 +159,18 @@ def test_retries_are_bounded_and_wait_ever_longer(server: Server, tmp_path: Path
 
 def test_retry_after_is_honoured(server: Server, tmp_path: Path) -> None:
     def waits(answer: Callable[[Request], None]) -> list[float]:
-        found = Waits()
-        store(tmp_path, policy=found.of(QUICK)).fetch(server.url(f"/{len(server.hits)}.mlir", answer))
+        found = FakeWaits()
+        make_store(tmp_path, policy=found.make_policy(QUICK_POLICY)).fetch(
+            server.url(f"/{len(server.hits)}.mlir", answer)
+        )
         return found.seconds
 
-    assert waits(_first(whole(status=503, Retry_After="1"))) == [1.0]
-    assert waits(_first(whole(status=503, Retry_After="Wed, 21 Oct 2015 07:28:00 GMT"))) == []
-    (backoff,) = waits(_first(whole(status=429, Retry_After="soon")))
-    assert backoff == pytest.approx(QUICK.backoff, rel=0.5)
+    assert waits(_first(make_responder(status=503, Retry_After="1"))) == [1.0]
+    assert waits(_first(make_responder(status=503, Retry_After="Wed, 21 Oct 2015 07:28:00 GMT"))) == []
+    (backoff,) = waits(_first(make_responder(status=429, Retry_After="soon")))
+    assert backoff == pytest.approx(QUICK_POLICY.backoff, rel=0.5)
     with pytest.raises(ArtifactError, match="asks to wait 3600 s"):
-        waits(whole(status=503, Retry_After="3600"))
+        waits(make_responder(status=503, Retry_After="3600"))
 
 
 @pytest.mark.parametrize(
@@ -179,37 +191,37 @@ def test_retry_after_is_a_number_or_a_date(value: str, seconds: float | None, mo
 
 def test_no_tls(server: Server, tmp_path: Path) -> None:
     url = server.base.replace("http:", "https:") + "/m.mlir"
-    assert "REQUESTS_CA_BUNDLE" in refused(tmp_path, url, "TLS").hint
+    assert "REQUESTS_CA_BUNDLE" in fail_fetch(tmp_path, url, "TLS").hint
 
 
 def test_redirects_without_end(server: Server, tmp_path: Path) -> None:
-    refused(tmp_path, server.url("/m.mlir", whole(status=302, Location="/m.mlir")), "redirects")
+    fail_fetch(tmp_path, server.url("/m.mlir", make_responder(status=302, Location="/m.mlir")), "redirects")
 
 
 def test_a_file_larger_than_the_disk(server: Server, tmp_path: Path) -> None:
-    huge = whole(Content_Length=str(10**18))
-    error = refused(tmp_path, server.url("/m.mlir", huge), r"no room for 1000000\.0 TB")
+    huge = make_responder(Content_Length=str(10**18))
+    error = fail_fetch(tmp_path, server.url("/m.mlir", huge), r"no room for 1000000\.0 TB")
     assert "Free disk space" in error.hint
 
 
 def test_a_disk_that_fills_up(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = server.url("/m.mlir", whole(_CONTENT))
+    url = server.url("/m.mlir", make_responder(_CONTENT))
 
     def full(_descriptor: int) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    refused(tmp_path, url, r"disk full in .*No space left on device")
+    fail_fetch(tmp_path, url, r"disk full in .*No space left on device")
     monkeypatch.undo()
-    assert store(tmp_path).fetch(url).sha256 == _SHA256
+    assert make_store(tmp_path).fetch(url).sha256 == _SHA256
 
 
 def test_a_limit_on_file_sizes(server: Server, tmp_path: Path) -> None:
-    url = server.url("/m.mlir", whole(_CONTENT))
+    url = server.url("/m.mlir", make_responder(_CONTENT))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
     try:
-        refused(tmp_path, url, r"disk full in .*file size limit")
+        fail_fetch(tmp_path, url, r"disk full in .*file size limit")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
@@ -221,7 +233,7 @@ def test_a_killed_run_leaves_nothing_that_reads_as_whole(server: Server, tmp_pat
     wait_until(lambda: [part for part in incoming.glob("*/*") if part.stat().st_size > 0])
     run.send_signal(signal.SIGKILL)
     run.communicate()
-    after = store(tmp_path)
+    after = make_store(tmp_path)
     assert not after.present(url)
     assert not after.path(url).parent.exists()
     fetched = after.fetch(url)
@@ -238,7 +250,7 @@ def test_an_interrupted_run_leaves_only_what_can_be_gone_on_with(server: Server,
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=LIMIT_SECONDS)
     assert {path.name for path in incoming.glob("*/*")} <= {"data", "state.jsonl"}, "only what can be resumed"
-    assert published(tmp_path) == {}
+    assert read_artifacts(tmp_path) == {}
 
 
 @pytest.fixture
@@ -259,10 +271,10 @@ def _set_writable(root: Path, *, writable: bool) -> None:
 
 
 def test_a_read_only_cache(server: Server, tmp_path: Path, unprivileged: tuple[str, ...]) -> None:
-    url, absent = server.url("/m.mlir", whole(_CONTENT)), server.url("/absent.mlir", whole(_CONTENT))
+    url, absent = server.url("/m.mlir", make_responder(_CONTENT)), server.url("/absent.mlir", make_responder(_CONTENT))
     roots = [tmp_path / name for name in ("pinned", "unpinned")]
     for root in roots:
-        store(root).fetch(url)
+        make_store(root).fetch(url)
         shutil.rmtree(root / "verified")
     (tmp_path / "unpinned" / "registry.lock.txt").unlink()
     before = sorted(tmp_path.rglob("*"))
@@ -286,12 +298,12 @@ def test_a_read_only_cache(server: Server, tmp_path: Path, unprivileged: tuple[s
 def test_a_file_where_the_cache_should_be(server: Server, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ArtifactError, match=r"must be a folder|Not a directory"):
-        store(tmp_path / "cache").fetch(server.url("/m.mlir", whole(_CONTENT)))
+        make_store(tmp_path / "cache").fetch(server.url("/m.mlir", make_responder(_CONTENT)))
 
 
 def test_a_wrong_file_in_a_pinned_place_stays_until_the_right_one_is_there(server: Server, tmp_path: Path) -> None:
-    url = server.url("/m.mlir", whole(status=404))
-    pinned = store(tmp_path, pins={url: _SHA256})
+    url = server.url("/m.mlir", make_responder(status=404))
+    pinned = make_store(tmp_path, pins={url: _SHA256})
     pinned.path(url).parent.mkdir(parents=True)
     pinned.path(url).write_bytes(b"half")
     with pytest.raises(ArtifactError, match="404"):
@@ -304,7 +316,7 @@ def test_a_file_system_without_hard_links(server: Server, tmp_path: Path, monkey
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", refused)
-    fetched = store(tmp_path).fetch(server.url("/m.mlir", whole(_CONTENT)))
+    fetched = make_store(tmp_path).fetch(server.url("/m.mlir", make_responder(_CONTENT)))
     assert fetched.sha256 == _SHA256
     assert not list((tmp_path / "incoming").iterdir())
 
@@ -329,17 +341,17 @@ def test_a_host_that_cannot_be_resolved_is_waited_for_once(tmp_path: Path, monke
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr(socket, "getaddrinfo", nobody)
-    files = store(tmp_path)
+    files = make_store(tmp_path)
     with pytest.raises(ArtifactError) as first:
         files.fetch("https://weights.invalid/a.bin")
     assert first.value.what.startswith("the host weights.invalid cannot be resolved: ")
-    assert asked == ["weights.invalid"] * (1 + QUICK.retries)
+    assert asked == ["weights.invalid"] * (1 + QUICK_POLICY.retries)
     with pytest.raises(ArtifactError) as second:
         files.fetch("https://weights.invalid/b.bin")
     assert second.value.what == (
         "the host weights.invalid cannot be resolved, as for an earlier file: https://weights.invalid/b.bin"
     )
-    assert len(asked) == 1 + QUICK.retries
+    assert len(asked) == 1 + QUICK_POLICY.retries
     with pytest.raises(ArtifactError):
         files.fetch("https://other.invalid/b.bin")
     assert asked[-1] == "other.invalid"

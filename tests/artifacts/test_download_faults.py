@@ -25,23 +25,23 @@ from iree_gauntlet.progress import Progress
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.download_checks import (
-    ENDLESS,
-    PART,
-    QUICK,
-    SHORT,
-    SIZE,
-    OnNote,
-    Waits,
-    broken_off,
-    content,
-    partials,
-    published,
+    CONTENT_BYTES,
+    MANY_RETRIES,
+    PART_BYTES,
+    QUICK_POLICY,
+    SHORT_STALL_SECONDS,
+    FakeWaits,
+    NoteTrigger,
+    break_off_fetch,
+    list_partials,
+    make_content,
+    make_store,
+    read_artifacts,
     sha256,
-    store,
 )
-from tests.support.fault_proxy import Fault, FaultProxy, proxying
-from tests.support.fault_table import fault_rows
-from tests.support.permissions import may_mount, mounting
+from tests.support.fault_proxy import Fault, FaultProxy, run_proxy
+from tests.support.fault_table import read_fault_rows
+from tests.support.permissions import can_mount, with_mount_rights
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -62,14 +62,14 @@ from pathlib import Path
 import pooch, requests
 from iree_gauntlet.artifacts.remotes import HttpRemote
 from iree_gauntlet.system import file_lock
-from tests.support.download_checks import OnNote, store
+from tests.support.download_checks import NoteTrigger, make_store
 vars(file_lock)["_FIRST_REMINDER_SECONDS"] = 0.01
 def say(*words):
     os.write(1, " ".join(map(str, words)).encode() + b"\\n")
 for _ in range(8):
     if os.fork() == 0:
-        waits = OnNote("waiting for another download", lambda: say("waits", os.getpid()))
-        fetched = store(Path(sys.argv[1]), progress=waits).fetch(sys.argv[2])
+        waits = NoteTrigger("waiting for another download", lambda: say("waits", os.getpid()))
+        fetched = make_store(Path(sys.argv[1]), progress=waits).fetch(sys.argv[2])
         say(fetched.cached, fetched.sha256)
         os._exit(0)
 for _ in range(8):
@@ -84,13 +84,13 @@ def container(azurite: Azurite) -> str:
 
 @pytest.fixture
 def proxy(azurite: Azurite) -> Iterator[FaultProxy]:
-    with proxying(azurite.endpoint) as proxy:
+    with run_proxy(azurite.endpoint) as proxy:
         yield proxy
 
 
 @pytest.fixture(scope="module")
 def blob(azurite: Azurite, container: str) -> str:
-    return azurite.upload(container, "llama/weights.irpa", content())
+    return azurite.upload(container, "llama/weights.irpa", make_content())
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ class Changing:
 @pytest.fixture
 def changing(azurite: Azurite, container: str, proxy: FaultProxy) -> Changing:
     def swap(seed: int) -> str:
-        return azurite.upload(container, "llama/changing.irpa", content(seed))
+        return azurite.upload(container, "llama/changing.irpa", make_content(seed))
 
     return Changing(proxy.url(swap(0)), swap)
 
@@ -123,7 +123,7 @@ def changing(azurite: Azurite, container: str, proxy: FaultProxy) -> Changing:
 def listed(request: pytest.FixtureRequest) -> _Listed:
     """Requires that something was said which the test's row of docs/reference/failures.md says."""
     name = (request.path.name, request.function.__name__)
-    patterns = [pattern for row in fault_rows() if name in row.tests for pattern in row.said]
+    patterns = [pattern for row in read_fault_rows() if name in row.tests for pattern in row.output_patterns]
 
     def listed(text: str) -> None:
         assert any(pattern.search(text) for pattern in patterns), f"not in docs/reference/failures.md: {text}"
@@ -132,99 +132,104 @@ def listed(request: pytest.FixtureRequest) -> _Listed:
 
 
 def _heals(
-    root: Path, url: str, data: bytes = b"", *, policy: Policy = QUICK, progress: Progress | None = None
+    root: Path, url: str, data: bytes = b"", *, policy: Policy = QUICK_POLICY, progress: Progress | None = None
 ) -> Fetched:
     """The next fetch has the file whole and leaves nothing else."""
-    fetched = store(root, policy=policy, progress=progress).fetch(url)
+    fetched = make_store(root, policy=policy, progress=progress).fetch(url)
     assert not fetched.cached
-    assert fetched.path.read_bytes() == (data or content())
-    assert fetched.sha256 == sha256(data or content())
-    assert partials(root) == []
-    assert list(published(root).values()) == [data or content()]
-    assert store(root, offline=True).fetch(url).cached
+    assert fetched.path.read_bytes() == (data or make_content())
+    assert fetched.sha256 == sha256(data or make_content())
+    assert list_partials(root) == []
+    assert list(read_artifacts(root).values()) == [data or make_content()]
+    assert make_store(root, offline=True).fetch(url).cached
     return fetched
 
 
-def _failure(root: Path, url: str, *, pins: dict[str, str] | None = None, policy: Policy = QUICK) -> str:
+def _failure(root: Path, url: str, *, pins: dict[str, str] | None = None, policy: Policy = QUICK_POLICY) -> str:
     """What a fetch says that fails; nothing is published, and nobody takes a part for the whole."""
     with pytest.raises(ArtifactError) as caught:
-        store(root, pins=pins, policy=policy).fetch(url)
+        make_store(root, pins=pins, policy=policy).fetch(url)
     _require_nothing(root, url)
     assert url in str(caught.value)
     return str(caught.value)
 
 
 def _require_nothing(root: Path, url: str) -> None:
-    assert published(root) == {}
-    assert not store(root).present(url)
+    assert read_artifacts(root) == {}
+    assert not make_store(root).present(url)
     with pytest.raises(ArtifactError, match="offline"):
-        store(root, offline=True).fetch(url)
+        make_store(root, offline=True).fetch(url)
 
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_connection_that_is_cut(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed, *, reset: bool) -> None:
     """In the first part, and in a later one: each continues where it broke off."""
-    proxy.faults += [Fault(cut_after=300_000, reset=reset), Fault(cut_after=400_000, reset=reset, from_byte=2 * PART)]
+    proxy.faults += [
+        Fault(cut_after=300_000, reset=reset),
+        Fault(cut_after=400_000, reset=reset, from_byte=2 * PART_BYTES),
+    ]
     fetched = _heals(tmp_path, url)
     for note in fetched.notes[:2]:
         listed(note)
-    assert not proxy.faults[0].times
-    assert not proxy.faults[1].times
+    assert not proxy.faults[0].max_uses
+    assert not proxy.faults[1].max_uses
     # What a machine had sent when it crashed may be lost on the way, but not more than that.
-    assert proxy.sent <= SIZE + 2 * (PART if reset else BLOCK_BYTES)
+    assert proxy.sent_bytes <= CONTENT_BYTES + 2 * (PART_BYTES if reset else BLOCK_BYTES)
 
 
 def test_connections_that_bring_little(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
     """Each is cut after a few bytes: that is progress, so there is no end of trying."""
-    proxy.faults.append(Fault(times=None, cut_after=100_000))
+    proxy.faults.append(Fault(max_uses=None, cut_after=100_000))
     fetched = _heals(tmp_path, url)
     listed(fetched.notes[0])
-    assert proxy.sent == SIZE
+    assert proxy.sent_bytes == CONTENT_BYTES
 
 
 def test_a_network_that_goes_away(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
-    error = broken_off(tmp_path, url, proxy, 3 * PART, Fault(cut_after=0))
+    error = break_off_fetch(tmp_path, url, proxy, 3 * PART_BYTES, Fault(cut_after=0))
     listed(error)
     assert url in error
     _require_nothing(tmp_path, url)
-    assert partials(tmp_path) == _KEPT
+    assert list_partials(tmp_path) == _KEPT
     fetched = _heals(tmp_path, url)
     listed(fetched.notes[0])
-    assert proxy.sent == SIZE - 3 * PART
+    assert proxy.sent_bytes == CONTENT_BYTES - 3 * PART_BYTES
 
 
-@pytest.mark.parametrize("first", [0, 3 * PART])
+@pytest.mark.parametrize("first", [0, 3 * PART_BYTES])
 def test_a_stall(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed, first: int) -> None:
     """It continues where the silence began."""
-    stalls = Fault(from_byte=first, to_byte=first + PART, times=50, stall_after=400_000, until_back=True)
+    stalls = Fault(from_byte=first, to_byte=first + PART_BYTES, max_uses=50, stall_after=400_000, spares_resumed=True)
     proxy.faults.append(stalls)
-    fetched = _heals(tmp_path, url, policy=replace(QUICK, retries=ENDLESS, stall_timeout=SHORT))
+    fetched = _heals(
+        tmp_path, url, policy=replace(QUICK_POLICY, retries=MANY_RETRIES, stall_timeout=SHORT_STALL_SECONDS)
+    )
     listed(fetched.notes[0])
-    assert set(proxy.stalled) & set(proxy.requests)
+    assert set(proxy.stall_offsets) & set(proxy.range_starts)
 
 
 def test_a_server_that_falls_silent(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
-    broken_off(tmp_path, url, proxy, 2 * PART, Fault(status=500))
+    break_off_fetch(tmp_path, url, proxy, 2 * PART_BYTES, Fault(status=500))
     proxy.faults += [
-        Fault(from_byte=2 * PART, times=3, stall_after=100_000),
-        Fault(from_byte=2 * PART, times=None, stall_after=0),
+        Fault(from_byte=2 * PART_BYTES, max_uses=3, stall_after=100_000),
+        Fault(from_byte=2 * PART_BYTES, max_uses=None, stall_after=0),
     ]
-    listed(_failure(tmp_path, url, policy=replace(QUICK, stall_timeout=SHORT)))
-    assert partials(tmp_path) == _KEPT
+    listed(_failure(tmp_path, url, policy=replace(QUICK_POLICY, stall_timeout=SHORT_STALL_SECONDS)))
+    assert list_partials(tmp_path) == _KEPT
     proxy.faults.clear()
     proxy.reset_counts()
     _heals(tmp_path, url)
-    assert proxy.sent <= SIZE - 2 * PART
+    assert proxy.sent_bytes <= CONTENT_BYTES - 2 * PART_BYTES
 
 
 def test_a_server_that_is_busy(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
-    proxy.faults.append(Fault(status=503, retry_after="1", times=2))
-    waits = Waits()
-    fetched = _heals(tmp_path, url, policy=waits.of(QUICK))
+    proxy.faults.append(Fault(status=503, retry_after="1", max_uses=2))
+    waits = FakeWaits()
+    fetched = _heals(tmp_path, url, policy=waits.make_policy(QUICK_POLICY))
     listed(fetched.notes[0])
     assert "1.0 s" in fetched.notes[0]
     assert waits.seconds == [1.0, 1.0]
-    assert proxy.requests.count(0) == 3
+    assert proxy.range_starts.count(0) == 3
 
 
 def test_a_server_that_is_busy_in_the_middle(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
@@ -234,7 +239,7 @@ def test_a_server_that_is_busy_in_the_middle(proxy: FaultProxy, url: str, tmp_pa
     def pass_a_second() -> None:
         clock.now += 1
 
-    all_wait = threading.Barrier(QUICK.connections, pass_a_second)
+    all_wait = threading.Barrier(QUICK_POLICY.connections, pass_a_second)
 
     def wait(_stop: threading.Event, seconds: float) -> None:
         if seconds > 0:
@@ -243,43 +248,49 @@ def test_a_server_that_is_busy_in_the_middle(proxy: FaultProxy, url: str, tmp_pa
             all_wait.wait(LIMIT_SECONDS)
 
     proxy.faults += [
-        Fault(from_byte=PART, status=503, retry_after="1"),
-        Fault(from_byte=PART, times=QUICK.connections - 1, before=lambda: told_to_wait.wait(LIMIT_SECONDS)),
+        Fault(from_byte=PART_BYTES, status=503, retry_after="1"),
+        Fault(
+            from_byte=PART_BYTES,
+            max_uses=QUICK_POLICY.connections - 1,
+            before_response=lambda: told_to_wait.wait(LIMIT_SECONDS),
+        ),
     ]
-    fetched = _heals(tmp_path, url, policy=replace(QUICK, now=clock, wait=wait))
+    fetched = _heals(tmp_path, url, policy=replace(QUICK_POLICY, now=clock, wait=wait))
     listed(fetched.notes[0])
-    assert waits == [1.0] * QUICK.connections
-    assert proxy.sent == SIZE
+    assert waits == [1.0] * QUICK_POLICY.connections
+    assert proxy.sent_bytes == CONTENT_BYTES
 
 
 def test_a_server_that_is_busy_for_an_hour(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
     proxy.faults.append(Fault(status=503, retry_after="3600"))
-    waits = Waits()
-    listed(_failure(tmp_path, url, policy=waits.of(QUICK)))
-    assert partials(tmp_path) == []
-    assert len(proxy.requests) == 1
+    waits = FakeWaits()
+    listed(_failure(tmp_path, url, policy=waits.make_policy(QUICK_POLICY)))
+    assert list_partials(tmp_path) == []
+    assert len(proxy.range_starts) == 1
     assert waits.seconds == []
     _heals(tmp_path, url)
 
 
 def test_a_body_shorter_than_its_length(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
     """Content-Length says more than there is, so the end comes too early."""
-    proxy.faults.append(Fault(from_byte=PART, headers={"Content-Length": str(PART + 1000)}, cut_after=PART - 1000))
+    proxy.faults.append(
+        Fault(from_byte=PART_BYTES, headers={"Content-Length": str(PART_BYTES + 1000)}, cut_after=PART_BYTES - 1000)
+    )
     fetched = _heals(tmp_path, url)
     listed(fetched.notes[0])
-    assert proxy.sent <= SIZE + BLOCK_BYTES
+    assert proxy.sent_bytes <= CONTENT_BYTES + BLOCK_BYTES
 
 
 def test_a_length_that_is_too_small(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
-    proxy.faults.append(Fault(from_byte=PART, headers={"Content-Length": "500000"}))
+    proxy.faults.append(Fault(from_byte=PART_BYTES, headers={"Content-Length": "500000"}))
     fetched = _heals(tmp_path, url)
     listed(fetched.notes[0])
 
 
 def test_a_total_that_differs(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
     """Two servers behind one name that do not agree."""
-    span = f"bytes {6 * PART}-{SIZE - 1}/{SIZE + 1}"
-    proxy.faults.append(Fault(from_byte=6 * PART, headers={"Content-Range": span}))
+    span = f"bytes {6 * PART_BYTES}-{CONTENT_BYTES - 1}/{CONTENT_BYTES + 1}"
+    proxy.faults.append(Fault(from_byte=6 * PART_BYTES, headers={"Content-Range": span}))
     fetched = _heals(tmp_path, url)
     listed(fetched.notes[0])
 
@@ -296,25 +307,25 @@ def test_a_trickle(url: str, tmp_path: Path) -> None:
             clock.now += 3600
 
     progress = Crawling()
-    fetched = _heals(tmp_path, url, policy=replace(QUICK, now=clock), progress=progress)
-    assert progress.seen >= SIZE // BLOCK_BYTES
+    fetched = _heals(tmp_path, url, policy=replace(QUICK_POLICY, now=clock), progress=progress)
+    assert progress.seen >= CONTENT_BYTES // BLOCK_BYTES
     assert not [note for note in fetched.notes if "retry" in note]
 
 
 def test_a_file_that_changes_between_two_parts(
     proxy: FaultProxy, changing: Changing, tmp_path: Path, listed: _Listed
 ) -> None:
-    proxy.faults.append(Fault(from_byte=2 * PART, before=lambda: changing.swap(1)))
-    fetched = _heals(tmp_path, changing.url, content(1))
+    proxy.faults.append(Fault(from_byte=2 * PART_BYTES, before_response=lambda: changing.swap(1)))
+    fetched = _heals(tmp_path, changing.url, make_content(1))
     listed(fetched.notes[0])
 
 
 def test_a_pinned_file_that_changes_between_two_parts(
     proxy: FaultProxy, changing: Changing, tmp_path: Path, listed: _Listed
 ) -> None:
-    proxy.faults.append(Fault(from_byte=2 * PART, before=lambda: changing.swap(1)))
-    listed(_failure(tmp_path, changing.url, pins={changing.url: sha256(content())}))
-    assert partials(tmp_path) == []
+    proxy.faults.append(Fault(from_byte=2 * PART_BYTES, before_response=lambda: changing.swap(1)))
+    listed(_failure(tmp_path, changing.url, pins={changing.url: sha256(make_content())}))
+    assert list_partials(tmp_path) == []
     changing.swap(0)
     _heals(tmp_path, changing.url)
 
@@ -323,7 +334,9 @@ def test_a_file_that_never_stays_the_same(
     proxy: FaultProxy, changing: Changing, tmp_path: Path, listed: _Listed
 ) -> None:
     versions = itertools.cycle((1, 0))
-    proxy.faults.append(Fault(from_byte=2 * PART, times=None, before=lambda: changing.swap(next(versions))))
+    proxy.faults.append(
+        Fault(from_byte=2 * PART_BYTES, max_uses=None, before_response=lambda: changing.swap(next(versions)))
+    )
     listed(_failure(tmp_path, changing.url))
     proxy.faults.clear()
     changing.swap(0)
@@ -333,17 +346,17 @@ def test_a_file_that_never_stays_the_same(
 def test_a_file_that_changes_before_it_is_gone_on_with(
     proxy: FaultProxy, changing: Changing, tmp_path: Path, listed: _Listed
 ) -> None:
-    broken_off(tmp_path, changing.url, proxy, 3 * PART, Fault(status=500))
+    break_off_fetch(tmp_path, changing.url, proxy, 3 * PART_BYTES, Fault(status=500))
     changing.swap(1)
-    fetched = _heals(tmp_path, changing.url, content(1))
+    fetched = _heals(tmp_path, changing.url, make_content(1))
     listed("\n".join(fetched.notes))
 
 
 def test_a_wrong_checksum_of_the_server(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
     wrong = "AAAAAAAAAAAAAAAAAAAAAA=="
-    proxy.faults.append(Fault(times=None, headers={"x-ms-blob-content-md5": wrong, "Content-MD5": wrong}))
+    proxy.faults.append(Fault(max_uses=None, headers={"x-ms-blob-content-md5": wrong, "Content-MD5": wrong}))
     listed(_failure(tmp_path, url))
-    assert partials(tmp_path) == []
+    assert list_partials(tmp_path) == []
     assert not (tmp_path / "registry.lock.txt").exists(), "nothing is learnt of such a file"
     proxy.faults.clear()
     _heals(tmp_path, url)
@@ -354,19 +367,19 @@ def test_a_bit_that_is_turned_over(
     proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed, *, pinned: bool
 ) -> None:
     """By a proxy or a bad memory: the length is right, the content is not."""
-    pins = {url: sha256(content())} if pinned else {}
-    proxy.faults.append(Fault(from_byte=2 * PART, flip=1000))
+    pins = {url: sha256(make_content())} if pinned else {}
+    proxy.faults.append(Fault(from_byte=2 * PART_BYTES, flip_at=1000))
     listed(_failure(tmp_path, url, pins=pins))
-    assert partials(tmp_path) == [], "damaged bytes are not resumed"
+    assert list_partials(tmp_path) == [], "damaged bytes are not resumed"
     _heals(tmp_path, url)
 
 
 def test_a_server_without_parts(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
     """A proxy that gives the whole file whatever is asked for, and breaks off."""
-    proxy.faults += [Fault(whole=True, cut_after=2 * PART), Fault(whole=True, times=None)]
+    proxy.faults += [Fault(ignores_range=True, cut_after=2 * PART_BYTES), Fault(ignores_range=True, max_uses=None)]
     fetched = _heals(tmp_path, url)
     listed(fetched.notes[0])
-    assert proxy.sent == 2 * PART + SIZE
+    assert proxy.sent_bytes == 2 * PART_BYTES + CONTENT_BYTES
 
 
 def test_a_server_that_is_away_for_a_moment(
@@ -381,19 +394,19 @@ def test_a_server_that_is_away_for_a_moment(
         gone = url.replace(proxy.base, f"http://127.0.0.1:{port}")
 
         # Before the wait is over; a second retry would find the port taken.
-        back_again = OnNote("; retry ", lambda: back.enter_context(proxying(azurite.endpoint, port=port)))
+        back_again = NoteTrigger("; retry ", lambda: back.enter_context(run_proxy(azurite.endpoint, port=port)))
         fetched = _heals(tmp_path, gone, progress=back_again)
     listed(fetched.notes[0])
 
 
 def test_nobody_answers(azurite: Azurite, url: str, proxy: FaultProxy, tmp_path: Path, listed: _Listed) -> None:
-    with proxying(azurite.endpoint) as other:
+    with run_proxy(azurite.endpoint) as other:
         gone = other.url(url.replace(proxy.base, azurite.endpoint.rpartition("/")[0]))
     error = _failure(tmp_path, gone)
     listed(error)
     assert "Connection refused (3 attempts)" in error
     assert "object at 0x" not in error
-    assert partials(tmp_path) == []
+    assert list_partials(tmp_path) == []
 
 
 @pytest.fixture
@@ -401,48 +414,48 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system with room for one file and a half."""
     folder = tmp_path / "small"
     folder.mkdir()
-    if not may_mount():
+    if not can_mount():
         yield folder
         return
-    size = f"size={SIZE * 3 // 2}"
+    size = f"size={CONTENT_BYTES * 3 // 2}"
     subprocess.run(["mount", "-t", "tmpfs", "-o", size, "gauntlet-test", str(folder)], check=True)
     yield folder
     # Lazily: the lease of this process stays open for as long as it lives.
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-@mounting
+@with_mount_rights
 def test_a_disk_that_is_too_small(small_disk: Path, proxy: FaultProxy, url: str, listed: _Listed) -> None:
-    (small_disk / "else").write_bytes(content()[: SIZE * 3 // 4])
+    (small_disk / "else").write_bytes(make_content()[: CONTENT_BYTES * 3 // 4])
     listed(_failure(small_disk, url))
-    assert proxy.requests == [0], "it was known after the first answer"
+    assert proxy.range_starts == [0], "it was known after the first answer"
     (small_disk / "else").unlink()
     _heals(small_disk, url)
 
 
-@mounting
+@with_mount_rights
 def test_a_disk_that_fills_up_meanwhile(small_disk: Path, proxy: FaultProxy, url: str, listed: _Listed) -> None:
     other = small_disk / "else"
 
     def fill() -> None:
-        other.write_bytes(content()[: SIZE * 3 // 4])
+        other.write_bytes(make_content()[: CONTENT_BYTES * 3 // 4])
 
-    proxy.faults.append(Fault(from_byte=PART, before=fill))
+    proxy.faults.append(Fault(from_byte=PART_BYTES, before_response=fill))
     listed(_failure(small_disk, url))
-    assert partials(small_disk) == _KEPT
+    assert list_partials(small_disk) == _KEPT
     other.unlink()
-    arrived = proxy.sent
+    arrived = proxy.sent_bytes
     proxy.reset_counts()
     _heals(small_disk, url)
-    assert proxy.sent < SIZE - PART // 2, f"resumed; {arrived} bytes had arrived"
+    assert proxy.sent_bytes < CONTENT_BYTES - PART_BYTES // 2, f"resumed; {arrived} bytes had arrived"
 
 
 @pytest.mark.parametrize("damage", ["truncated", "swapped", "emptied"])
 def test_a_local_file_that_is_damaged(
     proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed, damage: str
 ) -> None:
-    path = store(tmp_path).fetch(url).path
-    damaged = {"truncated": content()[:-1], "swapped": content(1), "emptied": b""}[damage]
+    path = make_store(tmp_path).fetch(url).path
+    damaged = {"truncated": make_content()[:-1], "swapped": make_content(1), "emptied": b""}[damage]
     if damage == "swapped":
         # With its time, as `cp -p` and `rsync -t` bring a file.
         status = path.stat()
@@ -453,7 +466,7 @@ def test_a_local_file_that_is_damaged(
     else:
         path.write_bytes(damaged)
     with pytest.raises(ArtifactError, match="offline"):
-        store(tmp_path, offline=True).fetch(url)
+        make_store(tmp_path, offline=True).fetch(url)
     fetched = _heals(tmp_path, url)
     listed(fetched.notes[0])
 
@@ -462,14 +475,14 @@ def test_a_local_file_that_is_damaged(
 def test_a_partial_file_that_is_damaged(
     proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed, damage: str
 ) -> None:
-    broken_off(tmp_path, url, proxy, 4 * PART, Fault(status=500))
+    break_off_fetch(tmp_path, url, proxy, 4 * PART_BYTES, Fault(status=500))
     data, state = (next((tmp_path / "incoming").glob(f"*/{name}")) for name in ("data", "state.jsonl"))
     if damage == "data flipped":
         with data.open("r+b") as file:
-            file.seek(PART + 5)
-            file.write(bytes([content()[PART + 5] ^ 1]))
+            file.seek(PART_BYTES + 5)
+            file.write(bytes([make_content()[PART_BYTES + 5] ^ 1]))
     elif damage == "data cut":
-        os.truncate(data, 2 * PART)
+        os.truncate(data, 2 * PART_BYTES)
     elif damage == "state garbled":
         state.write_bytes(b"\0" * 512)
     else:
@@ -486,20 +499,20 @@ def test_eight_runs_want_the_same_file(proxy: FaultProxy, url: str, tmp_path: Pa
         assert runs.stdout is not None
         waiting, others_wait, outputs = set[str](), threading.Event(), list[str]()
         # The first one has its file when all others wait for it.
-        proxy.faults.append(Fault(before=lambda: others_wait.wait(LIMIT_SECONDS)))
+        proxy.faults.append(Fault(before_response=lambda: others_wait.wait(LIMIT_SECONDS)))
         for line in runs.stdout:
             (waiting.add if line.startswith("waits") else outputs.append)(line)
             if len(waiting) == 7:
                 others_wait.set()
-    digest = sha256(content())
+    digest = sha256(make_content())
     assert len(waiting) == 7
     assert sorted(outputs) == [f"False {digest}\n", *[f"True {digest}\n"] * 7]
-    assert proxy.sent == SIZE, "the file crossed the network once"
-    assert partials(tmp_path) == []
+    assert proxy.sent_bytes == CONTENT_BYTES, "the file crossed the network once"
+    assert list_partials(tmp_path) == []
 
 
 def test_each_fault_of_the_table_has_its_test() -> None:
-    rows = fault_rows()
+    rows = read_fault_rows()
     assert len(rows) >= 20
     for row in rows:
         for file, function in row.tests:

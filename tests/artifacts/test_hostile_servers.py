@@ -13,7 +13,7 @@ from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.errors import ArtifactError
-from tests.support.artifact_server import Request, Server, send, whole
+from tests.support.artifact_server import Request, Server, make_responder, send_response
 from tests.support.download_checks import sha256
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def test_without_a_limit_the_disk_and_what_is_pinned_set_one(
 
 
 def test_a_file_larger_than_the_limit_is_refused_before_it_comes(server: Server, tmp_path: Path) -> None:
-    url = server.url("/m.bin", whole(bytes(2_000_000)))
+    url = server.url("/m.bin", make_responder(bytes(2_000_000)))
     with pytest.raises(ArtifactError, match=r"has 2\.0 MB, and --max-download allows 1\.0 MB"):
         make_store(tmp_path, 1_000_000).fetch(url)
     assert files_in(tmp_path) == []
@@ -176,7 +176,7 @@ def test_what_nobody_vouches_for_is_used_and_not_pinned(server: Server, tmp_path
     assert make_store(tmp_path).fetch(url).cached
     assert not (tmp_path / "registry.lock.txt").exists()
     # A length, or a checksum, is somebody's word.
-    other = server.url("/n.mlir", lambda request: send(request, b"module {}"))
+    other = server.url("/n.mlir", lambda request: send_response(request, b"module {}"))
     make_store(tmp_path).fetch(other)
     assert (tmp_path / "registry.lock.txt").read_text().count("sha256:") == 1
 
@@ -185,13 +185,13 @@ def test_what_nobody_vouches_for_is_used_and_not_pinned(server: Server, tmp_path
     "page", [b"<!DOCTYPE html><title>Sign in</title>", b"\xef\xbb\xbf\n  <html lang=en>", b"<HTML>"]
 )
 def test_a_page_is_not_taken_for_the_file(server: Server, tmp_path: Path, page: bytes) -> None:
-    url = server.url("/m.mlir", whole(page, Content_Type="text/html"))
+    url = server.url("/m.mlir", make_responder(page, Content_Type="text/html"))
     with pytest.raises(ArtifactError, match="an HTML page came in place of the file") as caught:
         make_store(tmp_path).fetch(url)
     assert "sign in" in caught.value.hint
     assert files_in(tmp_path) == []
     # One that is meant, by its name or its hash, is.
-    assert make_store(tmp_path).fetch(server.url("/m.html", whole(page))).bytes == len(page)
+    assert make_store(tmp_path).fetch(server.url("/m.html", make_responder(page))).bytes == len(page)
     assert make_store(tmp_path, pins={url: sha256(page)}).fetch(url).bytes == len(page)
 
 

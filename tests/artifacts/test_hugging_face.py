@@ -15,16 +15,16 @@ from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.settings import Configuration
 from tests.support.download_checks import (
-    PART,
-    SIZE,
-    configured,
-    content,
-    files_below,
-    partials,
-    published,
-    refused,
+    CONTENT_BYTES,
+    PART_BYTES,
+    configure,
+    fail_fetch,
+    list_partials,
+    make_content,
+    make_store,
+    read_all_files,
+    read_artifacts,
     sha256,
-    store,
 )
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ class _Hub:
 
     @property
     def configuration(self) -> Configuration:
-        return configured({"HF_ENDPOINT": self.base})
+        return configure({"HF_ENDPOINT": self.base})
 
     @property
     def configuration_with_token(self) -> Configuration:
-        return configured({"HF_ENDPOINT": self.base, "HF_TOKEN": _TOKEN})
+        return configure({"HF_ENDPOINT": self.base, "HF_TOKEN": _TOKEN})
 
     def authorizations(self, host: str) -> set[str]:
         return {authorization for where, _, authorization in self.seen if where == host}
@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub() -> Iterator[_Hub]:
-    hub = _Hub(files={f"/meta-llama/Llama-3.1-8B/resolve/{_REVISION}/model.safetensors": content()})
+    hub = _Hub(files={f"/meta-llama/Llama-3.1-8B/resolve/{_REVISION}/model.safetensors": make_content()})
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
@@ -162,28 +162,28 @@ class _Impatient(Progress):
     """Ends the download after two parts, as Ctrl-C does."""
 
     def download(self, url: str, done: int, total: int | None) -> None:
-        if done > 2 * PART:
+        if done > 2 * PART_BYTES:
             raise _GoneError(url, total)
 
 
 def test_a_large_file_comes_in_parts_from_the_hubs_store(hub: _Hub, tmp_path: Path) -> None:
-    fetched = store(tmp_path, configuration=hub.configuration).fetch(_URL)
-    assert fetched.path.read_bytes() == content()
-    assert (fetched.sha256, fetched.bytes) == (sha256(content()), SIZE)
+    fetched = make_store(tmp_path, configuration=hub.configuration).fetch(_URL)
+    assert fetched.path.read_bytes() == make_content()
+    assert (fetched.sha256, fetched.bytes) == (sha256(make_content()), CONTENT_BYTES)
     assert sum(host == "localhost" for host, _, _ in hub.seen) == 7
     assert hub.signed == 1, "the hub is asked once, not for every part"
     assert hub.authorizations("127.0.0.1") == {""}
-    again = store(tmp_path, configuration=hub.configuration).fetch(_URL)
-    assert (again.cached, again.sha256) == (True, sha256(content()))
+    again = make_store(tmp_path, configuration=hub.configuration).fetch(_URL)
+    assert (again.cached, again.sha256) == (True, sha256(make_content()))
 
 
 def test_a_token_goes_to_the_hub_and_nowhere_else(hub: _Hub, tmp_path: Path) -> None:
     hub.private = True
-    fetched = store(tmp_path, configuration=hub.configuration_with_token).fetch(_URL)
-    assert fetched.path.read_bytes() == content()
+    fetched = make_store(tmp_path, configuration=hub.configuration_with_token).fetch(_URL)
+    assert fetched.path.read_bytes() == make_content()
     assert hub.authorizations("127.0.0.1") == {f"Bearer {_TOKEN}"}
     assert hub.authorizations("localhost") == {""}
-    for path, data in files_below(tmp_path).items():
+    for path, data in read_all_files(tmp_path).items():
         for secret in (_TOKEN.encode(), _SIGNATURE.encode()):
             assert secret not in data, path
     assert _TOKEN not in "\n".join(fetched.notes)
@@ -192,15 +192,15 @@ def test_a_token_goes_to_the_hub_and_nowhere_else(hub: _Hub, tmp_path: Path) -> 
 def test_a_token_in_the_file_that_the_hubs_tools_write(hub: _Hub, tmp_path: Path) -> None:
     hub.private = True
     (tmp_path / "token").write_text(f"{_TOKEN}\n")
-    configuration = configured({"HF_ENDPOINT": hub.base, "HF_HOME": str(tmp_path)})
-    assert store(tmp_path / "cache", configuration=configuration).fetch(_URL).path.read_bytes() == content()
+    configuration = configure({"HF_ENDPOINT": hub.base, "HF_HOME": str(tmp_path)})
+    assert make_store(tmp_path / "cache", configuration=configuration).fetch(_URL).path.read_bytes() == make_content()
 
 
 @pytest.mark.parametrize("token", ["", "hf_wrong"])
 def test_a_private_model_without_the_right_token(hub: _Hub, tmp_path: Path, token: str) -> None:
     hub.private = True
-    configuration = configured({"HF_ENDPOINT": hub.base, "HF_TOKEN": token})
-    error = refused(tmp_path, _URL, "HTTP 401", configuration=configuration)
+    configuration = configure({"HF_ENDPOINT": hub.base, "HF_TOKEN": token})
+    error = fail_fetch(tmp_path, _URL, "HTTP 401", configuration=configuration)
     assert "HF_TOKEN" in error.hint
     assert "hf_wrong" not in str(error)
 
@@ -208,45 +208,45 @@ def test_a_private_model_without_the_right_token(hub: _Hub, tmp_path: Path, toke
 def test_signatures_that_expire_meanwhile(hub: _Hub, tmp_path: Path) -> None:
     hub.private = True
     hub.expires_after = 3
-    fetched = store(tmp_path, configuration=hub.configuration_with_token).fetch(_URL)
-    assert fetched.path.read_bytes() == content()
+    fetched = make_store(tmp_path, configuration=hub.configuration_with_token).fetch(_URL)
+    assert fetched.path.read_bytes() == make_content()
     assert hub.signed >= 3
     assert hub.authorizations("localhost") == {""}
 
 
 def test_the_hash_that_the_hub_says_is_checked(hub: _Hub, tmp_path: Path) -> None:
-    hub.sent = content(1)
-    error = refused(tmp_path, _URL, "sha256", configuration=hub.configuration)
-    assert sha256(content()) in str(error)
+    hub.sent = make_content(1)
+    error = fail_fetch(tmp_path, _URL, "sha256", configuration=hub.configuration)
+    assert sha256(make_content()) in str(error)
     assert _SIGNATURE not in str(error)
-    assert partials(tmp_path) == []
+    assert list_partials(tmp_path) == []
     assert not (tmp_path / "registry.lock.txt").exists()
     hub.sent = None
-    assert store(tmp_path, configuration=hub.configuration).fetch(_URL).sha256 == sha256(content())
+    assert make_store(tmp_path, configuration=hub.configuration).fetch(_URL).sha256 == sha256(make_content())
 
 
 def test_a_small_file_comes_from_the_hub_itself(hub: _Hub, tmp_path: Path) -> None:
     hub.files[f"/datasets/org/set/resolve/{_REVISION}/a%20b/config.json"] = b"{}"
     url = f"hf://datasets/org/set@{_REVISION}/a%20b/config.json"
-    assert store(tmp_path, configuration=hub.configuration).fetch(url).path.read_bytes() == b"{}"
+    assert make_store(tmp_path, configuration=hub.configuration).fetch(url).path.read_bytes() == b"{}"
 
 
 def test_a_file_that_the_hub_does_not_have(hub: _Hub, tmp_path: Path) -> None:
     url = f"hf://meta-llama/Llama-3.1-8B@{_REVISION}/absent.safetensors"
-    refused(tmp_path, url, "HTTP 404", configuration=hub.configuration)
+    fail_fetch(tmp_path, url, "HTTP 404", configuration=hub.configuration)
 
 
 def test_an_interrupted_download_is_gone_on_with(hub: _Hub, tmp_path: Path) -> None:
     hub.expires_after = 3
     hub.private = True
     path = next(iter(hub.files))
-    started = store(tmp_path, configuration=hub.configuration_with_token)
+    started = make_store(tmp_path, configuration=hub.configuration_with_token)
     started.progress = _Impatient()
     with pytest.raises(_GoneError):
         started.fetch(_URL)
-    assert published(tmp_path) == {}
+    assert read_artifacts(tmp_path) == {}
     asked = len(hub.seen)
-    fetched = store(tmp_path, configuration=hub.configuration_with_token).fetch(_URL)
+    fetched = make_store(tmp_path, configuration=hub.configuration_with_token).fetch(_URL)
     assert fetched.path.read_bytes() == hub.files[path]
     assert "resuming at" in fetched.notes[0]
     assert len([where for where, _, _ in hub.seen[asked:] if where == "localhost"]) < 9

@@ -19,9 +19,9 @@ import pytest
 
 from iree_gauntlet.artifacts.remote import RemoteFile
 from iree_gauntlet.artifacts.transfer import ByteRange, Partial
-from tests.support.artifact_server import Request, Server, send, serving
-from tests.support.download_checks import content, sha256
-from tests.support.kill_driver import WAYS
+from tests.support.artifact_server import Request, Server, run_server, send_response
+from tests.support.download_checks import make_content, sha256
+from tests.support.kill_driver import COUNT_NAMES
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -62,16 +62,16 @@ def _in_parts(server: Server, data: bytes, seconds: float) -> Callable[[Request]
         assert match is not None
         start, stop = int(match[1]), min(int(match[2]) + 1, len(data))
         span = f"bytes {start}-{stop - 1}/{len(data)}"
-        send(request, status=206, ETag='"1"', Content_Range=span, Content_Length=str(stop - start))
+        send_response(request, status=206, ETag='"1"', Content_Range=span, Content_Length=str(stop - start))
         for position in range(start, stop, _BLOCK):
             request.wfile.write(data[position : min(position + _BLOCK, stop)])
-            server.over.wait(seconds)
+            server.stop_event.wait(seconds)
 
     return answer
 
 
 def _driven(server: Server, root: Path, kills: Kills, seed: int) -> dict[str, int]:
-    data = content(7, kills.size)
+    data = make_content(7, kills.size)
     slow, fast = (server.url(f"/{pause}/weights.irpa", _in_parts(server, data, pause / 1000)) for pause in (2, 0))
     options = [slow, fast, root, sha256(data), kills.at_least, kills.of_each, kills.stride, seed]
     done = subprocess.run(
@@ -92,11 +92,11 @@ _THOUSAND = pytest.param(_MANY, marks=[pytest.mark.stress, pytest.mark.timeout(3
 @pytest.mark.parametrize("kills", [pytest.param(_FEW, id="few"), _THOUSAND])
 def test_nothing_half_written_reads_as_whole(tmp_path: Path, kills: Kills) -> None:
     seed = int(os.environ.get("GAUNTLET_KILL_SEED") or random.SystemRandom().randrange(1 << 32))
-    with serving() as server:
+    with run_server() as server:
         counts = _driven(server, tmp_path, kills, seed)
     sys.stdout.write(f"seed {seed}: {counts}\n")
     assert counts["killed"] >= kills.at_least
-    for way in (*WAYS, "each point"):
+    for way in (*COUNT_NAMES, "each point"):
         assert counts[way] >= kills.of_each, counts
     assert counts["killed after it was published"] >= kills.of_each / 2, counts
 
@@ -107,7 +107,7 @@ def test_what_a_power_cut_took_is_had_again(tmp_path: Path) -> None:
 
     def bring(there: Partial, *spans: ByteRange) -> None:
         for span in spans:
-            block = content(1, 1000)[span.start : span.stop]
+            block = make_content(1, 1000)[span.start : span.stop]
             there.write(span.start, block)
             there.record_range(span, zlib.crc32(block))
         there.close()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.artifact_server import send
+from tests.support.artifact_server import send_response
 from tests.support.places import ROOT
 from tests.support.processes import wait_until
 
@@ -71,7 +71,7 @@ class _LargeFile:
         assert match is not None
         start, stop = int(match[1]), min(int(match[2]) + 1, _SIZE)
         span = f"bytes {start}-{stop - 1}/{_SIZE}"
-        send(request, status=206, ETag='"1"', Content_Range=span, Content_Length=str(stop - start))
+        send_response(request, status=206, ETag='"1"', Content_Range=span, Content_Length=str(stop - start))
         for block in self._blocks(start, stop):
             request.wfile.write(block)
             start += len(block)

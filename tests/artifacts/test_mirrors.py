@@ -13,8 +13,8 @@ import pytest
 
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.settings import Configuration, Mirror
-from tests.support.artifact_server import Request, Server, send, whole
-from tests.support.download_checks import QUICK, sha256, store
+from tests.support.artifact_server import Request, Server, make_responder, send_response
+from tests.support.download_checks import QUICK_POLICY, make_store, sha256
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 _CONTENT = bytes(range(256)) * 4000
 _SHA256 = sha256(_CONTENT)
-_POLICY = replace(QUICK, part_bytes=200_000, retries=1)
+_POLICY = replace(QUICK_POLICY, part_bytes=200_000, retries=1)
 
 
 @pytest.fixture
 def origin(server: Server) -> str:
-    return server.url("/origin/m.mlir", whole(_CONTENT))
+    return server.url("/origin/m.mlir", make_responder(_CONTENT))
 
 
 def _store(root: Path, *mirrors: Mirror, pinned: str = "", offline: bool = False) -> ArtifactStore:
     pins = {pinned: _SHA256} if pinned else {}
-    return store(root, pins=pins, configuration=Configuration(mirrors=mirrors), offline=offline, policy=_POLICY)
+    return make_store(root, pins=pins, configuration=Configuration(mirrors=mirrors), offline=offline, policy=_POLICY)
 
 
 def _mirror(server: Server, path: str = "/mirror", *, only: bool = False) -> Mirror:
@@ -42,7 +42,7 @@ def _mirror(server: Server, path: str = "/mirror", *, only: bool = False) -> Mir
 
 
 def test_a_mirror_is_asked_first_and_alone(server: Server, origin: str, tmp_path: Path) -> None:
-    server.url("/mirror/m.mlir", whole(_CONTENT))
+    server.url("/mirror/m.mlir", make_responder(_CONTENT))
     assert _store(tmp_path, _mirror(server), pinned=origin).fetch(origin).notes == (
         f"from the mirror {server.base}/mirror/m.mlir",
     )
@@ -59,10 +59,10 @@ def test_what_a_mirror_does_not_have_comes_silently_from_the_origin(
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (whole(status=403), "HTTP 403"),
-        (whole(status=503), "HTTP 503"),
-        (whole(b"another content"), "wrong content: http"),
-        (whole(_CONTENT[:-1]), "wrong content: http"),
+        (make_responder(status=403), "HTTP 403"),
+        (make_responder(status=503), "HTTP 503"),
+        (make_responder(b"another content"), "wrong content: http"),
+        (make_responder(_CONTENT[:-1]), "wrong content: http"),
     ],
 )
 def test_a_mirror_that_fails_is_told_and_passed_over(
@@ -75,7 +75,7 @@ def test_a_mirror_that_fails_is_told_and_passed_over(
 
 
 def test_a_hash_that_is_learnt_from_a_mirror_is_told(server: Server, origin: str, tmp_path: Path) -> None:
-    mirror = server.url("/mirror/m.mlir", whole(b"who knows"))
+    mirror = server.url("/mirror/m.mlir", make_responder(b"who knows"))
     notes = _store(tmp_path, _mirror(server)).fetch(origin).notes
     assert f"its hash is learnt from the mirror {mirror}, not from itself" in notes
 
@@ -85,14 +85,14 @@ def test_a_mirror_whose_credentials_are_missing_is_passed_over(server: Server, o
         mirrors=(Mirror(f"{server.base}/origin/", ("az://account/c/",)),),
         stores={"az://account": {"sas_token": "$NOT_SET"}},
     )
-    fetched = store(tmp_path, configuration=configuration).fetch(origin)
+    fetched = make_store(tmp_path, configuration=configuration).fetch(origin)
     assert fetched.sha256 == _SHA256
     assert any("not from the mirror" in note and "$NOT_SET, which is not set" in note for note in fetched.notes)
 
 
 def test_what_was_tried_is_known_also_of_a_failure(server: Server, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError) as caught:
-        _store(tmp_path).fetch(server.url("/m.mlir", whole(status=503)))
+        _store(tmp_path).fetch(server.url("/m.mlir", make_responder(status=503)))
     assert any("HTTP 503" in note and "retry 1 of 1" in note for note in caught.value.notes)
 
 
@@ -115,8 +115,8 @@ def test_a_mirror_that_takes_the_place_of_its_origin(server: Server, origin: str
 
 
 def test_when_nobody_has_it_all_failures_are_told(server: Server, tmp_path: Path) -> None:
-    url = server.url("/origin/m.mlir", whole(status=403))
-    server.url("/mirror/m.mlir", whole(status=500))
+    url = server.url("/origin/m.mlir", make_responder(status=403))
+    server.url("/mirror/m.mlir", make_responder(status=500))
     with pytest.raises(ArtifactError, match=r"HTTP 403 .*/origin/") as caught:
         _store(tmp_path, _mirror(server)).fetch(url)
     assert re.search(r"Before: HTTP 500 .*/mirror/m\.mlir", caught.value.hint)
@@ -133,11 +133,11 @@ def _ranged(
         seen.append(request.headers.get("Range", ""))
         said = {**(headers or {}), **({"ETag": etag} if etag else {})}
         if not asked or len(seen) > limit:
-            send(request, content, 200, **said)
+            send_response(request, content, 200, **said)
             return
         start, stop = int(asked[1]), min(int(asked[2] or len(content)) + 1, len(content))
         said["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content) if total else '*'}"
-        send(request, content[start:stop], 206, **said)
+        send_response(request, content[start:stop], 206, **said)
 
     return answer
 
@@ -212,7 +212,7 @@ def test_content_md5_is_that_of_the_body_which_may_be_a_part(
         said = {"ETag": '"v1"', "Content-MD5": _b64("md5", body if right else b"something else")}
         if asked:
             said["Content-Range"] = f"bytes {start}-{stop - 1}/{len(_CONTENT)}"
-        send(request, body, 206 if asked else 200, **said)
+        send_response(request, body, 206 if asked else 200, **said)
 
     url = server.url("/m.mlir", answer)
     if right or ranges:
@@ -247,7 +247,7 @@ def test_an_etag_of_s3_is_a_checksum_but_of_what_is_encrypted(
 
 
 def test_a_checksum_of_the_server_is_not_forgotten_by_a_resumption(server: Server, tmp_path: Path) -> None:
-    broken = whole(status=500)
+    broken = make_responder(status=500)
     answer = _ranged(_CONTENT, headers={"x-ms-blob-content-md5": _b64("md5", b"something else")})
 
     def first_part_alone(request: Request) -> None:
@@ -256,6 +256,6 @@ def test_a_checksum_of_the_server_is_not_forgotten_by_a_resumption(server: Serve
     url = server.url("/m.mlir", first_part_alone)
     with pytest.raises(ArtifactError, match="HTTP 500"):
         _store(tmp_path).fetch(url)
-    server.answers["/m.mlir"] = answer
+    server.responders["/m.mlir"] = answer
     with pytest.raises(ArtifactError, match="the server says"):
         _store(tmp_path).fetch(url)

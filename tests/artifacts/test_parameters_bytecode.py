@@ -20,7 +20,7 @@ from iree_gauntlet.artifacts.program_parameters import (
     collect_parameters,
     find_references_in_bytecode,
 )
-from tests.support.native_tools import find_native
+from tests.support.native_tools import find_native_tool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +50,7 @@ func.func @f() -> tensor<3xi8> {
 def to_bytecode(text: str, folder: Path, *flags: str) -> Path:
     source, target = folder / "program.mlir", folder / "program.mlirbc"
     source.write_text(text, encoding="utf-8")
-    argv = [find_native("iree-opt"), str(source), "--emit-bytecode", *flags, "-o", str(target)]
+    argv = [find_native_tool("iree-opt"), str(source), "--emit-bytecode", *flags, "-o", str(target)]
     subprocess.run(argv, check=True, capture_output=True)
     return target
 
@@ -73,7 +73,7 @@ def test_text_and_bytecode_have_the_same_parameters(version: int, tmp_path: Path
 def test_through_the_tool_they_are_the_same(program: Path) -> None:
     with program.open("rb") as file:
         direct = {(r.scope, r.name, r.type) for r in find_references_in_bytecode(file, "x")}
-    printed = {(r.scope, r.name, r.type) for r in _find_references_through_tool(program, find_native("iree-opt"))}
+    printed = {(r.scope, r.name, r.type) for r in _find_references_through_tool(program, find_native_tool("iree-opt"))}
     assert direct == printed
 
 
@@ -124,7 +124,7 @@ def test_newer_bytecode_goes_through_the_tool(program: Path, tmp_path: Path) -> 
     with newer.open("rb") as file, pytest.raises(UnknownEncodingError, match="version 99"):
         list(find_references_in_bytecode(file, "x"))
     with pytest.raises(ParameterError, match=r"newer.mlirbc: iree-opt cannot read it \(exit code 1\): .*version 99"):
-        collect_parameters(newer, find_native("iree-opt"))
+        collect_parameters(newer, find_native_tool("iree-opt"))
     with pytest.raises(ParameterError, match=r"missing/iree-opt: cannot be started: No such file") as raised:
         collect_parameters(newer, str(tmp_path / "missing" / "iree-opt"))
     assert "newer.mlirbc needs the compiler's iree-opt" in raised.value.hint

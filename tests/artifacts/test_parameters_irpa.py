@@ -21,7 +21,7 @@ from iree_gauntlet.artifacts.program_parameters import (
     select_scope,
 )
 from iree_gauntlet.errors import ArtifactError
-from tests.support.native_tools import compile_native, find_native
+from tests.support.native_tools import compile_native, find_native_tool
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def flag(scope: str, archive: Path) -> str:
 
 def dumped(archive: Path, scope: str = "m", *extract: str) -> dict[str, tuple[str, str, int]]:
     """Start, end and length of every key, as IREE sees them."""
-    argv = [find_native("iree-dump-parameters"), flag(scope, archive)]
+    argv = [find_native_tool("iree-dump-parameters"), flag(scope, archive)]
     # It extracts from memory alone.
     argv += ["--parameter_mode=preload", *(f"--extract={text}" for text in extract)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
@@ -145,7 +145,7 @@ def test_one_value_takes_no_room(tmp_path: Path) -> None:
 def test_iree_makes_the_same_archive(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours.irpa", tmp_path / "theirs.irpa"
     write_archive(ours, [Parameter("", "w", (6,), "f32")], 2.5)
-    argv = [find_native("iree-create-parameters"), "--quiet", "--splat=w=6xf32=2.5"]
+    argv = [find_native_tool("iree-create-parameters"), "--quiet", "--splat=w=6xf32=2.5"]
     subprocess.run([*argv, f"--output={theirs}"], check=True, capture_output=True)
     assert ours.read_bytes() == theirs.read_bytes()
 
@@ -155,7 +155,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("program")
     (folder / "program.mlir").write_text(PROGRAM)
     argv = [
-        find_native("iree-compile"),
+        find_native_tool("iree-compile"),
         str(folder / "program.mlir"),
         "--iree-hal-target-device=local",
         "--iree-hal-local-target-device-backends=llvm-cpu",
@@ -172,7 +172,7 @@ def run(module: Path, archives: dict[str, Path], folder: Path) -> list[np.ndarra
     x = np.array([[1, 2, 3], [-1, 0.5, 4]], dtype=np.float32)
     np.save(folder / "x.npy", x)
     outputs = [folder / f"{number}.npy" for number in range(8)]
-    argv = [find_native("iree-run-module"), "--device=local-task", f"--module={module}"]
+    argv = [find_native_tool("iree-run-module"), "--device=local-task", f"--module={module}"]
     argv += ["--function=main", f"--input=@{folder / 'x.npy'}", *(f"--output=@{path}" for path in outputs)]
     argv += [flag(scope, archive) for scope, archive in archives.items()]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.artifacts import seeded
 from iree_gauntlet.artifacts.seeded import ALPHABET, SeededSpec, draw_words_picture, parse_seeded, write_seeded
 from iree_gauntlet.errors import ArtifactError, ExitCode
-from tests.support.native_tools import find_native
+from tests.support.native_tools import find_native_tool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -328,7 +328,7 @@ def test_iree_reads_the_files(url: str, typed: str, printed: str, tmp_path: Path
     write_seeded(url, path)
     done = subprocess.run(
         [
-            find_native("iree-run-module"),
+            find_native_tool("iree-run-module"),
             "--device=local-sync",
             f"--module={module}",
             "--function=f",

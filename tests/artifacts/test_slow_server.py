@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.artifact_server import Request, send, serving
-from tests.support.download_checks import QUICK, content, store
+from tests.support.artifact_server import Request, run_server, send_response
+from tests.support.download_checks import QUICK_POLICY, make_content, make_store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,16 +21,16 @@ _BLOCK = 10_000
 
 
 def test_there_is_a_limit_on_silence_and_none_on_time(tmp_path: Path) -> None:
-    data = content(size=60 * _BLOCK)
+    data = make_content(size=60 * _BLOCK)
 
     def trickle(request: Request) -> None:
-        send(request, Content_Length=str(len(data)))
+        send_response(request, Content_Length=str(len(data)))
         for start in range(0, len(data), _BLOCK):
             request.wfile.write(data[start : start + _BLOCK])
             time.sleep(_SILENCE_SECONDS / 20)
 
-    with serving() as server:
-        fetched = store(tmp_path, policy=replace(QUICK, stall_timeout=_SILENCE_SECONDS)).fetch(
+    with run_server() as server:
+        fetched = make_store(tmp_path, policy=replace(QUICK_POLICY, stall_timeout=_SILENCE_SECONDS)).fetch(
             server.url("/weights.irpa", trickle)
         )
     assert fetched.seconds > 2 * _SILENCE_SECONDS

@@ -16,9 +16,9 @@ from iree_gauntlet.records.history_record import history_file
 from iree_gauntlet.settings import Configuration
 from tests.history.builder import run_of
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.faulty_iree import MadeUpTimes, compiled_before, tree
+from tests.support.faulty_iree import SyntheticBuild, fill_module_cache, tree
 from tests.support.hanging import HANG
-from tests.support.local_cluster import LocalCluster, local_cluster, results
+from tests.support.local_cluster import LocalCluster, local_cluster, read_results
 from tests.support.processes import wait_until
 from tests.support.toy_project import Project
 
@@ -36,7 +36,7 @@ _QUICK = ("--repetitions", "2", "--disturbed", "count", "--cpus", "all")
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
     project = Project(tmp_path / "project")
-    compiled_before(project)
+    fill_module_cache(project)
     yield project
     project.close()
 
@@ -61,11 +61,15 @@ def test_a_comparison_comes_to_what_it_comes_to_here(cluster: LocalCluster, proj
     project.add("wrong", "arith.negf %a : tensor<4xf32>")
     project.add("square", "arith.mulf %a, %a : tensor<4xf32>")
     project.regression("square", outputs=[])
-    words = _words(MadeUpTimes(tmp_path / "a").iree, MadeUpTimes(tmp_path / "b", 1.5).named("square", 1.0).iree, "here")
+    words = _words(
+        SyntheticBuild(tmp_path / "a").iree,
+        SyntheticBuild(tmp_path / "b", 1.5).set_times_for("square", 1.0).iree,
+        "here",
+    )
     # The other comparisons count instructions too.
     here = project.gauntlet(*words, "--no-work")
     # Times of their own again, from the first one on.
-    a, b = MadeUpTimes(tmp_path / "2" / "a"), MadeUpTimes(tmp_path / "2" / "b", 1.5).named("square", 1.0)
+    a, b = SyntheticBuild(tmp_path / "2" / "a"), SyntheticBuild(tmp_path / "2" / "b", 1.5).set_times_for("square", 1.0)
     there = project.gauntlet(*_words(a.iree, b.iree, "there"), "--no-work", "--cluster", cluster.address)
     assert (here.code, there.code) == (3, 3), there.text
     mine, theirs = _document(project, "here"), _document(project, "there")
@@ -86,18 +90,18 @@ def test_a_comparison_comes_to_what_it_comes_to_here(cluster: LocalCluster, proj
     assert "its numbers are wrong" in theirs["not_measured"]["toy/wrong@cpu"]
     # The slower one is explained, with the paths of where the comparison was started.
     assert set(theirs["where"]) == {"toy/abs@cpu"}
-    assert str(cluster.said.parent) not in json.dumps(theirs)
+    assert str(cluster.output_path.parent) not in json.dumps(theirs)
     assert "measured on " in (project.folder / "there" / "junit.xml").read_text()
     assert "worker" in (project.folder / "there" / "comparison.md").read_text()
     # Both sides are ordinary runs.
-    assert all(result.worker for side in "ab" for result in results(project.folder / "there" / side).values())
+    assert all(result.worker for side in "ab" for result in read_results(project.folder / "there" / side).values())
     wait_until(lambda: not cluster.run_processes)
 
 
 @pytest.mark.stress
 def test_a_crash_is_no_verdict_and_is_not_tried_again(cluster: LocalCluster, project: Project, tmp_path: Path) -> None:
     broken = tree(tmp_path / "broken", iree_benchmark_module="kill -SEGV $$")
-    words = _words(MadeUpTimes(tmp_path / "a").iree, broken, "cmp")
+    words = _words(SyntheticBuild(tmp_path / "a").iree, broken, "cmp")
     done = project.gauntlet(*words, "--cluster", cluster.address)
     assert done.code == 3, done.text
     model = _document(project, "cmp")["models"]["toy/abs@cpu"]
@@ -128,14 +132,14 @@ def test_compile_times_are_taken_by_workers_too(cluster: LocalCluster, project: 
 def test_a_model_whose_worker_is_killed_is_measured_by_another_from_the_beginning(
     project: Project, tmp_path: Path
 ) -> None:
-    a, b = MadeUpTimes(tmp_path / "a"), MadeUpTimes(tmp_path / "b", 1.5)
+    a, b = SyntheticBuild(tmp_path / "a"), SyntheticBuild(tmp_path / "b", 1.5)
     # In the fourth block.
     b.hang_after(7)
     with local_cluster(tmp_path / "farm", "--device", "cpu") as cluster:
         comparison = project.start(*_words(a.iree, b.iree, "cmp"), "--cluster", cluster.address)
         hanging = _hanging(cluster, comparison)
-        b.go_on()
-        cluster.worker_of(hanging).send_signal(signal.SIGKILL)
+        b.stop_hanging()
+        cluster.find_worker(hanging).send_signal(signal.SIGKILL)
         wait_until(lambda: not hanging.is_running())
         assert comparison.wait(LIMIT_SECONDS) == 1
         wait_until(lambda: not cluster.run_processes)
@@ -154,7 +158,7 @@ def test_ctrl_c_leaves_what_is_measured_and_another_goes_on_with_the_rest(
 ) -> None:
     project.add("square", "arith.mulf %a, %a : tensor<4xf32>")
     project.regression("square", outputs=[])
-    a, b = MadeUpTimes(tmp_path / "a"), MadeUpTimes(tmp_path / "b", 1.5)
+    a, b = SyntheticBuild(tmp_path / "a"), SyntheticBuild(tmp_path / "b", 1.5)
     # The first of the two takes ten blocks against B.
     b.hang_after(23)
     comparison = project.start(*_words(a.iree, b.iree, "cmp"), "--cluster", cluster.address)
@@ -165,7 +169,7 @@ def test_ctrl_c_leaves_what_is_measured_and_another_goes_on_with_the_rest(
     document = _document(project, "cmp")
     assert {name: item["verdict"] for name, item in document["models"].items()} == {"toy/abs@cpu": "slower"}
     assert list(document["not_measured"]) == ["toy/square@cpu"]
-    b.go_on()
+    b.stop_hanging()
     here = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
     assert here.code == 2
     assert "cmp was begun on a cluster" in here.err
@@ -179,7 +183,7 @@ def test_ctrl_c_leaves_what_is_measured_and_another_goes_on_with_the_rest(
 
 @pytest.mark.stress
 def test_a_step_of_a_history_is_confirmed_by_a_worker(cluster: LocalCluster, project: Project, tmp_path: Path) -> None:
-    irees = (MadeUpTimes(tmp_path / "a").iree, MadeUpTimes(tmp_path / "b", 1.2).iree)
+    irees = (SyntheticBuild(tmp_path / "a").iree, SyntheticBuild(tmp_path / "b", 1.2).iree)
     runs = [
         run_of(day, {"time_ms": 10.0 + 2 * (day > 20)}, iree=f"3.{8 + (day > 20)}.0", named=irees[day > 20])
         for day in range(1, 31)

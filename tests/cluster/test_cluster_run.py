@@ -12,10 +12,10 @@ from urllib.parse import unquote
 import pytest
 
 from iree_gauntlet.cases import Verdict
-from tests.support.artifact_server import serving, whole
+from tests.support.artifact_server import make_responder, run_server
 from tests.support.certificates import Authority
 from tests.support.faulty_iree import tree
-from tests.support.local_cluster import HangingTools, LocalCluster, local_cluster, results, started
+from tests.support.local_cluster import HangingTools, LocalCluster, local_cluster, read_results, start_command
 from tests.support.operator_suite import OperatorSuite
 from tests.support.processes import wait_until
 
@@ -74,7 +74,7 @@ def test_a_run_says_what_it_says_here(cluster: LocalCluster, project: Project) -
     here = project.gauntlet("run", "--suite", "s", "--run-dir", "here", "--cache-dir", "other")
     there = project.gauntlet("run", "--suite", "s", "--run-dir", "there", "--cluster", cluster.address)
     assert (here.code, there.code) == (0, 0), there.text
-    mine, theirs = results(project.folder / "here"), results(project.folder / "there")
+    mine, theirs = read_results(project.folder / "here"), read_results(project.folder / "there")
     assert sorted(mine) == sorted(theirs)
     for name, result in mine.items():
         expected, found = said_of(result), said_of(theirs[name])
@@ -90,23 +90,25 @@ def test_a_run_says_what_it_says_here(cluster: LocalCluster, project: Project) -
     assert (project.folder / "there" / log).read_bytes() == (project.folder / "here" / log).read_bytes()
     # Nothing is left of it on the workers.
     wait_until(lambda: not cluster.run_processes)
-    wait_until(lambda: [path for path in cluster.said.parent.glob("cache/cluster/*/runs/*/*") if path.is_dir()] == [])
+    wait_until(
+        lambda: [path for path in cluster.output_path.parent.glob("cache/cluster/*/runs/*/*") if path.is_dir()] == []
+    )
 
 
 def test_expected_outputs_come_from_where_the_run_was_started_or_are_errors_of_their_comparison(
     cluster: LocalCluster, project: Project
 ) -> None:
     had, lost = "toy/abs@cpu:threshold", "toy/neg@cpu:threshold"
-    with serving() as server:
-        url = server.url("/y.npy", whole((project.regressions / "abs.npy").read_bytes()))
+    with run_server() as server:
+        url = server.url("/y.npy", make_responder((project.regressions / "abs.npy").read_bytes()))
         project.regression(outputs=[{"source": url}])
         assert project.gauntlet("fetch").code == 0
-        server.answers.clear()
+        server.responders.clear()
         project.add("neg", "arith.negf %a : tensor<4xf32>")
         project.regression("neg", outputs=[{"source": server.base + "/z.npy"}])
         done = project.gauntlet("run", "--run-dir", "there", "--cluster", cluster.address)
     assert done.code == 3, done.text
-    found = results(project.folder / "there")
+    found = read_results(project.folder / "there")
     assert found[had].notes == ("files came from where the run was started: the worker could not get them",)
     assert [name for name, result in found.items() if result.verdict is not Verdict.PASSED] == [lost]
     assert "z.npy" in found[lost].reason
@@ -123,7 +125,7 @@ def test_no_other_importer_is_taken_for_a_build_without_one(
     here = project.gauntlet(*words, "--run-dir", "here")
     there = project.gauntlet(*words, "--run-dir", "there", "--cluster", cluster.address)
     assert (here.code, there.code) == (3, 3), there.text
-    mine, theirs = (results(project.folder / name)["toy/abs@cpu:import"] for name in ("here", "there"))
+    mine, theirs = (read_results(project.folder / name)["toy/abs@cpu:import"] for name in ("here", "there"))
     assert f"{build} has no Python bindings".replace("build:", "build: ") in mine.reason
     assert theirs.reason == mine.reason
 
@@ -134,7 +136,7 @@ def test_operators_come_to_the_same_on_workers(cluster: LocalCluster, project: P
     here = suite.run("--run-dir", "here", "--timeout-threshold", "2")
     there = suite.run("--run-dir", "there", "--timeout-threshold", "2", "--cluster", cluster.address)
     assert here.code == there.code, there.text
-    mine, theirs = (results(project.folder / name) for name in ("here", "there"))
+    mine, theirs = (read_results(project.folder / name) for name in ("here", "there"))
     assert len({result.verdict for result in mine.values()}) > 3
     assert {name: (result.verdict, result.signal, result.timed_out) for name, result in mine.items()} == {
         name: (result.verdict, result.signal, result.timed_out) for name, result in theirs.items()
@@ -146,12 +148,12 @@ def test_a_killed_workers_step_is_done_by_another_and_leaves_nothing_behind(
 ) -> None:
     cluster, tools = hanging_cluster
     run = _start_hanging(cluster, tools, project)
-    hanging = tools.hanging()
-    tools.mend()
-    cluster.worker_of(hanging).send_signal(signal.SIGKILL)
+    hanging = tools.wait_for_hang()
+    tools.stop_hanging()
+    cluster.find_worker(hanging).send_signal(signal.SIGKILL)
     wait_until(lambda: not hanging.is_running())
     assert run.wait(300) == 0
-    result = results(project.folder / "there")["toy/abs@cpu:threshold"]
+    result = read_results(project.folder / "there")["toy/abs@cpu:threshold"]
     first = next(note for note in result.notes if "done again" in note)
     assert first.endswith("and done again: it was lost")
     assert result.worker.partition("/")[0] not in first
@@ -170,7 +172,7 @@ def test_ctrl_c_ends_the_run_on_its_workers(
 ) -> None:
     cluster, tools = hanging_cluster
     run = _start_hanging(cluster, tools, project)
-    hanging = tools.hanging()
+    hanging = tools.wait_for_hang()
     run.send_signal(signal.SIGINT)
     assert run.wait(300) == 130
     wait_until(lambda: not hanging.is_running() and not cluster.run_processes)
@@ -178,7 +180,7 @@ def test_ctrl_c_ends_the_run_on_its_workers(
 
 def _start_hanging(cluster: LocalCluster, tools: HangingTools, project: Project) -> subprocess.Popen[bytes]:
     """Starts a run, in the folder `there`, whose program hangs on a worker."""
-    tools.spoil()
+    tools.start_hanging()
     project.suite('[[include]]\nmodel = "*"\n')
     project.environment = lambda: tools.environ  # type: ignore[method-assign]
     words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there")
@@ -189,24 +191,24 @@ def test_a_worker_joins_an_encrypted_cluster_by_its_certificate_and_once(tmp_pat
     project.suite('[[include]]\nmodel = "*"\n')
     lab, others = Authority.in_folder(tmp_path / "lab"), Authority.in_folder(tmp_path / "others")
     scheduler = ["scheduler", "--host", "127.0.0.1", "--port", "0", "--protocol", "tls", "--no-dashboard"]
-    with started(
-        [*scheduler, *lab.options("farm")], tmp_path / "s", os.environ, program="distributed.cli.dask_scheduler"
+    with start_command(
+        [*scheduler, *lab.make_options("farm")], tmp_path / "s", os.environ, program="distributed.cli.dask_scheduler"
     ) as (_, said):
         wait_until(lambda: re.search(r"tls://127\.0\.0\.1:\d+", said.read_text()))
         address = re.search(r"tls://127\.0\.0\.1:\d+", said.read_text())[0]  # type: ignore[index]
         offered = ["--device", "cpu", "--name", "box", "--cache-dir", str(tmp_path / "cache")]
-        worker = ["worker", address, *offered, *lab.options("box")]
-        with started(worker, tmp_path / "w", os.environ) as (process, joined):
+        worker = ["worker", address, *offered, *lab.make_options("box")]
+        with start_command(worker, tmp_path / "w", os.environ) as (process, joined):
             wait_until(lambda: "worker box takes part in" in joined.read_text() or process.poll() is not None)
             assert process.poll() is None, joined.read_text()
             words = ("run", "--suite", "s", "--stages", "threshold", "--cluster", address)
-            done = project.gauntlet(*words, *lab.options("me"), "--run-dir", "there")
+            done = project.gauntlet(*words, *lab.make_options("me"), "--run-dir", "there")
             assert done.code == 0, done.text
-            assert results(project.folder / "there")["toy/abs@cpu:threshold"].worker == "box/cpu"
-            stranger = project.gauntlet(*words, *others.options("me"))
+            assert read_results(project.folder / "there")["toy/abs@cpu:threshold"].worker == "box/cpu"
+            stranger = project.gauntlet(*words, *others.make_options("me"))
             assert stranger.code == 2
             assert f"{address}: the certificates do not fit" in stranger.err
-            with started(worker, tmp_path / "second", os.environ) as (second, refused):
+            with start_command(worker, tmp_path / "second", os.environ) as (second, refused):
                 assert second.wait(300) == 2
                 assert "a worker box runs here already" in refused.read_text()
 

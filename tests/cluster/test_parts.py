@@ -10,7 +10,7 @@ from iree_gauntlet.cluster.connection import ClusterRunExecutor
 from iree_gauntlet.cluster.link import Joined, LeaveEvent, RejectionEvent
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.errors import GauntletError, UsageError
-from tests.support.simulated_fleet import CPU, GPU, Messages, offer, step
+from tests.support.simulated_fleet import CPU_OFFER, GPU_OFFER, Messages, make_offer, plan_step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,11 +40,11 @@ def part(folder: Path, offers: list[WorkerOffer], *events: Event) -> tuple[Clust
     return ClusterRunExecutor(Planning(offers, [*events]), folder, progress), progress  # type: ignore[arg-type]
 
 
-PLAN = Plan((step("a:compile"), step("a:threshold", "a:compile", device="hip")), (), (), ())
+PLAN = Plan((plan_step("a:compile"), plan_step("a:threshold", "a:compile", device="hip")), (), (), ())
 
 
 def test_a_device_that_is_refused_does_not_refuse_its_worker(tmp_path: Path) -> None:
-    box = offer("box", GPU, CPU)
+    box = make_offer("box", GPU_OFFER, CPU_OFFER)
     happened: list[Event] = [RejectionEvent("box", SLOW, "gpu0"), Joined("1", box)]
     cluster, _ = part(tmp_path, [box], *happened)
     assert cluster.on_devices_there(PLAN, optional=False).steps == PLAN.steps
@@ -53,7 +53,7 @@ def test_a_device_that_is_refused_does_not_refuse_its_worker(tmp_path: Path) -> 
 
 
 def test_when_all_are_refused_each_says_why(tmp_path: Path) -> None:
-    offers = [offer("one", GPU), offer("two", GPU)]
+    offers = [make_offer("one", GPU_OFFER), make_offer("two", GPU_OFFER)]
     cluster, _ = part(
         tmp_path,
         offers,
@@ -67,14 +67,14 @@ def test_when_all_are_refused_each_says_why(tmp_path: Path) -> None:
 
 
 def test_workers_that_die_while_they_plan_are_not_waited_for_here(tmp_path: Path) -> None:
-    offers = [offer("one", GPU), offer("two", GPU)]
+    offers = [make_offer("one", GPU_OFFER), make_offer("two", GPU_OFFER)]
     cluster, _ = part(tmp_path, offers, LeaveEvent("1"), RejectionEvent("two", "no room"))
     assert cluster.on_devices_there(PLAN, optional=False).steps == PLAN.steps
     assert cluster._early_events == [LeaveEvent("1"), RejectionEvent("two", "no room")]
 
 
 def test_what_nobody_offers_is_skipped_where_devices_are_optional(tmp_path: Path) -> None:
-    box = offer("box", CPU)
+    box = make_offer("box", CPU_OFFER)
     cluster, _ = part(tmp_path, [box], Joined("1", box))
     compiled, ran = cluster.on_devices_there(PLAN, optional=True).steps
     assert not compiled.skip

@@ -19,15 +19,25 @@ from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, Reg
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import Target
-from tests.support.budgets import part_of_the_examples
-from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, load, plan, problems_of_tree, write_tree
-from tests.support.spoiling import ACTIONS, at, damage, is_named, json_values, kind_of, paths_in, rename, spoil
+from tests.support.budgets import scale_example_count
+from tests.support.spec_trees import BENCHMARK, CPU, HIP_SPEC, SPEC, list_tree_problems, load, plan, write_tree
+from tests.support.spoiling import (
+    ACTIONS,
+    classify,
+    damage_text,
+    get_at,
+    is_reported,
+    json_values,
+    list_paths,
+    rename_key,
+    spoil,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROCM = Target("rocm", "gfx942", "mi300")
-PAIRED = {"regression_tests/m/s_cpu.json": SECOND}
+PAIRED = {"regression_tests/m/s_cpu.json": HIP_SPEC}
 LONG = "x" * 300 + ".mlir"
 
 
@@ -114,8 +124,8 @@ def only(problems: list[Problem]) -> Problem:
 def test_mistakes_in_a_regression_spec(
     tmp_path: Path, changes: dict[str, Any], field: str, key: str, says: list[str]
 ) -> None:
-    document = SECOND | changes
-    problem = only(problems_of_tree(tmp_path, document, "regression_tests/m/s_rocm.json"))
+    document = HIP_SPEC | changes
+    problem = only(list_tree_problems(tmp_path, document, "regression_tests/m/s_rocm.json"))
     assert problem.file == str(tmp_path / "regression_tests/m/s_rocm.json")
     assert problem.field == field
     exact = line_in(document, key.strip('"'))
@@ -187,7 +197,7 @@ def test_mistakes_in_a_regression_spec(
 )  # fmt: skip
 def test_mistakes_in_a_benchmark_spec(tmp_path: Path, changes: dict[str, Any], field: str, says: list[str]) -> None:
     write_tree(tmp_path, PAIRED)
-    problem = only(problems_of_tree(tmp_path, BENCHMARK | changes, "benchmarks/m/s_cpu.json"))
+    problem = only(list_tree_problems(tmp_path, BENCHMARK | changes, "benchmarks/m/s_cpu.json"))
     assert problem.file == str(tmp_path / "benchmarks/m/s_cpu.json")
     assert problem.field == field
     assert problem.line > 1
@@ -198,30 +208,30 @@ def test_mistakes_in_a_benchmark_spec(tmp_path: Path, changes: dict[str, Any], f
 @pytest.mark.parametrize("name", ["inputs", "function_run", "device"])
 def test_missing_fields_of_a_benchmark(tmp_path: Path, name: str) -> None:
     document = {key: value for key, value in BENCHMARK.items() if key != name}
-    problem = only(problems_of_tree(tmp_path, document, "benchmarks/m/s_cpu.json"))
+    problem = only(list_tree_problems(tmp_path, document, "benchmarks/m/s_cpu.json"))
     assert (problem.field, problem.line) == (name, 1)
     assert "is missing" in problem.message
 
 
-@pytest.mark.parametrize("document", [FIRST, SECOND])
+@pytest.mark.parametrize("document", [SPEC, HIP_SPEC])
 def test_a_missing_program(tmp_path: Path, document: dict[str, Any]) -> None:
     document = {key: value for key, value in document.items() if key != "mlir"}
     name = "regression_tests/m/s_cpu.json" if "device" in document else "regression_tests/m/s.json"
-    problem = only(problems_of_tree(tmp_path, document, name))
+    problem = only(list_tree_problems(tmp_path, document, name))
     assert (problem.field, problem.line) == ("mlir", 1)
     assert "is missing" in problem.message
 
 
 def test_a_missing_device(tmp_path: Path) -> None:
-    document = {key: value for key, value in SECOND.items() if key != "device"}
-    problem = only(problems_of_tree(tmp_path, document))
+    document = {key: value for key, value in HIP_SPEC.items() if key != "device"}
+    problem = only(list_tree_problems(tmp_path, document))
     assert problem.field == "device"
     assert "compile_only" in problem.message
-    assert not problems_of_tree(tmp_path, document | {"compile_only": True})
+    assert not list_tree_problems(tmp_path, document | {"compile_only": True})
 
 
 def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
-    found = problems_of_tree(tmp_path, SECOND | {"mlir": 1, "run_function": [], "junk": 0, "inputs": [1]})
+    found = list_tree_problems(tmp_path, HIP_SPEC | {"mlir": 1, "run_function": [], "junk": 0, "inputs": [1]})
     assert {problem.field for problem in found} == {"mlir", "run_function", "junk", "inputs[0]"}
 
 
@@ -254,7 +264,7 @@ def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_are_no_spec(tmp_path: Path, content: str | bytes, line: int, says: str) -> None:
-    problem = only(problems_of_tree(tmp_path, content))
+    problem = only(list_tree_problems(tmp_path, content))
     assert problem.line == line
     assert says in problem.message
     assert problem.hint
@@ -262,38 +272,38 @@ def test_files_that_are_no_spec(tmp_path: Path, content: str | bytes, line: int,
 
 @pytest.mark.parametrize("depth", range(880, 1010, 10))
 def test_nesting_near_the_interpreters_limit(tmp_path: Path, depth: int) -> None:
-    problem = only(problems_of_tree(tmp_path, '{"mlir":' + "[" * depth + "]" * depth + "}"))
+    problem = only(list_tree_problems(tmp_path, '{"mlir":' + "[" * depth + "]" * depth + "}"))
     assert "nested too deeply" in problem.message
 
 
 def test_duplicate_keys(tmp_path: Path) -> None:
     text = '{\n  "mlir": "https://h/x",\n  "description": "\\"device\\"",\n  "device": "a",\n  "device": "b"\n}'
-    problem = only(problems_of_tree(tmp_path, text))
+    problem = only(list_tree_problems(tmp_path, text))
     assert (problem.line, problem.field) == (5, "device")
     assert "twice" in problem.message
 
 
 def test_a_number_that_is_infinite(tmp_path: Path) -> None:
     text = json.dumps(BENCHMARK).replace("7.5", "1e999")
-    problem = only(problems_of_tree(tmp_path, text, "benchmarks/m/s_cpu.json"))
+    problem = only(list_tree_problems(tmp_path, text, "benchmarks/m/s_cpu.json"))
     assert problem.field == "golden_time_ms.mi300"
     assert "expected a finite number" in problem.message
 
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
-    assert not problems_of_tree(tmp_path, b"\xef\xbb\xbf" + json.dumps(SECOND).encode())
+    assert not list_tree_problems(tmp_path, b"\xef\xbb\xbf" + json.dumps(HIP_SPEC).encode())
 
 
 def test_a_file_that_mixes_generations(tmp_path: Path) -> None:
-    problem = only(problems_of_tree(tmp_path, SECOND | {"cpu_compiler_flags": []}))
+    problem = only(list_tree_problems(tmp_path, HIP_SPEC | {"cpu_compiler_flags": []}))
     assert "mixes two generations" in problem.message
     assert "cpu_compiler_flags with " in problem.message
 
 
-@pytest.mark.parametrize(("name", "document"), [("regression_tests", SECOND), ("benchmarks", BENCHMARK)])
+@pytest.mark.parametrize(("name", "document"), [("regression_tests", HIP_SPEC), ("benchmarks", BENCHMARK)])
 def test_a_file_name_without_backend(tmp_path: Path, name: str, document: dict[str, Any]) -> None:
-    write_tree(tmp_path, {"regression_tests/m/s.json": FIRST} if name == "benchmarks" else {})
-    problem = only(problems_of_tree(tmp_path, document, f"{name}/m/s_vulkan.json"))
+    write_tree(tmp_path, {"regression_tests/m/s.json": SPEC} if name == "benchmarks" else {})
+    problem = only(list_tree_problems(tmp_path, document, f"{name}/m/s_vulkan.json"))
     assert "s_vulkan_cpu.json or s_vulkan_rocm.json" in problem.message
 
 
@@ -322,14 +332,14 @@ def test_a_link_that_leads_nowhere_is_called_one(tmp_path: Path) -> None:
 
 
 def test_two_specs_of_one_submodel(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"regression_tests/m/s.json": FIRST, "regression_tests/m/s_cpu.json": SECOND})
+    write_tree(tmp_path, {"regression_tests/m/s.json": SPEC, "regression_tests/m/s_cpu.json": HIP_SPEC})
     problem = only(list(load(tmp_path).problems))
     assert "m/s on cpu is already defined by" in problem.message
     assert {Path(problem.file).name, Path(problem.message.split()[-1]).name} == {"s.json", "s_cpu.json"}
 
 
 def test_the_same_spec_in_two_trees(tmp_path: Path) -> None:
-    trees = [write_tree(tmp_path / name, {"m/s_cpu.json": SECOND}) for name in ("a", "b")]
+    trees = [write_tree(tmp_path / name, {"m/s_cpu.json": HIP_SPEC}) for name in ("a", "b")]
     problem = only(list(load(trees).problems))
     assert (problem.file, str(trees[0]) in problem.message) == (str(trees[1] / "m/s_cpu.json"), True)
     # One folder twice, or one inside the other, is no second definition.
@@ -338,8 +348,8 @@ def test_the_same_spec_in_two_trees(tmp_path: Path) -> None:
 
 def test_a_module_that_two_specs_define_is_reported_to_who_uses_it(tmp_path: Path) -> None:
     spec = BENCHMARK | {"modules": ["m_clip"]}
-    files = {"regression_tests/m/clip.json": FIRST, "regression_tests/m/clip_cpu.json": SECOND}
-    write_tree(tmp_path, files | {"benchmarks/m/e2e_cpu.json": spec, "regression_tests/m/e2e_cpu.json": SECOND})
+    files = {"regression_tests/m/clip.json": SPEC, "regression_tests/m/clip_cpu.json": HIP_SPEC}
+    write_tree(tmp_path, files | {"benchmarks/m/e2e_cpu.json": spec, "regression_tests/m/e2e_cpu.json": HIP_SPEC})
     problem = only(list(load(tmp_path, includes=[Include(submodel="e2e")]).problems))
     assert "module m_clip on cpu is already defined by" in problem.message
 
@@ -364,7 +374,7 @@ def test_spec_folders_that_are_none(tmp_path: Path, name: str) -> None:
 # Property tests: a valid document, spoiled somewhere.
 
 DOCUMENTS: dict[str, dict[str, Any]] = {
-    "regression_tests/m/first.json": FIRST
+    "regression_tests/m/first.json": SPEC
     | {
         "pipeline_mlir": "https://h/p.mlir",
         "add_pipeline_module": True,
@@ -386,7 +396,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "benchmark_repetitions": 10,
         "golden_time": {"mi300": 7.5},
     },
-    "regression_tests/m/second_cpu.json": SECOND
+    "regression_tests/m/second_cpu.json": HIP_SPEC
     | {
         "mlir": "https://h/m.onnx",
         "onnx_import": {"opset": 17, "shapes": {"x": [1, 2]}},
@@ -416,7 +426,7 @@ def check(name: str, content: Any) -> tuple[list[Problem], Any]:
 
 
 names = st.sampled_from(sorted(DOCUMENTS))
-quick = settings(max_examples=part_of_the_examples(0.4))
+quick = settings(max_examples=scale_example_count(0.4))
 
 
 def test_the_documents_are_valid() -> None:
@@ -437,7 +447,7 @@ def test_an_unknown_key_is_always_reported_by_its_name(name: str, key: str, valu
 @given(name=names, data=st.data())
 def test_a_renamed_key_is_always_reported(name: str, data: st.DataObject) -> None:
     document = deepcopy(DOCUMENTS[name])
-    renamed = rename(document, (data.draw(st.sampled_from(sorted(document))),), data)
+    renamed = rename_key(document, (data.draw(st.sampled_from(sorted(document))),), data)
     problems, _ = check(name, document)
     assert renamed in {problem.field for problem in problems} or any(renamed in p.message for p in problems)
 
@@ -446,12 +456,12 @@ def test_a_renamed_key_is_always_reported(name: str, data: st.DataObject) -> Non
 @given(name=names, data=st.data(), value=JSON)
 def test_a_value_of_another_type_is_always_reported_with_its_field(name: str, data: st.DataObject, value: Any) -> None:
     document = deepcopy(DOCUMENTS[name])
-    path = data.draw(st.sampled_from(paths_in(document)))
+    path = data.draw(st.sampled_from(list_paths(document)))
     # Optional fields take null for being absent; what is an empty container of the same kind stays valid.
-    if kind_of(at(document, path)) == kind_of(value) or value is None:
+    if classify(get_at(document, path)) == classify(value) or value is None:
         return
-    at(document, path[:-1])[path[-1]] = value
-    assert is_named(path, {problem.field for problem in check(name, document)[0]})
+    get_at(document, path[:-1])[path[-1]] = value
+    assert is_reported(path, {problem.field for problem in check(name, document)[0]})
 
 
 @quick
@@ -463,7 +473,7 @@ def test_junk_anywhere_never_is_a_traceback(name: str, action: str, data: st.Dat
 @quick
 @given(name=names, data=st.data())
 def test_damaged_text_never_is_a_traceback(name: str, data: st.DataObject) -> None:
-    check(name, damage(DOCUMENTS[name], data))
+    check(name, damage_text(DOCUMENTS[name], data))
 
 
 @quick

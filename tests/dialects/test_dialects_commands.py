@@ -8,7 +8,7 @@ import pytest
 
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import Target
-from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, argv_of, load, plan, step_of, words, write_tree
+from tests.support.spec_trees import BENCHMARK, CPU, HIP_SPEC, SPEC, find_argv, find_step, load, plan, split, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,14 +27,14 @@ def statistics(folder: str) -> list[str]:
 
 
 def test_first_generation_on_the_cpu(tmp_path: Path) -> None:
-    made = plan(load(write_tree(tmp_path, {"m/clip.json": FIRST})), ALL)
+    made = plan(load(write_tree(tmp_path, {"m/clip.json": SPEC})), ALL)
     folder = "/run/steps/m/clip.cpu/compile"
-    assert argv_of(made, "m/clip@cpu:compile") == words(
+    assert find_argv(made, "m/clip@cpu:compile") == split(
         "iree-compile /cache/h/model.mlir --cpu-a --cpu-b=1 --iree-hal-target-backends=llvm-cpu",
         *statistics(folder),
         f"-o {folder}/module.vmfb",
     )
-    assert argv_of(made, "m/clip@cpu:threshold") == words(
+    assert find_argv(made, "m/clip@cpu:threshold") == split(
         f"iree-run-module --device=local-task --module={folder}/module.vmfb --function=encode_cpu",
         "--expected_f16_threshold=1.0f --input=1x64xi64=@/cache/h/in0.bin --input=@/cache/h/in1.npy",
         "--expected_output=2x1280xf16=@/cache/h/out0.bin --parameters=model=/cache/h/weights.irpa",
@@ -42,7 +42,7 @@ def test_first_generation_on_the_cpu(tmp_path: Path) -> None:
 
 
 def test_first_generation_on_rocm_with_tuner_and_pipeline(tmp_path: Path) -> None:
-    spec = FIRST | {
+    spec = SPEC | {
         "pipeline_mlir": "https://h/pipeline.mlir",
         "rocm_pipeline_compiler_flags": ["--verify=false"],
         "add_pipeline_module": True,
@@ -53,20 +53,20 @@ def test_first_generation_on_rocm_with_tuner_and_pipeline(tmp_path: Path) -> Non
     )
     made = plan(load(tree, CPU, MI308), ALL)
     folder = "/run/steps/m/unet.rocm-gfx942"
-    assert argv_of(made, "m/unet@rocm-gfx942:compile") == words(
+    assert find_argv(made, "m/unet@rocm-gfx942:compile") == split(
         "iree-compile /cache/h/model.mlir --rocm-a --iree-hal-target-backends=rocm",
         "--iree-hip-target=gfx942",
         [f"--iree-codegen-transform-dialect-library={tree}/external_test_files/tuner.mlir"],
         *statistics(f"{folder}/compile"),
         f"-o {folder}/compile/module.vmfb",
     )
-    assert argv_of(made, "m/unet@rocm-gfx942:compile.pipeline") == words(
+    assert find_argv(made, "m/unet@rocm-gfx942:compile.pipeline") == split(
         "iree-compile /cache/h/pipeline.mlir --verify=false --iree-hal-target-backends=rocm",
         "--iree-hip-target=gfx942",
         *statistics(f"{folder}/compile.pipeline"),
         f"-o {folder}/compile.pipeline/module.vmfb",
     )
-    assert argv_of(made, "m/unet@rocm-gfx942:threshold") == words(
+    assert find_argv(made, "m/unet@rocm-gfx942:threshold") == split(
         f"iree-run-module --device=hip --module={folder}/compile/module.vmfb --function=encode_rocm",
         "--expected_f16_threshold=0.5f --input=1x64xi64=@/cache/h/in0.bin --input=@/cache/h/in1.npy",
         "--expected_output=2x1280xf16=@/cache/h/out0.bin --parameters=model=/cache/h/weights.irpa",
@@ -74,38 +74,38 @@ def test_first_generation_on_rocm_with_tuner_and_pipeline(tmp_path: Path) -> Non
     )
     # The CPU's pipeline is compiled with the flags of its main module, and no tuner file.
     cpu = "/run/steps/m/unet.cpu/compile.pipeline"
-    assert argv_of(made, "m/unet@cpu:compile.pipeline") == words(
+    assert find_argv(made, "m/unet@cpu:compile.pipeline") == split(
         "iree-compile /cache/h/pipeline.mlir --cpu-a --cpu-b=1 --iree-hal-target-backends=llvm-cpu",
         *statistics(cpu),
         f"-o {cpu}/module.vmfb",
     )
     # Files that flags name are found from the external files folder, which is the working folder.
-    command = step_of(made, "m/unet@rocm-gfx942:compile").command
+    command = find_step(made, "m/unet@rocm-gfx942:compile").command
     assert command is not None
     assert command.cwd == f"{tree}/external_test_files"
 
 
 def test_a_sku_without_tuner_file_gets_no_tuner_flag(tmp_path: Path) -> None:
-    spec = SECOND | {"tuner_file": {"mi308": "tuner.mlir"}}
+    spec = HIP_SPEC | {"tuner_file": {"mi308": "tuner.mlir"}}
     made = plan(load(write_tree(tmp_path, {"m/s_rocm.json": spec}), MI300), ALL)
-    assert not any("transform-dialect" in word for word in argv_of(made, "m/s@rocm-gfx942:compile"))
-    assert not step_of(made, "m/s@rocm-gfx942:compile").blocked
+    assert not any("transform-dialect" in word for word in find_argv(made, "m/s@rocm-gfx942:compile"))
+    assert not find_step(made, "m/s@rocm-gfx942:compile").blocked
 
 
 def test_second_generation(tmp_path: Path) -> None:
-    spec = SECOND | {"tuner_file": {"mi308": "tuner.mlir"}}
+    spec = HIP_SPEC | {"tuner_file": {"mi308": "tuner.mlir"}}
     tree = write_tree(tmp_path, {"quality_tests/m/s_rocm.json": spec, "test_suite_files/tuner.mlir": "module {}"})
     made = plan(load(tree, CPU, MI308), ALL)
     folder = "/run/steps/m/s.rocm-gfx942/compile"
     assert {step.chain for step in made.steps} == {"m/s@rocm-gfx942"}
-    assert argv_of(made, "m/s@rocm-gfx942:compile") == words(
+    assert find_argv(made, "m/s@rocm-gfx942:compile") == split(
         "iree-compile /cache/h/model.mlir --iree-hal-target-device=hip --x",
         [f"--iree-codegen-transform-dialect-library={tree}/test_suite_files/tuner.mlir"],
         "--iree-rocm-target=gfx942",
         *statistics(folder),
         f"-o {folder}/module.vmfb",
     )
-    assert argv_of(made, "m/s@rocm-gfx942:threshold") == words(
+    assert find_argv(made, "m/s@rocm-gfx942:threshold") == split(
         f"iree-run-module --device=hip --module={folder}/module.vmfb --function=main",
         "--expected_f16_threshold=1.0f --input=1x64xi64=@/cache/h/in0.bin",
         "--expected_output=@/cache/h/out0.npy --parameters=model=/cache/h/weights.irpa",
@@ -113,26 +113,26 @@ def test_second_generation(tmp_path: Path) -> None:
 
 
 def test_second_generation_without_weights_is_compiled_with_a_splat_archive_and_runs_with_it(tmp_path: Path) -> None:
-    spec = {key: value for key, value in SECOND.items() if key != "real_weights"} | {"device": "local-task"}
+    spec = {key: value for key, value in HIP_SPEC.items() if key != "real_weights"} | {"device": "local-task"}
     tree = write_tree(tmp_path, {"regression_tests/m/s_cpu.json": spec, "benchmarks/m/s_cpu.json": BENCHMARK})
     made = plan(load(tree), ALL)
     folder = "/run/steps/m/s.cpu/compile"
-    assert argv_of(made, "m/s@cpu:compile") == words(
+    assert find_argv(made, "m/s@cpu:compile") == split(
         "iree-compile /cache/h/model.mlir --iree-hal-target-device=hip --x",
         *statistics(folder),
         f"--iree-parameter-splat={folder}/splat.irpa -o {folder}/module.vmfb",
     )
-    assert step_of(made, "m/s@cpu:compile").output("splat") == f"{folder}/splat.irpa"
+    assert find_step(made, "m/s@cpu:compile").output("splat") == f"{folder}/splat.irpa"
     weights = f"--parameters=model={folder}/splat.irpa"
-    assert argv_of(made, "m/s@cpu:threshold")[-1] == weights
-    assert weights in argv_of(made, "m/s@cpu:benchmark")
+    assert find_argv(made, "m/s@cpu:threshold")[-1] == weights
+    assert weights in find_argv(made, "m/s@cpu:benchmark")
 
 
 def test_a_statistics_flag_of_the_spec_keeps_its_place_and_gets_our_file(tmp_path: Path) -> None:
     flags = ["--a", "--iree-scheduling-dump-statistics-file=info.json", "--b"]
-    made = plan(load(write_tree(tmp_path, {"m/s_cpu.json": SECOND | {"compiler_flags": flags}})), ALL)
+    made = plan(load(write_tree(tmp_path, {"m/s_cpu.json": HIP_SPEC | {"compiler_flags": flags}})), ALL)
     folder = "/run/steps/m/s.cpu/compile"
-    assert argv_of(made, "m/s@cpu:compile")[2:-2] == [
+    assert find_argv(made, "m/s@cpu:compile")[2:-2] == [
         "--a",
         f"--iree-scheduling-dump-statistics-file={folder}/statistics.json",
         "--b",
@@ -142,16 +142,16 @@ def test_a_statistics_flag_of_the_spec_keeps_its_place_and_gets_our_file(tmp_pat
 
 @pytest.mark.parametrize("generation", ["first", "second"])
 def test_a_pipeline_that_is_not_added_is_compiled_and_not_loaded(tmp_path: Path, generation: str) -> None:
-    name, spec = ("m/s.json", FIRST) if generation == "first" else ("m/s_cpu.json", SECOND)
+    name, spec = ("m/s.json", SPEC) if generation == "first" else ("m/s_cpu.json", HIP_SPEC)
     cases = load(write_tree(tmp_path, {name: spec | {"pipeline_mlir": "https://h/pipeline.mlir"}}))
     assert not cases.problems
     made = plan(cases, ALL)
-    assert argv_of(made, "m/s@cpu:compile.pipeline")[1] == "/cache/h/pipeline.mlir"
-    run = step_of(made, "m/s@cpu:threshold")
-    assert not [word for word in argv_of(made, run.id) if "pipeline" in word]
+    assert find_argv(made, "m/s@cpu:compile.pipeline")[1] == "/cache/h/pipeline.mlir"
+    run = find_step(made, "m/s@cpu:threshold")
+    assert not [word for word in find_argv(made, run.id) if "pipeline" in word]
     assert "m/s@cpu:compile.pipeline" not in run.needs
     assert [item.path for item in run.inputs if item.role == "module"] == ["/run/steps/m/s.cpu/compile/module.vmfb"]
-    fetch = step_of(made, "m/s@cpu:fetch")
+    fetch = find_step(made, "m/s@cpu:fetch")
     assert {item.url for item in fetch.inputs if item.role == "program"} == {
         "https://h/model.mlir",
         "https://h/pipeline.mlir",
@@ -160,7 +160,7 @@ def test_a_pipeline_that_is_not_added_is_compiled_and_not_loaded(tmp_path: Path,
 
 def test_no_function_and_no_weights_give_no_flags(tmp_path: Path) -> None:
     made = plan(load(write_tree(tmp_path, {"m/s.json": {"mlir": "https://h/m.mlir", "cpu_compiler_flags": []}})), ALL)
-    assert argv_of(made, "m/s@cpu:threshold") == [
+    assert find_argv(made, "m/s@cpu:threshold") == [
         "iree-run-module",
         "--device=local-task",
         "--module=/run/steps/m/s.cpu/compile/module.vmfb",
@@ -175,9 +175,9 @@ def test_benchmark_of_a_regression_specs_module(tmp_path: Path, fields: str) -> 
         spec["benchmark_flags"] = flags
     if fields == "flags":
         del spec["benchmark_repetitions"], spec["benchmark_min_warmup_time"]
-    tree = write_tree(tmp_path, {"regression_tests/m/s_rocm.json": SECOND, "benchmarks/m/s_rocm.json": spec})
+    tree = write_tree(tmp_path, {"regression_tests/m/s_rocm.json": HIP_SPEC, "benchmarks/m/s_rocm.json": spec})
     made = plan(load(tree, MI300), ALL)
-    assert argv_of(made, "m/s@rocm-gfx942:benchmark") == words(
+    assert find_argv(made, "m/s@rocm-gfx942:benchmark") == split(
         "iree-benchmark-module --device=hip --function=main --parameters=model=/cache/h/weights.irpa",
         "--benchmark_format=json --input=1x64xi64 --input=1xf16",
         *flags,
@@ -187,9 +187,9 @@ def test_benchmark_of_a_regression_specs_module(tmp_path: Path, fields: str) -> 
 
 def test_weights_of_another_name_are_found_among_the_regressions_files(tmp_path: Path) -> None:
     spec = BENCHMARK | {"real_weights_file_name": "other.irpa"}
-    regression = SECOND | {"inputs": [{"source": "https://h/other.irpa", "value": "1xf32"}]}
+    regression = HIP_SPEC | {"inputs": [{"source": "https://h/other.irpa", "value": "1xf32"}]}
     tree = write_tree(tmp_path, {"regression_tests/m/s_rocm.json": regression, "benchmarks/m/s_rocm.json": spec})
-    assert "--parameters=model=/cache/h/other.irpa" in argv_of(
+    assert "--parameters=model=/cache/h/other.irpa" in find_argv(
         plan(load(tree, MI300), ALL), "m/s@rocm-gfx942:benchmark"
     )
     write_tree(tmp_path, {"benchmarks/m/s_rocm.json": BENCHMARK | {"real_weights_file_name": "nowhere.irpa"}})
@@ -207,11 +207,11 @@ def test_end_to_end_benchmark(tmp_path: Path) -> None:
         "mlir_file_path": "external_test_files/pipeline.mlir",
         "modules": ["m_clip", "m_unet"],
     }
-    splat = {key: value for key, value in SECOND.items() if key != "real_weights"}
+    splat = {key: value for key, value in HIP_SPEC.items() if key != "real_weights"}
     tree = write_tree(
         tmp_path,
         {
-            "regression_tests/m/clip.json": FIRST,
+            "regression_tests/m/clip.json": SPEC,
             "regression_tests/m/unet_rocm.json": splat,
             "benchmarks/m/e2e_rocm.json": spec,
             "external_test_files/pipeline.mlir": "module {}",
@@ -219,13 +219,13 @@ def test_end_to_end_benchmark(tmp_path: Path) -> None:
     )
     made = plan(load(tree, MI300), ALL)
     steps = "/run/steps/m"
-    assert argv_of(made, "m/e2e@rocm-gfx942:compile") == words(
+    assert find_argv(made, "m/e2e@rocm-gfx942:compile") == split(
         ["iree-compile", f"{tree}/external_test_files/pipeline.mlir", "--y", "--iree-hal-target-backends=rocm"],
         "--iree-rocm-target=gfx942",
         *statistics(f"{steps}/e2e.rocm-gfx942/compile"),
         f"-o {steps}/e2e.rocm-gfx942/compile/module.vmfb",
     )
-    assert argv_of(made, "m/e2e@rocm-gfx942:benchmark") == words(
+    assert find_argv(made, "m/e2e@rocm-gfx942:benchmark") == split(
         "iree-benchmark-module --device=hip --function=main",
         f"--module={steps}/clip.rocm-gfx942/compile/module.vmfb --parameters=model=/cache/h/weights.irpa",
         f"--module={steps}/unet.rocm-gfx942/compile/module.vmfb",
@@ -236,16 +236,16 @@ def test_end_to_end_benchmark(tmp_path: Path) -> None:
 
 
 def test_a_benchmark_with_modules_and_a_regression_of_its_own_loads_its_own_weights_too(tmp_path: Path) -> None:
-    own = SECOND | {"real_weights": "https://h/own.irpa"}
+    own = HIP_SPEC | {"real_weights": "https://h/own.irpa"}
     tree = write_tree(
         tmp_path,
         {
-            "regression_tests/m/clip_rocm.json": SECOND,
+            "regression_tests/m/clip_rocm.json": HIP_SPEC,
             "regression_tests/m/s_rocm.json": own,
             "benchmarks/m/s_rocm.json": BENCHMARK | {"modules": ["m_clip"]},
         },
     )
-    assert argv_of(plan(load(tree, MI300), ALL), "m/s@rocm-gfx942:benchmark")[3:6] == [
+    assert find_argv(plan(load(tree, MI300), ALL), "m/s@rocm-gfx942:benchmark")[3:6] == [
         "--module=/run/steps/m/clip.rocm-gfx942/compile/module.vmfb",
         "--parameters=model=/cache/h/weights.irpa",
         "--parameters=model=/cache/h/own.irpa",
@@ -253,23 +253,23 @@ def test_a_benchmark_with_modules_and_a_regression_of_its_own_loads_its_own_weig
 
 
 def test_onnx_programs_are_imported_first(tmp_path: Path) -> None:
-    spec = SECOND | {
+    spec = HIP_SPEC | {
         "mlir": "https://h/model.onnx",
         "onnx_import": {"opset": 17, "shapes": {"x": [1, 3], "scalar": []}},
     }
     made = plan(load(write_tree(tmp_path, {"m/s_cpu.json": spec})), ALL)
     program = "/run/steps/m/s.cpu/import/program.mlir"
-    assert argv_of(made, "m/s@cpu:import") == [
+    assert find_argv(made, "m/s@cpu:import") == [
         *("python", "import_onnx.py", "/cache/h/model.onnx", "-o", program),
         *("--opset", "17", "--shape", "x=1x3", "--shape", "scalar=scalar"),
     ]
     # Relative, because the compiler keeps the path in the module: the same bytes in every run and checkout.
-    compile_step = step_of(made, "m/s@cpu:compile")
-    assert argv_of(made, "m/s@cpu:compile")[:2] == ["iree-compile", "../import/program.mlir"]
+    compile_step = find_step(made, "m/s@cpu:compile")
+    assert find_argv(made, "m/s@cpu:compile")[:2] == ["iree-compile", "../import/program.mlir"]
     assert compile_step.command is not None
     assert compile_step.command.cwd == "/run/steps/m/s.cpu/compile"
     assert compile_step.inputs[0].path == program
-    assert step_of(made, "m/s@cpu:compile").needs == ("m/s@cpu:import",)
+    assert find_step(made, "m/s@cpu:compile").needs == ("m/s@cpu:import",)
 
 
 def test_a_tuner_file_may_be_a_url(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_a_tuner_file_may_be_a_url(tmp_path: Path) -> None:
         artifact_hash=lambda url: "" if url == unknown else "ab" * 32,
     )
     steps = {step.stage: step for step in made.steps}
-    argv = argv_of(made, "m/s@rocm-gfx942:compile")
+    argv = find_argv(made, "m/s@rocm-gfx942:compile")
     flag = next(word for word in argv if word.startswith("--iree-codegen-transform-dialect-library="))
     fetched = {item.url: item.path for item in steps[Stage.FETCH].inputs}
     assert flag.partition("=")[2] == fetched[unknown]

@@ -8,8 +8,8 @@ import pytest
 
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import Target
-from tests.support.op_trees import COMPILE_FLAGS, add_onnx, config, load_ops, problems_of_ops
-from tests.support.spec_trees import argv_of, plan, write_tree
+from tests.support.op_trees import COMPILE_FLAGS, add_onnx, list_op_problems, load_ops, write_config
+from tests.support.spec_trees import find_argv, plan, write_tree
 from tests.support.torch_trees import MODULE, QUALITY, TREE, load_torch
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ def test_a_variable_of_flags_is_read_from_the_environment(tmp_path: Path, monkey
     assert not cases.problems
     assert {case.target for case in cases.cases} == {Target("rocm", "gfx950")}
     made = plan(cases, ALL)
-    assert "--x=/tuning/spec.mlir" in argv_of(made, "m/modules/a@rocm-gfx950:compile")
-    assert "--y=$HOME" in argv_of(made, "m/modules/a@rocm-gfx950:compile")
-    assert "--z=/tuning" in argv_of(made, "m/quality@rocm-gfx950:threshold")
+    assert "--x=/tuning/spec.mlir" in find_argv(made, "m/modules/a@rocm-gfx950:compile")
+    assert "--y=$HOME" in find_argv(made, "m/modules/a@rocm-gfx950:compile")
+    assert "--z=/tuning" in find_argv(made, "m/quality@rocm-gfx950:threshold")
 
 
 @pytest.mark.parametrize("value", [None, ""])
@@ -78,15 +78,15 @@ def test_a_config_finds_its_files_in_the_folder_of_the_variable_or_of_the_case(
     if value:
         monkeypatch.setenv("IREE_TEST_PATH_EXTENSION", value)
     folder = add_onnx(tmp_path)
-    config(tmp_path, iree_compile_flags=TUNED)
+    write_config(tmp_path, iree_compile_flags=TUNED)
     cases = load_ops(tmp_path)
     assert not cases.problems
     flag = f"--iree-codegen-transform-dialect-library={value or folder}/spec.mlir"
-    assert flag in argv_of(plan(cases, ALL), "node/test_a@cpu:compile")
+    assert flag in find_argv(plan(cases, ALL), "node/test_a@cpu:compile")
 
 
 def test_a_config_with_another_variable_is_refused(tmp_path: Path) -> None:
     add_onnx(tmp_path)
-    config(tmp_path, iree_compile_flags=[*TUNED, "--x=${HOME}"])
-    (line,) = problems_of_ops(tmp_path)
+    write_config(tmp_path, iree_compile_flags=[*TUNED, "--x=${HOME}"])
+    (line,) = list_op_problems(tmp_path)
     assert line.startswith("configs/cpu.json:7: iree_compile_flags[3]: ${HOME} is not a variable of flags")

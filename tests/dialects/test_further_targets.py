@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import FAMILIES, Target, flags_for, target_flags
 from tests.support import spec_trees, torch_trees
-from tests.support.spec_trees import CPU, argv_of, load, plan, write_tree
+from tests.support.spec_trees import CPU, find_argv, load, plan, write_tree
 from tests.support.torch_trees import load_torch
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 VULKAN = Target("vulkan")
 HOST_FLAGS = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
-REGRESSION: dict[str, Any] = spec_trees.SECOND | {
+REGRESSION: dict[str, Any] = spec_trees.HIP_SPEC | {
     "device": "local-task",
     "compiler_flags": [*HOST_FLAGS, "--iree-llvmcpu-target-cpu=host", "--iree-opt-level=O2"],
     "run_test_expecting_to_fail": True,
@@ -32,16 +32,16 @@ NAME = "regression_tests/m/s_cpu.json"
 def test_a_regression_is_compiled_and_run_for_a_further_target(tmp_path: Path) -> None:
     tree = write_tree(tmp_path, {NAME: REGRESSION})
     made = plan(load(tree, CPU, VULKAN), [Stage.THRESHOLD])
-    argv = argv_of(made, "m/s@vulkan:compile")
+    argv = find_argv(made, "m/s@vulkan:compile")
     assert [word for word in argv if word.startswith("--iree-")][:2] == [
         "--iree-hal-target-device=vulkan",
         "--iree-opt-level=O2",
     ]
     assert not any("llvm" in word or "local" in word for word in argv)
-    assert "--device=vulkan" in argv_of(made, "m/s@vulkan:threshold")
-    own = argv_of(made, "m/s@cpu:compile")
+    assert "--device=vulkan" in find_argv(made, "m/s@vulkan:threshold")
+    own = find_argv(made, "m/s@cpu:compile")
     assert set(REGRESSION["compiler_flags"]) <= set(own)
-    assert "--device=local-task" in argv_of(made, "m/s@cpu:threshold")
+    assert "--device=local-task" in find_argv(made, "m/s@cpu:threshold")
     # That it is expected to fail is said of its own target.
     expected = {step.chain: step.expect_failure for step in made.steps if step.stage is Stage.THRESHOLD}
     assert [bool(expected[chain]) for chain in ("m/s@cpu", "m/s@vulkan")] == [True, False]
@@ -55,8 +55,8 @@ def test_a_further_target_may_have_flags_a_tolerance_and_a_device_of_its_own(tmp
     }
     tree = write_tree(tmp_path, {NAME: REGRESSION | {"targets": {"vulkan": options}}})
     made = plan(load(tree, VULKAN), [Stage.THRESHOLD])
-    assert "--iree-vulkan-target=rdna3" in argv_of(made, "m/s@vulkan:compile")
-    argv = argv_of(made, "m/s@vulkan:threshold")
+    assert "--iree-vulkan-target=rdna3" in find_argv(made, "m/s@vulkan:compile")
+    argv = find_argv(made, "m/s@vulkan:threshold")
     assert "--device=vulkan://GPU-1" in argv
     assert [word for word in argv if "expected_f16" in word] == ["--expected_f16_threshold=2.0f"]
 
@@ -70,7 +70,7 @@ def test_a_benchmark_follows_its_regression_and_leaves_its_goldens_behind(tmp_pa
     tree = write_tree(tmp_path, {NAME: REGRESSION, "benchmarks/m/s_cpu.json": BENCHMARK | goldens})
     cases = load(tree, Target("cpu", sku="mi300"), Target("vulkan", sku="mi300"))
     made = plan(cases, [Stage.BENCHMARK])
-    argv = argv_of(made, "m/s@vulkan:benchmark")
+    argv = find_argv(made, "m/s@vulkan:benchmark")
     assert "--device=vulkan" in argv
     assert any(word.startswith("--module=/run/steps/m/s.vulkan/compile/") for word in argv)
     found = {
@@ -87,7 +87,7 @@ def test_a_benchmark_that_compiles_for_itself_does_so_for_the_further_target(tmp
     own = BENCHMARK | {"compilation_required": True, "mlir_url": "https://h/own.mlir", "compile_flags": HOST_FLAGS}
     tree = write_tree(tmp_path, {NAME: REGRESSION, "benchmarks/m/s_cpu.json": own})
     made = plan(load(tree, VULKAN), [Stage.BENCHMARK])
-    argv = argv_of(made, "m/s@vulkan:compile.benchmark")
+    argv = find_argv(made, "m/s@vulkan:compile.benchmark")
     assert "--iree-hal-target-device=vulkan" in argv
     assert not set(HOST_FLAGS) & set(argv)
 
@@ -97,8 +97,8 @@ def test_a_chip_is_compiled_for_and_a_benchmark_without_a_pair_follows_nothing(t
     tree = write_tree(tmp_path, files)
     cases = load(tree, Target("cuda", "sm_80"), Target("rocm", "gfx942"))
     made = plan(cases, [Stage.COMPILE])
-    assert "--iree-cuda-target=sm_80" in argv_of(made, "m/s@cuda-sm_80:compile")
-    assert argv_of(made, "m/s@rocm-gfx942:compile").count("--iree-rocm-target=gfx942") == 1
+    assert "--iree-cuda-target=sm_80" in find_argv(made, "m/s@cuda-sm_80:compile")
+    assert find_argv(made, "m/s@rocm-gfx942:compile").count("--iree-rocm-target=gfx942") == 1
     assert {case.submodel for case in cases.cases} == {"s"}
 
 
@@ -143,9 +143,9 @@ def test_tests_of_torch_models_follow_their_modules(tmp_path: Path) -> None:
         *("vulkan", "text", "xfail", "quality", "benchmark")
     }
     made = plan(cases, [Stage.THRESHOLD, Stage.BENCHMARK])
-    argv = argv_of(made, "m/modules/a@vulkan:compile")
+    argv = find_argv(made, "m/modules/a@vulkan:compile")
     assert [word for word in argv if word.startswith("--")][:3] == ["--iree-hal-target-device=vulkan", "--x=1", "--y"]
-    argv = argv_of(made, "m/quality@vulkan:threshold")
+    argv = find_argv(made, "m/quality@vulkan:threshold")
     assert argv[-3:] == ["--function=main", "--device=vulkan", "--expected_f16_threshold=1.0f"]
     # Synthetic weights are of the program, whatever it is compiled for.
     assert any(step.stage is Stage.PARAMETERS and step.chain == "m/modules/a@vulkan" for step in made.steps)

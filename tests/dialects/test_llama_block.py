@@ -17,7 +17,7 @@ import pytest
 
 from iree_gauntlet.artifacts.parameters import RandomContent, make_random_bytes, write_archive
 from iree_gauntlet.artifacts.program_parameters import collect_parameters
-from tests.support.native_tools import find_native
+from tests.support.native_tools import find_native_tool
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def test_golden_wants_the_parameters_in_the_archive(
 def test_iree_agrees_and_fails_with_other_weights(tmp_path: Path) -> None:
     module = tmp_path / "block.vmfb"
     flags = read(FOLDER / "modules" / "block_cpu.json")["compiler_flags"]
-    compiler = find_native("iree-compile")
+    compiler = find_native_tool("iree-compile")
     subprocess.run([compiler, PROGRAM, "-o", module, *flags], check=True, capture_output=True)
     exit_codes = {}
     for seed in (SEED, SEED + 1):
@@ -262,7 +262,7 @@ def test_iree_agrees_and_fails_with_other_weights(tmp_path: Path) -> None:
         write_archive(archive, parameters(), RandomContent(seed))
         quality = read(FOLDER / "block_quality_cpu.json")
         argv = [
-            find_native("iree-run-module"),
+            find_native_tool("iree-run-module"),
             f"--module={module}",
             f"--parameters=model={archive}",
             *[f"--input=@{FOLDER / item['url']}" for item in quality["inputs"]],

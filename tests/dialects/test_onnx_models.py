@@ -11,8 +11,8 @@ from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import Target
-from tests.support.onnx_suite import COMPILE_FLAGS, TESTS, ZOO, config, file_over, name_of
-from tests.support.spec_trees import CPU, argv_of, plan, step_of, write_tree
+from tests.support.onnx_suite import COMPILE_FLAGS, TEST_FILE, ZOO_URL, make_test_file, make_test_name, write_config
+from tests.support.spec_trees import CPU, find_argv, find_step, plan, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ CHAIN = "classification/mnist/model/mnist-12@cpu"
 
 def suite(folder: Path, *parameters: str, **files: str) -> Path:
     """A checkout of the suite, without a config."""
-    return write_tree(folder / "onnx_models", {TESTS: file_over(*parameters or [MNIST]), **files})
+    return write_tree(folder / "onnx_models", {TEST_FILE: make_test_file(*parameters or [MNIST]), **files})
 
 
 def load(folder: Path, *targets: Target, configs: tuple[Path, ...] = (), model_root: str = "") -> CaseSet:
@@ -50,28 +50,36 @@ def problems_of(folder: Path) -> list[str]:
 
 
 def test_commands_are_those_of_upstreams_runner(tmp_path: Path) -> None:
-    config(suite(tmp_path))
+    write_config(suite(tmp_path))
     made = plan(load(tmp_path), RUN)
     assert not made.problems
     assert [step.id for step in made.steps] == [
         f"{CHAIN}:{stage}" for stage in ("fetch", "import", "compile", "reference", "threshold")
     ]
-    fetched = step_of(made, f"{CHAIN}:fetch")
-    assert [item.url for item in fetched.inputs] == [f"{ZOO}validated/vision/classification/mnist/model/mnist-12.onnx"]
+    fetched = find_step(made, f"{CHAIN}:fetch")
+    assert [item.url for item in fetched.inputs] == [
+        f"{ZOO_URL}validated/vision/classification/mnist/model/mnist-12.onnx"
+    ]
     model = fetched.inputs[0].path
     place = "/run/steps/classification/mnist/model/mnist-12.cpu"
-    assert argv_of(made, f"{CHAIN}:import")[2:] == [model, "-o", f"{place}/import/program.mlir", "--least-opset", "17"]
-    compiled = argv_of(made, f"{CHAIN}:compile")
+    assert find_argv(made, f"{CHAIN}:import")[2:] == [
+        model,
+        "-o",
+        f"{place}/import/program.mlir",
+        "--least-opset",
+        "17",
+    ]
+    compiled = find_argv(made, f"{CHAIN}:compile")
     assert compiled[1:4] == ["../import/program.mlir", *COMPILE_FLAGS]
     assert compiled[-2:] == ["-o", f"{place}/compile/module.vmfb"]
-    assert argv_of(made, f"{CHAIN}:reference")[2:] == [model, "-o", f"{place}/reference/reference.zip"]
-    assert argv_of(made, f"{CHAIN}:threshold") == [
+    assert find_argv(made, f"{CHAIN}:reference")[2:] == [model, "-o", f"{place}/reference/reference.zip"]
+    assert find_argv(made, f"{CHAIN}:threshold") == [
         "iree-run-module",
         f"--module={place}/compile/module.vmfb",
         "--flagfile=arguments.txt",
         "--device=local-sync",
     ]
-    checked = step_of(made, f"{CHAIN}:threshold")
+    checked = find_step(made, f"{CHAIN}:threshold")
     assert checked.command is not None
     assert checked.command.cwd == checked.folder
     assert {f"{CHAIN}:compile", f"{CHAIN}:reference"} <= set(checked.needs)
@@ -82,15 +90,15 @@ def test_commands_are_those_of_upstreams_runner(tmp_path: Path) -> None:
 
 
 def test_without_onnxruntime_the_step_says_what_to_install(tmp_path: Path) -> None:
-    config(suite(tmp_path))
+    write_config(suite(tmp_path))
     made = plan(load(tmp_path), RUN, onnxruntime="")
-    assert "pip install 'iree-gauntlet[record]'" in step_of(made, f"{CHAIN}:reference").blocked
-    assert not step_of(made, f"{CHAIN}:compile").blocked
+    assert "pip install 'iree-gauntlet[record]'" in find_step(made, f"{CHAIN}:reference").blocked
+    assert not find_step(made, f"{CHAIN}:compile").blocked
 
 
 def test_the_reference_belongs_to_model_and_onnxruntime(tmp_path: Path) -> None:
-    config(suite(tmp_path))
-    steps = [step_of(plan(load(tmp_path), RUN, onnxruntime=version), f"{CHAIN}:reference") for version in ("1", "2")]
+    write_config(suite(tmp_path))
+    steps = [find_step(plan(load(tmp_path), RUN, onnxruntime=version), f"{CHAIN}:reference") for version in ("1", "2")]
     first, second = (dict(step.cache.ingredients) for step in steps)
     assert first.keys() == {"kind", "program", "inputs", "onnxruntime"}
     assert first == second | {"onnxruntime": "1"}
@@ -99,7 +107,7 @@ def test_the_reference_belongs_to_model_and_onnxruntime(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("conftest", "base"),
     [
-        ("", ZOO),
+        ("", ZOO_URL),
         (
             'x = HuggingFaceCacheScope(scope_name="a", repository_name="me/mine")',
             "https://huggingface.co/me/mine/resolve/main/",
@@ -111,7 +119,7 @@ def test_the_reference_belongs_to_model_and_onnxruntime(tmp_path: Path) -> None:
     ],
 )
 def test_relative_urls_begin_where_the_conftest_says(tmp_path: Path, conftest: str, base: str) -> None:
-    config(suite(tmp_path, **{"conftest.py": conftest}))
+    write_config(suite(tmp_path, **{"conftest.py": conftest}))
     assert url_of(only(tmp_path)) == f"{base}validated/vision/classification/mnist/model/mnist-12.onnx"
 
 
@@ -131,7 +139,7 @@ def test_something_else():
     assert True
 """
     root = write_tree(tmp_path / "onnx_models", {"tests/vision/classification_models_test.py": text})
-    config(root)
+    write_config(root)
     alexnet, vgg = load(tmp_path).cases
     assert (alexnet.model, alexnet.submodel, alexnet.stem) == ("classification", "alexnet", "bvlcalexnet-12")
     assert url_of(alexnet) == f"{whole}/alexnet/model/bvlcalexnet-12.onnx"
@@ -148,7 +156,7 @@ def test_something_else():
 
 
 def test_marks_of_parameters(tmp_path: Path) -> None:
-    config(
+    write_config(
         suite(
             tmp_path,
             'pytest.param("a/large.onnx", marks=pytest.mark.size_large)',
@@ -172,14 +180,16 @@ def test_marks_of_parameters(tmp_path: Path) -> None:
     made = plan(load(tmp_path), RUN)
     skipped = [step.id for step in made.steps if "skipped" in step.chain]
     assert skipped == ["classification/a/skipped@cpu:threshold"]
-    assert step_of(made, skipped[0]).skip == cases["skipped"].skip_reason
+    assert find_step(made, skipped[0]).skip == cases["skipped"].skip_reason
 
 
 def test_outcomes_are_expected_at_their_stage(tmp_path: Path) -> None:
     outcomes = {"pass": None, "fail-import": "import", "fail-compile": "compile", "fail-run": "threshold"}
     root = suite(tmp_path, *(f'"a/{outcome}.onnx"' for outcome in (*outcomes, "skip", "other")))
-    named = "".join(f'  "{name_of(f"a/{outcome}.onnx")}": "{outcome}", // because\n' for outcome in (*outcomes, "skip"))
-    file = config(root)
+    named = "".join(
+        f'  "{make_test_name(f"a/{outcome}.onnx")}": "{outcome}", // because\n' for outcome in (*outcomes, "skip")
+    )
+    file = write_config(root)
     text = file.read_text().replace('"default": "pass"', f'"default": "skip",\n{named}')
     file.write_text(text.replace("because", "no such op", 2))
     assert not problems_of(tmp_path)
@@ -191,19 +201,19 @@ def test_outcomes_are_expected_at_their_stage(tmp_path: Path) -> None:
         assert expected == ({stage} if stage else set())
     skips = {case.submodel: case.skip_reason for case in cases.cases if case.skip_reason}
     assert skips == {"skip": f"because ({file})", "other": f"not listed ({file})"}
-    assert step_of(made, "classification/a/fail-import@cpu:import").expect_failure == f"no such op ({file})"
+    assert find_step(made, "classification/a/fail-import@cpu:import").expect_failure == f"no such op ({file})"
 
 
 def test_several_configs_and_targets(tmp_path: Path) -> None:
     root = suite(tmp_path)
-    config(root)
-    config(root, "gpu", iree_compile_flags=["--iree-hal-target-device=hip", "--iree-rocm-target=gfx1100"])
+    write_config(root)
+    write_config(root, "gpu", iree_compile_flags=["--iree-hal-target-device=hip", "--iree-rocm-target=gfx1100"])
     assert [case.chain for case in load(tmp_path).cases] == [CHAIN]
     assert load(tmp_path).elsewhere == ("rocm-gfx1100",)
     gpu = load(tmp_path, Target("rocm", "gfx1100")).cases
     assert [(case.target.name, "gfx1100" in case.markers) for case in gpu] == [("gpu", True)]
     # IREE keeps its configs elsewhere, and they take the place of the suite's.
-    other = config(tmp_path / "iree", "mine", "onnx_models_mine.json")
+    other = write_config(tmp_path / "iree", "mine", "onnx_models_mine.json")
     assert [case.target.name for case in load(root, configs=(other,)).cases] == ["mine"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="there is no suite of ONNX models in"):
@@ -215,17 +225,19 @@ def test_several_configs_and_targets(tmp_path: Path) -> None:
 
 
 def test_irees_folder_of_configs_alone(tmp_path: Path) -> None:
-    file = config(tmp_path / "onnx_models", "cpu", "onnx_models_cpu.json")
-    named = f'"default": "skip",\n "{name_of("mnist/model/mnist-12.onnx")}": "pass",\n'
+    file = write_config(tmp_path / "onnx_models", "cpu", "onnx_models_cpu.json")
+    named = f'"default": "skip",\n "{make_test_name("mnist/model/mnist-12.onnx")}": "pass",\n'
     file.write_text(file.read_text().replace('"default": "pass"', named))
     case = only(tmp_path)
     assert (case.chain, case.skip_reason, case.origin.file) == (CHAIN, "", str(file))
-    assert url_of(case) == f"{ZOO}validated/vision/classification/mnist/model/mnist-12.onnx"
+    assert url_of(case) == f"{ZOO_URL}validated/vision/classification/mnist/model/mnist-12.onnx"
     file.write_text(
-        file.read_text().replace('"pass",\n', f'"pass",\n "{TESTS}::test_b": "pass", "{TESTS}::test_c": "pass"\n')
+        file.read_text().replace(
+            '"pass",\n', f'"pass",\n "{TEST_FILE}::test_b": "pass", "{TEST_FILE}::test_c": "pass"\n'
+        )
     )
     (problem,) = load(tmp_path).problems
-    assert (problem.line, problem.field) == (13, f"tests_and_expected_outcomes.{TESTS}::test_b")
+    assert (problem.line, problem.field) == (13, f"tests_and_expected_outcomes.{TEST_FILE}::test_b")
     assert problem.message == "the test does not name its model (and 1 more), and the suite's tests are not here"
     assert "--spec-dir iree-test-suites/onnx_models --config" in problem.hint
     assert len(load(tmp_path).cases) == 1
@@ -244,22 +256,22 @@ def test_irees_folder_of_configs_alone(tmp_path: Path) -> None:
 )
 def test_configs_that_cannot_be_read(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     root = suite(tmp_path)
-    config(root, "bad", **changes)
-    config(root)
+    write_config(root, "bad", **changes)
+    write_config(root)
     (problem,) = problems_of(tmp_path)
     assert problem.startswith("onnx_models/configs/bad.json:")
     assert message in problem
 
 
 def test_fields_that_nobody_knows_are_warnings(tmp_path: Path) -> None:
-    config(suite(tmp_path), added_upstream=True)
+    write_config(suite(tmp_path), added_upstream=True)
     assert [case.chain for case in load(tmp_path).cases] == [CHAIN]
     (warning,) = load(tmp_path).warnings
     assert (warning.field, warning.message) == ("added_upstream", "unknown field, which is passed over")
 
 
 def test_a_broken_config_alone_is_told(tmp_path: Path) -> None:
-    config(tmp_path / "onnx_models", file="cpu.json", iree_compile_flags=3)
+    write_config(tmp_path / "onnx_models", file="cpu.json", iree_compile_flags=3)
     assert problems_of(tmp_path) == [
         "onnx_models/cpu.json:3: iree_compile_flags: expected an array, found the number 3"
     ]
@@ -267,20 +279,20 @@ def test_a_broken_config_alone_is_told(tmp_path: Path) -> None:
 
 def test_configs_of_one_name(tmp_path: Path) -> None:
     root = suite(tmp_path)
-    config(root)
-    config(root, "other", config_name="cpu")
+    write_config(root)
+    write_config(root, "other", config_name="cpu")
     # IREE has such: their files' names tell them apart.
     assert [case.target.name for case in load(tmp_path).cases] == ["cpu", "other"]
-    config(tmp_path / "iree", file="cpu.json")
+    write_config(tmp_path / "iree", file="cpu.json")
     cases = load(root, configs=(root / "configs" / "cpu.json", tmp_path / "iree" / "cpu.json"))
     (problem,) = cases.problems
     assert str(problem).startswith(f"{tmp_path}/iree/cpu.json:2: config_name: 'cpu' is the name of {tmp_path}")
 
 
 def test_entries_that_name_no_test_are_warnings(tmp_path: Path) -> None:
-    config(suite(tmp_path), tests_and_expected_outcomes={name_of("mnist/model/mnist-13.onnx"): "pass"})
+    write_config(suite(tmp_path), tests_and_expected_outcomes={make_test_name("mnist/model/mnist-13.onnx"): "pass"})
     (warning,) = load(tmp_path).unmatched
-    assert warning.message == f"names no test; did you mean {name_of('mnist/model/mnist-12.onnx')!r}?"
+    assert warning.message == f"names no test; did you mean {make_test_name('mnist/model/mnist-12.onnx')!r}?"
 
 
 @pytest.mark.parametrize(
@@ -311,7 +323,7 @@ def test_test_files_that_cannot_be_read(tmp_path: Path, text: str, problem: str)
     )
     comment = "# compare_between_iree_and_onnxruntime"
     root = suite(tmp_path, **{"tests/bad_test.py": text.replace("{}", function) + comment})
-    config(root)
+    write_config(root)
     found = problems_of(tmp_path)
     assert [item.startswith(f"onnx_models/tests/bad_test.py{problem}") for item in found] == [True]
     # The others are there as ever, and alone where they are asked for.
@@ -325,10 +337,10 @@ def test_test_files_that_cannot_be_read(tmp_path: Path, text: str, problem: str)
 )
 def test_no_path_leaves_its_folder(tmp_path: Path, path: str) -> None:
     root = suite(tmp_path, f'"{path}"')
-    file = root / TESTS
+    file = root / TEST_FILE
     # A whole URL stands by itself.
     file.write_text(file.read_text().replace("=BASE_PATH + model", "=model") if "https" in path else file.read_text())
-    config(root)
+    write_config(root)
     (problem,) = problems_of(tmp_path)
     assert "is not a path inside the folder of models" in problem
     assert not load(tmp_path).cases

@@ -14,7 +14,7 @@ from iree_gauntlet.errors import UsageError
 from iree_gauntlet.requests import SelectionRequest, read
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.tasks.inspect import lint
-from tests.support.op_trees import add_onnx, config, load_ops, problems_of_ops
+from tests.support.op_trees import add_onnx, list_op_problems, load_ops, write_config
 from tests.support.spec_trees import plan
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def test_comments_are_reasons(tmp_path: Path) -> None:
 """
     for name in "abc":
         add_onnx(tmp_path, f"node/test_{name}")
-    config(tmp_path, text=text)
+    write_config(tmp_path, text=text)
     cases = load_ops(tmp_path)
     assert not cases.problems
     assert [case.expectations[0].reason for case in cases.cases] == [
@@ -109,7 +109,7 @@ def test_comments_are_reasons(tmp_path: Path) -> None:
 def test_an_entry_that_stands_twice_is_warned_of(tmp_path: Path) -> None:
     add_onnx(tmp_path)
     lists = ["node/test_a", "node/test_a"]
-    config(tmp_path, expected_run_failures=lists, expected_compile_crashes=lists)
+    write_config(tmp_path, expected_run_failures=lists, expected_compile_crashes=lists)
     cases = load_ops(tmp_path)
     assert not cases.problems
     assert [(item.line, item.field) for item in cases.warnings] == [
@@ -123,7 +123,7 @@ def test_what_is_skipped_may_be_expected_to_fail_too(tmp_path: Path) -> None:
     """As in IREE's own configs, whose runner looks at `skip_compile_tests` first."""
     for name in ("compile", "run", "half"):
         add_onnx(tmp_path, f"node/{name}")
-    config(
+    write_config(
         tmp_path,
         skip_compile_tests=["node/compile"],
         skip_run_tests=["node/run", "node/half"],
@@ -147,10 +147,10 @@ def test_what_is_skipped_may_be_expected_to_fail_too(tmp_path: Path) -> None:
 def test_fields_that_are_new_are_passed_over_and_misspelt_ones_are_not(tmp_path: Path) -> None:
     add_onnx(tmp_path)
     new: dict[str, Any] = {"$schema": "https://host/config.json", "owner": "x"}
-    config(tmp_path, **new, expected_compile_failure=[])
-    (problem,) = problems_of_ops(tmp_path)
+    write_config(tmp_path, **new, expected_compile_failure=[])
+    (problem,) = list_op_problems(tmp_path)
     assert "expected_compile_failure: unknown field; did you mean 'expected_compile_failures'?" in problem
-    config(tmp_path, **new)
+    write_config(tmp_path, **new)
     cases = load_ops(tmp_path)
     (warning,) = cases.warnings
     assert (warning.field, warning.message, warning.line) == ("owner", "unknown field, which is passed over", 11)
@@ -160,11 +160,11 @@ def test_fields_that_are_new_are_passed_over_and_misspelt_ones_are_not(tmp_path:
 
 def test_golden_times_may_stand_in_quotes(tmp_path: Path) -> None:
     add_onnx(tmp_path)
-    config(tmp_path, golden_times_ms={"node/test_a": "12.5"}, tolerance_factor="1.2")
+    write_config(tmp_path, golden_times_ms={"node/test_a": "12.5"}, tolerance_factor="1.2")
     (_, benchmark) = load_ops(tmp_path).cases
     assert benchmark.goldens[0].limit == 15.0
-    config(tmp_path, golden_times_ms={"node/test_a": "fast"})
-    assert 'golden_times_ms.node/test_a: expected a number, found the string "fast"' in problems_of_ops(tmp_path)[0]
+    write_config(tmp_path, golden_times_ms={"node/test_a": "fast"})
+    assert 'golden_times_ms.node/test_a: expected a number, found the string "fast"' in list_op_problems(tmp_path)[0]
 
 
 @pytest.mark.parametrize(
@@ -186,18 +186,18 @@ def test_golden_times_may_stand_in_quotes(tmp_path: Path) -> None:
 )
 def test_a_field_that_cannot_be_read(tmp_path: Path, fields: dict[str, Any], expected: str) -> None:
     add_onnx(tmp_path)
-    config(tmp_path, **fields)
-    (problem,) = problems_of_ops(tmp_path)
+    write_config(tmp_path, **fields)
+    (problem,) = list_op_problems(tmp_path)
     assert expected in problem
     assert problem.startswith("configs/cpu.json:")
 
 
 def test_missing_fields_and_broken_text(tmp_path: Path) -> None:
     add_onnx(tmp_path)
-    config(tmp_path, text='{"config_name": "cpu" "x"}')
-    assert "is not JSON" in problems_of_ops(tmp_path)[0]
-    config(tmp_path, text='{"config_name": "cpu"}')
-    assert [problem.split(": ")[1] for problem in problems_of_ops(tmp_path)] == [
+    write_config(tmp_path, text='{"config_name": "cpu" "x"}')
+    assert "is not JSON" in list_op_problems(tmp_path)[0]
+    write_config(tmp_path, text='{"config_name": "cpu"}')
+    assert [problem.split(": ")[1] for problem in list_op_problems(tmp_path)] == [
         "iree_compile_flags",
         "iree_run_module_flags",
     ]
@@ -205,7 +205,7 @@ def test_missing_fields_and_broken_text(tmp_path: Path) -> None:
 
 def test_entries_that_name_no_case_are_warned_of(tmp_path: Path) -> None:
     add_onnx(tmp_path, "node/test_abs")
-    path = config(
+    path = write_config(
         tmp_path,
         expected_run_failures=["node/test_abs", "node/test_asb"],
         golden_times_ms={"node/none": 1.0},
@@ -232,7 +232,7 @@ def test_lint_of_a_part_sums_up_the_entries_that_name_no_case(
 ) -> None:
     for name in ("test_abs", "test_neg"):
         add_onnx(tmp_path, f"node/{name}")
-    config(tmp_path, expected_run_failures=["node/a", "node/b"])
+    write_config(tmp_path, expected_run_failures=["node/a", "node/b"])
 
     def linted(**selection: list[str]) -> tuple[int, str]:
         lint(read(SelectionRequest, {"spec_dir": [str(tmp_path)], **selection}), None)
@@ -247,9 +247,9 @@ def test_lint_of_a_part_sums_up_the_entries_that_name_no_case(
 
 def test_configs_of_one_name_are_called_by_their_files(tmp_path: Path) -> None:
     add_onnx(tmp_path)
-    config(tmp_path, "cpu_O0", config_name="cpu")
-    config(tmp_path, "cpu_O2", config_name="cpu", expected_run_failures=["node/test_a"])
-    config(tmp_path, "gpu")
+    write_config(tmp_path, "cpu_O0", config_name="cpu")
+    write_config(tmp_path, "cpu_O2", config_name="cpu", expected_run_failures=["node/test_a"])
+    write_config(tmp_path, "gpu")
     cases = load_ops(tmp_path)
     assert not cases.problems
     assert [(case.chain, bool(case.expectations)) for case in cases.cases] == [
@@ -264,7 +264,7 @@ def test_configs_of_one_name_are_called_by_their_files(tmp_path: Path) -> None:
 
 def test_two_configs_that_cannot_be_told_apart(tmp_path: Path) -> None:
     add_onnx(tmp_path)
-    named = (config(tmp_path), config(tmp_path / "elsewhere"))
+    named = (write_config(tmp_path), write_config(tmp_path / "elsewhere"))
     (problem,) = load_ops(tmp_path, configs=named).problems
     assert (
         str(problem)
@@ -281,13 +281,13 @@ def test_where_configs_are_found(tmp_path: Path) -> None:
     assert '"config_name": "cpu_llvm_sync"' in problem.hint
     with pytest.raises(UsageError, match="does not exist"):
         load_ops(tmp_path, configs=(tmp_path / "none.json",))
-    elsewhere = config(tmp_path / "elsewhere")
+    elsewhere = write_config(tmp_path / "elsewhere")
     given = load_ops(tmp_path / "onnx", configs=(elsewhere,))
     assert [case.chain for case in given.cases] == ["node/test_a@cpu"]
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "other.json").write_text("{}")
-    config(tmp_path, "first")
-    config(tmp_path, "second")
+    write_config(tmp_path, "first")
+    write_config(tmp_path, "second")
     chains = [case.chain for case in load_ops(tmp_path).cases]
     assert chains == ["onnx/node/test_a@first", "onnx/node/test_a@second"]
     for folder in ("onnx", "onnx/node", "onnx/node/test_a"):
@@ -301,7 +301,7 @@ def test_where_configs_are_found(tmp_path: Path) -> None:
 def test_suites_with_configs_of_their_own(tmp_path: Path) -> None:
     for suite in ("onnx_ops", "torch_ops"):
         add_onnx(tmp_path / suite, f"{suite}_cases/test_a")
-        config(tmp_path / suite, "cpu")
+        write_config(tmp_path / suite, "cpu")
     cases = load_ops(tmp_path)
     assert not cases.problems
     assert [case.chain for case in cases.cases] == ["onnx_ops_cases/test_a@cpu", "torch_ops_cases/test_a@cpu"]
@@ -326,8 +326,8 @@ def test_suites_with_configs_of_their_own(tmp_path: Path) -> None:
 def test_mistakes_in_the_folder_of_a_case(tmp_path: Path, files: dict[str, str], expected: str) -> None:
     add_onnx(tmp_path, "node/test_a", **files)
     add_onnx(tmp_path, "node/test_b")
-    config(tmp_path)
-    (problem,) = problems_of_ops(tmp_path)
+    write_config(tmp_path)
+    (problem,) = list_op_problems(tmp_path)
     assert problem.startswith(f"node/test_a/run_module_io_flags.txt:{expected}")
     # It is an error of this case alone.
     cases = load_ops(tmp_path)
@@ -346,8 +346,8 @@ def test_mistakes_in_the_folder_of_a_case(tmp_path: Path, files: dict[str, str],
 
 def test_a_folder_without_a_program(tmp_path: Path) -> None:
     (add_onnx(tmp_path) / "model.mlir").unlink()
-    config(tmp_path, golden_times_ms={"node/test_a": 1.0})
-    assert "found none" in problems_of_ops(tmp_path)[0]
+    write_config(tmp_path, golden_times_ms={"node/test_a": 1.0})
+    assert "found none" in list_op_problems(tmp_path)[0]
     made = plan(load_ops(tmp_path), (Stage.COMPILE, Stage.THRESHOLD, Stage.BENCHMARK))
     assert [step.id for step in made.steps if step.blocked] == ["node/test_a@cpu:compile"]
 
@@ -355,7 +355,7 @@ def test_a_folder_without_a_program(tmp_path: Path) -> None:
 def test_what_is_expected_by_stage(tmp_path: Path) -> None:
     for name in ("both", "compile", "run", "skipped", "unrun"):
         add_onnx(tmp_path, f"n/{name}")
-    config(
+    write_config(
         tmp_path,
         expected_compile_failures=["n/both", "n/compile"],
         expected_compile_crashes=["n/both"],
@@ -385,7 +385,7 @@ def test_what_is_expected_by_stage(tmp_path: Path) -> None:
 
 def test_a_misspelt_name_is_told_and_hides_no_config(tmp_path: Path) -> None:
     add_onnx(tmp_path)
-    config(tmp_path, text='{"config_nam": "cpu", "iree_compile_flags": [], "iree_run_module_flags": []}')
-    (found,) = [line for line in problems_of_ops(tmp_path) if "config_nam:" in line or "config_nam " in line]
+    write_config(tmp_path, text='{"config_nam": "cpu", "iree_compile_flags": [], "iree_run_module_flags": []}')
+    (found,) = [line for line in list_op_problems(tmp_path) if "config_nam:" in line or "config_nam " in line]
     assert "configs/cpu.json" in found
     assert "config_name" in found

@@ -18,9 +18,9 @@ from iree_gauntlet.requests import Defaults, SelectionRequest, read
 from iree_gauntlet.stages import FailureKind, Kind, Stage
 from iree_gauntlet.targets import Target
 from iree_gauntlet.toolchains.flags import Translation, UnknownFlag
-from tests.support.op_trees import COMPILE_FLAGS, add_onnx, config, load_ops
+from tests.support.op_trees import COMPILE_FLAGS, add_onnx, load_ops, write_config
 from tests.support.places import CORPUS
-from tests.support.spec_trees import CPU, argv_of, plan, step_of, words
+from tests.support.spec_trees import CPU, find_argv, find_step, plan, split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ RUN = (Stage.COMPILE, Stage.THRESHOLD, Stage.BENCHMARK)
 def test_commands_run_in_the_case_folder_as_upstream_does(tmp_path: Path) -> None:
     flags = "--input=2xf32=@input_0.bin\n--expected_f32_threshold=0.1\n--expected_output=2xf32=@output_0.bin\n"
     folder = add_onnx(tmp_path, "node/test_a", flags)
-    config(tmp_path)
+    write_config(tmp_path)
     made = plan(load_ops(tmp_path), RUN)
     assert [step.id for step in made.steps] == ["node/test_a@cpu:compile", "node/test_a@cpu:threshold"]
     compiled, checked = made.steps
@@ -41,14 +41,14 @@ def test_commands_run_in_the_case_folder_as_upstream_does(tmp_path: Path) -> Non
     assert checked.command is not None
     assert compiled.command.cwd == checked.command.cwd == str(folder)
     place = "/run/steps/node/test_a.cpu"
-    assert argv_of(made, compiled.id) == [
+    assert find_argv(made, compiled.id) == [
         "iree-compile",
         "model.mlir",
         *COMPILE_FLAGS,
         "-o",
         f"{place}/compile/module.vmfb",
     ]
-    assert argv_of(made, checked.id) == words(
+    assert find_argv(made, checked.id) == split(
         f"iree-run-module --module={place}/compile/module.vmfb --input=2xf32=@input_0.bin",
         "--expected_output=2xf32=@output_0.bin --device=local-sync --expected_f32_threshold=0.1",
     )
@@ -62,9 +62,9 @@ def test_commands_run_in_the_case_folder_as_upstream_does(tmp_path: Path) -> Non
 def test_the_key_has_no_path_of_this_machine(tmp_path: Path) -> None:
     for place in ("here", "there"):
         add_onnx(tmp_path / place)
-        config(tmp_path / place)
+        write_config(tmp_path / place)
     first, second = (
-        step_of(plan(load_ops(tmp_path / place), RUN), "node/test_a@cpu:compile") for place in ("here", "there")
+        find_step(plan(load_ops(tmp_path / place), RUN), "node/test_a@cpu:compile") for place in ("here", "there")
     )
     assert first.cache.ingredients == second.cache.ingredients
     assert str(tmp_path) not in repr(dict(first.cache.ingredients) | {"flags": ""})
@@ -74,15 +74,17 @@ def test_the_key_has_no_path_of_this_machine(tmp_path: Path) -> None:
     (tmp_path / "there" / "node" / "test_a" / "model.mlir").rename(
         tmp_path / "there" / "node" / "test_a" / "other.mlir"
     )
-    third = step_of(plan(load_ops(tmp_path / "there"), RUN), "node/test_a@cpu:compile")
+    third = find_step(plan(load_ops(tmp_path / "there"), RUN), "node/test_a@cpu:compile")
     assert dict(third.cache.ingredients) == ingredients | {"name": "other.mlir"}
 
 
 def test_several_configs_in_one_run(tmp_path: Path) -> None:
     add_onnx(tmp_path)
-    config(tmp_path, "O0")
-    config(tmp_path, "O3", iree_compile_flags=[*COMPILE_FLAGS, "--iree-opt-level=O3"], skip_run_tests=["node/test_a"])
-    config(tmp_path, "gpu", iree_compile_flags=["--iree-hal-target-device=hip", "--iree-hip-target=gfx942"])
+    write_config(tmp_path, "O0")
+    write_config(
+        tmp_path, "O3", iree_compile_flags=[*COMPILE_FLAGS, "--iree-opt-level=O3"], skip_run_tests=["node/test_a"]
+    )
+    write_config(tmp_path, "gpu", iree_compile_flags=["--iree-hal-target-device=hip", "--iree-hip-target=gfx942"])
     cases = load_ops(tmp_path)
     assert not cases.problems
     assert cases.elsewhere == ("rocm-gfx942",)
@@ -103,28 +105,28 @@ def test_several_configs_in_one_run(tmp_path: Path) -> None:
 def test_expectations_and_skips_reach_the_steps(tmp_path: Path) -> None:
     for name in ("crash", "fail", "skip"):
         add_onnx(tmp_path, f"n/{name}")
-    config(
+    write_config(
         tmp_path, expected_compile_crashes=["n/crash"], expected_run_failures=["n/fail"], skip_compile_tests=["n/skip"]
     )
     made = plan(load_ops(tmp_path), RUN)
-    crash = step_of(made, "n/crash@cpu:compile")
+    crash = find_step(made, "n/crash@cpu:compile")
     assert (crash.expect_failure, crash.expect_kinds) == (
         f"in expected_compile_crashes ({tmp_path}/configs/cpu.json)",
         ("crashes",),
     )
-    assert step_of(made, "n/crash@cpu:threshold").expect_kinds == ()
-    assert step_of(made, "n/fail@cpu:threshold").expect_kinds == ("does not run", "wrong numbers")
-    assert not step_of(made, "n/fail@cpu:compile").expect_failure
+    assert find_step(made, "n/crash@cpu:threshold").expect_kinds == ()
+    assert find_step(made, "n/fail@cpu:threshold").expect_kinds == ("does not run", "wrong numbers")
+    assert not find_step(made, "n/fail@cpu:compile").expect_failure
     for stage in ("compile", "threshold"):
-        assert step_of(made, f"n/skip@cpu:{stage}").skip.startswith("in skip_compile_tests")
-        assert step_of(made, f"n/skip@cpu:{stage}").needs == ()
+        assert find_step(made, f"n/skip@cpu:{stage}").skip.startswith("in skip_compile_tests")
+        assert find_step(made, f"n/skip@cpu:{stage}").needs == ()
 
 
 def test_a_golden_time_is_a_benchmark(tmp_path: Path) -> None:
     flags = "--input=2xf32=@input_0.bin\n--expected_output=2xf32=@output_0.bin\n--expected_rtol=0.1\n"
     add_onnx(tmp_path, "n/slow", flags, **{"model.mlir": "module {\n  func.func @slow_1(%a: i32) {}\n}\n"})
     add_onnx(tmp_path, "n/plain")
-    config(tmp_path, golden_times_ms={"n/slow": 2.5}, tolerance_factor=1.2)
+    write_config(tmp_path, golden_times_ms={"n/slow": 2.5}, tolerance_factor=1.2)
     cases = load_ops(tmp_path)
     assert [(case.submodel, case.kind) for case in cases.cases] == [
         ("plain", Kind.QUALITY),
@@ -132,8 +134,8 @@ def test_a_golden_time_is_a_benchmark(tmp_path: Path) -> None:
         ("slow", Kind.BENCHMARK),
     ]
     made = plan(cases, RUN)
-    step = step_of(made, "n/slow@cpu:benchmark")
-    assert argv_of(made, step.id)[2:] == [
+    step = find_step(made, "n/slow@cpu:benchmark")
+    assert find_argv(made, step.id)[2:] == [
         "--module=/run/steps/n/slow.cpu/compile/module.vmfb",
         "--input=2xf32=@input_0.bin",
         "--function=slow_1",
@@ -148,7 +150,7 @@ def test_a_golden_time_is_a_benchmark(tmp_path: Path) -> None:
 def test_a_flag_that_no_tool_knows_is_said_once_and_of_the_config(tmp_path: Path) -> None:
     for name in "abc":
         add_onnx(tmp_path, f"n/{name}")
-    config(tmp_path)
+    write_config(tmp_path)
     asked: list[Sequence[str]] = []
 
     def translate(flags: Sequence[str], _tool: str) -> Translation:
@@ -167,7 +169,7 @@ def test_a_flag_that_no_tool_knows_is_said_once_and_of_the_config(tmp_path: Path
 def test_flags_of_a_flagfile_are_that_cases_own(tmp_path: Path) -> None:
     add_onnx(tmp_path, "n/a", '--device="hip://1"\n--strange=1\n--expected_f32_threshold="0.5"\n')
     add_onnx(tmp_path, "n/b")
-    config(tmp_path, golden_times_ms={"n/a": 1.0}, iree_run_module_flags=["--output=@x/out.npy"])
+    write_config(tmp_path, golden_times_ms={"n/a": 1.0}, iree_run_module_flags=["--output=@x/out.npy"])
 
     def translate(flags: Sequence[str], _tool: str) -> Translation:
         strange = [UnknownFlag(flag, f"unknown: {flag}", "") for flag in flags if "strange" in flag]
@@ -186,8 +188,8 @@ def test_flags_of_a_flagfile_are_that_cases_own(tmp_path: Path) -> None:
     assert blocked == {f"n/a@cpu:{stage}": f"{where}: unknown: --strange=1" for stage in ("threshold", "benchmark")}
     own = ['--device="hip://1"', "--strange=1", '--expected_f32_threshold="0.5"']
     written = "--output=@/run/steps/n/a.cpu/threshold/out.npy"
-    assert argv_of(made, "n/a@cpu:threshold")[2:] == [written, *own]
-    assert argv_of(made, "n/a@cpu:benchmark")[3:] == own[:2]
+    assert find_argv(made, "n/a@cpu:threshold")[2:] == [written, *own]
+    assert find_argv(made, "n/a@cpu:benchmark")[3:] == own[:2]
     # A device that is asked for stands for all that are written.
     asked = load_cases(read_specs([tmp_path]), [Include()], (CPU,), device="local-task").cases
     assert {(case.device, case.own_flags) for case in asked if case.submodel == "a"} == {
@@ -198,8 +200,8 @@ def test_flags_of_a_flagfile_are_that_cases_own(tmp_path: Path) -> None:
 
 def test_suites_name_configs_and_expect_failures(tmp_path: Path) -> None:
     add_onnx(tmp_path / "ops")
-    chosen = config(tmp_path / "elsewhere", "chosen")
-    config(tmp_path / "ops", "passed_over")
+    chosen = write_config(tmp_path / "elsewhere", "chosen")
+    write_config(tmp_path / "ops", "passed_over")
     suite = tmp_path / "s.toml"
     suite.write_text(
         'name = "s"\ntarget = "cpu"\nspec_dirs = ["ops"]\nconfigs = ["elsewhere/configs/chosen.json"]\n'
@@ -220,7 +222,7 @@ def test_suites_name_configs_and_expect_failures(tmp_path: Path) -> None:
 
 def test_trees_of_other_specs_keep_their_meaning_next_to_an_operator_suite(tmp_path: Path) -> None:
     add_onnx(tmp_path / "ops")
-    config(tmp_path / "ops")
+    write_config(tmp_path / "ops")
     definition = tmp_path / "torch_models" / "m" / "module.json"
     definition.parent.mkdir(parents=True)
     definition.write_text(json.dumps({"mlir": "x.mlir", "compiler_flags": []}))
@@ -270,7 +272,7 @@ def test_one_case_of_the_corpus_alone(corpus: Path, tmp_path: Path) -> None:
     chosen = load_ops(corpus, CPU, include=Include(submodel="test_ta[nx]_example")).cases
     assert [case.submodel for case in chosen] == ["test_tan_example"]
     shutil.copytree(corpus / "onnx" / "node" / "generated" / "test_tan_example", tmp_path / "mine" / "test_tan_example")
-    config(tmp_path / "elsewhere")
+    write_config(tmp_path / "elsewhere")
     mine = load_ops(tmp_path / "mine", configs=(tmp_path / "elsewhere" / "configs" / "cpu.json",))
     assert [case.chain for case in mine.cases] == ["mine/test_tan_example@cpu"]
 
@@ -278,11 +280,11 @@ def test_one_case_of_the_corpus_alone(corpus: Path, tmp_path: Path) -> None:
 def test_a_config_of_another_suite_in_the_same_folder_is_not_taken_for_one_of_this(tmp_path: Path) -> None:
     add_onnx(tmp_path / "one", "node/test_a")
     add_onnx(tmp_path / "two", "node/test_b")
-    named = (config(tmp_path / "one", "first"), config(tmp_path / "two", "second"))
+    named = (write_config(tmp_path / "one", "first"), write_config(tmp_path / "two", "second"))
     chains = [case.chain for case in load_ops(tmp_path, configs=named).cases]
     assert chains == ["node/test_a@first", "node/test_b@second"]
     # One from elsewhere is for both.
-    outside = config(tmp_path / "elsewhere", "third")
+    outside = write_config(tmp_path / "elsewhere", "third")
     chains = [case.chain for case in load_ops(tmp_path, configs=(outside,)).cases]
     assert chains == ["node/test_a@third", "node/test_b@third"]
 
@@ -291,16 +293,16 @@ def test_a_case_that_gives_wrong_numbers_can_be_measured(tmp_path: Path) -> None
     program = "func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {\n  return %a : tensor<2xf32>\n}\n"
     add_onnx(tmp_path, **{"model.mlir": program})
     times = {"node/test_a": 1.0}
-    config(tmp_path, expected_run_failures=["node/test_a"], golden_times_ms=times)
+    write_config(tmp_path, expected_run_failures=["node/test_a"], golden_times_ms=times)
     quality, benchmark = load_ops(tmp_path).cases
     assert [item.stage for item in (*quality.expectations, *benchmark.expectations)] == [Stage.THRESHOLD] * 2
-    config(tmp_path, expected_run_crashes=["node/test_a"], golden_times_ms=times)
+    write_config(tmp_path, expected_run_crashes=["node/test_a"], golden_times_ms=times)
     assert {item.stage for item in load_ops(tmp_path).cases[0].expectations} == {Stage.THRESHOLD, Stage.BENCHMARK}
 
 
 def test_cases_behind_links_count_and_names_must_be_text(tmp_path: Path) -> None:
     suite = tmp_path / "suite"
-    config(suite)
+    write_config(suite)
     add_onnx(tmp_path / "real", "test_linked")
     (suite / "node").mkdir()
     (suite / "node" / "test_linked").symlink_to(tmp_path / "real" / "test_linked")
@@ -314,7 +316,7 @@ def test_a_config_from_elsewhere_says_by_its_entries_where_the_root_is(tmp_path:
     root = tmp_path / "suites" / "onnx_ops"
     for name in "ab":
         add_onnx(root, f"onnx/node/test_{name}")
-    outside = config(tmp_path / "elsewhere", expected_compile_failures=["onnx/node/test_a"])
+    outside = write_config(tmp_path / "elsewhere", expected_compile_failures=["onnx/node/test_a"])
     for folder in (root / "onnx" / "node" / "test_a", root / "onnx", root, tmp_path / "suites", tmp_path):
         cases = {case.chain: case for case in load_ops(folder, configs=(outside,)).cases}
         assert cases["onnx/node/test_a@cpu"].expectations, folder
@@ -323,14 +325,14 @@ def test_a_config_from_elsewhere_says_by_its_entries_where_the_root_is(tmp_path:
 
 def test_a_target_of_a_plugin_can_be_named(tmp_path: Path) -> None:
     add_onnx(tmp_path)
-    path = config(tmp_path, iree_compile_flags=["--iree-hal-target-backends=amd-aie"])
+    path = write_config(tmp_path, iree_compile_flags=["--iree-hal-target-backends=amd-aie"])
     options = {"spec_dir": [str(tmp_path)]}
     found = select(read(SelectionRequest, {**options, "target": ["amd-aie"]}), Defaults())
     assert [case.target.family for case in found.cases.cases] == ["amd-aie"]
     with pytest.raises(UsageError, match="unknown target 'amd-ai'"):
         select(read(SelectionRequest, {**options, "target": ["amd-ai"]}), Defaults())
     # One that is named, and for what was not asked for, is not left out in silence.
-    cpu = config(tmp_path, "host")
+    cpu = write_config(tmp_path, "host")
     configs = {**options, "config": [str(path), str(cpu)]}
     one = select(read(SelectionRequest, {**configs, "target": ["cpu"]}), Defaults())
     (warning,) = one.warnings()
@@ -344,7 +346,7 @@ def test_a_target_of_a_plugin_can_be_named(tmp_path: Path) -> None:
 def test_a_config_keeps_the_sku_and_a_suite_of_cases_alone_loses_the_default_target(tmp_path: Path) -> None:
     add_onnx(tmp_path)
     chips = [
-        config(tmp_path, name, iree_compile_flags=["--iree-hal-target-device=hip", f"--iree-rocm-target={name}"])
+        write_config(tmp_path, name, iree_compile_flags=["--iree-hal-target-device=hip", f"--iree-rocm-target={name}"])
         for name in ("gfx942", "gfx1100")
     ]
     asked = {"spec_dir": [str(tmp_path)], "config": [str(path) for path in chips], "sku": "mi300"}
@@ -358,7 +360,7 @@ def test_a_config_keeps_the_sku_and_a_suite_of_cases_alone_loses_the_default_tar
 
 def test_configs_imply_their_target_and_keep_the_sku_of_the_suite(tmp_path: Path) -> None:
     add_onnx(tmp_path)
-    path = config(tmp_path, "gpu", iree_compile_flags=["--iree-hal-target-device=vulkan"])
+    path = write_config(tmp_path, "gpu", iree_compile_flags=["--iree-hal-target-device=vulkan"])
     suite = tmp_path / "suite.toml"
     suite.write_text('name = "s"\ntarget = "cpu"\nsku = "mi300"\nspec_dirs = ["."]\n')
     found = select(read(SelectionRequest, {"suite": str(suite), "config": [str(path)]}), Defaults())
@@ -368,6 +370,6 @@ def test_configs_imply_their_target_and_keep_the_sku_of_the_suite(tmp_path: Path
 def test_a_folder_of_cases_may_be_called_as_other_specs_are(tmp_path: Path) -> None:
     add_onnx(tmp_path, "benchmarks/test_a")
     add_onnx(tmp_path, "node/test_b")
-    config(tmp_path)
+    write_config(tmp_path)
     assert [case.chain for case in load_ops(tmp_path).cases] == ["benchmarks/test_a@cpu", "node/test_b@cpu"]
     assert [case.chain for case in load_ops(tmp_path / "benchmarks").cases] == ["benchmarks/test_a@cpu"]

@@ -18,8 +18,8 @@ from iree_gauntlet.dialects.op_suites import ELEMENT_TYPES
 from iree_gauntlet.measuring.numerics.arrays import Tensor, TensorError, read_npy
 from iree_gauntlet.measuring.numerics.comparison import compare_allclose
 from iree_gauntlet.stages import Kind, Stage
-from tests.support.op_trees import COMPILE_FLAGS, add_onnx, add_torch, config, load_ops, problems_of_ops
-from tests.support.spec_trees import argv_of, plan, step_of, write_tree
+from tests.support.op_trees import COMPILE_FLAGS, add_onnx, add_torch, list_op_problems, load_ops, write_config
+from tests.support.spec_trees import find_argv, find_step, plan, write_tree
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _FORMULAS = st.fixed_dictionaries(
 
 def test_the_arguments_of_a_case_are_numpys(tmp_path: Path) -> None:
     folder = add_torch(tmp_path)
-    config(tmp_path)
+    write_config(tmp_path)
     path = folder / "run_module_io.json"
     document = json.loads(path.read_text())
 
@@ -72,7 +72,7 @@ def test_large_arguments_are_drawn_in_pieces() -> None:
 
 def test_what_a_case_means(tmp_path: Path) -> None:
     folder = add_torch(tmp_path, rtol=1e-3)
-    config(tmp_path, expected_run_failures=["AB/small"], golden_times_ms={"AB/small": 3})
+    write_config(tmp_path, expected_run_failures=["AB/small"], golden_times_ms={"AB/small": 3})
     quality, benchmark = load_ops(tmp_path).cases
     url = "random://formula/4x2xf16?seed=7&skip={}&coeff=2.0&offset=-1.0"
     scalars = (Argument("i64=3"), Argument("i1=1"), Argument("f64=1.5"))
@@ -88,13 +88,13 @@ def test_what_a_case_means(tmp_path: Path) -> None:
     assert [step.id for step in made.steps] == [
         f"{chain}:{stage}" for stage in ("fetch", "compile", "threshold", "benchmark")
     ]
-    step = step_of(made, f"{chain}:threshold")
+    step = find_step(made, f"{chain}:threshold")
     assert step.allclose == quality.allclose
     assert step.expect_failure.startswith("in expected_run_failures")
-    assert "--expected_output=@e.npy" in argv_of(made, step.id)
-    assert argv_of(made, step.id)[-2:] == ["--function=main", "--device=local-sync"]
+    assert "--expected_output=@e.npy" in find_argv(made, step.id)
+    assert find_argv(made, step.id)[-2:] == ["--function=main", "--device=local-sync"]
     # What is fetched is what is synthetic: the program and the outputs lie in the folder.
-    assert [item.role for item in step_of(made, f"{chain}:fetch").inputs] == ["input", "input"]
+    assert [item.role for item in find_step(made, f"{chain}:fetch").inputs] == ["input", "input"]
 
 
 def test_expected_outputs_that_are_no_files_of_the_folder(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_expected_outputs_that_are_no_files_of_the_folder(tmp_path: Path) -> Non
         ],
     )
     (tmp_path / "generated" / "AB" / "small" / "e.bin").write_bytes(bytes(64))
-    config(tmp_path)
+    write_config(tmp_path)
     (case,) = load_ops(tmp_path).cases
     assert case.expected_outputs == (
         Argument("16x2xbf16", "https://host/e.bin"),
@@ -131,26 +131,26 @@ def test_expected_outputs_that_are_no_files_of_the_folder(tmp_path: Path) -> Non
 
 def test_a_case_that_is_only_measured(tmp_path: Path) -> None:
     add_torch(tmp_path, mode="benchmark", expected_output=None, function_name="f-1")
-    config(tmp_path, skip_run_tests=["generated/AB/small"])
+    write_config(tmp_path, skip_run_tests=["generated/AB/small"])
     (case,) = load_ops(tmp_path).cases
     assert (case.kind, case.goldens, case.allclose) == (Kind.BENCHMARK, (), None)
     made = plan(load_ops(tmp_path), (*RUN, Stage.FETCH))
     assert [(step.stage, bool(step.skip)) for step in made.steps] == [(Stage.COMPILE, False), (Stage.BENCHMARK, True)]
-    assert "--function=f-1" in argv_of(made, "generated/AB/small@cpu:benchmark")
+    assert "--function=f-1" in find_argv(made, "generated/AB/small@cpu:benchmark")
 
 
 def test_a_case_is_named_by_its_last_two_folders(tmp_path: Path) -> None:
     """Wherever it lies, as `qualified_name` of upstream's torch_ops/common.py."""
     add_torch(tmp_path, "generated/gemm/AB/small")
     add_torch(tmp_path, "AB/large")
-    config(tmp_path, skip_run_tests=["AB/small"], expected_run_failures=["AB/large", "generated/gemm/AB/small"])
+    write_config(tmp_path, skip_run_tests=["AB/small"], expected_run_failures=["AB/large", "generated/gemm/AB/small"])
     cases = load_ops(tmp_path)
     assert not cases.unmatched
     assert [(case.chain, bool(case.skips), bool(case.expectations)) for case in cases.cases] == [
         ("AB/large@cpu", False, True),
         ("generated/gemm/AB/small@cpu", True, True),
     ]
-    outside = config(tmp_path / "elsewhere", skip_run_tests=["AB/small"])
+    outside = write_config(tmp_path / "elsewhere", skip_run_tests=["AB/small"])
     (tmp_path / "configs" / "cpu.json").unlink()
     skips = {case.submodel: bool(case.skips) for case in load_ops(tmp_path, configs=(outside,)).cases}
     assert skips == {"large": False, "small": True}
@@ -161,7 +161,7 @@ def test_types_of_8_bits(tmp_path: Path, dtype: str) -> None:
     formula = {"Formula": {"shape": [2], "dtype": dtype}}
     output = {"url": "https://host/e.bin", "meta": {"dtype": dtype, "shape": [2]}}
     add_torch(tmp_path, flat_args=[formula], expected_output=[output])
-    config(tmp_path)
+    write_config(tmp_path)
     (case,) = load_ops(tmp_path).cases
     assert parse_seeded(case.inputs[0].url).element_type == case.expected_outputs[0].value[2:] == "f8E4M3FN"
 
@@ -169,15 +169,15 @@ def test_types_of_8_bits(tmp_path: Path, dtype: str) -> None:
 def test_cases_of_an_earlier_form_are_refused_each_by_itself(tmp_path: Path) -> None:
     write_tree(tmp_path / "test_a_b", {"run_module_io_flags.json": {"inputs": ["a.npy"]}, "test.mlir": "module {}\n"})
     add_torch(tmp_path)
-    config(tmp_path)
-    (problem,) = problems_of_ops(tmp_path)
+    write_config(tmp_path)
+    (problem,) = list_op_problems(tmp_path)
     assert problem.startswith("test_a_b/run_module_io_flags.json: is of a form before run_module_io.json")
     assert not load_ops(tmp_path).problems
 
 
 def test_fields_that_are_new_are_passed_over(tmp_path: Path) -> None:
     add_torch(tmp_path, dynamic_shapes=None, **{"$schema": "https://host/case.json"})
-    config(tmp_path)
+    write_config(tmp_path)
     cases = load_ops(tmp_path)
     assert (cases.problems, cases.broken) == ((), ())
     assert [(item.field, item.message) for item in cases.warnings] == [
@@ -215,8 +215,8 @@ def test_fields_that_are_new_are_passed_over(tmp_path: Path) -> None:
 )
 def test_mistakes_name_their_field_and_line(tmp_path: Path, fields: dict[str, Any], expected: str) -> None:
     add_torch(tmp_path, **fields)
-    config(tmp_path)
-    (problem,) = problems_of_ops(tmp_path)
+    write_config(tmp_path)
+    (problem,) = list_op_problems(tmp_path)
     place, _, message = problem.partition(": ")
     assert message.startswith(expected)
     file, _, line = place.rpartition(":")
@@ -306,7 +306,7 @@ _ADD_F32 = """func.func @main(%a: tensor<4x4xbf16>, %b: tensor<4x4xbf16>) -> ten
 def test_a_run_compares_by_allclose(tmp_path: Path) -> None:
     project = Project(tmp_path)
     root = tmp_path / "ops"
-    config(
+    write_config(
         root, iree_compile_flags=[*COMPILE_FLAGS, "--iree-llvmcpu-target-cpu=host"], expected_run_failures=["AB/wrong"]
     )
     formula = {"Formula": {"shape": [4, 4], "dtype": "bfloat16", "coeff": 2, "offset": 0.5}}
@@ -358,7 +358,7 @@ def test_a_run_compares_by_allclose(tmp_path: Path) -> None:
 def test_a_file_of_each_kind_in_one_tree(tmp_path: Path) -> None:
     add_torch(tmp_path)
     add_onnx(tmp_path, "generated/onnx/a")
-    config(tmp_path, skip_run_tests=["AB/small", "generated/onnx/a"])
+    write_config(tmp_path, skip_run_tests=["AB/small", "generated/onnx/a"])
     cases = load_ops(tmp_path)
     assert not cases.problems
     assert not cases.warnings

@@ -13,7 +13,7 @@ from iree_gauntlet.dialects.load import load_cases, read_specs
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, explain_no_match
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.targets import FAMILIES, Target
-from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, load, write_tree
+from tests.support.spec_trees import BENCHMARK, CPU, HIP_SPEC, SPEC, load, write_tree
 from tests.support.torch_trees import TREE
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ def tree(tmp_path: Path) -> Path:
     return write_tree(
         tmp_path,
         {
-            "regression_tests/sdxl/clip.json": FIRST | {"markers": ["text"]},
-            "regression_tests/sdxl/unet_fp16_rocm.json": SECOND,
-            "regression_tests/sdxl/vae_cpu.json": SECOND | {"markers": ["vision", "slow"]},
-            "regression_tests/llama/block_cpu.json": SECOND,
+            "regression_tests/sdxl/clip.json": SPEC | {"markers": ["text"]},
+            "regression_tests/sdxl/unet_fp16_rocm.json": HIP_SPEC,
+            "regression_tests/sdxl/vae_cpu.json": HIP_SPEC | {"markers": ["vision", "slow"]},
+            "regression_tests/llama/block_cpu.json": HIP_SPEC,
             "benchmarks/sdxl/vae_cpu.json": BENCHMARK,
         },
     )
@@ -76,7 +76,7 @@ def test_targets_leave_out_what_is_not_for_them(tree: Path) -> None:
 
 
 def test_rocm_only_specs_have_no_cpu_chain(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"m/s.json": FIRST | {"rocm_tests_only": True}})
+    write_tree(tmp_path, {"m/s.json": SPEC | {"rocm_tests_only": True}})
     assert chosen(tmp_path, CPU, ROCM) == ["m/s@rocm-gfx942:quality"]
 
 
@@ -151,7 +151,7 @@ def test_a_model_for_another_target_is_not_listed_for_this_one(tmp_path: Path) -
 
 
 def test_models_of_other_targets_are_told(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"m/s_rocm.json": SECOND})
+    write_tree(tmp_path, {"m/s_rocm.json": HIP_SPEC})
     error = explain_no_match([Include()], read_specs([tmp_path]), {"cpu"})
     assert "Models for other targets: m; see --target." in error.hint
 

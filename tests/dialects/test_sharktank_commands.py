@@ -12,7 +12,7 @@ import pytest
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import Target
 from tests.support.places import CORPUS
-from tests.support.spec_trees import CPU, load, plan, step_of
+from tests.support.spec_trees import CPU, find_step, load, plan
 
 if TYPE_CHECKING:
     from iree_gauntlet.engine.plan import Plan
@@ -174,7 +174,7 @@ def plan_of(tree: str, sku: str) -> Plan:
 
 def step(tree: str, sku: str, path: Path, backend: str, stage: str) -> Step:
     target = "cpu" if backend == "cpu" else "rocm-gfx942"
-    return step_of(plan_of(tree, sku), f"{path.parent.name}/{submodel(path)}@{target}:{stage}")
+    return find_step(plan_of(tree, sku), f"{path.parent.name}/{submodel(path)}@{target}:{stage}")
 
 
 def argv(found: Step) -> list[str]:

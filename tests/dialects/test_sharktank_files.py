@@ -8,7 +8,7 @@ import pytest
 
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import Target
-from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, argv_of, load, plan, step_of, words, write_tree
+from tests.support.spec_trees import BENCHMARK, CPU, HIP_SPEC, SPEC, find_argv, find_step, load, plan, split, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,35 +27,35 @@ def planned(tree: Path, *targets: Target) -> Plan:
 
 
 def parameters(made: Plan, chain: str) -> list[str]:
-    return [word for word in argv_of(made, f"{chain}:benchmark") if word.startswith("--parameters")]
+    return [word for word in find_argv(made, f"{chain}:benchmark") if word.startswith("--parameters")]
 
 
 # Weights of a benchmark that compiles for itself
 
 
 def test_a_benchmark_that_compiles_for_itself_has_its_pairs_weights(tmp_path: Path) -> None:
-    tree = write_tree(tmp_path, {"quality_tests/m/s_rocm.json": SECOND, "benchmarks/m/s_rocm.json": OWN})
+    tree = write_tree(tmp_path, {"quality_tests/m/s_rocm.json": HIP_SPEC, "benchmarks/m/s_rocm.json": OWN})
     made = planned(tree)
     assert parameters(made, "m/s@rocm-gfx942") == ["--parameters=model=/cache/h/weights.irpa"]
-    argv = argv_of(made, "m/s@rocm-gfx942:compile.benchmark")
+    argv = find_argv(made, "m/s@rocm-gfx942:compile.benchmark")
     assert "/cache/h/own.mlir" in argv
     assert not any("splat" in word for word in argv)
-    assert argv_of(made, "m/s@rocm-gfx942:benchmark")[-1] == (
+    assert find_argv(made, "m/s@rocm-gfx942:benchmark")[-1] == (
         "--module=/run/steps/m/s.rocm-gfx942/compile.benchmark/module.vmfb"
     )
 
 
 def test_a_pair_that_runs_with_made_up_weights_has_the_benchmark_make_its_own(tmp_path: Path) -> None:
-    pair = {name: value for name, value in SECOND.items() if name != "real_weights"}
+    pair = {name: value for name, value in HIP_SPEC.items() if name != "real_weights"}
     tree = write_tree(tmp_path, {"quality_tests/m/s_rocm.json": pair, "benchmarks/m/s_rocm.json": OWN})
     made = planned(tree)
     archive = f"{STEPS}/s.rocm-gfx942/compile.benchmark/splat.irpa"
     assert parameters(made, "m/s@rocm-gfx942") == [f"--parameters=model={archive}"]
-    assert f"--iree-parameter-splat={archive}" in argv_of(made, "m/s@rocm-gfx942:compile.benchmark")
+    assert f"--iree-parameter-splat={archive}" in find_argv(made, "m/s@rocm-gfx942:compile.benchmark")
 
 
 def test_a_pipeline_that_compiles_for_itself_has_the_weights_of_its_modules_alone(tmp_path: Path) -> None:
-    files = {"quality_tests/m/e2e_rocm.json": SECOND, "quality_tests/m/clip_rocm.json": SECOND}
+    files = {"quality_tests/m/e2e_rocm.json": HIP_SPEC, "quality_tests/m/clip_rocm.json": HIP_SPEC}
     pipeline = OWN | {"modules": ["m_clip"], "real_weights_file_name": "another.irpa"}
     tree = write_tree(tmp_path, files | {"benchmarks/m/e2e_rocm.json": pipeline})
     assert parameters(planned(tree), "m/e2e@rocm-gfx942") == ["--parameters=model=/cache/h/weights.irpa"]
@@ -65,7 +65,7 @@ def test_one_without_a_pair_runs_without_weights_and_cannot_name_a_file_of_the_p
     tree = write_tree(tmp_path, {"benchmarks/m/s_rocm.json": OWN})
     assert parameters(planned(tree), "m/s@rocm-gfx942") == []
     write_tree(tmp_path, {"benchmarks/m/s_rocm.json": OWN | {"real_weights_file_name": "x.irpa"}})
-    blocked = step_of(planned(tree), "m/s@rocm-gfx942:benchmark").blocked
+    blocked = find_step(planned(tree), "m/s@rocm-gfx942:benchmark").blocked
     assert "no regression spec for m/s downloads 'x.irpa'" in blocked
 
 
@@ -73,17 +73,17 @@ def test_one_without_a_pair_runs_without_weights_and_cannot_name_a_file_of_the_p
 
 
 def test_submodel_name_is_whose_module_and_weights_are_measured(tmp_path: Path) -> None:
-    files = {"quality_tests/m/8b_rocm.json": SECOND}
+    files = {"quality_tests/m/8b_rocm.json": HIP_SPEC}
     for name in ("prefill", "decode"):
         files[f"benchmarks/m/8b-{name}_rocm.json"] = BENCHMARK | {"submodel_name": "8b", "function_run": name}
     made = planned(write_tree(tmp_path, files))
     for name in ("prefill", "decode"):
-        argv = argv_of(made, f"m/8b-{name}@rocm-gfx942:benchmark")
+        argv = find_argv(made, f"m/8b-{name}@rocm-gfx942:benchmark")
         assert f"--function={name}" in argv
         assert argv[-1] == f"--module={STEPS}/8b.rocm-gfx942/compile/module.vmfb"
         assert "--parameters=model=/cache/h/weights.irpa" in argv
     write_tree(tmp_path, {"benchmarks/m/8b-decode_rocm.json": BENCHMARK | {"submodel_name": "9b"}})
-    blocked = step_of(planned(tmp_path), "m/8b-decode@rocm-gfx942:benchmark").blocked
+    blocked = find_step(planned(tmp_path), "m/8b-decode@rocm-gfx942:benchmark").blocked
     assert "no regression spec defines m/9b" in blocked
 
 
@@ -91,18 +91,18 @@ def test_submodel_name_is_whose_module_and_weights_are_measured(tmp_path: Path) 
 def test_a_program_by_its_url(tmp_path: Path, field: str) -> None:
     spec = {name: value for name, value in OWN.items() if name != "mlir_url"} | {field: "https://h/p.mlir"}
     made = planned(write_tree(tmp_path, {"benchmarks/m/s_rocm.json": spec}))
-    assert "/cache/h/p.mlir" in argv_of(made, "m/s@rocm-gfx942:compile")
+    assert "/cache/h/p.mlir" in find_argv(made, "m/s@rocm-gfx942:compile")
 
 
 def test_true_as_a_word_and_folders_in_the_name_of_a_module(tmp_path: Path) -> None:
     files = {
-        "quality_tests/m/s_rocm.json": SECOND | {"compile_only": "True"},
+        "quality_tests/m/s_rocm.json": HIP_SPEC | {"compile_only": "True"},
         "benchmarks/m/t_rocm.json": OWN
         | {"compilation_required": "True", "compiled_file_name": "m_t_vmfbs/model.rocm_gfx942"},
     }
     made = planned(write_tree(tmp_path, files))
     assert [step.stage for step in made.steps if step.chain == "m/s@rocm-gfx942"] == [Stage.FETCH, Stage.COMPILE]
-    assert "--own" in argv_of(made, "m/t@rocm-gfx942:compile")
+    assert "--own" in find_argv(made, "m/t@rocm-gfx942:compile")
 
 
 # Absolute paths
@@ -116,9 +116,9 @@ def test_an_absolute_path_is_a_file_of_the_machine(tmp_path: Path, where: str) -
     spec = {name: value for name, value in OWN.items() if name != "mlir_url"}
     spec |= {"mlir_file_path": str(program), "real_weights_file_path": str(weights)}
     made = planned(write_tree(tmp_path / "specs", {"benchmarks/m/s_rocm.json": spec}))
-    assert str(program) in argv_of(made, "m/s@rocm-gfx942:compile")
+    assert str(program) in find_argv(made, "m/s@rocm-gfx942:compile")
     assert parameters(made, "m/s@rocm-gfx942") == [f"--parameters=model={weights}"]
-    blocked = step_of(made, "m/s@rocm-gfx942:benchmark").blocked
+    blocked = find_step(made, "m/s@rocm-gfx942:benchmark").blocked
     for text in (f"the program {program} is missing (mlir_file_path)", f"the weights {weights} are missing"):
         assert (text in blocked) == (where == "missing")
 
@@ -128,15 +128,15 @@ def test_an_absolute_path_is_a_file_of_the_machine(tmp_path: Path, where: str) -
 
 @pytest.mark.parametrize("folder", ["quality_tests/m", "quality_tests", "."])
 def test_one_models_folder_with_the_external_files_of_all(tmp_path: Path, folder: str) -> None:
-    spec = SECOND | {"tuner_file": {"mi300": "tuner.mlir"}, "mlir": "../programs/m.mlir"}
-    files = {"quality_tests/m/s_rocm.json": spec, "quality_tests/n/s_rocm.json": SECOND}
+    spec = HIP_SPEC | {"tuner_file": {"mi300": "tuner.mlir"}, "mlir": "../programs/m.mlir"}
+    files = {"quality_tests/m/s_rocm.json": spec, "quality_tests/n/s_rocm.json": HIP_SPEC}
     tree = write_tree(tmp_path / "suite" / "models", files)
     write_tree(tmp_path / "suite", {"test_suite_files/tuner.mlir": "module {}"})
     made = planned(tree / folder)
     found = {step.chain for step in made.steps}
     assert found == ({"m/s@rocm-gfx942"} if folder.endswith("/m") else {"m/s@rocm-gfx942", "n/s@rocm-gfx942"})
     flag = f"--iree-codegen-transform-dialect-library={tmp_path}/suite/test_suite_files/tuner.mlir"
-    argv = argv_of(made, "m/s@rocm-gfx942:compile")
+    argv = find_argv(made, "m/s@rocm-gfx942:compile")
     assert flag in argv
     assert f"{tree}/quality_tests/programs/m.mlir" in argv
     write_tree(tree, {"quality_tests/m/s_rocm.json": spec | {"mlir": "../../../m.mlir"}})
@@ -145,20 +145,20 @@ def test_one_models_folder_with_the_external_files_of_all(tmp_path: Path, folder
 
 
 def test_a_folder_of_spec_files_is_one_models_whatever_lies_above_it(tmp_path: Path) -> None:
-    tree = write_tree(tmp_path / "mine" / "m", {"s_rocm.json": SECOND, "notes/readme.md": "text"})
+    tree = write_tree(tmp_path / "mine" / "m", {"s_rocm.json": HIP_SPEC, "notes/readme.md": "text"})
     assert {step.chain for step in planned(tree).steps} == {"m/s@rocm-gfx942"}
     # Where folders of models are in it, a file next to them is none of theirs.
-    write_tree(tree, {"deeper/t_rocm.json": SECOND, "s_rocm.json": "{}"})
+    write_tree(tree, {"deeper/t_rocm.json": HIP_SPEC, "s_rocm.json": "{}"})
     assert {step.chain for step in planned(tree).steps} == {"deeper/t@rocm-gfx942"}
     # Nor is what others keep in a folder of such a name.
-    write_tree(tmp_path / "all", {"quality_tests/m/s_rocm.json": SECOND, "benchmarks/results.json": "{}"})
+    write_tree(tmp_path / "all", {"quality_tests/m/s_rocm.json": HIP_SPEC, "benchmarks/results.json": "{}"})
     assert {step.chain for step in planned(tmp_path / "all").steps} == {"m/s@rocm-gfx942"}
 
 
 @pytest.mark.parametrize(
     ("name", "spec", "says"),
     [
-        ("quality_tests/m/s_rocm.json", SECOND | {"tuner_file": {"mi300": "x.mlir"}}, "(tuner_file.mi300)"),
+        ("quality_tests/m/s_rocm.json", HIP_SPEC | {"tuner_file": {"mi300": "x.mlir"}}, "(tuner_file.mi300)"),
         ("benchmarks/m/s_rocm.json", OWN | {"mlir_url": "", "mlir_file_name": "x.mlir"}, "(mlir_file_name)"),
     ],
 )
@@ -180,7 +180,7 @@ def first_generation(**changes: Any) -> dict[str, Any]:
 def test_a_benchmark_of_the_first_generation(tmp_path: Path) -> None:
     own = {"compilation_required": True, "mlir_file_path": "external_test_files/p.mlir", "compile_flags": ["--own"]}
     files = {
-        "regression_tests/m/clip.json": FIRST,
+        "regression_tests/m/clip.json": SPEC,
         "benchmarks/m/clip.json": first_generation(golden_time={"mi300": 15.0}),
         "benchmarks/m/e2e.json": first_generation(modules=["m_clip"], **own),
         "external_test_files/p.mlir": "module {}",
@@ -191,8 +191,8 @@ def test_a_benchmark_of_the_first_generation(tmp_path: Path) -> None:
         "m/clip@rocm-gfx942",
         "m/e2e@rocm-gfx942",
     }
-    step = step_of(made, "m/clip@rocm-gfx942:benchmark")
-    assert argv_of(made, step.id) == words(
+    step = find_step(made, "m/clip@rocm-gfx942:benchmark")
+    assert find_argv(made, step.id) == split(
         "iree-benchmark-module --device=hip --function=main --parameters=model=/cache/h/weights.irpa",
         "--benchmark_format=json --input=1x64xi64 --input=1xf16 --device_allocator=caching",
         "--benchmark_repetitions=10 --benchmark_min_warmup_time=3.0",
@@ -201,9 +201,9 @@ def test_a_benchmark_of_the_first_generation(tmp_path: Path) -> None:
     (golden,) = step.goldens
     missing = "device is missing, as in the first generation: hip with --device_allocator=caching is meant"
     assert step.notes == (missing, "golden_time is the older name of golden_time_ms")
-    assert step_of(made, "m/e2e@rocm-gfx942:benchmark").notes == (missing,)
+    assert find_step(made, "m/e2e@rocm-gfx942:benchmark").notes == (missing,)
     assert (golden.value, golden.factor, golden.origin.field) == (15.0, 1.1, "golden_time.mi300")
-    compiled = argv_of(made, "m/e2e@rocm-gfx942:compile")
+    compiled = find_argv(made, "m/e2e@rocm-gfx942:compile")
     assert {"--iree-hal-target-backends=rocm", "--iree-rocm-target=gfx942", "--own"} < set(compiled)
 
 

@@ -17,7 +17,7 @@ from iree_gauntlet.requests import Defaults, SelectionRequest, read
 from iree_gauntlet.stages import DEFAULT_STAGES, FailureKind, Stage
 from iree_gauntlet.targets import Target
 from tests.support.places import ROOT
-from tests.support.spec_trees import BENCHMARK, CPU, SECOND, load, write_tree
+from tests.support.spec_trees import BENCHMARK, CPU, HIP_SPEC, load, write_tree
 
 SUITES = ROOT / "suites"
 SUITE = """
@@ -55,10 +55,10 @@ def project(tmp_path: Path) -> Path:
     write_tree(
         tmp_path / "trees",
         {
-            "regression_tests/a/x_rocm.json": SECOND,
-            "regression_tests/b/x_rocm.json": SECOND,
-            "regression_tests/b/y_rocm.json": SECOND,
-            "regression_tests/c/y_rocm.json": SECOND | {"markers": ["slow"]},
+            "regression_tests/a/x_rocm.json": HIP_SPEC,
+            "regression_tests/b/x_rocm.json": HIP_SPEC,
+            "regression_tests/b/y_rocm.json": HIP_SPEC,
+            "regression_tests/c/y_rocm.json": HIP_SPEC | {"markers": ["slow"]},
             "benchmarks/a/x_rocm.json": BENCHMARK,
         },
     )
@@ -282,12 +282,12 @@ def test_options_that_do_not_fit(project: Path, options: dict[str, Any], says: s
 
 
 def test_an_expected_failure_that_fits_no_spec_is_a_problem(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"regression_tests/m/s_cpu.json": SECOND})
+    write_tree(tmp_path, {"regression_tests/m/s_cpu.json": HIP_SPEC})
     origin = Origin("suites/s.toml", "expect_failure[0]")
     fits = ExpectedFailure("m/*", Stage.COMPILE, "broken", origin)
     lost = ExpectedFailure("m/z", Stage.COMPILE, "broken", origin)
-    assert not load(tmp_path, expected=[fits]).problems
-    (problem,) = load(tmp_path, expected=[fits, lost]).problems
+    assert not load(tmp_path, expected_failures=[fits]).problems
+    (problem,) = load(tmp_path, expected_failures=[fits, lost]).problems
     assert problem.field == "expect_failure[0].case"
     assert "did you mean 'm/s'" in problem.message
 
@@ -332,7 +332,7 @@ def test_an_include_alone_that_fits_no_spec(project: Path) -> None:
 
 
 def test_includes_are_not_held_against_other_folders(project: Path) -> None:
-    write_tree(project / "other", {"regression_tests/a/x_rocm.json": SECOND})
+    write_tree(project / "other", {"regression_tests/a/x_rocm.json": HIP_SPEC})
     write(project, SUITE.replace('submodel = "y"', 'model = "b"'))
     cases = chosen(project, spec_dir=[str(project / "other")]).cases
     assert (len(cases.cases), cases.problems) == (1, ())

@@ -20,9 +20,9 @@ from tests.support.torch_documents import (
     RANDOM_WEIGHT,
     SPLAT_WEIGHT,
     URL_WEIGHT,
-    read_changed,
+    load_changed,
 )
-from tests.support.torch_trees import MODULE, QUALITY, load_torch, without
+from tests.support.torch_trees import MODULE, QUALITY, load_torch, remove_fields
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -42,7 +42,7 @@ def line_of_text(document: Any, text: str) -> int:
 
 
 def test_the_documents_are_valid_and_have_every_field(tmp_path: Path) -> None:
-    cases = read_changed(tmp_path, QUALITY_FILE, DOCUMENTS[QUALITY_FILE])
+    cases = load_changed(tmp_path, QUALITY_FILE, DOCUMENTS[QUALITY_FILE])
     assert not cases.problems
     assert len(cases.cases) == 3
     for name, model in MODELS.items():
@@ -126,14 +126,14 @@ RUN_ERRORS: list[tuple[str, Any, str, str]] = [
     ("weights", None, "", "expected an array"),
     ("weights", URL_WEIGHT, "", "expected an array"),
     ("weights", ["https://h/w.irpa"], "[0]", "expected an object"),
-    ("weights", [without(RANDOM_WEIGHT, "type")], "[0].url", "weights of type 'url' need it"),
+    ("weights", [remove_fields(RANDOM_WEIGHT, "type")], "[0].url", "weights of type 'url' need it"),
     ("weights", [URL_WEIGHT | {"type": "uri"}], "[0].type", "'url', 'random' or 'splat'"),
     ("weights", [URL_WEIGHT | {"type": None}], "[0].type", "'url', 'random' or 'splat'"),
-    ("weights", [without(URL_WEIGHT, "scope")], "[0].scope", "is missing"),
+    ("weights", [remove_fields(URL_WEIGHT, "scope")], "[0].scope", "is missing"),
     ("weights", [URL_WEIGHT | {"scope": None}], "[0].scope", "expected a string"),
     ("weights", [URL_WEIGHT | {"scope": "a=b"}], "[0].scope", "pattern"),
     ("weights", [URL_WEIGHT | {"scope": "a\0"}], "[0].scope", "pattern"),
-    ("weights", [without(URL_WEIGHT, "url")], "[0].url", "weights of type 'url' need it"),
+    ("weights", [remove_fields(URL_WEIGHT, "url")], "[0].url", "weights of type 'url' need it"),
     ("weights", [URL_WEIGHT | {"url": None}], "[0].url", "weights of type 'url' need it"),
     ("weights", [URL_WEIGHT | {"url": " "}], "[0].url", "non-empty string"),
     ("weights", [URL_WEIGHT | {"url": "../w.irpa"}], "[0].url", "leaves the external files folder"),
@@ -141,8 +141,8 @@ RUN_ERRORS: list[tuple[str, Any, str, str]] = [
     ("weights", [URL_WEIGHT | {"module": "m/modules/a"}], "[0].module", "no meaning for weights of type 'url'"),
     ("weights", [URL_WEIGHT | {"value": 0}], "[0].value", "no meaning for weights of type 'url'"),
     ("weights", [URL_WEIGHT | {"scop": "x"}], "[0].scop", "did you mean 'scope'?"),
-    ("weights", [URL_WEIGHT, without(RANDOM_WEIGHT, "seed")], "[1].seed", "weights of type 'random' need it"),
-    ("weights", [without(RANDOM_WEIGHT, "module")], "[0].module", "weights of type 'random' need it"),
+    ("weights", [URL_WEIGHT, remove_fields(RANDOM_WEIGHT, "seed")], "[1].seed", "weights of type 'random' need it"),
+    ("weights", [remove_fields(RANDOM_WEIGHT, "module")], "[0].module", "weights of type 'random' need it"),
     ("weights", [RANDOM_WEIGHT | {"value": 1}], "[0].value", "no meaning for weights of type 'random'"),
     ("weights", [RANDOM_WEIGHT | {"seed": -1}], "[0].seed", "-1"),
     ("weights", [RANDOM_WEIGHT | {"seed": 1.5}], "[0].seed", "expected a whole number"),
@@ -151,7 +151,7 @@ RUN_ERRORS: list[tuple[str, Any, str, str]] = [
     ("weights", [RANDOM_WEIGHT | {"seed": int(BIG)}], "[0].seed", "less than"),
     ("weights", [RANDOM_WEIGHT | {"seed": 1 << 63}], "[0].seed", "less than"),
     *(("weights", [RANDOM_WEIGHT | {"module": name}], "[0].module", says) for name, says in NAME_ERRORS[1:]),
-    ("weights", [without(SPLAT_WEIGHT, "value")], "[0].value", "weights of type 'splat' need it"),
+    ("weights", [remove_fields(SPLAT_WEIGHT, "value")], "[0].value", "weights of type 'splat' need it"),
     ("weights", [SPLAT_WEIGHT | {"seed": 0}], "[0].seed", "no meaning for weights of type 'splat'"),
     ("weights", [SPLAT_WEIGHT | {"value": "0"}], "[0].value", "expected a number"),
     ("weights", [SPLAT_WEIGHT | {"value": False}], "[0].value", "expected a number"),
@@ -271,7 +271,7 @@ ERRORS: dict[str, list[tuple[str, Any, str, str]]] = {
 )
 def test_mistakes(tmp_path: Path, name: str, field: str, value: Any, within: str, says: str) -> None:
     document = DOCUMENTS[name] | {field: value}
-    problem = only(read_changed(tmp_path, name, document))
+    problem = only(load_changed(tmp_path, name, document))
     assert problem.file == str(tmp_path / "torch_models" / name)
     assert problem.field == field + within
     assert says in problem.message
@@ -298,7 +298,7 @@ def test_the_table_has_every_field() -> None:
 
 @pytest.mark.parametrize(("name", "field"), [(name, field) for name, fields in DOCUMENTS.items() for field in fields])
 def test_a_field_that_is_missing(tmp_path: Path, name: str, field: str) -> None:
-    cases = read_changed(tmp_path, name, without(DOCUMENTS[name], field))
+    cases = load_changed(tmp_path, name, remove_fields(DOCUMENTS[name], field))
     if field == "type" and name != MODULE_FILE:
         problem = only(cases)
         assert problem.field == "type"
@@ -315,7 +315,7 @@ def test_a_field_that_is_missing(tmp_path: Path, name: str, field: str) -> None:
 def test_a_field_that_is_misspelt(tmp_path: Path, name: str, field: str) -> None:
     misspelt = field[:-1]
     document = {misspelt if key == field else key: value for key, value in DOCUMENTS[name].items()}
-    found = {problem.field: problem for problem in read_changed(tmp_path, name, document).problems}
+    found = {problem.field: problem for problem in load_changed(tmp_path, name, document).problems}
     if field == "type" and name != MODULE_FILE:
         assert set(found) == {"type"}
         return
@@ -328,7 +328,7 @@ def test_a_field_that_is_misspelt(tmp_path: Path, name: str, field: str) -> None
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", BIG * 20])
 def test_numbers_that_are_none(tmp_path: Path, name: str, number: str) -> None:
     raw = json.dumps(DOCUMENTS[name] | {"timeouts": {"fetch": 12345}}, indent=2).replace("12345", number)
-    problem = only(read_changed(tmp_path, name, raw))
+    problem = only(load_changed(tmp_path, name, raw))
     assert problem.file.endswith(name)
     assert problem.line == (0 if len(number) > 99 else raw[: raw.index(number)].count("\n") + 1)
 
@@ -355,7 +355,7 @@ def test_numbers_that_are_none(tmp_path: Path, name: str, number: str) -> None:
     ],
 )
 def test_files_that_are_neither(tmp_path: Path, content: Any, line: int, says: str) -> None:
-    cases = read_changed(tmp_path, "m/x.json", content)
+    cases = load_changed(tmp_path, "m/x.json", content)
     problems = [*cases.problems, *cases.left_out]
     assert {problem.file for problem in problems} == {str(tmp_path / "torch_models/m/x.json")}
     assert {problem.line for problem in problems} == {line}
@@ -364,20 +364,20 @@ def test_files_that_are_neither(tmp_path: Path, content: Any, line: int, says: s
 
 @pytest.mark.parametrize("content", [{}, {"name": "x"}, {"inputs": [], "markers": []}, {"url": "https://h"}])
 def test_files_of_others_are_left_alone(tmp_path: Path, content: Any) -> None:
-    cases = read_changed(tmp_path, "m/x.json", content)
+    cases = load_changed(tmp_path, "m/x.json", content)
     assert not cases.problems
     assert len(cases.cases) == 3
 
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     changes = {"markers": 1, "modules": [5], "input": 0, "inputs": [{"value": 1}], "weights": [{"type": "url"}]}
-    fields = {problem.field for problem in read_changed(tmp_path, QUALITY_FILE, QUALITY | changes).problems}
+    fields = {problem.field for problem in load_changed(tmp_path, QUALITY_FILE, QUALITY | changes).problems}
     assert fields == {"markers", "modules[0]", "input", "inputs[0].value", "weights[0].scope"}
 
 
 @pytest.mark.parametrize("name", [QUALITY_FILE, MODULE_FILE])
 def test_fields_that_nobody_knows_are_warnings(tmp_path: Path, name: str) -> None:
-    cases = read_changed(tmp_path, name, DOCUMENTS[name] | {"comment": "for the nightly", "owner": ["ci"]})
+    cases = load_changed(tmp_path, name, DOCUMENTS[name] | {"comment": "for the nightly", "owner": ["ci"]})
     assert not cases.problems
     assert cases.cases
     assert [(item.field, item.message) for item in cases.warnings] == [
@@ -386,7 +386,7 @@ def test_fields_that_nobody_knows_are_warnings(tmp_path: Path, name: str) -> Non
     assert all(item.line > 1 for item in cases.warnings)
     # So are those of what it names.
     changes = {"modules": ["m/no"], "inputs": [{"url": "../x"}], "weights": [RANDOM_WEIGHT | {"module": "m/nor"}]}
-    fields = {problem.field for problem in read_changed(tmp_path, QUALITY_FILE, QUALITY | changes).problems}
+    fields = {problem.field for problem in load_changed(tmp_path, QUALITY_FILE, QUALITY | changes).problems}
     assert fields == {"modules[0]", "inputs[0].url", "weights[0].module"}
 
 

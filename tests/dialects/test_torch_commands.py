@@ -12,7 +12,7 @@ from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import Target
 from tests.support.places import CORPUS
-from tests.support.spec_trees import CPU, argv_of, plan, step_of, write_tree
+from tests.support.spec_trees import CPU, find_argv, find_step, plan, write_tree
 from tests.support.torch_trees import BENCHMARK, COMPSTAT, MODULE, QUALITY, load_torch
 
 if TYPE_CHECKING:
@@ -104,14 +104,14 @@ class TestModuleOfTheCorpus:
     pytestmark = on_the_corpus
 
     def test_compile(self, name: str) -> None:
-        step = step_of(corpus_plan(), step_id(name, "compile"))
+        step = find_step(corpus_plan(), step_id(name, "compile"))
         assert step.command is not None
         assert list(step.command.argv) == compile_command(name.removesuffix(".json"))
         assert step.command.cwd == str(EXTERNAL)
         assert step.needs == (step_id(name, "fetch"),)
 
     def test_its_program_is_all_that_is_fetched(self, name: str) -> None:
-        fetch = step_of(corpus_plan(), step_id(name, "fetch"))
+        fetch = find_step(corpus_plan(), step_id(name, "fetch"))
         assert [(item.role, item.url) for item in fetch.inputs] == [("program", document(name)["mlir"])]
 
 
@@ -121,7 +121,7 @@ class TestTestOfTheCorpus:
 
     def test_command(self, name: str) -> None:
         test = document(name)
-        step = step_of(corpus_plan(), step_id(name, CHECKS[test["type"]]))
+        step = find_step(corpus_plan(), step_id(name, CHECKS[test["type"]]))
         if test["type"] == "compstat":
             assert step.command is None
             folder = folder_of(test["module"])
@@ -143,7 +143,7 @@ class TestTestOfTheCorpus:
         fetches = [step for step in corpus_plan().steps if step.id == step_id(name, "fetch")]
         assert {item.url for step in fetches for item in step.inputs} == urls
         if urls:
-            assert step_id(name, "fetch") in step_of(corpus_plan(), step_id(name, CHECKS[test["type"]])).needs
+            assert step_id(name, "fetch") in find_step(corpus_plan(), step_id(name, CHECKS[test["type"]])).needs
 
     def test_goldens(self, name: str) -> None:
         test = document(name)
@@ -154,7 +154,7 @@ class TestTestOfTheCorpus:
             if field in test:
                 # An upper bound: what is equal to it passes, what is more does not.
                 expected.append((metric, test[field], 1.0, None))
-        goldens = step_of(corpus_plan(), step_id(name, CHECKS[test["type"]])).goldens
+        goldens = find_step(corpus_plan(), step_id(name, CHECKS[test["type"]])).goldens
         assert [shown(golden) for golden in goldens] == expected
         assert all(golden.limit == golden.value * golden.factor for golden in goldens)
         assert not {golden.sku for golden in goldens} - {""}
@@ -187,7 +187,7 @@ class TestCorpus:
         }
 
     def test_a_statistics_flag_of_a_definition_keeps_its_place(self) -> None:
-        argv = argv_of(corpus_plan(), "sdxl/modules/clip_cpu@cpu:compile")
+        argv = find_argv(corpus_plan(), "sdxl/modules/clip_cpu@cpu:compile")
         assert argv[-4:-2] == [
             f"{STATISTICS}format=json",
             f"{STATISTICS}file=/run/steps/sdxl/modules/clip_cpu.cpu/compile/statistics.json",
@@ -251,7 +251,7 @@ def plan_of(tree: Path) -> Plan:
 
 def test_everything_that_a_test_may_say(tree: Path) -> None:
     made = plan_of(tree)
-    step = step_of(made, "deep/er/still/full@cpu:threshold")
+    step = find_step(made, "deep/er/still/full@cpu:threshold")
     assert step.command is not None
     assert list(step.command.argv) == [
         "iree-run-module",
@@ -295,19 +295,19 @@ def test_everything_that_a_test_may_say(tree: Path) -> None:
 
 def test_compiles_of_the_tree(tree: Path) -> None:
     made = plan_of(tree)
-    assert argv_of(made, "deep/er/a@cpu:compile") == [
+    assert find_argv(made, "deep/er/a@cpu:compile") == [
         *("iree-compile", "/cache/h/model.mlir", "--iree-hal-target-device=local", "--spec=tuner/a.mlir"),
         *(f"{STATISTICS}file={A}/compile/statistics.json", f"{STATISTICS}format=json"),
         *("-o", f"{A}/compile/module.vmfb"),
     ]
     # A statistics flag with one dash is one too.
-    assert argv_of(made, "defs/b@cpu:compile") == [
+    assert find_argv(made, "defs/b@cpu:compile") == [
         *("iree-compile", f"{tree}/files/programs/b.mlir"),
         *(f"{STATISTICS}file={B}/compile/statistics.json", "--last", f"{STATISTICS}format=json"),
         *("-o", f"{B}/compile/module.vmfb"),
     ]
     # Git LFS keeps programs below the module folder.
-    assert argv_of(made, "lfs/c@cuda:compile")[1] == f"{tree}/defs/lfs/c.mlir"
+    assert find_argv(made, "lfs/c@cuda:compile")[1] == f"{tree}/defs/lfs/c.mlir"
     for step in made.steps:
         if step.stage is Stage.COMPILE:
             assert step.command is not None
@@ -320,11 +320,11 @@ def test_archives_of_the_tree(tree: Path) -> None:
     made = plan_of(tree)
     archive = f"{A}/parameters.random-0.{NO_SCOPE}/{NO_SCOPE}.irpa"
     tool = ("python", "-m", "iree_gauntlet.artifacts.parameters")
-    assert argv_of(made, f"deep/er/a@cpu:parameters.random-0.{NO_SCOPE}") == [
+    assert find_argv(made, f"deep/er/a@cpu:parameters.random-0.{NO_SCOPE}") == [
         *(*tool, "/cache/h/model.mlir", "--scope=", "--random=0", "--ir-tool=iree-opt", "-o", archive)
     ]
     archive = f"{B}/parameters.splat--0.5.my-scope/my-scope.irpa"
-    assert argv_of(made, "defs/b@cpu:parameters.splat--0.5.my-scope") == [
+    assert find_argv(made, "defs/b@cpu:parameters.splat--0.5.my-scope") == [
         *(*tool, f"{tree}/files/programs/b.mlir", "--scope=my-scope", "--splat=-0.5"),
         *("--ir-tool=iree-opt", "-o", archive),
     ]
@@ -332,15 +332,15 @@ def test_archives_of_the_tree(tree: Path) -> None:
 
 def test_a_test_directly_in_the_root_and_one_without_flags(tree: Path) -> None:
     made = plan_of(tree)
-    step = step_of(made, "suite/top@cuda:benchmark")
-    assert argv_of(made, step.id) == [
+    step = find_step(made, "suite/top@cuda:benchmark")
+    assert find_argv(made, step.id) == [
         *("iree-benchmark-module", "--benchmark_format=json", "--module=/run/steps/lfs/c.cuda/compile/module.vmfb"),
         "--input=1x64xi64",
     ]
     assert step.resources.device == ""
     assert step.resources.exclusive
     assert [shown(golden) for golden in step.goldens] == [(Figure.TIME, 12.5, 1.1, Statistic.MIN)]
-    figures = [shown(golden) for golden in step_of(made, "deep/stat@cuda:compstat").goldens]
+    figures = [shown(golden) for golden in find_step(made, "deep/stat@cuda:compstat").goldens]
     assert figures == [(Figure.DISPATCHES, 7, 1.0, None), (Figure.SIZE, 9000, 1.0, None)]
 
 
@@ -353,8 +353,8 @@ def test_a_module_has_the_name_of_a_test(tmp_path: Path) -> None:
     assert [step.id for step in made.steps] == [
         *("m/add@cpu:fetch", "m/add@cpu:compile", "m/add@cpu:threshold", "m/other@cpu:benchmark")
     ]
-    assert argv_of(made, "m/add@cpu:threshold")[1] == module
-    assert argv_of(made, "m/other@cpu:benchmark")[2] == module
+    assert find_argv(made, "m/add@cpu:threshold")[1] == module
+    assert find_argv(made, "m/other@cpu:benchmark")[2] == module
     assert {item.url for item in made.steps[0].inputs} >= {"https://h/model.mlir", "https://h/w.irpa"}
 
 
@@ -364,7 +364,7 @@ def test_relative_files_lie_in_the_external_files_folder_or_next_to_the_test(tmp
     files = {"files/data/x.npy": b"", "suite/m/data/x.npy": b"", "suite/m/data/y.npy": b""}
     write_tree(tmp_path, files | {"suite/m/q.json": QUALITY | {"inputs": inputs}, "suite/m/modules/a.json": MODULE})
     made = plan(load_torch(tmp_path / "suite", CPU, external=tmp_path / "files"), ALL)
-    found = [word for word in argv_of(made, "m/q@cpu:threshold") if word.startswith("--input=")]
+    found = [word for word in find_argv(made, "m/q@cpu:threshold") if word.startswith("--input=")]
     assert found == [
         f"--input=@{tmp_path}/files/data/x.npy",
         f"--input=@{tmp_path}/suite/m/data/y.npy",

@@ -14,9 +14,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.budgets import part_of_the_examples
+from tests.support.budgets import scale_example_count
 from tests.support.spec_trees import plan
-from tests.support.spoiling import ACTIONS, at, damage, dotted, is_named, json_values, kind_of, paths_in, rename, spoil
+from tests.support.spoiling import (
+    ACTIONS,
+    classify,
+    damage_text,
+    format_path,
+    get_at,
+    is_reported,
+    json_values,
+    list_paths,
+    rename_key,
+    spoil,
+)
 from tests.support.torch_documents import (
     BENCHMARK_FILE,
     COMPSTAT_FILE,
@@ -24,7 +35,7 @@ from tests.support.torch_documents import (
     MODELS,
     MODULE_FILE,
     QUALITY_FILE,
-    read_changed,
+    load_changed,
 )
 from tests.support.torch_trees import ALL_STAGES
 
@@ -39,13 +50,13 @@ JSON = json_values(
 )
 FIELDS = {field for model in MODELS.values() for field in model.model_fields}
 names = st.sampled_from(sorted(DOCUMENTS))
-quick = settings(max_examples=part_of_the_examples(0.4), derandomize=True)
+quick = settings(max_examples=scale_example_count(0.4), derandomize=True)
 
 
 def check(name: str, content: Any) -> tuple[list[Problem], CaseSet]:
     """Problems of a tree in which one file has other content; where there are none, it can be planned."""
     with TemporaryDirectory() as folder:
-        cases = read_changed(Path(folder), name, content)
+        cases = load_changed(Path(folder), name, content)
         for problem in cases.problems:
             assert problem.message
             assert problem.file
@@ -72,31 +83,31 @@ def test_an_unknown_key_is_always_reported_by_its_name(name: str, key: str, valu
 @given(name=names, data=st.data())
 def test_a_renamed_key_is_always_reported(name: str, data: st.DataObject) -> None:
     document = deepcopy(DOCUMENTS[name])
-    inside = [path for path in paths_in(document) if isinstance(path[-1], str)]
+    inside = [path for path in list_paths(document) if isinstance(path[-1], str)]
     path = data.draw(st.sampled_from(inside))
-    renamed = rename(document, path, data)
+    renamed = rename_key(document, path, data)
     if path[:-1] == ("onnx_import", "shapes"):
         return  # names of inputs, which may be any
     problems, _ = check(name, document)
     fields = {problem.field for problem in problems}
     reported = any(repr(renamed) in problem.message for problem in problems)  # an unknown stage
-    assert dotted((*path[:-1], renamed)) in fields or reported or fields == {"type"}
+    assert format_path((*path[:-1], renamed)) in fields or reported or fields == {"type"}
 
 
 @quick
 @given(name=names, data=st.data())
 def test_a_value_of_another_type_is_always_reported_with_its_field(name: str, data: st.DataObject) -> None:
     document = deepcopy(DOCUMENTS[name])
-    path = data.draw(st.sampled_from(paths_in(document)))
-    old, value = at(document, path), data.draw(JSON)
+    path = data.draw(st.sampled_from(list_paths(document)))
+    old, value = get_at(document, path), data.draw(JSON)
     # Optional fields take null for being absent.
-    if kind_of(old) == kind_of(value) or value is None:
+    if classify(old) == classify(value) or value is None:
         return
     if path == ("module",) and value == [old]:
         return  # the one other way to write it
-    at(document, path[:-1])[path[-1]] = value
+    get_at(document, path[:-1])[path[-1]] = value
     problems, _ = check(name, document)
-    assert is_named(path, {problem.field for problem in problems})
+    assert is_reported(path, {problem.field for problem in problems})
     assert all(problem.line >= 1 for problem in problems)
 
 
@@ -129,7 +140,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
-    return by_file(read_changed(tmp_path_factory.mktemp("tree"), QUALITY_FILE, DOCUMENTS[QUALITY_FILE]))
+    return by_file(load_changed(tmp_path_factory.mktemp("tree"), QUALITY_FILE, DOCUMENTS[QUALITY_FILE]))
 
 
 def by_file(cases: CaseSet) -> dict[str, Case]:
@@ -154,7 +165,7 @@ def relocated(value: Any, folder: str) -> Any:
     return value
 
 
-@settings(max_examples=part_of_the_examples(0.6), derandomize=True)
+@settings(max_examples=scale_example_count(0.6), derandomize=True)
 @given(name=st.sampled_from([QUALITY_FILE, BENCHMARK_FILE, COMPSTAT_FILE]), action=ACTIONS, data=st.data(), junk=JSON)
 def test_junk_is_reported_or_changes_what_it_says_and_nothing_else(
     originals: dict[str, Case], name: str, action: str, data: st.DataObject, junk: Any
@@ -197,7 +208,7 @@ def test_junk_in_a_definition_is_reported_or_changes_the_module_alone(
 @quick
 @given(name=names, data=st.data())
 def test_damaged_text_never_is_a_traceback(name: str, data: st.DataObject) -> None:
-    check(name, damage(DOCUMENTS[name], data))
+    check(name, damage_text(DOCUMENTS[name], data))
 
 
 @quick

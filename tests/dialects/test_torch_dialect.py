@@ -15,8 +15,17 @@ from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import FAMILIES, Target, parse_target
 from tests.support.spec_trees import BENCHMARK as SHARKTANK_BENCHMARK
-from tests.support.spec_trees import CPU, SECOND, argv_of, plan, step_of, write_tree
-from tests.support.torch_trees import ALL_STAGES, BENCHMARK, COMPSTAT, MODULE, QUALITY, TREE, load_torch, quality_file
+from tests.support.spec_trees import CPU, HIP_SPEC, find_argv, find_step, plan, write_tree
+from tests.support.torch_trees import (
+    ALL_STAGES,
+    BENCHMARK,
+    COMPSTAT,
+    MODULE,
+    QUALITY,
+    TREE,
+    load_torch,
+    make_quality_file,
+)
 
 if TYPE_CHECKING:
     from iree_gauntlet.dialects.load import CaseSet
@@ -121,12 +130,12 @@ MANY = {
     "torch_models/m/modules/any.json": flags_for("hip"),
     "torch_models/m/modules/sm.json": flags_for("cuda", "--iree-cuda-target=sm_80"),
     "torch_models/m/modules/vulkan.json": flags_for("vulkan"),
-    **quality_file("m/q_a"),
-    **quality_file("m/q_mi300", modules=["m/modules/mi300"], markers=["hip"]),
-    **quality_file("m/q_mi200", modules=["m/modules/mi200"], markers=["hip"]),
-    **quality_file("m/q_any", modules=["m/modules/any"], markers=["hip"]),
-    **quality_file("m/q_sm", modules=["m/modules/sm"]),
-    **quality_file("m/q_vulkan", modules=["m/modules/vulkan"]),
+    **make_quality_file("m/q_a"),
+    **make_quality_file("m/q_mi300", modules=["m/modules/mi300"], markers=["hip"]),
+    **make_quality_file("m/q_mi200", modules=["m/modules/mi200"], markers=["hip"]),
+    **make_quality_file("m/q_any", modules=["m/modules/any"], markers=["hip"]),
+    **make_quality_file("m/q_sm", modules=["m/modules/sm"]),
+    **make_quality_file("m/q_vulkan", modules=["m/modules/vulkan"]),
 }
 
 
@@ -187,7 +196,7 @@ def test_nothing_selected_names_the_targets_that_there_is_something_for(tmp_path
     ],
 )
 def test_selection_by_name(tree: Path, globs: dict[str, Any], expected: list[str]) -> None:
-    write_tree(tree, quality_file("m/deep/q") | quality_file("top_cpu"))
+    write_tree(tree, make_quality_file("m/deep/q") | make_quality_file("top_cpu"))
     cases = load_torch(tree, CPU, includes=[Include(**globs)])
     assert [f"{case.model}/{case.submodel}" for case in cases.cases] == expected
 
@@ -240,7 +249,7 @@ def test_a_suite_expects_failures_of_tests_and_of_modules(tree: Path) -> None:
         ExpectedFailure("m/modules/a", Stage.COMPILE, "no lowering", Origin("x.toml", "expect_failure[1]")),
         ExpectedFailure("m/nothing", Stage.COMPILE, "gone", Origin("x.toml", "expect_failure[2]")),
     ]
-    cases = load_torch(tree, expected=failures)
+    cases = load_torch(tree, expected_failures=failures)
     assert "'m/nothing' fits no spec" in only(cases).message
     expected = {step.id: step.expect_failure for step in plan(cases, ALL_STAGES).steps if step.expect_failure}
     assert expected == {
@@ -267,7 +276,7 @@ def test_a_suite_expects_failures_of_tests_and_of_modules(tree: Path) -> None:
 )
 def test_golden_times(tree: Path, changes: dict[str, Any], sku: str, golden: tuple[float, float, str] | None) -> None:
     write_tree(tree, {"torch_models/m/bench.json": BENCHMARK | changes})
-    step = step_of(plan(load_torch(tree, Target("cpu", "", sku)), ALL_STAGES), "m/bench@cpu:benchmark")
+    step = find_step(plan(load_torch(tree, Target("cpu", "", sku)), ALL_STAGES), "m/bench@cpu:benchmark")
     assert step.sku == sku
     assert [(item.value, item.factor, item.sku) for item in step.goldens] == ([golden] if golden else [])
     assert step.golden_keys == ((changes["sku"],) if "sku" in changes else ())
@@ -285,7 +294,7 @@ def test_golden_times(tree: Path, changes: dict[str, Any], sku: str, golden: tup
 )
 def test_golden_figures(tree: Path, changes: dict[str, Any], values: list[tuple[Figure, float]]) -> None:
     write_tree(tree, {"torch_models/m/stat.json": COMPSTAT | changes | {"golden_compiler": "3.13.0"}})
-    goldens = step_of(plan(load_torch(tree), ALL_STAGES), "m/stat@cpu:compstat").goldens
+    goldens = find_step(plan(load_torch(tree), ALL_STAGES), "m/stat@cpu:compstat").goldens
     assert [(golden.metric, golden.limit) for golden in goldens] == values
     assert {golden.release for golden in goldens} == {"3.13.0"}
 
@@ -294,10 +303,10 @@ def test_one_device_replaces_all_of_a_test(tree: Path) -> None:
     flags = ["--a", "--device=local-task", "--device_allocator=caching", "--device=hip", "--b"]
     write_tree(tree, {"torch_models/m/quality.json": QUALITY | {"run_args": flags}})
     made = plan(load_torch(tree, device="local-sync"), ALL_STAGES)
-    quality = step_of(made, "m/quality@cpu:threshold")
-    assert argv_of(made, quality.id)[-4:] == ["--a", "--device=local-sync", "--device_allocator=caching", "--b"]
+    quality = find_step(made, "m/quality@cpu:threshold")
+    assert find_argv(made, quality.id)[-4:] == ["--a", "--device=local-sync", "--device_allocator=caching", "--b"]
     assert quality.resources.device == "local-sync"
-    assert step_of(made, "m/stat@cpu:compstat").resources.device == ""
+    assert find_step(made, "m/stat@cpu:compstat").resources.device == ""
 
 
 def test_timeouts_are_of_the_file_whose_steps_they_are(tree: Path) -> None:
@@ -398,7 +407,7 @@ def test_a_broken_definition_is_told_as_such_to_tests_that_load_it(tree: Path, c
 def test_a_module_that_is_missing(tree: Path, field: str) -> None:
     weights = [{"type": "splat", "module": "m/modules/aa", "value": 1, "scope": ""}]
     changes = {"modules": ["m/modules/aa"]} if field == "modules" else {"weights": weights}
-    problem = only(load_torch(write_tree(tree, quality_file("m/quality", **changes))))
+    problem = only(load_torch(write_tree(tree, make_quality_file("m/quality", **changes))))
     assert problem.field == ("modules[0]" if field == "modules" else "weights[0].module")
     assert problem.line > 5
     assert "no module definition m/modules/aa.json in" in problem.message
@@ -416,14 +425,17 @@ def test_a_module_that_is_missing_with_nothing_like_it(tree: Path) -> None:
 def test_a_test_is_no_module(tree: Path) -> None:
     loads = {"quality": "the test itself", "bench": "a test", "stat": "a test"}
     for name, what in loads.items():
-        problem = only(load_torch(write_tree(tree, quality_file("m/quality", modules=[f"m/{name}"]))))
+        problem = only(load_torch(write_tree(tree, make_quality_file("m/quality", modules=[f"m/{name}"]))))
         assert (problem.field, problem.file) == ("modules[0]", f"{tree}/torch_models/m/quality.json")
         assert f"'m/{name}' is {what}, not a module definition" in problem.message
     # Two tests that name each other.
-    write_tree(tree, quality_file("m/quality", modules=["m/second"]) | quality_file("m/second", modules=["m/quality"]))
+    write_tree(
+        tree,
+        make_quality_file("m/quality", modules=["m/second"]) | make_quality_file("m/second", modules=["m/quality"]),
+    )
     assert [problem.field for problem in load_torch(tree).problems] == ["modules[0]", "modules[0]"]
     # One whose mistakes keep it from being read tells them, and nobody else's.
-    write_tree(tree, quality_file("m/second", modules="m/quality"))
+    write_tree(tree, make_quality_file("m/second", modules="m/quality"))
     assert only(load_torch(tree)).field == "modules"
 
 
@@ -446,7 +458,7 @@ def test_files_that_leave_their_folder(tree: Path, name: str, field: str) -> Non
         write_tree(tree, {"torch_models/m/modules/a.json": MODULE | kind | {"mlir": name}})
     else:
         more = {"type": "url", "scope": ""} if key == "weights" else {}
-        write_tree(tree, quality_file("m/quality", **{key: [{"url": name} | more]}))
+        write_tree(tree, make_quality_file("m/quality", **{key: [{"url": name} | more]}))
     problem = only(load_torch(tree))
     assert problem.field == ("mlir" if field == "lfs" else field)
     assert problem.line > 1
@@ -469,8 +481,8 @@ def test_two_tests_of_one_name_in_two_trees(tmp_path: Path) -> None:
 def test_a_module_of_two_trees_is_told_where_both_are_needed(tmp_path: Path) -> None:
     other = MODULE | {"mlir": "https://h/other.mlir"}
     trees = [
-        write_tree(tmp_path / "a", {"torch_models/m/modules/a.json": MODULE} | quality_file("m/first")),
-        write_tree(tmp_path / "b", {"torch_models/m/modules/a.json": other} | quality_file("m/second")),
+        write_tree(tmp_path / "a", {"torch_models/m/modules/a.json": MODULE} | make_quality_file("m/first")),
+        write_tree(tmp_path / "b", {"torch_models/m/modules/a.json": other} | make_quality_file("m/second")),
     ]
     problem = only(load_torch(trees))
     assert problem.file == f"{trees[1]}/torch_models/m/modules/a.json"
@@ -479,18 +491,18 @@ def test_a_module_of_two_trees_is_told_where_both_are_needed(tmp_path: Path) -> 
     for name, program in (("first", "model"), ("second", "other")):
         cases = load_torch(trees, includes=[Include(submodel=name)])
         assert not cases.problems
-        assert argv_of(plan(cases, ALL_STAGES), "m/modules/a@cpu:compile")[1] == f"/cache/h/{program}.mlir"
+        assert find_argv(plan(cases, ALL_STAGES), "m/modules/a@cpu:compile")[1] == f"/cache/h/{program}.mlir"
     # Both load one folder's definitions where it is named.
     cases = load_torch(trees, modules=tmp_path / "b" / "torch_models")
     assert not cases.problems
-    assert argv_of(plan(cases, ALL_STAGES), "m/modules/a@cpu:compile")[1] == "/cache/h/other.mlir"
+    assert find_argv(plan(cases, ALL_STAGES), "m/modules/a@cpu:compile")[1] == "/cache/h/other.mlir"
 
 
 def test_modules_of_one_name_for_two_targets(tmp_path: Path) -> None:
     rocm = flags_for("hip", "--iree-rocm-target=gfx942")
     trees = [
-        write_tree(tmp_path / "a", {"torch_models/m/modules/a.json": MODULE} | quality_file("m/q")),
-        write_tree(tmp_path / "b", {"torch_models/m/modules/a.json": rocm} | quality_file("m/q")),
+        write_tree(tmp_path / "a", {"torch_models/m/modules/a.json": MODULE} | make_quality_file("m/q")),
+        write_tree(tmp_path / "b", {"torch_models/m/modules/a.json": rocm} | make_quality_file("m/q")),
     ]
     cases = load_torch(trees)
     assert not cases.problems
@@ -498,7 +510,7 @@ def test_modules_of_one_name_for_two_targets(tmp_path: Path) -> None:
 
 
 def test_tests_in_the_root_and_in_a_folder_of_its_name(tree: Path) -> None:
-    write_tree(tree, quality_file("q") | quality_file("torch_models/q"))
+    write_tree(tree, make_quality_file("q") | make_quality_file("torch_models/q"))
     assert "torch_models/q on cpu is already defined" in only(load_torch(tree)).message
 
 
@@ -517,7 +529,7 @@ def test_a_module_has_one_name_whichever_folder_its_tests_begin_at(tmp_path: Pat
 
 
 def test_roots(tmp_path: Path) -> None:
-    sharktank = {"regression_tests/m/s_cpu.json": SECOND, "benchmarks/m/s_cpu.json": SHARKTANK_BENCHMARK}
+    sharktank = {"regression_tests/m/s_cpu.json": HIP_SPEC, "benchmarks/m/s_cpu.json": SHARKTANK_BENCHMARK}
     cases = load_torch(write_tree(tmp_path / "both", TREE | sharktank))
     assert not cases.problems
     assert {case.dialect.partition("-")[0] for case in cases.cases} == {"torch", "sharktank"}
@@ -531,5 +543,5 @@ def test_roots(tmp_path: Path) -> None:
 
 
 def test_a_sharktank_spec_and_a_test_of_one_name(tmp_path: Path) -> None:
-    write_tree(tmp_path, TREE | {"regression_tests/m/quality_cpu.json": SECOND})
+    write_tree(tmp_path, TREE | {"regression_tests/m/quality_cpu.json": HIP_SPEC})
     assert "m/quality on cpu is already defined by" in only(load_torch(tmp_path)).message

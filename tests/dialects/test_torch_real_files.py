@@ -10,8 +10,8 @@ import pytest
 from iree_gauntlet.dialects.json_text import find_line, with_value
 from iree_gauntlet.figures import Statistic
 from iree_gauntlet.stages import Stage
-from tests.support.spec_trees import plan, step_of, write_tree
-from tests.support.torch_trees import BENCHMARK, COMPSTAT, MODULE, QUALITY, TREE, load_torch, without
+from tests.support.spec_trees import find_step, plan, write_tree
+from tests.support.torch_trees import BENCHMARK, COMPSTAT, MODULE, QUALITY, TREE, load_torch, remove_fields
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +52,7 @@ def argv_of(step: Step) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("left_out", [("inputs",), ("expected_outputs",), ("inputs", "expected_outputs")])
 def test_a_test_without_inputs_or_expected_outputs_runs(tree: Path, left_out: tuple[str, ...]) -> None:
-    step = step_of(planned(tree, quality=without(QUALITY, *left_out)), "m/quality@cpu:threshold")
+    step = find_step(planned(tree, quality=remove_fields(QUALITY, *left_out)), "m/quality@cpu:threshold")
     words = argv_of(step)
     assert any(word.startswith("--input=") for word in words) == ("inputs" not in left_out)
     assert any(word.startswith("--expected_output=") for word in words) == ("expected_outputs" not in left_out)
@@ -61,27 +61,27 @@ def test_a_test_without_inputs_or_expected_outputs_runs(tree: Path, left_out: tu
 
 
 def test_a_benchmark_without_inputs(tree: Path) -> None:
-    step = step_of(planned(tree, bench=without(BENCHMARK, "inputs")), "m/bench@cpu:benchmark")
+    step = find_step(planned(tree, bench=remove_fields(BENCHMARK, "inputs")), "m/bench@cpu:benchmark")
     assert not any(word.startswith("--input=") for word in argv_of(step))
 
 
 def test_weights_without_a_type_are_fetched(tree: Path) -> None:
     weights = [{"scope": "model", "url": "https://h/w.irpa"}]
-    step = step_of(planned(tree, quality=QUALITY | {"weights": weights}), "m/quality@cpu:threshold")
+    step = find_step(planned(tree, quality=QUALITY | {"weights": weights}), "m/quality@cpu:threshold")
     assert "--parameters=model=/cache/h/w.irpa" in argv_of(step)
 
 
 def test_the_pipeline_of_another_format_is_passed_over_with_a_note(tree: Path) -> None:
     carried = {"pipeline_mlir": "pipeline.mlir", "pipeline_compiler_flags": ["--iree-hal-target-device=hip"]}
-    changed = step_of(planned(tree, quality=QUALITY | carried), "m/quality@cpu:threshold")
-    plain = step_of(planned(tree, quality=QUALITY), "m/quality@cpu:threshold")
+    changed = find_step(planned(tree, quality=QUALITY | carried), "m/quality@cpu:threshold")
+    plain = find_step(planned(tree, quality=QUALITY), "m/quality@cpu:threshold")
     assert argv_of(changed) == argv_of(plain)
     assert [note.split()[0] for note in changed.notes] == ["pipeline_mlir"]
     assert plain.notes == ()
 
 
 def test_the_module_of_a_compstat_as_an_array_of_one(tree: Path) -> None:
-    step = step_of(planned(tree, stat=COMPSTAT | {"module": ["m/modules/a"]}), "m/stat@cpu:compstat")
+    step = find_step(planned(tree, stat=COMPSTAT | {"module": ["m/modules/a"]}), "m/stat@cpu:compstat")
     assert step.needs == ("m/modules/a@cpu:compile",)
 
 
@@ -110,8 +110,8 @@ def test_the_target_is_that_of_any_module(tree: Path, flags: list[list[str]], na
 
 
 def test_a_golden_of_the_first_generation_is_the_limit_of_the_mean(tree: Path) -> None:
-    old = without(BENCHMARK, "golden_time_ms") | {"golden_time": 550.0}
-    step = step_of(planned(tree, bench=old), "m/bench@cpu:benchmark")
+    old = remove_fields(BENCHMARK, "golden_time_ms") | {"golden_time": 550.0}
+    step = find_step(planned(tree, bench=old), "m/bench@cpu:benchmark")
     assert [(item.limit, item.statistic, item.origin.field) for item in step.goldens] == [
         (550.0, Statistic.MEAN, "golden_time")
     ]
@@ -120,7 +120,7 @@ def test_a_golden_of_the_first_generation_is_the_limit_of_the_mean(tree: Path) -
 
 def test_the_newer_golden_goes_before_that_of_the_first_generation(tree: Path) -> None:
     both = BENCHMARK | {"golden_time": 550.0, "golden_time_ms": 10.0, "tolerance_factor": 1.5}
-    step = step_of(planned(tree, bench=both), "m/bench@cpu:benchmark")
+    step = find_step(planned(tree, bench=both), "m/bench@cpu:benchmark")
     assert [(item.limit, item.statistic) for item in step.goldens] == [(15.0, Statistic.MIN)]
     assert len(step.notes) == 1
 
@@ -139,7 +139,7 @@ COMMENTED = """// of the first machine
 
 
 def test_comments_are_read_over(tree: Path) -> None:
-    step = step_of(planned(tree, bench=COMMENTED), "m/bench@cpu:benchmark")
+    step = find_step(planned(tree, bench=COMMENTED), "m/bench@cpu:benchmark")
     assert "--x=//not/a/comment" in argv_of(step)
     assert step.goldens[0].value == 12.5
 
@@ -166,11 +166,11 @@ def test_an_edit_keeps_the_comments() -> None:
 
 def test_a_dot_in_the_name_of_a_module(tree: Path) -> None:
     compiled = planned(tree, **{"modules/a.v2": MODULE}, quality=QUALITY | {"modules": ["m/modules/a.v2"]})
-    assert "m/modules/a.v2@cpu:compile" in step_of(compiled, "m/quality@cpu:threshold").needs
+    assert "m/modules/a.v2@cpu:compile" in find_step(compiled, "m/quality@cpu:threshold").needs
 
 
 def test_what_follows_a_dot_is_a_suffix_where_there_is_only_such_a_file(tree: Path) -> None:
     compiled = planned(tree, quality=QUALITY | {"modules": ["m/modules/a.v2"]})
-    assert "m/modules/a@cpu:compile" in step_of(compiled, "m/quality@cpu:threshold").needs
+    assert "m/modules/a@cpu:compile" in find_step(compiled, "m/quality@cpu:threshold").needs
     missing = loaded(tree, stat=COMPSTAT | {"module": "m/modules/b.v2"}).problems
     assert ["m/modules/b.v2.json" in problem.message for problem in missing] == [True]

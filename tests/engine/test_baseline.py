@@ -15,7 +15,7 @@ from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.measuring.goldens.goldens import check_figure
 from iree_gauntlet.results import OutputComparison, Result
 from iree_gauntlet.stages import Stage
-from tests.support.spec_trees import BENCHMARK, FIRST, load, plan, write_tree
+from tests.support.spec_trees import BENCHMARK, SPEC, load, plan, write_tree
 from tests.support.torch_trees import COMPSTAT, MODULE, QUALITY
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _goldens(plan: Plan, stage: Stage) -> list[tuple[Golden, ...]]:
 
 
 def test_counts_sizes_and_errors_are_held_whatever_the_release(tmp_path: Path) -> None:
-    made = plan(with_compile_statistics(load(write_tree(tmp_path, {"regression_tests/m/a.json": FIRST}))), _STAGES)
+    made = plan(with_compile_statistics(load(write_tree(tmp_path, {"regression_tests/m/a.json": SPEC}))), _STAGES)
     record = _record(made, outputs=_error(1e-6, 3e-6, None), dispatch_count=19, binary_size_bytes=1000)
     held, missing = held_against(made, record, "runs/r", "3.14.0")
     assert missing == ()
@@ -72,7 +72,7 @@ def test_counts_sizes_and_errors_are_held_whatever_the_release(tmp_path: Path) -
 
 def test_a_spec_keeps_its_own_goldens_and_the_strictest_counts(tmp_path: Path) -> None:
     own = {"golden_dispatch": {"cpu": 30}, "golden_compiler": "3.14.0", "device": "local-task"}
-    tree = {"regression_tests/m/a.json": FIRST, "benchmarks/m/a_cpu.json": BENCHMARK | own}
+    tree = {"regression_tests/m/a.json": SPEC, "benchmarks/m/a_cpu.json": BENCHMARK | own}
     made = plan(with_compile_statistics(load(write_tree(tmp_path, tree))), _STAGES)
     (before,) = _goldens(made, Stage.COMPSTAT)
     held, _ = held_against(made, _record(made, dispatch_count=19), "runs/r", "3.14.0")
@@ -97,7 +97,7 @@ def test_each_module_is_counted_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gone", ["the step", "its verdict", "its error"])
 def test_what_an_earlier_run_does_not_say_is_named(tmp_path: Path, gone: str) -> None:
-    made = plan(with_compile_statistics(load(write_tree(tmp_path, {"regression_tests/m/a.json": FIRST}))), _STAGES)
+    made = plan(with_compile_statistics(load(write_tree(tmp_path, {"regression_tests/m/a.json": SPEC}))), _STAGES)
     record = _record(made, outputs=_error(None if gone == "its error" else 1e-6), dispatch_count=19)
     checked = next(step.id for step in made.steps if step.stage is Stage.THRESHOLD)
     if gone == "the step":

@@ -29,8 +29,8 @@ from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.workers.iree_side import compile_server
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.hanging import growing_times
-from tests.support.native_tools import find_native, move_compiler
+from tests.support.hanging import iterate_timeouts
+from tests.support.native_tools import copy_compiler, find_native_tool
 from tests.support.places import CORPUS, ROOT
 from tests.support.processes import wait_until
 from tests.support.steps import make_step
@@ -160,7 +160,9 @@ def own_server(tmp_path: Path) -> Iterator[CompileServer]:
 
 
 def test_iree_in_a_folder_with_blanks_finds_its_linker(job: CompileJob, tmp_path: Path) -> None:
-    libraries = move_compiler(find_native("iree-compile"), tmp_path / "an iree" / "iree" / "compiler" / "_mlir_libs")
+    libraries = copy_compiler(
+        find_native_tool("iree-compile"), tmp_path / "an iree" / "iree" / "compiler" / "_mlir_libs"
+    )
     environment = os.environ | {"PYTHONPATH": str(libraries.parents[2])}
     with CompileServer(sys.executable, tmp_path / "tmp", environment) as server:
         assert server.compile(job).exit_code == 0, job.stderr.read_text()
@@ -277,7 +279,7 @@ def test_a_crash_is_told_as_the_tool_tells_it(server: CompileServer, job: Compil
 
 def test_a_hang_ends_when_its_time_is_up(hanging: CompileJob, tmp_path: Path) -> None:
     # Until it has had the time to get ready, and to obey.
-    for seconds in growing_times(0.4):
+    for seconds in iterate_timeouts(0.4):
         with CompileServer(sys.executable, tmp_path / "tmp", grace=seconds) as server:
             outcome = server.compile(replace(hanging, timeout=seconds))
         assert outcome.timed_out
@@ -301,7 +303,7 @@ def test_one_that_does_not_listen_is_killed(hanging: CompileJob, tmp_path: Path)
 
     with CompileServer(sys.executable, tmp_path / "tmp", grace=0.0) as server, ThreadPoolExecutor(1) as pool:
         # Until it was stopped before its time was up.
-        for seconds in growing_times(0.4):
+        for seconds in iterate_timeouts(0.4):
             waiting = pool.submit(server.compile, replace(hanging, timeout=seconds))
             pids = stopped(server, waiting)
             outcome = waiting.result()

@@ -30,8 +30,8 @@ from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
 from iree_gauntlet.toolchains.flags import NO_FLAGS
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.iree_source import place_in
-from tests.support.sessions import session_in
+from tests.support.iree_source import make_toolchain_place
+from tests.support.sessions import open_session
 from tests.support.steps import make_step
 
 if TYPE_CHECKING:
@@ -69,11 +69,11 @@ def performed(
 ) -> tuple[ExitCode, Kept, JournalRecord]:
     kept, cache = Kept(), tmp_path / "cache"
     store, modules = ArtifactStore(cache, Registry()), ModuleCache(cache)
-    bench = Workbench(None, None, NO_FLAGS, cache, store, modules, None, place_in(cache))
+    bench = Workbench(None, None, NO_FLAGS, cache, store, modules, None, make_toolchain_place(cache))
     options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, all_goldens=False, confirm=None)
     with (
         Journal(tmp_path / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
-        session_in(tmp_path, journal, kept) as session,
+        open_session(tmp_path, journal, kept) as session,
     ):
         journal.run(RunOpening(), steps)
         engine = Engine(session, bench, options, performers, memory)

@@ -27,7 +27,7 @@ from iree_gauntlet.torch_models.peers import (
     run_interleaved,
 )
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.sessions import session_in
+from tests.support.sessions import open_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -74,7 +74,7 @@ class _Bench:
         (self.folder / "step").mkdir(exist_ok=True)
         with (
             EventLog(self.folder / "journal.jsonl", lambda: datetime.now(UTC)) as log,
-            session_in(self.folder, log, cancelled=self.cancelled) as session,
+            open_session(self.folder, log, cancel_event=self.cancelled) as session,
         ):
             taker = BlockTaker(session, replace_disturbed=replace)
             return run_interleaved(taker, _CHAIN, iree, torch, self.progress.append)

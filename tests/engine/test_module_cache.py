@@ -28,7 +28,7 @@ from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.errors import name_place
 from tests.support.clocks import Clock
-from tests.support.permissions import full_disk, mounting, permissions_respected
+from tests.support.permissions import enforce_permissions, mount_small_disk, with_mount_rights
 from tests.support.places import ROOT
 from tests.support.ticks import await_tick
 
@@ -231,7 +231,7 @@ def test_read_only_store_serves_and_stores_nothing(cache: ModuleCache, tmp_path:
     for folder in folders:
         folder.chmod(0o555)
     try:
-        with permissions_respected():
+        with enforce_permissions():
             assert cache.lookup(make_key(INGREDIENTS)).entry is not None
             assert publish(cache, tmp_path / "run", {"other": ""}).note == "not kept in the cache: Permission denied"
     finally:
@@ -312,7 +312,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_key import make_key
-from tests.support.dying import killed_everywhere
+from tests.support.dying import kill_at_each_moment
 folder = Path(sys.argv[1])
 key = make_key({"n": "1"})
 seen = set()
@@ -327,7 +327,7 @@ def look():
     assert found.entry is None or found.entry.files["module"].read_bytes() == b"vmfb" * 50_000
     if found.entry is None:
         assert found.note == "", found.note
-print(killed_everywhere(publish, look), *sorted(seen), sep="\\n")
+print(kill_at_each_moment(publish, look), *sorted(seen), sep="\\n")
 """
 
 
@@ -562,11 +562,11 @@ def test_a_use_that_cannot_be_noted_does_no_harm(
     assert cache.lookup(entry.key).entry == entry
 
 
-@mounting
+@with_mount_rights
 def test_a_copy_without_room_names_its_own_place(tmp_path: Path) -> None:
     source = tmp_path / "module"
     source.write_bytes(bytes(1 << 20))
-    with full_disk(tmp_path / "runs", "64k"):
+    with mount_small_disk(tmp_path / "runs", "64k"):
         with pytest.raises(OSError, match="No space left") as raised:
             link_or_copy(source, tmp_path / "runs" / "module.vmfb")
         assert name_place(raised.value) == str(tmp_path / "runs" / "module.vmfb")

@@ -22,7 +22,7 @@ from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.targets import Target
 from iree_gauntlet.toolchains.flags import Translation, UnknownFlag
-from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, argv_of, load, plan, step_of, write_tree
+from tests.support.spec_trees import BENCHMARK, CPU, HIP_SPEC, SPEC, find_argv, find_step, load, plan, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +35,8 @@ MI300 = Target("rocm", "gfx942", "mi300")
 ALL = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
 E2E = BENCHMARK | {"compilation_required": True, "mlir_file_name": "p.mlir", "modules": ["m_clip", "m_unet"]}
 TREE = {
-    "regression_tests/m/clip_rocm.json": SECOND | {"real_weights": "https://h/clip.irpa"},
-    "regression_tests/m/unet_rocm.json": SECOND
+    "regression_tests/m/clip_rocm.json": HIP_SPEC | {"real_weights": "https://h/clip.irpa"},
+    "regression_tests/m/unet_rocm.json": HIP_SPEC
     | {
         "mlir": "https://h/unet.mlir",
         "pipeline_mlir": "https://h/pipeline.mlir",
@@ -66,7 +66,7 @@ def ids(made: Plan) -> list[str]:
 
 def needs(made: Plan, name: str) -> set[str]:
     model, stage = name.split(":")
-    return {need.replace("@rocm-gfx942", "") for need in step_of(made, f"{model}@rocm-gfx942:{stage}").needs}
+    return {need.replace("@rocm-gfx942", "") for need in find_step(made, f"{model}@rocm-gfx942:{stage}").needs}
 
 
 def urls(step: Step) -> list[str]:
@@ -116,7 +116,7 @@ def test_one_benchmark_brings_the_compiles_of_its_modules(tree: Path, stages: Se
     expected += ["m/e2e:compstat"] if Stage.COMPSTAT in stages else []
     # The pipeline of unet is no module of the benchmark: neither compiled nor fetched.
     assert ids(made) == [*expected, "m/e2e:benchmark", "m/unet:fetch", "m/unet:compile"]
-    assert urls(step_of(made, "m/unet@rocm-gfx942:fetch")) == ["https://h/unet.mlir", "https://h/unet.irpa"]
+    assert urls(find_step(made, "m/unet@rocm-gfx942:fetch")) == ["https://h/unet.mlir", "https://h/unet.irpa"]
 
 
 @pytest.mark.parametrize("includes", [[Include()], [Include(filename="e2e_rocm")], [Include(markers="benchmark")]])
@@ -140,7 +140,7 @@ def test_needs_within_a_chain(tree: Path) -> None:
 def test_every_input_is_fetched_or_made_by_what_a_step_needs(tree: Path) -> None:
     made = plan(load(tree, MI300), ALL)
     for step in made.steps:
-        before = [step_of(made, need) for need in step.needs]
+        before = [find_step(made, need) for need in step.needs]
         there = {item.path for other in before if other.stage is Stage.FETCH for item in other.inputs}
         there |= {path for other in before for _, path in other.outputs}
         if step.stage is not Stage.FETCH:
@@ -160,7 +160,7 @@ def test_every_input_is_fetched_or_made_by_what_a_step_needs(tree: Path) -> None
 )
 def test_only_what_is_read_is_fetched(tree: Path, stages: Sequence[Stage], expected: list[str]) -> None:
     made = plan(load(tree, MI300, includes=[Include(submodel="clip")]), stages)
-    found = [url.removeprefix("https://h/") for url in urls(step_of(made, "m/clip@rocm-gfx942:fetch"))]
+    found = [url.removeprefix("https://h/") for url in urls(find_step(made, "m/clip@rocm-gfx942:fetch"))]
     assert sorted(found) == sorted(expected)
 
 
@@ -178,11 +178,11 @@ def test_goldens_are_those_of_the_sku(tree: Path) -> None:
         ("", [], []),
     ):
         made = plan(load(tree, Target("rocm", "gfx942", sku)), ALL)
-        step = step_of(made, "m/clip@rocm-gfx942:benchmark")
+        step = find_step(made, "m/clip@rocm-gfx942:benchmark")
         assert [(golden.value, golden.factor) for golden in step.goldens] == times
         assert step.golden_keys == ("mi300", "mi250")
         assert step.sku == sku
-        figures = step_of(made, "m/clip@rocm-gfx942:compstat").goldens
+        figures = find_step(made, "m/clip@rocm-gfx942:compstat").goldens
         assert [(golden.metric, golden.value) for golden in figures] == counts
         assert all(golden.limit == golden.value for golden in figures)
 
@@ -192,15 +192,15 @@ def test_counts_for_a_family_belong_to_every_sku_of_it(tmp_path: Path) -> None:
     tree = write_tree(
         tmp_path,
         {
-            "regression_tests/m/s_cpu.json": SECOND,
+            "regression_tests/m/s_cpu.json": HIP_SPEC,
             "benchmarks/m/s_cpu.json": BENCHMARK | golden | {"golden_compiler": "3.13.0"},
         },
     )
     made = plan(load(tree, Target("cpu", "", "laptop")), ALL)
-    figures = step_of(made, "m/s@cpu:compstat").goldens
+    figures = find_step(made, "m/s@cpu:compstat").goldens
     assert [(golden.value, golden.release) for golden in figures] == [(5.0, "3.13.0"), (6.0, "3.13.0")]
-    assert step_of(made, "m/s@cpu:benchmark").goldens == ()
-    (time,) = step_of(plan(load(tree, Target("cpu", "", "cpu")), ALL), "m/s@cpu:benchmark").goldens
+    assert find_step(made, "m/s@cpu:benchmark").goldens == ()
+    (time,) = find_step(plan(load(tree, Target("cpu", "", "cpu")), ALL), "m/s@cpu:benchmark").goldens
     assert time.value == 7.0
 
 
@@ -209,8 +209,8 @@ def test_chips_to_ignore_are_skipped_with_a_reason(tree: Path, field: str) -> No
     write_tree(tree, {"benchmarks/m/clip_rocm.json": BENCHMARK | {field: ["gfx90a"]}})
     made = plan(load(tree, Target("rocm", "gfx90a", "mi250")), ALL)
     for stage in ("compstat", "benchmark"):
-        assert "specific_chip_to_ignore lists gfx90a" in step_of(made, f"m/clip@rocm-gfx90a:{stage}").skip
-    assert not step_of(made, "m/clip@rocm-gfx90a:compile").skip
+        assert "specific_chip_to_ignore lists gfx90a" in find_step(made, f"m/clip@rocm-gfx90a:{stage}").skip
+    assert not find_step(made, "m/clip@rocm-gfx90a:compile").skip
     assert not [step for step in plan(load(tree, MI300), ALL).steps if step.skip]
 
 
@@ -221,7 +221,7 @@ def test_a_module_that_no_spec_defines_blocks_the_benchmark_alone(tree: Path) ->
         "m/e2e@rocm-gfx942:compstat",
         "m/e2e@rocm-gfx942:benchmark",
     }
-    assert "no regression spec defines module 'm_unet'" in step_of(made, "m/e2e@rocm-gfx942:benchmark").blocked
+    assert "no regression spec defines module 'm_unet'" in find_step(made, "m/e2e@rocm-gfx942:benchmark").blocked
 
 
 def test_a_benchmark_without_its_regression_is_blocked(tree: Path) -> None:
@@ -234,24 +234,24 @@ def test_a_benchmark_without_its_regression_is_blocked(tree: Path) -> None:
 def test_a_program_that_is_missing_blocks_the_benchmark(tree: Path) -> None:
     (tree / "external_test_files/p.mlir").unlink()
     made = plan(load(tree, MI300), ALL)
-    assert "p.mlir is missing (mlir_file_name)" in step_of(made, "m/e2e@rocm-gfx942:benchmark").blocked
+    assert "p.mlir is missing (mlir_file_name)" in find_step(made, "m/e2e@rocm-gfx942:benchmark").blocked
 
 
 def test_a_tuner_file_that_is_missing_blocks_the_compile(tree: Path) -> None:
-    write_tree(tree, {"regression_tests/m/clip_rocm.json": SECOND | {"tuner_file": {"mi300": "t.mlir"}}})
+    write_tree(tree, {"regression_tests/m/clip_rocm.json": HIP_SPEC | {"tuner_file": {"mi300": "t.mlir"}}})
     made = plan(load(tree, MI300), ALL)
     for stage in ("compile", "threshold"):
-        assert "t.mlir is missing (tuner_file.mi300)" in step_of(made, f"m/clip@rocm-gfx942:{stage}").blocked
+        assert "t.mlir is missing (tuner_file.mi300)" in find_step(made, f"m/clip@rocm-gfx942:{stage}").blocked
     write_tree(tree, {"external_test_files/t.mlir": "module {}"})
     assert not [step for step in plan(load(tree, MI300), ALL).steps if step.blocked]
 
 
 def test_expectations_belong_to_a_stage(tree: Path) -> None:
-    spec = SECOND | {"compile_chip_expecting_to_fail": ["gfx90a"], "run_test_expecting_to_fail": True}
+    spec = HIP_SPEC | {"compile_chip_expecting_to_fail": ["gfx90a"], "run_test_expecting_to_fail": True}
     write_tree(tree, {"regression_tests/m/clip_rocm.json": spec})
 
     def expected(chip: str, *failures: ExpectedFailure) -> dict[str, str]:
-        made = plan(load(tree, Target("rocm", chip, "mi300"), expected=failures), ALL)
+        made = plan(load(tree, Target("rocm", chip, "mi300"), expected_failures=failures), ALL)
         return {step.id.rpartition(":")[2]: step.expect_failure for step in made.steps if step.submodel == "clip"}
 
     found = expected("gfx942")
@@ -267,7 +267,7 @@ def test_expectations_belong_to_a_stage(tree: Path) -> None:
 
 
 def test_expectations_of_the_first_generation(tmp_path: Path) -> None:
-    spec = FIRST | {"cpu_run_test_expecting_to_fail": True, "rocm_compile_chip_expecting_to_fail": ["gfx942"]}
+    spec = SPEC | {"cpu_run_test_expecting_to_fail": True, "rocm_compile_chip_expecting_to_fail": ["gfx942"]}
     made = plan(load(write_tree(tmp_path, {"m/s.json": spec}), CPU, MI300), ALL)
     found = {step.id: bool(step.expect_failure) for step in made.steps if step.stage is not Stage.FETCH}
     assert found == {
@@ -283,12 +283,12 @@ def test_an_expected_failure_of_the_main_module_is_not_the_pipelines(tree: Path)
     assert isinstance(spec, dict)
     write_tree(tree, {"regression_tests/m/unet_rocm.json": spec | {"compile_chip_expecting_to_fail": ["gfx942"]}})
     made = plan(load(tree, MI300), ALL)
-    assert step_of(made, "m/unet@rocm-gfx942:compile").expect_failure
-    assert not step_of(made, "m/unet@rocm-gfx942:compile.pipeline").expect_failure
+    assert find_step(made, "m/unet@rocm-gfx942:compile").expect_failure
+    assert not find_step(made, "m/unet@rocm-gfx942:compile.pipeline").expect_failure
 
 
 def test_timeouts_of_options_beat_those_of_specs(tree: Path) -> None:
-    write_tree(tree, {"regression_tests/m/clip_rocm.json": SECOND | {"timeouts": {"compile": 5, "threshold": 6}}})
+    write_tree(tree, {"regression_tests/m/clip_rocm.json": HIP_SPEC | {"timeouts": {"compile": 5, "threshold": 6}}})
     made = plan(load(tree, MI300), ALL, timeouts={Stage.COMPILE: 7.0})
     found = {step.stage: step.timeout for step in made.steps if step.submodel == "clip"}
     assert (found[Stage.COMPILE], found[Stage.THRESHOLD], found[Stage.BENCHMARK]) == (7.0, 6.0, 900.0)
@@ -303,7 +303,7 @@ def test_resources(tree: Path) -> None:
 
 def test_a_tolerance_that_the_tool_itself_makes_void_is_noted(tree: Path) -> None:
     flags = ["--expected_f32_threshold=2e-06"]
-    write_tree(tree, {"regression_tests/b/y.json": FIRST | {"cpu_threshold_args": flags}})
+    write_tree(tree, {"regression_tests/b/y.json": SPEC | {"cpu_threshold_args": flags}})
     made = plan(load(tree, CPU, includes=[Include(model="b")]), ALL)
     (step,) = [step for step in made.steps if step.stage is Stage.THRESHOLD]
     assert any("iree-run-module adds 1e-05·|expected|" in note for note in step.notes)
@@ -318,8 +318,8 @@ def test_unknown_flags_are_problems_and_translated_ones_are_notes(tree: Path) ->
     (problem,) = made.problems
     assert problem.message == "iree-compile does not know --x"
     assert problem.file.endswith("clip_rocm.json")
-    assert argv_of(made, "m/clip@rocm-gfx942:compile")[2] == "--new"
-    assert step_of(made, "m/clip@rocm-gfx942:compile").notes == ("--old was written as --new",)
+    assert find_argv(made, "m/clip@rocm-gfx942:compile")[2] == "--new"
+    assert find_step(made, "m/clip@rocm-gfx942:compile").notes == ("--old was written as --new",)
 
 
 def test_the_reason_of_a_lookup(tree: Path) -> None:
@@ -328,7 +328,7 @@ def test_the_reason_of_a_lookup(tree: Path) -> None:
     hit = CacheLookup("key", hit=True, reason="in the cache")
 
     def lookup(**changes: Any) -> CacheLookup:
-        return step_of(plan(cases, ALL, **({"lookup": lambda *_: hit} | changes)), step_id).cache
+        return find_step(plan(cases, ALL, **({"lookup": lambda *_: hit} | changes)), step_id).cache
 
     found = lookup()
     assert (found.key, found.hit) == ("key", True)
@@ -377,7 +377,7 @@ def machine_of(cache: Path) -> Workbench:
 def test_planning_starts_nothing_and_writes_nothing(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_tree(tree, {"regression_tests/m/clip_rocm.json": SECOND | {"compiler_flags": ["--iree-opt-level=O3"]}})
+    write_tree(tree, {"regression_tests/m/clip_rocm.json": HIP_SPEC | {"compiler_flags": ["--iree-opt-level=O3"]}})
     cache = tmp_path / "cache"
     machine = machine_of(cache)
     before = sorted(path for path in tmp_path.rglob("*"))

@@ -20,7 +20,7 @@ from iree_gauntlet.steps import Command, Resources, Step
 from iree_gauntlet.toolchains.flags import FlagSet, parse_runtime_help
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.documents import block_lines
+from tests.support.documents import render_lines
 from tests.support.hanging import HANG
 from tests.support.steps import make_step
 
@@ -169,7 +169,7 @@ def test_the_dispatches_of_two_builds_are_profiled_and_compared(
     assert record.difference.measured == MeasuredNs(a_ns=1_000_000, b_ns=2_000_000)
     assert record.commands is not None
     assert [len(commands) for commands in record.commands.values()] == [2, 2]
-    assert "matmul_192x192x192_f32" in block_lines(make_dispatch_blocks(record))[3]
+    assert "matmul_192x192x192_f32" in render_lines(make_dispatch_blocks(record))[3]
 
 
 @pytest.mark.measure
@@ -191,7 +191,7 @@ def test_the_dispatches_explain_the_difference_of_two_builds(
     assert guilty in changes.explaining()
     assert (
         "matmul_192x192x192_f32"
-        in block_lines(make_dispatch_blocks(compared(found["host"], found["generic"], (1.0, 2.0))))[3]
+        in render_lines(make_dispatch_blocks(compared(found["host"], found["generic"], (1.0, 2.0))))[3]
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.support.torch_project import CPU, TorchProject, X
+from tests.support.torch_project import CPU, INPUT, TorchProject
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ MODULE = "net/modules/net_cpu"
 TEST = "suite/net/net_quality_cpu.json"
 RECORDED = [{"url": "out/output_0.npy"}, {"url": "out/output_1.bin", "value": "2x1xi64"}, {"url": "out/output_2.npy"}]
 IDS = np.array([[3, 1, 2]], np.int64)
-MIXED = X - 3 * (X % 3)
+MIXED = INPUT - 3 * (INPUT % 3)
 
 
 def write_model(path: Path) -> None:
@@ -140,7 +140,7 @@ def test_named_outputs_are_recorded_where_they_are_meant(project: TorchProject, 
     folder = {"external": project.folder / "files"}.get(there, project.suite / "net") / "out"
     if there != "nowhere":
         folder.mkdir()
-        np.save(folder / "output_0.npy", X)
+        np.save(folder / "output_0.npy", INPUT)
     quality(project, *RECORDED)
     record(project)
     assert named(project) == RECORDED

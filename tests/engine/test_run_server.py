@@ -28,7 +28,7 @@ from iree_gauntlet.measuring.numerics.arrays import get_storage_dtype
 from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.steps import Command, Step
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.native_tools import compile_native, find_native
+from tests.support.native_tools import compile_native, find_native_tool
 from tests.support.places import CORPUS
 from tests.support.processes import wait_until
 from tests.support.steps import make_step
@@ -66,7 +66,7 @@ ENDLESS = 1 << 60
 
 
 def compile_program(source: Path, module: Path) -> None:
-    compiler = find_native("iree-compile")
+    compiler = find_native_tool("iree-compile")
     compile_native([compiler, str(source), *COMPILE_FLAGS, "--mlir-disable-threading", f"-o={module}"])
 
 
@@ -103,7 +103,7 @@ def supervisor() -> Iterator[Supervisor]:
 
 
 def threshold_step(folder: Path, module: str, flags: list[str], cwd: Path, name: str = "case") -> Step:
-    tool = find_native("iree-run-module")
+    tool = find_native_tool("iree-run-module")
     place = folder / "steps" / name
     count = sum(flag.startswith("--expected_output=") for flag in flags)
     return make_step(

@@ -21,9 +21,9 @@ from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.steps import Command
 from iree_gauntlet.system.short_process import clean_line, read_tail
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.hanging import growing_times
+from tests.support.hanging import iterate_timeouts
 from tests.support.places import ROOT
-from tests.support.processes import running, wait_until
+from tests.support.processes import find_processes, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -142,11 +142,11 @@ def test_abort_of_a_python(run: Callable[..., Outcome]) -> None:
 @linux
 def test_hang_is_ended_with_its_children(supervisor: Supervisor, tmp_path: Path, never: Path, ready: Path) -> None:
     script = f"sh -c 'cat {never.name} & : > ready; cat {never.name}' & cat {never.name}; true"
-    for seconds in growing_times():
+    for seconds in iterate_timeouts():
         outcome = run_in(supervisor, tmp_path, "sh", "-c", script, timeout=seconds)
         assert outcome.timed_out
         assert outcome.signal == "SIGTERM"
-        assert running(never.name) == []
+        assert find_processes(never.name) == []
         if ready.exists():
             break
 
@@ -155,10 +155,10 @@ def test_hang_is_ended_with_its_children(supervisor: Supervisor, tmp_path: Path,
 def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path, never: Path, ready: Path) -> None:
     script = f"trap '' TERM; cat {never.name} & : > ready; cat {never.name}; cat {never.name}"
     with Supervisor(grace=0.0) as supervisor:
-        for seconds in growing_times():
+        for seconds in iterate_timeouts():
             outcome = run_in(supervisor, tmp_path, "sh", "-c", script, timeout=seconds)
             assert outcome.timed_out
-            assert running(never.name) == []
+            assert find_processes(never.name) == []
             if ready.exists():
                 break
     assert outcome.signal == "SIGKILL"
@@ -167,12 +167,12 @@ def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path, never: Pa
 @linux
 def test_members_outlive_a_leader_no_longer_than_the_grace(tmp_path: Path, never: Path, ready: Path) -> None:
     script = f"(trap '' TERM; : > ready; cat {never.name}; cat {never.name}) & exec cat {never.name}"
-    for seconds in growing_times():
+    for seconds in iterate_timeouts():
         # The grace grows too: until the leader has had the time to obey.
         with Supervisor(grace=seconds) as supervisor:
             outcome = run_in(supervisor, tmp_path, "sh", "-c", script, timeout=seconds)
         assert outcome.timed_out
-        assert running(never.name) == []
+        assert find_processes(never.name) == []
         if ready.exists() and outcome.signal == "SIGTERM":
             break
 
@@ -184,14 +184,14 @@ def test_what_a_process_leaves_behind_is_killed(run: Callable[..., Outcome], tmp
     outcome = run("sh", "-c", f"cat {never.name} & {left} & read line < begun; exit 4")
     assert outcome.exit_code == 4
     assert not outcome.timed_out
-    wait_until(lambda: running(never.name) == [])
+    wait_until(lambda: find_processes(never.name) == [])
 
 
 def test_exit_code_of_who_obeys_sigterm_is_kept(
     supervisor: Supervisor, tmp_path: Path, never: Path, ready: Path
 ) -> None:
     script = f"trap 'exit 7' TERM; : > ready; cat {never.name} & wait"
-    for seconds in growing_times():
+    for seconds in iterate_timeouts():
         outcome = run_in(supervisor, tmp_path, "sh", "-c", script, timeout=seconds)
         assert outcome.timed_out
         if ready.exists():
@@ -263,7 +263,7 @@ def test_exception_while_waiting_ends_the_process(run: Callable[..., Outcome], n
         thread.join()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    wait_until(lambda: running(never.name) == [])
+    wait_until(lambda: find_processes(never.name) == [])
     assert run("true").exit_code == 0
 
 
@@ -293,7 +293,7 @@ def test_death_of_the_toolkit_leaves_no_process(tmp_path: Path, never: Path, num
         marks = [tmp_path / f"{name}{n}" for name in ("ready", "left") for n in range(2)]
         wait_until(lambda: all(mark.exists() for mark in marks))
         parent.send_signal(number)
-    wait_until(lambda: running(never.name) == [])
+    wait_until(lambda: find_processes(never.name) == [])
     wait_until(lambda: list((tmp_path / "tmp").iterdir()) == [])
 
 
@@ -307,7 +307,7 @@ def test_death_of_the_reaper_is_reported_and_leaves_no_process(
     with pytest.raises(GauntletError, match="killed from outside"):
         run("sh", "-c", f"cat {never.name} & : > ready; cat {never.name}; true")
     thread.join()
-    wait_until(lambda: running(never.name) == [])
+    wait_until(lambda: find_processes(never.name) == [])
     with pytest.raises(GauntletError, match="killed from outside"):
         run("true")
 
@@ -318,14 +318,14 @@ def test_a_reaper_that_dies_before_it_says_whom_it_started_leaves_no_process(tmp
     for _ in range(20):
         with Supervisor() as supervisor, pytest.raises(GauntletError, match="killed from outside"):
             run_in(supervisor, tmp_path, "sh", "-c", f"kill -9 $PPID; cat {never.name}; true")
-        wait_until(lambda: running(never.name) == [])
+        wait_until(lambda: find_processes(never.name) == [])
 
 
 def test_stuck_process_is_given_up(tmp_path: Path, never: Path, ready: Path) -> None:
     # No SIGKILL reaches it in time: none is waited for.
     script = f"trap '' TERM; : > ready; while :; do cat {never.name}; done"
     with Supervisor(grace=0.0, kill_patience=0.0) as supervisor:
-        for seconds in growing_times():
+        for seconds in iterate_timeouts():
             outcome = run_in(supervisor, tmp_path, "sh", "-c", script, timeout=seconds)
             assert outcome.timed_out
             assert outcome.exit_code is None

@@ -10,7 +10,7 @@ import pytest
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.progress import Progress
-from tests.support.onnx_suite import TESTS, ZOO, config, file_over
+from tests.support.onnx_suite import TEST_FILE, ZOO_URL, make_test_file, write_config
 from tests.support.places import ROOT
 from tests.support.real_models import ModelRun, run_models
 from tests.support.spec_trees import write_tree
@@ -39,7 +39,7 @@ def cold(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelRun:
 
 def test_every_model_passes_all_three_steps(cold: ModelRun) -> None:
     assert cold.code == 0, cold.output
-    passed = cold.passed()
+    passed = cold.list_passed_chains()
     assert len({chain.split("/")[0] for chain in passed}) >= 8
     assert {"rapidocr/det@cpu", "rapidocr/cls@cpu", "rapidocr/rec@cpu"} <= passed
     assert passed == set(cold.verdicts("threshold"))
@@ -54,7 +54,7 @@ def test_the_second_run_comes_from_the_cache(cold: ModelRun, cache: Path, tmp_pa
     warm = _run("cpu", cache, tmp_path / "warm")
     assert warm.code == 0, warm.output
     # Also that of speechmos/aecmos, which fails as expected.
-    assert warm.made() == []
+    assert warm.list_uncached_steps() == []
     assert "compiles: 15 from cache, 0 made" in warm.output
 
 
@@ -107,10 +107,12 @@ def test_real_models_in_a_suite_of_onnx_models(cache: Path, project: Project) ->
     for name, url in models.items():
         write_tree(zoo, {f"validated/vision/classification/{name}.onnx": store.fetch(url).path.read_bytes()})
     (project.folder / "gauntlet.toml").write_text(
-        f'[[mirrors]]\nprefix = "{ZOO}"\nto = ["{zoo.as_uri()}/"]\nonly = true\n'
+        f'[[mirrors]]\nprefix = "{ZOO_URL}"\nto = ["{zoo.as_uri()}/"]\nonly = true\n'
     )
-    suite = write_tree(project.folder / "onnx_models", {TESTS: file_over(*(f'"{name}.onnx"' for name in models))})
-    config(suite)
+    suite = write_tree(
+        project.folder / "onnx_models", {TEST_FILE: make_test_file(*(f'"{name}.onnx"' for name in models))}
+    )
+    write_config(suite)
     for hit in (False, True):
         done = project.gauntlet("run", "--spec-dir", "onnx_models")
         assert done.code == 0, done.text

@@ -33,7 +33,7 @@ from iree_gauntlet.requests import BisectRequest, RunRequest
 from iree_gauntlet.toolchains.candidates import Candidate
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS, gauntlet_argv
-from tests.support.faulty_iree import MadeUpTimes, compiled_before, tree
+from tests.support.faulty_iree import SyntheticBuild, fill_module_cache, tree
 from tests.support.hanging import HANG
 from tests.support.places import ROOT
 from tests.support.processes import wait_until
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
     from iree_gauntlet.measuring.statistics.rounds import Block
-    from tests.support.command_line import Done
+    from tests.support.command_line import CommandResult
 
 _LABELS = ("a", "b", "c", "d", "e", "f", "g")
 
@@ -370,7 +370,7 @@ class Builds(Project):
         """Builds in a row, from the one at `change` on with these flags."""
         return [self.build(f"b{index}", flags if index >= change else "") for index in range(count)]
 
-    def bisect(self, row: Sequence[str], *words: str) -> Done:
+    def bisect(self, row: Sequence[str], *words: str) -> CommandResult:
         return self.gauntlet(*self.words(row, *words))
 
     @staticmethod
@@ -446,7 +446,7 @@ def test_broken_builds_are_stepped_around_and_told(project: Builds) -> None:
 
 @pytest.mark.iree
 def test_a_planted_crash_is_found(project: Builds) -> None:
-    compiled_before(project)
+    fill_module_cache(project)
     crashes = ["", "", "kill -SEGV $$"]
     row = [tree(project.builds / f"b{index}", iree_run_module=what) for index, what in enumerate(crashes)]
     done = project.bisect(row, "--metric", "runs")
@@ -505,8 +505,8 @@ def test_killed_or_interrupted_it_goes_on_where_it_was(project: Builds, tmp_path
 @pytest.mark.iree
 def test_a_slowdown_is_found_by_rounds(project: Builds) -> None:
     """By synthetic times; `test_bisect_measured.py` measures real ones."""
-    compiled_before(project)
-    row = [MadeUpTimes(project.builds / f"b{index}", 1.5 if index >= 2 else 1.0).iree for index in range(4)]
+    fill_module_cache(project)
+    row = [SyntheticBuild(project.builds / f"b{index}", 1.5 if index >= 2 else 1.0).iree for index in range(4)]
     done = project.bisect(row, "--metric", "time", "--repetitions", "2", "--disturbed", "count")
     assert done.code == 0, done.text
     assert "first bad: b2; last good: b1 · 99 % confidence · 4 of 4 tried" in done.out

@@ -24,9 +24,9 @@ from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.machine.disturbance import RoundState, RoundWatch
 from iree_gauntlet.measuring.machine.machine_state import CpuUse, MachineState
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.faulty_iree import MadeUpTimes, compiled_before, tree
+from tests.support.faulty_iree import SyntheticBuild, fill_module_cache, tree
 from tests.support.hanging import HANG
-from tests.support.processes import begun_steps, wait_until
+from tests.support.processes import list_started_steps, wait_until
 from tests.support.toy_project import FLAGS, Project
 
 if TYPE_CHECKING:
@@ -45,22 +45,22 @@ _QUICK = ("--repetitions", "2", "--disturbed", "count", "--cpus", "all", "--no-w
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
     project = Project(tmp_path / "project")
-    compiled_before(project)
+    fill_module_cache(project)
     yield project
     project.close()
 
 
 @pytest.fixture
-def usual(tmp_path: Path) -> MadeUpTimes:
-    return MadeUpTimes(tmp_path / "usual")
+def usual(tmp_path: Path) -> SyntheticBuild:
+    return SyntheticBuild(tmp_path / "usual")
 
 
 @pytest.fixture
-def slow(tmp_path: Path) -> MadeUpTimes:
-    return MadeUpTimes(tmp_path / "slow", 1.5)
+def slow(tmp_path: Path) -> SyntheticBuild:
+    return SyntheticBuild(tmp_path / "slow", 1.5)
 
 
-def _words(a: MadeUpTimes, b: MadeUpTimes | str) -> tuple[str, ...]:
+def _words(a: SyntheticBuild, b: SyntheticBuild | str) -> tuple[str, ...]:
     other = b if isinstance(b, str) else b.iree
     return ("compare", a.iree, other, "--model", "toy", "--run-dir", "cmp", *_QUICK)
 
@@ -76,7 +76,7 @@ def _blocks(project: Project) -> int:
     return log.read_text().count('"event":"block"') if log.exists() else 0
 
 
-def test_a_slower_runtime_is_found_and_explained(project: Project, usual: MadeUpTimes, slow: MadeUpTimes) -> None:
+def test_a_slower_runtime_is_found_and_explained(project: Project, usual: SyntheticBuild, slow: SyntheticBuild) -> None:
     done = project.gauntlet(*_words(usual, slow))
     assert done.code == 1, done.text
     document = _document(project)
@@ -99,8 +99,8 @@ def test_a_slower_runtime_is_found_and_explained(project: Project, usual: MadeUp
         assert (project.folder / "cmp" / side / "summary.md").is_file()
 
 
-def test_the_rounds_are_interleaved_and_all_recorded(project: Project, usual: MadeUpTimes, tmp_path: Path) -> None:
-    fast = MadeUpTimes(tmp_path / "fast", 0.5)
+def test_the_rounds_are_interleaved_and_all_recorded(project: Project, usual: SyntheticBuild, tmp_path: Path) -> None:
+    fast = SyntheticBuild(tmp_path / "fast", 0.5)
     done = project.gauntlet(*_words(usual, fast), "--seed", "7")
     assert done.code == 0, done.text
     assert _document(project)["models"]["toy/abs@cpu"]["verdict"] == "faster"
@@ -127,16 +127,16 @@ def test_the_rounds_are_interleaved_and_all_recorded(project: Project, usual: Ma
     assert max(of_b) < min(of_a)
 
 
-def test_one_that_takes_the_same_time_is_the_same(project: Project, usual: MadeUpTimes, tmp_path: Path) -> None:
-    done = project.gauntlet(*_words(usual, MadeUpTimes(tmp_path / "other")))
+def test_one_that_takes_the_same_time_is_the_same(project: Project, usual: SyntheticBuild, tmp_path: Path) -> None:
+    done = project.gauntlet(*_words(usual, SyntheticBuild(tmp_path / "other")))
     assert done.code == 0, done.text
     model = _document(project)["models"]["toy/abs@cpu"]
     assert model["verdict"] == "same"
     assert 1 / 1.03 <= model["low"] < 1 < model["high"] <= 1.03
 
 
-def test_one_that_was_killed_goes_on_where_it_was(project: Project, slow: MadeUpTimes, tmp_path: Path) -> None:
-    usual = MadeUpTimes(tmp_path / "the usual")
+def test_one_that_was_killed_goes_on_where_it_was(project: Project, slow: SyntheticBuild, tmp_path: Path) -> None:
+    usual = SyntheticBuild(tmp_path / "the usual")
     # In the sixth block.
     slow.hang_after(11)
     words = (*_words(usual, slow), "--budget", "7")
@@ -156,7 +156,7 @@ def test_one_that_was_killed_goes_on_where_it_was(project: Project, slow: MadeUp
     assert "--seed 9: cmp was begun with 1" in other.err
     with (project.regressions / "abs.mlir").open("a") as program:
         program.write("// edited\n")
-    slow.go_on()
+    slow.stop_hanging()
     log = project.folder / "cmp" / "journal.jsonl"
     begun = json.loads(log.read_text().splitlines()[0])
     assert begun["kept"]["options"]["sides"] == [usual.iree, slow.iree]
@@ -178,14 +178,14 @@ def test_one_that_was_killed_goes_on_where_it_was(project: Project, slow: MadeUp
 
 
 def test_blocks_of_what_has_changed_since_are_not_joined_with_others(
-    project: Project, usual: MadeUpTimes, slow: MadeUpTimes
+    project: Project, usual: SyntheticBuild, slow: SyntheticBuild
 ) -> None:
     slow.hang_after(3)
     process = project.start(*_words(usual, slow))
     wait_until(lambda: _blocks(project) >= 2)
     process.kill()
     process.wait()
-    slow.go_on()
+    slow.stop_hanging()
     project.benchmark(benchmark_flags=["--benchmark_repetitions=4"])
     _require_another(project, "benchmark")
     project.benchmark()
@@ -204,7 +204,7 @@ def _require_another(project: Project, what: str) -> None:
 
 
 def test_what_was_found_slower_is_not_lost_with_its_spec(
-    project: Project, usual: MadeUpTimes, slow: MadeUpTimes
+    project: Project, usual: SyntheticBuild, slow: SyntheticBuild
 ) -> None:
     project.add("b")
     assert project.gauntlet(*_words(usual, slow)).code == 1
@@ -218,7 +218,7 @@ def test_what_was_found_slower_is_not_lost_with_its_spec(
         assert set(_document(project)["models"]) == {"toy/b@cpu"}
 
 
-def test_ctrl_c_leaves_a_report_of_what_there_is(project: Project, usual: MadeUpTimes, slow: MadeUpTimes) -> None:
+def test_ctrl_c_leaves_a_report_of_what_there_is(project: Project, usual: SyntheticBuild, slow: SyntheticBuild) -> None:
     slow.hang_after(3)
     process = project.start(*_words(usual, slow))
     wait_until(lambda: _blocks(project) >= 2)
@@ -235,14 +235,14 @@ def test_ctrl_c_leaves_a_report_of_what_there_is(project: Project, usual: MadeUp
 
 @pytest.mark.stress
 def test_one_that_is_interrupted_while_a_side_compiles_can_be_reported_and_resumed(
-    project: Project, usual: MadeUpTimes, tmp_path: Path
+    project: Project, usual: SyntheticBuild, tmp_path: Path
 ) -> None:
     gate = tmp_path / "closed"
     gate.touch()
-    late = MadeUpTimes(tmp_path / "late", 1.5, iree_compile=f'[ -e "{gate}" ] && {HANG}')
+    late = SyntheticBuild(tmp_path / "late", 1.5, iree_compile=f'[ -e "{gate}" ] && {HANG}')
     process = project.start(*_words(usual, late))
     journal = project.folder / "cmp" / "b" / "journal.jsonl"
-    wait_until(lambda: "toy/abs@cpu:compile" in begun_steps(journal))
+    wait_until(lambda: "toy/abs@cpu:compile" in list_started_steps(journal))
     process.send_signal(signal.SIGINT)
     assert process.wait(LIMIT_SECONDS) == 130
     report = project.gauntlet("report", "cmp")
@@ -256,7 +256,9 @@ def test_one_that_is_interrupted_while_a_side_compiles_can_be_reported_and_resum
     assert set(_document(project)["models"]) == {"toy/abs@cpu"}
 
 
-def test_a_side_that_does_not_compile_or_gives_wrong_numbers_is_not_timed(project: Project, usual: MadeUpTimes) -> None:
+def test_a_side_that_does_not_compile_or_gives_wrong_numbers_is_not_timed(
+    project: Project, usual: SyntheticBuild
+) -> None:
     project.add("negated", "arith.negf %a : tensor<4xf32>")
     done = project.gauntlet(*_words(usual, usual))
     assert done.code == 3, done.text
@@ -265,7 +267,7 @@ def test_a_side_that_does_not_compile_or_gives_wrong_numbers_is_not_timed(projec
     assert set(_document(project)["models"]) == {"toy/abs@cpu"}
 
 
-def test_a_benchmark_that_crashes_is_no_verdict(project: Project, usual: MadeUpTimes, tmp_path: Path) -> None:
+def test_a_benchmark_that_crashes_is_no_verdict(project: Project, usual: SyntheticBuild, tmp_path: Path) -> None:
     broken = tree(tmp_path / "broken", iree_benchmark_module="kill -SEGV $$")
     done = project.gauntlet(*_words(usual, broken))
     assert done.code == 3, done.text
@@ -290,7 +292,7 @@ def _seeing(monkeypatch: pytest.MonkeyPatch, disturbed: Container[int]) -> None:
 
 
 def test_a_block_with_a_disturbed_round_is_taken_again(
-    project: Project, usual: MadeUpTimes, slow: MadeUpTimes, monkeypatch: pytest.MonkeyPatch
+    project: Project, usual: SyntheticBuild, slow: SyntheticBuild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # In the third round of a block against B, and in the first one of A against itself after it.
     _seeing(monkeypatch, {2, 7})
@@ -307,7 +309,7 @@ def test_a_block_with_a_disturbed_round_is_taken_again(
 
 
 def test_a_machine_that_is_never_quiet_gives_no_verdict(
-    project: Project, usual: MadeUpTimes, slow: MadeUpTimes, monkeypatch: pytest.MonkeyPatch
+    project: Project, usual: SyntheticBuild, slow: SyntheticBuild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _seeing(monkeypatch, range(1_000_000))
     words = ("compare", usual.iree, slow.iree, "--model", "toy", "--no-work", "--run-dir")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.journal_format import read_events
-from tests.support.faulty_iree import MadeUpTimes, compiled_before
+from tests.support.faulty_iree import SyntheticBuild, fill_module_cache
 from tests.support.processes import wait_until
 from tests.support.toy_project import Project
 
@@ -28,7 +28,7 @@ _QUICK = ("--model", "toy", "--run-dir", "cmp", "--repetitions", "2", "--disturb
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
     project = Project(tmp_path / "project")
-    compiled_before(project)
+    fill_module_cache(project)
     yield project
     project.close()
 
@@ -45,8 +45,8 @@ def _blocks(project: Project) -> list[dict[str, Any]]:
 
 
 def test_what_varies_on_all_cpus_is_measured_on_one(project: Project, tmp_path: Path) -> None:
-    a = MadeUpTimes(tmp_path / "a").unpinned(1.0, 0.2)
-    b = MadeUpTimes(tmp_path / "b", 1.5).unpinned(1.5, 0.2)
+    a = SyntheticBuild(tmp_path / "a").set_unpinned_times(1.0, 0.2)
+    b = SyntheticBuild(tmp_path / "b", 1.5).set_unpinned_times(1.5, 0.2)
     done = project.gauntlet("compare", a.iree, b.iree, *_QUICK)
     assert done.code == 1, done.text
     model = _model(project)
@@ -66,7 +66,7 @@ def test_what_varies_on_all_cpus_is_measured_on_one(project: Project, tmp_path: 
 
 
 def test_what_is_as_steady_on_all_cpus_is_measured_there(project: Project, tmp_path: Path) -> None:
-    a, b = MadeUpTimes(tmp_path / "a"), MadeUpTimes(tmp_path / "b", 1.5)
+    a, b = SyntheticBuild(tmp_path / "a"), SyntheticBuild(tmp_path / "b", 1.5)
     done = project.gauntlet("compare", a.iree, b.iree, *_QUICK)
     assert done.code == 1, done.text
     model = _model(project)
@@ -75,8 +75,8 @@ def test_what_is_as_steady_on_all_cpus_is_measured_there(project: Project, tmp_p
 
 
 def test_a_difference_on_all_cpus_alone_contradicts(project: Project, tmp_path: Path) -> None:
-    a = MadeUpTimes(tmp_path / "a").unpinned(1.0, 0.02)
-    b = MadeUpTimes(tmp_path / "b").unpinned(1.5, 0.02)
+    a = SyntheticBuild(tmp_path / "a").set_unpinned_times(1.0, 0.02)
+    b = SyntheticBuild(tmp_path / "b").set_unpinned_times(1.5, 0.02)
     done = project.gauntlet("compare", a.iree, b.iree, *_QUICK)
     model = _model(project)
     assert model["verdict"] == "same", done.text
@@ -86,7 +86,7 @@ def test_a_difference_on_all_cpus_alone_contradicts(project: Project, tmp_path: 
 
 
 def test_a_trial_that_was_cut_short_is_continued(project: Project, tmp_path: Path) -> None:
-    a, b = MadeUpTimes(tmp_path / "a"), MadeUpTimes(tmp_path / "b", 1.5)
+    a, b = SyntheticBuild(tmp_path / "a"), SyntheticBuild(tmp_path / "b", 1.5)
     # In the second block of the trial.
     a.hang_after(5)
     log = project.folder / "cmp" / "journal.jsonl"
@@ -94,7 +94,7 @@ def test_a_trial_that_was_cut_short_is_continued(project: Project, tmp_path: Pat
     wait_until(lambda: log.exists() and '"kind":"trial"' in log.read_text())
     process.kill()
     process.wait()
-    a.go_on()
+    a.stop_hanging()
     done = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
     assert done.code == 1, done.text
     kinds = [block["kind"] for block in _blocks(project)]
@@ -106,8 +106,8 @@ def test_a_trial_that_was_cut_short_is_continued(project: Project, tmp_path: Pat
 
 
 def test_asked_for_one_way_nothing_is_tried(project: Project, tmp_path: Path) -> None:
-    a = MadeUpTimes(tmp_path / "a").unpinned(1.0, 0.2)
-    b = MadeUpTimes(tmp_path / "b", 1.5).unpinned(1.5, 0.2)
+    a = SyntheticBuild(tmp_path / "a").set_unpinned_times(1.0, 0.2)
+    b = SyntheticBuild(tmp_path / "b", 1.5).set_unpinned_times(1.5, 0.2)
     cpu = str(min(os.sched_getaffinity(0)))
     done = project.gauntlet("compare", a.iree, b.iree, *_QUICK, "--cpus", cpu)
     assert done.code == 1, done.text

@@ -19,8 +19,8 @@ from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.faulty_iree import tree
 from tests.support.hanging import HANG
-from tests.support.processes import begun_steps, wait_until
-from tests.support.session_folder import made_once
+from tests.support.processes import list_started_steps, wait_until
+from tests.support.session_folder import make_once
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
 
 def _builds() -> tuple[str, str]:
     """A build, and one that packs into tiles: the same ones for all, as where the linker lies is part of flags."""
-    folder = made_once("counted-builds", _make_builds)
+    folder = make_once("counted-builds", _make_builds)
     return f"build:{folder / 'plain'}", f"build:{folder / 'tiled'}"
 
 
@@ -83,7 +83,7 @@ def _make_builds(folder: Path) -> None:
 @pytest.fixture
 def compared() -> Path:
     """Where the two were compared; it is only read."""
-    return made_once("counted-products", _compare)
+    return make_once("counted-products", _compare)
 
 
 def _compare(folder: Path) -> None:
@@ -319,7 +319,7 @@ def test_one_that_hangs_is_ended_and_goes_on(project: Project, monkeypatch: pyte
     assert done.code == 3, done.text
     assert "longer than" in done.text
     process = project.start("run", *_SELECTED, "--stages", "count", "--run-dir", "killed")
-    wait_until(lambda: "toy/product@cpu:count" in begun_steps(project.folder / "killed" / "journal.jsonl"))
+    wait_until(lambda: "toy/product@cpu:count" in list_started_steps(project.folder / "killed" / "journal.jsonl"))
     process.kill()
     process.wait()
     assert not list((project.folder / "killed").rglob("counts.json"))

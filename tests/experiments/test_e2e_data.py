@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.artifacts.seeded import parse_seeded
-from tests.support.artifact_server import serving, whole
+from tests.support.artifact_server import make_responder, run_server
 from tests.support.operator_suite import OperatorSuite
 from tests.support.toy_project import INPUT
 
@@ -53,7 +53,7 @@ def test_a_file_that_is_edited_in_place_is_seen_though_its_time_is_set_back(
     project: Project, name: str, old: bytes, new: bytes
 ) -> None:
     np.save(project.regressions / "input.npy", np.array([-0.5, -0.75, 0.5, 0.75], np.float32))
-    project.expected("abs", [0.5, 0.75, 0.5, 0.75])
+    project.write_expected("abs", [0.5, 0.75, 0.5, 0.75])
     project.regression(inputs=[{"source": "input.npy"}])
     assert project.gauntlet("run", "--stages", "threshold").code == 0
     path = project.regressions / name
@@ -74,7 +74,7 @@ def test_a_file_that_is_edited_in_place_is_seen_though_its_time_is_set_back(
 def test_files_may_be_links_to_others_without_a_type(project: Project, inside: bool) -> None:
     """As in the caches of the Hugging Face hub and of DVC."""
     np.save(project.regressions / "input.npy", np.array([-0.5, -0.75, 0.5, 0.75], np.float32))
-    project.expected("abs", [0.5, 0.75, 0.5, 0.75])
+    project.write_expected("abs", [0.5, 0.75, 0.5, 0.75])
     project.regression(inputs=[{"source": "input.npy"}])
     blobs = (project.regressions if inside else project.folder) / "blobs"
     blobs.mkdir()
@@ -240,7 +240,7 @@ def test_a_resumed_run_compares_with_what_is_there_by_then(project: Project) -> 
     expected = project.regressions / "abs.npy"
     content = expected.read_bytes()
     expected.unlink()
-    tools = project.telling_tools()
+    tools = project.write_logging_tools()
     assert project.gauntlet("run", **tools).code == 3
     before = project.calls
     assert project.gauntlet("run", "--resume", **tools).code == 3
@@ -262,7 +262,7 @@ def test_a_fetch_alone_needs_the_expected_outputs_too(project: Project) -> None:
 
 
 def test_an_expected_output_that_cannot_be_downloaded_is_asked_for_once(project: Project) -> None:
-    with serving() as server:
+    with run_server() as server:
         url = server.url("/y.npy", lambda request: request.send_error(404))
         project.regression(outputs=[{"source": url}])
         done = project.gauntlet("run")
@@ -270,14 +270,14 @@ def test_an_expected_output_that_cannot_be_downloaded_is_asked_for_once(project:
         assert "404" in project.result(_THRESHOLD)["reason"]
         assert url in project.result(_THRESHOLD)["reason"]
         assert project.verdict(f"{_CHAIN}:benchmark") == "passed"
-        server.url("/y.npy", whole((project.regressions / "abs.npy").read_bytes()))
+        server.url("/y.npy", make_responder((project.regressions / "abs.npy").read_bytes()))
         resumed = project.gauntlet("run", "--resume")
         assert resumed.code == 0, resumed.text
 
 
 def test_an_expected_output_of_another_content_is_not_compared_with(project: Project) -> None:
-    with serving() as server:
-        url = server.url("/y.npy", whole((project.regressions / "abs.npy").read_bytes()))
+    with run_server() as server:
+        url = server.url("/y.npy", make_responder((project.regressions / "abs.npy").read_bytes()))
         project.regression(outputs=[{"source": url}], run_test_expecting_to_fail=True)
         assert project.gauntlet("fetch").code == 0
         shutil.rmtree(project.folder / "cache" / "artifacts")
@@ -363,8 +363,8 @@ def test_arguments_that_read_on_in_a_file_have_to_come_to_its_end(project: Proje
 @pytest.mark.parametrize("served", [True, False])
 def test_a_longer_file_of_an_operator_is_an_error_of_that_alone(project: Project, served: bool) -> None:
     suite = OperatorSuite(project, warm=True)
-    folder = suite.unary("abs")
-    suite.unary("neg", "Neg", "1 -2 3 -4")
+    folder = suite.add_unary("abs")
+    suite.add_unary("neg", "Neg", "1 -2 3 -4")
     expected = np.array([1, 2, 3, 4], np.float32).tobytes()
     (folder / "output_0.bin").write_bytes(expected + expected)
     flags = folder / "run_module_io_flags.txt"

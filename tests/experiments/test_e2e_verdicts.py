@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.measuring.machine.disturbance import RoundState
-from tests.support.native_tools import find_native, move_compiler
-from tests.support.synthetic_times import synthetic_times
+from tests.support.native_tools import copy_compiler, find_native_tool
+from tests.support.synthetic_times import write_benchmark_tool
 from tests.support.toy_project import FLAGS, Project
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def test_all_steps_pass_and_the_second_run_compiles_nothing(cold: Project) -> No
 
 def test_every_broken_golden_of_a_file_is_reported_with_how_much(project: Project, tmp_path: Path) -> None:
     project.benchmark(golden_dispatch={"cpu": 0}, golden_size={"cpu": 100}, golden_time_ms={"lab": 1.0})
-    done = project.gauntlet("run", *_LAB, benchmark_module=synthetic_times(tmp_path / "times", [2.0, 2.1, 2.2]))
+    done = project.gauntlet("run", *_LAB, benchmark_module=write_benchmark_tool(tmp_path / "times", [2.0, 2.1, 2.2]))
     assert done.code == 1
     checks = {check["metric"]: check for check in project.result(f"{_CHAIN}:compstat")["checks"]}
     assert checks["dispatch_count"]["passed"] is False
@@ -192,7 +192,7 @@ def test_a_file_that_is_no_onnx_model_is_an_error_of_the_data(project: Project, 
 def test_a_broken_golden_time_fails_after_further_rounds_alone(project: Project, tmp_path: Path) -> None:
     project.benchmark(golden_time_ms={"lab": 1.0})
     rounds = [[1.5 + number / 100] * 3 for number in range(11)]
-    done = project.gauntlet("run", *_LAB, benchmark_module=synthetic_times(tmp_path / "times", *rounds))
+    done = project.gauntlet("run", *_LAB, benchmark_module=write_benchmark_tool(tmp_path / "times", *rounds))
     assert done.code == 1
     result = project.result(f"{_CHAIN}:benchmark")
     confirmation = result["statistics"]["confirmation"]
@@ -217,7 +217,7 @@ def test_what_no_disturbance_explains_fails_on_a_busy_machine(
     busy = ("other work kept the CPUs 88 % busy (10 % is tolerated)",)
     monkeypatch.setattr(RoundState, "disturbances", lambda _state: busy)
     monkeypatch.setattr(RoundState, "as_dict", lambda _state: {"busy_share": 0.88, "steal_share": 0.0})
-    tool = synthetic_times(tmp_path / "times", [times] * 3)
+    tool = write_benchmark_tool(tmp_path / "times", [times] * 3)
     done = project.gauntlet("run", "--sku", "lab", "--stages", "benchmark", benchmark_module=tool)
     assert done.code == (1 if verdict == "failed" else 4), done.text
     result = project.result(f"{_CHAIN}:benchmark")
@@ -229,14 +229,14 @@ def test_what_no_disturbance_explains_fails_on_a_busy_machine(
 
 def test_a_broken_golden_time_fails_at_once_where_the_plain_rule_is_asked_for(project: Project, tmp_path: Path) -> None:
     project.benchmark(golden_time_ms={"lab": 1.0})
-    times = synthetic_times(tmp_path / "times", [2.0] * 3, [0.5] * 3)
+    times = write_benchmark_tool(tmp_path / "times", [2.0] * 3, [0.5] * 3)
     assert project.gauntlet("run", *_LAB, "--verdict", "strict", benchmark_module=times).code == 1
     assert "confirmation" not in project.result(f"{_CHAIN}:benchmark")["statistics"]
 
 
 def test_a_golden_that_only_the_first_run_broke_passes_and_says_so(project: Project, tmp_path: Path) -> None:
     project.benchmark(golden_time_ms={"lab": 1.0})
-    times = synthetic_times(tmp_path / "times", [80.0, 90.0, 85.0], [0.9, 0.8, 0.85])
+    times = write_benchmark_tool(tmp_path / "times", [80.0, 90.0, 85.0], [0.9, 0.8, 0.85])
     done = project.gauntlet("run", *_LAB, benchmark_module=times)
     result = project.result(f"{_CHAIN}:benchmark")
     assert done.code == 0, done.text
@@ -248,7 +248,7 @@ def test_a_golden_that_only_the_first_run_broke_passes_and_says_so(project: Proj
 def test_times_on_both_sides_of_the_limit_are_inconclusive(project: Project, tmp_path: Path) -> None:
     project.benchmark(golden_time_ms={"lab": 1.0})
     rounds = [[1.2 if number % 2 == 0 else 0.8] * 3 for number in range(27)]
-    done = project.gauntlet("run", *_LAB, benchmark_module=synthetic_times(tmp_path / "times", *rounds))
+    done = project.gauntlet("run", *_LAB, benchmark_module=write_benchmark_tool(tmp_path / "times", *rounds))
     assert done.code == 4
     result = project.result(f"{_CHAIN}:benchmark")
     assert result["verdict"] == "inconclusive"
@@ -258,7 +258,7 @@ def test_times_on_both_sides_of_the_limit_are_inconclusive(project: Project, tmp
 
 def test_no_time_to_confirm_is_inconclusive(project: Project, tmp_path: Path) -> None:
     project.benchmark(golden_time_ms={"lab": 1.0})
-    times = synthetic_times(tmp_path / "times", [2.0] * 3)
+    times = write_benchmark_tool(tmp_path / "times", [2.0] * 3)
     # No ten processes start within a nanosecond.
     done = project.gauntlet("run", *_LAB, "--confirm-seconds", "1e-9", benchmark_module=times)
     assert done.code == 4
@@ -283,7 +283,7 @@ def test_a_golden_of_another_release_is_shown_and_not_checked(project: Project) 
 
 
 def test_wrong_numbers_fail_with_figures_and_a_command_that_shows_it(project: Project) -> None:
-    project.expected("abs", [9.0, 9.0, 9.0, 9.0])
+    project.write_expected("abs", [9.0, 9.0, 9.0, 9.0])
     done = project.gauntlet("run")
     assert done.code == 1
     result = project.result(f"{_CHAIN}:threshold")
@@ -303,14 +303,14 @@ def test_wrong_numbers_fail_with_figures_and_a_command_that_shows_it(project: Pr
 
 @pytest.mark.parametrize("values", [[1.0, 2.0], [float("nan")] * 4])
 def test_other_shapes_and_nans_fail(project: Project, values: list[float]) -> None:
-    project.expected("abs", values)
+    project.write_expected("abs", values)
     assert project.gauntlet("run", "--stages", "threshold").code == 1
     assert project.result(f"{_CHAIN}:threshold")["outputs"][0]["passed"] is False
 
 
 def test_the_specs_tolerance_counts(project: Project) -> None:
     values = np.load(project.regressions / "abs.npy") + 0.01
-    project.expected("abs", list(map(float, values)))
+    project.write_expected("abs", list(map(float, values)))
     assert project.gauntlet("threshold", "--model", "toy").code == 1
     project.regression(threshold_args=["--expected_f32_threshold=0.1f"])
     assert project.gauntlet("threshold", "--model", "toy").code == 0
@@ -323,7 +323,7 @@ def test_expected_failures_run_and_are_strict(project: Project) -> None:
     assert project.verdict(f"{_CHAIN}:threshold") == "xpassed"
     assert "remove the expectation" in passes.out
     assert project.gauntlet("run", "--stages", "threshold", "--lenient").code == 0
-    project.expected("abs", [9.0] * 4)
+    project.write_expected("abs", [9.0] * 4)
     assert project.gauntlet("run", "--stages", "threshold").code == 0
     assert project.verdict(f"{_CHAIN}:threshold") == "xfailed"
     assert "run_test_expecting_to_fail" in project.result(f"{_CHAIN}:threshold")["reason"]
@@ -390,8 +390,8 @@ def test_force_recompile_compares(project: Project) -> None:
 
 
 def test_iree_in_a_folder_with_blanks_finds_its_linker(cold: Project, tmp_path: Path) -> None:
-    tool = find_native("iree-compile")
-    folder = move_compiler(tool, tmp_path / "an iree")
+    tool = find_native_tool("iree-compile")
+    folder = copy_compiler(tool, tmp_path / "an iree")
     done = cold.gauntlet("run", "--stages", "compile", compile=str(folder / "iree-compile"))
     assert done.code == 0, done.text
     command = cold.result(f"{_CHAIN}:compile")["command"]

@@ -99,7 +99,7 @@ def test_a_time_out_is_no_expected_failure(project: Project) -> None:
 
 
 def test_the_kind_that_is_expected_is_named_in_every_report(project: Project) -> None:
-    project.expected("abs", [9.0] * 4)
+    project.write_expected("abs", [9.0] * 4)
     expecting(project, "threshold", kind="wrong numbers")
     done = project.gauntlet(*_WORDS)
     assert done.code == 0, done.text
@@ -122,7 +122,7 @@ def test_the_kind_that_is_expected_is_named_in_every_report(project: Project) ->
 
 
 def test_another_kind_keeps_its_verdict_and_says_what_was_expected(project: Project) -> None:
-    project.expected("abs", [9.0] * 4)
+    project.write_expected("abs", [9.0] * 4)
     expecting(project, "threshold", kind="does not run")
     done = project.gauntlet(*_WORDS)
     assert (done.code, project.verdict(_THRESHOLD)) == (1, "failed"), done.text
@@ -168,7 +168,7 @@ def test_a_text_of_a_compile_is_found_with_and_without_the_cache(project: Projec
 
 
 def test_a_text_of_a_run_is_one_of_the_tools_output(project: Project) -> None:
-    project.expected("abs", [9.0] * 4)
+    project.write_expected("abs", [9.0] * 4)
     for match, code in (("4xf32=9 9 9 9", 0), ("4xf32=8", 1)):
         expecting(project, "threshold", match=match)
         done = project.gauntlet(*_WORDS)
@@ -198,7 +198,7 @@ def test_operator_suites_excuse_no_mistake_either(project: Project, python: str)
     suite = OperatorSuite(project, warm=True)
     names = ("abs", "neg", "wrong", "refused")
     suite.add_every_outcome()
-    suite.config(expected_run_failures=[f"node/{name}" for name in names])
+    suite.write_config(expected_run_failures=[f"node/{name}" for name in names])
     flags = suite.root / "node" / "neg" / "run_module_io_flags.txt"
     flags.write_text(f"{flags.read_text()}--function=nag\n")
     cut = suite.root / "node" / "abs" / "input_0.bin"
@@ -217,7 +217,7 @@ def test_operator_suites_excuse_no_mistake_either(project: Project, python: str)
 def test_a_suites_text_is_looked_for_in_what_the_tools_say_of_an_operator(project: Project) -> None:
     suite = OperatorSuite(project, warm=True)
     suite.add_every_outcome()
-    suite.config()
+    suite.write_config()
     entries = (
         ("wrong", "threshold", "[FAILED] result[0]"),
         ("misspelt", "compile", "note: see"),

@@ -99,7 +99,7 @@ def test_a_planted_wrong_dispatch_is_found_and_its_bundle_shows_it(
     done = project.gauntlet("run", "--model", "toy", "--submodel", "sums")
     assert done.code == 1, done.text
     calls, real = tmp_path / "calls.txt", find_installed().runtime.run_module
-    counting = project.tool(
+    counting = project.write_tool(
         f'echo "$@" | tr " " "\\n" | grep -e --module= -e local-sync >> "{calls}"; exec "{real}" "$@"'
     )
     done = project.gauntlet("explain", run_module=counting)
@@ -234,7 +234,7 @@ _RUN = ("run", "--model", "toy", "--stages", "threshold")
 
 
 def test_what_passes_the_next_time_is_intermittent(project: Project) -> None:
-    fails = project.tool("echo '[FAILED] result[0]: element at index 0 is another'; exit 1")
+    fails = project.write_tool("echo '[FAILED] result[0]: element at index 0 is another'; exit 1")
     assert project.gauntlet(*_RUN, run_module=fails).code == 1
     done = project.gauntlet("explain")
     assert (done.code, "it is intermittent" in done.out) == (4, True), done.text
@@ -242,7 +242,7 @@ def test_what_passes_the_next_time_is_intermittent(project: Project) -> None:
 
 
 def test_another_runtime_is_not_taken_for_the_runs(project: Project) -> None:
-    project.expected("abs", [9.0] * 4)
+    project.write_expected("abs", [9.0] * 4)
     assert project.gauntlet(*_RUN).code == 1
     journal = project.newest / "journal.jsonl"
     identity = project.journal.run.toolchain.runtime_identity
@@ -255,7 +255,7 @@ def test_another_runtime_is_not_taken_for_the_runs(project: Project) -> None:
 @pytest.mark.parametrize("known", [False, True])
 def test_what_was_recorded_since_is_no_intermittent_failure(project: Project, *, known: bool) -> None:
     right = (project.regressions / "abs.npy").read_bytes()
-    project.expected("abs", [9.0] * 4)
+    project.write_expected("abs", [9.0] * 4)
     assert project.gauntlet(*_RUN).code == 1
     if known:
         # The second time a run knows what is in its files when it begins.

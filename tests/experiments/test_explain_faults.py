@@ -13,7 +13,7 @@ from iree_gauntlet.toolchains.installed import find_installed
 from tests.experiments.test_explain import expected, explained, model, planted
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import HANG
-from tests.support.permissions import enlarge_disk, full_disk, mounting
+from tests.support.permissions import mount_small_disk, resize_disk, with_mount_rights
 from tests.support.processes import wait_until
 from tests.support.toy_project import FLAGS
 
@@ -54,7 +54,7 @@ def test_interrupted_at_any_process_it_goes_on_afterwards(project: Project, tmp_
     while True:
         calls, reached = tmp_path / f"calls_{hung}", tmp_path / f"reached_{hung}"
         count = f'echo . >> "{calls}"; if [ $(wc -l < "{calls}") -gt {hung} ]; then touch "{reached}"; {HANG}; fi'
-        process = project.start("explain", **{tool: project.tool(f'{count}\nexec "{real(tool)}" "$@"\n')})
+        process = project.start("explain", **{tool: project.write_tool(f'{count}\nexec "{real(tool)}" "$@"\n')})
         wait_until(partial(_hung_or_over, process, reached))
         if not reached.exists():
             # It has fewer processes of this kind.
@@ -71,12 +71,12 @@ def test_interrupted_at_any_process_it_goes_on_afterwards(project: Project, tmp_
 
 
 @pytest.mark.stress
-@mounting
+@with_mount_rights
 @pytest.mark.parametrize("kilobytes", [8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024])
 def test_a_full_disk_is_said_and_it_goes_on_afterwards(project: Project, tmp_path: Path, kilobytes: int) -> None:
     wrong(project, tmp_path)
     disk = project.newest / "explain"
-    with full_disk(disk, f"{kilobytes}k"):
+    with mount_small_disk(disk, f"{kilobytes}k"):
         done = project.gauntlet("explain")
         if done.code:
             assert done.code == 3, done.text
@@ -85,7 +85,7 @@ def test_a_full_disk_is_said_and_it_goes_on_afterwards(project: Project, tmp_pat
             bundled = bool(list(disk.rglob("bundle.tar.gz")))
             assert ("`report " in done.err) <= bundled, done.text
             assert "iree-compile failed" not in done.text
-        enlarge_disk(disk, "64m")
+        resize_disk(disk, "64m")
         assert project.gauntlet("explain").code == 0
         assert [case["bundled"] for case in explained(project)["cases"]] == [True]
 
@@ -94,7 +94,7 @@ def lost(project: Project, file: str, **changes: Any) -> dict[str, Any]:
     """What is said of `toy/abs` when a file of it is gone, explained beside another failure."""
     project.regression("abs", **changes)
     for name in ("abs", "gone"):
-        project.expected(name, [9.0] * 4)
+        project.write_expected(name, [9.0] * 4)
     (project.regressions / "bad.mlir").write_text("func.func @bad() { nonsense }\n")
     project.regression("bad")
     assert project.gauntlet("run", "--model", "toy", "--stages", "threshold").code == 1

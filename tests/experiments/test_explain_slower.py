@@ -18,7 +18,7 @@ import pytest
 from iree_gauntlet.experiments.explain_slower import find_suspects
 from iree_gauntlet.records.compare_record import ComparedDispatches, DispatchDifference, OtherDispatches
 from iree_gauntlet.results import DispatchChange
-from tests.support.faulty_iree import MadeUpTimes, compiled_before
+from tests.support.faulty_iree import SyntheticBuild, fill_module_cache
 
 if TYPE_CHECKING:
     from tests.support.toy_project import Project
@@ -59,9 +59,9 @@ def model(project: Project) -> None:
     project.benchmark("sums", inputs=["8x16xf32=2.0", "16x16xf32=3.0"])
 
 
-def made_up(root: Path, factor: float = 1.0, *, matmul_ms: int = 6, sums_ms: int = 3) -> MadeUpTimes:
+def made_up(root: Path, factor: float = 1.0, *, matmul_ms: int = 6, sums_ms: int = 3) -> SyntheticBuild:
     """An IREE with made-up times of benchmarks and of dispatches, and the installed Python bindings."""
-    times = MadeUpTimes(root, factor)
+    times = SyntheticBuild(root, factor)
     tool = root / "tools" / "iree-profile"
     tool.write_text(PROFILE.format(MATMUL, matmul_ms * 1_000_000, SUMS, sums_ms * 1_000_000))
     tool.chmod(0o755)
@@ -71,7 +71,7 @@ def made_up(root: Path, factor: float = 1.0, *, matmul_ms: int = 6, sums_ms: int
     return times
 
 
-def compared(project: Project, a: MadeUpTimes, b: MadeUpTimes, submodel: str = "sums") -> None:
+def compared(project: Project, a: SyntheticBuild, b: SyntheticBuild, submodel: str = "sums") -> None:
     names = ("--model", "toy", "--submodel", submodel, "--run-dir", "runs/cmp")
     options = (*names, "--disturbed", "count", "--no-work")
     done = project.gauntlet("compare", a.iree, b.iree, *options, "--repetitions", "2", "--cpus", "all")
@@ -113,11 +113,11 @@ def test_the_dispatch_with_the_greatest_loss_is_bundled(project: Project, tmp_pa
     assert repro(bundle, usual, "") == 125
 
 
-def repro(bundle: Path, base: MadeUpTimes, new: MadeUpTimes | str) -> int:
+def repro(bundle: Path, base: SyntheticBuild, new: SyntheticBuild | str) -> int:
     """What `repro.sh` ends with."""
     tools: dict[str, str] = {}
     for prefix, side in (("BASE_", base), ("", new)):
-        folder = Path(side.iree.removeprefix("build:")) / "tools" if isinstance(side, MadeUpTimes) else Path("/none")
+        folder = Path(side.iree.removeprefix("build:")) / "tools" if isinstance(side, SyntheticBuild) else Path("/none")
         tools |= {f"{prefix}IREE_COMPILE": str(folder / "iree-compile")}
         tools |= {f"{prefix}IREE_BENCHMARK_MODULE": str(folder / "iree-benchmark-module")}
     return subprocess.run(["sh", str(bundle / "repro.sh")], env={**os.environ, **tools}, check=False).returncode
@@ -127,7 +127,7 @@ def repro(bundle: Path, base: MadeUpTimes, new: MadeUpTimes | str) -> int:
 def test_a_loss_that_no_dispatch_has_by_itself_is_spread(project: Project, tmp_path: Path) -> None:
     model(project)
     # Cut out, they take what they took.
-    slow = made_up(tmp_path / "slow", 1.5, matmul_ms=9, sums_ms=5).named("cut_", 1.0)
+    slow = made_up(tmp_path / "slow", 1.5, matmul_ms=9, sums_ms=5).set_times_for("cut_", 1.0)
     compared(project, made_up(tmp_path / "usual"), slow)
     done = project.gauntlet("explain", "--slower", "cmp")
     assert done.code == 4, done.text
@@ -141,7 +141,7 @@ def test_a_loss_that_no_dispatch_has_by_itself_is_spread(project: Project, tmp_p
 
 
 def test_without_a_profile_it_says_why(project: Project, tmp_path: Path) -> None:
-    compiled_before(project)
+    fill_module_cache(project)
     slow = made_up(tmp_path / "slow", 1.5)
     (tmp_path / "slow" / "tools" / "iree-profile").unlink()
     compared(project, made_up(tmp_path / "usual"), slow, "abs")
@@ -154,7 +154,7 @@ def test_what_cannot_be_explained_is_a_clear_word(project: Project, tmp_path: Pa
     assert (none.code, "there is no earlier `compare`" in none.err) == (2, True), none.text
     unknown = project.gauntlet("explain", "--slower", "nope")
     assert (unknown.code, "there is no such comparison" in unknown.err) == (2, True), unknown.text
-    compiled_before(project)
+    fill_module_cache(project)
     compared(project, made_up(tmp_path / "usual"), made_up(tmp_path / "other"), "abs")
     same = project.gauntlet("explain", "--slower")
     assert (same.code, "nothing is slower in" in same.err) == (5, True), same.text

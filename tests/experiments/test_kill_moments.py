@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.processes import running, wait_until
+from tests.support.processes import find_processes, wait_until
 
 if TYPE_CHECKING:
     from tests.support.toy_project import Project
@@ -27,7 +27,7 @@ def test_killed_at_random_moments_nothing_half_written_is_ever_used(project: Pro
         time.sleep(moments.uniform(0.4, 2.5))
         run.kill()
         run.wait()
-    wait_until(lambda: not running(str(project.folder)))
+    wait_until(lambda: not find_processes(str(project.folder)))
     done = project.gauntlet("run")
     assert done.code == 0, done.text
     again = project.gauntlet("run")

@@ -15,10 +15,10 @@ import pytest
 
 from iree_gauntlet.journal_format import read_journal
 from tests.support.command_line import LIMIT_SECONDS, MAIN
-from tests.support.faulty_iree import compiled_before, tree
+from tests.support.faulty_iree import fill_module_cache, tree
 from tests.support.hanging import HANG
 from tests.support.matrix_builder import MATRIX_REPORTS
-from tests.support.processes import begun_steps, running, wait_until
+from tests.support.processes import find_processes, list_started_steps, wait_until
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ BOTH = ("--iree", "installed", "--iree", VENV)
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
     project = Project(tmp_path)
-    compiled_before(project)
+    fill_module_cache(project)
     yield project
     project.close()
 
@@ -61,7 +61,7 @@ def results(folder: Path) -> list[str]:
 def begun(project: Project) -> list[str]:
     """Steps that the run with the build `slow` has begun."""
     journal = next((project.folder / "runs").glob("*-matrix/build-slow/journal.jsonl"), None)
-    return begun_steps(journal) if journal else []
+    return list_started_steps(journal) if journal else []
 
 
 def test_one_report_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_killed_and_gone_on_with(project: Project, moment: str) -> None:
     wait_until(reached)
     run.send_signal(signal.SIGKILL)
     run.wait()
-    wait_until(lambda: not running(str(project.folder)))
+    wait_until(lambda: not find_processes(str(project.folder)))
     folder = matrix_of(project)
     report = project.gauntlet("report", str(folder))
     assert report.code == 3, report.text
@@ -190,7 +190,7 @@ def test_interrupted_it_reports_what_there_is(project: Project, number: signal.S
     wait_until(lambda: any("compile" in step for step in begun(project)))
     run.send_signal(number)
     assert run.wait(LIMIT_SECONDS) == 130
-    wait_until(lambda: not running(str(project.folder)))
+    wait_until(lambda: not find_processes(str(project.folder)))
     made = document(project)
     assert (made["state"], made["exit_code"]) == ("interrupted", 130)
     assert [iree["exit_code"] for iree in made["irees"]] == [0, 130, 130]

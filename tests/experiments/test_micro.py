@@ -20,7 +20,7 @@ import pytest
 from iree_gauntlet.toolchains import devices
 from tests.support.command_line import run_here
 from tests.support.fake_measuring import CALL_MS, FIRST_CALL_MS, FLOPS_PER_S, PEAK_RSS_BYTES
-from tests.support.micro_project import Micro, Sweep, first_sweep
+from tests.support.micro_project import Micro, Sweep, make_first_sweep
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def micro(tmp_path: Path, first: Sweep) -> Iterator[Micro]:
 
 @pytest.fixture(scope="module")
 def first() -> Sweep:
-    return first_sweep()
+    return make_first_sweep()
 
 
 def test_recipes_are_measured_with_the_baseline(first: Sweep) -> None:
@@ -171,7 +171,7 @@ def test_a_recipe_that_changes_nothing_is_found_out(
 ) -> None:
     # As where an exporter folds integers and steps into f32 weights: it runs, its numbers are right, and nothing of it
     # is int8.
-    micro = Micro(tmp_path, checked="int8wo")
+    micro = Micro(tmp_path, real_outputs="int8wo")
     monkeypatch.setenv("STAND_IN", "folded")
     micro.write(recipes="int8wo")
     done = micro.sweep()
@@ -188,7 +188,7 @@ def test_a_recipe_that_changes_nothing_is_found_out(
 def test_wrong_numbers_have_no_speed_and_the_others_go_on(
     tmp_path: Path, first: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    micro = Micro(tmp_path, checked="int8wo")
+    micro = Micro(tmp_path, real_outputs="int8wo")
     monkeypatch.setenv("STAND_IN", "wrong")
     done = micro.sweep()
     assert done.code == 1, done.text
@@ -283,8 +283,8 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(micro: Micro) -> None:
     before = (micro.run / "journal.jsonl").read_text().splitlines()
     said = "the sweep was killed, or is still under way: 1 of 3 points measured; micro --resume continues it"
     assert said in micro.gauntlet("report", "latest").out
-    micro.measuring.goes_on("b.baseline")
-    micro.measuring.takes("baseline", 7.0)
+    micro.measuring_python.stop_hanging("b.baseline")
+    micro.measuring_python.set_call_ms("baseline", 7.0)
     resumed = micro.gauntlet("micro", "--resume")
     assert resumed.code == 0, resumed.text
     assert "point 1 of 3" not in resumed.out
@@ -310,7 +310,7 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(micro: Micro) -> None:
 def second_point(micro: Micro) -> subprocess.Popen[bytes]:
     """A sweep over three points that has come to the rounds of the second one, and comes no further."""
     micro.write("a", "b", "c", recipes="O3")
-    micro.measuring.hangs("b.baseline")
+    micro.measuring_python.hang("b.baseline")
     process = micro.start()
     rounds = "runs/*/steps/b/*/benchmark/rounds.baseline.stdout.txt"
     wait_until(lambda: list(micro.folder.glob(rounds)) or process.poll() is not None)
@@ -374,7 +374,7 @@ def test_a_sweep_takes_a_gpu_block_by_block(tmp_path: Path, vulkan: Device, monk
 )
 def test_mistakes_are_told_before_anything_runs(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     micro = Micro(tmp_path, warm=False)
-    done = micro.gauntlet("micro", "--torch-python", str(micro.torch), *words)
+    done = micro.gauntlet("micro", "--torch-python", str(micro.torch_python), *words)
     assert done.code == 2, done.text
     assert said in done.err
     assert "Traceback" not in done.text

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.measure
 
 @pytest.fixture
 def micro(tmp_path: Path) -> Iterator[Micro]:
-    made = Micro(tmp_path, warm=False, measures=True)
+    made = Micro(tmp_path, warm=False, real_times=True)
     yield made
     made.project.close()
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.artifact_server import Server, serving, whole
-from tests.support.onnx_suite import TESTS, ZOO, config, file_over, name_of, write_models
+from tests.support.artifact_server import Server, make_responder, run_server
+from tests.support.onnx_suite import TEST_FILE, ZOO_URL, make_test_file, make_test_name, write_config, write_models
 from tests.support.spec_trees import write_tree
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.iree
 
 MODELS = ("dense", "erf", "two", "unknown", "riddle", "garbage")
 FAILING = {
-    name_of("mnist/model/unknown.onnx"): "fail-compile",
-    name_of("mnist/model/riddle.onnx"): "fail-import",
-    name_of("mnist/model/garbage.onnx"): "fail-import",
+    make_test_name("mnist/model/unknown.onnx"): "fail-compile",
+    make_test_name("mnist/model/riddle.onnx"): "fail-import",
+    make_test_name("mnist/model/garbage.onnx"): "fail-import",
 }
 
 
@@ -30,12 +30,12 @@ FAILING = {
 def mirror(project: Project) -> Iterator[Server]:
     """A mirror of the models, which the project fetches from, and a suite of them."""
     write_models(project.folder / "zoo")
-    with serving() as server:
+    with run_server() as server:
         for path in (project.folder / "zoo").rglob("*.onnx"):
-            server.url(f"/{path.relative_to(project.folder / 'zoo')}", whole(path.read_bytes()))
-        text = f'[[mirrors]]\nprefix = "{ZOO}"\nto = ["{server.base}/"]\nonly = true\n'
+            server.url(f"/{path.relative_to(project.folder / 'zoo')}", make_responder(path.read_bytes()))
+        text = f'[[mirrors]]\nprefix = "{ZOO_URL}"\nto = ["{server.base}/"]\nonly = true\n'
         (project.folder / "gauntlet.toml").write_text(text)
-        write_tree(suite(project), {TESTS: file_over(*(f'"mnist/model/{name}.onnx"' for name in MODELS))})
+        write_tree(suite(project), {TEST_FILE: make_test_file(*(f'"mnist/model/{name}.onnx"' for name in MODELS))})
         yield server
 
 
@@ -59,8 +59,8 @@ def verdicts(project: Project) -> dict[str, str]:
 
 
 def test_every_outcome_and_the_second_run(project: Project, mirror: Server) -> None:
-    outcomes = {"default": "pass", **FAILING, name_of("mnist/model/erf.onnx"): "fail-run"}
-    config(suite(project), tests_and_expected_outcomes=outcomes)
+    outcomes = {"default": "pass", **FAILING, make_test_name("mnist/model/erf.onnx"): "fail-run"}
+    write_config(suite(project), tests_and_expected_outcomes=outcomes)
     done = project.gauntlet("run", "--spec-dir", "onnx_models")
     assert done.code == 3, done.text
     passing = {f"{name} {stage}": "passed" for name in ("dense", "erf", "two") for stage in ("import", "compile")}
@@ -89,7 +89,7 @@ def test_every_outcome_and_the_second_run(project: Project, mirror: Server) -> N
     )
 
     # With the tolerance that the config asks for, exp(erf(x)) - 1.5 is not what onnxruntime has.
-    config(
+    write_config(
         suite(project),
         iree_run_module_flags=["--device=local-sync", "--expected_f32_threshold=0"],
         tests_and_expected_outcomes=outcomes,
@@ -105,9 +105,9 @@ def test_every_outcome_and_the_second_run(project: Project, mirror: Server) -> N
 def test_without_onnxruntime_only_the_comparison_is_an_error(
     project: Project, mirror: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert mirror.answers
+    assert mirror.responders
     monkeypatch.setattr("iree_gauntlet.engine.workbench.onnxruntime_version", lambda: "")
-    config(suite(project))
+    write_config(suite(project))
     done = project.gauntlet("run", "--spec-dir", "onnx_models", "--submodel", "dense")
     assert done.code == 3
     assert "pip install 'iree-gauntlet[record]'" in done.text
@@ -121,8 +121,8 @@ def test_without_onnxruntime_only_the_comparison_is_an_error(
 
 def test_models_of_a_folder(project: Project) -> None:
     write_models(project.folder / "zoo")
-    write_tree(suite(project), {TESTS: file_over('"mnist/model/two.onnx"')})
-    config(suite(project))
+    write_tree(suite(project), {TEST_FILE: make_test_file('"mnist/model/two.onnx"')})
+    write_config(suite(project))
     words = ("--spec-dir", "onnx_models", "--model-root", "zoo")
     done = project.gauntlet("fetch", *words, "--offline")
     assert done.code == 0, done.text

@@ -18,8 +18,8 @@ from iree_gauntlet.engine.rounds.machine_lock import MachineLocks, lock_folder
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.operator_suite import OperatorSuite
-from tests.support.permissions import full_disk, mounting
-from tests.support.processes import running, wait_until
+from tests.support.permissions import mount_small_disk, with_mount_rights
+from tests.support.processes import find_processes, wait_until
 
 if TYPE_CHECKING:
     import subprocess
@@ -70,7 +70,7 @@ def _reason(suite: OperatorSuite, step: str) -> str:
 
 def _servers(run: subprocess.Popen[bytes]) -> list[int]:
     begun = {process.pid for process in psutil.Process(run.pid).children(recursive=True)}
-    return [pid for pid in running("compile_server.py") if pid in begun]
+    return [pid for pid in find_processes("compile_server.py") if pid in begun]
 
 
 def test_each_outcome_says_its_stage_and_cause(suite: OperatorSuite) -> None:
@@ -135,7 +135,7 @@ def test_expected_failures_are_strict_by_stage_and_kind(warm: OperatorSuite) -> 
         "expected_run_failures": ["node/wrong", "node/refused"],
         "skip_run_tests": ["node/neg"],
     }
-    suite.config(**lists)
+    suite.write_config(**lists)
     done = suite.run("-j", "1")
     assert done.code == 1, done.text
     expected = _VERDICTS | {
@@ -148,7 +148,7 @@ def test_expected_failures_are_strict_by_stage_and_kind(warm: OperatorSuite) -> 
     }
     assert suite.verdicts == expected
     # A crash is no ordinary failure.
-    suite.config(
+    suite.write_config(
         **lists | {"expected_compile_crashes": [], "expected_compile_failures": ["node/misspelt", "node/zero"]}
     )
     done = suite.run("-j", "1", "--submodel", "zero")
@@ -158,12 +158,12 @@ def test_expected_failures_are_strict_by_stage_and_kind(warm: OperatorSuite) -> 
 
 def test_a_broken_case_is_an_error_of_its_own(warm: OperatorSuite) -> None:
     suite, project = warm, warm.project
-    suite.unary("abs")
-    (suite.unary("neg", "Neg", "1 -2 3 -4") / "input_0.bin").unlink()
-    (suite.unary("wrong") / "more.mlir").touch()
-    strange = suite.unary("refused") / "run_module_io_flags.txt"
+    suite.add_unary("abs")
+    (suite.add_unary("neg", "Neg", "1 -2 3 -4") / "input_0.bin").unlink()
+    (suite.add_unary("wrong") / "more.mlir").touch()
+    strange = suite.add_unary("refused") / "run_module_io_flags.txt"
     strange.write_text(f"{strange.read_text()}--no_such_flag=1\n")
-    (suite.unary("misspelt") / "run_module_io_flags.txt").write_bytes(b"\xff")
+    (suite.add_unary("misspelt") / "run_module_io_flags.txt").write_bytes(b"\xff")
     done = suite.run("-j", "1")
     assert done.code == 3, done.text
     assert suite.verdicts == {
@@ -202,7 +202,7 @@ def test_a_broken_case_is_an_error_of_its_own(warm: OperatorSuite) -> None:
 def test_a_run_writes_nothing_into_the_suite(warm: OperatorSuite) -> None:
     """As flagfiles of upstream's pytorch_ops have it: `--output=@expected_result0.npy`."""
     suite = warm
-    folder = suite.unary("abs")
+    folder = suite.add_unary("abs")
     flags = folder / "run_module_io_flags.txt"
     flags.write_text(f"{flags.read_text()}--output=@expected_result0.npy\n--output=@../configs/other.npy\n")
     before = sorted(suite.root.rglob("*"))
@@ -219,9 +219,9 @@ def test_a_run_writes_nothing_into_the_suite(warm: OperatorSuite) -> None:
 
 def test_what_wants_too_much_hurts_itself_alone(warm: OperatorSuite) -> None:
     suite = warm
-    suite.unary("abs")
-    suite.huge("huge")
-    suite.unary("neg", "Neg", "1 -2 3 -4")
+    suite.add_unary("abs")
+    suite.add_huge("huge")
+    suite.add_unary("neg", "Neg", "1 -2 3 -4")
     done = suite.run("-j", "1")
     assert done.code in (1, 3), done.text
     verdicts = suite.verdicts
@@ -232,7 +232,7 @@ def test_what_wants_too_much_hurts_itself_alone(warm: OperatorSuite) -> None:
 def test_what_hangs_is_ended_and_says_after_how_long(warm: OperatorSuite) -> None:
     """That others go on in a new worker: tests/engine/test_run_server.py, as what hangs shares its limit with them."""
     suite = warm
-    suite.endless("endless")
+    suite.add_endless("endless")
     done = suite.run("-j", "1", "--timeout-threshold", "1")
     assert done.code == 3, done.text
     assert suite.verdicts["endless:threshold"] == "error"
@@ -243,8 +243,8 @@ def test_what_hangs_is_ended_and_says_after_how_long(warm: OperatorSuite) -> Non
 @contextmanager
 def _first_compile_hangs(suite: OperatorSuite) -> Iterator[subprocess.Popen[bytes]]:
     """A run that is compiling `neg0`, which never ends, and has `neg1` before it."""
-    folder = suite.unary("neg0", "Neg", "1 -2 3 -4")
-    suite.unary("neg1", "Neg", "1 -2 3 -4")
+    folder = suite.add_unary("neg0", "Neg", "1 -2 3 -4")
+    suite.add_unary("neg1", "Neg", "1 -2 3 -4")
     program, pipe, printed = folder / "model.mlir", folder / "pipe", suite.project.folder / "printed.txt"
     os.mkfifo(pipe)
     text = program.read_text()
@@ -280,26 +280,26 @@ def test_killed_servers_are_told_and_replaced(suite: OperatorSuite) -> None:
         "neg1:threshold": "passed",
     }
     assert suite.project.result("node/neg0@cpu_sync:compile")["signal"] == "SIGKILL"
-    wait_until(lambda: not running(folder))
+    wait_until(lambda: not find_processes(folder))
 
 
 def test_a_killed_run_leaves_nothing_and_is_resumed(suite: OperatorSuite) -> None:
     with _first_compile_hangs(suite) as run:
         run.kill()
         run.wait()
-        wait_until(lambda: not running(str(suite.project.folder)))
+        wait_until(lambda: not find_processes(str(suite.project.folder)))
     done = suite.project.gauntlet("run", "--resume")
     assert done.code == 0, done.text
     assert set(suite.verdicts.values()) == {"passed"}
     assert len(suite.verdicts) == 4
 
 
-@mounting
+@with_mount_rights
 def test_a_full_disk_is_named_and_nothing_else_is_blamed(suite: OperatorSuite) -> None:
     for index in range(2):
-        suite.unary(f"neg{index}", "Neg", "1 -2 3 -4")
+        suite.add_unary(f"neg{index}", "Neg", "1 -2 3 -4")
     disk = suite.project.folder / "runs"
-    with full_disk(disk, "400k"):
+    with mount_small_disk(disk, "400k"):
         (disk / "ballast").write_bytes(bytes(366_000))
         done = suite.run()
         assert done.code == 3, done.text
@@ -313,13 +313,13 @@ def test_a_full_disk_is_named_and_nothing_else_is_blamed(suite: OperatorSuite) -
 
 
 def test_a_program_that_is_edited_meanwhile_is_kept_under_no_key(suite: OperatorSuite) -> None:
-    folder = suite.unary("neg", "Neg", "1 -2 3 -4")
+    folder = suite.add_unary("neg", "Neg", "1 -2 3 -4")
     program = folder / "model.mlir"
     before = program.read_text()
     # Planned with one content, compiled with another: the plan is made before the lock is had.
     real = find_installed().compiler.compile
     script = f'printf "%s" "$(sed s/onnx.Neg/onnx.Abs/ "{program}")" > "{program}"; exec "{real}" "$@"'
-    done = suite.run("--stages", "compile", python="", compile=suite.project.tool(script))
+    done = suite.run("--stages", "compile", python="", compile=suite.project.write_tool(script))
     assert done.code == 3, done.text
     assert "was changed or removed while this ran" in _reason(suite, "neg:compile")
     program.write_text(before)
@@ -330,8 +330,8 @@ def test_a_program_that_is_edited_meanwhile_is_kept_under_no_key(suite: Operator
 
 def test_a_runtime_of_another_place_is_asked_itself(warm: OperatorSuite) -> None:
     suite = warm
-    suite.unary("neg", "Neg", "1 -2 3 -4")
+    suite.add_unary("neg", "Neg", "1 -2 3 -4")
     script = f'echo "[FAILED] by another runtime"; "{find_installed().runtime.run_module}" "$@" > /dev/null; exit 1'
-    done = suite.run(run_module=suite.project.tool(script))
+    done = suite.run(run_module=suite.project.write_tool(script))
     assert done.code == 1, done.text
     assert "by another runtime" in _reason(suite, "neg:threshold")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.places import ROOT
 from tests.support.real_models import ModelRun, run_models
-from tests.support.session_folder import SESSION_FOLDER_VARIABLE, made_once
+from tests.support.session_folder import SESSION_FOLDER_VARIABLE, make_once
 
 pytestmark = [pytest.mark.iree, pytest.mark.timeout(1200)]
 
@@ -47,14 +47,14 @@ def _run_cold(made: Path) -> None:
 
 @pytest.fixture
 def cold() -> ModelRun:
-    folder, code, output = json.loads((made_once("two-models-ran", _run_cold) / "run.json").read_text())
+    folder, code, output = json.loads((make_once("two-models-ran", _run_cold) / "run.json").read_text())
     return ModelRun(Path(folder), code, output)
 
 
 def test_two_models_pass_all_three_steps(cold: ModelRun) -> None:
     assert cold.code == 0, cold.output
-    assert cold.passed() == set(cold.verdicts("threshold")) == set(_CHAINS)
-    assert "fetch" in {step.rsplit(":", 1)[1] for step in cold.made()}
+    assert cold.list_passed_chains() == set(cold.verdicts("threshold")) == set(_CHAINS)
+    assert "fetch" in {step.rsplit(":", 1)[1] for step in cold.list_uncached_steps()}
 
 
 def test_times_without_a_golden_of_this_machine_are_shown_and_not_judged(cold: ModelRun) -> None:
@@ -74,7 +74,7 @@ def test_the_second_run_comes_from_the_cache(cold: ModelRun, tmp_path: Path) -> 
     assert cold.code == 0
     warm = _on_cpu("warm", tmp_path)
     assert warm.code == 0, warm.output
-    assert warm.made() == []
+    assert warm.list_uncached_steps() == []
     assert "compiles: 2 from cache, 0 made" in warm.output
 
 

@@ -21,9 +21,9 @@ from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.run_folder import find_finished_verdicts
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.hanging import HANG, marked_hang
-from tests.support.processes import running, wait_until
-from tests.support.session_folder import made_once
+from tests.support.hanging import HANG, make_hang_command
+from tests.support.processes import find_processes, wait_until
+from tests.support.session_folder import make_once
 from tests.support.toy_project import FLAGS, TOOLS, Project
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _with_onnx(project: Project) -> Project:
 def _import_alone(folder: Path) -> None:
     """Makes a project whose cache holds the import of that model, and not its compile."""
     project = _with_onnx(Project(folder / "project", cache="flags"))
-    done = project.gauntlet("compile", compile=project.tool("exit 1"))
+    done = project.gauntlet("compile", compile=project.write_tool("exit 1"))
     assert done.code == 1, done.text
 
 
@@ -87,13 +87,13 @@ def _errors(project: Project) -> set[str]:
 def test_ended_while_a_tool_works(onnx_project: Project, stage: str, number: signal.Signals) -> None:
     project = onnx_project
     if stage != "import":
-        imported = made_once("onnx-project", _import_alone) / "project" / "cache" / "modules"
+        imported = make_once("onnx-project", _import_alone) / "project" / "cache" / "modules"
         shutil.copytree(imported, project.folder / "cache" / "modules")
-    run = project.start("run", **project.telling_tools(slow=stage))
+    run = project.start("run", **project.write_logging_tools(slow_stage=stage))
     wait_until(lambda: stage in project.calls)
     run.send_signal(number)
     code = run.wait(LIMIT_SECONDS)
-    wait_until(lambda: not running(str(project.folder)))
+    wait_until(lambda: not find_processes(str(project.folder)))
     before = project.journal
     done = [call for call in project.calls if f"toy/abs@cpu:{call}" in before.results]
     assert f"toy/abs@cpu:{stage}" not in before.results
@@ -110,7 +110,7 @@ def test_ended_while_a_tool_works(onnx_project: Project, stage: str, number: sig
         assert json.loads((project.newest / "summary.json").read_text())["exit_code"] == 130
     (project.folder / "calls.txt").unlink()
 
-    resumed = project.gauntlet("run", "--resume", **project.telling_tools())
+    resumed = project.gauntlet("run", "--resume", **project.write_logging_tools())
     assert resumed.code == 0, resumed.text
     assert stage in project.calls
     assert not set(project.calls) & set(done), "what was done is not done again"
@@ -155,11 +155,11 @@ def test_killed_while_a_module_is_half_written(project: Project, *, kept: bool) 
     half = project.folder / "half-written"
     real = find_installed().compiler.compile
     script = f'for last; do :; done; "{real}" "$@" && truncate -s -100 "$last"; touch "{half}"\n({HANG})'
-    run = project.start("compile", "--force-recompile", compile=project.tool(script))
+    run = project.start("compile", "--force-recompile", compile=project.write_tool(script))
     wait_until(half.exists)
     run.kill()
     run.wait()
-    wait_until(lambda: not running(str(project.folder)))
+    wait_until(lambda: not find_processes(str(project.folder)))
     # A half module would not run.
     done = project.gauntlet("run", "--stages", "threshold")
     assert done.code == 0, done.text
@@ -169,16 +169,16 @@ def test_killed_while_a_module_is_half_written(project: Project, *, kept: bool) 
 
 @pytest.mark.stress
 def test_a_killed_run_leaves_no_process(project: Project) -> None:
-    hang = marked_hang()
-    run = project.start("run", "--force-recompile", compile=project.tool(f"{hang} & {hang}"))
-    wait_until(lambda: len(running(hang)) >= 2)
+    hang = make_hang_command()
+    run = project.start("run", "--force-recompile", compile=project.write_tool(f"{hang} & {hang}"))
+    wait_until(lambda: len(find_processes(hang)) >= 2)
     run.kill()
     run.wait()
-    wait_until(lambda: not running(hang))
+    wait_until(lambda: not find_processes(hang))
 
 
 def test_a_second_interrupt_does_not_wait_for_a_stubborn_tool(project: Project) -> None:
-    tools = project.telling_tools()
+    tools = project.write_logging_tools()
     calls = shlex.quote(f"{project.folder}/calls.txt")
     script = f"ask() {{ echo asked >> {calls}; }}\ntrap ask TERM\necho compile >> {calls}\n"
     # A shell that waits for what is behind it meets a signal at once.
@@ -189,7 +189,7 @@ def test_a_second_interrupt_does_not_wait_for_a_stubborn_tool(project: Project) 
     wait_until(lambda: "asked" in project.calls or run.poll() is not None)
     run.send_signal(signal.SIGINT)
     assert run.wait(LIMIT_SECONDS) == 130
-    wait_until(lambda: not running(str(project.folder / "compile.sh")))
+    wait_until(lambda: not find_processes(str(project.folder / "compile.sh")))
 
 
 def test_a_torn_journal_is_continued(project: Project) -> None:
@@ -219,7 +219,7 @@ def test_a_journal_that_was_tampered_with_is_refused(project: Project) -> None:
 
 
 def test_resume_of_a_finished_run_runs_nothing(project: Project) -> None:
-    tools = project.telling_tools()
+    tools = project.write_logging_tools()
     assert project.gauntlet("run", **tools).code == 0
     before = project.calls
     assert "threshold" in before
@@ -277,7 +277,7 @@ def test_what_was_made_from_a_file_that_has_changed_is_done_again(
     project: Project, file: str, again: list[str], *, known: bool
 ) -> None:
     np.save(project.regressions / "x.npy", np.ones(4, np.float32))
-    project.expected("abs", [1.0] * 4)
+    project.write_expected("abs", [1.0] * 4)
     project.regression(inputs=[{"source": "x.npy"}])
     assert project.gauntlet("run").code == 0
     if known:
@@ -307,7 +307,7 @@ def test_what_was_made_from_a_file_that_has_changed_is_done_again(
 
 
 def test_what_needs_a_module_whose_flags_have_changed_is_done_again(project: Project) -> None:
-    tools = project.telling_tools()
+    tools = project.write_logging_tools()
     assert project.gauntlet("run", **tools).code == 0
     (project.folder / "calls.txt").unlink()
     project.regression(compiler_flags=[*FLAGS, "--iree-opt-level=O1"])
@@ -322,7 +322,7 @@ def test_what_needs_a_module_whose_flags_have_changed_is_done_again(project: Pro
 
 def test_a_resumed_run_keeps_its_selection(project: Project) -> None:
     project.add("b")
-    project.expected("b", [9.0] * 4)
+    project.write_expected("b", [9.0] * 4)
     selection = ("--stages", "threshold")
     assert project.gauntlet("run", "--submodel", "b", *selection).code == 1
     other = project.gauntlet("run", "--resume", "--submodel", "abs")
@@ -334,7 +334,7 @@ def test_a_resumed_run_keeps_its_selection(project: Project) -> None:
 
 @pytest.mark.parametrize("words", [("run", "--stages", "compile"), ("compile",)])
 def test_a_resumed_run_is_not_narrowed_down_to_what_passes(project: Project, words: tuple[str, ...]) -> None:
-    project.expected("abs", [9.0] * 4)
+    project.write_expected("abs", [9.0] * 4)
     assert project.gauntlet("run").code == 1
     junit = (project.newest / "junit.xml").read_bytes()
     narrowed = project.gauntlet(*words, "--resume")
@@ -350,7 +350,7 @@ def test_a_resumed_run_is_not_narrowed_down_to_what_passes(project: Project, wor
 def test_a_failure_is_not_lost_with_its_spec(project: Project) -> None:
     project.add("b")
     project.add("c")
-    project.expected("abs", [9.0] * 4)
+    project.write_expected("abs", [9.0] * 4)
     project.regression("c", threshold_args=["--expected_f32_threshold=1e-3"], run_function="gone")
     selection = ("--stages", "threshold")
     assert project.gauntlet("run", *selection).code == 3
@@ -385,7 +385,7 @@ def test_a_resumed_run_keeps_how_it_was_to_compile_and_for_how_long(project: Pro
     again = project.folder / "cut" / "made-again"
     first, second = sorted(again.iterdir(), key=lambda note: note.stat().st_mtime_ns)
     second.unlink()
-    tools = project.telling_tools()
+    tools = project.write_logging_tools()
 
     resumed = project.gauntlet("run", "--resume", "--run-dir", "cut", **tools)
     assert resumed.code == 0, resumed.text
@@ -401,7 +401,7 @@ def test_a_resumed_run_keeps_how_it_was_to_compile_and_for_how_long(project: Pro
 
 
 def test_files_that_are_gone_are_fetched_again(project: Project) -> None:
-    project.expected("abs", [9.0] * 4)
+    project.write_expected("abs", [9.0] * 4)
     assert project.gauntlet("run", "--stages", "threshold").code == 1
     shutil.rmtree(project.folder / "cache" / "artifacts")
     project.regression(threshold_args=["--expected_f32_threshold=20"])
@@ -416,9 +416,9 @@ def test_there_is_nothing_to_resume(project: Project) -> None:
 
 def test_only_what_failed(project: Project) -> None:
     project.add("b")
-    project.expected("b", [9.0] * 4)
+    project.write_expected("b", [9.0] * 4)
     assert project.gauntlet("run").code == 1
-    project.expected("b", [1.0] * 4)
+    project.write_expected("b", [1.0] * 4)
     again = project.gauntlet("run", "--last-failed")
     assert again.code == 1
     assert {step["chain"] for step in project.journal.steps} == {"toy/b@cpu"}

@@ -25,7 +25,7 @@ _RUN = ("run", "--model", "toy", "--stages", "threshold", "--explain")
 
 def test_what_failed_is_explained_behind_the_run(project: Project) -> None:
     project.add("broken", '"tosa.nonsense"(%a) : (tensor<4xf32>) -> tensor<4xf32')
-    project.expected("abs", [9.0] * 4)
+    project.write_expected("abs", [9.0] * 4)
     project.regression("abs", run_test_expecting_to_fail=True)
     done = project.gauntlet(*_RUN)
     # 1 is the run's; the explanation alone, which has a bundle, would end with 0.
@@ -58,11 +58,11 @@ def test_what_cannot_be_explained_changes_nothing(project: Project) -> None:
 
 
 def test_interrupted_while_it_explains_the_runs_reports_are_whole(project: Project, tmp_path: Path) -> None:
-    project.expected("abs", [9.0] * 4)
+    project.write_expected("abs", [9.0] * 4)
     records, reached = f'"{project.folder}"/runs/*/explain/journal.jsonl', tmp_path / "reached"
     real = find_installed().runtime.run_module
     script = f'if ls {records} >/dev/null 2>&1; then touch "{reached}"; {HANG}; fi\nexec "{real}" "$@"\n'
-    process = project.start(*_RUN, run_module=project.tool(script))
+    process = project.start(*_RUN, run_module=project.write_tool(script))
     wait_until(reached.exists)
     process.send_signal(signal.SIGINT)
     assert process.wait(LIMIT_SECONDS) == 130

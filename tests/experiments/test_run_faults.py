@@ -21,12 +21,12 @@ from iree_gauntlet.records import run_folder
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.toolchains import find
 from iree_gauntlet.toolchains.installed import find_installed
-from tests.support.artifact_server import Request, Server, send, whole
+from tests.support.artifact_server import Request, Server, make_responder, send_response
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.hanging import marked_hang
-from tests.support.iree_wheels import found_in
-from tests.support.permissions import full_disk, mounting, read_only
-from tests.support.processes import running, wait_until
+from tests.support.hanging import make_hang_command
+from tests.support.iree_wheels import find_wheels_of
+from tests.support.permissions import mount_read_only, mount_small_disk, with_mount_rights
+from tests.support.processes import find_processes, wait_until
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def test_an_unexpected_exception_is_an_error_of_its_step_alone(
 
 @pytest.mark.parametrize(("stage", "tool"), _TOOLS)
 def test_a_tool_that_crashes_is_an_error_and_says_the_signal(started: Project, stage: str, tool: str) -> None:
-    done = started.gauntlet("run", **{tool: started.tool("echo before; kill -SEGV $$")})
+    done = started.gauntlet("run", **{tool: started.write_tool("echo before; kill -SEGV $$")})
     assert done.code == 3
     result = started.result(f"{_CHAIN}:{stage}")
     assert (result["verdict"], result["signal"]) == ("error", "SIGSEGV")
@@ -119,21 +119,21 @@ def test_a_tool_that_crashes_is_an_error_and_says_the_signal(started: Project, s
 def test_a_crash_is_a_failure_that_may_be_expected(cold: Project) -> None:
     reason = 'reason = "it crashes"'
     cold.suite(f'[[expect_failure]]\ncase = "toy/*"\nstage = "compile"\n{reason}\n')
-    done = cold.gauntlet("run", "--suite", "s", compile=cold.tool("kill -ABRT $$"))
+    done = cold.gauntlet("run", "--suite", "s", compile=cold.write_tool("kill -ABRT $$"))
     assert done.code == 0
     assert cold.verdict(_COMPILE) == "xfailed"
 
 
 @pytest.mark.parametrize(("stage", "tool"), _TOOLS)
 def test_a_tool_that_hangs_is_ended_with_its_children(started: Project, stage: str, tool: str) -> None:
-    hang = marked_hang()
+    hang = make_hang_command()
     script = f"{hang} & trap '' TERM; {hang}"
-    done = started.gauntlet("run", f"--timeout-{stage}", "1", **{tool: started.tool(script)})
+    done = started.gauntlet("run", f"--timeout-{stage}", "1", **{tool: started.write_tool(script)})
     assert done.code == 3
     result = started.result(f"{_CHAIN}:{stage}")
     assert result["timed_out"]
     assert "1 s" in result["reason"]
-    assert not running(hang)
+    assert not find_processes(hang)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_tool_that_hangs_is_ended_with_its_children(started: Project, stage: s
     ],
 )
 def test_a_compiler_that_is_killed_or_cannot_write_is_an_error(cold: Project, script: str, reason: str) -> None:
-    done = cold.gauntlet("run", compile=cold.tool(script))
+    done = cold.gauntlet("run", compile=cold.write_tool(script))
     assert done.code == 3
     assert reason in cold.result(_COMPILE)["reason"]
 
@@ -158,7 +158,7 @@ def test_a_compiler_that_cannot_be_started(cold: Project) -> None:
 
 def test_a_module_of_garbage_fails_where_it_is_loaded(cold: Project) -> None:
     script = f'{_OUTPUT}; "{find_installed().compiler.compile}" "$@" && echo garbage > "$last"'
-    done = cold.gauntlet("run", compile=cold.tool(script))
+    done = cold.gauntlet("run", compile=cold.write_tool(script))
     assert done.code == 1
     assert cold.verdict(f"{_CHAIN}:threshold") == "failed"
     assert "module" in cold.result(f"{_CHAIN}:threshold")["reason"]
@@ -168,14 +168,14 @@ def test_a_module_of_garbage_fails_where_it_is_loaded(cold: Project) -> None:
 @pytest.mark.parametrize("statistics", ["", "not JSON", "[]", None])
 def test_statistics_of_garbage_are_an_error(cold: Project, statistics: str | None) -> None:
     write = "" if statistics is None else f'; printf %s {shlex.quote(statistics)} > "$folder/statistics.json"'
-    done = cold.gauntlet("run", compile=cold.tool(f'{_OUTPUT}; echo garbage > "$last"{write}'))
+    done = cold.gauntlet("run", compile=cold.write_tool(f'{_OUTPUT}; echo garbage > "$last"{write}'))
     assert done.code == 3
     assert "statistics" in cold.result(_COMPILE)["reason"]
 
 
 def test_a_benchmark_without_rows_is_an_error(project: Project) -> None:
     # The real tool does this for some modules, and exits with 0.
-    done = project.gauntlet("run", benchmark_module=project.tool("echo 'Failed to match any benchmarks' >&2"))
+    done = project.gauntlet("run", benchmark_module=project.write_tool("echo 'Failed to match any benchmarks' >&2"))
     assert done.code == 3
     assert project.verdict(f"{_CHAIN}:benchmark") == "error"
 
@@ -189,7 +189,7 @@ def test_a_function_that_does_not_exist_is_an_error_of_the_spec(project: Project
 
 def test_output_of_any_bytes_ends_in_sound_reports(cold: Project) -> None:
     script = r"printf '\033[31mred\033[0m \000\001\377\376 ]]> <&> \r\n error: \033[1mbold\007 \302\205\n' >&2; exit 1"
-    done = cold.gauntlet("run", compile=cold.tool(script))
+    done = cold.gauntlet("run", compile=cold.write_tool(script))
     assert done.code == 1
     assert "bold" in cold.result(_COMPILE)["reason"]
     assert "\033" not in done.out
@@ -200,7 +200,7 @@ def test_output_of_any_bytes_ends_in_sound_reports(cold: Project) -> None:
 
 def test_a_long_output_is_bounded_in_what_is_shown(cold: Project) -> None:
     script = "yes 'line ................................' | head -n 20000 >&2; exit 1"
-    done = cold.gauntlet("run", compile=cold.tool(script))
+    done = cold.gauntlet("run", compile=cold.write_tool(script))
     assert done.code == 1
     assert len(cold.result(_COMPILE)["tail"]) <= 20
     assert len(done.out) < 20_000
@@ -212,7 +212,7 @@ def test_without_iree_nothing_runs_and_pip_is_named(project: Project, monkeypatc
     (environment / "bin").mkdir(parents=True)
     (environment / "pyvenv.cfg").touch()
     (environment / "bin" / "python").symlink_to(sys.executable)
-    monkeypatch.setattr(find, "find_installed", lambda: found_in(environment / "bin" / "python"))
+    monkeypatch.setattr(find, "find_installed", lambda: find_wheels_of(environment / "bin" / "python"))
     done = project.gauntlet("run")
     assert done.code == 3
     assert "pip install" in done.err
@@ -223,21 +223,21 @@ def test_without_iree_nothing_runs_and_pip_is_named(project: Project, monkeypatc
 # Disks
 
 
-@mounting
+@with_mount_rights
 def test_a_full_disk_is_an_error_and_leaves_nothing_behind(cold: Project) -> None:
-    with full_disk(cold.folder / "runs", "1m"):
+    with mount_small_disk(cold.folder / "runs", "1m"):
         # A module, its archive of parameters and temporary files do not fit next to this.
         script = f'{_OUTPUT}; dd if=/dev/zero of="$last" bs=65536 count=64'
-        done = cold.gauntlet("run", compile=cold.tool(script))
+        done = cold.gauntlet("run", compile=cold.write_tool(script))
         assert done.code == 3, done.text
         assert "disk" in done.text
         assert not list((cold.folder / "cache" / "modules").glob("??/*"))
     assert cold.gauntlet("run").code == 0
 
 
-@mounting
+@with_mount_rights
 def test_of_a_run_whose_journal_cannot_begin_nothing_is_left_and_nothing_is_to_be_resumed(project: Project) -> None:
-    with full_disk(project.folder / "runs", "4k"):
+    with mount_small_disk(project.folder / "runs", "4k"):
         done = project.gauntlet("run")
         assert done.code == 3
         assert "journal.jsonl: cannot write journal.jsonl: No space left on device\n" in done.err
@@ -246,11 +246,11 @@ def test_of_a_run_whose_journal_cannot_begin_nothing_is_left_and_nothing_is_to_b
         assert "there is no run" in project.gauntlet("run", "--resume").err
 
 
-@mounting
+@with_mount_rights
 def test_a_cache_that_cannot_be_written_is_used_as_it_is(project: Project) -> None:
     assert project.gauntlet("run").code == 0
     project.add("two")
-    with read_only(project.folder / "cache"):
+    with mount_read_only(project.folder / "cache"):
         done = project.gauntlet("run", "--model", "toy")
         assert project.result(_COMPILE)["cache"]["hit"], done.text
         assert done.code == 0, done.text
@@ -262,7 +262,7 @@ def test_a_cache_that_is_cleared_meanwhile_harms_no_run(project: Project) -> Non
     os.mkfifo(go)
     wait = f"[ -e '{started}' ] || {{ touch '{started}'; read -r line < '{go}'; }}"
     stages = ("--stages", "threshold")
-    tool = project.tool(f'{wait}; exec "{find_installed().runtime.run_module}" "$@"')
+    tool = project.write_tool(f'{wait}; exec "{find_installed().runtime.run_module}" "$@"')
     run = project.start("run", *stages, run_module=tool)
     wait_until(started.exists)
     shutil.rmtree(project.folder / "cache" / "modules")
@@ -307,7 +307,7 @@ def test_a_404_names_the_url(project: Project, server: Server) -> None:
 
 
 def test_a_hash_that_differs_stops_the_chain_and_replaces_nothing(project: Project, server: Server) -> None:
-    url = server.url("/m.mlir", whole((project.regressions / "abs.mlir").read_bytes()))
+    url = server.url("/m.mlir", make_responder((project.regressions / "abs.mlir").read_bytes()))
     project.regression(mlir=url)
     assert project.gauntlet("run", "--stages", "compile").code == 0
     lock = project.folder / "cache" / "registry.lock.txt"
@@ -326,8 +326,8 @@ def test_a_silent_server_does_not_hold_up_an_interrupt(
     project: Project, server: Server, number: signal.Signals
 ) -> None:
     def stall(request: Request) -> None:
-        send(request, Content_Length="1000")
-        server.over.wait()
+        send_response(request, Content_Length="1000")
+        server.stop_event.wait()
 
     project.regression(mlir=server.url("/m.mlir", stall))
     run = project.start("run", *_NO_STALL)
@@ -387,7 +387,7 @@ def test_a_benchmark_has_the_machine_for_itself_and_says_for_whom_it_waits(proje
     began, go, printed = (project.folder / name for name in ("began", "go", "printed.txt"))
     os.mkfifo(go)
     wait = f"touch '{began}'; read -r line < '{go}'"
-    tool = project.tool(f'{wait}; exec "{find_installed().runtime.benchmark_module}" "$@"')
+    tool = project.write_tool(f'{wait}; exec "{find_installed().runtime.benchmark_module}" "$@"')
     locks = MachineLocks(lock_folder(os.environ), patience=0.0, cancelled=threading.Event())
     with printed.open("wb") as output, locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
         run = project.start("run", output=output, benchmark_module=tool)
@@ -410,7 +410,7 @@ def test_only_what_was_started_can_be_reproduced(
     for name in ("quiet.lock", "quiet-gate.lock"):
         (tmp_path / "locks" / name).mkdir(parents=True)
     monkeypatch.setenv("IREE_GAUNTLET_LOCKS", str(tmp_path / "locks"))
-    project.expected("abs", [9.0] * 4)
+    project.write_expected("abs", [9.0] * 4)
     project.benchmark("lonely")
     done = project.gauntlet("run")
     assert done.code == 3

@@ -26,7 +26,7 @@ from iree_gauntlet.experiments.shards import (
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.requests import ShardRequest
 from iree_gauntlet.stages import Stage
-from tests.support.journal_builder import HIT, JournalBuilder
+from tests.support.journal_builder import CACHE_HIT, JournalBuilder
 from tests.support.steps import make_step
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def test_costs_are_the_median_of_runs_that_did_the_work(
     monkeypatch.chdir(tmp_path)
     _run(tmp_path, "one", {"a": 1.0, "b": 2.0, "c": 3.0})
     _run(tmp_path, "two", {"a": 3.0, "b": 2.0})
-    _run(tmp_path, "warm", {"a": 0.1, "b": 0.1, "d": 0.25}, cache=HIT)
+    _run(tmp_path, "warm", {"a": 0.1, "b": 0.1, "d": 0.25}, cache=CACHE_HIT)
     assert record_costs(("one", "runs/two", "warm"), "costs.json") is ExitCode.OK
     assert "wrote costs.json: 4 chains" in capsys.readouterr().err
     text = (tmp_path / "costs.json").read_text()

@@ -47,14 +47,14 @@ from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources
 from tests.support.clocks import Clock
-from tests.support.documents import block_lines, block_markdown
-from tests.support.simulated_fleet import step
+from tests.support.documents import render_blocks_markdown, render_lines
+from tests.support.simulated_fleet import plan_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-UNIT = step("toy/abs@cpu:benchmark")
+UNIT = plan_step("toy/abs@cpu:benchmark")
 SIDES_OF_IT = {name: RecordedSide(asked=name, folder=name) for name in "AB"}
 
 
@@ -234,9 +234,9 @@ def test_a_log_that_has_a_model_twice_has_it_as_it_was_measured_last(tmp_path: P
     assert len(evidence_of(events)["a"].blocks) == 1
 
 
-_COMPILE = step("toy/abs@cpu:compile", stage=Stage.COMPILE)
-_OF_ANOTHER = step("toy/neg@cpu:compile", stage=Stage.COMPILE)
-_BENCHMARK = step("toy/abs@cpu:benchmark", stage=Stage.BENCHMARK)
+_COMPILE = plan_step("toy/abs@cpu:compile", stage=Stage.COMPILE)
+_OF_ANOTHER = plan_step("toy/neg@cpu:compile", stage=Stage.COMPILE)
+_BENCHMARK = plan_step("toy/abs@cpu:benchmark", stage=Stage.BENCHMARK)
 
 
 def _at(second: str) -> str:
@@ -292,8 +292,8 @@ def test_what_has_to_be_ready_of_a_side(
     tmp_path: Path, results: dict[str, Result], of_times: str, of_counts: str
 ) -> None:
     counted = replace(_COMPILE, id=f"toy/abs@cpu:compile.{COUNTED}", role=COUNTED)
-    threshold = step("toy/abs@cpu:threshold", stage=Stage.THRESHOLD)
-    count = step("toy/abs@cpu:count", counted.id, stage=Stage.COUNT)
+    threshold = plan_step("toy/abs@cpu:threshold", stage=Stage.THRESHOLD)
+    count = plan_step("toy/abs@cpu:count", counted.id, stage=Stage.COUNT)
     known = {f"toy/abs@cpu:{name}": result for name, result in results.items()}
     known[count.id] = replace(_PASSED, statistics={"instructions": 5})
     one = side(tmp_path / "a", "A", {})
@@ -419,7 +419,7 @@ def sized(size: int, told: dict[str, Any]) -> dict[str, Any]:
 def test_compiles_that_are_alike_have_no_rows() -> None:
     changes = list_compile_changes(sized(5, statistics()), sized(5, statistics()))
     assert changes == ()
-    assert block_lines(make_compile_blocks([])) == ["The compiler's statistics and the module's size are the same."]
+    assert render_lines(make_compile_blocks([])) == ["The compiler's statistics and the module's size are the same."]
 
 
 def test_what_differs_in_the_order_of_what_it_tells() -> None:
@@ -448,7 +448,15 @@ def test_what_one_side_does_not_tell_is_not_zero() -> None:
         CompileChange("executable/code-size", None, 4096, "bytes"),
     )
     assert changes[0].ratio is None
-    assert block_lines(make_compile_blocks(changes))[3].split() == ["module", "size", "not", "reported", "10", "B", "–"]
+    assert render_lines(make_compile_blocks(changes))[3].split() == [
+        "module",
+        "size",
+        "not",
+        "reported",
+        "10",
+        "B",
+        "–",
+    ]
 
 
 def test_from_nothing_there_is_no_ratio() -> None:
@@ -461,13 +469,13 @@ def test_what_is_no_number_is_passed_over() -> None:
 
 def test_the_text_of_a_report() -> None:
     changes = list_compile_changes(sized(1_509_696, statistics()), sized(1_509_416, statistics(28, 19792)))
-    assert block_lines(make_compile_blocks(changes))[2:] == [
+    assert render_lines(make_compile_blocks(changes))[2:] == [
         "figure                          A                B  B / A",
         "module size       1,509,696 bytes  1,509,416 bytes  1.000",
         "dispatches                     19               28  1.474",
         "transient memory           8.3 kB          19.8 kB  2.397",
     ]
-    assert block_markdown(make_compile_blocks(changes)).splitlines()[4:6] == [
+    assert render_blocks_markdown(make_compile_blocks(changes)).splitlines()[4:6] == [
         "| module size | 1,509,696 bytes | 1,509,416 bytes | 1.000 |",
         "| dispatches | 19 | 28 | 1.474 |",
     ]

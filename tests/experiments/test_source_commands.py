@@ -15,14 +15,22 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.experiments.bisect_question import describe_change
-from tests.support.command_line import LIMIT_SECONDS, Done
-from tests.support.iree_source import MISSING, IreeSource, hold, let_go, place_in, waiting, watched_compiler
+from tests.support.command_line import LIMIT_SECONDS, CommandResult
+from tests.support.iree_source import (
+    MISSING_TOOLS,
+    IreeSource,
+    hold,
+    make_toolchain_place,
+    make_wait_command,
+    release,
+    write_watched_compiler,
+)
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from tests.support.toy_project import Project
 
-pytestmark = [pytest.mark.iree, pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")]
+pytestmark = [pytest.mark.iree, pytest.mark.skipif(bool(MISSING_TOOLS), reason=f"needs {', '.join(MISSING_TOOLS)}")]
 
 
 @pytest.fixture
@@ -33,7 +41,7 @@ def source(tmp_path: Path) -> IreeSource:
 @pytest.fixture
 def cc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the compiler of C that commands use, which can be told to hang."""
-    path, _ = watched_compiler(tmp_path / "cc")
+    path, _ = write_watched_compiler(tmp_path / "cc")
     for name in ("CC", "CXX"):
         monkeypatch.setenv(name, path)
     return tmp_path / "cc"
@@ -95,7 +103,7 @@ def test_builds_are_made_listed_shown_and_removed(project: Project, source: Iree
         assert removed.code == 0, removed.text
     assert not folders(project, "builds") + folders(project, "work")
     for repository in (source.folder, source.folder / "third_party" / "llvm-project"):
-        assert source.git("worktree", "list", at=repository).count("\n") == 0
+        assert source.git("worktree", "list", cwd=repository).count("\n") == 0
 
 
 def test_options_come_from_the_command_line_and_the_settings(project: Project, source: IreeSource) -> None:
@@ -168,7 +176,7 @@ def test_ctrl_c_leaves_a_build_that_goes_on(project: Project, source: IreeSource
     wait_until(lambda: _is_half_built(project, cc) or command.poll() is not None)
     command.send_signal(signal.SIGINT)
     assert command.wait(LIMIT_SECONDS) == 130
-    let_go(cc)
+    release(cc)
     done = project.gauntlet("toolchain.build", str(source.folder))
     assert done.code == 0, done.text
     _require_no_second_beginning(done.err, cc)
@@ -181,7 +189,7 @@ def test_a_killed_command_leaves_a_build_that_goes_on(project: Project, source: 
     command.kill()
     command.wait()
     # What it was compiling holds the lock until it is done; Ninja ends with it, as nobody hears it any more.
-    let_go(cc)
+    release(cc)
     done = project.gauntlet("toolchain.build", str(source.folder))
     assert done.code == 0, done.text
     _require_no_second_beginning(done.err, cc)
@@ -210,7 +218,7 @@ def test_a_folder_that_somebody_builds_in_is_not_removed(project: Project, sourc
     refused = project.gauntlet("toolchain.remove", work.name)
     assert refused.code == 3
     assert f"a running process builds in {work}" in refused.err
-    let_go(cc)
+    release(cc)
     assert command.wait(LIMIT_SECONDS) == 0
     assert project.gauntlet("toolchain.remove", work.name).code == 0
 
@@ -235,13 +243,13 @@ def test_a_command_that_is_killed_while_it_configures_begins_again(
 ) -> None:
     began = tmp_path / "began"
     hold(tmp_path)
-    hang = f"execute_process(COMMAND sh -c \"touch '{began}'; {waiting(tmp_path)}\")\n"
+    hang = f"execute_process(COMMAND sh -c \"touch '{began}'; {make_wait_command(tmp_path)}\")\n"
     (source.folder / "planted.cmake").write_text(hang)
     command = _start(project, source)
     wait_until(lambda: began.exists() or command.poll() is not None)
     command.kill()
     command.wait()
-    let_go(tmp_path)
+    release(tmp_path)
     done = project.gauntlet("toolchain.build", str(source.folder))
     assert done.code == 0, done.text
     assert "configuring with CMake" in done.err
@@ -267,7 +275,7 @@ def test_two_commands_build_one_commit_once(project: Project, source: IreeSource
     hold(cc)
     both = [_start(project, source, f"{source.folder}@main") for _ in range(2)]
     wait_until(lambda: compiled(cc) or any(command.poll() is not None for command in both))
-    let_go(cc)
+    release(cc)
     assert [command.wait(LIMIT_SECONDS) for command in both] == [0, 0]
     assert len(_lines(cc)) == len(set(_lines(cc)))
     assert len(folders(project, "builds")) == 1
@@ -283,7 +291,7 @@ def test_the_command_of_a_failure_can_be_repeated(project: Project, source: Iree
     assert subprocess.run(repeat, check=False, capture_output=True).returncode == 0
 
 
-def _repeat(done: Done) -> str:
+def _repeat(done: CommandResult) -> str:
     return done.err.partition("To repeat: ")[2].splitlines()[0]
 
 
@@ -378,7 +386,7 @@ def test_commits_that_do_not_build_are_left_out(project: Project, source: IreeSo
     assert (change["subject"], change["pull"]) == ("Take another sign (#42)", 42)
     assert "https://github.com/iree-org/iree/pull/42" in (project.folder / "b" / "bisect.md").read_text()
     assert source.commits["of-a-branch"][:12] not in [item["label"] for item in document["candidates"]]
-    place = place_in(project.folder, search_path=os.environ["PATH"])
+    place = make_toolchain_place(project.folder, search_path=os.environ["PATH"])
     assert describe_change(source.commits["merge"], str(source.folder), place).pull == 41
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.installed import find_installed
-from tests.support.op_trees import COMPILE_FLAGS, config
-from tests.support.processes import running, wait_until
+from tests.support.op_trees import COMPILE_FLAGS, write_config
+from tests.support.processes import find_processes, wait_until
 from tests.support.spec_trees import write_tree
 from tests.support.toy_project import INPUT
 
@@ -143,8 +143,8 @@ def test_a_run_that_crashes_or_stands_still_is_an_error_and_the_others_go_on(
 
     def spinning() -> list[int]:
         # Not the compiler, which names the module too.
-        here = running(str(both.folder))
-        return [pid for pid in running("spin.vulkan/compile/module.vmfb --function=spin") if pid in here]
+        here = find_processes(str(both.folder))
+        return [pid for pid in find_processes("spin.vulkan/compile/module.vmfb --function=spin") if pid in here]
 
     wait_until(spinning)
     for pid in spinning():
@@ -158,7 +158,7 @@ def test_a_run_that_crashes_or_stands_still_is_an_error_and_the_others_go_on(
 def test_a_device_that_is_lost_is_an_error_with_its_next_step_and_the_others_go_on(both: Project) -> None:
     real = shlex.quote(find_installed().runtime.run_module)
     lost = f'case "$*" in *--device=vulkan*) echo "{LOST}" >&2; exit 1;; esac; exec {real} "$@"'
-    done = both.gauntlet("run", *BOTH, "--stages", "threshold", run_module=both.tool(lost))
+    done = both.gauntlet("run", *BOTH, "--stages", "threshold", run_module=both.write_tool(lost))
     assert done.code == 3
     result = both.result("toy/abs@vulkan:threshold")
     assert result["verdict"] == "error"
@@ -175,8 +175,8 @@ def test_configs_of_two_targets_run_in_one_go(project: Project, tmp_path: Path) 
         },
     )
     configs = [
-        config(root, "cpu", iree_compile_flags=COMPILE_FLAGS),
-        config(
+        write_config(root, "cpu", iree_compile_flags=COMPILE_FLAGS),
+        write_config(
             root,
             "gpu_vulkan",
             iree_compile_flags=["--iree-hal-target-device=vulkan"],

@@ -10,8 +10,8 @@ from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.chain_figures import make_matrix_cell
 from iree_gauntlet.records.history_record import history_file
 from iree_gauntlet.records.outcome import read_outcome
-from tests.support.journal_builder import JournalBuilder, check, samples
-from tests.support.matrix_builder import compile_result
+from tests.support.journal_builder import JournalBuilder, make_check, make_samples
+from tests.support.matrix_builder import make_compile_result
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,8 +29,8 @@ def test_each_machine_has_what_it_measured(tmp_path: Path) -> None:
     # The last was compiled on a machine of the other kind.
     places = {"a": ("one", "one"), "b": ("two", "two"), "c": ("two", "three")}
     for name, (compiled, timed) in places.items():
-        builder.result(steps[name][0], worker=compiled, **compile_result())
-        builder.result(steps[name][1], worker=f"{timed}/cpu", samples=samples(1.0, 1.1))
+        builder.result(steps[name][0], worker=compiled, **make_compile_result())
+        builder.result(steps[name][1], worker=f"{timed}/cpu", samples=make_samples(1.0, 1.1))
     builder.end()
     parts = extract(read_outcome(read_journal(builder.write(tmp_path) / "journal.jsonl")))
     found = {
@@ -53,8 +53,8 @@ def test_counts_are_a_series_for_each_counter_and_what_compiles_for_them_no_part
         compiled = builder.step("m", "a", "compile")
         for_it, counted = builder.step("m", "a", "compile", role="count"), builder.step("m", "a", "count")
         builder.begin()
-        builder.result(compiled, **compile_result(seconds=2.0))
-        builder.result(for_it, **compile_result(seconds=30.0))
+        builder.result(compiled, **make_compile_result(seconds=2.0))
+        builder.result(for_it, **make_compile_result(seconds=30.0))
         builder.result(counted, statistics={"instructions": 1000, "counter": counter, "cpu": cpu})
         builder.end()
         folder = tmp_path / f"{counter} {cpu}"
@@ -77,7 +77,7 @@ def test_instructions_in_dispatches_are_a_series_and_those_outside_another_one(t
     counted = builder.step("m", "a", "count")
     builder.begin()
     statistics = {"instructions": 1000, "instructions_outside": 300, "counter": "valgrind 3", "cpu": "x86-64-v3,-fma"}
-    checks = [check("instructions", 700, 900), check("instructions_outside", 300, 400)]
+    checks = [make_check("instructions", 700, 900), make_check("instructions_outside", 300, 400)]
     builder.result(counted, statistics=statistics, checks=checks)
     builder.end()
     (part,) = extract(read_outcome(read_journal(builder.write(tmp_path) / "journal.jsonl")))
@@ -90,7 +90,7 @@ def test_one_that_was_done_here_is_one_run(tmp_path: Path) -> None:
     builder = JournalBuilder()
     step = builder.step("m", "a", "compile")
     builder.begin()
-    builder.result(step, **compile_result())
+    builder.result(step, **make_compile_result())
     builder.end()
     (part,) = extract(read_outcome(read_journal(builder.write(tmp_path) / "journal.jsonl")))
     assert part.machine.cores == read_outcome(read_journal(tmp_path / "journal.jsonl")).machine.cores

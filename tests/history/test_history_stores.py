@@ -18,7 +18,7 @@ from iree_gauntlet.settings import Configuration
 from tests.history.builder import run_of
 from tests.support.checkout import needs_git
 from tests.support.emulators import ACCOUNT
-from tests.support.permissions import enlarge_disk, full_disk, mounting, read_only
+from tests.support.permissions import mount_read_only, mount_small_disk, resize_disk, with_mount_rights
 from tests.support.ticks import await_tick
 
 if TYPE_CHECKING:
@@ -172,24 +172,24 @@ FolderHistory("h", Path(sys.argv[1]), Path(sys.argv[1])).add(dict(history_file(r
     assert store.add(dict(history_file(run_of(day)) for day in range(1, 6))) == 3
 
 
-@mounting
+@with_mount_rights
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "history"
-    with full_disk(folder, "16k"):
+    with mount_small_disk(folder, "16k"):
         store = open_history(str(folder), Configuration(), tmp_path)
         with pytest.raises(GauntletError, match="No space left on device"):
             store.add(dict(history_file(run_of(day)) for day in range(1, 20)))
         kept = set(store.list_stamps())
         assert all(store.read(name).endswith(b"}\n") for name in kept)
-        enlarge_disk(folder, "1m")
+        resize_disk(folder, "1m")
         assert store.add(dict(history_file(run_of(day)) for day in range(1, 20))) == 19 - len(kept)
 
 
-@mounting
+@with_mount_rights
 def test_a_folder_that_can_only_be_read_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "history"
     open_history(str(folder), Configuration(), tmp_path).add(dict([history_file(run_of(1))]))
-    with read_only(folder):
+    with mount_read_only(folder):
         index = HistoryIndex(open_history(str(folder), Configuration(), tmp_path / "cache"))
         index.update()
         assert [run.run for run in index.runs()] == ["run1"]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.profiles.benchmark_rows import BenchmarkError, parse_benchmark_rows
-from tests.support.native_tools import find_native
+from tests.support.native_tools import find_native_tool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,8 +112,8 @@ def test_rows_of_the_tool(tmp_path: Path) -> None:
     source, module = tmp_path / "f.mlir", tmp_path / "f.vmfb"
     source.write_text("func.func @f(%a: tensor<4xf32>) -> tensor<4xf32> { return %a : tensor<4xf32> }")
     flags = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx"]
-    subprocess.run([find_native("iree-compile"), str(source), *flags, f"-o={module}"], check=True)
-    benchmark = [find_native("iree-benchmark-module"), f"--module={module}", "--device=local-sync"]
+    subprocess.run([find_native_tool("iree-compile"), str(source), *flags, f"-o={module}"], check=True)
+    benchmark = [find_native_tool("iree-benchmark-module"), f"--module={module}", "--device=local-sync"]
     benchmark += ["--input=4xf32=1", "--benchmark_format=json", "--benchmark_min_time=2x"]
 
     def run(*more: str) -> str:

@@ -13,9 +13,9 @@ import pytest
 from iree_gauntlet.measuring.numerics.arrays import get_storage_dtype, read_arguments, read_output
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
-from tests.support.native_tools import find_native
+from tests.support.native_tools import find_native_tool
 from tests.support.places import CORPUS
-from tests.support.session_folder import made_once
+from tests.support.session_folder import make_once
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ DEFAULT_ATOL = {"f16": 1e-3, "bf16": 1e-2, "f32": 1e-4, "f64": 1e-4}
 
 def compile_program(source: Path, module: Path) -> bool:
     command = [
-        find_native("iree-compile"),
+        find_native_tool("iree-compile"),
         str(source),
         "--iree-hal-target-device=local",
         "--iree-hal-local-target-device-backends=llvm-cpu",
@@ -49,7 +49,7 @@ def compile_program(source: Path, module: Path) -> bool:
 @pytest.fixture(scope="session")
 def identity() -> Path:
     """A module with a function for each type that gives back its argument, at any length, unchanged to the bit."""
-    return made_once("identity", _compile_identity) / "identity.vmfb"
+    return make_once("identity", _compile_identity) / "identity.vmfb"
 
 
 def _compile_identity(folder: Path) -> None:
@@ -71,7 +71,7 @@ class Judges:
 
     def tool(self, given: str, expected: list[str], flags: list[str]) -> bool:
         command = [
-            find_native("iree-run-module"),
+            find_native_tool("iree-run-module"),
             f"--module={self.module}",
             "--device=local-sync",
             f"--function={self.name}",
@@ -257,7 +257,7 @@ def judge_case(case: Path, folder: Path) -> tuple[bool, bool] | None:
     flags = (case / "run_module_io_flags.txt").read_text().split("\n")
     inputs = [flag for flag in flags if flag.startswith("--input=")]
     outputs = [flag for flag in flags if flag.startswith("--expected_output=")]
-    command = [find_native("iree-run-module"), f"--module={module}", "--device=local-sync", *inputs]
+    command = [find_native_tool("iree-run-module"), f"--module={module}", "--device=local-sync", *inputs]
     judged = subprocess.run([*command, *outputs], cwd=case, capture_output=True, text=True, check=False)
     expected = [tensor for tensor in read_arguments((flag.partition("=")[2] for flag in outputs), case) if tensor]
     files = [

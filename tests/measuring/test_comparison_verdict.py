@@ -39,7 +39,7 @@ from tests.support.recorded_noise import (
     log_ratios_from_rounds,
     read_recording,
     simulated_rounds,
-    swapped,
+    swap_sides,
 )
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def test_the_unit_of_time_is_no_matter(blocks: list[Block], power: int, location
 @given(_sessions())
 def test_swapping_the_sides_inverts_ratio_and_verdict(blocks: list[Block]) -> None:
     forth = compare(blocks, _PLAN)
-    back = compare([swapped(block) for block in blocks], _PLAN)
+    back = compare([swap_sides(block) for block in blocks], _PLAN)
     mirrored = {TimeVerdict.SLOWER: TimeVerdict.FASTER, TimeVerdict.FASTER: TimeVerdict.SLOWER}
     assert back.verdict == mirrored.get(forth.verdict, forth.verdict)
     assert back.p_value == forth.p_value

@@ -18,7 +18,7 @@ from iree_gauntlet.measuring.profiles.dispatch_profile import (
     Match,
     match_dispatches,
 )
-from tests.support.recorded_profiles import recorded
+from tests.support.recorded_profiles import read_profile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -167,7 +167,7 @@ def test_what_no_dispatch_accounts_for_is_a_row() -> None:
 
 def test_recorded_a_fusion_that_renumbers_everything() -> None:
     """Three products become one of another kind of name; all others keep their shape and get other numbers."""
-    changes = match_dispatches(recorded("minilm-3.13.0"), recorded("minilm-3.13.0-horizontal"))
+    changes = match_dispatches(read_profile("minilm-3.13.0"), read_profile("minilm-3.13.0-horizontal"))
     assert changes.a_ns == 18_147_000
     softmax = one(changes, b_names=("main_graph$async_dispatch_9_softmax_12x64x64xf32_dispatch_tensor_store",))
     assert softmax.a_names == ("main_graph$async_dispatch_11_softmax_12x64x64xf32_dispatch_tensor_store",)
@@ -181,6 +181,6 @@ def test_recorded_a_fusion_that_renumbers_everything() -> None:
 
 
 def test_recorded_two_releases_match_name_by_name() -> None:
-    changes = match_dispatches(recorded("minilm-3.12.0"), recorded("minilm-3.13.0"))
+    changes = match_dispatches(read_profile("minilm-3.12.0"), read_profile("minilm-3.13.0"))
     assert {change.match for change in changes.changes} <= {Match.NAME, Match.OUTSIDE}
     assert len(changes.changes) == 17

@@ -17,7 +17,7 @@ from iree_gauntlet.measuring.profiles.dispatch_profile import (
     parse_dispatch_events,
     parse_dispatch_name,
 )
-from tests.support.recorded_profiles import INVOCATIONS, recorded, recorded_lines
+from tests.support.recorded_profiles import INVOCATIONS, read_profile, read_profile_lines
 
 
 def row(key: str, duration: int, **changes: Any) -> dict[str, Any]:
@@ -33,13 +33,15 @@ def read(*rows: dict[str, Any], invocations: int = 1) -> DispatchProfile:
 
 
 def test_a_recorded_profile_of_a_cpu() -> None:
-    profile = recorded("dtln-3.13.0")
+    profile = read_profile("dtln-3.13.0")
     assert len(profile.dispatches) == 19
     assert not profile.on_device
     assert profile.notes == ()
     first = profile.dispatches[0]
     assert (first.name, first.count) == ("model_1$async_dispatch_0_matmul_1x128x257_f32", INVOCATIONS)
-    durations = [json.loads(line)["duration_ns"] for line in recorded_lines("dtln-3.13.0") if f'"{first.name}"' in line]
+    durations = [
+        json.loads(line)["duration_ns"] for line in read_profile_lines("dtln-3.13.0") if f'"{first.name}"' in line
+    ]
     assert first.total_ns == sum(durations)
     assert first.invocation_ns == sorted(durations)[INVOCATIONS // 2]
     assert profile.outside_ns is not None
@@ -48,13 +50,13 @@ def test_a_recorded_profile_of_a_cpu() -> None:
 
 
 def test_a_recorded_profile_of_a_device_has_the_same_dispatches() -> None:
-    device, host = recorded("dtln-3.13.0-vulkan"), recorded("dtln-3.13.0")
+    device, host = read_profile("dtln-3.13.0-vulkan"), read_profile("dtln-3.13.0")
     assert device.on_device
     assert [one.name for one in device.dispatches] == [one.name for one in host.dispatches]
 
 
 def test_a_function_that_is_dispatched_several_times_in_an_invocation() -> None:
-    profile = recorded("minilm-3.13.0")
+    profile = read_profile("minilm-3.13.0")
     product = next(one for one in profile.dispatches if one.name.endswith("_dispatch_4_batch_matmul_1x64x384x384_f32"))
     assert profile.per_invocation(product) == 9
     assert product.invocation_ns == pytest.approx(product.total_ns / INVOCATIONS, rel=0.3)
@@ -103,7 +105,7 @@ def test_no_dispatches_is_an_error() -> None:
 
 
 def test_rows_that_are_cut_off() -> None:
-    lines = recorded_lines("dtln-3.13.0")
+    lines = read_profile_lines("dtln-3.13.0")
     with pytest.raises(ProfileError, match="end without their dispatch_summary"):
         parse_dispatch_events(lines[:-1], invocations=INVOCATIONS)
     with pytest.raises(ProfileError, match="line 1 of the profile's rows is not JSON"):
@@ -147,7 +149,7 @@ def test_profiles_of_one_program_are_merged() -> None:
         ("g", 2, 10, 5),
     ]
     assert both.elapsed_ns is None
-    profile = recorded("dtln-3.13.0")
+    profile = read_profile("dtln-3.13.0")
     assert merged([profile, profile]).elapsed_ns == profile.elapsed_ns
 
 
@@ -185,7 +187,7 @@ def test_what_a_name_says(name: str, parts: DispatchName | None) -> None:
 
 @pytest.mark.parametrize("name", ["minilm-3.12.0", "minilm-3.13.0", "minilm-3.13.0-horizontal", "dtln-3.13.0"])
 def test_every_recorded_name_is_understood(name: str) -> None:
-    for dispatch in recorded(name).dispatches:
+    for dispatch in read_profile(name).dispatches:
         parts = parse_dispatch_name(dispatch.name)
         assert parts.function in ("main_graph", "model_1")
         assert parts.kind in ("matmul", "reduction", "elementwise", "slow_memcpy", "gather", "conv"), dispatch.name

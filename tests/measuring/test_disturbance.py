@@ -20,13 +20,13 @@ from iree_gauntlet.measuring.machine.machine_state import (
     measure_cpu_use,
     read_cpu_times,
 )
-from tests.support.machines import FIT, write_files
+from tests.support.machines import FIT_STATE, write_files
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 BEFORE = replace(
-    FIT, busy_share=None, steal_share=None, throttle_count=5, swap_used_bytes=1 << 30, cpu_temperature_c=60.0
+    FIT_STATE, busy_share=None, steal_share=None, throttle_count=5, swap_used_bytes=1 << 30, cpu_temperature_c=60.0
 )
 QUIET = CpuUse(0.01, 0.0, 0.005)
 GPU = GpuState(0, "H200", clock_mhz=1980, utilization_percent=90, others=())

@@ -27,7 +27,7 @@ from iree_gauntlet.measuring.machine.gpus import (
 )
 from iree_gauntlet.measuring.machine.gpus import read_gpus as read_gpus_in_time
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.processes import running, wait_until
+from tests.support.processes import find_processes, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,7 +164,7 @@ def test_a_tool_that_hangs_is_ended_with_what_it_has_started(tmp_path: Path) -> 
     os.mkfifo(never)
     _tool(tmp_path, "nvidia-smi", f'cat "{never}" & cat "{never}"')
     assert read_gpus("cuda", path=str(tmp_path), timeout=0.3).problem == "nvidia-smi did not answer within 0.3 s"
-    wait_until(lambda: not running(str(never)))
+    wait_until(lambda: not find_processes(str(never)))
 
 
 def test_a_tool_that_cannot_be_started(tmp_path: Path) -> None:

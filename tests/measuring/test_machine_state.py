@@ -15,7 +15,7 @@ from iree_gauntlet.measuring.machine.machine_state import (
     read_machine_facts,
     read_machine_state,
 )
-from tests.support.machines import FIT, write_files
+from tests.support.machines import FIT_STATE, write_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -142,28 +142,31 @@ def test_memory_of_a_container(tmp_path: Path) -> None:
 
 
 def test_a_fit_machine_has_no_warnings() -> None:
-    assert list_benchmark_warnings(FIT) == []
+    assert list_benchmark_warnings(FIT_STATE) == []
     unknown = MachineState(2, *(None,) * 11)
     assert list_benchmark_warnings(unknown) == []
     working = GpuState(0, "H200", reasons=(Slowdown.POWER_CAP,))
-    assert list_benchmark_warnings(replace(FIT, cpu_temperature_c=70.0, gpus=(working,))) == []
+    assert list_benchmark_warnings(replace(FIT_STATE, cpu_temperature_c=70.0, gpus=(working,))) == []
 
 
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        (replace(FIT, governor="performance,powersave"), "cpupower"),
-        (replace(FIT, busy_share=0.5), "50 % busy"),
-        (replace(FIT, load_1m=3.0, busy_share=None), "load average is 3.0 on 4"),
-        (replace(FIT, steal_share=0.1), "hypervisor"),
-        (replace(FIT, turbo=True), "turbo"),
-        (replace(FIT, smt=True), "SMT"),
-        (replace(FIT, throttle_count=2), "throttled 2 times"),
-        (replace(FIT, swap_used_bytes=1 << 30), "swap"),
-        (replace(FIT, free_memory_bytes=1 << 20), "memory are free"),
-        (replace(FIT, on_battery=True), "plug it in"),
-        (replace(FIT, cpu_temperature_c=97.0), "97 °C"),
-        (replace(FIT, gpus=(GpuState(1, "H200", reasons=(Slowdown.HEAT,)),)), "GPU 1 (H200) is slowed down (heat)"),
+        (replace(FIT_STATE, governor="performance,powersave"), "cpupower"),
+        (replace(FIT_STATE, busy_share=0.5), "50 % busy"),
+        (replace(FIT_STATE, load_1m=3.0, busy_share=None), "load average is 3.0 on 4"),
+        (replace(FIT_STATE, steal_share=0.1), "hypervisor"),
+        (replace(FIT_STATE, turbo=True), "turbo"),
+        (replace(FIT_STATE, smt=True), "SMT"),
+        (replace(FIT_STATE, throttle_count=2), "throttled 2 times"),
+        (replace(FIT_STATE, swap_used_bytes=1 << 30), "swap"),
+        (replace(FIT_STATE, free_memory_bytes=1 << 20), "memory are free"),
+        (replace(FIT_STATE, on_battery=True), "plug it in"),
+        (replace(FIT_STATE, cpu_temperature_c=97.0), "97 °C"),
+        (
+            replace(FIT_STATE, gpus=(GpuState(1, "H200", reasons=(Slowdown.HEAT,)),)),
+            "GPU 1 (H200) is slowed down (heat)",
+        ),
     ],
 )
 def test_each_trouble_has_its_warning(change: MachineState, word: str) -> None:

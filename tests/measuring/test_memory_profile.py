@@ -24,10 +24,10 @@ from iree_gauntlet.torch_models.reports.sweep_reports import draw_memory_plot
 from iree_gauntlet.workers import iree_side
 from iree_gauntlet.workers.iree_side.measure_memory import MemorySampler, measure, thin_out_samples
 from tests.support.processes import wait_until
-from tests.support.worker_here import answered_here, compile_for_cpu, run_script
+from tests.support.worker_here import compile_for_cpu, run_plan_here, run_script
 
 if TYPE_CHECKING:
-    from tests.support.command_line import Done
+    from tests.support.command_line import CommandResult
 
 _SCRIPT = Path(iree_side.__file__).with_name(MEMORY_WORKER)
 _PHASES = ["load", "first call", "calls", "after"]
@@ -112,8 +112,8 @@ def test_memory_is_seen_phase_by_phase(built: Path, tmp_path: Path) -> None:
 
 @pytest.mark.iree
 def test_a_plan_that_cannot_be_used_is_refused(built: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    def run(**changes: Any) -> Done:
-        return answered_here(measure, _plan(built, **changes), tmp_path, capfd)
+    def run(**changes: Any) -> CommandResult:
+        return run_plan_here(measure, _plan(built, **changes), tmp_path, capfd)
 
     done = run(devices=["local-task"] * 2)
     assert (done.code, done.err) == (2, "every 1 ms on 2 devices: expected more than 0, and one\n")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, EvidenceError, Location, Round, block_orders
-from tests.support.recorded_noise import swapped
+from tests.support.recorded_noise import swap_sides
 
 _TIMES = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=10)
 
@@ -52,8 +52,8 @@ def test_a_slower_b_has_a_positive_log_ratio_in_either_order() -> None:
 @given(st.lists(_TIMES, min_size=4, max_size=4), st.sampled_from(list(BlockOrder)))
 def test_swapping_the_sides_inverts_the_ratio(times: list[list[float]], order: BlockOrder) -> None:
     block = Block.of_rounds(order, [Round(tuple(row)) for row in times])
-    assert swapped(block).compute_log_ratio() == -block.compute_log_ratio()
-    assert swapped(swapped(block)) == block
+    assert swap_sides(block).compute_log_ratio() == -block.compute_log_ratio()
+    assert swap_sides(swap_sides(block)) == block
 
 
 def test_a_block_has_four_rounds() -> None:

@@ -22,24 +22,24 @@ import pytest
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import SHARED
-from tests.support.processes import running, wait_until
-from tests.support.spec_trees import BENCHMARK, SECOND, write_tree
+from tests.support.processes import find_processes, wait_until
+from tests.support.spec_trees import BENCHMARK, HIP_SPEC, write_tree
 from tests.support.torch_project import CPU, TorchProject
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.command_line import Done
+    from tests.support.command_line import CommandResult
 
 pytestmark = pytest.mark.iree
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> TorchProject:
-    return TorchProject.filled(tmp_path)
+    return TorchProject.create_filled(tmp_path)
 
 
-def outcomes(done: Done) -> dict[str, int]:
+def outcomes(done: CommandResult) -> dict[str, int]:
     """The counts of pytest's last line."""
     last = next(line for line in reversed(done.out.splitlines()) if re.search(r"in \d+\.\d+s", line))
     return {name: int(count) for count, name in re.findall(r"(\d+) (\w+)", last.split(" in ")[0])}
@@ -248,7 +248,7 @@ def test_a_typing_error_is_pytests_own_message(project: TorchProject, arguments:
 
 
 def test_specs_of_another_dialect_are_passed_over(project: TorchProject) -> None:
-    write_tree(project.suite, {"toy/net_cpu.json": BENCHMARK, "toy/net_rocm.json": SECOND})
+    write_tree(project.suite, {"toy/net_cpu.json": BENCHMARK, "toy/net_rocm.json": HIP_SPEC})
     assert "3 tests collected" in project.pytest("--collect-only", "-q").out
     assert outcomes(project.pytest("-q", "-k", "compstat")) == {"passed": 1, "deselected": 2}
     # What is no whole test of torch models is an error all the same.
@@ -504,7 +504,7 @@ def test_a_test_whose_time_is_up_leaves_nothing_running_and_the_others_go_on(pro
     rows = {row[0]: row[-1] for kind in project.summary().values() for row in kind["rows"]}
     assert rows["toy/aaa_endless.json"] == "FAILED"
     assert rows["toy/add_benchmark_cpu.json"] == "PASSED"
-    assert running(never) == []
+    assert find_processes(never) == []
 
 
 def test_ctrl_c_leaves_nothing_running(project: TorchProject) -> None:
@@ -523,7 +523,7 @@ def test_ctrl_c_leaves_nothing_running(project: TorchProject) -> None:
     output, _ = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == pytest.ExitCode.INTERRUPTED, output
     assert "KeyboardInterrupt" in output
-    assert running(never) == []
+    assert find_processes(never) == []
 
 
 # The document that the options come from

@@ -21,7 +21,7 @@ from iree_gauntlet.upkeep import history_keep
 from iree_gauntlet.upkeep.upkeep_requests import AskRequest, CheckRequest, ExportRequest, HistoryRequest, PageRequest
 from tests.history.builder import history_bytes, run_of
 from tests.history.test_history_imports import ASV, DATA_JS, GOOGLE, JOB_SUMMARY
-from tests.support.journal_builder import every_verdict
+from tests.support.journal_builder import make_every_verdict
 from tests.support.places import DATA
 from tests.support.spoiling import JUNK_KINDS, Damage, iterate_damages
 from tests.support.whole_records import write_bisect, write_comparison, write_explanation, write_matrix
@@ -39,7 +39,7 @@ def _write_recorded(name: str, folder: Path) -> Path:
 
 
 _RECORDS: dict[str, Callable[[Path], Path]] = {
-    "run": lambda folder: every_verdict().write(folder) / "journal.jsonl",
+    "run": lambda folder: make_every_verdict().write(folder) / "journal.jsonl",
     "sweep": partial(_write_recorded, "micro"),
     "comparison": write_comparison,
     "bisect": write_bisect,
@@ -65,8 +65,8 @@ def _try(act: Callable[[], object], damage: Damage) -> bool:
     except GauntletError as error:
         said = str(error)
     except Exception as error:  # noqa: BLE001 - what this is about
-        pytest.fail(f"{damage.place}: {type(error).__name__}: {error}")
-    assert len(said.encode()) < 2000, damage.place
+        pytest.fail(f"{damage.description}: {type(error).__name__}: {error}")
+    assert len(said.encode()) < 2000, damage.description
     return not said
 
 
@@ -132,7 +132,7 @@ def _damage_history(folder: Path, each: int) -> None:
     for _, damage in iterate_damages([document], each):
         name, data = history_bytes(damage.text)
         store.add({name: data})
-        assert _try(partial(_use_history, str(folder / "history")), damage), damage.place
+        assert _try(partial(_use_history, str(folder / "history")), damage), damage.description
         store.remove([name])
 
 

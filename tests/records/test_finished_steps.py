@@ -54,12 +54,12 @@ def test_a_step_is_done_where_it_is_planned_as_it_was(
 ) -> None:
     builder = JournalBuilder()
     name = builder.step("m", "a", "threshold")
-    (step,) = builder.planned
+    (step,) = builder.planned_steps
     builder.steps[:] = [replace(step, **before).as_dict()]
     builder.begin()
     builder.result(name, "failed")
     builder.write(tmp_path)
-    iree = builder.event.toolchain
+    iree = builder.opening.toolchain
     assert find_finished_verdicts(read_journal(tmp_path / JOURNAL), [replace(step, **before)], iree) == {
         name: Verdict.FAILED
     }
@@ -77,7 +77,7 @@ def test_what_came_to_no_verdict_is_done_again(tmp_path: Path, verdict: str) -> 
     builder.result(name, verdict)
     builder.write(tmp_path)
     record = read_journal(tmp_path / JOURNAL)
-    assert find_finished_verdicts(record, builder.planned, builder.event.toolchain) == {}
+    assert find_finished_verdicts(record, builder.planned_steps, builder.opening.toolchain) == {}
 
 
 def test_all_that_comes_of_what_has_changed_is_done_again(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_all_that_comes_of_what_has_changed_is_done_again(tmp_path: Path) -> Non
         builder.result(name)
     builder.write(tmp_path)
     record = read_journal(tmp_path / JOURNAL)
-    made, *rest = builder.planned
+    made, *rest = builder.planned_steps
     changed = replace(made, command=Command(("iree-import-onnx", "--more"), "/"))
     finished = dict.fromkeys((*chain[1:], other), Verdict.PASSED)
     _, done = redo_changed((changed, *rest), finished, record, lambda _: "")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.micro_project import Micro
-from tests.support.record_samples import RECORDED, find_placeholders
+from tests.support.record_samples import SAMPLES_FOLDER, find_placeholders
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def recorded(name: str, folder: Path, keep: Sequence[str] = (), *, module: str =
     """
     placeholders = find_placeholders(folder, module=module)
     target = folder / "runs" / name
-    for path in (RECORDED / name).rglob("*.jsonl"):
+    for path in (SAMPLES_FOLDER / name).rglob("*.jsonl"):
         lines = path.read_text().splitlines(keepends=True)
-        relative = path.relative_to(RECORDED / name)
+        relative = path.relative_to(SAMPLES_FOLDER / name)
         if keep and str(relative) == keep[0]:
             cut = next(number for number, line in enumerate(lines) if keep[1] in line)
             lines = lines[:cut]
@@ -120,9 +120,9 @@ def test_a_bisection_is_resumed(project: Project) -> None:
 @pytest.mark.stress
 def test_a_sweep_is_resumed(tmp_path: Path) -> None:
     micro = Micro(tmp_path / "project")
-    shutil.copy(RECORDED / "micro" / "lin.yml", micro.folder / "lin.yml")
+    shutil.copy(SAMPLES_FOLDER / "micro" / "lin.yml", micro.folder / "lin.yml")
     recorded("micro", micro.folder, ("journal.jsonl", "lin/8-64-128@cpu:export"))
-    done = micro.gauntlet("micro", "--resume", "--torch-python", str(micro.torch))
+    done = micro.gauntlet("micro", "--resume", "--torch-python", str(micro.torch_python))
     assert done.code == 0, done.text
     assert "point 1 of 2" not in done.out
     assert "point 2 of 2: lin/8-64-128" in done.out

@@ -11,14 +11,14 @@ from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.chain_figures import collect_chain_figures, format_chain_verdict
 from iree_gauntlet.records.outcome import RunOutcome, format_cache_line, read_outcome
 from tests.support.journal_builder import (
-    HIT,
-    MISS,
+    CACHE_HIT,
+    CACHE_MISS,
     JournalBuilder,
-    check,
-    every_verdict,
-    good_chain,
-    pass_chain,
-    samples,
+    add_passed_results,
+    make_check,
+    make_every_verdict,
+    make_samples,
+    plan_chain,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def one_step(verdict: str, **changes: Any) -> JournalBuilder:
 
 
 def test_chains_and_steps_keep_the_order_of_the_plan(tmp_path: Path) -> None:
-    outcome = judge(every_verdict(), tmp_path)
+    outcome = judge(make_every_verdict(), tmp_path)
     assert [chain.id for chain in outcome.chains] == [
         "ocr/classifier@cpu",
         "ocr/detector@cpu",
@@ -54,7 +54,7 @@ def test_chains_and_steps_keep_the_order_of_the_plan(tmp_path: Path) -> None:
 
 
 def test_everything_that_can_happen_is_counted(tmp_path: Path) -> None:
-    outcome = judge(every_verdict(), tmp_path)
+    outcome = judge(make_every_verdict(), tmp_path)
     assert outcome.counts == {
         Verdict.PASSED: 8,
         Verdict.FAILED: 2,
@@ -227,11 +227,11 @@ def test_a_resumed_run_counts_the_results_of_both_parts(tmp_path: Path) -> None:
     builder = JournalBuilder()
     first, second = builder.step("m", "a", "compile"), builder.step("m", "b", "compile")
     builder.begin()
-    builder.result(first, seconds=4.0, cache=MISS)
+    builder.result(first, seconds=4.0, cache=CACHE_MISS)
     builder.start(second)
     builder.now = builder.now.replace(hour=9)
     builder.begin(resumed=True)
-    builder.result(second, seconds=2.0, cache=HIT)
+    builder.result(second, seconds=2.0, cache=CACHE_HIT)
     builder.end(seconds=2.5)
     outcome = judge(builder, tmp_path)
     assert outcome.exit_code is ExitCode.OK
@@ -296,7 +296,7 @@ def test_a_journal_of_another_version_is_refused_with_that_version(tmp_path: Pat
 
 
 def test_times_are_converted_to_milliseconds(tmp_path: Path) -> None:
-    builder = one_step("passed", samples=samples(1500.0, 2500.0, unit="us"))
+    builder = one_step("passed", samples=make_samples(1500.0, 2500.0, unit="us"))
     found = judge(builder, tmp_path).steps[0].samples
     assert found is not None
     assert found.real_time_ms == (1.5, 2.5)
@@ -306,10 +306,10 @@ def test_times_are_converted_to_milliseconds(tmp_path: Path) -> None:
 
 def test_a_file_that_several_steps_ask_for_counts_once(tmp_path: Path) -> None:
     builder = JournalBuilder()
-    chains = [good_chain(builder, "m", name) for name in ("a", "b")]
+    chains = [plan_chain(builder, "m", name) for name in ("a", "b")]
     builder.begin()
     for steps in chains:
-        pass_chain(builder, steps)
+        add_passed_results(builder, steps)
     for line in builder.lines:
         for file in line.get("fetched", ()):
             file["url"] = "https://models.example/same.onnx"
@@ -319,7 +319,7 @@ def test_a_file_that_several_steps_ask_for_counts_once(tmp_path: Path) -> None:
 
 def test_made_up_inputs_are_no_downloads(tmp_path: Path) -> None:
     builder = JournalBuilder()
-    steps = good_chain(builder, "m", "a")
+    steps = plan_chain(builder, "m", "a")
     builder.begin()
     files = [
         {"url": "https://h/weights.irpa", "path": "w", "bytes": 9, "seconds": 0.1, "cached": False},
@@ -349,8 +349,8 @@ def test_a_statistic_that_nobody_knows_is_no_reason_to_stop(tmp_path: Path) -> N
     builder = JournalBuilder()
     benchmark = builder.step("m", "a", "benchmark")
     builder.begin()
-    checks = [check("time_ms", 1.0, None, statistic="a mistake")]
-    builder.result(benchmark, samples=samples(1.0, 3.0), checks=checks, statistics={"": 9.0})
+    checks = [make_check("time_ms", 1.0, None, statistic="a mistake")]
+    builder.result(benchmark, samples=make_samples(1.0, 3.0), checks=checks, statistics={"": 9.0})
     builder.end()
     (chain,) = judge(builder, tmp_path).chains
     assert collect_chain_figures(chain).values[Figure.TIME] == pytest.approx(2.0)
@@ -363,7 +363,7 @@ def test_of_several_benchmarks_the_times_of_the_last_one_count(tmp_path: Path, d
     builder.begin()
     for number, step in enumerate(steps):
         busy = {"disturbed": ["busy"], "machine": {"busy_share": 0.5}} if number == disturbed else {}
-        builder.result(step, samples=samples(1.0 + number, 1.2 + number), statistics=busy)
+        builder.result(step, samples=make_samples(1.0 + number, 1.2 + number), statistics=busy)
     builder.end()
     (chain,) = judge(builder, tmp_path).chains
     figures = collect_chain_figures(chain)

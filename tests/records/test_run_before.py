@@ -10,7 +10,7 @@ from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.outcome import read_outcome
 from iree_gauntlet.records.run_before import find_changes_since, read_earlier_seconds
 from iree_gauntlet.reports.experiment_reports import write_reports
-from tests.support.journal_builder import JournalBuilder, check, comparison, samples
+from tests.support.journal_builder import JournalBuilder, make_check, make_comparison, make_samples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,9 +26,9 @@ def _run(folder: Path, name: str, *, ms: float = 9.0, dispatches: int = 76, **ch
     for model in changes.get("more", ()):
         builder.step(model, "a", "compile")
     result: dict[str, Any] = {
-        "samples": samples(ms),
-        "checks": [check("dispatch_count", dispatches, changes.get("limit", 100))],
-        "outputs": [comparison(atol=changes.get("atol", 1e-4))],
+        "samples": make_samples(ms),
+        "checks": [make_check("dispatch_count", dispatches, changes.get("limit", 100))],
+        "outputs": [make_comparison(atol=changes.get("atol", 1e-4))],
         "statistics": {"disturbed": ["other work"]} if changes.get("disturbed") else {},
     }
     if changes.get("reached", True):

@@ -347,8 +347,8 @@ def test_a_log_of_downloads() -> None:
 
 def test_what_runs_during_a_long_download_is_shown_too() -> None:
     log, builder = Log(), planned()
-    log.run_started(builder.event, len(builder.steps))
-    log.step_started(builder.planned[0])
+    log.run_started(builder.opening, len(builder.steps))
+    log.step_started(builder.planned_steps[0])
     log.download(A, 0, GB)
     for second in range(1, 95):
         log.clock.advance(1)

@@ -9,7 +9,7 @@ import pytest
 
 from iree_gauntlet.records.outcome import read_outcome
 from iree_gauntlet.reports.github import format_error_commands
-from tests.support.journal_builder import JournalBuilder, check, every_verdict
+from tests.support.journal_builder import JournalBuilder, make_check, make_every_verdict
 from tests.support.spec_trees import write_tree
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def test_a_broken_golden_is_pointed_at(workspace: Path) -> None:
     golden = {"metric": "dispatch_count", "value": 19, "factor": 1.0, "statistic": "mean", "sku": "", "release": ""}
     step = builder.step("toy", "abs", "compstat", goldens=[golden | {"origin": origin}])
     builder.begin()
-    builder.result(step, "failed", "20 exceeds 19", checks=[check("dispatch_count", 20, 19)])
+    builder.result(step, "failed", "20 exceeds 19", checks=[make_check("dispatch_count", 20, 19)])
     builder.end(1)
     (command,) = _commands(builder)
     assert command.startswith("::error file=models/specs/regression_tests/toy/abs.json,line=5,title=")
@@ -83,7 +83,7 @@ def test_a_golden_that_was_not_applied_is_pointed_at(workspace: Path, verdict: s
     golden = {"metric": "dispatch_count", "value": 19, "factor": 1.0, "statistic": "mean", "sku": ""}
     step = builder.step("toy", "abs", "compstat", goldens=[golden | {"release": "3.12.0", "origin": origin}])
     builder.begin()
-    builder.result(step, verdict, checks=[check("dispatch_count", 20, None)])
+    builder.result(step, verdict, checks=[make_check("dispatch_count", 20, None)])
     builder.end()
     (command,) = _commands(builder)
     title = "golden" if verdict == "passed" else verdict
@@ -103,8 +103,8 @@ def test_as_many_as_github_shows(workspace: Path) -> None:
 
 
 def test_nothing_elsewhere_and_nothing_of_what_is_as_expected(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = [command.partition("title=")[2].partition("::")[0] for command in _commands(every_verdict())]
+    bad = [command.partition("title=")[2].partition("::")[0] for command in _commands(make_every_verdict())]
     assert "ocr/detector@cpu threshold failed" in bad
     assert not [title for title in bad if title.endswith((" passed", " xfailed", " skipped"))]
     monkeypatch.delenv("GITHUB_ACTIONS")
-    assert _commands(every_verdict()) == ()
+    assert _commands(make_every_verdict()) == ()

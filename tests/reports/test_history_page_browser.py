@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.reports.test_history_page import page, series, step
-from tests.support.browser import NEEDS_CHROMIUM, Opened, chromium
+from tests.support.browser import NEEDS_CHROMIUM, OpenPage, launch_chromium
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ pytestmark = NEEDS_CHROMIUM
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with chromium() as browser:
+    with launch_chromium() as browser:
         yield browser
 
 
@@ -39,11 +39,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_nothing_fails_nothing_leaves_and_nothing_is_wider_than_the_window(
     browser: Browser, file: Path, width: int, scheme: str
 ) -> None:
-    opened = Opened(browser, file, width, scheme=scheme)
+    opened = OpenPage(browser, file, width, scheme=scheme)
     opened.page.locator("figure button").first.click()
     opened.page.wait_for_selector(".u-over")
-    assert opened.said == []
-    assert opened.asked == [file.as_uri()]
+    assert opened.messages == []
+    assert opened.requested_urls == [file.as_uri()]
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
     # What is shown differs from what is behind it, in both schemes.
     colours = opened.page.evaluate(
@@ -57,7 +57,7 @@ def test_nothing_fails_nothing_leaves_and_nothing_is_wider_than_the_window(
 
 
 def test_tables_and_lines_are_there_without_scripts(browser: Browser, file: Path) -> None:
-    opened = Opened(browser, file, scripts=False)
+    opened = OpenPage(browser, file, scripts=False)
     changed, every = opened.page.locator("table").all()
     assert changed.locator("tbody tr").count() == 6
     assert every.locator("tbody tr").count() == 6
@@ -67,7 +67,7 @@ def test_tables_and_lines_are_there_without_scripts(browser: Browser, file: Path
 
 
 def test_keys_go_from_the_tables_to_each_chart_and_through_its_points(browser: Browser, file: Path) -> None:
-    opened = Opened(browser, file)
+    opened = OpenPage(browser, file)
     reached: list[str] = []
     while len(reached) < 14:
         opened.page.keyboard.press("Tab")
@@ -94,7 +94,7 @@ def test_keys_go_from_the_tables_to_each_chart_and_through_its_points(browser: B
     opened.page.keyboard.press("Home")
     assert "run run0, 0.json" in point.inner_text()
     assert point.locator("a").count() == 0, "there is no run before it"
-    assert opened.said == []
+    assert opened.messages == []
     opened.context.close()
 
 

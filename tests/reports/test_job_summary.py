@@ -11,7 +11,7 @@ from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.outcome import RunOutcome, read_outcome
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.run_reports import make_job_summary, make_run_reports
-from tests.support.journal_builder import JournalBuilder, samples
+from tests.support.journal_builder import JournalBuilder, make_samples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +48,7 @@ def test_tables_have_the_columns_and_words_of_that_suite(tmp_path: Path) -> None
     journal.begin(markers="cpu and (small or text)")
     journal.result(module)
     journal.result(quality)
-    times = samples(1500.0, 1250.0, unit="us")
+    times = make_samples(1500.0, 1250.0, unit="us")
     journal.result(benchmark, samples=times)
     figures = {"dispatch_count": 11, "binary_size_bytes": 1000}
     journal.result(compstat, verdict="failed", reason="too many", statistics=figures)
@@ -143,7 +143,7 @@ def test_a_golden_of_the_first_generation_is_shown_with_the_mean(tmp_path: Path)
     goldens = [golden("time_ms", 550) | {"factor": 1.0, "statistic": "mean"}]
     step = journal.step("sdxl", "old", "benchmark", dialect=DIALECT, goldens=goldens)
     journal.begin()
-    journal.result(step, samples=samples(500.0, 400.0))
+    journal.result(step, samples=make_samples(500.0, 400.0))
     journal.end()
     rows = make_job_summary(outcome(journal, tmp_path))["benchmark"]["rows"]
     assert rows == [["sdxl/old.json", "450.000", "550.000", "1.0", "550.000", "PASSED"]]

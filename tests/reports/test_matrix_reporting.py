@@ -35,14 +35,14 @@ from iree_gauntlet.reports.matrix_report import (
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_markdown import render_markdown
 from iree_gauntlet.results import OutputComparison
-from tests.support.journal_builder import JournalBuilder, check, comparison, every_verdict, samples
+from tests.support.journal_builder import JournalBuilder, make_check, make_comparison, make_every_verdict, make_samples
 from tests.support.matrix_builder import (
     MATRIX_REPORTS,
-    chain,
-    compile_result,
-    failed,
-    four_releases,
-    release_run,
+    make_chain,
+    make_compile_result,
+    make_failed_chain,
+    make_release_run,
+    write_four_releases,
     write_record,
 )
 from tests.support.places import DATA
@@ -63,7 +63,7 @@ def texts(matrix: MatrixOutcome, kind: str) -> list[str]:
 
 @pytest.fixture
 def matrix(tmp_path: Path) -> MatrixOutcome:
-    return read_matrix_outcome(four_releases(tmp_path / "m"))
+    return read_matrix_outcome(write_four_releases(tmp_path / "m"))
 
 
 def test_what_changed_between_releases(matrix: MatrixOutcome) -> None:
@@ -123,7 +123,7 @@ def test_the_worst_exit_code_wins_and_each_iree_has_its_line(matrix: MatrixOutco
 
 def test_how_times_were_taken_is_said_where_there_are_some(matrix: MatrixOutcome, tmp_path: Path) -> None:
     assert "Times were taken one IREE after the other" in printed(matrix)
-    compiled = {name: release_run(name, m=failed("compile", "no")) for name in ("3.5.0", "3.9.0")}
+    compiled = {name: make_release_run(name, m=make_failed_chain("compile", "no")) for name in ("3.5.0", "3.9.0")}
     text = printed(read_matrix_outcome(write_record(tmp_path / "untimed", dict(compiled))))
     assert "Times were taken" not in text
     assert "Figures" in text
@@ -140,16 +140,16 @@ def test_the_table_fits_into_120_columns(matrix: MatrixOutcome) -> None:
 
 
 def test_a_table_of_many_models_shows_those_that_do_not_work_first(tmp_path: Path) -> None:
-    chains = {f"n{number:03}": chain() for number in range(100)}
+    chains = {f"n{number:03}": make_chain() for number in range(100)}
     runs: dict[str, Any] = {
-        "a": release_run("a", **chains),
-        "b": release_run("b", **{**chains, "n099": failed("compile", "no")}),
+        "a": make_release_run("a", **chains),
+        "b": make_release_run("b", **{**chains, "n099": make_failed_chain("compile", "no")}),
     }
     text = printed(read_matrix_outcome(write_record(tmp_path, runs)))
     assert text.index("m/n099@cpu  a") < text.index("m/n000@cpu  a")
     assert "and 40 more, in the reports" in text
-    many = {name: chain(dispatches=1) for name in chains}
-    runs["b"] = release_run("b", **many)
+    many = {name: make_chain(dispatches=1) for name in chains}
+    runs["b"] = make_release_run("b", **many)
     assert "and 88 more, in the reports" in printed(read_matrix_outcome(write_record(tmp_path, runs)))
 
 
@@ -169,7 +169,7 @@ def test_markdown_is_whole(matrix: MatrixOutcome) -> None:
 
 
 def test_the_page_has_what_the_markdown_has(tmp_path: Path) -> None:
-    write_reports(four_releases(tmp_path / "m"))
+    write_reports(write_four_releases(tmp_path / "m"))
     page = etree.HTML((tmp_path / "m" / "matrix.html").read_text())
     # Figures are shaded, a table each, before all of them; a model without one says why.
     heats = page.xpath("//h2[.='Figures']/following-sibling::h3/text()")
@@ -215,7 +215,7 @@ def test_csv_has_a_row_for_each_model_and_iree(matrix: MatrixOutcome) -> None:
 
 def test_a_spreadsheet_runs_nothing_of_the_csv(tmp_path: Path) -> None:
     run = JournalBuilder(run="a")
-    run.result(run.step("=cmd()", "x", "compile"), **compile_result())
+    run.result(run.step("=cmd()", "x", "compile"), **make_compile_result())
     run.lines.clear()
     run.begin()
     run.end()
@@ -224,7 +224,11 @@ def test_a_spreadsheet_runs_nothing_of_the_csv(tmp_path: Path) -> None:
 
 
 def test_junit_has_all_and_keeps_to_its_schema(tmp_path: Path) -> None:
-    runs: dict[str, Any] = {"3.5.0": every_verdict(), "3.99": "there is no IREE 3.99", "3.13.0": every_verdict()}
+    runs: dict[str, Any] = {
+        "3.5.0": make_every_verdict(),
+        "3.99": "there is no IREE 3.99",
+        "3.13.0": make_every_verdict(),
+    }
     matrix = read_matrix_outcome(write_record(tmp_path, runs, results={"3.5.0": 3, "3.13.0": 3}))
     text = format_matrix_junit(matrix)
     root = etree.fromstring(text.encode())
@@ -243,7 +247,7 @@ def test_junit_has_all_and_keeps_to_its_schema(tmp_path: Path) -> None:
 
 
 def test_one_that_cannot_be_had_is_an_error_and_the_others_count(tmp_path: Path) -> None:
-    runs: dict[str, Any] = {"3.99": "there is no IREE 3.99", "3.13.0": release_run("3.13.0", a=chain())}
+    runs: dict[str, Any] = {"3.99": "there is no IREE 3.99", "3.13.0": make_release_run("3.13.0", a=make_chain())}
     matrix = read_matrix_outcome(write_record(tmp_path, runs))
     assert matrix.exit_code is ExitCode.ERROR
     assert matrix.irees[0].exit_code is ExitCode.ERROR
@@ -266,7 +270,7 @@ def test_one_that_cannot_be_had_is_an_error_and_the_others_count(tmp_path: Path)
     ],
 )
 def test_one_that_never_began_says_why(tmp_path: Path, end: Any, state: str, code: int, says: str) -> None:
-    runs: dict[str, Any] = {"a": release_run("a", x=chain()), "b": None}
+    runs: dict[str, Any] = {"a": make_release_run("a", x=make_chain()), "b": None}
     matrix = read_matrix_outcome(write_record(tmp_path, runs, end=end))
     assert (matrix.state, int(matrix.exit_code)) == (state, code)
     assert matrix.irees[1].problem.startswith(says)
@@ -275,11 +279,11 @@ def test_one_that_never_began_says_why(tmp_path: Path, end: Any, state: str, cod
 
 
 def test_one_that_was_killed_shows_what_it_had_done(tmp_path: Path) -> None:
-    killed = release_run("b", x=chain(ms=3.0), y=chain())
+    killed = make_release_run("b", x=make_chain(ms=3.0), y=make_chain())
     # Nothing after the result of the second compile; the last line is torn.
     killed.lines = killed.lines[: 1 + 3 * 2 + 2]
-    runs: dict[str, Any] = {"a": release_run("a", x=chain(), y=chain()), "b": killed, "c": None}
-    folder = write_record(tmp_path, runs, results={"a": 0}, end=None, torn='{"event":"resu')
+    runs: dict[str, Any] = {"a": make_release_run("a", x=make_chain(), y=make_chain()), "b": killed, "c": None}
+    folder = write_record(tmp_path, runs, results={"a": 0}, end=None, truncated_line='{"event":"resu')
     matrix = read_matrix_outcome(folder)
     assert matrix.exit_code is ExitCode.ERROR
     assert any("cut short" in remark for remark in matrix.remarks)
@@ -296,9 +300,9 @@ def test_one_that_was_killed_shows_what_it_had_done(tmp_path: Path) -> None:
 def test_one_that_was_cut_short_before_its_first_step_ended_as_the_matrix_did(
     tmp_path: Path, interrupted: bool, code: ExitCode
 ) -> None:
-    begun = release_run("b", x=chain())
+    begun = make_release_run("b", x=make_chain())
     begun.lines = begun.lines[:1]
-    runs: dict[str, Any] = {"a": release_run("a", x=chain()), "b": begun}
+    runs: dict[str, Any] = {"a": make_release_run("a", x=make_chain()), "b": begun}
     end = {"interrupted": True, "stopped": ""} if interrupted else None
     matrix = read_matrix_outcome(write_record(tmp_path, runs, results={"a": 0}, end=end))
     assert [iree.exit_code for iree in matrix.irees] == [ExitCode.OK, code]
@@ -307,7 +311,7 @@ def test_one_that_was_cut_short_before_its_first_step_ended_as_the_matrix_did(
 
 def test_what_a_run_is_expected_to_fail_counts_as_not_working(tmp_path: Path) -> None:
     expected = {"compile": {"verdict": "xfailed", "reason": "no scatter"}}
-    runs: dict[str, Any] = {"a": release_run("a", x=expected), "b": release_run("b", x=chain())}
+    runs: dict[str, Any] = {"a": make_release_run("a", x=expected), "b": make_release_run("b", x=make_chain())}
     matrix = read_matrix_outcome(write_record(tmp_path, runs))
     assert texts(matrix, VerdictChange.PASSING) == ["m/x@cpu: a → b: was xfailed: compile: no scatter"]
     assert matrix.rows[0].cells["a"].verdict is Verdict.XFAILED
@@ -315,9 +319,12 @@ def test_what_a_run_is_expected_to_fail_counts_as_not_working(tmp_path: Path) ->
 
 
 def test_times_are_told_by_the_statistic_of_the_dialect(tmp_path: Path) -> None:
-    least = chain()
-    least["benchmark"] = {"samples": samples(8.0, 9.0, 10.0), "checks": [check("time_ms", 8.0, None, statistic="min")]}
-    (row,) = read_matrix_outcome(write_record(tmp_path, {"a": release_run("a", x=least)})).rows
+    least = make_chain()
+    least["benchmark"] = {
+        "samples": make_samples(8.0, 9.0, 10.0),
+        "checks": [make_check("time_ms", 8.0, None, statistic="min")],
+    }
+    (row,) = read_matrix_outcome(write_record(tmp_path, {"a": make_release_run("a", x=least)})).rows
     cell = row.cells["a"]
     assert (cell.figures.values[Figure.TIME], cell.figures.statistic) == (8.0, "min")
     assert make_figure_cells(cell, None)[2] == "min 8.00 ± 1.00"
@@ -327,8 +334,8 @@ def test_compiles_of_several_modules_count_together_and_not_where_one_failed(tmp
     run = JournalBuilder(run="a")
     first, second = run.step("m", "x", "compile"), run.step("m", "x", "compile", "pipeline")
     run.begin()
-    run.result(first, **compile_result(seconds=2.0, peak=10))
-    run.result(second, **compile_result(seconds=3.0, peak=30, dispatches=1))
+    run.result(first, **make_compile_result(seconds=2.0, peak_rss_bytes=10))
+    run.result(second, **make_compile_result(seconds=3.0, peak_rss_bytes=30, dispatches=1))
     run.end()
     (row,) = read_matrix_outcome(write_record(tmp_path / "whole", {"a": run})).rows
     figures = (Figure.COMPILE_TIME, Figure.COMPILE_MEMORY, Figure.DISPATCHES)
@@ -339,24 +346,24 @@ def test_compiles_of_several_modules_count_together_and_not_where_one_failed(tmp
 
 
 def test_nan_is_the_worst_error(tmp_path: Path) -> None:
-    odd = chain()
+    odd = make_chain()
     odd["threshold"] = {
-        "outputs": [comparison(max_abs_error=9.0), comparison(index=1, passed=False, max_abs_error="nan")],
+        "outputs": [make_comparison(max_abs_error=9.0), make_comparison(index=1, passed=False, max_abs_error="nan")],
         "verdict": "failed",
         "reason": "NaN",
     }
-    matrix = read_matrix_outcome(write_record(tmp_path, {"a": release_run("a", x=odd)}))
+    matrix = read_matrix_outcome(write_record(tmp_path, {"a": make_release_run("a", x=odd)}))
     assert make_figure_cells(matrix.rows[0].cells["a"], None)[6] == "nan #1"
     assert json.loads(format_matrix_json(matrix))["chains"][0]["irees"]["a"]["max_abs_error"] == "nan"
     assert "nan" in format_matrix_csv(matrix)
 
 
 def test_times_taken_under_a_disturbance_are_marked_and_left_out_of_means(tmp_path: Path) -> None:
-    busy = chain(ms=90.0)
+    busy = make_chain(ms=90.0)
     busy["benchmark"]["statistics"] = {"machine": {"busy_share": 0.55, "steal_share": 0.1}}
-    quiet = chain(ms=9.0)
+    quiet = make_chain(ms=9.0)
     quiet["benchmark"]["statistics"] = {"machine": {"busy_share": 0.0, "steal_share": None}}
-    runs: dict[str, Any] = {"a": release_run("a", x=quiet, y=quiet), "b": release_run("b", x=busy, y=quiet)}
+    runs: dict[str, Any] = {"a": make_release_run("a", x=quiet, y=quiet), "b": make_release_run("b", x=busy, y=quiet)}
     matrix = read_matrix_outcome(write_record(tmp_path, runs))
     cells = matrix.rows[0].cells
     assert make_figure_cells(cells["b"], cells["a"])[2] == "~90.00 ± 0.90 ×10.0↑"
@@ -369,7 +376,7 @@ def test_times_taken_under_a_disturbance_are_marked_and_left_out_of_means(tmp_pa
 
 
 def test_two_names_of_one_iree_are_told(tmp_path: Path) -> None:
-    runs: dict[str, Any] = {name: release_run("3.13.0", x=chain()) for name in ("installed", "3.13.0")}
+    runs: dict[str, Any] = {name: make_release_run("3.13.0", x=make_chain()) for name in ("installed", "3.13.0")}
     folder = write_record(tmp_path, runs)
     record = folder / "journal.jsonl"
     record.write_text(record.read_text().replace('"identity": "installed"', '"identity": "3.13.0"'))
@@ -381,7 +388,7 @@ def test_two_names_of_one_iree_are_told(tmp_path: Path) -> None:
 
 
 def test_the_reports_are_the_same_each_time_and_go_to_the_step_summary_once(tmp_path: Path) -> None:
-    folder = four_releases(tmp_path / "m")
+    folder = write_four_releases(tmp_path / "m")
     summary = tmp_path / "summary.md"
     environ = {"GITHUB_STEP_SUMMARY": str(summary)}
     write_reports(folder).append_to_step_summary(environ)
@@ -427,7 +434,7 @@ def test_the_reports_are_the_same_each_time_and_go_to_the_step_summary_once(tmp_
     ],
 )
 def test_a_damaged_record_is_told(tmp_path: Path, line: str, says: str) -> None:
-    folder = four_releases(tmp_path / "m")
+    folder = write_four_releases(tmp_path / "m")
     record = folder / "journal.jsonl"
     lines = record.read_text().splitlines(keepends=True)
     if "77" in line:
@@ -475,12 +482,12 @@ def test_ratios_have_three_digits(value: float) -> None:
 
 def test_times_of_several_machines_of_a_cluster_have_no_ratio(tmp_path: Path) -> None:
     def on(worker: str, ms: float) -> dict[str, Any]:
-        whole = chain(ms=ms)
+        whole = make_chain(ms=ms)
         return {**whole, "benchmark": {**whole["benchmark"], "worker": f"{worker}/cpu"}}
 
     runs: dict[str, JournalBuilder | str | None] = {}
     for label, ms, worker in (("3.12.0", 9.0, "one"), ("3.13.0", 27.0, "two")):
-        run = release_run(label, apart=on(worker, ms), near=on("one", ms))
+        run = make_release_run(label, apart=on(worker, ms), near=on("one", ms))
         for name in ("one", "two"):
             run.worker(name, host=f"host-{name}")
         runs[label] = run

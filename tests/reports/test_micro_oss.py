@@ -19,7 +19,7 @@ from iree_gauntlet.torch_models.reports.sweep_rows import (
     make_oss_records,
     read_rows,
 )
-from tests.support.budgets import part_of_the_examples
+from tests.support.budgets import scale_example_count
 from tests.support.micro_records import HEADER, SWEEP_HEADER, point, ratio, record, records, squares, variant
 from tests.support.places import ROOT
 
@@ -283,7 +283,7 @@ def test_a_header_may_lack_everything() -> None:
     assert found[0]["dependencies"] == {}
 
 
-@settings(max_examples=part_of_the_examples(0.4))
+@settings(max_examples=scale_example_count(0.4))
 @given(records())
 def test_every_record_fits_the_table_and_has_the_records_numbers(found: list[dict[str, Any]]) -> None:
     rows = read_rows(found)

@@ -14,9 +14,9 @@ from iree_gauntlet.reports.runs_index import write_index
 from tests.reports.test_history_page import page as history_page
 from tests.reports.test_history_page import series, step
 from tests.reports.test_reporting_explained import explained, failed_run
-from tests.support.browser import NEEDS_CHROMIUM, Opened, chromium
-from tests.support.journal_builder import JournalBuilder, check, every_verdict, samples
-from tests.support.matrix_builder import four_releases
+from tests.support.browser import NEEDS_CHROMIUM, OpenPage, launch_chromium
+from tests.support.journal_builder import JournalBuilder, make_check, make_every_verdict, make_samples
+from tests.support.matrix_builder import write_four_releases
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ pytestmark = NEEDS_CHROMIUM
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with chromium() as browser:
+    with launch_chromium() as browser:
         yield browser
 
 
@@ -80,9 +80,9 @@ def _failures() -> JournalBuilder:
     steps = [builder.step(f"{number}{_HOSTILE}", "s", "benchmark") for number in range(60)]
     builder.begin()
     for name in steps:
-        checks = [check("dispatch_count", 2, 1), check("time_ms", 12.5, 9.0, 1.1)]
+        checks = [make_check("dispatch_count", 2, 1), make_check("time_ms", 12.5, 9.0, 1.1)]
         builder.result(
-            name, "failed", _HOSTILE, samples=samples(9.0), checks=checks, tail=[_HOSTILE] * 20, notes=[_HOSTILE]
+            name, "failed", _HOSTILE, samples=make_samples(9.0), checks=checks, tail=[_HOSTILE] * 20, notes=[_HOSTILE]
         )
     builder.end(1)
     return builder
@@ -93,10 +93,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
     for name in ("compare", "matrix", "bisect"):
         shutil.copytree(_RECORDED / name, folder / name)
-    made = {"run": every_verdict, "thousands": _thousands, "failures": _failures}
+    made = {"run": make_every_verdict, "thousands": _thousands, "failures": _failures}
     written = {name: builder().write(folder / name) for name, builder in made.items()}
     written |= {name: folder / name for name in ("compare", "matrix", "bisect")}
-    written["releases"] = four_releases(folder / "releases")
+    written["releases"] = write_four_releases(folder / "releases")
     written["explained"] = explained(failed_run(folder))
     for path in written.values():
         write_reports(path)
@@ -122,9 +122,9 @@ _PAGES = (
 def test_it_fits_says_nothing_and_asks_for_nothing(
     browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str
 ) -> None:
-    opened = Opened(browser, pages[name], width, scheme=scheme)
-    assert opened.said == []
-    assert opened.asked == [pages[name].as_uri()]
+    opened = OpenPage(browser, pages[name], width, scheme=scheme)
+    assert opened.messages == []
+    assert opened.requested_urls == [pages[name].as_uri()]
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
     for details in opened.page.locator("summary").all()[:20]:
         details.click()
@@ -137,7 +137,7 @@ def test_it_fits_says_nothing_and_asks_for_nothing(
 def test_all_text_can_be_told_from_what_is_behind_it(
     browser: Browser, pages: dict[str, Path], name: str, scheme: str
 ) -> None:
-    opened = Opened(browser, pages[name], scheme=scheme)
+    opened = OpenPage(browser, pages[name], scheme=scheme)
     found: list[tuple[str, list[float], list[float]]] = opened.page.evaluate(_COLOURS)
     assert found
     faint = {(text, round(_contrast(ink, paper), 2)) for text, ink, paper in found if _contrast(ink, paper) < _CONTRAST}
@@ -162,7 +162,7 @@ def test_it_is_small_and_reads_the_same_without_scripts(browser: Browser, pages:
     assert pages[name].stat().st_size < 2_000_000
     texts = []
     for scripts in (False, True):
-        opened = Opened(browser, pages[name], scripts=scripts)
+        opened = OpenPage(browser, pages[name], scripts=scripts)
         texts.append(set(opened.page.locator("main").inner_text().splitlines()))
         opened.context.close()
     # What scripts add are their own buttons.
@@ -173,7 +173,7 @@ def test_it_is_small_and_reads_the_same_without_scripts(browser: Browser, pages:
 def test_keys_reach_commands_tables_and_what_is_folded_in_reading_order(
     browser: Browser, pages: dict[str, Path]
 ) -> None:
-    opened = Opened(browser, pages["run"])
+    opened = OpenPage(browser, pages["run"])
     order = []
     for _ in range(12):
         opened.page.keyboard.press("Tab")
@@ -186,7 +186,7 @@ def test_keys_reach_commands_tables_and_what_is_folded_in_reading_order(
 
 
 def test_a_command_is_copied_by_a_click(browser: Browser, pages: dict[str, Path]) -> None:
-    opened = Opened(browser, pages["run"])
+    opened = OpenPage(browser, pages["run"])
     opened.page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
     opened.page.locator("header button").click()
     opened.page.wait_for_function("window.copied")
@@ -195,7 +195,7 @@ def test_a_command_is_copied_by_a_click(browser: Browser, pages: dict[str, Path]
 
 
 def test_a_hostile_name_is_text(browser: Browser, pages: dict[str, Path]) -> None:
-    opened = Opened(browser, pages["failures"])
+    opened = OpenPage(browser, pages["failures"])
     assert opened.page.locator("img").count() == 0
     assert opened.page.locator("script").count() == 1
     assert "<script>alert(1)</script>" in opened.page.locator("h3").first.inner_text()
@@ -203,7 +203,7 @@ def test_a_hostile_name_is_text(browser: Browser, pages: dict[str, Path]) -> Non
 
 
 def test_on_paper_everything_that_scrolls_is_there(browser: Browser, pages: dict[str, Path]) -> None:
-    opened = Opened(browser, pages["releases"])
+    opened = OpenPage(browser, pages["releases"])
     opened.page.emulate_media(media="print")
     style: Any = opened.page.evaluate("getComputedStyle(document.querySelector('.wide')).overflowX")
     assert style == "visible"

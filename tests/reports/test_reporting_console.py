@@ -19,7 +19,15 @@ from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.steps import NOTHING_COMPARED
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.journal_builder import HIT, RUN, JournalBuilder, check, comparison, every_verdict, samples
+from tests.support.journal_builder import (
+    CACHE_HIT,
+    RUN_NAME,
+    JournalBuilder,
+    make_check,
+    make_comparison,
+    make_every_verdict,
+    make_samples,
+)
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
@@ -54,9 +62,9 @@ def result(verdict: str = "passed", reason: str = "", cache: CacheUse | None = N
 
 
 def printed(builder: JournalBuilder, folder: Path, stream: io.StringIO, **options: Any) -> str:
-    outcome = read_outcome(read_journal(builder.write(folder / RUN) / "journal.jsonl"))
+    outcome = read_outcome(read_journal(builder.write(folder / RUN_NAME) / "journal.jsonl"))
     environ = options.pop("environ", {"TERM": "xterm"})
-    make_run_reports(outcome).print(Path("runs") / RUN, stream, environ=environ, **options)
+    make_run_reports(outcome).print(Path("runs") / RUN_NAME, stream, environ=environ, **options)
     return stream.getvalue()
 
 
@@ -66,7 +74,7 @@ def test_what_is_worse_than_a_baseline_is_no_golden_to_update(tmp_path: Path) ->
         builder = JournalBuilder()
         step = builder.step("ocr", "det", "compstat")
         builder.begin()
-        builder.result(step, "failed", "20 exceeds 19", checks=[check("dispatch_count", 20, 19) | {"note": note}])
+        builder.result(step, "failed", "20 exceeds 19", checks=[make_check("dispatch_count", 20, 19) | {"note": note}])
         builder.end(1)
         said.append("golden.update" in printed(builder, tmp_path / note[:2], io.StringIO()))
     assert said == [False, True]
@@ -82,7 +90,7 @@ def test_an_interrupted_run_says_what_goes_on_with_it(tmp_path: Path) -> None:
     builder.start(compile_)
     builder.end(130, interrupted=True)
     lines = printed(builder, tmp_path, io.StringIO()).splitlines()
-    assert f"to go on with it: gauntlet run --resume --run-dir runs/{RUN}" in lines
+    assert f"to go on with it: gauntlet run --resume --run-dir runs/{RUN_NAME}" in lines
     (row,) = [line for line in lines if line.startswith("! error: compile, not started  ocr/det@cpu")]
     assert "threshold" not in row
 
@@ -90,7 +98,7 @@ def test_an_interrupted_run_says_what_goes_on_with_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("suite", "said"),
     [
-        ("micro", f"gauntlet micro --resume --run-dir runs/{RUN}"),
+        ("micro", f"gauntlet micro --resume --run-dir runs/{RUN_NAME}"),
         ("bench", "gauntlet bench -m bert again: what is done comes from the cache"),
     ],
 )
@@ -116,9 +124,9 @@ def test_what_never_began_is_one_line(tmp_path: Path, *, end: bool) -> None:
     assert "error: ocr/a@cpu threshold" in text
     assert text.count("Reproduce:") <= 1
     assert "before this step started" not in text
-    outcome = read_outcome(read_journal(tmp_path / RUN / "journal.jsonl"))
-    make_run_reports(outcome).write(tmp_path / RUN)
-    said = {path.name: path.read_text() for path in (tmp_path / RUN).iterdir()}
+    outcome = read_outcome(read_journal(tmp_path / RUN_NAME / "journal.jsonl"))
+    make_run_reports(outcome).write(tmp_path / RUN_NAME)
+    said = {path.name: path.read_text() for path in (tmp_path / RUN_NAME).iterdir()}
     for name in ("summary.md", "summary.html"):
         assert "2 steps did not start." in said[name]
         assert "before this step started" not in said[name]
@@ -139,15 +147,15 @@ def test_what_was_not_compared_is_told(tmp_path: Path) -> None:
 def test_a_line_for_each_finished_step() -> None:
     builder, stream = planned(), io.StringIO()
     console = PlainProgress(stream)
-    console.run_started(builder.event, len(builder.steps))
+    console.run_started(builder.opening, len(builder.steps))
     for step, found in zip(
-        builder.planned, [result(cache=CacheUse(True)), result("failed", "no such op\nat all")], strict=True
+        builder.planned_steps, [result(cache=CacheUse(True)), result("failed", "no such op\nat all")], strict=True
     ):
         console.step_started(step)
         console.step_finished(step, found)
     console.close()
     assert stream.getvalue() == (
-        f"run {RUN}: 2 steps, IREE 3.13.0rc20261016\n"
+        f"run {RUN_NAME}: 2 steps, IREE 3.13.0rc20261016\n"
         "[1/2] ✓ passed  ocr/s0@cpu compile  8.21 s (cached)\n"
         "[2/2] ✗ failed  ocr/s1@cpu compile  8.21 s: no such op at all\n"
     )
@@ -159,8 +167,8 @@ def test_of_many_steps_what_went_wrong_has_a_line_and_the_rest_is_counted() -> N
     console = PlainProgress(stream, clock=lambda: now[0])
     # No heartbeat but the test's own.
     console._closing.set()
-    console.run_started(builder.event, len(builder.steps))
-    for index, step in enumerate(builder.planned[:600]):
+    console.run_started(builder.opening, len(builder.steps))
+    for index, step in enumerate(builder.planned_steps[:600]):
         verdict = {7: "failed", 8: "error", 9: "xfailed", 10: "skipped"}.get(index, "passed")
         console.step_started(step)
         now[0] += 0.125
@@ -181,19 +189,19 @@ def test_ctrl_c_before_the_heartbeat_has_begun(monkeypatch: pytest.MonkeyPatch) 
     builder = planned(1)
     monkeypatch.setattr(threading.Thread, "start", interrupt)
     with pytest.raises(KeyboardInterrupt), PlainProgress(io.StringIO()) as console:
-        console.run_started(builder.event, len(builder.steps))
+        console.run_started(builder.opening, len(builder.steps))
 
 
 def test_what_is_left_goes_by_the_last_minute() -> None:
     builder, clock = planned(1), Clock()
     progress = PlainProgress(io.StringIO(), clock=clock)
     progress._closing.set()
-    progress.run_started(builder.event, 10_000 * len(builder.steps))
+    progress.run_started(builder.opening, 10_000 * len(builder.steps))
 
     def left(count: int, seconds: float) -> float | None:
         for _ in range(count):
             clock.advance(seconds)
-            progress.step_finished(builder.planned[0], result())
+            progress.step_finished(builder.planned_steps[0], result())
         return progress._run_task.time_remaining
 
     assert left(5_000, 0.001) == 5
@@ -205,9 +213,9 @@ def test_nothing_is_said_of_what_is_left_where_nothing_is_known() -> None:
     builder, clock = planned(2), Clock()
     progress = PlainProgress(io.StringIO(), clock=clock)
     progress._closing.set()
-    progress.run_started(builder.event, len(builder.steps))
+    progress.run_started(builder.opening, len(builder.steps))
     clock.advance(5)
-    progress.step_finished(builder.planned[0], result())
+    progress.step_finished(builder.planned_steps[0], result())
     assert progress._format_progress() == "1 passed; 5.00 s"
 
 
@@ -224,14 +232,14 @@ def test_what_is_left_is_known_from_what_the_steps_took_the_last_time() -> None:
         return dict.fromkeys(ids[:10], 1.0) | {ids[10]: 90.0}
 
     progress = Painter(lambda: now[0], earlier)
-    progress.run_started(builder.event, len(builder.steps), ids)
+    progress.run_started(builder.opening, len(builder.steps), ids)
     assert asked == ["cpu"]
-    for step in builder.planned[:10]:
+    for step in builder.planned_steps[:10]:
         now[0] += 2.0
         progress.step_finished(step, result())
     # Everything takes twice as long as then.
     assert progress._format_progress() == "10 passed; 20.0 s, about 3 min 00 s left"
-    progress.run_started(builder.event, 20 * len(builder.steps), ids * 20)
+    progress.run_started(builder.opening, 20 * len(builder.steps), ids * 20)
     assert asked == ["cpu"], "of many steps their number says enough"
 
 
@@ -252,11 +260,11 @@ def test_a_stream_without_the_signs_gets_plain_ones() -> None:
 def test_a_resumed_run_and_a_skipped_step_say_so() -> None:
     builder, stream = planned(1), io.StringIO()
     console = PlainProgress(stream)
-    console.run_started(replace(builder.event, resumed=True), len(builder.steps))
-    console.step_finished(builder.planned[0], result("skipped", "not on this chip"))
+    console.run_started(replace(builder.opening, resumed=True), len(builder.steps))
+    console.step_finished(builder.planned_steps[0], result("skipped", "not on this chip"))
     console.close()
     assert stream.getvalue().splitlines() == [
-        f"resuming run {RUN}: 1 step, IREE 3.13.0rc20261016",
+        f"resuming run {RUN_NAME}: 1 step, IREE 3.13.0rc20261016",
         "[1/1] · skipped ocr/s0@cpu compile: not on this chip",
     ]
 
@@ -265,8 +273,8 @@ def test_silence_is_broken_by_what_is_running() -> None:
     builder, stream, clock = planned(), io.StringIO(), Clock()
     # A thread looks at the clock time and again, and speaks once the test has set it forward.
     console = PlainProgress(stream, heartbeat=0.0004, clock=clock)
-    console.run_started(builder.event, len(builder.steps))
-    console.step_started(builder.planned[0])
+    console.run_started(builder.opening, len(builder.steps))
+    console.step_started(builder.planned_steps[0])
     console.download("https://models.example/m.onnx", 2_000_000, 8_000_000)
     console.waiting("for the device lock of hip://0")
     clock.now += 42.0
@@ -280,13 +288,13 @@ def test_silence_is_broken_by_what_is_running() -> None:
 
 def test_a_log_says_what_is_left_where_earlier_steps_tell() -> None:
     builder, stream, clock = planned(), io.StringIO(), Clock()
-    ids = [step.id for step in builder.planned]
+    ids = [step.id for step in builder.planned_steps]
     earlier = dict(zip(ids, (10.0, 30.0), strict=True))
     console = PlainProgress(stream, heartbeat=0.0004, clock=clock, read_step_seconds=lambda _suite: earlier)
-    console.run_started(builder.event, len(builder.steps), ids)
-    console.step_started(builder.planned[0])
-    console.step_finished(builder.planned[0], result("passed", ""))
-    console.step_started(builder.planned[1])
+    console.run_started(builder.opening, len(builder.steps), ids)
+    console.step_started(builder.planned_steps[0])
+    console.step_finished(builder.planned_steps[0], result("passed", ""))
+    console.step_started(builder.planned_steps[1])
     clock.now += 20.0
     wait_until(lambda: "still running" in stream.getvalue())
     console.close()
@@ -295,17 +303,17 @@ def test_a_log_says_what_is_left_where_earlier_steps_tell() -> None:
 
 def test_of_a_run_that_waits_for_another_nothing_is_said_to_be_left() -> None:
     builder, now = planned(3), [0.0]
-    ids = [step.id for step in builder.planned]
+    ids = [step.id for step in builder.planned_steps]
     progress = Painter(lambda: now[0], lambda _suite: dict.fromkeys(ids, 1.0) | {ids[-1]: 0.001})
-    progress.run_started(builder.event, len(builder.steps), ids)
-    for step in builder.planned[:-1]:
+    progress.run_started(builder.opening, len(builder.steps), ids)
+    for step in builder.planned_steps[:-1]:
         now[0] += 5.0
         progress.step_finished(step, result())
     progress.waiting("for a quiet machine: process 4 of another run uses it")
     for _ in range(11):
         now[0] += 10.0
         assert "left" not in progress._format_progress()
-    progress.step_started(builder.planned[-1])
+    progress.step_started(builder.planned_steps[-1])
     assert progress._estimate_remaining_seconds() == pytest.approx(10 * (2.001 / 3 / 20) / 2), "to wait is no work"
     now[0] += 5.0
     assert progress._estimate_remaining_seconds() is None, "it has taken longer than that"
@@ -315,7 +323,7 @@ def test_the_heartbeat_ends_where_nobody_reads() -> None:
     builder, stream = planned(), io.StringIO()
     clock = Clock()
     console = PlainProgress(stream, heartbeat=0.0004, clock=clock)
-    console.run_started(builder.event, len(builder.steps))
+    console.run_started(builder.opening, len(builder.steps))
     stream.close()
     clock.now += 1.0
     assert console._thread is not None
@@ -343,7 +351,7 @@ def test_no_control_sequence_reaches_a_log() -> None:
     builder, stream = planned(1), io.StringIO()
     console = PlainProgress(stream)
     console.message("\x1b[31mred\x1b[0m")
-    console.step_finished(builder.planned[0], result("error", "\x1b[2Jgone \x07"))
+    console.step_finished(builder.planned_steps[0], result("error", "\x1b[2Jgone \x07"))
     console.close()
     assert "\x1b" not in stream.getvalue()
     assert "\x07" not in stream.getvalue()
@@ -356,7 +364,7 @@ def test_an_encoding_that_lacks_characters_is_no_crash(tmp_path: Path) -> None:
     console.message("9.10 ± 0.12 × 2 → \ud800")
     console.close()
     assert raw.getvalue() == b"9.10 ? 0.12 ? 2 ? ?\n"
-    outcome = read_outcome(read_journal(every_verdict().write(tmp_path / RUN) / "journal.jsonl"))
+    outcome = read_outcome(read_journal(make_every_verdict().write(tmp_path / RUN_NAME) / "journal.jsonl"))
     make_run_reports(outcome).print(tmp_path, stream, environ={})
     assert b"exit code 3" in raw.getvalue()
 
@@ -365,7 +373,7 @@ def test_an_encoding_that_lacks_characters_is_no_crash(tmp_path: Path) -> None:
 def test_every_method_may_be_called_from_any_thread(make: Any) -> None:
     builder, stream = planned(60), Terminal()
     console: Painter = make(stream)
-    console.run_started(builder.event, len(builder.steps))
+    console.run_started(builder.opening, len(builder.steps))
 
     def work(steps: Sequence[Step]) -> None:
         for step in steps:
@@ -378,7 +386,7 @@ def test_every_method_may_be_called_from_any_thread(make: Any) -> None:
             console.download_finished(f"https://models.example/{step.id}")
             console.step_finished(step, result())
 
-    threads = [threading.Thread(target=work, args=(builder.planned[index::6],)) for index in range(6)]
+    threads = [threading.Thread(target=work, args=(builder.planned_steps[index::6],)) for index in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -400,10 +408,10 @@ def test_a_terminal_gets_live_progress_and_a_dumb_one_lines(monkeypatch: pytest.
 def test_live_progress_shows_what_runs_and_what_comes_down() -> None:
     builder, stream, clock = planned(3), Terminal(), Clock()
     with LiveProgress(stream, width=100, clock=clock) as progress:
-        progress.run_started(builder.event, len(builder.steps))
-        progress.step_started(builder.planned[0])
-        progress.step_finished(builder.planned[0], result("failed", "why"))
-        progress.step_started(builder.planned[1])
+        progress.run_started(builder.opening, len(builder.steps))
+        progress.step_started(builder.planned_steps[0])
+        progress.step_finished(builder.planned_steps[0], result("failed", "why"))
+        progress.step_started(builder.planned_steps[1])
         progress.download("https://models.example/deep/m.onnx", 0, 8_000_000)
         for second in (1, 2):
             clock.advance(1)
@@ -426,8 +434,8 @@ def test_live_progress_shows_what_runs_and_what_comes_down() -> None:
 def test_live_progress_of_many_steps_says_what_is_left() -> None:
     builder, clock = planned(400), Clock(100.0)
     with LiveProgress(Terminal(), width=100, clock=clock) as progress:
-        progress.run_started(builder.event, len(builder.steps))
-        for step in builder.planned[:100]:
+        progress.run_started(builder.opening, len(builder.steps))
+        for step in builder.planned_steps[:100]:
             clock.advance(0.1)
             progress.step_finished(step, result())
         (head,) = painted(progress)
@@ -437,12 +445,12 @@ def test_live_progress_of_many_steps_says_what_is_left() -> None:
 def test_live_progress_of_many_steps_is_bounded() -> None:
     builder, stream = planned(300), Terminal()
     with LiveProgress(stream, width=60) as progress:
-        progress.run_started(builder.event, len(builder.steps))
-        for step in builder.planned:
+        progress.run_started(builder.opening, len(builder.steps))
+        for step in builder.planned_steps:
             progress.step_started(step)
         assert len(painted(progress)) == 10
         assert painted(progress)[-1].strip() == "and 292 more run"
-        for index, step in enumerate(builder.planned):
+        for index, step in enumerate(builder.planned_steps):
             progress.step_finished(step, result("error" if index == 7 else "passed", "why"))
         assert "300/300 1 error, 299 passed; " in painted(progress)[0]
     assert "passed  ocr" not in stream.getvalue()
@@ -456,9 +464,9 @@ def test_live_progress_is_never_higher_than_the_terminal(height: int, count: int
     builder = planned(9)
     with LiveProgress(Terminal(), width=80, clock=Clock()) as progress:
         progress._console.height = height
-        progress.run_started(builder.event, len(builder.steps))
+        progress.run_started(builder.opening, len(builder.steps))
         for index in range(count):
-            progress.step_started(builder.planned[index])
+            progress.step_started(builder.planned_steps[index])
             progress.download(f"https://models.example/{index}", 0, 1_000_000_000)
         progress.waiting(waiting)
         lines = painted(progress)
@@ -492,7 +500,7 @@ def test_a_moment_of_work_shows_nothing_on_a_terminal() -> None:
 
 
 def test_the_end_names_cause_measure_and_command(tmp_path: Path) -> None:
-    text = printed(every_verdict(), tmp_path, io.StringIO())
+    text = printed(make_every_verdict(), tmp_path, io.StringIO())
     assert "\x1b" not in text
     lines = text.splitlines()
     at = lines.index("✗ failed: ocr/detector@cpu benchmark")
@@ -506,21 +514,21 @@ def test_the_end_names_cause_measure_and_command(tmp_path: Path) -> None:
         "Reproduce:",
         "    cd steps/ocr/detector@cpu/benchmark && iree-benchmark-module --device=local-task --module=m.vmfb",
         (
-            f"full log runs/{RUN}/steps/ocr/detector@cpu/benchmark/stderr.txt"
+            f"full log runs/{RUN_NAME}/steps/ocr/detector@cpu/benchmark/stderr.txt"
             " · spec specs/regression_tests/ocr/detector.json"
         ),
     ]
     assert lines[-8:] == [
         "compiles: 2 from cache, 5 made; files: 1 present, 1 fetched",
         "time: 90.5 s; IREE's tools ran for 89.5 s in all",
-        f"to find what is at fault, and to pack it up for others: gauntlet explain runs/{RUN}",
+        f"to find what is at fault, and to pack it up for others: gauntlet explain runs/{RUN_NAME}",
         "where a new figure is right: gauntlet golden.update proposes it",
         "",
         (
             "2 failed, 2 errors, 1 unexpected pass, 1 inconclusive, 8 passed, 1 expected failure,"
             " 3 skipped (2 behind a failure) · 18 steps of 8 cases"
         ),
-        f"reports in runs/{RUN}: junit.xml, summary.md, summary.html, summary.json",
+        f"reports in runs/{RUN_NAME}: junit.xml, summary.md, summary.html, summary.json",
         "exit code 3: an error kept something from being judged",
     ]
 
@@ -529,11 +537,11 @@ def test_a_green_run_ends_in_its_table(tmp_path: Path) -> None:
     builder = JournalBuilder()
     step = builder.step("ocr", "cls", "compile")
     builder.begin()
-    builder.result(step, cache=HIT, statistics={"dispatch_count": 76})
+    builder.result(step, cache=CACHE_HIT, statistics={"dispatch_count": 76})
     builder.end(seconds=1.0)
     assert printed(builder, tmp_path, io.StringIO()).splitlines() == [
         "",
-        f"IREE Gauntlet: suite cpu, run {RUN}",
+        f"IREE Gauntlet: suite cpu, run {RUN_NAME}",
         "",
         "Figures",
         "verdict   model        compile  time ms  dispatches  bytes  quality",
@@ -544,21 +552,21 @@ def test_a_green_run_ends_in_its_table(tmp_path: Path) -> None:
         "time: 1.00 s; IREE's tools ran for 1.25 s in all",
         "",
         "1 passed · 1 step of 1 case",
-        f"reports in runs/{RUN}: junit.xml, summary.md, summary.html, summary.json",
+        f"reports in runs/{RUN_NAME}: junit.xml, summary.md, summary.html, summary.json",
         "exit code 0: all as expected",
     ]
 
 
 def test_colours_only_where_they_are_wanted(tmp_path: Path) -> None:
-    coloured = printed(every_verdict(), tmp_path, Terminal())
+    coloured = printed(make_every_verdict(), tmp_path, Terminal())
     assert "\x1b[1;31m✗ failed" in coloured
-    plain = printed(every_verdict(), tmp_path, Terminal(), environ={"TERM": "xterm", "NO_COLOR": "1"})
+    plain = printed(make_every_verdict(), tmp_path, Terminal(), environ={"TERM": "xterm", "NO_COLOR": "1"})
     assert "\x1b[31m" not in plain
     assert "\x1b[1;31m" not in plain
 
 
 def test_a_command_is_never_broken_on_a_narrow_terminal(tmp_path: Path) -> None:
-    text = printed(every_verdict(), tmp_path, io.StringIO(), width=30)
+    text = printed(make_every_verdict(), tmp_path, io.StringIO(), width=30)
     command = "cd steps/minilm/l3@cpu/compile && iree-compile program.mlirbc --iree-hal-target-backends=llvm-cpu"
     assert command in text
 
@@ -568,8 +576,8 @@ def test_a_narrow_terminal_gets_fewer_columns(tmp_path: Path, width: int, column
     builder = JournalBuilder()
     step = builder.step("ocr", "classifier", "benchmark")
     builder.begin()
-    checks = [check("dispatch_count", 76, 76), check("binary_size_bytes", 833_586, 840_000)]
-    builder.result(step, checks=checks, samples=samples(9.0, 9.2), outputs=[comparison()])
+    checks = [make_check("dispatch_count", 76, 76), make_check("binary_size_bytes", 833_586, 840_000)]
+    builder.result(step, checks=checks, samples=make_samples(9.0, 9.2), outputs=[make_comparison()])
     builder.end()
     lines = printed(builder, tmp_path, io.StringIO(), width=width).splitlines()
     names = ("verdict", "model", "time ms", "dispatches", "compile", "bytes", "quality")
@@ -585,7 +593,11 @@ def test_many_failures_are_bounded_and_counted(tmp_path: Path) -> None:
     for index, step in enumerate(steps):
         tail = [f"line {number}" for number in range(100)]
         builder.result(
-            step, "failed" if index >= 50 else "passed", "why", tail=tail, checks=[check("dispatch_count", 2, 1)] * 40
+            step,
+            "failed" if index >= 50 else "passed",
+            "why",
+            tail=tail,
+            checks=[make_check("dispatch_count", 2, 1)] * 40,
         )
     builder.end(1)
     text = printed(builder, tmp_path, io.StringIO())

@@ -17,7 +17,7 @@ from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.explain_outcome import list_explained
 from iree_gauntlet.reports.experiment_reports import format_explain_command, write_reports
-from tests.support.journal_builder import RUN, JournalBuilder
+from tests.support.journal_builder import RUN_NAME, JournalBuilder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ def failed_run(folder: Path, reason: str = _WRONG) -> Path:
     builder.result(steps[0], verdict="failed", reason=reason)
     builder.result(steps[1])
     builder.end(1)
-    return builder.write(folder / RUN)
+    return builder.write(folder / RUN_NAME)
 
 
 def explained(run: Path, case: str = "m/a@cpu", *, done: bool = True) -> Path:

@@ -7,7 +7,7 @@ import pytest
 from iree_gauntlet import formatting
 from iree_gauntlet.reports.details import format_check, format_comparison
 from iree_gauntlet.results import Check, OutputComparison
-from tests.support.journal_builder import check, comparison
+from tests.support.journal_builder import make_check, make_comparison
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def test_shares_and_counts() -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (check("dispatch_count", 76, 76), "dispatches: 76, within golden 76"),
-        (check("dispatch_count", 77, 76), "dispatches: 77 exceeds golden 76 by 1, +1.3 %"),
-        (check("dispatch_count", 1, 0), "dispatches: 1 exceeds golden 0 by 1"),
-        (check("binary_size_bytes", 9, None, note="no golden"), "size: 9 bytes, not checked; no golden"),
+        (make_check("dispatch_count", 76, 76), "dispatches: 76, within golden 76"),
+        (make_check("dispatch_count", 77, 76), "dispatches: 77 exceeds golden 76 by 1, +1.3 %"),
+        (make_check("dispatch_count", 1, 0), "dispatches: 1 exceeds golden 0 by 1"),
+        (make_check("binary_size_bytes", 9, None, note="no golden"), "size: 9 bytes, not checked; no golden"),
         (
-            check("time_ms", 9.1, 9.0, 1.1, passed=None, note="golden of mi300"),
+            make_check("time_ms", 9.1, 9.0, 1.1, passed=None, note="golden of mi300"),
             "time (mean): 9.10 ms, not checked against 9.90 ms (golden 9.00 ms × 1.1); golden of mi300",
         ),
-        ({**check("time_ms", 1, 1), "measured": None}, "time (mean): not measured"),
+        ({**make_check("time_ms", 1, 1), "measured": None}, "time (mean): not measured"),
     ],
 )
 def test_check_lines(data: dict[str, object], text: str) -> None:
@@ -86,17 +86,17 @@ def test_check_lines(data: dict[str, object], text: str) -> None:
 
 def test_a_check_that_failed_within_its_limit_is_not_called_within() -> None:
     # A verdict may rest on more than the plain comparison; the words must not contradict it.
-    data = check("time_ms", 9.1, 9.0, 1.1, passed=False)
+    data = make_check("time_ms", 9.1, 9.0, 1.1, passed=False)
     assert format_check(Check.from_dict(data)).startswith("time (mean): 9.10 ms failed against 9.90 ms")
 
 
 def test_a_check_over_its_limit_that_passed_says_so() -> None:
-    data = check("time_ms", 10.0, 9.0, 1.1, passed=True)
+    data = make_check("time_ms", 10.0, 9.0, 1.1, passed=True)
     assert format_check(Check.from_dict(data)).startswith("time (mean): 10.00 ms, passed, exceeds 9.90 ms")
 
 
 def test_comparison_lines() -> None:
-    wrong = comparison(
+    wrong = make_comparison(
         passed=False, message="shape 1x2 where 1x3 was expected", count=0, max_abs_error=None,
         worst_actual="", worst_expected="", cosine_similarity=None, actual_nans=2, expected_infs=1,
     )  # fmt: skip

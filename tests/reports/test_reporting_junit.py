@@ -10,7 +10,7 @@ from lxml import etree
 from iree_gauntlet.formatting import clean
 from iree_gauntlet.records.outcome import read_outcome
 from iree_gauntlet.reports.junit import format_run_junit
-from tests.support.journal_builder import RUN, JournalBuilder, check, comparison, every_verdict
+from tests.support.journal_builder import RUN_NAME, JournalBuilder, make_check, make_comparison, make_every_verdict
 from tests.support.places import DATA
 
 
@@ -33,7 +33,7 @@ def case(root: Any, suite: str, name: str) -> Any:
 
 
 def test_a_suite_for_each_chain_and_a_case_for_each_step(schema: Any) -> None:
-    root = document(every_verdict(), schema)
+    root = document(make_every_verdict(), schema)
     assert root.attrib["tests"] == "18"
     assert root.attrib["failures"] == "3"
     assert root.attrib["errors"] == "3"
@@ -61,17 +61,17 @@ def test_a_suite_for_each_chain_and_a_case_for_each_step(schema: Any) -> None:
 def test_each_verdict_has_its_element(
     schema: Any, suite: str, name: str, element: str, attributes: tuple[str, str]
 ) -> None:
-    found = case(document(every_verdict(), schema), suite, name).find(element)
+    found = case(document(make_every_verdict(), schema), suite, name).find(element)
     assert (found.attrib["type"], found.attrib["message"]) == attributes
 
 
 def test_a_failure_says_by_how_much_and_how_to_see_it_again(schema: Any) -> None:
-    root = document(every_verdict(), schema)
+    root = document(make_every_verdict(), schema)
     text = case(root, "ocr/detector@cpu", "benchmark").find("failure").text
     assert "12.40 ms exceeds 9.90 ms (golden 9.00 ms × 1.1) by 2.50 ms, +25.3 %" in text
     assert "specs/b.json: golden_time_ms.mi300" in text
     assert "\nreproduce:\n  cd steps/ocr/detector@cpu/benchmark && iree-benchmark-module " in text
-    assert f"full log: steps/ocr/detector@cpu/benchmark/stderr.txt in the folder of run {RUN}" in text
+    assert f"full log: steps/ocr/detector@cpu/benchmark/stderr.txt in the folder of run {RUN_NAME}" in text
     compared = case(root, "ocr/detector@cpu", "threshold").find("failure").text
     assert "12 of 384 elements differ (3.1 %)" in compared
     assert "worst at [0, 3]: 4 where 4.1 was expected" in compared
@@ -90,7 +90,7 @@ def test_a_killed_run_has_its_lost_steps_as_errors(schema: Any) -> None:
 
 
 def test_properties_carry_versions_flags_and_measured_values(schema: Any) -> None:
-    root = document(every_verdict(), schema)
+    root = document(make_every_verdict(), schema)
     found = {one.attrib["name"]: one.attrib["value"] for one in root[0].iter("property")}
     assert found["compiler.version"] == "3.13.0rc20261016"
     assert found["compile.flags"] == "--iree-hal-target-backends=llvm-cpu"
@@ -119,7 +119,7 @@ def test_a_huge_text_is_cut_and_said_to_be(schema: Any) -> None:
     builder = JournalBuilder()
     step = builder.step("m", "s", "threshold")
     builder.begin()
-    builder.result(step, "failed", "why", outputs=[comparison(index=i, passed=False) for i in range(2000)])
+    builder.result(step, "failed", "why", outputs=[make_comparison(index=i, passed=False) for i in range(2000)])
     text = document(builder, schema)[0].find("testcase/failure").text
     assert len(text) < 70_000
     assert "… cut here: " in text
@@ -146,8 +146,8 @@ def test_any_text_anywhere_gives_a_valid_document(schema: Any, text: str, verdic
         "tail": [text, text],
         "notes": [text],
         "cache": {"hit": False, "key": text, "reason": text},
-        "checks": [check("time_ms", 2, 1, note=text)],
-        "outputs": [comparison(passed=False, message=text, type=text, worst_actual=text)],
+        "checks": [make_check("time_ms", 2, 1, note=text)],
+        "outputs": [make_comparison(passed=False, message=text, type=text, worst_actual=text)],
         "statistics": {text: text},
         "fetched": [{"url": text, "path": text, "bytes": 1, "seconds": 0.1, "cached": False}],
     }

@@ -15,7 +15,7 @@ from iree_gauntlet.records.outcome import read_outcome
 from iree_gauntlet.reports.junit import format_run_junit
 from iree_gauntlet.reports.render_markdown import render_markdown
 from iree_gauntlet.reports.run_reports import format_summary_json, make_run_reports, run_document
-from tests.support.journal_builder import RUN, JournalBuilder
+from tests.support.journal_builder import RUN_NAME, JournalBuilder
 from tests.support.places import DATA
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ def operators(count: int, verdicts: tuple[str, ...]) -> RunOutcome:
         name, folder = f"test_operator_{number}_with_attributes", f"{PLACE}/test_operator_{number}_with_attributes"
         origin = {"file": f"{folder}/run_module_io_flags.txt", "field": ""}
         for stage in ("compile", "threshold"):
-            module = f"/home/me/gauntlet/runs/{RUN}/steps/onnx/node/generated/{name}@cpu_llvm_sync/compile/module.vmfb"
+            module = (
+                f"/home/me/gauntlet/runs/{RUN_NAME}/steps/onnx/node/generated/{name}@cpu_llvm_sync/compile/module.vmfb"
+            )
             argv = {
                 "compile": ["/home/me/venv/bin/iree-compile", "model.mlir", *FLAGS, "-o", module],
                 "threshold": [
@@ -132,7 +134,7 @@ def test_failures_of_many_are_grouped_everywhere() -> None:
     assert "280 more went wrong; `junit.xml` and `summary.json` have each of them." in text
     assert text.count("### failed: ") == 200
     stream = io.StringIO()
-    make_run_reports(outcome).print(Path("runs") / RUN, stream, environ={})
+    make_run_reports(outcome).print(Path("runs") / RUN_NAME, stream, environ={})
     lines = stream.getvalue().splitlines()
     assert lines[3] == "What went wrong, by diagnostic"
     assert lines[5].split()[:6] == ["300", "compile", *DIAGNOSTIC.split()[:4]]
@@ -142,7 +144,7 @@ def test_failures_of_many_are_grouped_everywhere() -> None:
 
 def test_the_end_of_many_that_came_out_as_expected_is_short() -> None:
     stream = io.StringIO()
-    make_run_reports(operators(300, ("passed", "xfailed"))).print(Path("runs") / RUN, stream, environ={})
+    make_run_reports(operators(300, ("passed", "xfailed"))).print(Path("runs") / RUN_NAME, stream, environ={})
     assert len(stream.getvalue().splitlines()) < 11
 
 

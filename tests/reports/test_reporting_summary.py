@@ -21,9 +21,16 @@ from iree_gauntlet.reports import render_markdown
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.report_files import STEP_SUMMARY_LIMIT, append_document
 from iree_gauntlet.steps import NOTHING_COMPARED
-from tests.support.journal_builder import RUN, JournalBuilder, check, comparison, every_verdict, samples
+from tests.support.journal_builder import (
+    RUN_NAME,
+    JournalBuilder,
+    make_check,
+    make_comparison,
+    make_every_verdict,
+    make_samples,
+)
 from tests.support.places import ROOT
-from tests.support.reference_reports import FOLDER, reference_reports
+from tests.support.reference_reports import FOLDER, make_reference_reports
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,8 +42,8 @@ spiky = st.text("`|\\*_[]()<>&#-+=!~ \n1.a$", max_size=30)
 
 
 def summary_of(builder: JournalBuilder, folder: Path) -> str:
-    write_reports(builder.write(folder / RUN))
-    return (folder / RUN / "summary.md").read_text(encoding="utf-8")
+    write_reports(builder.write(folder / RUN_NAME))
+    return (folder / RUN_NAME / "summary.md").read_text(encoding="utf-8")
 
 
 def cells(text: str) -> list[list[str]]:
@@ -52,7 +59,7 @@ def cells(text: str) -> list[list[str]]:
 
 def test_reports_are_what_they_were() -> None:
     # Where a change is meant: `python -m tests.support.reference_reports`, and read the difference.
-    assert reference_reports() == {
+    assert make_reference_reports() == {
         name: (FOLDER / name).read_text(encoding="utf-8") for name in ("junit.xml", "summary.md")
     }
 
@@ -69,12 +76,12 @@ def test_the_end_says_what_was_judged_and_which_goldens_were_not(tmp_path: Path)
     silent = builder.step("m", "b", "threshold", notes=[NOTHING_COMPARED])
     broken = builder.step("m", "c", "threshold")
     builder.begin()
-    builder.result(threshold, outputs=[comparison()])
-    builder.result(counted, checks=[check("dispatch_count", 20, None, release="3.12.0")])
+    builder.result(threshold, outputs=[make_comparison()])
+    builder.result(counted, checks=[make_check("dispatch_count", 20, None, release="3.12.0")])
     builder.result(
         timed,
-        samples=samples(9.0, 9.1),
-        checks=[check("time_ms", 9.05, None)],
+        samples=make_samples(9.0, 9.1),
+        checks=[make_check("time_ms", 9.05, None)],
         statistics={"disturbed": ["another process"]},
     )
     builder.result(silent)
@@ -112,14 +119,14 @@ def test_the_table_holds_the_figures_against_their_goldens(tmp_path: Path) -> No
     builder.begin()
     # Of the tool alone: a step takes longer.
     builder.result(compiled, seconds=9.9, statistics={"tool_seconds": 8.2})
-    outputs = [comparison(max_abs_error=1e-6), comparison(index=1, max_abs_error=5e-5)]
+    outputs = [make_comparison(max_abs_error=1e-6), make_comparison(index=1, max_abs_error=5e-5)]
     builder.result(threshold, outputs=outputs)
     checks = [
-        check("time_ms", 9.1, 9.0, 1.1),
-        check("dispatch_count", 55, 55),
-        check("binary_size_bytes", 1_000_000, 1_100_000),
+        make_check("time_ms", 9.1, 9.0, 1.1),
+        make_check("dispatch_count", 55, 55),
+        make_check("binary_size_bytes", 1_000_000, 1_100_000),
     ]
-    builder.result(benchmark, samples=samples(9.0, 9.1, 9.2), checks=checks)
+    builder.result(benchmark, samples=make_samples(9.0, 9.1, 9.2), checks=checks)
     builder.end()
     text = summary_of(builder, tmp_path)
     assert cells(text.partition("## Figures")[2].partition("1 case:")[0])[1] == [
@@ -226,7 +233,7 @@ def test_the_step_summary_is_appended_and_kept_under_the_limit(tmp_path: Path) -
 
 
 def test_the_step_summary_is_written_only_when_asked(tmp_path: Path) -> None:
-    folder = every_verdict().write(tmp_path / RUN)
+    folder = make_every_verdict().write(tmp_path / RUN_NAME)
     page = tmp_path / "page.md"
     environ = {"GITHUB_STEP_SUMMARY": str(page)}
     write_reports(folder)
@@ -237,14 +244,14 @@ def test_the_step_summary_is_written_only_when_asked(tmp_path: Path) -> None:
 
 
 def test_a_step_summary_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    folder = every_verdict().write(tmp_path / RUN)
+    folder = make_every_verdict().write(tmp_path / RUN_NAME)
     environ = {"GITHUB_STEP_SUMMARY": str(tmp_path / "no" / "page.md")}
     with pytest.raises(GauntletError, match="cannot append the summary"):
         write_reports(folder).append_to_step_summary(environ)
 
 
 def test_the_same_journal_gives_the_same_bytes(tmp_path: Path) -> None:
-    folders = [every_verdict().write(tmp_path / name / RUN) for name in ("a", "b")]
+    folders = [make_every_verdict().write(tmp_path / name / RUN_NAME) for name in ("a", "b")]
     for folder in folders:
         write_reports(folder)
     names = ("junit.xml", "summary.md", "summary.html", "summary.json")
@@ -260,12 +267,12 @@ def test_where_a_benchmark_reports_its_mean_alone_no_report_names_a_fastest_repe
         step = builder.step("m", "s", "benchmark")
         builder.begin()
         times = (3.0,) if aggregated else (2.5, 3.5)
-        builder.result(step, "failed", "slow", samples={**samples(*times), "aggregated": aggregated})
+        builder.result(step, "failed", "slow", samples={**make_samples(*times), "aggregated": aggregated})
         builder.end()
         folder = tmp_path / str(aggregated)
         text = summary_of(builder, folder)
-        (chain,) = json.loads((folder / RUN / "summary.json").read_text(encoding="utf-8"))["chains"]
-        junit = (folder / RUN / "junit.xml").read_text(encoding="utf-8")
+        (chain,) = json.loads((folder / RUN_NAME / "summary.json").read_text(encoding="utf-8"))["chains"]
+        junit = (folder / RUN_NAME / "junit.xml").read_text(encoding="utf-8")
         assert chain["time_ms"]["mean"] == 3
         assert chain["time_ms"]["min"] == (None if aggregated else 2.5)
         assert ("| 3.00 | – |" in text) is aggregated
@@ -275,9 +282,9 @@ def test_where_a_benchmark_reports_its_mean_alone_no_report_names_a_fastest_repe
 
 
 def test_summary_json_is_strict_and_says_what_its_description_says(tmp_path: Path) -> None:
-    builder = every_verdict()
-    builder.lines[-2]["outputs"] = [comparison(passed=False, max_abs_error="nan", max_rel_error="inf")]
-    folder = builder.write(tmp_path / RUN)
+    builder = make_every_verdict()
+    builder.lines[-2]["outputs"] = [make_comparison(passed=False, max_abs_error="nan", max_rel_error="inf")]
+    folder = builder.write(tmp_path / RUN_NAME)
     write_reports(folder)
 
     def refuse(name: str) -> float:
@@ -312,7 +319,7 @@ def test_a_folder_without_a_journal_is_named(tmp_path: Path) -> None:
 
 
 def test_a_journal_cut_anywhere_still_gives_reports(tmp_path: Path) -> None:
-    folder = every_verdict().write(tmp_path / RUN)
+    folder = make_every_verdict().write(tmp_path / RUN_NAME)
     journal = folder / "journal.jsonl"
     whole = journal.read_bytes()
     first_end = whole.index(b"\n")
@@ -326,7 +333,7 @@ def test_a_journal_cut_anywhere_still_gives_reports(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_keeps_the_old_report_and_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = every_verdict().write(tmp_path / RUN)
+    folder = make_every_verdict().write(tmp_path / RUN_NAME)
     write_reports(folder)
     before = (folder / "junit.xml").read_bytes()
 
@@ -341,8 +348,8 @@ def test_a_full_disk_keeps_the_old_report_and_says_what_to_do(tmp_path: Path, mo
 
 
 def test_the_page_has_what_the_markdown_has(tmp_path: Path) -> None:
-    summary = summary_of(every_verdict(), tmp_path)
-    page = lxml.html.fromstring((tmp_path / RUN / "summary.html").read_text(encoding="utf-8"))
+    summary = summary_of(make_every_verdict(), tmp_path)
+    page = lxml.html.fromstring((tmp_path / RUN_NAME / "summary.html").read_text(encoding="utf-8"))
     lines = summary.splitlines()
     parts = [item.text for item in page.iter("h2")]
     parts.remove("How the time was spent")
@@ -357,8 +364,8 @@ def test_the_page_has_what_the_markdown_has(tmp_path: Path) -> None:
 
 
 def test_the_page_draws_figures_against_their_goldens_and_what_ran_when(tmp_path: Path) -> None:
-    summary_of(every_verdict(), tmp_path)
-    page = lxml.html.fromstring((tmp_path / RUN / "summary.html").read_text(encoding="utf-8"))
+    summary_of(make_every_verdict(), tmp_path)
+    page = lxml.html.fromstring((tmp_path / RUN_NAME / "summary.html").read_text(encoding="utf-8"))
     held = page.xpath("//td[svg[@class='held']]")
     assert {(cell.get("data-of"), cell.find("svg/rect").get("class")) for cell in held} >= {
         ("time ms", "bar bad"),
@@ -398,7 +405,7 @@ def test_a_run_that_was_resumed_is_drawn_without_its_pause(tmp_path: Path) -> No
     builder.result(second, seconds=2.0)
     builder.end(seconds=3.0)
     summary_of(builder, tmp_path)
-    page = lxml.html.fromstring((tmp_path / RUN / "summary.html").read_text(encoding="utf-8"))
+    page = lxml.html.fromstring((tmp_path / RUN_NAME / "summary.html").read_text(encoding="utf-8"))
     boxes = page.xpath("//svg[@class='lanes']//g/rect/@x")
     widths = page.xpath("//svg[@class='lanes']//g/rect/@width")
     # Two seconds, at most one of the pause, two seconds.
@@ -408,7 +415,7 @@ def test_a_run_that_was_resumed_is_drawn_without_its_pause(tmp_path: Path) -> No
 def test_every_key_of_the_json_is_documented(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "reference" / "results.md").read_text(encoding="utf-8")
     shape = page.partition("### summary.json")[2].partition("###")[0]
-    summary_of(every_verdict(), tmp_path)
-    document = json.loads((tmp_path / RUN / "summary.json").read_text(encoding="utf-8"))
+    summary_of(make_every_verdict(), tmp_path)
+    document = json.loads((tmp_path / RUN_NAME / "summary.json").read_text(encoding="utf-8"))
     named = [document, *document["chains"], *(step for chain in document["chains"] for step in chain["steps"])]
     assert {key for item in named for key in item if f'"{key}"' not in shape} == set()

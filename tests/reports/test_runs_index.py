@@ -15,8 +15,8 @@ from iree_gauntlet.reports.experiment_reports import ConsolePresenter, make_repo
 from iree_gauntlet.reports.run_reports import run_reports
 from iree_gauntlet.reports.runs_index import write_index
 from tests.support.command_line import run_here
-from tests.support.journal_builder import JournalBuilder, every_verdict
-from tests.support.matrix_builder import four_releases
+from tests.support.journal_builder import JournalBuilder, make_every_verdict
+from tests.support.matrix_builder import write_four_releases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,7 @@ def _counted(read: list[str]) -> Callable[[Path], Reports]:
 
 def test_the_newest_comes_first_and_leads_to_its_page(tmp_path: Path) -> None:
     write_reports(_run(tmp_path, "old one", 1))
-    four_releases(tmp_path / "releases")
+    write_four_releases(tmp_path / "releases")
     (tmp_path / "notes").mkdir()
     path, count = write_index(tmp_path, make_reports, all_of_them=True)
     assert count == 2
@@ -162,7 +162,7 @@ def test_a_folder_without_what_is_asked_for(tmp_path: Path, words: list[str], sa
 
 
 def test_a_record_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Path) -> None:
-    every_verdict().write(tmp_path / "whole")
+    make_every_verdict().write(tmp_path / "whole")
     path = _run(tmp_path, "broken", 1) / JOURNAL
     path.write_text(path.read_text().replace('"origin"', '"somewhere"'))
     page, _ = write_index(tmp_path, make_reports, all_of_them=True)

@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from iree_gauntlet.records.compare_record import ComparedDispatches, DispatchDifference, MeasuredNs, OtherDispatches
 from iree_gauntlet.reports.compare_report import make_dispatch_blocks
 from iree_gauntlet.results import DispatchChange
-from tests.support.documents import block_lines, block_markdown
+from tests.support.documents import render_blocks_markdown, render_lines
 
 
 def row(name: str, a_ns: int, b_ns: int, a_count: int = 1, b_count: int = 1, match: str = "name") -> DispatchChange:
@@ -27,11 +27,11 @@ FOUND = DispatchDifference(a_ns=2_000_000, b_ns=4_520_000, rows=ROWS, others=OTH
 
 
 def dispatch_lines(**changed: Any) -> list[str]:
-    return block_lines(make_dispatch_blocks(ComparedDispatches(difference=replace(FOUND, **changed))))
+    return render_lines(make_dispatch_blocks(ComparedDispatches(difference=replace(FOUND, **changed))))
 
 
 def dispatch_markdown(**changed: Any) -> str:
-    return block_markdown(make_dispatch_blocks(ComparedDispatches(difference=replace(FOUND, **changed))))
+    return render_blocks_markdown(make_dispatch_blocks(ComparedDispatches(difference=replace(FOUND, **changed))))
 
 
 def test_rows_and_the_sum_of_all_others() -> None:
@@ -81,8 +81,8 @@ def test_notes_of_the_profiles() -> None:
 
 def test_no_profile_is_a_line() -> None:
     without = make_dispatch_blocks(ComparedDispatches(reason="A: iree-benchmark-module of 3.9.0 writes no profiles"))
-    assert block_lines(without) == ["no profile: A: iree-benchmark-module of 3.9.0 writes no profiles"]
-    assert block_markdown(without) == "no profile: A: iree-benchmark-module of 3.9.0 writes no profiles\n"
+    assert render_lines(without) == ["no profile: A: iree-benchmark-module of 3.9.0 writes no profiles"]
+    assert render_blocks_markdown(without) == "no profile: A: iree-benchmark-module of 3.9.0 writes no profiles\n"
 
 
 def test_markdown_is_one_table_whatever_the_names_hold() -> None:

@@ -1,1 +1,1 @@
-"""What several tests share: small projects, servers with faults, synthetic records, fake tools."""
+"""Shared test helpers: small projects, servers with faults, synthetic records, fake tools."""

@@ -1,4 +1,4 @@
-"""A web server on the loopback interface whose answers a test decides, faults included."""
+"""A web server on the loopback interface with responses, also faulty ones, that a test decides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Request", "Server", "send", "serving", "whole"]
+__all__ = ["Request", "Server", "make_responder", "run_server", "send_response"]
 
 Request = BaseHTTPRequestHandler
 
@@ -20,18 +20,18 @@ Request = BaseHTTPRequestHandler
 @dataclass
 class Server:
     base: str
-    answers: dict[str, Callable[[Request], None]] = field(default_factory=dict)
+    responders: dict[str, Callable[[Request], None]] = field(default_factory=dict)
     hits: Counter[str] = field(default_factory=Counter)
-    # Set when the test is over, so that a stalling answer ends.
-    over: threading.Event = field(default_factory=threading.Event)
+    # This is set at the end of the test, so that a stalling response ends.
+    stop_event: threading.Event = field(default_factory=threading.Event)
 
-    def url(self, path: str, answer: Callable[[Request], None]) -> str:
-        self.answers[path] = answer
+    def url(self, path: str, responder: Callable[[Request], None]) -> str:
+        self.responders[path] = responder
         return self.base + path
 
 
-def send(request: Request, body: bytes = b"", status: int = 200, **headers: str) -> None:
-    """Answer with this body, its length unless the headers say another one; `_` stands for the `-` of their names."""
+def send_response(request: Request, body: bytes = b"", status: int = 200, **headers: str) -> None:
+    """Send a body, with its length unless the headers have another one; `_` stands for `-` in their names."""
     request.send_response(status)
     for name, value in {"Content_Length": str(len(body)), **headers}.items():
         request.send_header(name.replace("_", "-"), value)
@@ -40,42 +40,42 @@ def send(request: Request, body: bytes = b"", status: int = 200, **headers: str)
     request.wfile.flush()
 
 
-def whole(content: bytes = b"", status: int = 200, **headers: str) -> Callable[[Request], None]:
-    """An ordinary answer, as of `send`."""
-    return lambda request: send(request, content, status, **headers)
+def make_responder(body: bytes = b"", status: int = 200, **headers: str) -> Callable[[Request], None]:
+    """Return a responder that sends this response, as `send_response` does."""
+    return lambda request: send_response(request, body, status, **headers)
 
 
 @contextmanager
-def serving() -> Iterator[Server]:
+def run_server() -> Iterator[Server]:
     server: Server
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             server.hits[self.path] += 1
-            answer = server.answers.get(self.path)
-            if answer is None:
+            responder = server.responders.get(self.path)
+            if responder is None:
                 self.send_error(404)
             else:
-                answer(self)
+                responder(self)
             self.close_connection = True
 
         def log_message(self, *args: object) -> None:
             pass
 
-    class Quiet(ThreadingHTTPServer):
+    class QuietServer(ThreadingHTTPServer):
         daemon_threads = True
 
         def handle_error(self, request: object, client_address: object) -> None:
             pass  # the client hung up: part of the test
 
-    http = Quiet(("127.0.0.1", 0), Handler)
-    server = Server(f"http://127.0.0.1:{http.server_address[1]}")
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
+    http_server = QuietServer(("127.0.0.1", 0), Handler)
+    server = Server(f"http://127.0.0.1:{http_server.server_address[1]}")
+    thread = threading.Thread(target=http_server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
         yield server
     finally:
-        server.over.set()
-        http.shutdown()
-        http.server_close()
+        server.stop_event.set()
+        http_server.shutdown()
+        http_server.server_close()
         thread.join()

@@ -1,4 +1,4 @@
-"""A project whose `bench` has models, a Python that seems to have torch, and one that measures in synthetic times."""
+"""A project whose `bench` has models, a fake Python with torch, and one that measures synthetic times."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.journal_format import read_journal
 from tests.support.command_line import run_here
 from tests.support.fake_measuring import MeasuringPython
-from tests.support.fake_torch import stand_in
-from tests.support.session_folder import made_once
+from tests.support.fake_torch import write_fake_python
+from tests.support.session_folder import make_once
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.journal_format import JournalRecord
-    from tests.support.command_line import Done
+    from tests.support.command_line import CommandResult
 
-__all__ = ["Bench", "Benchmarks", "PerfFiles", "first_benchmarks"]
+__all__ = ["Bench", "Benchmarks", "PerfFiles", "make_first_benchmarks"]
 
 _MODELS = """
 from iree_gauntlet.bench import benchmark_model
@@ -35,7 +35,7 @@ def counter(training: bool):
 
 
 class PerfFiles:
-    """What `bench -o perf.json` has written in a folder."""
+    """The files that `bench -o perf.json` has written in a directory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ class PerfFiles:
 
     @property
     def failures(self) -> list[dict[str, Any]]:
-        """Of runs that asked for `perf.json`."""
+        """The failures of runs with `-o perf.json`."""
         return self._entries("perf.failed.json")
 
     def _entries(self, name: str) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ class PerfFiles:
 
 
 class Benchmarks(PerfFiles):
-    """What benchmarks have left in a folder."""
+    """The files of benchmarks in a directory."""
 
     @property
     def newest(self) -> Path:
@@ -71,13 +71,13 @@ class Benchmarks(PerfFiles):
         return self.journal.results[name].as_dict()
 
     def copy_build(self, model: str, folder: Path) -> Path:
-        """A copy of what was built last of a model, with the plan of its measurement next to it."""
+        """Copy the latest build of a model, with the plan of its measurement, to a directory; return it."""
         run = max((self.folder / "runs").glob(f"*-bench-{model}*"))
-        (steps,) = run.glob(f"steps/{model}/*")
-        shutil.copytree(steps / "export", folder)
-        # It was made in a folder of another name.
+        (case_folder,) = run.glob(f"steps/{model}/*")
+        shutil.copytree(case_folder / "export", folder)
+        # `make_once` built it in a directory with another name.
         plan = (
-            (steps / "benchmark" / "plan.json")
+            (case_folder / "benchmark" / "plan.json")
             .read_text()
             .replace(str(self.folder.with_suffix(".part")), str(self.folder))
         )
@@ -92,49 +92,53 @@ class Benchmarks(PerfFiles):
 
 
 class Bench(Benchmarks):
-    """A project with two models, and a Python that seems to have torch.
+    """A project with two models, and a fake Python with torch.
 
-    `real`: the steps that really measure, as a shell's pattern of their names: others answer what torch computed, in
-    synthetic times.
+    `real_steps`: a shell pattern of the steps that really measure; the others return torch's outputs and synthetic
+    times.
     """
 
-    def __init__(self, folder: Path, *, warm: bool = True, real: str = "") -> None:
+    def __init__(self, folder: Path, *, warm: bool = True, real_steps: str = "") -> None:
         super().__init__(folder)
         self.project = Project(folder)
         if warm:
-            shutil.copytree(first_benchmarks().folder / "cache", folder / "cache", symlinks=True, dirs_exist_ok=True)
-        self.python = stand_in(folder)
-        self.toolchain = {"python": MeasuringPython(folder, real=f"*/{real}/*" if real else "").path}
+            shutil.copytree(
+                make_first_benchmarks().folder / "cache", folder / "cache", symlinks=True, dirs_exist_ok=True
+            )
+        self.torch_python = write_fake_python(folder)
+        self.toolchain = {"python": MeasuringPython(folder, real_plans=f"*/{real_steps}/*" if real_steps else "").path}
         self.models = folder / "specs" / "models"
         self.models.mkdir()
         (self.models / "line.py").write_text(_MODELS)
 
-    def run(self, *words: str) -> Done:
-        return self.project.gauntlet("bench", "--torch-python", str(self.python), *words, **self.toolchain)
+    def run(self, *arguments: str) -> CommandResult:
+        return self.project.gauntlet("bench", "--torch-python", str(self.torch_python), *arguments, **self.toolchain)
 
-    def module(self, *words: str) -> Done:
-        """`python -m iree_gauntlet.bench …`."""
-        return run_here(words, self.folder, self.project.environment(), self.toolchain, package="iree_gauntlet.bench")
+    def module(self, *arguments: str) -> CommandResult:
+        """Run `python -m iree_gauntlet.bench …`."""
+        return run_here(
+            arguments, self.folder, self.project.environment(), self.toolchain, package="iree_gauntlet.bench"
+        )
 
 
-def first_benchmarks() -> Benchmarks:
-    """Benchmarks whose cache had nothing and in which all is real. Whoever asks for them shares them.
+def make_first_benchmarks() -> Benchmarks:
+    """Return benchmarks with an empty cache, in which everything really ran; all tests share them.
 
     They are those of `line` in Fp16 and in Fp32, and that of `counter`, which is traced too.
     """
-    return Benchmarks(made_once("bench", _benchmarks))
+    return Benchmarks(make_once("bench", _run_benchmarks))
 
 
-def _benchmarks(folder: Path) -> None:
-    bench = Bench(folder, warm=False, real="*")
-    line = ("-m", "line", "-c", "small", "-df")
-    runs = (
-        (*line, "Fp16", "--loop-count", "3"),
-        (*line, "Fp32", "--loop-count", "7"),
+def _run_benchmarks(folder: Path) -> None:
+    bench = Bench(folder, warm=False, real_steps="*")
+    line_options = ("-m", "line", "-c", "small", "-df")
+    argument_lists = (
+        (*line_options, "Fp16", "--loop-count", "3"),
+        (*line_options, "Fp32", "--loop-count", "7"),
         ("-m", "counter", "--loop-count", "3", "--trace", "light"),
     )
-    for words in runs:
-        done = bench.run(*words, "-o", "perf.json")
-        assert done.code == 0, done.text
-        with (folder / "said.txt").open("a") as said:
-            said.write(done.out)
+    for arguments in argument_lists:
+        result = bench.run(*arguments, "-o", "perf.json")
+        assert result.code == 0, result.text
+        with (folder / "said.txt").open("a") as log_file:
+            log_file.write(result.out)

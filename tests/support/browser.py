@@ -23,15 +23,15 @@ NEEDS_CHROMIUM = [
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
-    """The browser, until the block is left."""
+def launch_chromium() -> Iterator[Browser]:
+    """Launch the browser; close it at the end of the block."""
     with sync_playwright() as playwright:
-        # Its sandbox wants rights that containers have not; what it opens is our own.
+        # Its sandbox needs rights that containers lack; it opens only pages of the toolkit.
         yield playwright.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox"])
 
 
-class Opened:
-    """A page that is open, and what was said and asked for meanwhile."""
+class OpenPage:
+    """An open page, with its console messages and errors, and the URLs of its requests."""
 
     def __init__(
         self, browser: Browser, file: Path, width: int = 1280, *, scheme: str = "light", scripts: bool = True
@@ -42,9 +42,9 @@ class Opened:
             java_script_enabled=scripts,
         )
         self.page: Page = self.context.new_page()
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.messages: list[str] = []
+        self.requested_urls: list[str] = []
+        self.page.on("console", lambda message: self.messages.append(message.text))
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
+        self.page.on("request", lambda request: self.requested_urls.append(request.url))
         self.page.goto(file.as_uri())

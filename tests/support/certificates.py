@@ -1,4 +1,4 @@
-"""Certificates of one authority, for encrypted connections on this machine."""
+"""Certificates of one authority, for TLS connections on this machine."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Authority"]
 
-_DAY = dt.timedelta(days=1)
+_ONE_DAY = dt.timedelta(days=1)
 
 
 @dataclass(frozen=True)
 class Authority:
-    """Signs certificates, and keeps them in a folder."""
+    """A certificate authority that keeps its certificates in a directory."""
 
     folder: Path
     key: ec.EllipticCurvePrivateKey
@@ -29,38 +29,44 @@ class Authority:
 
     @classmethod
     def in_folder(cls, folder: Path) -> Authority:
-        """A new one."""
+        """Create a new authority in a directory."""
         folder.mkdir(parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
-        name = _named("lab")
-        builder = _begun(name, name, key).add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        made = cls(folder, key, builder.sign(key, hashes.SHA256()))
-        (folder / "ca.pem").write_bytes(made.certificate.public_bytes(serialization.Encoding.PEM))
-        return made
+        subject = _make_name("lab")
+        builder = _start_certificate(subject, subject, key).add_extension(
+            x509.BasicConstraints(ca=True, path_length=None), critical=True
+        )
+        authority = cls(folder, key, builder.sign(key, hashes.SHA256()))
+        (folder / "ca.pem").write_bytes(authority.certificate.public_bytes(serialization.Encoding.PEM))
+        return authority
 
-    def options(self, name: str) -> list[str]:
-        """The three options of one who has a certificate, which is made."""
+    def make_options(self, name: str) -> list[str]:
+        """Make a certificate for a name; return the three options that use it."""
         key = ec.generate_private_key(ec.SECP256R1())
-        signed = _begun(_named(name), self.certificate.subject, key).sign(self.key, hashes.SHA256())
-        (self.folder / f"{name}.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-        form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        (self.folder / f"{name}-key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
+        certificate = _start_certificate(_make_name(name), self.certificate.subject, key).sign(
+            self.key, hashes.SHA256()
+        )
+        (self.folder / f"{name}.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        encoding = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        (self.folder / f"{name}-key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, *encoding))
         files = {"ca-file": "ca.pem", "cert": f"{name}.pem", "key": f"{name}-key.pem"}
-        return [word for option, file in files.items() for word in (f"--tls-{option}", str(self.folder / file))]
+        return [argument for option, file in files.items() for argument in (f"--tls-{option}", str(self.folder / file))]
 
 
-def _named(name: str) -> x509.Name:
+def _make_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _begun(name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-    now = dt.datetime.now(dt.UTC)
+def _start_certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+) -> x509.CertificateBuilder:
+    issue_time = dt.datetime.now(dt.UTC)
     return (
         x509.CertificateBuilder()
-        .subject_name(name)
+        .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _DAY)
-        .not_valid_after(now + _DAY)
+        .not_valid_before(issue_time - _ONE_DAY)
+        .not_valid_after(issue_time + _ONE_DAY)
     )

@@ -1,4 +1,4 @@
-"""Git, and what it knows of this checkout; tests that need one of them are skipped where it is not here."""
+"""Git and the files of this checkout; tests that need git or a clone are skipped without it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import pytest
 
 from tests.support.places import ROOT
 
-__all__ = ["list_committed", "needs_git"]
+__all__ = ["list_committed_files", "needs_git"]
 
 _REASON = "needs git: apt install git"
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason=_REASON)
 
 
-def list_committed(*folders: str) -> set[str]:
-    """Files of folders, or all, by their paths in the checkout."""
+def list_committed_files(*folders: str) -> set[str]:
+    """Return the paths in the checkout of the committed files of directories, or of all."""
     if shutil.which("git") is None:
         pytest.skip(_REASON)
     environ = os.environ | {"LC_ALL": "C"}
-    done = subprocess.run(
+    result = subprocess.run(
         ["git", "ls-files", *folders], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
     )
-    # Inside of another repository, git lists none of its files.
-    if "not a git repository" in done.stderr or (done.returncode == 0 and not done.stdout):
+    # For a source archive inside another repository, git lists no files.
+    if "not a git repository" in result.stderr or (result.returncode == 0 and not result.stdout):
         pytest.skip("needs a clone: this is the source archive")
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.splitlines())
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.splitlines())

@@ -1,4 +1,4 @@
-"""A clock that a test sets, for what takes a clock, and in place of the module `time`."""
+"""A clock that a test sets: for code that accepts a clock, and as a replacement of the module `time`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["Clock"]
 
 
 class Clock:
-    """Seconds that pass only when a test says so."""
+    """A clock in seconds that only `advance` moves."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now
@@ -17,5 +17,5 @@ class Clock:
     monotonic = __call__
 
     def advance(self, seconds: float) -> None:
-        """Lets time pass."""
+        """Advance the clock."""
         self.now += seconds

@@ -1,4 +1,4 @@
-"""`gauntlet …`, run to its end: in this process, or in one of its own where signals, forks or the start matter."""
+"""Runs `gauntlet …`: in this process, or in one of its own if signals, forks or the start matter."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 __all__ = [
     "LIMIT_SECONDS",
     "MAIN",
-    "Done",
-    "Reading",
+    "CommandResult",
+    "ParseOnlyProgram",
     "gauntlet_argv",
-    "read_line",
-    "read_requests",
+    "parse_options",
+    "parse_requests",
     "run_here",
-    "run_in_process",
+    "run_in_subprocess",
     "run_program",
     "with_fields",
 ]
 
-# Ends what hangs; nothing comes near it.
+# This limit only ends a hang; nothing else comes near it.
 LIMIT_SECONDS = 500.0
-# As a script for `python -c`.
+# A script for `python -c`.
 MAIN = "from iree_gauntlet.tasks.program import main; main()"
-_PATCHED = """
+_PATCHED_MAIN = """
 import sys
 sys.path.append(sys.argv.pop(1))
 from iree_gauntlet.toolchains import find
@@ -57,8 +57,8 @@ main()
 
 
 @dataclass(frozen=True)
-class Done:
-    """A command that has ended."""
+class CommandResult:
+    """The exit code and output of a finished command."""
 
     code: int
     out: str
@@ -70,44 +70,44 @@ class Done:
 
 
 def run_here(
-    words: Sequence[str],
+    arguments: Sequence[str],
     folder: Path,
     environ: Mapping[str, str],
     toolchain: Mapping[str, str] | None = None,
     package: str = "",
-) -> Done:
-    """Runs a command in this process, as the console command does: its folder, environment and streams are its own.
+) -> CommandResult:
+    """Run a command in this process, with its own working directory, environment and streams.
 
-    `words`: after `gauntlet`. `package`: is run in place of `gauntlet`, as by `python -m`.
+    `arguments`: those after `gauntlet`. `package`: is run in place of `gauntlet`, as by `python -m`.
     """
     streams = [io.BytesIO(), io.BytesIO()]
     out, err = (io.TextIOWrapper(stream, encoding="utf-8", write_through=True) for stream in streams)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_working_in(folder))
+        stack.enter_context(_change_directory(folder))
         stack.enter_context(mock.patch.dict(os.environ, environ, clear=True))
-        stack.enter_context(mock.patch.object(sys, "argv", ["gauntlet", *words]))
+        stack.enter_context(mock.patch.object(sys, "argv", ["gauntlet", *arguments]))
         stack.enter_context(mock.patch.object(sys, "stdin", stack.enter_context(Path(os.devnull).open())))
         if toolchain:
-            found = with_fields(find_installed(), toolchain)
-            stack.enter_context(mock.patch.object(find, "find_installed", return_value=found))
+            changed_toolchain = with_fields(find_installed(), toolchain)
+            stack.enter_context(mock.patch.object(find, "find_installed", return_value=changed_toolchain))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
-        code = _exit_code(package)
-    said = [stream.getvalue().decode() for stream in streams]
-    assert "Traceback" not in said[1], said[1]
-    return Done(code, *said)
+        exit_code = _run_main(package)
+    outputs = [stream.getvalue().decode() for stream in streams]
+    assert "Traceback" not in outputs[1], outputs[1]
+    return CommandResult(exit_code, *outputs)
 
 
-def run_in_process(
-    words: Sequence[str], folder: Path, environ: Mapping[str, str], toolchain: Mapping[str, str] | None = None
-) -> Done:
-    """As `run_here`, in a process of its own."""
-    return run_program(gauntlet_argv(words, toolchain or {}), folder, environ)
+def run_in_subprocess(
+    arguments: Sequence[str], folder: Path, environ: Mapping[str, str], toolchain: Mapping[str, str] | None = None
+) -> CommandResult:
+    """Run a command in a process of its own."""
+    return run_program(gauntlet_argv(arguments, toolchain or {}), folder, environ)
 
 
-def run_program(argv: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Done:
-    """Runs a program to its end; no command of ours in it says a traceback."""
-    done = subprocess.run(
+def run_program(argv: Sequence[str], folder: Path, environ: Mapping[str, str]) -> CommandResult:
+    """Run a program to its end; require that it prints no traceback."""
+    result = subprocess.run(
         argv,
         cwd=folder,
         env=dict(environ),
@@ -117,20 +117,20 @@ def run_program(argv: Sequence[str], folder: Path, environ: Mapping[str, str]) -
         timeout=LIMIT_SECONDS,
         check=False,
     )
-    assert "Traceback" not in done.stderr, done.stderr
-    return Done(done.returncode, done.stdout, done.stderr)
+    assert "Traceback" not in result.stderr, result.stderr
+    return CommandResult(result.returncode, result.stdout, result.stderr)
 
 
-def gauntlet_argv(words: Sequence[str], toolchain: Mapping[str, str]) -> list[str]:
-    """The argument vector of a command in a process of its own."""
+def gauntlet_argv(arguments: Sequence[str], toolchain: Mapping[str, str]) -> list[str]:
+    """Return the argument vector of a command in a process of its own."""
     if not toolchain:
-        return [sys.executable, "-c", MAIN, *words]
+        return [sys.executable, "-c", MAIN, *arguments]
     changes = ";".join(f"{name}={value}" for name, value in toolchain.items())
-    return [sys.executable, "-c", _PATCHED, str(Path(__file__).parents[2]), changes, *words]
+    return [sys.executable, "-c", _PATCHED_MAIN, str(Path(__file__).parents[2]), changes, *arguments]
 
 
 def with_fields(toolchain: Toolchain, changes: Mapping[str, str]) -> Toolchain:
-    """A toolchain with other fields: the compiler's where it has them, else the runtime's."""
+    """Return a toolchain with changed fields: the compiler's if it has them, else the runtime's."""
     compiler = {name: value for name, value in changes.items() if hasattr(toolchain.compiler, name)}
     runtime = {name: value for name, value in changes.items() if name not in compiler}
     return Toolchain(
@@ -139,49 +139,49 @@ def with_fields(toolchain: Toolchain, changes: Mapping[str, str]) -> Toolchain:
     )
 
 
-class Reading(program._Gauntlet):
-    """The command line, which stops where it would begin to work."""
+class ParseOnlyProgram(program._Gauntlet):
+    """The command line program, which exits after parsing."""
 
     def execute(self) -> None:
         raise Exit(code=0)
 
 
-def read_line(words: Sequence[str]) -> dict[str, Any]:
-    """The values of all options of a command line that begins with a task, by name; Exit where it cannot be read."""
-    reading = Reading(name="gauntlet", binary="gauntlet", namespace=program.namespace)
-    line = ["gauntlet", *words]
-    with mock.patch.object(sys, "argv", line), contextlib.suppress(SystemExit):
-        reading.run(line)
-    (task,) = reading.tasks
+def parse_options(arguments: Sequence[str]) -> dict[str, Any]:
+    """Parse a command line that begins with a task; return all option values by name. Raises Exit on errors."""
+    parser = ParseOnlyProgram(name="gauntlet", binary="gauntlet", namespace=program.namespace)
+    argv = ["gauntlet", *arguments]
+    with mock.patch.object(sys, "argv", argv), contextlib.suppress(SystemExit):
+        parser.run(argv)
+    (task,) = parser.tasks
     return dict[str, Any](task.as_kwargs)
 
 
-def read_requests(words: Sequence[str]) -> list[object]:
-    """What the task of a command line is given; GauntletError where options do not fit."""
-    values = read_line(words)
-    return [part.read(values) for part in program.namespace[words[0]].parts]
+def parse_requests(arguments: Sequence[str]) -> list[object]:
+    """Return the requests that a command line's task gets. Raises GauntletError on inconsistent options."""
+    values = parse_options(arguments)
+    return [request_type.read(values) for request_type in program.namespace[arguments[0]].parts]
 
 
-def _exit_code(package: str) -> int:
+def _run_main(package: str) -> int:
     try:
         if package:
-            # By its file: pytest's own loader of the toolkit's modules has nothing for `run_module`.
+            # The file is run, as pytest's loader of the toolkit's modules does not support `run_module`.
             spec = find_spec(f"{package}.__main__")
             assert spec is not None, package
             assert spec.origin is not None, package
             runpy.run_path(spec.origin, run_name="__main__")
         else:
             program.main()
-    except SystemExit as end:
-        return int(end.code or 0)
+    except SystemExit as exit_error:
+        return int(exit_error.code or 0)
     return 0
 
 
 @contextlib.contextmanager
-def _working_in(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
+def _change_directory(folder: Path) -> Iterator[None]:
+    original_folder = Path.cwd()
     os.chdir(folder)
     try:
         yield
     finally:
-        os.chdir(before)
+        os.chdir(original_folder)

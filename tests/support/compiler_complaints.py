@@ -1,4 +1,4 @@
-"""What the installed compiler itself says against flags."""
+"""The errors that the installed compiler itself reports for flags."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
-def flag_complaints(toolchain: Toolchain, flags: tuple[str, ...]) -> tuple[str, ...]:
-    """What the compiler itself says against flags and their values; nothing is compiled (0.1 s).
+def list_flag_errors(toolchain: Toolchain, flags: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the compiler's own error messages for flags and their values; nothing is compiled (0.1 s).
 
-    It also knows the few flags that no help lists. A flag that ends the program (`--help`) hides what
-    follows it.
+    They also cover the few flags that no help lists. A flag that ends the program (`--help`) hides the
+    flags after it.
     """
-    # --version makes it parse the command line, then print and leave, whatever the line was like.
-    answer = ask([toolchain.compiler.compile, *flags, "--version"], timeout=60.0)
+    # --version makes the compiler parse the command line, then print its version and exit, also after errors.
+    result = ask([toolchain.compiler.compile, *flags, "--version"], timeout=60.0)
     return tuple(
         line.removeprefix(f"{COMPILE}: ").split("  Try: ")[0]
-        for line in answer.stderr.splitlines()
+        for line in result.stderr.splitlines()
         if line.startswith(f"{COMPILE}: ") and "Did you mean" not in line
     )

@@ -1,4 +1,4 @@
-"""Parts of documents as people read them."""
+"""Renders parts of documents as users read them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.document import Block
 
-__all__ = ["block_lines", "block_markdown"]
+__all__ = ["render_blocks_markdown", "render_lines"]
 
 
-def block_lines(blocks: Iterable[Block]) -> list[str]:
-    """What a terminal shows of them."""
+def render_lines(blocks: Iterable[Block]) -> list[str]:
+    """Return the lines that a terminal shows for blocks."""
     stream = io.StringIO()
     print_document(Document("", "", (), tuple(blocks)), stream, environ={})
     return stream.getvalue().strip("\n").split("\n")
 
 
-def block_markdown(blocks: Iterable[Block]) -> str:
-    """The same in a file."""
+def render_blocks_markdown(blocks: Iterable[Block]) -> str:
+    """Return the Markdown of blocks."""
     return render_markdown(Document("", "", (), tuple(blocks))).partition("****\n\n")[2]

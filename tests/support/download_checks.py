@@ -1,4 +1,4 @@
-"""What the tests of downloads share: content larger than a few parts, stores that do not wait, looks at the disk."""
+"""Helpers for tests of downloads: content of several parts, stores that do not wait, reads of the disk."""
 
 from __future__ import annotations
 
@@ -29,73 +29,75 @@ if TYPE_CHECKING:
     from tests.support.fault_proxy import Fault, FaultProxy
 
 __all__ = [
-    "ENDLESS",
-    "PART",
-    "QUICK",
-    "SHORT",
-    "SIZE",
-    "OnNote",
-    "Waits",
-    "broken_off",
-    "configured",
-    "content",
-    "files_below",
-    "partials",
-    "published",
-    "refused",
+    "CONTENT_BYTES",
+    "MANY_RETRIES",
+    "PART_BYTES",
+    "QUICK_POLICY",
+    "SHORT_STALL_SECONDS",
+    "FakeWaits",
+    "NoteTrigger",
+    "break_off_fetch",
+    "configure",
+    "fail_fetch",
+    "list_partials",
+    "make_content",
+    "make_store",
+    "read_all_files",
+    "read_artifacts",
     "sha256",
-    "store",
 ]
 
-PART = 1 << 19
-SIZE = 6 * PART + 4321
-# A silence that ends: what hangs surely lasts longer, and so may, on a busy machine, what does not.
-SHORT = 0.2
-# Where a silence is to end and what follows is to succeed, however often a busy machine seems to be silent.
-ENDLESS = 1_000_000
+PART_BYTES = 1 << 19
+CONTENT_BYTES = 6 * PART_BYTES + 4321
+# A stall timeout that ends soon; on a busy machine it may also end downloads that do not hang.
+SHORT_STALL_SECONDS = 0.2
+# Retries for a download that has to succeed after stalls, however often a busy machine seems to stall.
+MANY_RETRIES = 1_000_000
 
 
-class Waits:
-    """The clock of downloads: waits take no time, and are written down."""
+class FakeWaits:
+    """The clock of downloads: waits take no time, and are recorded."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self.clock = Clock()
-        self._lock = threading.Lock()
+        self._mutex = threading.Lock()
 
     def wait(self, _stop: threading.Event, seconds: float) -> None:
         if seconds > 0:
-            with self._lock:
+            with self._mutex:
                 self.seconds.append(seconds)
                 self.clock.now += seconds
 
-    def of(self, policy: Policy) -> Policy:
-        """A policy on this clock."""
+    def make_policy(self, policy: Policy) -> Policy:
+        """Return a policy that uses this clock."""
         return replace(policy, now=self.clock, wait=self.wait)
 
 
-def _at_once(_stop: threading.Event, _seconds: float) -> None:
-    """A wait that is over."""
+def _return_at_once(_stop: threading.Event, _seconds: float) -> None:
+    """Return at once, in place of a wait."""
 
 
-# No wait before an attempt, and no limit on silence that a busy machine could come near.
-QUICK = Policy(connections=3, part_bytes=PART, retries=2, stall_timeout=LIMIT_SECONDS, wait=_at_once)
+# This policy does not wait before an attempt, and no busy machine reaches its stall timeout.
+QUICK_POLICY = Policy(
+    connections=3, part_bytes=PART_BYTES, retries=2, stall_timeout=LIMIT_SECONDS, wait=_return_at_once
+)
 
 
-class OnNote(Progress):
-    """Does something when a fetch says something."""
+class NoteTrigger(Progress):
+    """Calls a function when a note of a fetch contains a text."""
 
-    def __init__(self, text: str, do: Callable[[], object]) -> None:
+    def __init__(self, text: str, callback: Callable[[], object]) -> None:
         self._text = text
-        self._do = do
+        self._callback = callback
 
     def note(self, url: str, message: str) -> None:  # noqa: ARG002
         if self._text in message:
-            self._do()
+            self._callback()
 
 
 @functools.cache
-def content(seed: int = 0, size: int = SIZE) -> bytes:
+def make_content(seed: int = 0, size: int = CONTENT_BYTES) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
@@ -103,94 +105,94 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def configured(
+def configure(
     environ: Mapping[str, str] | None = None, stores: Mapping[str, Mapping[str, str]] | None = None
 ) -> Configuration:
-    """What is set: an environment, and [stores] of gauntlet.toml."""
-    # Nothing of the home of whoever runs the tests.
+    """Make a configuration: an environment, and [stores] of gauntlet.toml."""
+    # The home directory of the tests' user must not be read.
     return Configuration(stores=stores or {}, environ={"HOME": "/nonexistent", **(environ or {})})
 
 
-def store(
+def make_store(
     root: Path,
     *,
     pins: Mapping[str, str] | None = None,
     configuration: Configuration | None = None,
     offline: bool = False,
-    policy: Policy = QUICK,
+    policy: Policy = QUICK_POLICY,
     progress: Progress | None = None,
 ) -> ArtifactStore:
-    """A store as a new process has it."""
+    """Make a store as a new process does."""
     entries = [RegistryEntry(local_name(url), digest, url) for url, digest in (pins or {}).items()]
     return ArtifactStore(
         root,
         Registry(root / "registry.txt").with_entries(entries),
         offline=offline,
-        configuration=configuration or configured(),
+        configuration=configuration or configure(),
         policy=policy,
         progress=progress,
     )
 
 
-def refused(root: Path, url: str, match: str | None = None, **how: Any) -> ArtifactError:
-    """What a fetch says that fails: it names what was asked for, and leaves nothing that may be taken for it.
+def fail_fetch(root: Path, url: str, match: str | None = None, **options: Any) -> ArtifactError:
+    """Fetch a URL and return the error; require that it has the URL, and that the cache has no artifacts.
 
-    `how`: as of `store`.
+    `options`: those of `make_store`.
     """
-    with pytest.raises(ArtifactError, match=match) as caught:
-        store(root, **how).fetch(url)
-    assert url in str(caught.value)
-    assert published(root) == {}
-    return caught.value
+    with pytest.raises(ArtifactError, match=match) as error_info:
+        make_store(root, **options).fetch(url)
+    assert url in str(error_info.value)
+    assert read_artifacts(root) == {}
+    return error_info.value
 
 
-class _Arrived(Progress):
-    """Says when so many bytes have arrived."""
+class _ByteCounter(Progress):
+    """Waits until a number of bytes has arrived."""
 
     def __init__(self) -> None:
-        self._done = 0
-        self._news = threading.Condition()
+        self._byte_count = 0
+        self._condition = threading.Condition()
 
     def download(self, url: str, done: int, total: int | None) -> None:  # noqa: ARG002
-        with self._news:
-            self._done = max(self._done, done)
-            self._news.notify_all()
+        with self._condition:
+            self._byte_count = max(self._byte_count, done)
+            self._condition.notify_all()
 
-    def wait_for(self, done: int) -> None:
-        with self._news:
-            self._news.wait_for(lambda: self._done >= done, LIMIT_SECONDS)
+    def wait_for(self, byte_count: int) -> None:
+        with self._condition:
+            self._condition.wait_for(lambda: self._byte_count >= byte_count, LIMIT_SECONDS)
 
 
-def broken_off(
+def break_off_fetch(
     root: Path, url: str, proxy: FaultProxy, stop: int, fault: Fault, configuration: Configuration | None = None
 ) -> str:
-    """Fetches a file up to a byte, and fails there; what the error says.
+    """Fetch a file up to a byte, at which a fault breaks the fetch off; return the error's message.
 
-    `stop`: all bytes before it arrive, and none after it.
+    `stop`: the first byte that does not arrive; all bytes before it do.
     """
-    arrived = _Arrived()
-    fault = replace(fault, from_byte=stop, times=None, before=lambda: arrived.wait_for(stop))
+    byte_counter = _ByteCounter()
+    fault = replace(fault, from_byte=stop, max_uses=None, before_response=lambda: byte_counter.wait_for(stop))
     proxy.faults.insert(0, fault)
-    # Each block is an update: a second passes with it.
-    policy = replace(QUICK, now=itertools.count().__next__)
-    with pytest.raises(ArtifactError) as caught:
-        store(root, configuration=configuration, policy=policy, progress=arrived).fetch(url)
+    # The clock advances by a second for each block, so that each block is an update.
+    policy = replace(QUICK_POLICY, now=itertools.count().__next__)
+    with pytest.raises(ArtifactError) as error_info:
+        make_store(root, configuration=configuration, policy=policy, progress=byte_counter).fetch(url)
     proxy.faults.remove(fault)
     proxy.reset_counts()
-    return str(caught.value)
+    return str(error_info.value)
 
 
-def published(root: Path) -> dict[str, bytes]:
-    """What may be taken for an artifact, by name."""
+def read_artifacts(root: Path) -> dict[str, bytes]:
+    """Return the files that pass for artifacts, by name."""
     folder = root / "artifacts"
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def partials(root: Path) -> list[str]:
-    """Names of the files below `incoming/`, without their folders."""
+def list_partials(root: Path) -> list[str]:
+    """Return the names of the files below `incoming/`, without their directories."""
     return sorted(path.name for path in (root / "incoming").rglob("*") if path.is_file())
 
 
-def files_below(root: Path) -> dict[Path, bytes]:
-    """Every file, for looking for what must not be there."""
+def read_all_files(root: Path) -> dict[Path, bytes]:
+    """Return the content of every file, for tests that search for secrets."""
     return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}

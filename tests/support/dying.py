@@ -1,4 +1,4 @@
-"""Programs that are killed at the n-th of the moments at which something of them gets onto the disk, or goes away."""
+"""Kills a process before the n-th of its changes to the file system."""
 
 from __future__ import annotations
 
@@ -10,52 +10,52 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["die_at", "killed_everywhere"]
+__all__ = ["die_at", "kill_at_each_moment"]
 
 _EVENTS = ("open", "os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.utime")
 
 
 def die_at(moment: int) -> None:
-    """Kills this process before the n-th file is opened, made durable, renamed, linked, removed, or changed."""
-    left = moment
+    """Kill this process before the n-th time that a file is opened, synced, renamed, linked, removed, or changed."""
+    remaining = moment
 
-    def pass_one(event: str, _arguments: tuple[Any, ...] = ()) -> None:
-        nonlocal left
+    def count_event(event: str, _arguments: tuple[Any, ...] = ()) -> None:
+        nonlocal remaining
         if event in _EVENTS:
-            left -= 1
-            if not left:
+            remaining -= 1
+            if not remaining:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    sync = os.fsync
+    real_fsync = os.fsync
 
     def fsync(fd: Any) -> None:
-        # Of which there is no event.
-        pass_one("open")
-        sync(fd)
+        # fsync has no audit event.
+        count_event("open")
+        real_fsync(fd)
 
     os.fsync = fsync
-    sys.addaudithook(pass_one)
+    sys.addaudithook(count_event)
 
 
-def killed_everywhere(work: Callable[[], object], look: Callable[[], object]) -> int:
-    """Does some work in ever new processes, killed at each moment of it in turn; the number of moments.
+def kill_at_each_moment(work: Callable[[], object], inspect: Callable[[], object]) -> int:
+    """Run `work` in a new process for each of its moments, and kill it there; return the number of moments.
 
-    It forks: call it in a process without threads.
+    `inspect` checks the files after each process. It forks: call it in a process without threads.
     """
     moment = 0
     while True:
         moment += 1
         pid = os.fork()
         if not pid:
-            code = 1
+            exit_code = 1
             try:
                 die_at(moment)
                 work()
-                code = 0
+                exit_code = 0
             finally:
-                os._exit(code)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        assert code in (0, -signal.SIGKILL), code
-        look()
-        if not code:
+                os._exit(exit_code)
+        exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert exit_code in (0, -signal.SIGKILL), exit_code
+        inspect()
+        if not exit_code:
             return moment - 1

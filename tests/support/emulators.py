@@ -1,7 +1,7 @@
-"""Real peers on the loopback interface: Azurite (Azure blobs), moto (S3), gcp-storage-emulator (Google storage).
+"""Storage emulators on the loopback interface: Azurite (Azure blobs), moto (S3), gcp-storage-emulator (Google storage).
 
-Each is the emulator's own program in a process group of its own, on a port that the system has chosen, with its
-data in a temporary folder.
+Each emulator is a program in a process group of its own, on a port that the system has chosen, with its data in a
+temporary directory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from azure.storage.blob import (
     generate_blob_sas,
 )
 
-from tests.support.npm_packages import NODE, npm_packages
+from tests.support.npm_packages import NODE, install_npm_packages
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
@@ -42,10 +42,9 @@ if TYPE_CHECKING:
 __all__ = ["ACCOUNT", "Azurite", "Bucket", "azurite_server", "google_server", "s3_server"]
 
 ACCOUNT = "devstoreaccount1"
-# The newest that Azurite 3.35 knows; it serves newer ones only with less checking.
+# Azurite 3.35 supports no newer version; it serves newer ones only with fewer checks.
 _API_VERSION = "2025-11-05"
-# Of the wheel, whatever the machine has.
-_LISTENS = re.compile(r"(?:listens|Running) on http://127\.0\.0\.1:(\d+)")
+_PORT_PATTERN = re.compile(r"(?:listens|Running) on http://127\.0\.0\.1:(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class Azurite:
         )
 
     def container(self, *, public: bool) -> str:
-        """A new container; its name."""
+        """Create a container; return its name."""
         name = f"c{secrets.token_hex(6)}"
         with ContainerClient.from_connection_string(
             self.connection_string(), name, api_version=_API_VERSION
@@ -75,27 +74,27 @@ class Azurite:
         return name
 
     def upload(self, container: str, blob: str, content: bytes, *, md5: bool | bytes = True) -> str:
-        """Put a blob; its URL. With `md5` as bytes, the digest that the blob is said to have."""
+        """Upload a blob; return its URL. `md5`: store the content's digest, none, or these bytes in its place."""
         digest = hashlib.md5(content).digest() if md5 is True else md5
         with BlobClient.from_connection_string(
             self.connection_string(), container, blob, api_version=_API_VERSION
         ) as client:
             client.upload_blob(content, overwrite=True)
-            # Afterwards: Azurite refuses wrong ones with the content, and gives small blobs one by itself.
+            # Digests are set after the upload, in which Azurite rejects wrong ones and gives small blobs one by itself.
             client.set_http_headers(ContentSettings(content_md5=bytearray(digest) if digest else None))
             return str(client.url)
 
     def sas(self, container: str, blob: str, *, hours: float = 1.0) -> str:
-        """A signature that allows reading one blob until some hours from now."""
-        now = datetime.now(UTC)
+        """Make a signature for reading one blob that expires in some hours."""
+        issue_time = datetime.now(UTC)
         return generate_blob_sas(
             ACCOUNT,
             container,
             blob,
             account_key=self.key,
             permission=BlobSasPermissions(read=True),
-            start=now - timedelta(hours=48),
-            expiry=now + timedelta(hours=hours),
+            start=issue_time - timedelta(hours=48),
+            expiry=issue_time + timedelta(hours=hours),
             version=_API_VERSION,
         )
 
@@ -108,7 +107,7 @@ class Bucket:
     name: str
 
     def put(self, key: str, content: bytes, *, public: bool = False) -> None:
-        # moto looks for a signature, not at it.
+        # moto requires a signature, but does not verify it.
         headers = {"Authorization": "AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/s3/aws4_request"}
         if public:
             headers["x-amz-acl"] = "public-read"
@@ -118,11 +117,11 @@ class Bucket:
 
 @contextmanager
 def azurite_server(folder: Path, *, on_disk: bool = False) -> Iterator[Azurite]:
-    """Azurite; installed at the first use.
+    """Run Azurite, which is installed at the first use.
 
-    `on_disk`: keep its data there as well, for gigabytes; takes three times as long.
+    `on_disk`: keep the data on disk instead of in memory, for gigabytes; takes three times as long.
     """
-    program = npm_packages("azurite") / "azurite" / "dist" / "src" / "blob" / "main.js"
+    program = install_npm_packages("azurite") / "azurite" / "dist" / "src" / "blob" / "main.js"
     key = base64.b64encode(secrets.token_bytes(64)).decode()
     options = ["--location", str(folder / "data")] if on_disk else ["--inMemoryPersistence"]
     command = [
@@ -130,14 +129,14 @@ def azurite_server(folder: Path, *, on_disk: bool = False) -> Iterator[Azurite]:
         *("--silent", "--disableTelemetry", "--skipApiVersionCheck"),
         *("--blobHost", "127.0.0.1", "--blobPort", "0", *options),
     ]
-    with _running(command, folder, {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{key}"}) as port:
+    with _run_server(command, folder, {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{key}"}) as port:
         yield Azurite(f"http://127.0.0.1:{port}/{ACCOUNT}", key)
 
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[Bucket]:
-    """A bucket of moto's S3."""
-    with _running([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"], folder, {}) as port:
+    """Run moto's S3 with a bucket."""
+    with _run_server([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"], folder, {}) as port:
         bucket = Bucket(f"http://127.0.0.1:{port}", "models")
         with requests.put(f"{bucket.endpoint}/{bucket.name}", timeout=30) as response:
             response.raise_for_status()
@@ -146,26 +145,26 @@ def s3_server(folder: Path) -> Iterator[Bucket]:
 
 @contextmanager
 def google_server(folder: Path) -> Iterator[Bucket]:
-    """A bucket of the emulator of Google's storage."""
-    # It does not say which port it was given, so it is given one; bound meanwhile, that is given to nobody else.
-    with socket.socket() as place:
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        place.bind(("127.0.0.1", 0))
-        port = place.getsockname()[1]
+    """Run the emulator of Google's storage with a bucket."""
+    # The emulator does not print its port, so it gets one, which stays bound here so that nobody else gets it.
+    with socket.socket() as reserved_socket:
+        reserved_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved_socket.bind(("127.0.0.1", 0))
+        port = reserved_socket.getsockname()[1]
         command = [
             *(sys.executable, "-m", "gcp_storage_emulator", "start", "-H", "127.0.0.1", "--port", str(port)),
             *("--in-memory", "--quiet", "--default-bucket", "models"),
         ]
-        with _running(command, folder, {}, port=port):
+        with _run_server(command, folder, {}, port=port):
             yield Bucket(f"http://127.0.0.1:{port}", "models")
 
 
 @contextmanager
-def _running(command: list[str], folder: Path, environment: Mapping[str, str], *, port: int = 0) -> Iterator[int]:
-    """A server that runs meanwhile; its port, which it tells unless it is known."""
+def _run_server(command: list[str], folder: Path, environment: Mapping[str, str], *, port: int = 0) -> Iterator[int]:
+    """Run a server until the end of the block; yield its port, which it prints unless `port` is given."""
     folder.mkdir(parents=True, exist_ok=True)
-    said = folder / "said.txt"
-    with said.open("wb") as output:
+    output_path = folder / "said.txt"
+    with output_path.open("wb") as output:
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -175,30 +174,30 @@ def _running(command: list[str], folder: Path, environment: Mapping[str, str], *
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    found = 0
+    server_port = 0
 
-    def answers() -> bool:
-        nonlocal found
+    def is_ready() -> bool:
+        nonlocal server_port
         if process.poll() is not None:
-            pytest.fail(f"{command} has ended: {said.read_text()}")
-        found = port or _told_port(said)
-        return _answers(found)
+            pytest.fail(f"{command} has ended: {output_path.read_text()}")
+        server_port = port or _read_port(output_path)
+        return _accepts_connections(server_port)
 
     try:
-        wait_until(answers)
-        yield found
+        wait_until(is_ready)
+        yield server_port
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def _told_port(said: Path) -> int:
-    match = _LISTENS.search(said.read_text(errors="replace"))
+def _read_port(output_path: Path) -> int:
+    match = _PORT_PATTERN.search(output_path.read_text(errors="replace"))
     return int(match[1]) if match else 0
 
 
-def _answers(port: int) -> bool:
+def _accepts_connections(port: int) -> bool:
     if not port:
         return False
     try:

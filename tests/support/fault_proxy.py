@@ -1,7 +1,7 @@
-"""A TCP proxy before a real server, and the faults that networks and proxies have.
+"""An HTTP proxy before a real server, with the faults of networks and proxies.
 
-It passes requests on and answers back, block by block, and counts what crosses. What goes wrong is said by
-`Fault`s; each fits some requests, some number of times. Requests have no body: it is for downloads.
+It forwards requests, and responses block by block, and counts bytes and requests. Each `Fault` affects matching
+requests, some number of times. Requests have no body, as the proxy is for downloads.
 """
 
 from __future__ import annotations
@@ -21,97 +21,99 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Fault", "FaultProxy", "proxying"]
+__all__ = ["Fault", "FaultProxy", "run_proxy"]
 
-_BLOCK = 16 << 10
+_BLOCK_BYTES = 16 << 10
 _RANGE = re.compile(r"bytes=(\d+)-")
-# Of one connection, and none of the proxy's business.
+# These headers apply to one connection, so the proxy does not forward them.
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length"})
 
 
 @dataclass
 class Fault:
-    """What goes wrong.
+    """A fault of some requests.
 
     Attributes:
-        times: how often; None for ever.
+        max_uses: the number of requests that it affects; None: all.
         cut_after: bytes of a body after which the connection is closed.
-        stall_after: bytes of a body after which nothing comes any more, and the connection stays.
-        headers: what of the server's headers is replaced; None takes one away.
+        stall_after: bytes of a body after which nothing is sent, while the connection stays open.
+        spares_resumed: leave out requests that begin at an offset at which a response stalled.
+        headers: replacements of the server's headers; None removes one.
+        flip_at: offset in the body of a byte with a flipped bit.
     """
 
-    times: int | None = 1
+    max_uses: int | None = 1
     from_byte: int = 0
     to_byte: int = sys.maxsize
     cut_after: int | None = None
     reset: bool = False
     stall_after: int | None = None
-    until_back: bool = False
+    spares_resumed: bool = False
     status: int = 0
     retry_after: str = ""
     headers: dict[str, str | None] = field(default_factory=dict)
-    flip: int | None = None
-    whole: bool = False
-    before: Callable[[], object] | None = None
+    flip_at: int | None = None
+    ignores_range: bool = False
+    before_response: Callable[[], object] | None = None
 
 
 @dataclass
 class FaultProxy:
-    """A proxy that runs.
+    """A running proxy.
 
     Attributes:
-        upstream: where requests are passed on to, `http://host:port`.
-        base: its own `http://host:port`.
-        sent: bytes of bodies that were sent to clients.
-        requests: first bytes of the ranges that were asked for, in order; -1 without a range.
-        stalled: bytes of the file after which nothing came.
+        upstream: `http://host:port` of the server.
+        base: `http://host:port` of the proxy.
+        sent_bytes: bytes of bodies that were sent to clients.
+        range_starts: first bytes of the requested ranges, in order; -1 without a range.
+        stall_offsets: offsets in the file at which responses stalled.
     """
 
     upstream: str
     base: str = ""
     faults: list[Fault] = field(default_factory=list)
-    sent: int = 0
-    requests: list[int] = field(default_factory=list)
-    stalled: list[int] = field(default_factory=list)
-    over: threading.Event = field(default_factory=threading.Event)
+    sent_bytes: int = 0
+    range_starts: list[int] = field(default_factory=list)
+    stall_offsets: list[int] = field(default_factory=list)
+    stop_event: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def url(self, url: str) -> str:
-        """A URL of the server, through the proxy."""
+        """Return the URL of the proxy for a URL of the server."""
         assert url.startswith(self.upstream)
         return self.base + url.removeprefix(self.upstream)
 
     def reset_counts(self) -> None:
         with self.lock:
-            self.sent = 0
-            self.requests.clear()
+            self.sent_bytes = 0
+            self.range_starts.clear()
 
-    def fault(self, first: int) -> Fault:
-        """What happens to a request for bytes from `first` on."""
+    def take_fault(self, first: int) -> Fault:
+        """Return the fault of a request for bytes from `first` on, and count its use."""
         with self.lock:
-            self.requests.append(first)
+            self.range_starts.append(first)
             for fault in self.faults:
-                back = fault.until_back and first in self.stalled
-                concerned = fault.from_byte <= max(first, 0) < fault.to_byte and not back
-                if concerned and (fault.times is None or fault.times > 0):
-                    if fault.times is not None:
-                        fault.times -= 1
+                is_resumed = fault.spares_resumed and first in self.stall_offsets
+                is_affected = fault.from_byte <= max(first, 0) < fault.to_byte and not is_resumed
+                if is_affected and (fault.max_uses is None or fault.max_uses > 0):
+                    if fault.max_uses is not None:
+                        fault.max_uses -= 1
                     return fault
         return Fault()
 
-    def count(self, sent: int) -> None:
+    def count_sent(self, byte_count: int) -> None:
         with self.lock:
-            self.sent += sent
+            self.sent_bytes += byte_count
 
-    def stall(self, after: int) -> None:
-        """Let nothing come any more of a file of which so many bytes have come."""
+    def stall_at(self, offset: int) -> None:
+        """Stall a response at an offset of the file, until the proxy stops."""
         with self.lock:
-            self.stalled.append(after)
-        self.over.wait()
+            self.stall_offsets.append(offset)
+        self.stop_event.wait()
 
 
-class _EndedError(Exception):
-    """The connection is to be closed now."""
+class _CloseConnectionError(Exception):
+    """Raised to close the connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -122,22 +124,22 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         match = _RANGE.match(self.headers.get("Range", ""))
         first = int(match[1]) if match else -1
-        fault = self.proxy.fault(first)
+        fault = self.proxy.take_fault(first)
         try:
-            self._serve(fault, 0 if fault.whole else max(first, 0))
-        except _EndedError:
+            self._forward(fault, 0 if fault.ignores_range else max(first, 0))
+        except _CloseConnectionError:
             self.close_connection = True
             if fault.reset:
-                # RST instead of FIN.
+                # With this option, closing sends RST instead of FIN.
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.connection.close()
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
-    def _serve(self, fault: Fault, first: int) -> None:
-        if fault.before is not None:
-            fault.before()
+    def _forward(self, fault: Fault, first: int) -> None:
+        if fault.before_response is not None:
+            fault.before_response()
         if fault.status:
             self.send_response(fault.status)
             if fault.retry_after:
@@ -151,53 +153,53 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
-                if name.lower() not in _HOP_BY_HOP and not (fault.whole and name.lower() == "range"):
+                if name.lower() not in _HOP_BY_HOP and not (fault.ignores_range and name.lower() == "range"):
                     upstream.putheader(name, value)
             upstream.putheader("Connection", "close")
             upstream.endheaders()
             with upstream.getresponse() as response:
-                self._answer(response, fault, first)
+                self._send_response(response, fault, first)
         finally:
             upstream.close()
 
-    def _answer(self, response: http.client.HTTPResponse, fault: Fault, first: int) -> None:
+    def _send_response(self, response: http.client.HTTPResponse, fault: Fault, first: int) -> None:
         self.send_response_only(response.status, response.reason)
-        replaced = {name.lower(): value for name, value in fault.headers.items()}
+        replacements = {name.lower(): value for name, value in fault.headers.items()}
         for name, value in response.getheaders():
-            if name.lower() not in _HOP_BY_HOP and name.lower() not in replaced:
+            if name.lower() not in _HOP_BY_HOP and name.lower() not in replacements:
                 self.send_header(name, value)
         length = response.getheader("Content-Length")
-        if length is None or "content-length" in replaced:
+        if length is None or "content-length" in replacements:
             self.close_connection = True
             self.send_header("Connection", "close")
-        if length is not None and "content-length" not in replaced:
+        if length is not None and "content-length" not in replacements:
             self.send_header("Content-Length", length)
-        for name, given in fault.headers.items():
-            if given is not None:
-                self.send_header(name, given)
+        for name, replacement in fault.headers.items():
+            if replacement is not None:
+                self.send_header(name, replacement)
         self.end_headers()
-        self._body(response, fault, first)
+        self._send_body(response, fault, first)
 
-    def _body(self, response: http.client.HTTPResponse, fault: Fault, first: int) -> None:
-        done = 0
+    def _send_body(self, response: http.client.HTTPResponse, fault: Fault, first: int) -> None:
+        sent_bytes = 0
         while True:
-            stops = [stop - done for stop in (fault.cut_after, fault.stall_after) if stop is not None]
-            if stops and min(stops) <= 0:
-                self._end(fault, first + done)
-            block = bytearray(response.read(min([_BLOCK, *stops])))
+            limits = [limit - sent_bytes for limit in (fault.cut_after, fault.stall_after) if limit is not None]
+            if limits and min(limits) <= 0:
+                self._end_body(fault, first + sent_bytes)
+            block = bytearray(response.read(min([_BLOCK_BYTES, *limits])))
             if not block:
                 return
-            if fault.flip is not None and done <= fault.flip < done + len(block):
-                block[fault.flip - done] ^= 0x10
+            if fault.flip_at is not None and sent_bytes <= fault.flip_at < sent_bytes + len(block):
+                block[fault.flip_at - sent_bytes] ^= 0x10
             self.wfile.write(block)
-            self.proxy.count(len(block))
-            done += len(block)
+            self.proxy.count_sent(len(block))
+            sent_bytes += len(block)
 
-    def _end(self, fault: Fault, after: int) -> None:
+    def _end_body(self, fault: Fault, offset: int) -> None:
         self.wfile.flush()
         if fault.stall_after is not None:
-            self.proxy.stall(after)
-        raise _EndedError
+            self.proxy.stall_at(offset)
+        raise _CloseConnectionError
 
     def log_message(self, *args: object) -> None:
         pass
@@ -212,10 +214,10 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def proxying(upstream: str, *, port: int = 0) -> Iterator[FaultProxy]:
-    """A proxy before a server; nobody listens on its port once it has ended.
+def run_proxy(upstream: str, *, port: int = 0) -> Iterator[FaultProxy]:
+    """Run a proxy before a server until the end of the block, which frees its port.
 
-    `upstream`: `http://host:port` of the server, a path behind it is left out. `port`: its own; any by default.
+    `upstream`: `http://host:port` of the server; a path after it is ignored. `port`: the proxy's; any by default.
     """
     parts = urlsplit(upstream)
     proxy = FaultProxy(f"{parts.scheme}://{parts.netloc}")
@@ -226,7 +228,7 @@ def proxying(upstream: str, *, port: int = 0) -> Iterator[FaultProxy]:
     try:
         yield proxy
     finally:
-        proxy.over.set()
+        proxy.stop_event.set()
         server.shutdown()
         with suppress(OSError):
             server.server_close()

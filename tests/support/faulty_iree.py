@@ -1,8 +1,7 @@
 """IREEs with a known fault: build trees of the installed tools, each behind a script.
 
-What a tool says of itself (its flags, its version) was asked once a session and is read from a file. Scripts hold no
-path of a test, so that trees with the same scripts are one IREE, wherever they stand: what one of them has compiled,
-another finds in the cache.
+A tool's flags and version are queried once a session and then read from a file. Scripts contain no path of a test, so
+that trees with the same scripts have the same identity at any path, and find each other's modules in the cache.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import numpy as np
 
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.hanging import HANG
-from tests.support.session_folder import made_once
+from tests.support.session_folder import make_once
 from tests.support.toy_project import Project
 
-__all__ = ["MadeUpTimes", "compiled_before", "slow_benchmarks", "tree"]
+__all__ = ["SyntheticBuild", "fill_module_cache", "slow_benchmarks", "tree"]
 
-# Tools look for each other next to themselves, and iree-benchmark-module prints times as JSON numbers.
-_SCALED = """#!{python}
+# The script multiplies the times that the real iree-benchmark-module prints as JSON numbers.
+_SCALED_BENCHMARK = """#!{python}
 import json, pathlib, subprocess, sys
 done = subprocess.run([{tool!r}, *sys.argv[1:]], stdout=subprocess.PIPE, text=True)
 mark = pathlib.Path({mark!r})
@@ -38,7 +37,7 @@ except ValueError:
     print(done.stdout, end="")
 sys.exit(done.returncode)
 """
-_SCRIPT = """#!/bin/sh
+_TOOL_SCRIPT = """#!/bin/sh
 {name}case "$*" in
 --version) exec cat {answers}/{tool}.version ;;
 --help|--help-list-hidden) exec cat {answers}/{tool}.help ;;
@@ -46,8 +45,8 @@ esac
 {before}
 exec {real} "$@"
 """
-# Google Benchmark's report. Each start takes the next times of the list, which begins again where it ends.
-_TIMES = """
+# The script prints Google Benchmark's report. Each start takes the next times of the list, cyclically.
+_BENCHMARK_SCRIPT = """
 # NAME
 folder=${0%/*}/../synthetic
 times=$folder/times
@@ -74,37 +73,42 @@ NR > first && NR <= first + count {
 NR == first + count { exit }
 END { print "]}" }' "$times"
 """
-# Times of a list, what they are in the mean, and by what share they scatter.
-_COUNT, _MS, _NOISE = 2400, 10.0, 0.004
+# The length of a list of times, their mean in ms, and their relative standard deviation.
+_TIME_COUNT, _MEAN_MS, _RELATIVE_NOISE = 2400, 10.0, 0.004
 
 
 def slow_benchmarks(folder: Path, factor: float, *, once: bool = False) -> Path:
-    """An iree-benchmark-module that reports real times, longer by a factor; only in its first start, or in all."""
+    """Write an iree-benchmark-module that multiplies real times by a factor; `once`: in its first start only."""
     folder.mkdir(parents=True)
     script = folder / "iree-benchmark-module"
     tool = find_installed().runtime.benchmark_module
-    text = _SCALED.format(python=sys.executable, tool=tool, mark=str(folder / "started"), factor=factor, once=once)
+    text = _SCALED_BENCHMARK.format(
+        python=sys.executable, tool=tool, mark=str(folder / "started"), factor=factor, once=once
+    )
     script.write_text(text)
     script.chmod(0o755)
     return script
 
 
 def tree(root: Path, *, name: str = "", **before: str) -> str:
-    """A build tree of the installed tools, as `--iree` takes it."""
-    found = find_installed()
-    compiler, tools = Path(found.compiler.compile).parent, root / "tools"
-    tools.mkdir(parents=True)
+    """Write a build tree of the installed tools; return the argument of `--iree` for it.
+
+    `before`: shell commands that a tool's script runs first, by the tool's name with underscores.
+    """
+    toolchain = find_installed()
+    compiler_folder, tools_folder = Path(toolchain.compiler.compile).parent, root / "tools"
+    tools_folder.mkdir(parents=True)
     (root / "lib").mkdir()
-    # Nothing loads it.
+    # Nothing loads this file.
     (root / "lib" / "libIREECompiler.so").write_text("in the wheel\n")
-    real = [Path(found.runtime.run_module), Path(found.runtime.benchmark_module)]
-    real += [compiler / tool for tool in ("iree-compile", "iree-lld", "iree-link", "iree-opt")]
-    answers = made_once("tools-answers", _ask)
-    for path in real:
-        script = tools / path.name
-        text = _SCRIPT.format(
+    tool_paths = [Path(toolchain.runtime.run_module), Path(toolchain.runtime.benchmark_module)]
+    tool_paths += [compiler_folder / tool for tool in ("iree-compile", "iree-lld", "iree-link", "iree-opt")]
+    query_folder = make_once("tools-answers", _query_tools)
+    for path in tool_paths:
+        script = tools_folder / path.name
+        text = _TOOL_SCRIPT.format(
             name=f"# {name}\n" if name else "",
-            answers=shlex.quote(str(answers)),
+            answers=shlex.quote(str(query_folder)),
             tool=path.name,
             before=before.pop(path.name.replace("-", "_"), ""),
             real=shlex.quote(str(path)),
@@ -115,70 +119,70 @@ def tree(root: Path, *, name: str = "", **before: str) -> str:
     return f"build:{root}"
 
 
-class MadeUpTimes:
-    """A build whose programs compute what they should, in synthetic times.
+class SyntheticBuild:
+    """A build whose programs compute correctly, in synthetic times.
 
-    A benchmark that is really measured takes as long as the machine lets it. These take 10 ms, and scatter as those of
-    a quiet machine do; each build has its own, the same ones in each test.
+    Real times depend on the machine. These have a mean of 10 ms and the noise of a quiet machine; each build has a list
+    of its own, which is the same in each test.
 
-    `before`: what the scripts of other tools do first, as for `tree`.
+    `before`: the first commands of other tools' scripts, by the tools' names.
 
     Attributes:
-        iree: as `--iree` takes it.
+        iree: the argument of `--iree`.
     """
 
     def __init__(self, root: Path, factor: float = 1.0, **before: str) -> None:
-        script = _TIMES.replace("NAME", root.name).replace("HANG", HANG).replace("COUNT", str(_COUNT))
+        script = _BENCHMARK_SCRIPT.replace("NAME", root.name).replace("HANG", HANG).replace("COUNT", str(_TIME_COUNT))
         self.iree = tree(root, iree_benchmark_module=script, **before)
         self._folder = root / "synthetic"
         self._folder.mkdir()
-        self._write("times", factor, _NOISE)
+        self._write("times", factor, _RELATIVE_NOISE)
         (self._folder / "started").write_text("0\n")
 
-    def unpinned(self, factor: float, noise: float) -> MadeUpTimes:
-        """The same with other times in processes that are not pinned to one CPU."""
+    def set_unpinned_times(self, factor: float, noise: float) -> SyntheticBuild:
+        """Set other times for processes that are not pinned to one CPU; return the build."""
         self._write("unpinned", factor, noise)
         return self
 
-    def named(self, word: str, factor: float) -> MadeUpTimes:
-        """The same with other times of those whose command line has a word in it."""
-        self._write("others", factor, _NOISE)
-        (self._folder / "named").write_text(f"{word}\n")
+    def set_times_for(self, argument_text: str, factor: float) -> SyntheticBuild:
+        """Set other times for processes whose command line contains a text; return the build."""
+        self._write("others", factor, _RELATIVE_NOISE)
+        (self._folder / "named").write_text(f"{argument_text}\n")
         return self
 
     def _write(self, name: str, factor: float, noise: float) -> None:
         seed = list(self._folder.parent.name.encode())
-        times = _MS * factor * np.exp(np.random.default_rng(seed).normal(0, noise, _COUNT))
+        times = _MEAN_MS * factor * np.exp(np.random.default_rng(seed).normal(0, noise, _TIME_COUNT))
         (self._folder / name).write_text("".join(f"{time:.9g}\n" for time in times))
 
     def hang_after(self, starts: int) -> None:
-        """The next start after so many never finishes."""
+        """Make the starts after the first `starts` hang."""
         (self._folder / "hang-after").write_text(f"{starts}\n")
 
-    def go_on(self) -> None:
-        """None hangs any more."""
+    def stop_hanging(self) -> None:
+        """Make later starts finish again."""
         (self._folder / "hang-after").unlink()
 
 
-def compiled_before(project: Project) -> None:
-    """Puts what trees with the installed compiler have compiled of `abs` into a project's cache."""
-    shutil.copytree(made_once("tree-cache", _compile), project.folder / "cache", dirs_exist_ok=True)
+def fill_module_cache(project: Project) -> None:
+    """Copy the modules that a tree with the installed compiler built of `abs` into a project's cache."""
+    shutil.copytree(make_once("tree-cache", _compile_abs), project.folder / "cache", dirs_exist_ok=True)
 
 
-def _ask(folder: Path) -> None:
-    found = find_installed()
-    questions = [
-        (found.compiler.compile, "--version", "version"),
-        (found.compiler.compile, "--help-list-hidden", "help"),
+def _query_tools(folder: Path) -> None:
+    toolchain = find_installed()
+    queries = [
+        (toolchain.compiler.compile, "--version", "version"),
+        (toolchain.compiler.compile, "--help-list-hidden", "help"),
     ]
-    questions += [(tool, "--help", "help") for tool in (found.runtime.run_module, found.runtime.benchmark_module)]
-    for tool, question, kind in questions:
-        answer = subprocess.run([tool, question], capture_output=True, check=True)
-        (folder / f"{Path(tool).name}.{kind}").write_bytes(answer.stdout)
+    queries += [(tool, "--help", "help") for tool in (toolchain.runtime.run_module, toolchain.runtime.benchmark_module)]
+    for tool, option, suffix in queries:
+        result = subprocess.run([tool, option], capture_output=True, check=True)
+        (folder / f"{Path(tool).name}.{suffix}").write_bytes(result.stdout)
 
 
-def _compile(cache: Path) -> None:
+def _compile_abs(cache: Path) -> None:
     project = Project(cache.with_name("tree-project"), cache="empty")
     iree = tree(project.folder / "tree")
-    done = project.gauntlet("compile", "--iree", iree, "--cache-dir", str(cache))
-    assert done.code == 0, done.text
+    result = project.gauntlet("compile", "--iree", iree, "--cache-dir", str(cache))
+    assert result.code == 0, result.text

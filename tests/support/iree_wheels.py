@@ -1,4 +1,4 @@
-"""Small wheels with the names and layout of IREE's, for tests of what installs and finds them."""
+"""Small wheels with the names and layout of IREE's, for tests of installing and finding them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["found_in", "release_wheels", "write_wheel"]
+__all__ = ["find_wheels_of", "write_release_wheels", "write_wheel"]
 
 _FILES = {
     "compiler": ("iree/compiler/version.py", ["iree/compiler/_mlir_libs/iree-compile"]),
@@ -26,23 +26,23 @@ _FILES = {
 }
 
 
-def write_wheel(folder: Path, noun: str, version: str, content: str = "") -> Path:
-    """A wheel for any Python, with tools that are scripts."""
+def write_wheel(folder: Path, component: str, version: str, content: str = "") -> Path:
+    """Write a wheel for any Python, with scripts as its tools; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"iree_base_{noun}"
-    version_file, tools = _FILES[noun]
+    name = f"iree_base_{component}"
+    version_file, tools = _FILES[component]
     commit = hashlib.sha1(version.encode(), usedforsecurity=False).hexdigest()
     files = {version_file: f'VERSION = "{version}"\nREVISIONS = {{"IREE": "{commit}"}}\n'}
     files |= {tool: f"#!/bin/sh\necho {tool} {version} {content}\n" for tool in tools}
     info = f"{name}-{version}.dist-info"
-    extra = "Provides-Extra: onnx\n" if noun == "compiler" else ""
-    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: iree-base-{noun}\nVersion: {version}\n{extra}"
+    extra = "Provides-Extra: onnx\n" if component == "compiler" else ""
+    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: iree-base-{component}\nVersion: {version}\n{extra}"
     files[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    rows = []
+    record_lines = []
     for path, text in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        rows.append(f"{path},sha256={digest},{len(text.encode())}")
-    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]) + "\n"
+        record_lines.append(f"{path},sha256={digest},{len(text.encode())}")
+    files[f"{info}/RECORD"] = "\n".join([*record_lines, f"{info}/RECORD,,"]) + "\n"
     wheel = folder / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for path, text in files.items():
@@ -52,14 +52,14 @@ def write_wheel(folder: Path, noun: str, version: str, content: str = "") -> Pat
     return wheel
 
 
-def release_wheels(folder: Path, *versions: str) -> Path:
-    """Both wheels of several versions."""
+def write_release_wheels(folder: Path, *versions: str) -> Path:
+    """Write both wheels of several versions into a directory; return it."""
     for version in versions:
-        for noun in _FILES:
-            write_wheel(folder, noun, version)
+        for component in _FILES:
+            write_wheel(folder, component, version)
     return folder
 
 
-def found_in(python: Path) -> Toolchain:
-    """The wheels in the virtual environment of an interpreter."""
+def find_wheels_of(python: Path) -> Toolchain:
+    """Find the wheels in the virtual environment of an interpreter."""
     return find_wheels_on([str(folder) for folder in find_site_packages(python)], str(python))

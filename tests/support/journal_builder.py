@@ -1,4 +1,4 @@
-"""Journals of runs that never were, in the words of real ones."""
+"""Synthetic journals of runs, in the format of real ones."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from iree_gauntlet.steps import Command, Step
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-RUN = "20261121-051800-cpu"
+RUN_NAME = "20261121-051800-cpu"
 _BEGIN = datetime(2026, 11, 21, 5, 18, tzinfo=UTC)
 
 
 @dataclass
 class JournalBuilder:
-    """Lines of a journal, in the order in which they are added; the clock ticks with each."""
+    """The lines of a journal, in the order of their addition; the clock advances with each."""
 
-    run: str = RUN
+    run: str = RUN_NAME
     steps: list[dict[str, Any]] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
     now: datetime = _BEGIN
 
     def step(self, model: str, submodel: str, stage: str, role: str = "", **changes: Any) -> str:
-        """Plan a step; it needs the one before it in its chain."""
+        """Plan a step, which needs the previous one of its chain; return its id."""
         target = changes.pop("target", "cpu")
         chain = f"{model}/{submodel}@{target}"
         name = f"{stage}.{role}" if role else stage
@@ -65,7 +65,7 @@ class JournalBuilder:
         return str(step["id"])
 
     def begin(self, **changes: Any) -> None:
-        """The opening, with all steps planned so far."""
+        """Add the opening, with all steps planned so far."""
         self._add(
             {
                 "event": "opening",
@@ -101,22 +101,22 @@ class JournalBuilder:
         self._add({"event": "start", "step": step})
 
     def result(self, step: str, verdict: str = "passed", reason: str = "", **changes: Any) -> None:
-        """A result, of a step that was started unless it is skipped."""
+        """Add a result, after the start of the step unless it is skipped."""
         if verdict != "skipped":
             self.start(step)
         seconds = changes.get("seconds", 0.0 if verdict == "skipped" else 1.25)
         self.now += timedelta(seconds=seconds)
-        planned = next((one for one in self.steps if one["id"] == step), {})
-        folder = planned.get("folder", "steps/gone")
-        process = planned.get("command")
+        plan = next((planned_step for planned_step in self.steps if planned_step["id"] == step), {})
+        folder = plan.get("folder", "steps/gone")
+        process = plan.get("command")
         command = f"cd {folder} && {' '.join(process['argv'])}" if process else ""
-        for held in changes.get("checks", ()):
-            if held["golden"] is not None and ": " in held["note"]:
-                file, _, name = held["note"].partition(": ")
-                golden = {"metric": held["metric"], "value": held["golden"], "factor": held["factor"]}
-                golden |= {"statistic": "mean", "sku": held["sku"], "release": held["release"]}
-                # Beside those that a test has planned.
-                planned["goldens"] = [*planned.get("goldens", ()), {**golden, "origin": {"file": file, "field": name}}]
+        for check in changes.get("checks", ()):
+            if check["golden"] is not None and ": " in check["note"]:
+                file, _, name = check["note"].partition(": ")
+                golden = {"metric": check["metric"], "value": check["golden"], "factor": check["factor"]}
+                golden |= {"statistic": "mean", "sku": check["sku"], "release": check["release"]}
+                # The goldens that a test has planned stay.
+                plan["goldens"] = [*plan.get("goldens", ()), {**golden, "origin": {"file": file, "field": name}}]
         self._add(
             {
                 "event": "result",
@@ -145,7 +145,7 @@ class JournalBuilder:
         )
 
     def worker(self, name: str, **machine: Any) -> None:
-        """A machine of a cluster takes part."""
+        """Add the event that a machine joins the cluster."""
         self._add({"event": "worker", "name": name, "machine": machine})
 
     def remark(self, text: str) -> None:
@@ -155,34 +155,34 @@ class JournalBuilder:
         self._add({"event": "end", "exit_code": exit_code, "seconds": seconds, "interrupted": interrupted})
 
     @property
-    def event(self) -> RunOpening:
-        """The first opening, read."""
+    def opening(self) -> RunOpening:
+        """The first opening, parsed."""
         return RunOpening.from_dict(self.lines[0])
 
     @property
-    def planned(self) -> tuple[Step, ...]:
-        """The steps, read."""
+    def planned_steps(self) -> tuple[Step, ...]:
+        """The steps, parsed."""
         return tuple(map(Step.from_dict, self.steps))
 
     @property
     def record(self) -> JournalRecord:
-        """The record of a journal that was never written to a file."""
-        runs = [line for line in self.lines if line["event"] == "opening"]
-        results = [line for line in self.lines if line["event"] == "result"]
+        """The record of the journal, without a file."""
+        opening_lines = [line for line in self.lines if line["event"] == "opening"]
+        result_lines = [line for line in self.lines if line["event"] == "result"]
         return JournalRecord(
-            path=Path(RUN) / "journal.jsonl",
-            runs=tuple(map(RunOpening.from_dict, runs)),
-            steps=tuple(runs[-1]["steps"]) if runs else (),
+            path=Path(RUN_NAME) / "journal.jsonl",
+            runs=tuple(map(RunOpening.from_dict, opening_lines)),
+            steps=tuple(opening_lines[-1]["steps"]) if opening_lines else (),
             starts={line["step"]: line["time"] for line in self.lines if line["event"] == "start"},
-            results={line["step"]: Result.from_dict(line) for line in results},
-            result_times={line["step"]: line["time"] for line in results},
+            results={line["step"]: Result.from_dict(line) for line in result_lines},
+            result_times={line["step"]: line["time"] for line in result_lines},
             end=next((EndEvent.from_dict(line) for line in self.lines if line["event"] == "end"), None),
         )
 
-    def write(self, folder: Path, torn: str = "") -> Path:
-        """Write the journal into a run's folder; `torn` follows the last newline."""
+    def write(self, folder: Path, truncated_line: str = "") -> Path:
+        """Write the journal into a run's directory; `truncated_line` follows the last newline."""
         folder.mkdir(parents=True, exist_ok=True)
-        text = "".join(json.dumps(line) + "\n" for line in self.lines) + torn
+        text = "".join(json.dumps(line) + "\n" for line in self.lines) + truncated_line
         (folder / "journal.jsonl").write_text(text, encoding="utf-8")
         return folder
 
@@ -192,8 +192,10 @@ class JournalBuilder:
         self.lines.append({"event": line["event"], "time": time, **line})
 
 
-def check(metric: str, measured: float, golden: float | None, factor: float = 1.0, **changes: Any) -> dict[str, Any]:
-    """A check of a golden, as the journal has it."""
+def make_check(
+    metric: str, measured: float, golden: float | None, factor: float = 1.0, **changes: Any
+) -> dict[str, Any]:
+    """Make a check of a golden, as the journal has it."""
     unit = {"time_ms": "ms", "dispatch_count": "dispatches", "binary_size_bytes": "bytes"}.get(metric, "instructions")
     limit = None if golden is None else golden * factor
     return {
@@ -212,8 +214,8 @@ def check(metric: str, measured: float, golden: float | None, factor: float = 1.
     }
 
 
-def comparison(*, passed: bool = True, **changes: Any) -> dict[str, Any]:
-    """A comparison of one output, as the journal has it."""
+def make_comparison(*, passed: bool = True, **changes: Any) -> dict[str, Any]:
+    """Make a comparison of one output, as the journal has it."""
     return {
         "index": 0,
         "type": "1x384xf32",
@@ -239,119 +241,121 @@ def comparison(*, passed: bool = True, **changes: Any) -> dict[str, Any]:
     }
 
 
-def samples(*times: float, unit: str = "ms") -> dict[str, Any]:
-    """Repetitions of a benchmark, as the journal has them."""
-    scaled = [time * MS_PER_UNIT[unit] for time in times]
-    return {"name": "BM_main", "real_time_ms": scaled, "cpu_time_ms": scaled, "iterations": [1 for _ in times]}
+def make_samples(*times: float, unit: str = "ms") -> dict[str, Any]:
+    """Make the samples of a benchmark, as the journal has them."""
+    times_ms = [time * MS_PER_UNIT[unit] for time in times]
+    return {"name": "BM_main", "real_time_ms": times_ms, "cpu_time_ms": times_ms, "iterations": [1 for _ in times]}
 
 
-HIT = {"hit": True, "key": "aa11", "reason": "in the cache"}
-MISS = {"hit": False, "key": "bb22", "reason": "no entry has this key"}
+CACHE_HIT = {"hit": True, "key": "aa11", "reason": "in the cache"}
+CACHE_MISS = {"hit": False, "key": "bb22", "reason": "no entry has this key"}
 _STATISTICS = {"dispatch_count": 76, "binary_size_bytes": 833_586}
 
 
-def good_chain(builder: JournalBuilder, model: str, submodel: str) -> list[str]:
-    """Plan fetch, compile, threshold and benchmark."""
+def plan_chain(builder: JournalBuilder, model: str, submodel: str) -> list[str]:
+    """Plan fetch, compile, threshold and benchmark; return their ids."""
     return [builder.step(model, submodel, stage) for stage in ("fetch", "compile", "threshold", "benchmark")]
 
 
-def pass_chain(builder: JournalBuilder, steps: list[str]) -> None:
-    """Results of such a chain, all from the caches, all well."""
-    fetch, compiled, threshold, benchmark = steps
-    url = f"pypi://models==1.0/{fetch.partition('@')[0]}.onnx"
-    file = {"url": url, "path": "cache/x.onnx", "bytes": 600_000, "seconds": 0.0, "cached": True}
-    builder.result(fetch, fetched=[file], seconds=0.01)
-    builder.result(compiled, cache=HIT, statistics=_STATISTICS, seconds=0.02, tool_seconds=0.0)
-    builder.result(threshold, outputs=[comparison()])
+def add_passed_results(builder: JournalBuilder, steps: list[str]) -> None:
+    """Add results of a chain of `plan_chain`, all passed and from the caches."""
+    fetch_step, compile_step, threshold_step, benchmark_step = steps
+    url = f"pypi://models==1.0/{fetch_step.partition('@')[0]}.onnx"
+    fetched_file = {"url": url, "path": "cache/x.onnx", "bytes": 600_000, "seconds": 0.0, "cached": True}
+    builder.result(fetch_step, fetched=[fetched_file], seconds=0.01)
+    builder.result(compile_step, cache=CACHE_HIT, statistics=_STATISTICS, seconds=0.02, tool_seconds=0.0)
+    builder.result(threshold_step, outputs=[make_comparison()])
     checks = [
-        check("time_ms", 9.1, None, note="no golden for this SKU; the file has one for mi300"),
-        check("dispatch_count", 76, 76),
-        check("binary_size_bytes", 833_586, 840_000),
+        make_check("time_ms", 9.1, None, note="no golden for this SKU; the file has one for mi300"),
+        make_check("dispatch_count", 76, 76),
+        make_check("binary_size_bytes", 833_586, 840_000),
     ]
-    builder.result(benchmark, samples=samples(9.0, 9.1, 9.2), checks=checks)
+    builder.result(benchmark_step, samples=make_samples(9.0, 9.1, 9.2), checks=checks)
 
 
-def every_verdict() -> JournalBuilder:
-    """A run in which everything happens that can."""
+def make_every_verdict() -> JournalBuilder:
+    """Make a run with every verdict."""
     builder = JournalBuilder()
-    good = good_chain(builder, "ocr", "classifier")
-    wrong = good_chain(builder, "ocr", "detector")
-    crash = good_chain(builder, "minilm", "l3")
-    hang = builder.step("magika", "v3", "compile")
-    expected = builder.step("dtln", "one", "compile", expect_failure="no scatter")
-    surprise = builder.step("dtln", "two", "compile", expect_failure="no scatter")
-    pipeline = builder.step(
+    passed_chain = plan_chain(builder, "ocr", "classifier")
+    failed_chain = plan_chain(builder, "ocr", "detector")
+    crashed_chain = plan_chain(builder, "minilm", "l3")
+    hanging_step = builder.step("magika", "v3", "compile")
+    xfailed_step = builder.step("dtln", "one", "compile", expect_failure="no scatter")
+    xpassed_step = builder.step("dtln", "two", "compile", expect_failure="no scatter")
+    pipeline_step = builder.step(
         "dtln", "two", "compile", "pipeline", notes=["--iree-hip-target was written as --iree-rocm-target"]
     )
-    left_out = builder.step("punet", "fp16", "compile", skip="specific_chip_to_ignore: cpu")
-    noisy = builder.step("img", "focus", "benchmark")
+    skipped_step = builder.step("punet", "fp16", "compile", skip="specific_chip_to_ignore: cpu")
+    inconclusive_step = builder.step("img", "focus", "benchmark")
     builder.begin()
-    pass_chain(builder, good)
-    file = {
+    add_passed_results(builder, passed_chain)
+    fetched_file = {
         "url": "https://models.example/d.onnx",
         "path": "cache/d.onnx",
         "bytes": 9_900_000,
         "seconds": 2.0,
         "cached": False,
     }
-    builder.result(wrong[0], fetched=[file], seconds=2.0)
+    builder.result(failed_chain[0], fetched=[fetched_file], seconds=2.0)
     builder.result(
-        wrong[1],
-        cache=MISS,
+        failed_chain[1],
+        cache=CACHE_MISS,
         statistics={"tool_seconds": 18.0, "dispatch_count": 130, "binary_size_bytes": 1_176_754},
         seconds=18.25,
     )
     builder.result(
-        wrong[2],
+        failed_chain[2],
         "failed",
         "output 0 differs: 12 of 384 elements",
         outputs=[
-            comparison(passed=False),
-            comparison(index=1, type="1xi64", max_abs_error=0, max_rel_error=None, atol=0.0, rtol=0.0),
+            make_comparison(passed=False),
+            make_comparison(index=1, type="1xi64", max_abs_error=0, max_rel_error=None, atol=0.0, rtol=0.0),
         ],
         exit_code=1,
         tail=["[FAILED] result[0]: element at index 3 (4) does not match | `tick`", "\x1b[31merror\x1b[0m: <end>"],
     )
     builder.result(
-        wrong[3],
+        failed_chain[3],
         "failed",
         "time (mean) is 25.3 % over its limit",
-        samples=samples(12_400.0, 12_300.0, 12_500.0, unit="us"),
+        samples=make_samples(12_400.0, 12_300.0, 12_500.0, unit="us"),
         checks=[
-            check("time_ms", 12.4, 9.0, 1.1, sku="mi300", note="specs/b.json: golden_time_ms.mi300"),
-            check("dispatch_count", 130, 126),
+            make_check("time_ms", 12.4, 9.0, 1.1, sku="mi300", note="specs/b.json: golden_time_ms.mi300"),
+            make_check("dispatch_count", 130, 126),
         ],
     )
-    builder.result(crash[0], seconds=0.01)
+    builder.result(crashed_chain[0], seconds=0.01)
     builder.result(
-        crash[1],
+        crashed_chain[1],
         "error",
         "iree-compile was killed by SIGSEGV",
         signal="SIGSEGV",
         failure="crashes",
         exit_code=None,
-        cache=MISS,
+        cache=CACHE_MISS,
         tail=["Please report issues to https://example.com", "0. Program arguments: iree-compile"],
     )
-    builder.result(crash[2], "skipped", "minilm/l3@cpu:compile came out error")
-    builder.result(crash[3], "skipped", "minilm/l3@cpu:threshold was skipped")
-    late = "ran longer than its 60 s and was ended with its children"
-    builder.result(hang, "error", late, timed_out=True, signal="SIGKILL", seconds=60.0, cache=MISS)
-    builder.result(expected, "xfailed", "no scatter", exit_code=1, cache=MISS)
-    builder.result(surprise, "xpassed", "it was expected to fail: no scatter", cache=MISS)
-    builder.result(pipeline, cache=HIT)
-    builder.result(left_out, "skipped", "specific_chip_to_ignore: cpu")
+    builder.result(crashed_chain[2], "skipped", "minilm/l3@cpu:compile came out error")
+    builder.result(crashed_chain[3], "skipped", "minilm/l3@cpu:threshold was skipped")
+    timeout_reason = "ran longer than its 60 s and was ended with its children"
     builder.result(
-        noisy,
+        hanging_step, "error", timeout_reason, timed_out=True, signal="SIGKILL", seconds=60.0, cache=CACHE_MISS
+    )
+    builder.result(xfailed_step, "xfailed", "no scatter", exit_code=1, cache=CACHE_MISS)
+    builder.result(xpassed_step, "xpassed", "it was expected to fail: no scatter", cache=CACHE_MISS)
+    builder.result(pipeline_step, cache=CACHE_HIT)
+    builder.result(skipped_step, "skipped", "specific_chip_to_ignore: cpu")
+    builder.result(
+        inconclusive_step,
         "inconclusive",
         "the confidence interval 8.9 to 10.4 ms holds the limit 9.9 ms",
-        samples=samples(8.9, 10.4),
+        samples=make_samples(8.9, 10.4),
     )
     builder.end(3, seconds=90.5)
     return builder
 
 
-def measured_run(
+def write_measured_run(
     folder: Path,
     name: str,
     *,
@@ -368,7 +372,7 @@ def measured_run(
     release: str = "3.13.0rc20261016",
     ended: bool = True,
 ) -> Path:
-    """A run of one chain, with the goldens that its steps know; where a spec has others, they are younger."""
+    """Write a run of one chain; `goldens`: those of its steps, by stage, while a test's spec may have newer ones."""
     builder = JournalBuilder(run=name)
     steps = {
         stage: builder.step("toy", "net", stage, sku=sku, goldens=list(goldens.get(stage, ())))
@@ -379,8 +383,8 @@ def measured_run(
     counts = {"dispatch_count": dispatches, "binary_size_bytes": size}
     builder.result(steps["compstat"], compstat, statistics=counts)
     noise = {"disturbed": list(disturbed)}
-    timed = samples(*times)
-    builder.result(steps["benchmark"], benchmark, "no verdict", samples=timed, checks=list(checks), statistics=noise)
+    samples = make_samples(*times)
+    builder.result(steps["benchmark"], benchmark, "no verdict", samples=samples, checks=list(checks), statistics=noise)
     if ended:
         builder.end()
     return builder.write(folder / name)

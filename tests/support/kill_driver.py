@@ -1,15 +1,15 @@
-"""Kills downloads: forks a child that fetches, kills it with SIGKILL, looks at what is there, continues with the next.
+"""Kills downloads: forks a child that fetches, kills it with SIGKILL, checks the cache, and continues with a new child.
 
-`python -m tests.support.kill_driver <slow url> <fast url> <folder> <sha256> <kills> <of each way> <stride> <seed>`. A
-process of its own, without threads, because it forks. Three ways to die:
+`python -m tests.support.kill_driver <slow url> <fast url> <folder> <sha256> <kills> <of each way> <stride> <seed>` is a
+process without threads, because it forks. It kills a child in one of three ways:
 
-- after a random time: nothing is judged by when;
-- at the n-th *point*: before a file is opened, written, made durable, renamed, linked or removed, before a folder
-  is made or emptied, before a connection is made (audit events, and `os` functions that have none);
+- after a random time;
+- at the n-th *point*: before a file is opened, written, synced, renamed, linked or removed, before a directory is made
+  or emptied, before a connection is made (audit events, and `os` functions without one);
 - in the middle of the n-th write, of which a random part reaches the file.
 
-After some kills the power fails as well, and any part of what nobody had made durable is lost. Prints what it did as
-JSON; ends with an error where a half passes for a whole.
+After some kills the power fails as well, which loses any part of the unsynced data. The driver prints its counts as
+JSON; it exits with an error if a partial file passes for a complete one.
 """
 
 from __future__ import annotations
@@ -38,234 +38,234 @@ if TYPE_CHECKING:
 
 _POLICY = transfer.Policy(connections=3, part_bytes=128 << 10, retries=2, backoff=0.01, stall_timeout=10.0)
 _EVENTS = ("open", "os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.utime")
-_LONGEST_SECONDS = 0.12
-_MANY_POINTS = 120
-_PAGE = 4096
-# What is counted of each: the ways of a chain, and what may happen to one after a kill.
-WAYS = ("time", "point", "torn", "power cuts")
-_EXIT_FAILED = 3
+_MAX_KILL_SECONDS = 0.12
+_MAX_KILL_POINT = 120
+_PAGE_BYTES = 4096
+# The counts that have a minimum: the ways to kill a child of a chain, and power cuts after a kill.
+COUNT_NAMES = ("time", "point", "torn", "power cuts")
+_FAILURE_EXIT_CODE = 3
 
 
-class HalfReadAsWholeError(Exception):
-    """What must never happen."""
+class PartialFileError(Exception):
+    """Raised if a partial or wrong file passes for the complete one."""
 
 
-class _Death:
-    """Counts points, and kills this process at one of them."""
+class _Killer:
+    """Counts points, and kills this process at the `kill_point`-th one."""
 
-    def __init__(self, at: int, torn: random.Random | None = None) -> None:
+    def __init__(self, kill_point: int, rng: random.Random | None = None) -> None:
         self.count = 0
-        self._at = at
-        self._torn = torn
+        self._kill_point = kill_point
+        self._rng = rng
 
     def install(self) -> None:
         sys.addaudithook(self._audit)
         for name in ("fsync", "fdatasync"):
-            setattr(os, name, self._before(getattr(os, name)))
+            setattr(os, name, self._wrap_sync(getattr(os, name)))
         for name in ("write", "pwrite"):
-            setattr(os, name, self._writing(getattr(os, name)))
+            setattr(os, name, self._wrap_write(getattr(os, name)))
 
     def _audit(self, event: str, _arguments: tuple[Any, ...]) -> None:
         if event in _EVENTS or event.startswith(("shutil.", "socket.connect")):
-            self._point()
+            self._pass_point()
 
-    def _point(self) -> None:
+    def _pass_point(self) -> None:
         self.count += 1
-        if self.count == self._at:
+        if self.count == self._kill_point:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _before(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_sync(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def dying(*arguments: Any) -> Any:
-            self._point()
+        def wrapped(*arguments: Any) -> Any:
+            self._pass_point()
             return function(*arguments)
 
-        return dying
+        return wrapped
 
-    def _writing(self, function: Callable[..., int]) -> Callable[..., int]:
+    def _wrap_write(self, function: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(function)
-        def dying(descriptor: int, data: Any, *position: int) -> int:
-            if self._torn is not None and self.count + 1 == self._at:
-                function(descriptor, memoryview(data)[: self._torn.randrange(len(data) + 1)], *position)
-            self._point()
-            return function(descriptor, data, *position)
+        def wrapped(descriptor: int, data: Any, *offset: int) -> int:
+            if self._rng is not None and self.count + 1 == self._kill_point:
+                function(descriptor, memoryview(data)[: self._rng.randrange(len(data) + 1)], *offset)
+            self._pass_point()
+            return function(descriptor, data, *offset)
 
-        return dying
+        return wrapped
 
 
 class _Victims:
-    """Children that fetch one file into one folder."""
+    """Runs and kills children that fetch one file into one directory."""
 
     def __init__(self, url: str, sha256: str, seed: int) -> None:
         self.url = url
         self.sha256 = sha256
         self.random = random.Random(seed)
         self.counts: Counter[str] = Counter()
-        # What the present chain has gone through, for messages.
-        self.lived: list[str] = []
+        # The error message lists the events of the present chain.
+        self.events: list[str] = []
 
     def store(self, root: Path, *, pinned: bool, offline: bool = False) -> ArtifactStore:
         entries = [RegistryEntry(local_name(self.url), self.sha256, self.url)] if pinned else []
         registry = Registry(root / "registry.txt").with_entries(entries)
         return ArtifactStore(root, registry, offline=offline, policy=_POLICY)
 
-    def run(self, root: Path, death: _Death | None, seconds: float | None, *, pinned: bool) -> tuple[bool, int]:
-        """Whether a child was killed, and its number of points if it was not."""
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            self._fetch(root, death, writing, pinned=pinned)
-        os.close(writing)
+    def run_child(self, root: Path, killer: _Killer | None, seconds: float | None, *, pinned: bool) -> tuple[bool, int]:
+        """Run a child; return whether it was killed, and its number of points if it was not."""
+        read_fd, write_fd = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            self._fetch(root, killer, write_fd, pinned=pinned)
+        os.close(write_fd)
         if seconds is not None:
-            # No longer than it lives.
-            select.select([reading], [], [], seconds)
-            os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        with os.fdopen(reading, "rb") as pipe:
-            said = pipe.read().decode()
+            # The pipe becomes readable when the child ends, which stops the wait early.
+            select.select([read_fd], [], [], seconds)
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        with os.fdopen(read_fd, "rb") as pipe:
+            output = pipe.read().decode()
         if os.WIFSIGNALED(status):
             if os.WTERMSIG(status) != signal.SIGKILL:
                 raise RuntimeError(f"a child died of signal {os.WTERMSIG(status)}")
             return True, 0
         if os.WEXITSTATUS(status) != 0:
-            raise HalfReadAsWholeError(f"a child failed: {said}")
-        points, sha256 = said.split()[:2]
+            raise PartialFileError(f"a child failed: {output}")
+        points, sha256 = output.split()[:2]
         if sha256 != self.sha256:
-            raise HalfReadAsWholeError(f"a child fetched something else: {said}")
+            raise PartialFileError(f"a child fetched something else: {output}")
         return False, int(points)
 
-    def _fetch(self, root: Path, death: _Death | None, writing: int, *, pinned: bool) -> None:
-        """What the child does."""
-        code, write = _EXIT_FAILED, os.write
+    def _fetch(self, root: Path, killer: _Killer | None, write_fd: int, *, pinned: bool) -> None:
+        """Fetch the file in the child, write the result to the pipe, and exit."""
+        exit_code, real_write = _FAILURE_EXIT_CODE, os.write
         try:
             store = self.store(root, pinned=pinned)
-            death = death or _Death(-1)
-            death.install()
-            fetched = store.fetch(self.url)
-            write(writing, f"{death.count} {fetched.sha256} {fetched.notes}".encode())
-            code = 0
+            killer = killer or _Killer(-1)
+            killer.install()
+            artifact = store.fetch(self.url)
+            real_write(write_fd, f"{killer.count} {artifact.sha256} {artifact.notes}".encode())
+            exit_code = 0
         except BaseException as error:  # noqa: BLE001 - reported to the parent
-            write(writing, repr(error).encode())
+            real_write(write_fd, repr(error).encode())
         finally:
-            os._exit(code)
+            os._exit(exit_code)
 
     def inspect(self, root: Path, *, pinned: bool) -> bool:
-        """Require that nothing in the cache passes for the file but the whole file; whether it is there."""
+        """Require that only the complete file passes for the artifact; return whether it is in the cache."""
         folder = root / "artifacts"
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        for path in files:
+        cached_files = [path for path in folder.rglob("*") if path.is_file()]
+        for path in cached_files:
             if path != folder / local_name(self.url):
-                raise HalfReadAsWholeError(f"{path} is no artifact")
+                raise PartialFileError(f"{path} is no artifact")
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             if digest != self.sha256:
-                raise HalfReadAsWholeError(f"{path}: {path.stat().st_size} bytes with sha256 {digest}")
-        self._ask(self.store(root, pinned=pinned, offline=True), there=bool(files))
-        return bool(files)
+                raise PartialFileError(f"{path}: {path.stat().st_size} bytes with sha256 {digest}")
+        self._check_offline(self.store(root, pinned=pinned, offline=True), is_cached=bool(cached_files))
+        return bool(cached_files)
 
-    def _ask(self, store: ArtifactStore, *, there: bool) -> None:
-        """Require that a process without network gets the truth."""
-        if store.present(self.url) != there:
-            raise HalfReadAsWholeError(f"present() says {not there}")
-        learnt = store.learnt.registry().get(local_name(self.url))
-        if learnt is not None and learnt.sha256 != self.sha256:
-            raise HalfReadAsWholeError(f"learnt {learnt}")
-        # Not always: it finishes what a killed child has begun.
+    def _check_offline(self, store: ArtifactStore, *, is_cached: bool) -> None:
+        """Require that an offline process gets the right answers about the file."""
+        if store.present(self.url) != is_cached:
+            raise PartialFileError(f"present() says {not is_cached}")
+        entry = store.learnt.registry().get(local_name(self.url))
+        if entry is not None and entry.sha256 != self.sha256:
+            raise PartialFileError(f"learnt {entry}")
+        # Only every second time, as a fetch completes the publication that a killed child has started.
         if self.random.random() < 0.5:
             try:
-                fetched = store.fetch(self.url)
+                artifact = store.fetch(self.url)
             except ArtifactError:
-                if there:
+                if is_cached:
                     raise
             else:
-                if fetched.sha256 != self.sha256 or not there:
-                    raise HalfReadAsWholeError(f"fetch() gave {fetched}")
+                if artifact.sha256 != self.sha256 or not is_cached:
+                    raise PartialFileError(f"fetch() gave {artifact}")
 
-    def chain(self, root: Path) -> None:
-        """Kill child after child, each of which continues where the last one died, until the file is whole."""
-        pinned = self.random.random() < 0.5
-        self.lived = [f"pinned: {pinned}"]
+    def run_chain(self, root: Path) -> None:
+        """Kill successive children, each of which resumes the download, until one completes the file."""
+        is_pinned = self.random.random() < 0.5
+        self.events = [f"pinned: {is_pinned}"]
         while True:
-            seconds, death = None, None
-            way = self.random.choice(("time", "time", "point", "torn"))
-            if way == "time":
-                seconds = self.random.uniform(0.0, _LONGEST_SECONDS)
+            seconds, killer = None, None
+            method = self.random.choice(("time", "time", "point", "torn"))
+            if method == "time":
+                seconds = self.random.uniform(0.0, _MAX_KILL_SECONDS)
             else:
-                torn = random.Random(self.random.random()) if way == "torn" else None
-                death = _Death(self.random.randint(1, _MANY_POINTS), torn)
-            self.lived.append(way)
-            killed, _ = self.run(root, death, seconds, pinned=pinned)
-            there = self.inspect(root, pinned=pinned)
-            if not killed:
-                if not there:
-                    raise HalfReadAsWholeError("a child has fetched nothing")
+                rng = random.Random(self.random.random()) if method == "torn" else None
+                killer = _Killer(self.random.randint(1, _MAX_KILL_POINT), rng)
+            self.events.append(method)
+            is_killed, _ = self.run_child(root, killer, seconds, pinned=is_pinned)
+            is_complete = self.inspect(root, pinned=is_pinned)
+            if not is_killed:
+                if not is_complete:
+                    raise PartialFileError("a child has fetched nothing")
                 self.counts["whole"] += 1
-                self._note_rest(root)
+                self._count_partials(root)
                 return
-            self.counts[way] += 1
+            self.counts[method] += 1
             self.counts["killed"] += 1
-            self.counts["killed after it was published"] += there
+            self.counts["killed after it was published"] += is_complete
             if self.random.random() < 0.2:
-                self.lived.append("power cut")
-                self.counts["power cuts"] += self._power_cut(root)
+                self.events.append("power cut")
+                self.counts["power cuts"] += self._cut_power(root)
 
-    def each_point(self, root: Path, stride: int) -> None:
-        """Kill at every point, or every so many, of one download in turn, from an empty cache; the next one heals."""
-        _, points = self.run(root / "whole", None, None, pinned=False)
-        for number in range(self.random.randint(1, stride), points + 1, stride):
-            place = root / str(number)
-            killed, _ = self.run(place, _Death(number), None, pinned=False)
-            there = self.inspect(place, pinned=False)
-            self.counts["each point"] += killed
-            self.counts["killed"] += killed
-            self.counts["killed after it was published"] += there and killed
-            self.run(place, None, None, pinned=False)
-            if not self.inspect(place, pinned=False):
-                raise HalfReadAsWholeError(f"not healed after point {number}")
-            shutil.rmtree(place)
+    def kill_at_each_point(self, root: Path, stride: int) -> None:
+        """Kill a download from an empty cache at every `stride`-th point; require that the next child completes it."""
+        _, point_count = self.run_child(root / "whole", None, None, pinned=False)
+        for point in range(self.random.randint(1, stride), point_count + 1, stride):
+            cache_folder = root / str(point)
+            is_killed, _ = self.run_child(cache_folder, _Killer(point), None, pinned=False)
+            is_complete = self.inspect(cache_folder, pinned=False)
+            self.counts["each point"] += is_killed
+            self.counts["killed"] += is_killed
+            self.counts["killed after it was published"] += is_complete and is_killed
+            self.run_child(cache_folder, None, None, pinned=False)
+            if not self.inspect(cache_folder, pinned=False):
+                raise PartialFileError(f"not healed after point {point}")
+            shutil.rmtree(cache_folder)
 
-    def _note_rest(self, root: Path) -> None:
-        """Count what is left next to the file."""
+    def _count_partials(self, root: Path) -> None:
+        """Count the partial downloads that remain next to a complete file."""
         self.counts["partials left next to whole files"] += len(list((root / "incoming").glob("*/*")))
 
-    def _power_cut(self, root: Path) -> bool:
-        """Of both files any part of what was written is there, in any order: pages of zeros, ends that are missing."""
-        states = list((root / "incoming").glob("*/state.jsonl"))
-        for state in states:
-            content = state.read_bytes()
-            kept = content[: self.random.choice((len(content), self.random.randint(0, len(content))))]
-            state.write_bytes(kept + b"\0" * self.random.choice((0, 0, 100)))
-            data = state.with_name("data")
-            # Linked, it is durable already: about to be published.
+    def _cut_power(self, root: Path) -> bool:
+        """Lose random parts of the journal and data of downloads: zeroed pages, truncated ends."""
+        journals = list((root / "incoming").glob("*/state.jsonl"))
+        for journal in journals:
+            content = journal.read_bytes()
+            remaining = content[: self.random.choice((len(content), self.random.randint(0, len(content))))]
+            journal.write_bytes(remaining + b"\0" * self.random.choice((0, 0, 100)))
+            data = journal.with_name("data")
+            # A file with a second link was synced already, just before its publication.
             if data.exists() and data.stat().st_nlink == 1:
-                pages = bytearray(data.read_bytes())
-                lost = self.random.choice((0.0, 0.1, 1.0))
-                for start in range(0, len(pages), _PAGE):
-                    if self.random.random() < lost:
-                        pages[start : start + _PAGE] = bytes(len(pages[start : start + _PAGE]))
-                stop = self.random.choice((len(pages), self.random.randint(0, len(pages))))
-                data.write_bytes(pages[:stop])
-        return bool(states)
+                data_bytes = bytearray(data.read_bytes())
+                loss_share = self.random.choice((0.0, 0.1, 1.0))
+                for start in range(0, len(data_bytes), _PAGE_BYTES):
+                    if self.random.random() < loss_share:
+                        data_bytes[start : start + _PAGE_BYTES] = bytes(len(data_bytes[start : start + _PAGE_BYTES]))
+                end = self.random.choice((len(data_bytes), self.random.randint(0, len(data_bytes))))
+                data.write_bytes(data_bytes[:end])
+        return bool(journals)
 
 
 def main() -> None:
-    slow, fast, folder, sha256, kills, of_each, stride, seed = sys.argv[1:]
-    # Small, so that there is much to kill in a small file.
+    slow, fast, folder, sha256, kills, min_count, stride, seed = sys.argv[1:]
+    # Blocks are small, so that a small file has many points.
     vars(remotes)["BLOCK_BYTES"] = 16 << 10
     transfer._JOURNAL_INTERVAL_BYTES = 32 << 10
     victims = _Victims(fast, sha256, int(seed))
-    chain = -1
+    chain_number = -1
     try:
-        victims.each_point(Path(folder) / "points", int(stride))
+        victims.kill_at_each_point(Path(folder) / "points", int(stride))
         victims.url = slow
         counts = victims.counts
-        while counts["killed"] < int(kills) or any(counts[way] < int(of_each) for way in WAYS):
-            chain += 1
-            root = Path(folder) / str(chain)
-            victims.chain(root)
+        while counts["killed"] < int(kills) or any(counts[name] < int(min_count) for name in COUNT_NAMES):
+            chain_number += 1
+            root = Path(folder) / str(chain_number)
+            victims.run_chain(root)
             shutil.rmtree(root)
-    except HalfReadAsWholeError as error:
-        sys.exit(f"HALF READ AS WHOLE (seed {seed}, chain {chain}, {victims.lived}): {error}")
-    sys.stdout.write(json.dumps({**victims.counts, "chains": chain + 1}))
+    except PartialFileError as error:
+        sys.exit(f"HALF READ AS WHOLE (seed {seed}, chain {chain_number}, {victims.events}): {error}")
+    sys.stdout.write(json.dumps({**victims.counts, "chains": chain_number + 1}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An editor's side of the language server protocol, as far as completion and squiggles go."""
+"""An editor's side of the language server protocol: completion and diagnostics."""
 
 from __future__ import annotations
 
@@ -12,84 +12,84 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["Editor", "editor"]
+__all__ = ["Editor", "start_editor"]
 
 
 class Editor:
-    """Talks to a server that runs; a message that does not come is what pytest's time limit is for."""
+    """A client of a running server; only pytest's time limit ends the wait for a missing message."""
 
     def __init__(self, process: subprocess.Popen[bytes], settings: dict[str, Any]) -> None:
         self._process = process
         self._settings = settings
-        self._numbers = itertools.count(1)
+        self._request_ids = itertools.count(1)
         self._diagnostics: dict[str, list[dict[str, Any]]] = {}
 
-    def ask(self, method: str, params: dict[str, Any]) -> Any:
-        """The result of a request."""
-        number = next(self._numbers)
-        self._write({"id": number, "method": method, "params": params})
-        while (said := self._next()).get("id") != number or "method" in said:
+    def request(self, method: str, params: dict[str, Any]) -> Any:
+        """Send a request; return its result."""
+        request_id = next(self._request_ids)
+        self._write({"id": request_id, "method": method, "params": params})
+        while (message := self._read_message()).get("id") != request_id or "method" in message:
             continue
-        assert "error" not in said, said
-        return said["result"]
+        assert "error" not in message, message
+        return message["result"]
 
-    def tell(self, method: str, params: dict[str, Any]) -> None:
-        """Sends a notification."""
+    def notify(self, method: str, params: dict[str, Any]) -> None:
+        """Send a notification."""
         self._write({"method": method, "params": params})
 
     def open(self, path: Path, language: str) -> None:
-        """A file is opened as it is on the disk."""
+        """Open a file as it is on the disk."""
         document = {"uri": path.as_uri(), "languageId": language, "version": 1, "text": path.read_text()}
-        self.tell("textDocument/didOpen", {"textDocument": document})
+        self.notify("textDocument/didOpen", {"textDocument": document})
 
-    def problems(self, path: Path) -> list[dict[str, Any]]:
-        """What is underlined in a file that was opened, once something is."""
+    def wait_for_diagnostics(self, path: Path) -> list[dict[str, Any]]:
+        """Wait for the first diagnostics of an open file; return them."""
         while not self._diagnostics.get(path.as_uri()):
-            self._next()
+            self._read_message()
         return self._diagnostics[path.as_uri()]
 
-    def completions(self, path: Path, line: int, character: int) -> list[str]:
-        """What is proposed at a place of a file (from 0)."""
-        place = {"textDocument": {"uri": path.as_uri()}, "position": {"line": line, "character": character}}
-        answer = self.ask("textDocument/completion", place)
-        return [item["label"] for item in (answer if isinstance(answer, list) else answer["items"])]
+    def list_completions(self, path: Path, line: int, character: int) -> list[str]:
+        """Return the labels of the completions at a position in a file; lines and characters count from 0."""
+        position = {"textDocument": {"uri": path.as_uri()}, "position": {"line": line, "character": character}}
+        result = self.request("textDocument/completion", position)
+        return [completion["label"] for completion in (result if isinstance(result, list) else result["items"])]
 
-    def _next(self) -> dict[str, Any]:
-        """The next message; what the server asks for is answered."""
+    def _read_message(self) -> dict[str, Any]:
+        """Read the next message; answer it if it is the server's request."""
         assert self._process.stdout is not None
         length = 0
         while header := self._process.stdout.readline().strip():
             name, _, value = header.decode().partition(":")
             length = int(value) if name == "Content-Length" else length
         assert length, f"the server ended with {self._process.poll()}"
-        said: dict[str, Any] = json.loads(self._process.stdout.read(length))
-        if said.get("method") == "textDocument/publishDiagnostics":
-            self._diagnostics[said["params"]["uri"]] = said["params"]["diagnostics"]
-        elif "method" in said and "id" in said:
-            asked = said["params"].get("items") if said["method"] == "workspace/configuration" else None
-            self._write({"id": said["id"], "result": [self._settings for _ in asked] if asked else None})
-        return said
+        message: dict[str, Any] = json.loads(self._process.stdout.read(length))
+        if message.get("method") == "textDocument/publishDiagnostics":
+            self._diagnostics[message["params"]["uri"]] = message["params"]["diagnostics"]
+        elif "method" in message and "id" in message:
+            sections = message["params"].get("items") if message["method"] == "workspace/configuration" else None
+            self._write({"id": message["id"], "result": [self._settings for _ in sections] if sections else None})
+        return message
 
     def _write(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        content = json.dumps({"jsonrpc": "2.0", **message}).encode()
-        self._process.stdin.write(b"Content-Length: %d\r\n\r\n%s" % (len(content), content))
+        body = json.dumps({"jsonrpc": "2.0", **message}).encode()
+        self._process.stdin.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
         self._process.stdin.flush()
 
 
 @contextmanager
-def editor(command: list[str], folder: Path, settings: dict[str, Any]) -> Iterator[Editor]:
-    """An editor that has a folder open."""
+def start_editor(command: list[str], folder: Path, settings: dict[str, Any]) -> Iterator[Editor]:
+    """Start a server with an editor that has a directory open; kill it at the end of the block."""
     process = subprocess.Popen(
         command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     try:
-        made = Editor(process, settings)
+        client = Editor(process, settings)
         capabilities = {
             "textDocument": {"completion": {}, "publishDiagnostics": {}},
             "workspace": {"configuration": True, "workspaceFolders": True, "didChangeConfiguration": {}},
         }
-        made.ask(
+        client.request(
             "initialize",
             {
                 "processId": None,
@@ -99,8 +99,8 @@ def editor(command: list[str], folder: Path, settings: dict[str, Any]) -> Iterat
                 "initializationOptions": {"handledSchemaProtocols": ["file"], "provideFormatter": False, **settings},
             },
         )
-        made.tell("initialized", {})
-        yield made
+        client.notify("initialized", {})
+        yield client
     finally:
         process.kill()
         process.wait()

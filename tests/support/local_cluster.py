@@ -1,4 +1,4 @@
-"""A scheduler with workers on this machine, started as a user starts them."""
+"""Starts a scheduler with workers on this machine, as a user does."""
 
 from __future__ import annotations
 
@@ -26,52 +26,52 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.results import Result
 
-__all__ = ["HangingTools", "LocalCluster", "local_cluster", "results", "run_processes", "started"]
+__all__ = ["HangingTools", "LocalCluster", "find_run_processes", "local_cluster", "read_results", "start_command"]
 
-_ADDRESS = re.compile(r"takes? part in (tcp://127\.0\.0\.1:\d+)\n")
-_RUN_PROCESS = "iree_gauntlet.cluster.run_process"
+_ADDRESS_PATTERN = re.compile(r"takes? part in (tcp://127\.0\.0\.1:\d+)\n")
+_RUN_PROCESS_MODULE = "iree_gauntlet.cluster.run_process"
 
 
 @dataclass(frozen=True)
 class LocalCluster:
-    """A cluster that runs."""
+    """A running cluster, with the file of its output."""
 
     address: str
     process: psutil.Process
-    said: Path
+    output_path: Path
 
     @property
     def run_processes(self) -> list[psutil.Process]:
-        """The processes of runs on its workers."""
-        return run_processes(self.process)
+        """The processes of runs on the workers."""
+        return find_run_processes(self.process)
 
-    def worker_of(self, process: psutil.Process) -> psutil.Process:
-        """The Dask worker that one of its descendants belongs to."""
+    def find_worker(self, process: psutil.Process) -> psutil.Process:
+        """Return the Dask worker that a process descends from."""
         lineage = [process, *process.parents()]
         return lineage[lineage.index(self.process) - 1]
 
 
-def results(folder: Path) -> dict[str, Result]:
-    """Results of the run in a folder, by step."""
+def read_results(folder: Path) -> dict[str, Result]:
+    """Read the results of the run in a directory, by step."""
     return dict(read_journal(folder / "journal.jsonl").results)
 
 
-def run_processes(root: psutil.Process) -> list[psutil.Process]:
-    """The processes of runs among the descendants of a process."""
-    found = []
-    for process in root.children(recursive=True):
+def find_run_processes(root: psutil.Process) -> list[psutil.Process]:
+    """Find the processes of runs among the descendants of a process."""
+    processes = []
+    for descendant in root.children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if _RUN_PROCESS in process.cmdline():
-                found.append(process)
-    return found
+            if _RUN_PROCESS_MODULE in descendant.cmdline():
+                processes.append(descendant)
+    return processes
 
 
 @contextlib.contextmanager
 def local_cluster(
-    folder: Path, *words: str, count: int = 2, environ: Mapping[str, str] | None = None
+    folder: Path, *arguments: str, count: int = 2, environ: Mapping[str, str] | None = None
 ) -> Iterator[LocalCluster]:
-    """A cluster of workers with the processor as their device, and a cache of their own below a folder."""
-    arguments = [
+    """Start a cluster of workers with the CPU as their device, and a cache of their own below a directory."""
+    command = [
         "cluster.local",
         str(count),
         "--port",
@@ -80,34 +80,37 @@ def local_cluster(
         str(folder / "cache"),
         "--jobs",
         "2",
-        *words,
+        *arguments,
     ]
-    with started(arguments, folder, environ or os.environ) as (process, said):
-        wait_until(lambda: _ADDRESS.search(said.read_text()) or process.poll() is not None)
-        match = _ADDRESS.search(said.read_text())
-        assert match is not None, said.read_text()
-        yield LocalCluster(match[1], psutil.Process(process.pid), said)
+    with start_command(command, folder, environ or os.environ) as (process, output_path):
+        wait_until(lambda: _ADDRESS_PATTERN.search(output_path.read_text()) or process.poll() is not None)
+        match = _ADDRESS_PATTERN.search(output_path.read_text())
+        assert match is not None, output_path.read_text()
+        yield LocalCluster(match[1], psutil.Process(process.pid), output_path)
 
 
 @contextlib.contextmanager
-def started(
-    words: list[str],
+def start_command(
+    arguments: list[str],
     folder: Path,
     environ: Mapping[str, str],
     program: str = "",
-    around: Callable[[list[str]], list[str]] = list,
+    wrap_argv: Callable[[list[str]], list[str]] = list,
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """A command that goes on until this is left, and the file of what it writes; `program` in place of `gauntlet`.
+    """Start a command, and end it with the block; yield its process and the file of its output.
 
-    `around` makes the argument vector of it that starts it elsewhere.
+    `program`: a module to run in place of `gauntlet`. `wrap_argv`: returns an argument vector that starts the command
+    on another host.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    said = folder / f"{words[0]}.txt"
-    with said.open("wb") as stream:
-        argv = [sys.executable, "-m", program, *words[1:]] if program else gauntlet_argv(words, {})
-        process = subprocess.Popen(around(argv), cwd=folder, env=dict(environ), stdout=stream, stderr=subprocess.STDOUT)
+    output_path = folder / f"{arguments[0]}.txt"
+    with output_path.open("wb") as stream:
+        argv = [sys.executable, "-m", program, *arguments[1:]] if program else gauntlet_argv(arguments, {})
+        process = subprocess.Popen(
+            wrap_argv(argv), cwd=folder, env=dict(environ), stdout=stream, stderr=subprocess.STDOUT
+        )
     try:
-        yield process, said
+        yield process, output_path
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
@@ -118,47 +121,47 @@ def started(
 
 
 class HangingTools:
-    """IREE's tools, of which iree-run-module hangs when it runs a module, until that is mended.
+    """IREE's tools, of which iree-run-module hangs when it runs a module, until `stop_hanging`.
 
-    `folder`: gets them; it must not be there yet.
+    `folder`: the directory of the tools, which does not exist yet.
     """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.folder = folder
-        self._gate, self._begun = folder / "gate", folder / "begun"
-        self.spoil()
-        _write_tools(folder, f"[ -e '{self._gate}' ] && echo $$ >> '{self._begun}' && {{ {HANG}; }}")
+        self._hang_switch, self._hang_log = folder / "gate", folder / "begun"
+        self.start_hanging()
+        _write_tools(folder, f"[ -e '{self._hang_switch}' ] && echo $$ >> '{self._hang_log}' && {{ {HANG}; }}")
         path = f"{folder}{os.pathsep}{os.environ['PATH']}"
         self.environ = {**os.environ, "PATH": path, "NO_COLOR": "1"}
 
-    def spoil(self) -> None:
-        """From now on iree-run-module hangs."""
-        self._begun.unlink(missing_ok=True)
-        self._gate.touch()
+    def start_hanging(self) -> None:
+        """Make iree-run-module hang."""
+        self._hang_log.unlink(missing_ok=True)
+        self._hang_switch.touch()
 
-    def hanging(self) -> psutil.Process:
-        """The first process that hangs since it was spoiled; waits for it."""
-        wait_until(lambda: self._begun.exists() and self._begun.read_text().endswith("\n"))
-        return psutil.Process(int(self._begun.read_text().split()[0]))
+    def wait_for_hang(self) -> psutil.Process:
+        """Wait for the first process that hangs since `start_hanging`; return it."""
+        wait_until(lambda: self._hang_log.exists() and self._hang_log.read_text().endswith("\n"))
+        return psutil.Process(int(self._hang_log.read_text().split()[0]))
 
-    def mend(self) -> None:
-        """From now on they do what they should."""
-        self._gate.unlink()
+    def stop_hanging(self) -> None:
+        """Make iree-run-module work again."""
+        self._hang_switch.unlink()
 
 
-def _write_tools(folder: Path, before_running: str) -> None:
-    found = find_installed()
+def _write_tools(folder: Path, hang_line: str) -> None:
+    toolchain = find_installed()
     tools = {
-        "iree-compile": found.compiler.compile,
-        "iree-run-module": found.runtime.run_module,
-        "iree-benchmark-module": found.runtime.benchmark_module,
+        "iree-compile": toolchain.compiler.compile,
+        "iree-run-module": toolchain.runtime.run_module,
+        "iree-benchmark-module": toolchain.runtime.benchmark_module,
     }
     for name, tool in tools.items():
-        real = f'exec {shlex.quote(tool)} "$@"'
-        # Neither questions about the tool, nor the health check of a worker's devices.
-        guard = f'case "$*" in *known_good*) {real};; *--module=*) ;; *) {real};; esac'
-        lines = [guard, before_running] if name == "iree-run-module" else []
+        exec_line = f'exec {shlex.quote(tool)} "$@"'
+        # Queries of the tool, and the health check of a worker's devices, never hang.
+        guard_line = f'case "$*" in *known_good*) {exec_line};; *--module=*) ;; *) {exec_line};; esac'
+        lines = [guard_line, hang_line] if name == "iree-run-module" else []
         script = folder / name
-        script.write_text("\n".join(["#!/bin/sh", *lines, real, ""]))
+        script.write_text("\n".join(["#!/bin/sh", *lines, exec_line, ""]))
         script.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Machines for tests: one that is fit to measure on, and folders with what Linux says of one."""
+"""Machine states for tests: one that is fit to measure on, and directories with files of /proc and /sys."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["FIT", "write_files"]
+__all__ = ["FIT_STATE", "write_files"]
 
-FIT = MachineState(
+FIT_STATE = MachineState(
     cores=4,
     load_1m=0.1,
     busy_share=0.02,
@@ -29,7 +29,7 @@ FIT = MachineState(
 
 
 def write_files(root: Path, files: Mapping[str, str]) -> None:
-    """Files by their path below a folder; each ends with a line break."""
+    """Write files, by their path below a directory; each ends with a newline."""
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

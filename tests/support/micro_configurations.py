@@ -1,4 +1,4 @@
-"""Configurations of micro-benchmarks, and a plugin with what they name."""
+"""Configurations of micro-benchmarks, and a plugin that declares the names in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from iree_gauntlet.torch_models.plugins import load_registry
 if TYPE_CHECKING:
     from iree_gauntlet.torch_models.plugins import PluginRegistry
 
-PLUGIN = """\
+_PLUGIN = """\
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,33 +52,33 @@ def gelu(): return None
 @shape_set("broken")
 def broken(): raise ValueError("no shapes today")
 """
-# The guide's own document.
-ENTRY = "  - {name: one, matrix_shapes: [{name: custom, shapes: [[1, 2, 3]]}]}\n"
-MODELS = f"model_params:\n{ENTRY}"
+# The document is that of the guide.
+_ENTRY = "  - {name: one, matrix_shapes: [{name: custom, shapes: [[1, 2, 3]]}]}\n"
+MODELS = f"model_params:\n{_ENTRY}"
 
 
 def make_registry(folder: Path) -> PluginRegistry:
-    """What the plugin declares, beside the shapes that are built in."""
+    """Return a registry of the plugin's declarations and the built-in shapes."""
     plugin = folder / "plugin.py"
-    plugin.write_text(PLUGIN, encoding="utf-8")
-    own = load_registry([plugin], builtin=())
-    return replace(own, shape_sets={**load_registry().shape_sets, **own.shape_sets})
+    plugin.write_text(_PLUGIN, encoding="utf-8")
+    plugin_registry = load_registry([plugin], builtin=())
+    return replace(plugin_registry, shape_sets={**load_registry().shape_sets, **plugin_registry.shape_sets})
 
 
-def read(folder: Path, registry: PluginRegistry, text: str) -> MicroConfig:
+def read_config(folder: Path, registry: PluginRegistry, text: str) -> MicroConfig:
     (folder / "x.yml").write_text(text, encoding="utf-8")
     return read_micro_config(Path("x.yml"), registry)
 
 
-def one(folder: Path, registry: PluginRegistry, fields: str) -> ModelParams:
-    """The entry that has a custom shape and some further fields."""
-    (model,) = read(folder, registry, f"model_params:\n  matrix_shapes: [{{name: llama}}]\n{fields}").models
+def read_model_params(folder: Path, registry: PluginRegistry, fields: str) -> ModelParams:
+    """Read the only entry of a configuration: built-in shapes and some further fields."""
+    (model,) = read_config(folder, registry, f"model_params:\n  matrix_shapes: [{{name: llama}}]\n{fields}").models
     return model
 
 
-def refused(folder: Path, registry: PluginRegistry, text: str) -> list[str]:
-    with pytest.raises(SpecError) as caught:
-        read(folder, registry, text)
-    assert caught.value.exit_code is ExitCode.USAGE
-    assert "in micro-benchmark configurations:" in caught.value.what
-    return [str(problem) for problem in caught.value.problems]
+def read_problems(folder: Path, registry: PluginRegistry, text: str) -> list[str]:
+    with pytest.raises(SpecError) as error_info:
+        read_config(folder, registry, text)
+    assert error_info.value.exit_code is ExitCode.USAGE
+    assert "in micro-benchmark configurations:" in error_info.value.what
+    return [str(problem) for problem in error_info.value.problems]

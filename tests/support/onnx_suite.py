@@ -1,4 +1,4 @@
-"""A small suite of ONNX models as iree-test-suites has it: test files, configs, and models of a few operators."""
+"""A small suite of ONNX models in the format of iree-test-suites: test files, configs, and tiny models."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tests.support.spec_trees import write_tree
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["COMPILE_FLAGS", "TESTS", "ZOO", "config", "file_over", "name_of", "write_models"]
+__all__ = ["COMPILE_FLAGS", "TEST_FILE", "ZOO_URL", "make_test_file", "make_test_name", "write_config", "write_models"]
 
-TESTS = "tests/model_zoo/validated/vision/classification_models_test.py"
-# Where the newest suite fetches from, and the folder of the models there.
-ZOO = "https://huggingface.co/onnxmodelzoo/legacy_models/resolve/main/"
+TEST_FILE = "tests/model_zoo/validated/vision/classification_models_test.py"
+# The newest suite downloads from this URL; the models are in this directory below it.
+ZOO_URL = "https://huggingface.co/onnxmodelzoo/legacy_models/resolve/main/"
 _FOLDER = "validated/vision/classification"
 COMPILE_FLAGS = ["--iree-hal-target-backends=llvm-cpu", "--iree-llvmcpu-target-cpu=host"]
 
 
-def file_over(*parameters: str) -> str:
-    """A file of one parametrized test. It would not survive an import."""
-    listed = "".join(f"        {parameter},\n" for parameter in parameters)
+def make_test_file(*parameters: str) -> str:
+    """Return the text of a file with one parametrized test; an import of it would exit."""
+    parameter_lines = "".join(f"        {parameter},\n" for parameter in parameters)
     return f"""import pytest
 
 from .....utils import *
@@ -33,20 +33,20 @@ BASE_PATH = "{_FOLDER}/"
 @pytest.mark.parametrize(
     "model",
     [
-{listed}    ],
+{parameter_lines}    ],
 )
 def test_models(compare_between_iree_and_onnxruntime, model):
     compare_between_iree_and_onnxruntime(model_url=BASE_PATH + model, artifacts_subdir=BASE_PATH)
 """
 
 
-def name_of(model: str) -> str:
-    """The name that configs have for the test of a model."""
-    return f"{TESTS}::test_models[{model}]"
+def make_test_name(model: str) -> str:
+    """Return the name of the test of a model in configs."""
+    return f"{TEST_FILE}::test_models[{model}]"
 
 
-def config(root: Path, name: str = "cpu", file: str = "", **fields: Any) -> Path:
-    """Writes a config into `configs`, or as another file of the root."""
+def write_config(root: Path, name: str = "cpu", file: str = "", **fields: Any) -> Path:
+    """Write a config into `configs`, or to another path below the root; return its path."""
     document = {
         "config_name": name,
         "iree_compile_flags": COMPILE_FLAGS,
@@ -59,23 +59,25 @@ def config(root: Path, name: str = "cpu", file: str = "", **fields: Any) -> Path
     return path
 
 
-def write_models(zoo: Path) -> None:
-    """Writes `mnist/model/{dense,erf,two,unknown,riddle,garbage}.onnx` where the suite looks for them.
+def write_models(root: Path) -> None:
+    """Write `mnist/model/{dense,erf,two,unknown,riddle,garbage}.onnx` below the root that the suite downloads from.
 
     `dense` has a dynamic dimension, `erf` is inexact, most of all near zero, `two` has several inputs and outputs of
-    several types, `unknown` has an operator that nobody knows, `riddle` has one that ONNX should know and does not,
-    and `garbage` is no model.
+    several types, `unknown` has an operator of an unknown domain, `riddle` has one that ONNX's own domain lacks, and
+    `garbage` is no model.
     """
     import numpy as np  # noqa: PLC0415
     import onnx  # noqa: PLC0415
     from onnx import TensorProto, helper  # noqa: PLC0415
 
-    folder = zoo / _FOLDER / "mnist" / "model"
+    folder = root / _FOLDER / "mnist" / "model"
     folder.mkdir(parents=True)
 
     def write(name: str, nodes: list[Any], inputs: list[Any], outputs: list[Any], opset: int, *weights: Any) -> None:
-        ins, outs = ([helper.make_tensor_value_info(*value) for value in group] for group in (inputs, outputs))
-        graph = helper.make_graph(nodes, name, ins, outs, list(weights))
+        input_infos, output_infos = (
+            [helper.make_tensor_value_info(*signature) for signature in signatures] for signatures in (inputs, outputs)
+        )
+        graph = helper.make_graph(nodes, name, input_infos, output_infos, list(weights))
         opsets = [helper.make_opsetid("", opset), helper.make_opsetid("nobody", 1)]
         onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), folder / f"{name}.onnx")
 

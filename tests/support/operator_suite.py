@@ -1,4 +1,4 @@
-"""A small operator suite in a temporary folder: cases of a few lines, and configs."""
+"""A small operator suite in a temporary directory: cases of a few lines, and configs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.support.session_folder import made_once
+from tests.support.session_folder import make_once
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.command_line import Done
+    from tests.support.command_line import CommandResult
 
 __all__ = ["COMPILE_FLAGS", "OperatorSuite"]
 
@@ -30,7 +30,7 @@ _UNARY = """func.func @{name}(%a: !torch.vtensor<[4],f32>) -> !torch.vtensor<[4]
   return %0 : !torch.vtensor<[4],f32>
 }}
 """
-# What the compiler dies of: it divides by the zero extent (seen in 3.13.0).
+# The compiler crashes on this program: it divides by the zero extent (seen in 3.13.0).
 _DIVIDES_BY_ZERO = """func.func @reshape(%a: !torch.vtensor<[0,3,4],f32>, %s: !torch.vtensor<[3],si64>)
     -> !torch.vtensor<[3,4,0],f32> attributes {torch.onnx_meta.opset_version = 21 : si64} {
   %0 = torch.operator "onnx.Reshape"(%a, %s) {torch.onnx.allowzero = 1 : si64}
@@ -51,7 +51,7 @@ _ENDLESS = """func.func @endless(%a: tensor<4xf32>) -> tensor<4xf32> {
   return %r : tensor<4xf32>
 }
 """
-# 30 GB, whose size is known only when it runs.
+# The tensor of 30 GB has a dynamic size, which is known only at run time.
 _HUGE = """func.func @huge(%n: i64) -> tensor<?xf32> {
   %one = arith.constant 1.0 : f32
   %size = arith.index_cast %n : i64 to index
@@ -63,32 +63,32 @@ _HUGE = """func.func @huge(%n: i64) -> tensor<?xf32> {
 
 
 class OperatorSuite:
-    """Cases below `ops/node` of a folder, with their configs in `ops/configs`."""
+    """Cases below `ops/node` of a project, with their configs in `ops/configs`."""
 
     def __init__(self, project: Project, *, warm: bool = False) -> None:
-        """Makes it.
+        """Create the suite.
 
-        `warm`: whether the cache holds what the compiler made of `add_every_outcome`, refusals included.
+        `warm`: fill the cache with the results of compiling `add_every_outcome`, errors included.
         """
         self.project = project
         self.root: Path = project.folder / "ops"
         (self.root / "configs").mkdir(parents=True)
-        self.config()
+        self.write_config()
         if warm:
-            compiled = made_once("operator-project", _compile_every_outcome) / "project" / "cache" / "modules"
-            shutil.copytree(compiled, project.folder / "cache" / "modules", dirs_exist_ok=True)
+            module_cache = make_once("operator-project", _compile_every_outcome) / "project" / "cache" / "modules"
+            shutil.copytree(module_cache, project.folder / "cache" / "modules", dirs_exist_ok=True)
 
     def add_every_outcome(self) -> None:
-        """Adds a case of each outcome."""
-        self.unary("abs")
-        self.unary("neg", "Neg", "1 -2 3 -4")
-        self.unary("wrong", expected="1 2 3 5")
-        self.misspelt("misspelt")
-        self.refused("refused")
-        self.crashes("zero")
+        """Add a case of each outcome."""
+        self.add_unary("abs")
+        self.add_unary("neg", "Neg", "1 -2 3 -4")
+        self.add_unary("wrong", expected_output="1 2 3 5")
+        self.add_misspelt("misspelt")
+        self.add_wrong_input("refused")
+        self.add_compiler_crash("zero")
 
-    def config(self, name: str = "cpu_sync", **fields: Any) -> Path:
-        """Writes a config."""
+    def write_config(self, name: str = "cpu_sync", **fields: Any) -> Path:
+        """Write a config; return its path."""
         document = {
             "config_name": name,
             "iree_compile_flags": COMPILE_FLAGS,
@@ -99,52 +99,56 @@ class OperatorSuite:
         path.write_text(json.dumps(document, indent=2))
         return path
 
-    def case(self, name: str, program: str, flags: list[str]) -> Path:
-        """Adds a case."""
+    def add_case(self, name: str, program: str, flags: list[str]) -> Path:
+        """Add a case; return its directory."""
         folder = self.root / "node" / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.mlir").write_text(program)
         (folder / "run_module_io_flags.txt").write_text("".join(f"{flag}\n" for flag in flags))
         return folder
 
-    def unary(self, name: str, operation: str = "Abs", expected: str = "1 2 3 4", argument: str = "%a") -> Path:
-        """Adds a case of four numbers in, four out; -1, 2, -3, 4 go in, from a file."""
+    def add_unary(
+        self, name: str, operation: str = "Abs", expected_output: str = "1 2 3 4", argument: str = "%a"
+    ) -> Path:
+        """Add a case with one input of four numbers, -1, 2, -3, 4 from a file, and one output."""
         program = _UNARY.format(name=name, operation=operation, argument=argument)
-        folder = self.case(name, program, ["--input=4xf32=@input_0.bin", f"--expected_output=4xf32={expected}"])
+        folder = self.add_case(
+            name, program, ["--input=4xf32=@input_0.bin", f"--expected_output=4xf32={expected_output}"]
+        )
         np.array([-1, 2, -3, 4], np.float32).tofile(folder / "input_0.bin")
         return folder
 
-    def misspelt(self, name: str) -> Path:
-        """Adds a case that does not compile."""
-        return self.unary(name, argument="%b")
+    def add_misspelt(self, name: str) -> Path:
+        """Add a case that does not compile."""
+        return self.add_unary(name, argument="%b")
 
-    def refused(self, name: str) -> Path:
-        """Adds a case whose input the module refuses."""
-        folder = self.unary(name)
+    def add_wrong_input(self, name: str) -> Path:
+        """Add a case with an input of a shape that the module rejects."""
+        folder = self.add_unary(name)
         (folder / "run_module_io_flags.txt").write_text("--input=3xf32=1 2 3\n--expected_output=4xf32=1 2 3 4\n")
         return folder
 
-    def crashes(self, name: str) -> Path:
-        """Adds a case that the compiler dies of."""
-        return self.case(
+    def add_compiler_crash(self, name: str) -> Path:
+        """Add a case on which the compiler crashes."""
+        return self.add_case(
             name, _DIVIDES_BY_ZERO, ["--input=0x3x4xf32", "--input=3xi64=3 4 0", "--expected_output=3x4x0xf32"]
         )
 
-    def endless(self, name: str) -> Path:
-        """Adds a case that runs for ever."""
-        return self.case(name, _ENDLESS, ["--input=4xf32=0", "--expected_output=4xf32=0"])
+    def add_endless(self, name: str) -> Path:
+        """Add a case that runs for ever."""
+        return self.add_case(name, _ENDLESS, ["--input=4xf32=0", "--expected_output=4xf32=0"])
 
-    def huge(self, name: str) -> Path:
-        """Adds a case that wants 32 GB."""
-        return self.case(name, _HUGE, ["--input=8000000000", "--expected_output=4xf32=0"])
+    def add_huge(self, name: str) -> Path:
+        """Add a case that allocates 32 GB."""
+        return self.add_case(name, _HUGE, ["--input=8000000000", "--expected_output=4xf32=0"])
 
-    def run(self, *words: str, **toolchain: str) -> Done:
-        """`gauntlet run` over the suite."""
-        return self.project.gauntlet("run", "--spec-dir", "ops", *words, **toolchain)
+    def run(self, *arguments: str, **toolchain: str) -> CommandResult:
+        """Run `gauntlet run` with the suite."""
+        return self.project.gauntlet("run", "--spec-dir", "ops", *arguments, **toolchain)
 
     @property
     def verdicts(self) -> dict[str, str]:
-        """Verdicts of the newest run: `abs:compile` → `passed`; batches left out."""
+        """The verdicts of the newest run, such as `passed` of `abs:compile`, without batches."""
         record = self.project.journal
         return {
             f"{step['submodel']}:{step['stage']}": str(record.results[step["id"]].verdict)
@@ -156,8 +160,8 @@ class OperatorSuite:
 def _compile_every_outcome(folder: Path) -> None:
     suite = OperatorSuite(Project(folder / "project", cache="flags"))
     suite.add_every_outcome()
-    suite.endless("endless")
-    suite.huge("huge")
-    # Without what the compiler dies of: nothing is kept of it.
-    done = suite.run("--stages", "compile", "--submodel", "[!z]*")
-    assert done.code == 1, done.text
+    suite.add_endless("endless")
+    suite.add_huge("huge")
+    # The crashing case is left out, as the cache keeps no crashes.
+    result = suite.run("--stages", "compile", "--submodel", "[!z]*")
+    assert result.code == 1, result.text

@@ -1,4 +1,4 @@
-"""Small ONNX models as people bring them, each of a kind of its own."""
+"""Small ONNX models like those of users, each with a difficulty of its own."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 F16, F32, F64, BF16 = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.BFLOAT16
 I8, I64 = TensorProto.INT8, TensorProto.INT64
-# Name, element type, sizes; a name in place of a size leaves it open.
-Value = tuple[str, int, "Sequence[int | str] | None"]
+# The fields are name, element type, and sizes; a name in place of a size makes it dynamic.
+ValueInfo = tuple[str, int, "Sequence[int | str] | None"]
 
 
 def write_model(
     path: Path,
     nodes: Iterable[onnx.NodeProto],
-    inputs: Iterable[Value],
-    outputs: Iterable[Value],
+    inputs: Iterable[ValueInfo],
+    outputs: Iterable[ValueInfo],
     weights: Mapping[str, Any] | None = None,
     opset: int = 17,
 ) -> Path:
-    """Writes a model whose graph is named as its file."""
+    """Write a model whose graph has the name of its file."""
     graph = helper.make_graph(
         list(nodes),
         path.stem,
@@ -40,79 +40,87 @@ def write_model(
     return path
 
 
-def node(op_type: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
-    """An operator; names are parted by spaces."""
+def make_node(op_type: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
+    """Make a node; names of inputs and outputs are separated by spaces."""
     return helper.make_node(op_type, inputs.split(), outputs.split(), **attributes)
 
 
-def write_own_models(folder: Path) -> dict[str, str]:
-    """Writes models; what becomes of each, by the name of its file: a verdict, or `refused`."""
-    random = np.random.default_rng(7)
+def write_user_models(folder: Path) -> dict[str, str]:
+    """Write models; return the expected verdict of each, or `refused`, by the stem of its file."""
+    rng = np.random.default_rng(7)
     quantised = [
-        node("QuantizeLinear", "x s z", "q"),
-        node("DequantizeLinear", "q s z", "d"),
-        node("Conv", "d w", "c", pads=[1, 1, 1, 1]),
-        node("Relu", "c", "r"),
-        node("QuantizeLinear", "r t z", "p"),
-        node("DequantizeLinear", "p t z", "y"),
+        make_node("QuantizeLinear", "x s z", "q"),
+        make_node("DequantizeLinear", "q s z", "d"),
+        make_node("Conv", "d w", "c", pads=[1, 1, 1, 1]),
+        make_node("Relu", "c", "r"),
+        make_node("QuantizeLinear", "r t z", "p"),
+        make_node("DequantizeLinear", "p t z", "y"),
     ]
     weights = {
         "s": np.float32(0.03),
         "t": np.float32(0.05),
         "z": np.int8(0),
-        "w": (random.normal(size=(16, 8, 3, 3)) / 8).astype(np.float32),
+        "w": (rng.normal(size=(16, 8, 3, 3)) / 8).astype(np.float32),
     }
-    eight = [("x", F32, [8])]
-    made: dict[str, tuple[Any, ...]] = {
+    x_input = [("x", F32, [8])]
+    models: dict[str, tuple[Any, ...]] = {
         "quantised": (quantised, [("x", F32, [1, 8, 14, 14])], [("y", F32, [1, 16, 14, 14])], weights),
         "to_i8": (
-            [node("Mul", "x k", "b"), node("Cast", "b", "y", to=I8)],
+            [make_node("Mul", "x k", "b"), make_node("Cast", "b", "y", to=I8)],
             [("x", F32, [16])],
             [("y", I8, [16])],
             {"k": np.float32(20)},
         ),
         "topk": (
-            [node("TopK", "x k", "v i")],
+            [make_node("TopK", "x k", "v i")],
             [("x", F32, [3, 9])],
             [("v", F32, [3, 4]), ("i", I64, [3, 4])],
             {"k": np.array([4])},
         ),
-        "sqrt_nan": ([node("Sqrt", "x", "y")], eight, [("y", F32, [8])]),
-        "sign_of_nan": ([node("Sqrt", "x", "q"), node("Sign", "q", "y")], eight, [("y", F32, [8])]),
-        "exp_f64": ([node("Exp", "x", "y")], [("x", F64, [8])], [("y", F64, [8])]),
-        "Scalar-Input": ([node("Mul", "x s", "y")], [*eight, ("s", F32, [])], [("y", F32, [8])]),
+        "sqrt_nan": ([make_node("Sqrt", "x", "y")], x_input, [("y", F32, [8])]),
+        "sign_of_nan": ([make_node("Sqrt", "x", "q"), make_node("Sign", "q", "y")], x_input, [("y", F32, [8])]),
+        "exp_f64": ([make_node("Exp", "x", "y")], [("x", F64, [8])], [("y", F64, [8])]),
+        "Scalar-Input": ([make_node("Mul", "x s", "y")], [*x_input, ("s", F32, [])], [("y", F32, [8])]),
         "random_op": (
-            [node("RandomNormalLike", "x", "r", seed=3.0), node("Add", "x r", "y")],
-            eight,
+            [make_node("RandomNormalLike", "x", "r", seed=3.0), make_node("Add", "x r", "y")],
+            x_input,
             [("y", F32, [8])],
         ),
-        "mul_bf16": ([node("Cast", "x", "b", to=BF16), node("Mul", "b b", "y")], [("x", F32, [4])], [("y", BF16, [4])]),
-        "gather": ([node("Gather", "t i", "y")], [("t", F32, [5, 3]), ("i", I64, [4])], [("y", F32, [4, 3])]),
-        "tiny_values": ([node("Mul", "x k", "y")], eight, [("y", F32, [8])], {"k": np.float32(1e-9)}),
+        "mul_bf16": (
+            [make_node("Cast", "x", "b", to=BF16), make_node("Mul", "b b", "y")],
+            [("x", F32, [4])],
+            [("y", BF16, [4])],
+        ),
+        "gather": ([make_node("Gather", "t i", "y")], [("t", F32, [5, 3]), ("i", I64, [4])], [("y", F32, [4, 3])]),
+        "tiny_values": ([make_node("Mul", "x k", "y")], x_input, [("y", F32, [8])], {"k": np.float32(1e-9)}),
         "sum_f16": (
-            [node("Cast", "x", "b", to=F16), node("ReduceSum", "b", "y", keepdims=0)],
+            [make_node("Cast", "x", "b", to=F16), make_node("ReduceSum", "b", "y", keepdims=0)],
             [("x", F32, [4096])],
             [("y", F16, [])],
         ),
-        "a name with é": ([node("Relu", "x", "y")], eight, [("y", F32, [8])]),
+        "a name with é": ([make_node("Relu", "x", "y")], x_input, [("y", F32, [8])]),
         "reflect_pad": (
-            [node("Pad", "x p", "y", mode="reflect")],
+            [make_node("Pad", "x p", "y", mode="reflect")],
             [("x", F32, [1, "length"])],
             [("y", F32, [1, "padded"])],
             {"p": np.array([0, 9, 0, 9])},
         ),
         "no_values": (
-            [node("Exp", "x", "y"), node("Relu", "z", "w")],
+            [make_node("Exp", "x", "y"), make_node("Relu", "z", "w")],
             [("x", F32, [0, 4]), ("z", F32, [4])],
             [("y", F32, [0, 4]), ("w", F32, [4])],
         ),
-        "all_nan": ([node("Mul", "x n", "y")], eight, [("y", F32, [8])], {"n": np.float32(np.nan)}),
-        "expand_to": ([node("Expand", "x n", "y")], [("x", F32, [3, 1]), ("n", I64, [3])], [("y", F32, [2, 3, 6])]),
+        "all_nan": ([make_node("Mul", "x n", "y")], x_input, [("y", F32, [8])], {"n": np.float32(np.nan)}),
+        "expand_to": (
+            [make_node("Expand", "x n", "y")],
+            [("x", F32, [3, 1]), ("n", I64, [3])],
+            [("y", F32, [2, 3, 6])],
+        ),
     }
-    for name, parts in made.items():
-        write_model(folder / f"{name}.onnx", *parts)
-    return dict.fromkeys(made, "passed") | {
-        # Where IREE gives 0 for the sign of NaN.
+    for name, model_parts in models.items():
+        write_model(folder / f"{name}.onnx", *model_parts)
+    return dict.fromkeys(models, "passed") | {
+        # IREE gives 0 for the sign of NaN.
         "sign_of_nan": "failed",
         "random_op": "refused",
         "all_nan": "refused",

@@ -1,4 +1,4 @@
-"""Rights that a test gives up, or needs: of root and of ordinary users, who both run the tests."""
+"""Rights that a test drops or needs, both for root and for ordinary users."""
 
 from __future__ import annotations
 
@@ -19,15 +19,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["enlarge_disk", "full_disk", "may_mount", "mounting", "permissions_respected", "read_only"]
+__all__ = [
+    "can_mount",
+    "enforce_permissions",
+    "mount_read_only",
+    "mount_small_disk",
+    "resize_disk",
+    "with_mount_rights",
+]
 
 _CAPABILITY_VERSION = 0x20080522
-# capabilities(7): those by which root passes over the permissions of files.
+# Root needs these capabilities(7) to ignore the permissions of files.
 _DAC_OVERRIDE, _DAC_READ_SEARCH, _FOWNER = 1, 2, 3
-_OVERRIDING = 1 << _DAC_OVERRIDE | 1 << _DAC_READ_SEARCH | 1 << _FOWNER
-_INSIDE = "TESTS_MAY_MOUNT"
+_OVERRIDE_MASK = 1 << _DAC_OVERRIDE | 1 << _DAC_READ_SEARCH | 1 << _FOWNER
+_NAMESPACE_VARIABLE = "TESTS_MAY_MOUNT"
 _MOUNTS = ("unshare", "--mount", "--propagation", "private")
-_AS_OWN_ROOT = (*_MOUNTS, "--user", "--map-root-user")
+_AS_NAMESPACE_ROOT = (*_MOUNTS, "--user", "--map-root-user")
 
 _Arguments = ParamSpec("_Arguments")
 
@@ -41,70 +48,70 @@ class _Sets(ctypes.Structure):
 
 
 @contextmanager
-def permissions_respected() -> Iterator[None]:
-    """Have the permissions of files hold for this thread, also where it is root's. Not for what it starts meanwhile."""
+def enforce_permissions() -> Iterator[None]:
+    """Enforce file permissions on this thread, even if it is root's; its child processes are not affected."""
     if os.geteuid() != 0:
         yield
         return
-    before, now = _capabilities(), _capabilities()
-    now[0].effective &= ~_OVERRIDING
-    _set_capabilities(now)
+    original_sets, reduced_sets = _read_capabilities(), _read_capabilities()
+    reduced_sets[0].effective &= ~_OVERRIDE_MASK
+    _set_capabilities(reduced_sets)
     try:
         yield
     finally:
-        _set_capabilities(before)
+        _set_capabilities(original_sets)
 
 
-def _capabilities() -> ctypes.Array[_Sets]:
+def _read_capabilities() -> ctypes.Array[_Sets]:
     sets = (_Sets * 2)()
-    _check(ctypes.CDLL(None, use_errno=True).capget(ctypes.byref(_Header(_CAPABILITY_VERSION, 0)), sets))
+    _check_errno(ctypes.CDLL(None, use_errno=True).capget(ctypes.byref(_Header(_CAPABILITY_VERSION, 0)), sets))
     return sets
 
 
 def _set_capabilities(sets: ctypes.Array[_Sets]) -> None:
-    _check(ctypes.CDLL(None, use_errno=True).capset(ctypes.byref(_Header(_CAPABILITY_VERSION, 0)), sets))
+    _check_errno(ctypes.CDLL(None, use_errno=True).capset(ctypes.byref(_Header(_CAPABILITY_VERSION, 0)), sets))
 
 
-def _check(answer: int) -> None:
-    if answer != 0:
+def _check_errno(return_code: int) -> None:
+    if return_code != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def mounting(test: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
-    """A test that mounts. Who may not is root in a namespace of their own: another pytest runs the test there."""
+def with_mount_rights(test: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
+    """Decorate a test that mounts: without the right to, another pytest runs it as root of a user namespace."""
 
     @functools.wraps(test)
     def wrapped(*words: _Arguments.args, **options: _Arguments.kwargs) -> None:
-        if may_mount():
+        if can_mount():
             test(*words, **options)
             return
-        denied = _denied(_AS_OWN_ROOT)
-        if denied:
-            pytest.skip(f"needs the right to mount, as root or in a user namespace: {denied}")
+        denial = _find_denial(_AS_NAMESPACE_ROOT)
+        if denial:
+            pytest.skip(f"needs the right to mount, as root or in a user namespace: {denial}")
         name = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
         with tempfile.TemporaryDirectory() as folder:
-            # Pytest's own folder is named after the user, who is root there, and another here.
-            wanted = ("-q", "-p", "no:cacheprovider", "-n", "0", f"--basetemp={folder}/made", name)
-            done = subprocess.run(
-                [*_AS_OWN_ROOT, sys.executable, "-m", "pytest", *wanted],
+            # Pytest's default directory has the user's name, which is root inside the namespace.
+            pytest_options = ("-q", "-p", "no:cacheprovider", "-n", "0", f"--basetemp={folder}/made", name)
+            result = subprocess.run(
+                [*_AS_NAMESPACE_ROOT, sys.executable, "-m", "pytest", *pytest_options],
                 cwd=ROOT,
-                env=environment | {_INSIDE: "yes"},
+                env=environment | {_NAMESPACE_VARIABLE: "yes"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
                 check=False,
             )
-        assert done.returncode == 0, done.stdout
-        assert "1 passed" in done.stdout, done.stdout
+        assert result.returncode == 0, result.stdout
+        assert "1 passed" in result.stdout, result.stdout
 
     return wrapped
 
 
 @contextmanager
-def read_only(folder: Path) -> Iterator[None]:
-    """A folder that nobody may write to, of a test that is `mounting`."""
+def mount_read_only(folder: Path) -> Iterator[None]:
+    """Make a directory read-only for everybody, in a test `with_mount_rights`."""
     subprocess.run(["mount", "--bind", folder, folder], check=True)
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True)
@@ -114,8 +121,8 @@ def read_only(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def full_disk(folder: Path, size: str) -> Iterator[None]:
-    """A disk of that size, such as `64k`, in a folder, of a test that is `mounting`."""
+def mount_small_disk(folder: Path, size: str) -> Iterator[None]:
+    """Mount a disk of a size, such as `64k`, on a directory, in a test `with_mount_rights`."""
     folder.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], check=True)
     try:
@@ -124,21 +131,21 @@ def full_disk(folder: Path, size: str) -> Iterator[None]:
         subprocess.run(["umount", folder], check=True)
 
 
-def enlarge_disk(folder: Path, size: str) -> None:
-    """Gives a `full_disk` another size."""
+def resize_disk(folder: Path, size: str) -> None:
+    """Give a disk of `mount_small_disk` another size."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"remount,size={size}", "none", folder], check=True)
 
 
-def may_mount() -> bool:
-    """Whether this process may mount; a fixture of a test that is `mounting` has nothing to do where it may not."""
-    return bool(os.environ.get(_INSIDE)) or not _denied(_MOUNTS)
+def can_mount() -> bool:
+    """Return whether this process may mount; fixtures of tests `with_mount_rights` do nothing if it may not."""
+    return bool(os.environ.get(_NAMESPACE_VARIABLE)) or not _find_denial(_MOUNTS)
 
 
 @functools.cache
-def _denied(words: tuple[str, ...]) -> str:
-    """Why a namespace cannot be made; empty where it can."""
+def _find_denial(command: tuple[str, ...]) -> str:
+    """Return the reason why no namespace can be made; empty if one can."""
     try:
-        done = subprocess.run([*words, "true"], capture_output=True, text=True, check=False)
+        result = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return "there is no unshare (util-linux)"
-    return (done.stderr.strip() or "unshare failed") if done.returncode else ""
+    return (result.stderr.strip() or "unshare failed") if result.returncode else ""

@@ -1,4 +1,4 @@
-"""Where things are: the checkout, what was recorded for tests, and the corpus next to the checkout."""
+"""Paths of the checkout, of the data recorded for tests, and of the corpus next to the checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small network in each data format, computed here, with what `bench` keeps of a build: for planting errors in it."""
+"""A small network in each data format, computed with NumPy, with the build files of `bench`, to plant errors in."""
 
 from __future__ import annotations
 
@@ -23,166 +23,168 @@ if TYPE_CHECKING:
 
     Product = Callable[[int, NDArray[Any], NDArray[Any]], NDArray[np.float64]]
 
-__all__ = ["Network", "tensor_of"]
+__all__ = ["Network", "make_tensor"]
 
-_TYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
-_WIDTH, _SAMPLES, _RUNS, _STEP = 64, 128, 8, 2.0**-6
-_LAYERS = 3
-# A value of the first layer that is zero but for rounding: its sample and place.
+_DTYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+_WIDTH, _SAMPLES, _RUN_COUNT, _STEP = 64, 128, 8, 2.0**-6
+_LAYER_COUNT = 3
+# The sample and feature of a value of the first layer that is zero except for rounding.
 _NEAR_ZERO = (3, 17)
 
 
-def tensor_of(values: NDArray[np.float64], form: DataFormat) -> Tensor:
-    held = values.astype(_TYPES[form.element_type])
-    return Tensor(form.element_type, held.shape, held)
+def make_tensor(values: NDArray[np.float64], form: DataFormat) -> Tensor:
+    converted_values = values.astype(_DTYPES[form.element_type])
+    return Tensor(form.element_type, converted_values.shape, converted_values)
 
 
 @dataclass(frozen=True)
 class Network:
     """y = W3 relu(W2 relu(W1 x)), 64 wide, for 128 samples; in training the gradients of its weights by mean of y²."""
 
-    form: DataFormat
+    data_format: DataFormat
     training: bool = False
 
     @property
     def weights(self) -> list[NDArray[np.float64]]:
-        random = np.random.default_rng(5)
-        made = [random.standard_normal((_WIDTH, _WIDTH)) * np.sqrt(2 / _WIDTH) for _ in range(_LAYERS)]
-        return [round_weights(weight, self.form).astype(np.float64) for weight in made]
+        rng = np.random.default_rng(5)
+        matrices = [rng.standard_normal((_WIDTH, _WIDTH)) * np.sqrt(2 / _WIDTH) for _ in range(_LAYER_COUNT)]
+        return [round_weights(matrix, self.data_format).astype(np.float64) for matrix in matrices]
 
     @property
     def inputs(self) -> NDArray[np.float64]:
         values = np.random.default_rng(6).standard_normal((_SAMPLES, _WIDTH))
-        sample, place = _NEAR_ZERO
-        weight = self.weights[0][:, place]
+        sample, feature = _NEAR_ZERO
+        weight = self.weights[0][:, feature]
         values[sample] -= weight * (values[sample] @ weight) / (weight @ weight)
-        return self.rounded(values)
+        return self.cast(values)
 
     @property
-    def contractions(self) -> int:
-        """Their number: the layers, and in training each weight's gradient and all inputs' but the first's."""
-        return 3 * _LAYERS - 1 if self.training else _LAYERS
+    def contraction_count(self) -> int:
+        """The number of contractions: the layers, and in training the gradients of weights and all inputs but one."""
+        return 3 * _LAYER_COUNT - 1 if self.training else _LAYER_COUNT
 
-    def rounded(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """In the type that holds the format."""
-        return values.astype(_TYPES[self.form.element_type]).astype(np.float64)
+    def cast(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Round values to the type of the format."""
+        return values.astype(_DTYPES[self.data_format.element_type]).astype(np.float64)
 
     def run(self, product: Product, weights: list[NDArray[np.float64]], *, flip: bool = False) -> list[Any]:
-        """The outputs."""
-        seen, sides = [self.inputs], []
+        """Compute the outputs; `product` computes the contraction with a number."""
+        activations, sign_masks = [self.inputs], []
         for layer, weight in enumerate(weights):
-            values = product(layer, seen[-1], weight)
-            sides.append(values > 0)
-            seen.append(np.maximum(values, 0) if layer < _LAYERS - 1 else values)
+            values = product(layer, activations[-1], weight)
+            sign_masks.append(values > 0)
+            activations.append(np.maximum(values, 0) if layer < _LAYER_COUNT - 1 else values)
         if not self.training:
-            return [seen[-1]]
-        sides[0][_NEAR_ZERO] = not flip
-        # Of the mean of y², so that nothing is too small for f16.
-        gradient, found, number = seen[-1], list[Any](), _LAYERS
-        for layer in reversed(range(_LAYERS)):
-            found.append(product(number, seen[layer].T, gradient))
+            return [activations[-1]]
+        sign_masks[0][_NEAR_ZERO] = not flip
+        # The loss is the mean of y², so that no gradient is too small for f16.
+        gradient, gradients, number = activations[-1], list[Any](), _LAYER_COUNT
+        for layer in reversed(range(_LAYER_COUNT)):
+            gradients.append(product(number, activations[layer].T, gradient))
             if layer:
-                gradient = product(number + 1, gradient, weights[layer].T) * sides[layer - 1]
+                gradient = product(number + 1, gradient, weights[layer].T) * sign_masks[layer - 1]
             number += 2
-        return [np.mean(seen[-1] ** 2), *reversed(found)]
+        return [np.mean(activations[-1] ** 2), *reversed(gradients)]
 
-    def reference(self) -> list[NDArray[np.float64]]:
-        return self.run(lambda _, one, other: self.rounded(one @ other), self.weights)
+    def run_reference(self) -> list[NDArray[np.float64]]:
+        return self.run(lambda _, left, right: self.cast(left @ right), self.weights)
 
-    def compiled(
-        self, seed: int, layer: int = -1, share: float = 1.0, *, contraction: int = -1, flip: bool = False
+    def run_compiled(
+        self, seed: int, layer: int = -1, factor: float = 1.0, *, contraction: int = -1, flip: bool = False
     ) -> list[NDArray[np.float64]]:
-        """As a compiler may have it that splits each sum in two, which it keeps in the format; with a planted error.
+        """Compute the outputs as a compiler may that splits each sum in two, in the format; with a planted error.
 
-        `share`: of what they should be; they are held in the format's type. `contraction`: whose result is wrong by the
-        share, before it is rounded. `flip`: as of `run`.
+        `factor`: multiplies the weights of `layer`, which are then rounded. `contraction`: the number of the one whose
+        result is multiplied by the factor, before it is rounded. `flip`: as for `run`.
         """
         weights = self.weights
         if layer >= 0:
-            weights[layer] = self.rounded(weights[layer] * np.float32(share))
-        random = np.random.default_rng(seed)
+            weights[layer] = self.cast(weights[layer] * np.float32(factor))
+        rng = np.random.default_rng(seed)
 
-        def product(number: int, one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
-            left, right = one.astype(np.float32), other.astype(np.float32)
-            halves = np.zeros((2, len(left), right.shape[1]), np.float32)
-            for turn, place in enumerate(random.permutation(len(right))):
-                halves[turn % 2] += left[:, place, np.newaxis] * right[place]
-            return self.rounded(np.sum(self.rounded(halves), axis=0) * (share if number == contraction else 1.0))
+        def product(number: int, left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.float64]:
+            left_f32, right_f32 = left.astype(np.float32), right.astype(np.float32)
+            halves = np.zeros((2, len(left_f32), right_f32.shape[1]), np.float32)
+            for position, index in enumerate(rng.permutation(len(right_f32))):
+                halves[position % 2] += left_f32[:, index, np.newaxis] * right_f32[index]
+            return self.cast(np.sum(self.cast(halves), axis=0) * (factor if number == contraction else 1.0))
 
         return self.run(product, weights, flip=flip)
 
-    def tried(self, folder: Path) -> tuple[list[Array], Directions]:
-        """The outputs with their errors, and the directions of the contractions, as the builder leaves them."""
-        arrays, directions, content = _try_once(self)
+    def write_errors(self, folder: Path) -> tuple[list[Array], Directions]:
+        """Write the directions of the contractions; return the outputs with their errors, and the directions."""
+        arrays, directions, content = _compute_errors_once(self)
         (folder / directions.file).write_bytes(content)
         return arrays, directions
 
-    def try_errors(self, folder: Path) -> tuple[list[Array], Directions]:
-        """Computes what `tried` hands out."""
-        own, f32 = UNIT_ROUNDOFF[self.form.element_type], UNIT_ROUNDOFF["f32"]
-        expected = self.reference()
+    def compute_errors(self, folder: Path) -> tuple[list[Array], Directions]:
+        """Compute the results of `write_errors`."""
+        unit_roundoff, f32_roundoff = UNIT_ROUNDOFF[self.data_format.element_type], UNIT_ROUNDOFF["f32"]
+        reference = self.run_reference()
 
         def error(outputs: list[Any]) -> NDArray[np.float64]:
-            return np.concatenate([np.ravel(one - other) for one, other in zip(outputs, expected, strict=True)])
+            return np.concatenate([np.ravel(left - right) for left, right in zip(outputs, reference, strict=True)])
 
-        astray: dict[str, list[NDArray[np.float64]]] = {"rounding": [], "sums": [], "products": []}
-        for kind, runs in astray.items():
-            for seed in range(_RUNS):
-                random = np.random.default_rng(seed)
+        sampled_errors: dict[str, list[NDArray[np.float64]]] = {"rounding": [], "sums": [], "products": []}
+        for kind, runs in sampled_errors.items():
+            for seed in range(_RUN_COUNT):
+                rng = np.random.default_rng(seed)
 
                 def product(
-                    _: int, one: NDArray[Any], other: NDArray[Any], kind: str = kind, random: Any = random
+                    _: int, left: NDArray[Any], right: NDArray[Any], kind: str = kind, rng: Any = rng
                 ) -> NDArray[np.float64]:
-                    exact = one @ other
+                    exact = left @ right
                     if kind == "rounding":
-                        return self.rounded(exact * (1 + own * random.uniform(-1, 1, exact.shape)))
-                    units = np.sqrt(len(other) / 2 if kind == "sums" else 2)
-                    scale = 0.41 * f32 * units * np.sqrt(np.mean(exact**2))
-                    return self.rounded(exact + scale * random.standard_normal(exact.shape))
+                        return self.cast(exact * (1 + unit_roundoff * rng.uniform(-1, 1, exact.shape)))
+                    magnitude = np.sqrt(len(right) / 2 if kind == "sums" else 2)
+                    scale = 0.41 * f32_roundoff * magnitude * np.sqrt(np.mean(exact**2))
+                    return self.cast(exact + scale * rng.standard_normal(exact.shape))
 
                 runs.append(error(self.run(product, self.weights)))
-        flips = [error(self.run(lambda _, a, b: self.rounded(a @ b), self.weights, flip=True))] * self.training
-        sizes = np.cumsum([np.size(values) for values in expected])[:-1]
-        plain = error(self.run(lambda _, one, other: one @ other, self.weights))
+        flips = [error(self.run(lambda _, a, b: self.cast(a @ b), self.weights, flip=True))] * self.training
+        sizes = np.cumsum([np.size(values) for values in reference])[:-1]
+        base_error = error(self.run(lambda _, left, right: left @ right, self.weights))
 
-        def larger(at: int) -> Product:
-            return lambda number, one, other: one @ other * (1 + _STEP * (number == at))
+        def scale_at(index: int) -> Product:
+            return lambda number, left, right: left @ right * (1 + _STEP * (number == index))
 
-        count = self.contractions
-        slopes = [(error(self.run(larger(at), self.weights)) - plain) / _STEP for at in range(count)]
-        kinds = {**astray, "flips": flips}
+        count = self.contraction_count
+        slopes = [(error(self.run(scale_at(index), self.weights)) - base_error) / _STEP for index in range(count)]
+        by_kind = {**sampled_errors, "flips": flips}
         worst = [
             {
                 kind: (max(float(np.sqrt(np.mean(part**2))) for part in parts), float(np.max(np.abs(parts))))
-                for kind, parts in ((kind, [np.split(run, sizes)[at] for run in runs]) for kind, runs in kinds.items())
+                for kind, parts in (
+                    (kind, [np.split(run, sizes)[index] for run in runs]) for kind, runs in by_kind.items()
+                )
                 if parts
             }
-            for at in range(len(expected))
+            for index in range(len(reference))
         ]
-        found = TrialErrors(
-            places=[np.arange(np.size(values)) for values in expected],
+        tried_errors = TrialErrors(
+            places=[np.arange(np.size(values)) for values in reference],
             slopes=slopes,
-            errors=astray,
+            errors=sampled_errors,
             flips=flips,
             scales=np.repeat(
                 [np.hypot(errors["rounding"][0], errors["sums"][0]) for errors in worst],
-                [np.size(values) for values in expected],
+                [np.size(values) for values in reference],
             ),
-            names=[f"contraction {at + 1} of {count} (mm)" for at in range(count)],
+            names=[f"contraction {index + 1} of {count} (mm)" for index in range(count)],
             contractions=count,
         )
-        made = write_directions(found, folder / "directions.npz")
-        assert made is not None
+        directions = write_directions(tried_errors, folder / "directions.npz")
+        assert directions is not None
         arrays = [
-            Array(f"{index}.npy", self.form.element_type, np.shape(values), errors)
-            for index, (values, errors) in enumerate(zip(expected, worst, strict=True))
+            Array(f"{index}.npy", self.data_format.element_type, np.shape(values), errors)
+            for index, (values, errors) in enumerate(zip(reference, worst, strict=True))
         ]
-        return arrays, made
+        return arrays, directions
 
 
 @cache
-def _try_once(network: Network) -> tuple[list[Array], Directions, bytes]:
-    """What `try_errors` returns, and the file that it writes: the same for all networks of a format."""
+def _compute_errors_once(network: Network) -> tuple[list[Array], Directions, bytes]:
+    """Return the results of `compute_errors` and its file, which are the same for all networks of a format."""
     with TemporaryDirectory() as folder:
-        arrays, directions = network.try_errors(Path(folder))
+        arrays, directions = network.compute_errors(Path(folder))
         return arrays, directions, (Path(folder) / directions.file).read_bytes()

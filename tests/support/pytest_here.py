@@ -1,4 +1,4 @@
-"""`pytest …` of a folder of its own, run to its end in this process: a second pytest inside the one that tests."""
+"""Runs a second pytest in this process, inside the one that runs the tests, in a directory of its own."""
 
 from __future__ import annotations
 
@@ -13,50 +13,58 @@ from unittest import mock
 
 import pytest
 
-from tests.support.command_line import Done
+from tests.support.command_line import CommandResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["run_pytest_here"]
 
-# Of no use here, or the business of the pytest outside: signals, what the collection of garbage finds.
-_WITHOUT = ("unraisableexception", "threadexception", "hypothesispytest", "xdist", "timeout", "randomly", "cov")
+# Plugins without use here, or for the outer pytest alone: signals, errors in garbage collection.
+_DISABLED_PLUGINS = (
+    "unraisableexception",
+    "threadexception",
+    "hypothesispytest",
+    "xdist",
+    "timeout",
+    "randomly",
+    "cov",
+)
 
 
-def run_pytest_here(arguments: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Done:
-    """Runs pytest as a user in a folder does. Modules that lie there are forgotten afterwards.
+def run_pytest_here(arguments: Sequence[str], folder: Path, environ: Mapping[str, str]) -> CommandResult:
+    """Run pytest as a user does in a directory. Modules imported from there are removed from `sys.modules`.
 
-    `arguments`: behind `pytest`.
+    `arguments`: the command line after `pytest`.
     """
     out, err = io.StringIO(), io.StringIO()
-    # Not rewritten, as outside (conftest.py).
-    words = ["--assert=plain", *(word for name in _WITHOUT for word in ("-p", f"no:{name}"))]
+    # Asserts are not rewritten, as in the outer pytest (conftest.py).
+    options = ["--assert=plain", *(word for name in _DISABLED_PLUGINS for word in ("-p", f"no:{name}"))]
     with (
         contextlib.chdir(folder),
         mock.patch.dict(os.environ, environ, clear=True),
         mock.patch.object(sys, "argv", ["pytest", *arguments]),
         warnings.catch_warnings(),
-        _imports_undone(folder),
+        _restore_imports(folder),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
-        # Warnings are errors outside.
+        # The outer pytest turns warnings into errors.
         warnings.resetwarnings()
-        code = pytest.main([*words, *arguments])
-    return Done(int(code), out.getvalue(), err.getvalue())
+        exit_code = pytest.main([*options, *arguments])
+    return CommandResult(int(exit_code), out.getvalue(), err.getvalue())
 
 
 @contextlib.contextmanager
-def _imports_undone(folder: Path) -> Iterator[None]:
+def _restore_imports(folder: Path) -> Iterator[None]:
     paths, finders, modules = list(sys.path), list(sys.meta_path), set(sys.modules)
     try:
         yield
     finally:
         sys.path[:] = paths
-        # pytest's own; those that a library brought stay with it (`six.moves`).
+        # Only the finders of the inner pytest go; those of imported libraries stay (`six.moves`).
         sys.meta_path[:] = [
-            it for it in sys.meta_path if it in finders or not type(it).__module__.startswith("_pytest")
+            finder for finder in sys.meta_path if finder in finders or not type(finder).__module__.startswith("_pytest")
         ]
         for name in set(sys.modules) - modules:
             file = getattr(sys.modules[name], "__file__", None)

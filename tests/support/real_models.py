@@ -1,4 +1,4 @@
-"""Runs of pretrained models, and what holds for each of them."""
+"""Runs of pretrained models, and checks that hold for each of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["ModelRun", "run_models"]
 
 @dataclass(frozen=True)
 class ModelRun:
-    """A finished run: where it is, how it ended, what it printed."""
+    """A finished run: its directory, exit code, and output."""
 
     folder: Path
     code: int
@@ -37,15 +37,15 @@ class ModelRun:
         return read_journal(self.folder / "journal.jsonl").results
 
     def verdicts(self, stage: str) -> dict[str, str]:
-        """Verdicts of a stage by chain."""
+        """Return the verdicts of a stage by chain."""
         return {
             step.rsplit(":", 1)[0]: str(result.verdict)
             for step, result in self.results.items()
             if step.endswith(f":{stage}")
         }
 
-    def passed(self) -> set[str]:
-        """Chains that compile, give the right numbers and are timed."""
+    def list_passed_chains(self) -> set[str]:
+        """Return the chains that passed compile, threshold and benchmark."""
         return {
             chain
             for chain, verdict in self.verdicts("threshold").items()
@@ -53,17 +53,17 @@ class ModelRun:
         }
 
     def check_numbers(self) -> None:
-        """The numbers of every output are kept, and say something."""
+        """Check that every output passed, and that its tolerance is not too wide to detect errors."""
         thresholds = {step: result for step, result in self.results.items() if step.endswith(":threshold")}
         assert thresholds
         for step, result in thresholds.items():
             assert result.outputs, step
             assert all(output.passed for output in result.outputs), step
-            # A tolerance that lies far above the error, or above the output itself, would pass anything.
+            # A tolerance far above the error, or above the output itself, would pass anything.
             assert any((output.max_abs_error or 0) > output.atol / 2000 for output in result.outputs), step
 
-    def made(self) -> list[str]:
-        """Steps whose results did not come from the cache."""
+    def list_uncached_steps(self) -> list[str]:
+        """Return the steps of fetch, import and compile with results that did not come from the cache."""
         return [
             step
             for step, result in self.results.items()
@@ -72,34 +72,40 @@ class ModelRun:
         ]
 
     def check_perturbed_outputs(self, chain: str, folder: Path) -> None:
-        """Our verdict on a model's outputs is the tool's, however the expected ones are changed."""
+        """Check that our verdict on a model's outputs is the tool's for each perturbation of the expected output."""
         steps = read_journal(self.folder / "journal.jsonl").steps
-        step = next(item for item in steps if item["id"] == f"{chain}:threshold")
+        step = next(step_fields for step_fields in steps if step_fields["id"] == f"{chain}:threshold")
         argv = list(step["command"]["argv"])
         flags = [flag for flag in argv if flag.startswith("--expected_output=")]
-        others = [flag for flag in argv if flag not in flags]
+        other_flags = [flag for flag in argv if flag not in flags]
         paths = [Path(flag.partition("@")[2]) for flag in flags]
         actual = [read_output(Path(path)) for role, path in step["outputs"] if role == "actual_output"]
         tolerances = parse_tolerances(argv)
-        expected = np.load(paths[0])
+        expected_output = np.load(paths[0])
         atol, rtol = tolerances.effective("f32")
         verdicts = set()
-        for name, changed in _perturbations(expected, atol, rtol).items():
-            file = folder / "changed.npy"
-            np.save(file, changed)
-            texts = [f"@{file}", *(f"@{path}" for path in paths[1:])]
-            done = subprocess.run(
-                [*others, *(f"--expected_output={text}" for text in texts)], capture_output=True, text=True, check=False
+        for description, perturbed_output in _make_perturbations(expected_output, atol, rtol).items():
+            output_path = folder / "changed.npy"
+            np.save(output_path, perturbed_output)
+            output_arguments = [f"@{output_path}", *(f"@{path}" for path in paths[1:])]
+            result = subprocess.run(
+                [*other_flags, *(f"--expected_output={argument}" for argument in output_arguments)],
+                capture_output=True,
+                text=True,
+                check=False,
             )
-            ours = all(item.passed for item in compare_outputs(actual, read_arguments(texts, folder), tolerances))
-            assert ours == (done.returncode == 0), (name, done.stdout)
-            verdicts.add(ours)
+            is_passed = all(
+                step_fields.passed
+                for step_fields in compare_outputs(actual, read_arguments(output_arguments, folder), tolerances)
+            )
+            assert is_passed == (result.returncode == 0), (description, result.stdout)
+            verdicts.add(is_passed)
         assert verdicts == {True, False}
 
 
 def run_models(suite: Path, cache: Path, folder: Path) -> ModelRun:
-    """`gauntlet run` of a suite in this checkout, as long as it takes."""
-    done = subprocess.run(
+    """Run `gauntlet run` with a suite in this checkout, without a time limit."""
+    result = subprocess.run(
         [sys.executable, "-c", MAIN, "run", "--suite", str(suite), "--run-dir", str(folder)],
         cwd=ROOT,
         env={**os.environ, "IREE_GAUNTLET_CACHE": str(cache)},
@@ -109,22 +115,24 @@ def run_models(suite: Path, cache: Path, folder: Path) -> ModelRun:
         text=True,
         check=False,
     )
-    return ModelRun(folder, done.returncode, done.stdout)
+    return ModelRun(folder, result.returncode, result.stdout)
 
 
-def _perturbations(expected: np.ndarray[Any, Any], atol: float, rtol: float) -> dict[str, np.ndarray[Any, Any]]:
-    """The expected output with one value moved around the edge of its tolerance, and other harm."""
-    flat = expected.astype(np.float64).ravel()
-    where = int(np.argmax(np.abs(flat)))
-    allowed = atol + rtol * abs(flat[where])
-    changed: dict[str, np.ndarray[Any, Any]] = {"unchanged": expected}
-    for share in (0.5, 0.9, 1.1, 3.0):
-        other = flat.copy()
-        other[where] += share * allowed
-        changed[f"{share} of the tolerance"] = other.astype(expected.dtype).reshape(expected.shape)
+def _make_perturbations(expected: np.ndarray[Any, Any], atol: float, rtol: float) -> dict[str, np.ndarray[Any, Any]]:
+    """Return expected outputs with one value just inside or outside of its tolerance, or otherwise damaged."""
+    flat_output = expected.astype(np.float64).ravel()
+    largest_index = int(np.argmax(np.abs(flat_output)))
+    tolerance = atol + rtol * abs(flat_output[largest_index])
+    perturbed_outputs: dict[str, np.ndarray[Any, Any]] = {"unchanged": expected}
+    for fraction in (0.5, 0.9, 1.1, 3.0):
+        perturbed_output = flat_output.copy()
+        perturbed_output[largest_index] += fraction * tolerance
+        perturbed_outputs[f"{fraction} of the tolerance"] = perturbed_output.astype(expected.dtype).reshape(
+            expected.shape
+        )
     for name, value in (("nan", np.nan), ("inf", np.inf)):
-        other = expected.copy()
-        other.ravel()[where] = value
-        changed[name] = other
-    changed["another shape"] = expected.reshape(*expected.shape, 1)
-    return changed
+        perturbed_output = expected.copy()
+        perturbed_output.ravel()[largest_index] = value
+        perturbed_outputs[name] = perturbed_output
+    perturbed_outputs["another shape"] = expected.reshape(*expected.shape, 1)
+    return perturbed_outputs

@@ -1,6 +1,6 @@
-"""Records small experiments anew, as `tests/records/test_recorded_experiments.py` reports and resumes them.
+"""Records small experiments anew, for `tests/records/test_recorded_experiments.py`, which reports and resumes them.
 
-`python -m tests.support.record_samples` writes `tests/data/recorded`; what is of this machine becomes placeholders.
+`python -m tests.support.record_samples` writes `tests/data/recorded`; values of this machine become placeholders.
 """
 
 from __future__ import annotations
@@ -24,54 +24,54 @@ from tests.support.toy_project import Project
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["RECORDED", "find_placeholders"]
+__all__ = ["SAMPLES_FOLDER", "find_placeholders"]
 
-RECORDED = DATA / "recorded"
+SAMPLES_FOLDER = DATA / "recorded"
 _MACHINE = {"host": "recorder", "os": "Linux"}
 
 
 def find_placeholders(folder: Path, *, module: str = "", prefix: str = sys.prefix) -> dict[str, str]:
-    """What stands for placeholders in the records of a project here; `module` is the key of the toy's module."""
-    installed = find_installed()
+    """Return the values of the placeholders for a project's records here; `module` is the key of the toy's module."""
+    toolchain = find_installed()
     entries = ModuleCache(folder / "cache").list_entries()
-    compiled = (entry.key for entry in entries if entry.ingredients["kind"] == "compile")
+    compile_keys = (entry.key for entry in entries if entry.ingredients["kind"] == "compile")
     return {
         "@PROJECT@": str(folder),
-        "@SITE@": str(Path(installed.compiler.compile).parents[3]),
+        "@SITE@": str(Path(toolchain.compiler.compile).parents[3]),
         "@PREFIX@": prefix,
         "@TOOLKIT@": str(ROOT),
-        "@IDENTITY@": installed.compiler.identity,
-        "@RUNTIME@": installed.runtime.identity,
+        "@IDENTITY@": toolchain.compiler.identity,
+        "@RUNTIME@": toolchain.runtime.identity,
         "@HOST@": read_host_cpu().identity,
-        "@MODULE@": module or next(compiled, ""),
+        "@MODULE@": module or next(compile_keys, ""),
     }
 
 
-def _record(project: Any, source: str, name: str, words: Sequence[str], prefix: str) -> None:
-    done = project.gauntlet(*words)
-    sys.stdout.write(f"{name}: exit code {done.code}\n{done.err}")
+def _record(project: Any, run_pattern: str, name: str, arguments: Sequence[str], prefix: str) -> None:
+    result = project.gauntlet(*arguments)
+    sys.stdout.write(f"{name}: exit code {result.code}\n{result.err}")
     folder = project.folder / "runs"
-    (run,) = folder.glob(source)
+    (run,) = folder.glob(run_pattern)
     placeholders = find_placeholders(project.folder, prefix=prefix)
-    # Paths first: the toolkit may lie within another, and the shortest comes last.
-    order = sorted((item for item in placeholders.items() if item[1]), key=lambda item: -len(item[1]))
-    shutil.rmtree(RECORDED / name, ignore_errors=True)
+    # Longer values come first, as one path may contain another.
+    replacements = sorted((entry for entry in placeholders.items() if entry[1]), key=lambda entry: -len(entry[1]))
+    shutil.rmtree(SAMPLES_FOLDER / name, ignore_errors=True)
     for path in sorted(run.rglob("journal.jsonl")):
         text = ""
         for line in path.read_text().splitlines():
             event = json.loads(line)
-            for facts in [event["machine"]] if event.get("machine") else []:
-                facts |= {key: value for key, value in _MACHINE.items() if key in facts}
+            for machine in [event["machine"]] if event.get("machine") else []:
+                machine |= {key: value for key, value in _MACHINE.items() if key in machine}
             text += json.dumps(event, separators=(",", ":")) + "\n"
-        for placeholder, value in order:
+        for placeholder, value in replacements:
             text = text.replace(value, placeholder)
-        target = RECORDED / name / path.relative_to(run)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
+        sample_path = SAMPLES_FOLDER / name / path.relative_to(run)
+        sample_path.parent.mkdir(parents=True, exist_ok=True)
+        sample_path.write_text(text)
 
 
 def main() -> None:
-    """Records them all."""
+    """Record all experiments."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ[SESSION_FOLDER_VARIABLE] = folder
         prefix = Path(folder, "env")
@@ -79,18 +79,24 @@ def main() -> None:
         env = f"venv:{prefix}"
         project = Project(Path(folder, "project"))
         stages = ("--stages", "compile", "--stages", "threshold")
-        of_size = ("--metric", "size", "--among", "path")
-        for name, *words in (
+        bisect_options = ("--metric", "size", "--among", "path")
+        for command, *arguments in (
             ("run",),
             ("compare", "installed", env, "--disturbed", "count", "--budget", "0.4", "--no-work"),
             ("matrix", "--iree", "installed", "--iree", env, *stages),
-            ("bisect", "--good", "installed", "--bad", env, *of_size),
+            ("bisect", "--good", "installed", "--bad", env, *bisect_options),
         ):
-            _record(project, name, name, (name, *words, "--model", "toy", "--run-dir", f"runs/{name}"), str(prefix))
+            _record(
+                project,
+                command,
+                command,
+                (command, *arguments, "--model", "toy", "--run-dir", f"runs/{command}"),
+                str(prefix),
+            )
         micro = Micro(Path(folder, "sweep"))
         micro.write(recipes="int8wo", shape="[4, 64, 128], [8, 64, 128]")
         _record(micro, "*-micro-lin", "micro", micro.words(), str(prefix))
-        shutil.copy(micro.folder / "lin.yml", RECORDED / "micro" / "lin.yml")
+        shutil.copy(micro.folder / "lin.yml", SAMPLES_FOLDER / "micro" / "lin.yml")
 
 
 if __name__ == "__main__":

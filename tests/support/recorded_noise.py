@@ -1,9 +1,9 @@
-"""Recorded noise, and sessions simulated from it: how often would a rule have been right?
+"""Recorded noise, and sessions simulated from it, which show how often a rule would have been right.
 
-A recording is a file of `benchmarks/record_noise.py`: rounds of one unchanged model, one after the other. A simulated
-session strings together stretches of it (moving-block bootstrap: Künsch, Annals of Statistics 17, 1989), so that what
-hangs together in time stays together, and lays a comparison's block orders over it. All sides being the same program,
-every difference found is a false one; side B's times multiplied by 1.05 are a slowdown of 5 %.
+A recording is a file of `benchmarks/record_noise.py`: successive rounds of one unchanged model. A simulated session
+concatenates stretches of it (moving-block bootstrap: Künsch, Annals of Statistics 17, 1989), which keeps correlation
+in time, and assigns the block orders of a comparison to the rounds. As both sides are the same program, every
+detected difference is false; multiplying side B's times by 1.05 plants a slowdown of 5 %.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_STRETCH = 20
+_STRETCH_ROUNDS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Recording:
     """The noise of one condition.
 
     Attributes:
-        models: times in ms by model, a row a round, a column a repetition.
+        models: times in ms by model, with a row for each round and a column for each repetition.
     """
 
     condition: str
@@ -40,9 +40,9 @@ class Recording:
 
 
 def read_recording(path: Path) -> Recording:
-    """Reads a file of `benchmarks/record_noise.py`.
+    """Read a file of `benchmarks/record_noise.py`.
 
-    Raises EvidenceError: another file, a torn one, or times that are not positive finite numbers.
+    Raises EvidenceError: another format, a truncated file, or times that are not positive finite numbers.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -61,48 +61,50 @@ def read_recording(path: Path) -> Recording:
 
 
 def simulated_rounds(
-    times: NDArray[np.float64], count: int, chance: np.random.Generator, stretch: int = _STRETCH
+    times: NDArray[np.float64], count: int, rng: np.random.Generator, stretch: int = _STRETCH_ROUNDS
 ) -> NDArray[np.float64]:
-    """Strings stretches of a recording together.
+    """Concatenate random stretches of a recording to `count` rounds.
 
-    `stretch`: rounds in a stretch; the more, the more of the noise's memory is kept. Raises EvidenceError: fewer rounds
-    recorded than a stretch has.
+    `stretch`: rounds in a stretch; longer ones keep more of the noise's correlation. Raises EvidenceError if the
+    recording has fewer rounds than a stretch.
     """
     if not 1 <= stretch <= len(times) or count < 1:
         raise EvidenceError(f"cannot take {count} rounds in stretches of {stretch} from {len(times)} recorded ones")
-    starts = chance.integers(len(times) - stretch + 1, size=-(-count // stretch))
-    chosen = (starts[:, None] + np.arange(stretch)).ravel()[:count]
-    return np.asarray(times[chosen])
+    starts = rng.integers(len(times) - stretch + 1, size=-(-count // stretch))
+    indices = (starts[:, None] + np.arange(stretch)).ravel()[:count]
+    return np.asarray(times[indices])
 
 
 def blocks_from_rounds(rounds: NDArray[np.float64], seed: int, factor: float = 1.0) -> tuple[Block, ...]:
-    """Lays block orders over rounds in time; B's times are multiplied by `factor`.
+    """Assign block orders to successive rounds; multiply B's times by `factor`.
 
-    Rounds left over at the end are not used.
+    An incomplete block at the end is not used.
     """
     blocks = []
     for number, order in enumerate(block_orders(len(rounds) // 4, seed)):
         scales = (1, factor, factor, 1) if order == BlockOrder.ABBA else (factor, 1, 1, factor)
-        four = rounds[4 * number : 4 * number + 4]
-        taken = [Round(tuple((times * scale).tolist())) for times, scale in zip(four, scales, strict=True)]
-        blocks.append(Block.of_rounds(order, taken))
+        block_times = rounds[4 * number : 4 * number + 4]
+        block_rounds = [
+            Round(tuple((times * scale).tolist())) for times, scale in zip(block_times, scales, strict=True)
+        ]
+        blocks.append(Block.of_rounds(order, block_rounds))
     return tuple(blocks)
 
 
-def swapped(block: Block) -> Block:
-    """The same rounds with the sides' names exchanged."""
-    other = {BlockOrder.ABBA: BlockOrder.BAAB, BlockOrder.BAAB: BlockOrder.ABBA}
-    return Block(other[block.order], block.b, block.a)
+def swap_sides(block: Block) -> Block:
+    """Return a block with sides A and B exchanged."""
+    opposite_orders = {BlockOrder.ABBA: BlockOrder.BAAB, BlockOrder.BAAB: BlockOrder.ABBA}
+    return Block(opposite_orders[block.order], block.b, block.a)
 
 
-def log_ratios_from_rounds(figures: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """As `blocks_from_rounds` and `log_ratios`, from the one figure that stands for each round, and faster."""
-    count = len(figures) // 4
-    logs = np.log(figures[: 4 * count]).reshape(count, 4)
-    inner = (logs[:, 1] + logs[:, 2] - logs[:, 0] - logs[:, 3]) / 2
-    return np.asarray(inner * _signs(count, seed))
+def log_ratios_from_rounds(round_times: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+    """Compute the log ratios of the rounds' blocks, from one value for each round; faster than with `Block`s."""
+    count = len(round_times) // 4
+    logs = np.log(round_times[: 4 * count]).reshape(count, 4)
+    log_ratios = (logs[:, 1] + logs[:, 2] - logs[:, 0] - logs[:, 3]) / 2
+    return np.asarray(log_ratios * _make_signs(count, seed))
 
 
 @cache
-def _signs(count: int, seed: int) -> NDArray[np.float64]:
+def _make_signs(count: int, seed: int) -> NDArray[np.float64]:
     return np.array([1.0 if order == BlockOrder.ABBA else -1.0 for order in block_orders(count, seed)])

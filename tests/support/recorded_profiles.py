@@ -1,4 +1,4 @@
-"""Profiles that the real tools wrote: `tests/data/profiles`, where a README says of what."""
+"""Profiles that the real tools wrote: `tests/data/profiles`, whose README describes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gzip
 from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, parse_dispatch_events
 from tests.support.places import DATA
 
-__all__ = ["INVOCATIONS", "recorded", "recorded_lines"]
+__all__ = ["INVOCATIONS", "read_profile", "read_profile_lines"]
 
 INVOCATIONS = 5
 _FOLDER = DATA / "profiles"
@@ -20,9 +20,9 @@ _ELAPSED_NS = {
 }
 
 
-def recorded_lines(name: str) -> list[str]:
+def read_profile_lines(name: str) -> list[str]:
     return gzip.decompress((_FOLDER / f"{name}.jsonl.gz").read_bytes()).decode().splitlines()
 
 
-def recorded(name: str) -> DispatchProfile:
-    return parse_dispatch_events(recorded_lines(name), invocations=INVOCATIONS, elapsed_ns=_ELAPSED_NS[name])
+def read_profile(name: str) -> DispatchProfile:
+    return parse_dispatch_events(read_profile_lines(name), invocations=INVOCATIONS, elapsed_ns=_ELAPSED_NS[name])

@@ -1,4 +1,4 @@
-"""A folder that all processes of a test session share: what is costly to make is made once in it."""
+"""A directory that all processes of a test session share, for files that are costly to build."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from iree_gauntlet.system.file_lock import file_lock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["SESSION_FOLDER_VARIABLE", "made_once"]
+__all__ = ["SESSION_FOLDER_VARIABLE", "make_once"]
 
-# Set by conftest.py for all its processes.
+# conftest.py sets it for all processes of the session.
 SESSION_FOLDER_VARIABLE = "GAUNTLET_TESTS_FOLDER"
 
 
-def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """A folder of the session; the first who asks for it makes it, and the others wait.
+def make_once(name: str, make: Callable[[Path], None]) -> Path:
+    """Return a directory of the session; the first caller builds it, and the others wait.
 
-    `make`: fills the folder that it is given, which exists and is empty.
+    `make`: fills the directory that it gets, which exists and is empty.
     """
     folder = Path(os.environ[SESSION_FOLDER_VARIABLE]) / name
-    # Without the lock first: it is asked for by every test.
+    # The first check takes no lock, as every test calls this.
     if not folder.exists():
         with file_lock(folder.with_suffix(".lock")):
             if not folder.exists():
-                unfinished = folder.with_suffix(".part")
-                shutil.rmtree(unfinished, ignore_errors=True)
-                unfinished.mkdir()
-                make(unfinished)
-                unfinished.rename(folder)
+                partial_folder = folder.with_suffix(".part")
+                shutil.rmtree(partial_folder, ignore_errors=True)
+                partial_folder.mkdir()
+                make(partial_folder)
+                partial_folder.rename(folder)
     return folder

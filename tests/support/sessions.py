@@ -1,4 +1,4 @@
-"""Sessions whose locks are their own."""
+"""Sessions with locks of their own."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Log = TypeVar("Log", bound=EventLog)
 
 
 @contextmanager
-def session_in(
-    folder: Path, log: Log, progress: Progress | None = None, cancelled: threading.Event | None = None
+def open_session(
+    folder: Path, log: Log, progress: Progress | None = None, cancel_event: threading.Event | None = None
 ) -> Iterator[Session[Log]]:
-    """A session in a folder, with the locks in its folder `locks`."""
-    cancelled = cancelled or threading.Event()
-    locks = MachineLocks(LockFolder(folder / "locks"), patience=LIMIT_SECONDS, cancelled=cancelled)
+    """Open a session in a directory, with the locks in its subdirectory `locks`."""
+    cancel_event = cancel_event or threading.Event()
+    locks = MachineLocks(LockFolder(folder / "locks"), patience=LIMIT_SECONDS, cancelled=cancel_event)
     with Supervisor() as supervisor:
         processes = Processes(supervisor, folder)
-        yield Session(folder, log, progress or Progress(), supervisor, processes, locks, cancelled)
+        yield Session(folder, log, progress or Progress(), supervisor, processes, locks, cancel_event)

@@ -1,4 +1,4 @@
-"""Workers that are a queue of events, and an engine that keeps what it is given: a cluster without a network."""
+"""A fake cluster without a network: workers that are a queue of events, and an engine that records its calls."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cluster.link import Event, Order
 
-__all__ = ["CPU", "GPU", "FakeEngine", "Messages", "SimulatedLink", "offer", "simulated", "step"]
+__all__ = ["CPU_OFFER", "GPU_OFFER", "FakeEngine", "FakeLink", "Messages", "make_offer", "make_runner", "plan_step"]
 
-# Ends what does not end by itself.
-_MOST_TURNS = 10_000
+# This limit ends a run that would not end.
+_MAX_TURNS = 10_000
 
-CPU = DeviceOffer("cpu", "local-task")
-GPU = DeviceOffer("gpu0", "hip://GPU-1", sku="mi300")
+CPU_OFFER = DeviceOffer("cpu", "local-task")
+GPU_OFFER = DeviceOffer("gpu0", "hip://GPU-1", sku="mi300")
 
 
-def offer(name: str, *devices: DeviceOffer, jobs: int = 2, host: str = "") -> WorkerOffer:
-    """What a worker offers, on a host of its own."""
+def make_offer(name: str, *devices: DeviceOffer, jobs: int = 2, host: str = "") -> WorkerOffer:
+    """Make a worker's offer, by default on a host of its own."""
     return WorkerOffer(name, host or name, jobs, devices)
 
 
-def step(
+def plan_step(
     name: str, *needs: str, stage: Stage = Stage.COMPILE, device: str = "", exclusive: bool = False, host: str = ""
 ) -> Step:
-    """A step of the chain before the colon."""
-    ingredients = (("host", host),) if host else ()
+    """Make a step; the part of its name before the colon is its chain."""
+    key_inputs = (("host", host),) if host else ()
     return make_step(
         stage,
         name.partition(":")[0],
@@ -51,37 +51,37 @@ def step(
         target="cpu",
         needs=needs,
         resources=Resources(1, exclusive, device),
-        cache=CacheLookup(ingredients=ingredients),
+        cache=CacheLookup(ingredients=key_inputs),
     )
 
 
 class FakeEngine:
-    """Keeps what is journalled, and skips nothing by itself."""
+    """Records its calls, and skips no steps by itself."""
 
     def __init__(self) -> None:
-        self.begun: list[str] = []
+        self.started_steps: list[str] = []
         self.results: dict[str, Result] = {}
-        self.concluded: Counter[str] = Counter()
+        self.conclusion_counts: Counter[str] = Counter()
         self.aborted = False
-        self.waiting: list[str] = []
+        self.requeued_steps: list[str] = []
         self.machines: dict[str, dict[str, object]] = {}
         self.remarks: list[str] = []
 
-    def begin(self, begun: Step, *, worker: str = "", again: bool = False) -> None:
+    def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
         del worker
         if not again:
-            self.begun.append(begun.id)
+            self.started_steps.append(step.id)
 
-    def result_of(self, done: Step) -> Result:
-        return Result(Verdict.SKIPPED if done.skip else Verdict.ERROR, done.skip or done.blocked)
+    def result_of(self, step: Step) -> Result:
+        return Result(Verdict.SKIPPED if step.skip else Verdict.ERROR, step.skip or step.blocked)
 
-    def conclude(self, done: Step, result: Result) -> Verdict:
-        self.concluded[done.id] += 1
-        self.results[done.id] = result
+    def conclude(self, step: Step, result: Result) -> Verdict:
+        self.conclusion_counts[step.id] += 1
+        self.results[step.id] = result
         return result.verdict
 
     def put_back(self, step: Step) -> None:
-        self.waiting.append(step.id)
+        self.requeued_steps.append(step.id)
 
     def joined(self, name: str, machine: Mapping[str, object]) -> None:
         self.machines[name] = dict(machine)
@@ -94,45 +94,45 @@ class FakeEngine:
 
 
 class Messages(Progress):
-    """Keeps what is said."""
+    """Records messages."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.waits: list[str] = []
 
     def message(self, text: str) -> None:
-        self.said.append(text)
+        self.messages.append(text)
 
     def waiting(self, text: str) -> None:
         self.waits.append(text)
 
 
-class SimulatedLink:
-    """A link whose other end is the test: `turn` is asked for what happens next.
+class FakeLink:
+    """A link whose events come from the test.
 
-    `turn`: the next event, given the orders that are out by step; None for none.
+    `turn`: returns the next event, or None for none; `open_orders` has the orders without a result, by step.
     """
 
-    def __init__(self, turn: Callable[[SimulatedLink], Event | None]) -> None:
-        self.out: dict[str, tuple[str, Order]] = {}
-        self.sent: list[tuple[str, Order]] = []
+    def __init__(self, turn: Callable[[FakeLink], Event | None]) -> None:
+        self.open_orders: dict[str, tuple[str, Order]] = {}
+        self.sent_orders: list[tuple[str, Order]] = []
         self.supplies: list[tuple[str, str, tuple[str, ...]]] = []
-        self.ended = False
+        self.is_closed = False
         self.clock = Clock()
-        self._turns = 0
+        self._turn_count = 0
         self._turn = turn
 
     def send(self, worker: str, order: Order) -> None:
-        assert order.step not in self.out, "it is out already"
-        self.out[order.step] = (worker, order)
-        self.sent.append((worker, order))
+        assert order.step not in self.open_orders, "it is out already"
+        self.open_orders[order.step] = (worker, order)
+        self.sent_orders.append((worker, order))
 
     def supply(self, worker: str, step: str, urls: tuple[str, ...]) -> None:
         self.supplies.append((worker, step, urls))
 
     def next_event(self, seconds: float) -> Event | None:
-        self._turns += 1
-        assert self._turns < _MOST_TURNS, "it goes on for ever"
+        self._turn_count += 1
+        assert self._turn_count < _MAX_TURNS, "it goes on for ever"
         event = self._turn(self)
         if event is None:
             self.clock.advance(seconds)
@@ -142,41 +142,41 @@ class SimulatedLink:
         del running, waiting
 
     def end(self) -> None:
-        self.ended = True
+        self.is_closed = True
 
     def answer(self, name: str, verdict: Verdict = Verdict.PASSED, *, key: str = "", **fields: Any) -> Answered:
-        """What the worker of an order says."""
-        worker, _ = self.out.pop(name)
+        """Close an order; return the answer of its worker."""
+        worker, _ = self.open_orders.pop(name)
         cache = CacheUse(hit=False, key=key) if key else None
         result = Result(verdict, cache=cache, **fields)
         return Answered(worker, name, OrderAnswer(result.as_dict()))
 
 
-def simulated(
+def make_runner(
     steps: Sequence[Step],
     workers: Mapping[str, WorkerOffer],
-    turn: Callable[[SimulatedLink], Event | None],
+    turn: Callable[[FakeLink], Event | None],
     folder: Path,
     *,
     fail_fast: bool = False,
-    patience: float = 60.0,
-) -> tuple[ClusterRunner, SimulatedLink, FakeEngine, Messages]:
-    """A runner of steps on workers, each of which is there from the beginning."""
+    timeout: float = 60.0,
+) -> tuple[ClusterRunner, FakeLink, FakeEngine, Messages]:
+    """Make a runner of steps on workers, all of which have joined at the start."""
     fleet = Fleet(steps)
-    early = [Joined(address, offered) for address, offered in workers.items()]
-    link, engine, progress = SimulatedLink(turn), FakeEngine(), Messages()
+    joined_events = [Joined(address, offer) for address, offer in workers.items()]
+    link, engine, progress = FakeLink(turn), FakeEngine(), Messages()
     queue = ReadyQueue(steps, {}, fleet, fail_fast=fail_fast)
-    keep, clock = keep_below(folder), link.clock
+    save_files, clock = keep_below(folder), link.clock
     runner = ClusterRunner(
         queue,
         fleet,
         link,
         engine,
-        keep,
+        save_files,
         progress,
         plan_handler=engine,
-        timeout=patience,
+        timeout=timeout,
         clock=clock,
-        early_events=early,
+        early_events=joined_events,
     )
     return runner, link, engine, progress

@@ -1,4 +1,4 @@
-"""Small spec trees, and plans of them in a context that holds no real machine."""
+"""Small spec trees, and plans of them in a context without a real machine."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 __all__ = [
     "BENCHMARK",
     "CPU",
-    "FIRST",
-    "SECOND",
-    "argv_of",
+    "HIP_SPEC",
+    "SPEC",
+    "find_argv",
+    "find_step",
+    "list_tree_problems",
     "load",
     "plan",
-    "problems_of_tree",
-    "step_of",
-    "words",
+    "split",
     "write_tree",
 ]
 
 CPU = Target("cpu")
-RUN = "/run/steps"
+STEPS_FOLDER = "/run/steps"
 
-FIRST: dict[str, Any] = {
+SPEC: dict[str, Any] = {
     "inputs": [{"source": "https://h/in0.bin", "value": "1x64xi64"}, {"source": "https://h/in1.npy"}],
     "outputs": [{"source": "https://h/out0.bin", "value": "2x1280xf16"}],
     "real_weights": "https://h/weights.irpa",
@@ -51,7 +51,7 @@ FIRST: dict[str, Any] = {
     "run_cpu_function": "encode_cpu",
     "run_rocm_function": "encode_rocm",
 }
-SECOND: dict[str, Any] = {
+HIP_SPEC: dict[str, Any] = {
     "inputs": [{"source": "https://h/in0.bin", "value": "1x64xi64"}],
     "outputs": [{"source": "https://h/out0.npy"}],
     "real_weights": "https://h/weights.irpa",
@@ -76,7 +76,7 @@ BENCHMARK: dict[str, Any] = {
 
 
 def write_tree(folder: Path, files: Mapping[str, Any]) -> Path:
-    """Writes files by relative path: text and bytes as they are, everything else as JSON."""
+    """Write files by relative path: text and bytes as they are, other values as JSON; return the directory."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         path = folder / name
@@ -93,24 +93,24 @@ def load(
     *targets: Target,
     includes: Sequence[Include] = (Include(),),
     external: Path | None = None,
-    expected: Sequence[ExpectedFailure] = (),
+    expected_failures: Sequence[ExpectedFailure] = (),
     device: str = "",
 ) -> CaseSet:
     specs = read_specs([folders] if isinstance(folders, Path) else folders, external)
-    return load_cases(specs, includes, targets or (CPU,), expected, device)
+    return load_cases(specs, includes, targets or (CPU,), expected_failures, device)
 
 
-def problems_of_tree(folder: Path, content: Any, name: str = "regression_tests/m/s_cpu.json") -> list[Problem]:
-    """What is wrong with one file that both targets select."""
+def list_tree_problems(folder: Path, content: Any, name: str = "regression_tests/m/s_cpu.json") -> list[Problem]:
+    """Return the problems of one file that two targets select."""
     write_tree(folder, {name: content})
     return list(load(folder, CPU, Target("rocm", "gfx942", "mi300")).problems)
 
 
-def context(**changes: Any) -> PlanContext:
+def make_context(**changes: Any) -> PlanContext:
     def artifact(url: str) -> Path:
         return Path("/cache", url.removeprefix("https://")) if url.startswith("https:") else Path(file_path(url))
 
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "run_dir": Path("/run"),
         "compile": "iree-compile",
         "run_module": "iree-run-module",
@@ -133,25 +133,25 @@ def context(**changes: Any) -> PlanContext:
         "host_of": lambda _flags: "",
         "lookup": lambda name, _ingredients: CacheLookup(key="00", reason=f"looked for {name}"),
     }
-    return PlanContext(**(known | changes))
+    return PlanContext(**(defaults | changes))
 
 
 def plan(cases: CaseSet, stages: Iterable[Stage], **changes: Any) -> Plan:
-    return make_plan(cases, stages, context(**changes))
+    return make_plan(cases, stages, make_context(**changes))
 
 
-def step_of(made: Plan, step_id: str) -> Step:
-    found = [step for step in made.steps if step.id == step_id]
-    assert len(found) == 1, [step.id for step in made.steps]
-    return found[0]
+def find_step(built_plan: Plan, step_id: str) -> Step:
+    matches = [step for step in built_plan.steps if step.id == step_id]
+    assert len(matches) == 1, [step.id for step in built_plan.steps]
+    return matches[0]
 
 
-def words(*lines: str | list[str]) -> list[str]:
-    """A command line, a few words a line; those of a list may have blanks."""
+def split(*lines: str | list[str]) -> list[str]:
+    """Split lines of a command line into words; words of a list stay as they are and may have spaces."""
     return [word for line in lines for word in (line.split() if isinstance(line, str) else line)]
 
 
-def argv_of(made: Plan, step_id: str) -> list[str]:
-    command = step_of(made, step_id).command
+def find_argv(built_plan: Plan, step_id: str) -> list[str]:
+    command = find_step(built_plan, step_id).command
     assert command is not None
     return list(command.argv)

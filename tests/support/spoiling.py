@@ -1,4 +1,4 @@
-"""Documents that are spoiled somewhere: by another value, another name, damaged text."""
+"""Damages documents: with another value, another key, or broken text."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ __all__ = [
     "ACTIONS",
     "JUNK_KINDS",
     "Damage",
-    "at",
-    "damage",
-    "dotted",
-    "is_named",
+    "classify",
+    "damage_text",
+    "format_path",
+    "get_at",
+    "is_reported",
     "iterate_damages",
     "json_values",
-    "kind_of",
-    "paths_in",
-    "rename",
+    "list_paths",
+    "rename_key",
     "spoil",
 ]
 
-Place = tuple[str | int, ...]
+DocumentPath = tuple[str | int, ...]
 ACTIONS = st.sampled_from(["drop", "replace", "insert"])
-_DEEP = "@deep@"
-_GONE = object()
-# Other types, numbers that no machine has, half a character, nothing at all, and what no reader could follow.
-_JUNK = [None, True, "x", "\ud800", -1, 10**30, 10**400, 0.5, "nan", [], ["x"], {"x": 1}, _DEEP, _GONE]
+_DEEP_MARK = "@deep@"
+_REMOVED = object()
+# Junk is of other types, too large, half a character, nested too deeply, or (`_REMOVED`) a missing field.
+_JUNK = [None, True, "x", "\ud800", -1, 10**30, 10**400, 0.5, "nan", [], ["x"], {"x": 1}, _DEEP_MARK, _REMOVED]
 JUNK_KINDS = len(_JUNK)
 
 
 def json_values(*texts: str) -> st.SearchStrategy[Any]:
-    """Any JSON; with some texts more often than others."""
+    """Generate any JSON, with some texts more often than others."""
     scalars = st.one_of(
         st.none(),
         st.booleans(),
@@ -53,50 +53,52 @@ def json_values(*texts: str) -> st.SearchStrategy[Any]:
     )
 
 
-def paths_in(value: Any, prefix: Place = ()) -> list[Place]:
-    """Keys and indices of all that is in a document."""
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path for key, child in children for path in [(*prefix, key), *paths_in(child, (*prefix, key))]]
+def list_paths(document: Any, prefix: DocumentPath = ()) -> list[DocumentPath]:
+    """Return the paths, of keys and indices, of everything in a document."""
+    children = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
+    return [path for key, child in children for path in [(*prefix, key), *list_paths(child, (*prefix, key))]]
 
 
-def dotted(path: Place) -> str:
-    """A place as problems have it."""
+def format_path(path: DocumentPath) -> str:
+    """Format a path as problems do."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
-def is_named(path: Place, fields: set[str]) -> bool:
-    """Whether a place, or something in it, is among the fields of problems."""
-    name = dotted(path)
+def is_reported(path: DocumentPath, fields: set[str]) -> bool:
+    """Return whether problems report the field of a path, or one inside it."""
+    name = format_path(path)
     return any(field == name or field.startswith((f"{name}.", f"{name}[")) for field in fields)
 
 
-def at(document: Any, path: Place) -> Any:
-    """What is at a place."""
+def get_at(document: Any, path: DocumentPath) -> Any:
+    """Return the value at a path."""
     for part in path:
         document = document[part]
     return document
 
 
-def kind_of(value: Any) -> str:
-    """The kind of a value, of which numbers are one."""
+def classify(value: Any) -> str:
+    """Return the name of a value's type; all numbers have one."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return "number" if is_number else type(value).__name__
 
 
-def rename(document: dict[str, Any], path: Place, data: st.DataObject) -> str:
-    """Renames the key at a place; the new one."""
+def rename_key(document: dict[str, Any], path: DocumentPath, data: st.DataObject) -> str:
+    """Rename the key at a path; return the new key."""
     key = str(path[-1])
-    renamed = key[:2] + data.draw(st.text("abcxyz_", min_size=1, max_size=3)) + key[2:]
-    parent = at(document, path[:-1])
-    parent[renamed] = parent.pop(key)
-    return renamed
+    new_key = key[:2] + data.draw(st.text("abcxyz_", min_size=1, max_size=3)) + key[2:]
+    parent = get_at(document, path[:-1])
+    parent[new_key] = parent.pop(key)
+    return new_key
 
 
-def spoil(document: dict[str, Any], action: str, data: st.DataObject, junk: Any) -> tuple[dict[str, Any], Place]:
-    """The document with junk somewhere, or without something; and where."""
+def spoil(document: dict[str, Any], action: str, data: st.DataObject, junk: Any) -> tuple[dict[str, Any], DocumentPath]:
+    """Return a copy of a document with junk at a random path, or without the field there; and the path."""
     document = deepcopy(document)
-    path = data.draw(st.sampled_from(paths_in(document)))
-    parent = at(document, path[:-1])
+    path = data.draw(st.sampled_from(list_paths(document)))
+    parent = get_at(document, path[:-1])
     if action == "drop":
         del parent[path[-1]]
     elif action == "replace":
@@ -108,8 +110,8 @@ def spoil(document: dict[str, Any], action: str, data: st.DataObject, junk: Any)
     return document, path
 
 
-def damage(document: Any, data: st.DataObject) -> bytes:
-    """The text of a document with other bytes in a place."""
+def damage_text(document: Any, data: st.DataObject) -> bytes:
+    """Return the text of a document in which random bytes are replaced."""
     raw = json.dumps(document, indent=1).encode()
     start = data.draw(st.integers(0, len(raw)))
     end = data.draw(st.integers(start, min(len(raw), start + 20)))
@@ -118,39 +120,39 @@ def damage(document: Any, data: st.DataObject) -> bytes:
 
 @dataclass(frozen=True)
 class Damage:
-    """The text of a document that is not as it was written, and what is wrong with it."""
+    """The text of a damaged document, and a description of the damage."""
 
-    place: str
+    description: str
     text: str
 
 
-def iterate_damages(documents: list[Any], each: int, every: int = 1) -> Iterator[tuple[int, Damage]]:
-    """Every place of some documents, one for all items of a list, with so many kinds of junk, by turns.
+def iterate_damages(documents: list[Any], junk_per_place: int, stride: int = 1) -> Iterator[tuple[int, Damage]]:
+    """Yield a document's index and a damage, for every path, with `junk_per_place` values of junk by turns.
 
-    The number of the document stands before. What other documents with the same `event` and `part` have is left out;
-    of what remains, every second place is taken where `every` is 2, and so on.
+    All indices of a list count as one path. Paths that an earlier document with the same `event` and `part` has are
+    left out; of the others, every second one is damaged if `stride` is 2, and so on.
     """
-    junk = cycle(_JUNK)
-    known = set[object]()
-    for number, document in enumerate(documents):
-        for path in paths_in(document):
-            shape = tuple("*" if isinstance(part, int) else part for part in path)
-            key = (document.get("event"), document.get("part"), shape)
-            if key in known:
+    junk_cycle = cycle(_JUNK)
+    seen_keys = set[object]()
+    for index, document in enumerate(documents):
+        for path in list_paths(document):
+            path_pattern = tuple("*" if isinstance(part, int) else part for part in path)
+            key = (document.get("event"), document.get("part"), path_pattern)
+            if key in seen_keys:
                 continue
-            known.add(key)
-            if len(known) % every:
+            seen_keys.add(key)
+            if len(seen_keys) % stride:
                 continue
-            for item in islice(junk, each):
-                yield number, _put(document, path, item)
+            for junk_value in islice(junk_cycle, junk_per_place):
+                yield index, _replace_value(document, path, junk_value)
 
 
-def _put(document: Any, path: Place, junk: object) -> Damage:
-    copy = deepcopy(document)
-    parent = at(copy, path[:-1])
-    if junk is _GONE:
+def _replace_value(document: Any, path: DocumentPath, junk: object) -> Damage:
+    damaged_document = deepcopy(document)
+    parent = get_at(damaged_document, path[:-1])
+    if junk is _REMOVED:
         del parent[path[-1]]
     else:
         parent[path[-1]] = junk
-    text = json.dumps(copy).replace(f'"{_DEEP}"', "[" * 100_000 + "]" * 100_000)
-    return Damage(f"{dotted(path)} is {str(junk)[:20]!r}", text)
+    text = json.dumps(damaged_document).replace(f'"{_DEEP_MARK}"', "[" * 100_000 + "]" * 100_000)
+    return Damage(f"{format_path(path)} is {str(junk)[:20]!r}", text)

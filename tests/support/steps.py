@@ -1,4 +1,4 @@
-"""Steps for tests: what a test does not name is of no matter to it."""
+"""Steps for tests, with defaults for the fields that a test does not depend on."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["make_step"]
 
 
 def make_step(stage: Stage, chain: str = "m/s@cpu", **fields: Any) -> Step:
-    """A step of a chain, `<model>/<submodel>@<target>`, named after it and its stage."""
+    """Make a step of a chain, `<model>/<submodel>@<target>`; its name is that of the chain and the stage."""
     model, _, target = chain.partition("@")
     model, _, submodel = model.partition("/")
-    named: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "id": f"{chain}:{stage}",
         "dialect": "d",
         "model": model,
@@ -29,4 +29,4 @@ def make_step(stage: Stage, chain: str = "m/s@cpu", **fields: Any) -> Step:
         "timeout": LIMIT_SECONDS,
         "origin": Origin("spec.json"),
     }
-    return Step(chain=chain, stage=stage, **{**named, **fields})
+    return Step(chain=chain, stage=stage, **{**defaults, **fields})

@@ -1,4 +1,4 @@
-"""An iree-benchmark-module whose times a test chooses, so that what is reported of them is known."""
+"""An iree-benchmark-module with times that a test chooses, so that the expected report is known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["synthetic_times"]
+__all__ = ["write_benchmark_tool"]
 
 # A benchmark has the machine for itself, so that no two starts count at once.
 _SCRIPT = """#!/bin/sh
@@ -22,16 +22,16 @@ exec cat "$started.json"
 """
 
 
-def synthetic_times(folder: Path, *starts: Sequence[float]) -> str:
-    """Makes the tool; its path, as a toolchain names it.
+def write_benchmark_tool(folder: Path, *starts: Sequence[float]) -> str:
+    """Write the tool; return its path, as a toolchain has it.
 
-    `folder`: where to; made. `starts`: of each process start the time of every repetition, in ms; the last is that of
-    all further ones too.
+    `folder`: its directory, which is created. `starts`: the times of the repetitions of each process start, in ms; the
+    last ones apply to all further starts too.
     """
     folder.mkdir()
     for number, times in enumerate(starts):
-        (folder / f"{number}.json").write_text(_report(times))
-    (folder / "last.json").write_text(_report(starts[-1]))
+        (folder / f"{number}.json").write_text(_make_report(times))
+    (folder / "last.json").write_text(_make_report(starts[-1]))
     (folder / "started").write_text("0\n")
     script = folder / "iree-benchmark-module"
     script.write_text(_SCRIPT.format(folder=shlex.quote(str(folder))))
@@ -39,8 +39,8 @@ def synthetic_times(folder: Path, *starts: Sequence[float]) -> str:
     return str(script)
 
 
-def _report(times: Sequence[float]) -> str:
-    """What Google Benchmark prints with `--benchmark_format=json`, as far as anything reads it."""
+def _make_report(times: Sequence[float]) -> str:
+    """Return the fields of Google Benchmark's `--benchmark_format=json` that the toolkit reads."""
     name = "BM_abs/real_time"
     rows = [
         {

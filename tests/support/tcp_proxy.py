@@ -1,4 +1,4 @@
-"""A way to a port of this machine that can be cut."""
+"""A TCP proxy to a port of this machine, whose connections a test can cut."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Way", "way_to"]
+__all__ = ["TcpProxy", "run_tcp_proxy"]
 
 
-class Way:
-    """Passes connections on, until they are cut; new ones are passed on all the same."""
+class TcpProxy:
+    """Forwards connections until they are cut; later connections are forwarded again."""
 
     def __init__(self, port: int) -> None:
-        self._target = port
+        self._port = port
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._open: list[socket.socket] = []
+        self._connections: list[socket.socket] = []
         self._mutex = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -27,37 +27,37 @@ class Way:
     def port(self) -> int:
         return int(self._listener.getsockname()[1])
 
-    def cut(self) -> int:
-        """Ends all connections; how many there were."""
+    def cut_connections(self) -> int:
+        """Close all connections; return their number in sockets."""
         with self._mutex:
-            cut, self._open = self._open, []
-        for connection in cut:
+            connections, self._connections = self._connections, []
+        for connection in connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
-        return len(cut)
+        return len(connections)
 
     def close(self) -> None:
-        """Ends it."""
+        """Stop the proxy."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self.cut()
+        self.cut_connections()
 
     def _accept(self) -> None:
         while True:
             try:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._target))
+                client, _ = self._listener.accept()
+                upstream = socket.create_connection(("127.0.0.1", self._port))
             except OSError:
                 return
             with self._mutex:
-                self._open += [near, far]
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=_pass_on, args=(source, sink), daemon=True).start()
+                self._connections += [client, upstream]
+            for source, sink in ((client, upstream), (upstream, client)):
+                threading.Thread(target=_forward, args=(source, sink), daemon=True).start()
 
 
-def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+def _forward(source: socket.socket, sink: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
             sink.sendall(data)
@@ -66,10 +66,10 @@ def _pass_on(source: socket.socket, sink: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def way_to(port: int) -> Iterator[Way]:
-    """A way to a port, until this is left."""
-    way = Way(port)
+def run_tcp_proxy(port: int) -> Iterator[TcpProxy]:
+    """Run a proxy to a port until the end of the block."""
+    proxy = TcpProxy(port)
     try:
-        yield way
+        yield proxy
     finally:
-        way.close()
+        proxy.close()

@@ -1,4 +1,4 @@
-"""The clock of a file system, which is coarse."""
+"""Waits for the coarse clock of a file system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["await_tick"]
 
 
 def await_tick(path: Path) -> None:
-    """Returns when a change of a file gets another time than its last one has, some milliseconds at most."""
+    """Wait, some milliseconds at most, until a change of a file would get another timestamp than its last change."""
     probe = path.parent.parent / f"{path.name}.probe"
 
     def has_ticked() -> bool:

@@ -1,4 +1,4 @@
-"""Documents of torch models with every field that they may have, and a tree of them with one changed."""
+"""Documents of torch models with every field of their schemas, and trees with one changed document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ URL_WEIGHT = {"type": "url", "url": "https://h/w.irpa", "scope": "model"}
 RANDOM_WEIGHT = {"type": "random", "module": "m/modules/a", "seed": 42, "scope": ""}
 SPLAT_WEIGHT = {"type": "splat", "module": "m/modules/a", "value": 0.5, "scope": "other"}
 PIPELINE = {"pipeline_mlir": "https://h/p.mlir", "pipeline_compiler_flags": ["--x"]}
-# A document of each type with every field that it may have.
+# A document of each type has every field of its schema.
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "m/modules/a.json": MODULE
     | {
@@ -56,7 +56,7 @@ MODELS: dict[str, type[ModuleDefinition | QualityTest | BenchmarkTest | Compstat
 MODULE_FILE, QUALITY_FILE, BENCHMARK_FILE, COMPSTAT_FILE = MODELS
 
 
-def read_changed(folder: Path, name: str, content: Any) -> CaseSet:
-    """The cases of the documents, of which one has other content."""
+def load_changed(folder: Path, name: str, content: Any) -> CaseSet:
+    """Load the cases of the documents, of which one is replaced by other content."""
     files = {f"torch_models/{path}": document for path, document in (DOCUMENTS | {name: content}).items()}
     return load_torch(write_tree(folder, files))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.support.command_line import Done, run_here
+from tests.support.command_line import CommandResult, run_here
 from tests.support.places import ROOT
 from tests.support.pytest_here import run_pytest_here
 from tests.support.warm_cache import fill_cache
@@ -27,7 +27,7 @@ CPU = (
     "--iree-hal-local-target-device-backends=llvm-cpu",
     "--iree-llvmcpu-target-cpu=host",
 )
-# y = x·w + x, with w a parameter.
+# The program computes y = x·w + x, with w a parameter.
 PROGRAM = """
 module @%(name)s {
   util.global private @w = #stream.parameter.named<"model"::"w"> : tensor<4x4xf32>
@@ -43,23 +43,23 @@ module @%(name)s {
   }
 }
 """
-# Where the toolkit is installed, pytest finds the plugin by itself, and would not take it twice.
-INSTALLED = entry_points(group="pytest11", name="iree_gauntlet")
-PLUGINS = ("-p", "no:cacheprovider", *(() if INSTALLED else ("-p", "iree_gauntlet.pytest_plugin")))
+# pytest finds the plugin of an installed toolkit by itself, and would reject it a second time.
+_PLUGIN_ENTRY_POINTS = entry_points(group="pytest11", name="iree_gauntlet")
+_PLUGIN_OPTIONS = ("-p", "no:cacheprovider", *(() if _PLUGIN_ENTRY_POINTS else ("-p", "iree_gauntlet.pytest_plugin")))
 BENCHMARK = ("--device=local-task", "--function=main")
-X = np.arange(8, dtype=np.float32).reshape(2, 4)
+INPUT = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 
 @dataclass
 class TorchProject:
-    """A folder with `suite/` (tests and modules) and `files/` (external files)."""
+    """A directory with `suite/` (tests and modules) and `files/` (external files)."""
 
     folder: Path
     suite_name: str = "suite"
 
     @classmethod
-    def filled(cls, folder: Path) -> Self:
-        """One with a test of every type, whose program was compiled before."""
+    def create_filled(cls, folder: Path) -> Self:
+        """Create a project with a test of every type, whose program is in the cache."""
         project = cls(folder)
         project.fill()
         project.warm()
@@ -67,11 +67,11 @@ class TorchProject:
 
     @property
     def suite(self) -> Path:
-        """The folder of tests."""
+        """The directory of tests."""
         return self.folder / self.suite_name
 
     def module(self, name: str = "toy/modules/add_cpu", **changes: Any) -> str:
-        """A module definition and its program; its name."""
+        """Write a module definition and its program; return its name."""
         path = self.suite / f"{name}.json"
         program = f"{path.stem}.mlir"
         self.write(path, {"mlir": program, "compiler_flags": list(CPU), **changes})
@@ -79,12 +79,12 @@ class TorchProject:
         return name
 
     def quality(self, name: str = "toy/add_quality_cpu", *, value: float = 0.5, **changes: Any) -> Path:
-        """A quality test with splat weights, and its expected output."""
-        expected = X @ np.full((4, 4), value, np.float32) + X
+        """Write a quality test with splat weights, and its expected output."""
+        expected_output = INPUT @ np.full((4, 4), value, np.float32) + INPUT
         files = self.folder / "files" / name.replace("/", "_")
         files.mkdir(parents=True, exist_ok=True)
-        np.save(files / "x.npy", X)
-        np.save(files / "y.npy", expected)
+        np.save(files / "x.npy", INPUT)
+        np.save(files / "y.npy", expected_output)
         return self.test(
             name,
             type="quality",
@@ -96,7 +96,7 @@ class TorchProject:
         )
 
     def benchmark(self, name: str = "toy/add_benchmark_cpu", **changes: Any) -> Path:
-        """A benchmark with random weights."""
+        """Write a benchmark with random weights."""
         fields = {
             "weights": [{"type": "random", "module": "toy/modules/add_cpu", "seed": 1, "scope": "model"}],
             "inputs": [{"value": "2x4xf32=1"}],
@@ -105,89 +105,91 @@ class TorchProject:
         return self.test(name, type="benchmark", **(fields | changes))
 
     def compstat(self, name: str = "toy/add_compstat_cpu", **changes: Any) -> Path:
-        """A test of compile statistics."""
+        """Write a test of compile statistics."""
         return self.write(
             self.suite / f"{name}.json",
             {"type": "compstat", "markers": ["cpu"], "module": "toy/modules/add_cpu", **changes},
         )
 
     def test(self, name: str, **fields: Any) -> Path:
-        """A test of modules."""
+        """Write a test of modules."""
         return self.write(
             self.suite / f"{name}.json", {"markers": ["cpu"], "modules": ["toy/modules/add_cpu"], **fields}
         )
 
     def write(self, path: Path, document: object) -> Path:
-        """A JSON file."""
+        """Write a JSON file; return its path."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document, indent=2))
         return path
 
     def fill(self) -> None:
-        """A test of every type, of one program."""
+        """Write a test of every type, of one program."""
         self.module()
         self.quality()
         self.benchmark()
         self.compstat(golden_dispatch_count=1)
 
     def warm(self, artifacts: Path | None = None, *, modules: bool = True) -> None:
-        """The tools' flags, and the compiled program of `fill`, as from an earlier session.
+        """Fill the cache with the tools' flags and the compiled program of `fill`, as an earlier session would.
 
-        `artifacts`: the folder, which does not exist yet; that of pytest's runs by default.
+        `artifacts`: its directory, which does not exist yet; that of pytest's runs by default.
         """
-        fill_cache(artifacts or self.folder / "artifacts", _make_warm, modules=modules, name="torch-artifacts")
+        fill_cache(
+            artifacts or self.folder / "artifacts", _fill_template_artifacts, modules=modules, name="torch-artifacts"
+        )
 
     def options(self, *arguments: str) -> list[str]:
-        """The plugin's options, as a person types them."""
+        """Return the plugin's options, as a user types them."""
         folders = ["--test-file-directory=./suite", "--module-directory=./suite", "--external-file-directory=./files"]
         return [*folders, *arguments]
 
-    def pytest(self, *arguments: str, **environment: str) -> Done:
-        """Runs pytest on the suite, in this process."""
-        words = [*PLUGINS, *self.options(*arguments)]
-        return run_pytest_here(words, self.folder, self.environment(**environment))
+    def pytest(self, *arguments: str, **environment: str) -> CommandResult:
+        """Run pytest on the suite, in this process."""
+        command = [*_PLUGIN_OPTIONS, *self.options(*arguments)]
+        return run_pytest_here(command, self.folder, self.environment(**environment))
 
-    def plain_pytest(self, arguments: Sequence[str], folder: Path | None = None) -> Done:
-        """As `pytest`, with these arguments alone, and in another folder where one is named."""
-        return run_pytest_here([*PLUGINS, *arguments], folder or self.folder, self.environment())
+    def plain_pytest(self, arguments: Sequence[str], folder: Path | None = None) -> CommandResult:
+        """Run pytest with only these arguments, by default in the project."""
+        return run_pytest_here([*_PLUGIN_OPTIONS, *arguments], folder or self.folder, self.environment())
 
     def pytest_command(self, *arguments: str) -> list[str]:
-        """The command line of a pytest in a process of its own."""
-        return [sys.executable, "-m", "pytest", *PLUGINS, "-p", "no:randomly", *self.options(*arguments)]
+        """Return the command line of a pytest in a process of its own."""
+        return [sys.executable, "-m", "pytest", *_PLUGIN_OPTIONS, "-p", "no:randomly", *self.options(*arguments)]
 
-    def pytest_process(self, *arguments: str) -> Done:
-        """As `pytest`, in a process of its own, which may start further ones."""
+    def pytest_process(self, *arguments: str) -> CommandResult:
+        """Run pytest as `pytest` does, but in a process of its own, which may start further ones."""
         command = self.pytest_command(*arguments)
-        done = subprocess.run(
+        result = subprocess.run(
             command, cwd=self.folder, capture_output=True, text=True, check=False, env=self.environment()
         )
-        return Done(done.returncode, done.stdout, done.stderr)
+        return CommandResult(result.returncode, result.stdout, result.stderr)
 
-    def gauntlet(self, *arguments: str) -> Done:
-        """Runs the toolkit's own command on the suite, with the artifacts of pytest's runs as its cache."""
+    def gauntlet(self, *arguments: str) -> CommandResult:
+        """Run `gauntlet` on the suite, with the artifacts of pytest's runs as its cache."""
         folders = ["--spec-dir=suite", "--module-directory=suite", "--external-file-directory=files"]
         return run_here([*arguments, *folders, "--cache-dir=artifacts"], self.folder, self.environment())
 
     @staticmethod
     def environment(**changes: str) -> dict[str, str]:
-        """Of a process that finds the toolkit, and no plugins but those that it is given."""
-        dropped = ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST", "COV_CORE_SOURCE")
-        kept = {name: value for name, value in os.environ.items() if name not in dropped}
-        return kept | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", **changes}
+        """Return the environment of a process that finds the toolkit, without options of the outer pytest."""
+        pytest_variables = ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST", "COV_CORE_SOURCE")
+        variables = {name: value for name, value in os.environ.items() if name not in pytest_variables}
+        return variables | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", **changes}
 
     def journal(self, name: str = "journal.jsonl") -> list[dict[str, Any]]:
-        """The events of the newest session."""
+        """Read the events of the newest session."""
         newest = max((self.folder / "artifacts" / "runs").iterdir())
         return [json.loads(line) for line in (newest / name).read_text().splitlines()]
 
     def summary(self) -> dict[str, Any]:
-        """The job summary in the working folder."""
-        found: dict[str, Any] = json.loads((self.folder / "job_summary.json").read_text())
-        return found
+        """Read the job summary in the working directory."""
+        summary: dict[str, Any] = json.loads((self.folder / "job_summary.json").read_text())
+        return summary
 
 
-def _make_warm(artifacts: Path) -> None:
+def _fill_template_artifacts(artifacts: Path) -> None:
     project = TorchProject(artifacts.with_name("torch-project"))
     project.fill()
-    done = project.pytest("-q", "-k", "compstat", f"--artifact-directory={artifacts}")
-    assert done.code == 0, done.text
+    result = project.pytest("-q", "-k", "compstat", f"--artifact-directory={artifacts}")
+    assert result.code == 0, result.text

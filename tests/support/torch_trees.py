@@ -1,4 +1,4 @@
-"""Small trees of torch models: valid documents, and how a tree of them is loaded."""
+"""Small trees of torch models: valid documents, and loading a tree of them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALL_STAGES",
+    "ALL_TARGETS",
     "BENCHMARK",
     "COMPSTAT",
-    "EVERYWHERE",
     "MODULE",
     "QUALITY",
     "TREE",
     "load_torch",
-    "quality_file",
-    "without",
+    "make_quality_file",
+    "remove_fields",
 ]
 
 ALL_STAGES = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
-# Targets that cover every test.
-EVERYWHERE = (CPU, *(Target(family) for family in ("rocm", "cuda", "vulkan", "metal", "vmvx")))
+# These targets cover every test.
+ALL_TARGETS = (CPU, *(Target(family) for family in ("rocm", "cuda", "vulkan", "metal", "vmvx")))
 
 MODULE: dict[str, Any] = {
     "mlir": "https://h/model.mlir",
@@ -69,8 +69,8 @@ TREE: dict[str, Any] = {
 }
 
 
-def without(document: dict[str, Any], *fields: str) -> dict[str, Any]:
-    """A document that lacks some fields."""
+def remove_fields(document: dict[str, Any], *fields: str) -> dict[str, Any]:
+    """Return a document without some fields."""
     return {key: value for key, value in document.items() if key not in fields}
 
 
@@ -80,14 +80,14 @@ def load_torch(
     includes: Sequence[Include] = (Include(),),
     external: Path | None = None,
     modules: Path | None = None,
-    expected: Sequence[ExpectedFailure] = (),
+    expected_failures: Sequence[ExpectedFailure] = (),
     device: str = "",
 ) -> CaseSet:
-    """The cases of trees; on every target where none is named."""
+    """Load the cases of trees; on all targets by default."""
     specs = read_specs([folders] if isinstance(folders, Path) else folders, external, modules)
-    return load_cases(specs, includes, targets or EVERYWHERE, expected, device)
+    return load_cases(specs, includes, targets or ALL_TARGETS, expected_failures, device)
 
 
-def quality_file(name: str, **changes: Any) -> dict[str, Any]:
-    """A quality test under a name, changed."""
+def make_quality_file(name: str, **changes: Any) -> dict[str, Any]:
+    """Return the file of a quality test with changes, by its path."""
     return {f"torch_models/{name}.json": QUALITY | changes}

@@ -1,4 +1,4 @@
-"""A second host: a network namespace at the other end of a cable, with file systems of its own in place of ours."""
+"""A second host: a network namespace at the other end of a virtual cable, which may hide directories of ours."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["HERE", "THERE", "OtherHost", "needs_hosts", "other_host"]
+__all__ = ["LOCAL_ADDRESS", "REMOTE_ADDRESS", "OtherHost", "needs_hosts", "other_host"]
 
-HERE, THERE = "10.77.0.1", "10.77.0.2"
+LOCAL_ADDRESS, REMOTE_ADDRESS = "10.77.0.1", "10.77.0.2"
 needs_hosts = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"),
     reason="makes network namespaces: root, iproute2 and util-linux",
@@ -26,47 +26,47 @@ needs_hosts = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class OtherHost:
-    """The other host."""
+    """The second host, and the name of our end of its cable."""
 
     namespace: str
     cable: str
 
-    def words(self, argv: Sequence[str], hidden: Sequence[Path]) -> list[str]:
-        """An argument vector that runs there, where some of our folders are empty."""
-        mounts = " && ".join(f"mount -t tmpfs none '{folder}'" for folder in hidden)
+    def make_argv(self, argv: Sequence[str], hidden_folders: Sequence[Path]) -> list[str]:
+        """Return an argument vector that runs a command there, with empty directories in place of some of ours."""
+        mounts = " && ".join(f"mount -t tmpfs none '{folder}'" for folder in hidden_folders)
         script = f'{mounts} && exec "$@"'
         return ["ip", "netns", "exec", self.namespace, "unshare", "--mount", "sh", "-c", script, "sh", *argv]
 
-    def cut(self) -> None:
-        """Pulls the cable."""
-        _ip("link", "set", self.cable, "down")
+    def disconnect(self) -> None:
+        """Take the connection down."""
+        _run_ip("link", "set", self.cable, "down")
 
-    def mend(self) -> None:
-        """Puts it back."""
-        _ip("link", "set", self.cable, "up")
+    def reconnect(self) -> None:
+        """Bring the connection up."""
+        _run_ip("link", "set", self.cable, "up")
 
 
 @contextlib.contextmanager
 def other_host() -> Iterator[OtherHost]:
-    """A host at the other end of a cable, until this is left; it has no other way out."""
+    """Create a host at the other end of a cable, its only connection; remove it at the end of the block."""
     host = OtherHost(f"gauntlet-{os.getpid()}", f"gh{os.getpid()}"[:15])
-    far = f"gt{os.getpid()}"[:15]
-    _ip("netns", "add", host.namespace)
+    remote_cable = f"gt{os.getpid()}"[:15]
+    _run_ip("netns", "add", host.namespace)
     try:
-        _ip("link", "add", host.cable, "type", "veth", "peer", "name", far, "netns", host.namespace)
-        _ip("addr", "add", f"{HERE}/24", "dev", host.cable)
-        _ip("link", "set", host.cable, "up")
-        for words in (
-            ("addr", "add", f"{THERE}/24", "dev", far),
-            ("link", "set", far, "up"),
+        _run_ip("link", "add", host.cable, "type", "veth", "peer", "name", remote_cable, "netns", host.namespace)
+        _run_ip("addr", "add", f"{LOCAL_ADDRESS}/24", "dev", host.cable)
+        _run_ip("link", "set", host.cable, "up")
+        for arguments in (
+            ("addr", "add", f"{REMOTE_ADDRESS}/24", "dev", remote_cable),
+            ("link", "set", remote_cable, "up"),
             ("link", "set", "lo", "up"),
         ):
-            _ip("-n", host.namespace, *words)
+            _run_ip("-n", host.namespace, *arguments)
         yield host
     finally:
-        _ip("netns", "del", host.namespace)
+        _run_ip("netns", "del", host.namespace)
         subprocess.run(["ip", "link", "del", host.cable], check=False, capture_output=True)
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+def _run_ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Variants built by the script as the toolkit starts it, and run by the real compiler and runtime."""
+"""Builds variants with the real script, and runs them with the real compiler and runtime."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ FLAGS = (
 
 
 @dataclass(frozen=True)
-class Built:
-    """A build folder, and what is made of it."""
+class VariantBuild:
+    """A build directory, and its compiled modules."""
 
     folder: Path
 
     @property
     def record(self) -> dict[str, Any]:
         read_build(self.folder)
-        found: dict[str, Any] = json.loads((self.folder / "build.json").read_text(encoding="utf-8"))
-        return found
+        record: dict[str, Any] = json.loads((self.folder / "build.json").read_text(encoding="utf-8"))
+        return record
 
     @property
     def program(self) -> Path:
@@ -48,62 +48,64 @@ class Built:
         return self.folder / "iree" / f"module{''.join(flags).replace('=', '-')}.vmfb"
 
     def outputs(self) -> list[NDArray[Any]]:
-        return [read(self.folder, item) for item in self.record["programs"][0]["outputs"]]
+        return [read_array(self.folder, array_fields) for array_fields in self.record["programs"][0]["outputs"]]
 
     def reference(self) -> list[NDArray[Any]]:
-        return [read(self.folder, item) for item in self.record["reference"]] or self.outputs()
+        return [read_array(self.folder, array_fields) for array_fields in self.record["reference"]] or self.outputs()
 
-    def compiled(self, flags: Sequence[str] = ()) -> Path:
-        """Import and compile it."""
+    def compile_module(self, flags: Sequence[str] = ()) -> Path:
+        """Import and compile the program; return the path of the module."""
         module = self.module(flags)
         self.program.parent.mkdir(exist_ok=True)
         if not self.program.exists():
-            parameters = self.program.with_name("model.irpa")
-            words = ["--externalize-params", "--save-params-to", str(parameters), "-o", str(self.program)]
+            parameter_file = self.program.with_name("model.irpa")
+            import_options = ["--externalize-params", "--save-params-to", str(parameter_file), "-o", str(self.program)]
             importer = [sys.executable, "-m", "iree.compiler.tools.import_onnx"]
-            check([*importer, str(self.folder / "main.onnx"), *words])
-        # The native one: its wrapper takes longer to start than this takes to compile.
-        import iree.compiler  # noqa: PLC0415 - not for those who build alone
+            run_checked([*importer, str(self.folder / "main.onnx"), *import_options])
+        # The native compiler is called, as its Python wrapper takes longer to start than it takes to compile.
+        import iree.compiler  # noqa: PLC0415 - building alone needs no compiler
 
-        native = Path(iree.compiler.__path__[0]) / "_mlir_libs" / "iree-compile"
-        check([str(native), str(self.program), "-o", str(module), *FLAGS, *flags])
+        compiler_path = Path(iree.compiler.__path__[0]) / "_mlir_libs" / "iree-compile"
+        run_checked([str(compiler_path), str(self.program), "-o", str(module), *FLAGS, *flags])
         return module
 
     def run(self, flags: Sequence[str] = (), calls: int = 1) -> tuple[list[NDArray[Any]], float]:
-        """Compile and run it: the outputs, and the median call in ms."""
-        module = self.compiled(flags)
+        """Compile and run the program; return the outputs, and the median call time in ms."""
+        module = self.compile_module(flags)
         inputs = self.record["programs"][0]["inputs"]
-        given = [{"file": str(self.folder / item["file"]), "type": item["type"]} for item in inputs]
+        plan_inputs = [
+            {"file": str(self.folder / array_fields["file"]), "type": array_fields["type"]} for array_fields in inputs
+        ]
         plan = {
             "modules": [str(module)],
             "parameters": [["model", str(self.program.with_name("model.irpa"))]],
             "function": "main_graph",
             "devices": ["local-task"],
-            "inputs": given,
+            "inputs": plan_inputs,
             "outputs": str(self.program.parent),
             "calls": calls,
             "warm_up_calls": 1,
         }
-        path = self.program.with_name("plan.json")
-        path.write_text(json.dumps(plan), encoding="utf-8")
+        plan_path = self.program.with_name("plan.json")
+        plan_path.write_text(json.dumps(plan), encoding="utf-8")
         script = Path(iree_side.__file__).with_name("measure_module.py")
-        done = check([sys.executable, str(script), str(path)])
-        answer = json.loads(done.stdout.splitlines()[-1])
-        found = [read(self.program.parent, item) for item in answer["outputs"]]
-        return found, float(np.median(answer["call_ms"][0]))
+        result = run_checked([sys.executable, str(script), str(plan_path)])
+        response = json.loads(result.stdout.splitlines()[-1])
+        outputs = [read_array(self.program.parent, array_fields) for array_fields in response["outputs"]]
+        return outputs, float(np.median(response["call_ms"][0]))
 
 
-def plan_of(
-    folder: Path, model_type: str = "linear", m: int = 4, k: int = 64, n: int = 32, **given: Any
+def make_plan(
+    folder: Path, model_type: str = "linear", m: int = 4, k: int = 64, n: int = 32, **options: Any
 ) -> VariantPlan:
-    return VariantPlan(model_type=model_type, m=m, k=k, n=n, **{"output": str(folder), **given})
+    return VariantPlan(model_type=model_type, m=m, k=k, n=n, **{"output": str(folder), **options})
 
 
 def run_builder(plan: VariantPlan) -> subprocess.CompletedProcess[str]:
     folder = Path(plan.output)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
-    # From another folder, as an environment in which the toolkit is not installed.
+    # The working directory and environment are those of a Python without the toolkit.
     return subprocess.run(
         [*make_torch_argv(sys.executable, "building_variant"), str(folder / "plan.json")],
         cwd=folder,
@@ -115,42 +117,44 @@ def run_builder(plan: VariantPlan) -> subprocess.CompletedProcess[str]:
     )
 
 
-def built(folder: Path, model_type: str = "linear", m: int = 4, k: int = 64, n: int = 32, **given: Any) -> Built:
-    """Build it by the script."""
-    plan = plan_of(folder, model_type, m, k, n, **given)
-    done = run_builder(plan)
-    assert done.returncode == 0, done.stderr
-    assert not done.stdout
-    return Built(folder)
+def build_variant(
+    folder: Path, model_type: str = "linear", m: int = 4, k: int = 64, n: int = 32, **options: Any
+) -> VariantBuild:
+    """Build a variant with the script, in a process of its own."""
+    plan = make_plan(folder, model_type, m, k, n, **options)
+    result = run_builder(plan)
+    assert result.returncode == 0, result.stderr
+    assert not result.stdout
+    return VariantBuild(folder)
 
 
-def built_here(folder: Path, plan: VariantPlan) -> Built:
-    """Build it in this process, which has torch loaded once."""
+def build_variant_in_process(folder: Path, plan: VariantPlan) -> VariantBuild:
+    """Build a variant in this process, which loads torch once."""
     from iree_gauntlet.torch_models.torch_side.building_variant import build  # noqa: PLC0415 - it imports torch
 
     build(replace(plan, output=str(folder)))
-    return Built(folder)
+    return VariantBuild(folder)
 
 
-def errors(done: subprocess.CompletedProcess[str]) -> list[str]:
-    return [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+def list_errors(result: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in result.stderr.splitlines() if line.startswith("error: ")]
 
 
-def check(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[-3000:]}"
-    return done
+def run_checked(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+    assert result.returncode == 0, f"{' '.join(command)}\n{result.stderr[-3000:]}"
+    return result
 
 
-def read(folder: Path, item: dict[str, Any]) -> NDArray[Any]:
-    """An array of a build folder or of the worker, floats in f64."""
-    found: NDArray[Any] = np.load(folder / item["file"], allow_pickle=False)
-    if item["type"] == "bf16":
-        found = (found.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return found.astype(np.float64)
+def read_array(folder: Path, array_fields: dict[str, Any]) -> NDArray[Any]:
+    """Read an array of a build directory or of the worker, with floats in f64."""
+    array: NDArray[Any] = np.load(folder / array_fields["file"], allow_pickle=False)
+    if array_fields["type"] == "bf16":
+        array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float64)
 
 
-def distance(actual: Sequence[NDArray[Any]], expected: Sequence[NDArray[Any]]) -> float:
-    """Relative root mean square of the differences."""
-    noise = sum(float(np.square(one - two).sum()) for one, two in zip(actual, expected, strict=True))
-    return float(np.sqrt(noise / sum(float(np.square(two).sum()) for two in expected)))
+def compute_distance(outputs: Sequence[NDArray[Any]], references: Sequence[NDArray[Any]]) -> float:
+    """Compute the relative root mean square of the differences."""
+    error = sum(float(np.square(a - b).sum()) for a, b in zip(outputs, references, strict=True))
+    return float(np.sqrt(error / sum(float(np.square(b).sum()) for b in references)))

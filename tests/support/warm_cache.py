@@ -1,11 +1,11 @@
-"""A cache in which the tools' flags and the modules of a small project are already: made once a session."""
+"""A cache that already has the tools' flags and the modules of a small project: built once a session."""
 
 from __future__ import annotations
 
 import shutil
 from typing import TYPE_CHECKING
 
-from tests.support.session_folder import made_once
+from tests.support.session_folder import make_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,13 +15,13 @@ __all__ = ["fill_cache"]
 
 
 def fill_cache(cache: Path, warm: Callable[[Path], None], *, modules: bool, name: str = "toy-cache") -> None:
-    """Fills a project's cache.
+    """Fill a project's cache.
 
-    The files are copied, not linked: a few hundred kilobytes, and tests that damage a cache damage their own.
+    The files are copied, not linked: a few hundred kilobytes, and tests that damage a cache damage their own copy.
 
-    `cache`: the folder; it does not exist yet.
+    `cache`: its directory, which does not exist yet. `warm`: fills the cache that is copied.
     """
-    template = made_once(name, warm)
+    template = make_once(name, warm)
     cache.mkdir(parents=True)
     shutil.copytree(template / "toolchains", cache / "toolchains")
     if modules:

@@ -1,4 +1,4 @@
-"""The measuring programs that run in IREE's Python: in this process, which takes less than a start, or in their own."""
+"""Runs the measuring programs of IREE's Python: in this process, which is faster, or in one of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.workers.iree_side.plan_file import answer_plan
-from tests.support.command_line import LIMIT_SECONDS, Done
+from tests.support.command_line import LIMIT_SECONDS, CommandResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ CPU_FLAGS = (
 
 
 def compile_for_cpu(program: str, module: Path) -> None:
-    """Compiles a program's text, which is written beside the module."""
+    """Compile a program's text; its file is written next to the module."""
     source = module.with_suffix(".mlir")
     source.write_text(program)
     argv = [find_installed().compiler.compile, source.name, "-o", module.name, *CPU_FLAGS]
@@ -33,23 +33,23 @@ def compile_for_cpu(program: str, module: Path) -> None:
 
 
 def run_script(script: Path, plan: Mapping[str, Any], folder: Path) -> subprocess.CompletedProcess[str]:
-    """What a program does with a plan in a process of its own."""
-    path = folder / "plan.json"
-    path.write_text(json.dumps(plan))
-    argv = [sys.executable, str(script), str(path)]
+    """Run a script with a plan, in a process of its own."""
+    plan_path = folder / "plan.json"
+    plan_path.write_text(json.dumps(plan))
+    argv = [sys.executable, str(script), str(plan_path)]
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS)
 
 
-def answered_here(
+def run_plan_here(
     measure: Callable[[dict[str, Any]], dict[str, Any]],
     plan: dict[str, Any],
     folder: Path,
     capture: pytest.CaptureFixture[str],
-) -> Done:
-    """What a program does with a plan; `capture`, pytest's `capfd`, sees what the runtime itself writes."""
-    path = folder / "plan.json"
-    path.write_text(json.dumps(plan))
+) -> CommandResult:
+    """Run `measure` with a plan; `capture`, pytest's `capfd`, gets the output of the runtime itself."""
+    plan_path = folder / "plan.json"
+    plan_path.write_text(json.dumps(plan))
     capture.readouterr()
-    code = answer_plan(["measure.py", str(path)], measure)
+    exit_code = answer_plan(["measure.py", str(plan_path)], measure)
     out, err = capture.readouterr()
-    return Done(code, out, err)
+    return CommandResult(exit_code, out, err)

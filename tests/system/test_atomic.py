@@ -161,13 +161,13 @@ KILLED = """
 import sys
 from pathlib import Path
 from iree_gauntlet.system.atomic import write_atomic
-from tests.support.dying import killed_everywhere
+from tests.support.dying import kill_at_each_moment
 path = Path(sys.argv[1])
 seen = set()
 def look():
     seen.add(path.read_text())
 path.write_text("0" * 200_000)
-print(killed_everywhere(lambda: write_atomic(path, "1" * 200_000), look))
+print(kill_at_each_moment(lambda: write_atomic(path, "1" * 200_000), look))
 assert seen == {"0" * 200_000, "1" * 200_000}, seen
 """
 

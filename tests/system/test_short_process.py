@@ -9,8 +9,8 @@ import pytest
 
 from iree_gauntlet.system import short_process
 from iree_gauntlet.system.short_process import run_logged, run_short
-from tests.support.hanging import HANG, growing_times, marked_hang
-from tests.support.processes import running, wait_until
+from tests.support.hanging import HANG, iterate_timeouts, make_hang_command
+from tests.support.processes import find_processes, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +48,7 @@ def test_an_interrupt_of_ours_ends_the_program_and_what_it_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace: float
 ) -> None:
     monkeypatch.setattr(short_process, "_PROGRESS_INTERVAL_SECONDS", 0.01)
-    child, asked, ready = marked_hang(), tmp_path / "asked", tmp_path / "ready"
+    child, asked, ready = make_hang_command(), tmp_path / "asked", tmp_path / "ready"
 
     def interrupt(_: float) -> None:
         if ready.exists():
@@ -56,7 +56,7 @@ def test_an_interrupt_of_ours_ends_the_program_and_what_it_has_started(
 
     with pytest.raises(KeyboardInterrupt):
         run_short(_stubborn(child, asked, f"touch '{ready}'"), timeout=math.inf, grace=grace, news=interrupt)
-    wait_until(lambda: not running(child))
+    wait_until(lambda: not find_processes(child))
     assert asked.exists() == bool(grace)
 
 
@@ -67,7 +67,7 @@ def _stubborn(child: str, asked: Path, when_ready: str) -> list[str]:
 
 
 def test_what_was_said_until_the_time_is_up_is_kept() -> None:
-    for seconds in growing_times():
+    for seconds in iterate_timeouts():
         with pytest.raises(subprocess.TimeoutExpired) as raised:
             run_short(["sh", "-c", f"echo thinking; echo hard >&2; {HANG}"], timeout=seconds)
         if "hard" in raised.value.output:
@@ -76,7 +76,7 @@ def test_what_was_said_until_the_time_is_up_is_kept() -> None:
 
 
 def test_an_interrupt_of_ours_ends_a_program_that_is_logged(tmp_path: Path) -> None:
-    child, asked = marked_hang(), tmp_path / "asked"
+    child, asked = make_hang_command(), tmp_path / "asked"
 
     def follow(_: str) -> None:
         raise KeyboardInterrupt
@@ -89,6 +89,6 @@ def test_an_interrupt_of_ours_ends_a_program_that_is_logged(tmp_path: Path) -> N
             held=(),
             follow=follow,
         )
-    wait_until(lambda: not running(child))
+    wait_until(lambda: not find_processes(child))
     assert asked.exists()
     assert (tmp_path / "log").read_text().endswith("at work\n")

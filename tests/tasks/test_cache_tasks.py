@@ -29,9 +29,9 @@ def cache(project: Project) -> CacheBuilder:
 
 
 def test_the_list_is_sorted_and_adds_up(project: Project, cache: CacheBuilder) -> None:
-    cache.artifact(URL, b"a" * 5_000_000, days=3, learnt=True)
+    cache.artifact(URL, b"a" * 5_000_000, days=3, in_lock_file=True)
     cache.module("toy/abs@cpu", b"m" * 2000)
-    cache.unfinished("https://host.example/large.irpa", 10_000, 20_000_000)
+    cache.partial_download("https://host.example/large.irpa", 10_000, 20_000_000)
     done = project.gauntlet("cache.list")
     assert done.code == 0, done.text
     lines = done.out.splitlines()
@@ -66,7 +66,7 @@ def test_where_prints_the_path_alone(project: Project, cache: CacheBuilder) -> N
     path = cache.root / "artifacts" / local_name(URL)
     assert (missing.code, missing.out) == (3, f"{path}\n")
     assert missing.err == f"not there\nnot pinned yet\ncomes from, in this order:\n  {URL}\n"
-    cache.artifact(URL, b"abc", learnt=True)
+    cache.artifact(URL, b"abc", in_lock_file=True)
     there = project.gauntlet("cache.where", URL)
     assert (there.code, there.out) == (0, f"{path}\n")
     assert there.err.startswith("present, verified\npinned: sha256 ba7816bf8f01")

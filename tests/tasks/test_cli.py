@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.tasks.program import namespace
-from tests.support.command_line import read_line, run_here
+from tests.support.command_line import parse_options, run_here
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def test_invoke_and_the_console_command_are_one(project: Project) -> None:
 
 
 def test_a_reader_that_goes_away_stops_no_run_and_hides_no_verdict(project: Project) -> None:
-    project.expected("abs", [9.0] * 4)
+    project.write_expected("abs", [9.0] * 4)
     done = project.shell("gauntlet run --stages threshold | head -n 1")
     assert done.code == 1
     assert "Broken pipe" in done.err
@@ -156,7 +156,7 @@ def test_a_working_folder_that_was_removed(project: Project) -> None:
 
 
 def test_an_ascii_terminal(project: Project) -> None:
-    project.expected("abs", [9.0] * 4)
+    project.write_expected("abs", [9.0] * 4)
     ascii_only = "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 PYTHONIOENCODING=ascii"
     done = project.shell(f"{ascii_only} gauntlet run --stages threshold")
     assert done.code == 1
@@ -185,7 +185,7 @@ def test_words_behind_a_task_stay_as_they_were_typed(
     for folder in ("a b", "installed build:a b", "c:a b", " ".join(words)):
         (tmp_path / folder).mkdir(exist_ok=True)
     taking = namespace[name].words_option
-    read = read_line([name, *words[: None if taking.repeats else 1]])
+    read = parse_options([name, *words[: None if taking.repeats else 1]])
     assert read[taking.name] == (words if taking.repeats else words[0])
 
 

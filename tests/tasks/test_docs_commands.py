@@ -16,7 +16,7 @@ from _pytest.config import get_config
 from docs_commands import NOT_RUN, PAGES, Command, find_skip_reason, parse_commands
 
 from iree_gauntlet.tasks.program import namespace
-from tests.support.command_line import Reading, read_requests, run_here
+from tests.support.command_line import ParseOnlyProgram, parse_requests, run_here
 from tests.support.places import ROOT
 
 COMMANDS = [command for page in PAGES for command in parse_commands(page)]
@@ -37,11 +37,11 @@ def _read(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails where a command line cannot be read."""
     match words:
         case ["gauntlet", task, *_] if task in namespace.task_names:
-            read_requests(words[1:])
+            parse_requests(words[1:])
         case ["gauntlet", *_]:
             monkeypatch.setattr("sys.argv", words)
             with pytest.raises(SystemExit) as ended:
-                Reading(name="gauntlet", binary="gauntlet", namespace=namespace).run(words)
+                ParseOnlyProgram(name="gauntlet", binary="gauntlet", namespace=namespace).run(words)
             assert ended.value.code == 0
         case ["pytest", *options]:
             config = get_config(options)

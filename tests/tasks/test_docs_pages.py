@@ -15,7 +15,7 @@ from options_page import PAGE, render_page
 from iree_gauntlet.requests import dashed
 from iree_gauntlet.tasks.program import namespace
 from iree_gauntlet.torch_models.bench_options import OPTIONS as BENCH_OPTIONS
-from tests.support.checkout import list_committed
+from tests.support.checkout import list_committed_files
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def test_pages_are_short() -> None:
 def test_pages_that_are_named_elsewhere_exist() -> None:
     suffixes = (".py", ".toml", ".md", ".json", ".yml")
     missing = []
-    for line in sorted(list_committed()):
+    for line in sorted(list_committed_files()):
         file = ROOT / line
         if file.suffix in suffixes and not line.startswith("tests/data/") and file.exists():
             named = set(NAMED.findall(file.read_text(encoding="utf-8"))) - OTHERS

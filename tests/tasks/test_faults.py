@@ -20,7 +20,7 @@ from tests.support.command_line import run_here
 from tests.support.torch_project import TorchProject
 
 if TYPE_CHECKING:
-    from tests.support.command_line import Done
+    from tests.support.command_line import CommandResult
     from tests.support.toy_project import Project
 
 
@@ -40,7 +40,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def require_fault(done: Done, kept: Path) -> str:
+def require_fault(done: CommandResult, kept: Path) -> str:
     """Checks what is said and kept of a fault; the text that is kept."""
     assert done.code == 70, done.text
     (file,) = kept.glob("gauntlet-fault-*.txt")
@@ -125,7 +125,7 @@ def test_a_fault_in_ci_is_an_annotation(tmp_path: Path, kept: Path) -> None:
 
 @pytest.fixture
 def suite(tmp_path: Path) -> TorchProject:
-    return TorchProject.filled(tmp_path)
+    return TorchProject.create_filled(tmp_path)
 
 
 @pytest.mark.iree
@@ -161,7 +161,7 @@ _ALL = ("<&- >&- 2>&-", "1</dev/null 2</dev/null", ">/dev/full 2>/dev/full", "2>
 )
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_run_has_its_verdict_whatever_its_streams_are(project: Project, streams: str) -> None:
-    project.expected("abs", [9.0] * 4)
+    project.write_expected("abs", [9.0] * 4)
     done = project.shell(f"gauntlet run --stages threshold {streams}")
     assert done.code == 1, done.text
     assert project.journal.end is not None

@@ -33,7 +33,7 @@ def test_a_quiet_run_that_is_as_expected_says_its_result_alone(project: Project)
 
 @pytest.mark.iree
 def test_a_quiet_run_hides_no_failure(project: Project) -> None:
-    project.expected("abs", [9.0] * 4)
+    project.write_expected("abs", [9.0] * 4)
     done = project.gauntlet("run", "--stages", "threshold", "-q")
     assert done.code == 1
     assert "4 of 4 values (100 %) differ" in done.out

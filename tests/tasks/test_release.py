@@ -15,7 +15,7 @@ from release import RELEASE_TEXTS, build, list_files, write_release_texts
 from release_notes import extract_notes
 
 from iree_gauntlet import __version__
-from tests.support.checkout import list_committed
+from tests.support.checkout import list_committed_files
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -42,16 +42,16 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_the_source_archive_holds_what_is_committed(packages: tuple[Path, Path]) -> None:
     _, archive = packages
-    assert set(list_files(archive)) - {"PKG-INFO"} >= list_committed()
+    assert set(list_files(archive)) - {"PKG-INFO"} >= list_committed_files()
 
 
 def test_the_wheel_holds_the_package_and_the_suites_and_nothing_else(packages: tuple[Path, Path]) -> None:
     wheel, _ = packages
     found = {name for name in list_files(wheel) if ".dist-info/" not in name}
-    shipped = list_committed(
+    shipped = list_committed_files(
         "suites", "specs/regression_tests", "specs/benchmarks", "specs/torch_models", "cache/registry.txt"
     )
-    expected = list_committed("iree_gauntlet") | {f"iree_gauntlet/shipped/{name}" for name in shipped}
+    expected = list_committed_files("iree_gauntlet") | {f"iree_gauntlet/shipped/{name}" for name in shipped}
     assert {name for name in expected if "/__pycache__/" not in name} == found
     assert wheel.stat().st_size < 5_000_000
 

@@ -174,7 +174,7 @@ def test_of_what_two_runs_did_the_first_result_counts(tmp_path: Path) -> None:
     later.now += timedelta(hours=1)
     _results(later, "a")
     earlier.result("m/a@cpu:compile", "failed", "why")
-    (tmp_path / JOURNAL).write_text(merge_journals(later.event, later.steps, [later.record, earlier.record]))
+    (tmp_path / JOURNAL).write_text(merge_journals(later.opening, later.steps, [later.record, earlier.record]))
     merged = read_journal(tmp_path / JOURNAL)
     assert merged.results["m/a@cpu:compile"].reason == "why"
     assert merged.starts["m/a@cpu:compile"] == earlier.record.starts["m/a@cpu:compile"]
@@ -184,7 +184,7 @@ def test_a_step_in_which_one_run_was_killed_is_not_what_another_has_skipped(tmp_
     killed, complete = _begun("killed", "a"), _begun("complete", "a")
     killed.start("m/a@cpu:compile")
     complete.end(0)
-    (tmp_path / JOURNAL).write_text(merge_journals(killed.event, killed.steps, [killed.record, complete.record]))
+    (tmp_path / JOURNAL).write_text(merge_journals(killed.opening, killed.steps, [killed.record, complete.record]))
     assert set(read_journal(tmp_path / JOURNAL).results) == {"m/a@cpu:threshold"}
 
 

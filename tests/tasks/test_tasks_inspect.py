@@ -15,13 +15,13 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains import find
 from iree_gauntlet.toolchains.flags import read_known_flags
 from iree_gauntlet.toolchains.installed import find_installed
-from tests.support.command_line import Done, run_here
-from tests.support.spec_trees import BENCHMARK, FIRST, SECOND, write_tree
+from tests.support.command_line import CommandResult, run_here
+from tests.support.spec_trees import BENCHMARK, HIP_SPEC, SPEC, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-Run = Callable[..., Done]
+Run = Callable[..., CommandResult]
 STEP_FIELDS = {
     *("id", "case", "step", "spec", "field", "argv", "cwd", "env", "inputs", "outputs", "needs", "key", "cached"),
     *("why", "resources", "timeout_seconds", "expectation", "goldens", "skip", "blocked", "notes"),
@@ -34,14 +34,14 @@ def absent() -> Any:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    spec = SECOND | {"device": "local-task", "compiler_flags": ["--iree-hal-target-backends=llvm-cpu"]}
+    spec = HIP_SPEC | {"device": "local-task", "compiler_flags": ["--iree-hal-target-backends=llvm-cpu"]}
     spec |= {"mlir": "program.mlir", "real_weights": "random://zeros/4xf32"}
     write_tree(
         tmp_path,
         {
             "specs/regression_tests/a/x_cpu.json": spec | {"markers": ["text"], "run_test_expecting_to_fail": True},
             "specs/regression_tests/a/program.mlir": "module {}",
-            "specs/regression_tests/b/y.json": FIRST,
+            "specs/regression_tests/b/y.json": SPEC,
             "specs/benchmarks/a/x_cpu.json": BENCHMARK
             | {"golden_time_ms": {"box": 2}, "golden_time_tolerance_multiplier": {"box": 1}, "device": "local-task"}
             | {"golden_dispatch": {"box": 792}, "golden_size": {"cpu": 460000}},
@@ -94,7 +94,7 @@ def test_list_as_json(project: Path, run: Run) -> None:
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_list_tells_of_broken_specs_with_the_valid_ones(project: Path, run: Run, form: str) -> None:
-    write_tree(project, {"specs/regression_tests/b/z_cpu.json": SECOND | {"junk": 1}})
+    write_tree(project, {"specs/regression_tests/b/z_cpu.json": HIP_SPEC | {"junk": 1}})
     result = run("list", "--format", form)
     assert result.code == 2
     assert "z_cpu.json:" in result.err
@@ -221,7 +221,7 @@ def test_plan_without_iree_works_and_says_so(project: Path, run: Run, without_ir
 
 
 def test_plan_of_broken_specs_shows_all_problems(project: Path, run: Run, without_iree: None) -> None:
-    write_tree(project, {"specs/regression_tests/b/z_cpu.json": SECOND | {"junk": 1, "mlir": 2}})
+    write_tree(project, {"specs/regression_tests/b/z_cpu.json": HIP_SPEC | {"junk": 1, "mlir": 2}})
     result = run("plan")
     assert result.code == 2
     assert "2 problems in spec files" in result.err
@@ -229,7 +229,7 @@ def test_plan_of_broken_specs_shows_all_problems(project: Path, run: Run, withou
 
 
 def test_a_source_of_an_unknown_scheme_is_a_problem_of_the_spec(project: Path, run: Run, without_iree: None) -> None:
-    write_tree(project, {"specs/regression_tests/b/z_cpu.json": SECOND | {"mlir": "htps://h/m.mlir"}})
+    write_tree(project, {"specs/regression_tests/b/z_cpu.json": HIP_SPEC | {"mlir": "htps://h/m.mlir"}})
     for task in ("plan", "lint"):
         result = run(task, "--target", "cpu")
         assert result.code == 2
@@ -237,7 +237,7 @@ def test_a_source_of_an_unknown_scheme_is_a_problem_of_the_spec(project: Path, r
 
 
 def test_sources_are_checked_with_other_mistakes(project: Path, run: Run, without_iree: None) -> None:
-    spec = SECOND | {"mlir": "ftp://h/m.mlir", "inputs": [{"source": "hf://a/b/c"}], "junk": 1}
+    spec = HIP_SPEC | {"mlir": "ftp://h/m.mlir", "inputs": [{"source": "hf://a/b/c"}], "junk": 1}
     write_tree(project, {"specs/regression_tests/b/z_cpu.json": spec})
     for words in (["plan", "--target", "cpu"], ["lint"], ["lint", "--model", "a"]):
         result = run(*words)
@@ -281,9 +281,9 @@ def test_lint_reports_everything_at_once(project: Path, run: Run, without_iree: 
     write_tree(
         project,
         {
-            "specs/regression_tests/b/p_cpu.json": SECOND | {"mlir": 2, "jnk": 1},
+            "specs/regression_tests/b/p_cpu.json": HIP_SPEC | {"mlir": 2, "jnk": 1},
             "specs/regression_tests/b/q_rocm.json": "{",
-            "specs/regression_tests/b/r_cpu.json": SECOND | {"inputs": [{"source": "../../../x"}]},
+            "specs/regression_tests/b/r_cpu.json": HIP_SPEC | {"inputs": [{"source": "../../../x"}]},
             "specs/benchmarks/b/y_cpu.json": BENCHMARK | {"golden_time_ms": []},
         },
     )
@@ -297,7 +297,7 @@ def test_lint_reports_everything_at_once(project: Path, run: Run, without_iree: 
 
 PIPELINE: dict[str, Any] = {"compilation_required": True, "mlir_url": "https://h/p.mlir", "modules": ["t_p"]}
 BROKEN = {
-    "regression_tests/c/s_cpu.json": SECOND | {"junk": 1, "mlir": 2},
+    "regression_tests/c/s_cpu.json": HIP_SPEC | {"junk": 1, "mlir": 2},
     "benchmarks/c/s_rocm.json": "{",
     "torch_models/c/modules/unused.json": {"mlir": "https://h/m.mlir", "compiler_flags": 1},
     "torch_models/c/test.json": {"type": "quality", "modules": 1},
@@ -341,7 +341,7 @@ def test_lint_warns_of_what_has_another_name_today(project: Path, run: Run, with
 
 
 def test_what_is_missing_is_told_once_before_anything_runs(project: Path, run: Run, without_iree: None) -> None:
-    spec = SECOND | {"tuner_file": {"mi308": "tuner.mlir"}, "inputs": [], "outputs": []}
+    spec = HIP_SPEC | {"tuner_file": {"mi308": "tuner.mlir"}, "inputs": [], "outputs": []}
     spec |= {"mlir": "../a/program.mlir", "real_weights": "random://zeros/4xf32"}
     names = [f"specs/regression_tests/t/{name}_rocm.json" for name in ("p", "q")]
     write_tree(project, dict.fromkeys(names, spec) | {"specs/benchmarks/u/e2e_rocm.json": BENCHMARK | PIPELINE})
@@ -362,8 +362,8 @@ def test_lint_finds_missing_files(project: Path, run: Run, without_iree: None) -
     write_tree(
         project,
         {
-            "specs/regression_tests/b/p_cpu.json": SECOND | {"mlir": "nowhere.mlir"},
-            "specs/regression_tests/b/o_cpu.json": SECOND | {"outputs": [{"source": "gone.npy"}]},
+            "specs/regression_tests/b/p_cpu.json": HIP_SPEC | {"mlir": "nowhere.mlir"},
+            "specs/regression_tests/b/o_cpu.json": HIP_SPEC | {"outputs": [{"source": "gone.npy"}]},
             "specs/benchmarks/b/e_cpu.json": BENCHMARK | {"modules": ["b_gone"], "compilation_required": True}
             | {"mlir_file_name": "gone.mlir"},
         },
@@ -451,9 +451,9 @@ def test_lint_refuses_a_program_that_is_not_at_its_path(
 
 @pytest.mark.parametrize("name", ["f16", "f32", "f64", "bf16"])
 def test_lint_checks_tolerances(project: Path, run: Run, name: str) -> None:
-    def linted(value: str) -> Done:
+    def linted(value: str) -> CommandResult:
         flags = ["--expected_f32_threshold=0.1f", f"--expected_{name}_threshold={value}"]
-        write_tree(project, {"specs/regression_tests/b/y.json": FIRST | {"cpu_threshold_args": flags}})
+        write_tree(project, {"specs/regression_tests/b/y.json": SPEC | {"cpu_threshold_args": flags}})
         return run("lint", "--model", "b", "--target", "cpu")
 
     place = "specs/regression_tests/b/y.json:28: cpu_threshold_args[1]: flag"
@@ -481,7 +481,7 @@ def test_lint_warns_of_a_relative_tolerance_that_lets_zeros_pass(
     project: Path, run: Run, value: str, *, warned: bool
 ) -> None:
     flags = [f"--expected_rtol={value}"]
-    write_tree(project, {"specs/regression_tests/b/y.json": FIRST | {"cpu_threshold_args": flags}})
+    write_tree(project, {"specs/regression_tests/b/y.json": SPEC | {"cpu_threshold_args": flags}})
     found = run("lint", "--model", "b", "--target", "cpu")
     assert found.code == 0, found.text
     said = f"flag '--expected_rtol={value}': so large a tolerance lets zeros pass, whatever is expected"
@@ -489,8 +489,8 @@ def test_lint_warns_of_a_relative_tolerance_that_lets_zeros_pass(
 
 
 def test_lint_warns_of_a_tolerance_that_the_tool_itself_makes_void(project: Path, run: Run) -> None:
-    def linted(*flags: str) -> Done:
-        write_tree(project, {"specs/regression_tests/b/y.json": FIRST | {"cpu_threshold_args": list(flags)}})
+    def linted(*flags: str) -> CommandResult:
+        write_tree(project, {"specs/regression_tests/b/y.json": SPEC | {"cpu_threshold_args": list(flags)}})
         result = run("lint", "--model", "b", "--target", "cpu")
         assert result.code == 0
         return result
@@ -522,10 +522,10 @@ def test_lint_with_the_toolchain_knows_the_flags(project: Path, run: Run) -> Non
 
 
 def test_lint_with_the_toolchain_checks_flags_with_other_mistakes(project: Path, run: Run) -> None:
-    spec = SECOND | {"device": "local-task", "compiler_flags": ["--iree-hal-target-backends=llvm-cpu", "--iree-typo"]}
+    spec = HIP_SPEC | {"device": "local-task", "compiler_flags": ["--iree-hal-target-backends=llvm-cpu", "--iree-typo"]}
     files = {
         "b/flag_cpu.json": spec,
-        "b/field_cpu.json": SECOND | {"junk": 1},
+        "b/field_cpu.json": HIP_SPEC | {"junk": 1},
         "b/source_cpu.json": spec | {"mlir": "ftp://h/m.mlir", "compiler_flags": ["--iree-slip=1"]},
     }
     write_tree(project / "specs/regression_tests", files)
@@ -544,7 +544,7 @@ def test_lint_with_the_toolchain_checks_flags_with_other_mistakes(project: Path,
 def test_lint_without_the_toolchain_shows_other_mistakes_all_the_same(
     project: Path, run: Run, without_iree: None
 ) -> None:
-    write_tree(project, {"specs/regression_tests/b/field_cpu.json": SECOND | {"junk": 1}})
+    write_tree(project, {"specs/regression_tests/b/field_cpu.json": HIP_SPEC | {"junk": 1}})
     result = run("lint", "--toolchain")
     assert (result.code, "junk: unknown field" in result.err) == (2, True)
     assert "note: flags were not checked: no IREE in this Python" in result.out

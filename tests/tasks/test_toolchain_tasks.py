@@ -14,15 +14,15 @@ from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.toolchains import installed
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import run_here
-from tests.support.iree_wheels import release_wheels
-from tests.support.permissions import mounting, permissions_respected, read_only
-from tests.support.session_folder import made_once
+from tests.support.iree_wheels import write_release_wheels
+from tests.support.permissions import enforce_permissions, mount_read_only, with_mount_rights
+from tests.support.session_folder import make_once
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.command_line import Done
+    from tests.support.command_line import CommandResult
 
 _HOLD = """
 import sys
@@ -37,11 +37,11 @@ sys.stdin.read()
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    index = made_once("two-releases", lambda folder: (release_wheels(folder, "3.11.0", "3.12.0"), None)[1])
+    index = make_once("two-releases", lambda folder: (write_release_wheels(folder, "3.11.0", "3.12.0"), None)[1])
     for name, value in {
         "UV_OFFLINE": "1",
         "UV_FIND_LINKS": str(index),
-        "UV_CACHE_DIR": str(made_once("uv-cache", lambda _: None)),
+        "UV_CACHE_DIR": str(make_once("uv-cache", lambda _: None)),
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
     }.items():
         monkeypatch.setenv(name, value)
@@ -92,7 +92,7 @@ def users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_release_is_installed_once_for_all_projects(project: Project, tmp_path: Path, users_cache: Path) -> None:
     other = Project(tmp_path / "other")
 
-    def gauntlet(where: Project, *words: str) -> Done:
+    def gauntlet(where: Project, *words: str) -> CommandResult:
         return run_here(words, where.folder, in_own_cache(where))
 
     first = gauntlet(project, "toolchain.install", "3.12.0")
@@ -148,7 +148,7 @@ def test_a_variable_says_where_they_are_kept(project: Project, tmp_path: Path, m
     assert f"3.12.0: {tmp_path / 'elsewhere' / 'envs'}/" in done.out
     (tmp_path / "closed").mkdir(mode=0o555)
     monkeypatch.setenv("IREE_GAUNTLET_TOOLCHAINS", str(tmp_path / "closed"))
-    with permissions_respected():
+    with enforce_permissions():
         refused = project.gauntlet("toolchain.install", "3.11.0")
     assert refused.code == 3
     assert refused.err.startswith(f"error: {tmp_path / 'closed' / 'envs'}: Permission denied\n")
@@ -179,11 +179,11 @@ def test_a_release_of_which_this_python_has_a_part_is_not_that_release(
         assert "IREE 3.12.0 is not installed: " in project.gauntlet("toolchain.show", "--iree", "3.12.0").err
 
 
-@mounting
+@with_mount_rights
 def test_doctor_says_what_a_run_says_of_a_project_that_cannot_be_written(project: Project, tmp_path: Path) -> None:
     shutil.rmtree(project.folder / "cache")
     environ = in_own_cache(project)
-    with read_only(project.folder):
+    with mount_read_only(project.folder):
         found = run_here(("doctor", "--format", "json"), project.folder, environ)
         ran = run_here(("run",), project.folder, environ)
         elsewhere = ("--cache-dir", str(tmp_path / "cache"), "--run-dir", str(tmp_path / "run"))
@@ -193,7 +193,7 @@ def test_doctor_says_what_a_run_says_of_a_project_that_cannot_be_written(project
     assert missing["cache"].endswith(f"cannot be made, as {project.folder} cannot be written: nothing runs")
     assert missing["runs"].startswith(f"no run can be kept in {project.folder / 'runs'}: ")
     (project.folder / "cache").mkdir()
-    with read_only(project.folder):
+    with mount_read_only(project.folder):
         found = run_here(("doctor",), project.folder, environ)
     assert "cannot be written: what is in it is used, nothing is added" in found.out
     assert "missing or broken: runs" in found.out
@@ -272,7 +272,7 @@ def test_a_release_from_the_index_runs_a_model(tmp_path: Path) -> None:
 
 
 def test_the_settings_say_where_nightlies_come_from(project: Project, tmp_path: Path) -> None:
-    links = release_wheels(tmp_path / "nightlies", "3.14.0rc20261120")
+    links = write_release_wheels(tmp_path / "nightlies", "3.14.0rc20261120")
     settings = project.folder / "gauntlet.toml"
     settings.write_text(f'[toolchains]\nnightly_links = "{links}"\n')
     done = project.gauntlet("toolchain.install", "nightly")

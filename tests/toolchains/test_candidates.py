@@ -13,8 +13,8 @@ from iree_gauntlet.experiments.bisect_question import list_nightlies_inside
 from iree_gauntlet.toolchains.candidates import Candidate, list_candidates_among, list_candidates_between
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.find import ToolchainPlace, provide_environment
-from tests.support.iree_source import place_in
-from tests.support.iree_wheels import release_wheels, write_wheel
+from tests.support.iree_source import make_toolchain_place
+from tests.support.iree_wheels import write_release_wheels, write_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
     # What PyPI has in addition to releases.
     write_wheel(folder / "simple" / "iree-base-compiler", "compiler", "3.11.0rc20260801")
     write_wheel(folder / "simple" / "iree-base-runtime", "runtime", "3.11.0rc20260801")
-    release_wheels(folder / "nightlies", *_NIGHTLIES)
+    write_release_wheels(folder / "nightlies", *_NIGHTLIES)
     write_wheel(folder / "nightlies", "compiler", "3.13.0rc20261105")
     with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder))) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
@@ -76,7 +76,7 @@ def place(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool
 
 
 def make_place(folder: Path, nightlies: str, *, offline: bool = False) -> ToolchainPlace:
-    return place_in(folder, nightlies=nightlies, offline=offline)
+    return make_toolchain_place(folder, nightlies=nightlies, offline=offline)
 
 
 def labels(good: str, bad: str, place: ToolchainPlace, *, nightlies: bool = False) -> tuple[list[str], bool]:

@@ -17,8 +17,8 @@ from iree_gauntlet.experiments.bisect_question import find_ready, resolve_packag
 from iree_gauntlet.toolchains.candidates import Candidate
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import ToolchainPlace, provide_environment
-from tests.support.artifact_server import Request, Server, send, serving, whole
-from tests.support.iree_source import packages_at, place_in
+from tests.support.artifact_server import Request, Server, make_responder, run_server, send_response
+from tests.support.iree_source import make_commit_packages, make_toolchain_place
 from tests.support.iree_wheels import write_wheel
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class GitHub:
 
         def answer(request: Request) -> None:
             self.tokens[path] = request.headers.get("Authorization", "")
-            send(request, body, status, **headers)
+            send_response(request, body, status, **headers)
 
         self.server.url(f"/repo/{path}", answer)
 
@@ -67,8 +67,8 @@ class GitHub:
         return {"id": number, "name": _NAME, "size_in_bytes": len(content), "expired": False, "digest": digest}
 
     def place(self, token: dict[str, str] | None = None, *, offline: bool = False) -> ToolchainPlace:
-        packages = packages_at(f"{self.server.base}/repo", **(token or {}))
-        return place_in(self.folder, environments=self.folder, packages=packages, offline=offline)
+        packages = make_commit_packages(f"{self.server.base}/repo", **(token or {}))
+        return make_toolchain_place(self.folder, environments=self.folder, packages=packages, offline=offline)
 
     def environment(
         self, text: str = f"commit:{_COMMIT}", token: dict[str, str] | None = None, *, offline: bool = False
@@ -85,7 +85,7 @@ class GitHub:
 
 @pytest.fixture
 def github(tmp_path: Path) -> Iterator[GitHub]:
-    with serving() as server:
+    with run_server() as server:
         yield GitHub(server, tmp_path / "envs")
 
 
@@ -202,9 +202,9 @@ def test_what_comes_damaged_is_not_installed(github: GitHub, wheels: list[Path])
     github.runs(3)
     github.artifacts(3, artifact)
 
-    github.server.url("/repo/actions/artifacts/7/zip", whole(content[:-40], Content_Length=str(len(content))))
+    github.server.url("/repo/actions/artifacts/7/zip", make_responder(content[:-40], Content_Length=str(len(content))))
     assert "were cut short after" in github.refused().what
-    github.server.url("/repo/actions/artifacts/7/zip", whole(content[:-1] + b"x"))
+    github.server.url("/repo/actions/artifacts/7/zip", make_responder(content[:-1] + b"x"))
     assert "came with another content than GitHub says" in github.refused().what
     github.artifacts(3, github.archive(content[:-10]))
     assert "came damaged" in github.refused().what
@@ -214,7 +214,7 @@ def test_what_comes_damaged_is_not_installed(github: GitHub, wheels: list[Path])
 
 def test_nobody_who_answers_and_no_network(tmp_path: Path, github: GitHub) -> None:
     with pytest.raises(ToolchainError, match="GitHub does not answer: ConnectionError"):
-        provide_environment(parse_choice(f"commit:{_COMMIT}"), place_in(tmp_path))
+        provide_environment(parse_choice(f"commit:{_COMMIT}"), make_toolchain_place(tmp_path))
     with pytest.raises(ToolchainError, match="and this is offline") as caught:
         github.environment(offline=True)
     assert f"gauntlet toolchain.install commit:{_COMMIT}" in caught.value.hint

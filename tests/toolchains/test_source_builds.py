@@ -15,9 +15,15 @@ from iree_gauntlet.errors import GauntletError, NoSuchToolchainError, ToolchainE
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import find_toolchain
 from iree_gauntlet.toolchains.source_builds import COMPILER, RUNTIME, Build, find_first_error
-from tests.support.iree_source import MISSING, IreeSource, builds_in, place_in, watched_compiler
+from tests.support.iree_source import (
+    MISSING_TOOLS,
+    IreeSource,
+    make_source_builds,
+    make_toolchain_place,
+    write_watched_compiler,
+)
 
-pytestmark = [pytest.mark.iree, pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")]
+pytestmark = [pytest.mark.iree, pytest.mark.skipif(bool(MISSING_TOOLS), reason=f"needs {', '.join(MISSING_TOOLS)}")]
 
 _BOTH = frozenset((COMPILER, RUNTIME))
 
@@ -73,8 +79,8 @@ def test_a_commit_is_built_once_and_stays_as_it_is(
     source.bump_llvm(2)
     second = source.commit("second")
     before = source.git("status", "--porcelain"), source.git("rev-parse", "HEAD")
-    cc, calls = watched_compiler(tmp_path / "cc")
-    builds = builds_in(tmp_path / "cache", CC=cc, CXX=cc)
+    cc, calls = write_watched_compiler(tmp_path / "cc")
+    builds = make_source_builds(tmp_path / "cache", CC=cc, CXX=cc)
     build = builds.ready(of(source, "main"), _BOTH)
     assert (build.commit, build.modified, build.parts) == (second, False, ("compiler", "runtime"))
     assert version_of(build) == "9.1.0.dev"
@@ -94,11 +100,11 @@ def test_a_commit_is_built_once_and_stays_as_it_is(
 def test_builds_of_a_projects_cache_from_before_are_used_and_go_on(
     source: IreeSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = builds_in(tmp_path / "cache")
+    own = make_source_builds(tmp_path / "cache")
     built = own.ready(of(source, "main"), _BOTH)
     (work,) = own.work_folders()
     capsys.readouterr()
-    shared = replace(builds_in(tmp_path / "user"), legacy_folders=(own.folder,))
+    shared = replace(make_source_builds(tmp_path / "user"), legacy_folders=(own.folder,))
     assert shared.ready(of(source, "main"), _BOTH) == built
     assert capsys.readouterr().out == "", "it is not built again"
     second = source.commit("second")
@@ -109,15 +115,17 @@ def test_builds_of_a_projects_cache_from_before_are_used_and_go_on(
 
 
 def test_other_options_make_another_build(source: IreeSource, tmp_path: Path) -> None:
-    plain = builds_in(tmp_path / "cache").ready(of(source, "main"), _BOTH)
-    other = builds_in(tmp_path / "cache", options=("-DIREE_ENABLE_ASSERTIONS=OFF",)).ready(of(source, "main"), _BOTH)
+    plain = make_source_builds(tmp_path / "cache").ready(of(source, "main"), _BOTH)
+    other = make_source_builds(tmp_path / "cache", options=("-DIREE_ENABLE_ASSERTIONS=OFF",)).ready(
+        of(source, "main"), _BOTH
+    )
     assert plain.path != other.path
     assert other.options == ("-DIREE_ENABLE_ASSERTIONS=OFF",)
 
 
 def test_a_runtime_alone_needs_no_compiler_and_is_taken_from_a_whole_build(source: IreeSource, tmp_path: Path) -> None:
-    cc, calls = watched_compiler(tmp_path / "cc")
-    builds = builds_in(tmp_path / "cache", CC=cc, CXX=cc)
+    cc, calls = write_watched_compiler(tmp_path / "cc")
+    builds = make_source_builds(tmp_path / "cache", CC=cc, CXX=cc)
     alone = builds.ready(of(source, "main"), frozenset({RUNTIME}))
     assert "compiler.c" not in calls.read_text()
     assert not (alone.path / "tools" / "iree-compile").exists()
@@ -128,7 +136,7 @@ def test_a_runtime_alone_needs_no_compiler_and_is_taken_from_a_whole_build(sourc
 
 
 def test_what_was_built_for_one_half_gets_the_other(source: IreeSource, tmp_path: Path) -> None:
-    builds = builds_in(tmp_path / "cache")
+    builds = make_source_builds(tmp_path / "cache")
     half = builds.ready(of(source, "main"), frozenset({COMPILER}))
     assert not (half.path / "tools" / "iree-run-module").exists()
     whole = builds.ready(of(source, "main"), _BOTH)
@@ -139,11 +147,11 @@ def test_what_was_built_for_one_half_gets_the_other(source: IreeSource, tmp_path
 
 
 def test_a_build_outlives_the_compiler_that_made_it(source: IreeSource, tmp_path: Path) -> None:
-    built = builds_in(tmp_path / "cache").ready(of(source, "main"), _BOTH)
+    built = make_source_builds(tmp_path / "cache").ready(of(source, "main"), _BOTH)
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "git").symlink_to(shutil.which("git") or "")
-    without = builds_in(tmp_path / "cache", PATH=str(tools), CC="/gone/cc")
+    without = make_source_builds(tmp_path / "cache", PATH=str(tools), CC="/gone/cc")
     assert without.ready(of(source, "main"), _BOTH) == built
     with pytest.raises(ToolchainError, match=r"\$CC, which is '/gone/cc' and no program on the PATH"):
         without.ready(of(source), _BOTH)
@@ -152,7 +160,7 @@ def test_a_build_outlives_the_compiler_that_made_it(source: IreeSource, tmp_path
 def test_one_commit_of_two_checkouts_is_built_once_more_and_kept_once(source: IreeSource, tmp_path: Path) -> None:
     clone = IreeSource(tmp_path / "clone")
     source.git("clone", "-q", "--recurse-submodules", str(source.folder), str(clone.folder))
-    builds = builds_in(tmp_path / "cache")
+    builds = make_source_builds(tmp_path / "cache")
     assert builds.ready(of(source, "main"), _BOTH) == builds.ready(of(clone, "main"), _BOTH)
     assert len(builds.all()) == 1
 
@@ -161,7 +169,7 @@ def test_one_commit_of_two_checkouts_is_built_once_more_and_kept_once(source: Ir
 
 
 def test_a_work_tree_is_built_as_it_is(source: IreeSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    builds = builds_in(tmp_path / "cache")
+    builds = make_source_builds(tmp_path / "cache")
     first = builds.ready(of(source), _BOTH)
     assert (first.commit, first.modified) == (source.commits["first"], False)
     capsys.readouterr()
@@ -175,7 +183,7 @@ def test_a_work_tree_is_built_as_it_is(source: IreeSource, tmp_path: Path, capsy
     assert version_of(first) == "9.0.0.dev"
     # Another one does not: it is pruned with the next build.
     second = source.commit("second", flag="--iree-opt-level=O1")
-    again = builds_in(tmp_path / "cache").ready(of(source), _BOTH)
+    again = make_source_builds(tmp_path / "cache").ready(of(source), _BOTH)
     assert (again.commit, again.modified) == (second, False)
     # What was committed is what was built.
     assert again.path == changed.path
@@ -183,21 +191,21 @@ def test_a_work_tree_is_built_as_it_is(source: IreeSource, tmp_path: Path, capsy
 
 
 def test_what_reads_profiles_is_built_with_the_runtime(source: IreeSource, tmp_path: Path) -> None:
-    built = builds_in(tmp_path / "cache").ready(of(source, "main"), frozenset({RUNTIME}))
+    built = make_source_builds(tmp_path / "cache").ready(of(source, "main"), frozenset({RUNTIME}))
     assert (built.path / "tools" / "iree-profile").is_file()
     # A checkout from before there was one has no such target.
     listing = source.folder / "CMakeLists.txt"
     text = listing.read_text()
     listing.write_text("\n".join(line for line in text.splitlines() if "iree-profile" not in line) + "\n")
     source.commit("older", "No profiles")
-    built = builds_in(tmp_path / "cache").ready(of(source, "main"), frozenset({RUNTIME}))
+    built = make_source_builds(tmp_path / "cache").ready(of(source, "main"), frozenset({RUNTIME}))
     assert not (built.path / "tools" / "iree-profile").exists()
 
 
 def test_what_is_built_again_as_it_was_is_no_other_build(
     source: IreeSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    builds = builds_in(tmp_path / "cache")
+    builds = make_source_builds(tmp_path / "cache")
     first = builds.ready(of(source), _BOTH)
     (source.folder / "runtime" / "planted.h").touch()
     again = builds.ready(of(source), _BOTH)
@@ -208,7 +216,7 @@ def test_what_is_built_again_as_it_was_is_no_other_build(
 def test_an_option_that_the_project_does_not_have_is_named(
     source: IreeSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    builds_in(tmp_path / "cache", options=("-DIREE_BULD_TESTS=ON",)).ready(of(source, "main"), _BOTH)
+    make_source_builds(tmp_path / "cache", options=("-DIREE_BULD_TESTS=ON",)).ready(of(source, "main"), _BOTH)
     assert "the project has no option IREE_BULD_TESTS: is it misspelt?" in capsys.readouterr().out
 
 
@@ -217,15 +225,15 @@ def test_a_branch_of_the_remote_is_named_whole(source: IreeSource, tmp_path: Pat
     clone = IreeSource(tmp_path / "clone")
     source.git("clone", "-q", "--recurse-submodules", str(source.folder), str(clone.folder))
     with pytest.raises(NoSuchToolchainError, match="has no commit next") as caught:
-        builds_in(tmp_path / "cache").ready(of(clone, "next"), _BOTH)
+        make_source_builds(tmp_path / "cache").ready(of(clone, "next"), _BOTH)
     assert "Did you mean origin/next?" in caught.value.hint
 
 
 def test_builds_of_a_work_tree_that_nobody_uses_go(source: IreeSource, tmp_path: Path) -> None:
-    first = builds_in(tmp_path / "cache").ready(of(source), _BOTH)
+    first = make_source_builds(tmp_path / "cache").ready(of(source), _BOTH)
     shutil.rmtree(tmp_path / "cache" / "toolchains" / "leases")
     source.write(flag="--iree-opt-level=O1")
-    second = builds_in(tmp_path / "cache").ready(of(source), _BOTH)
+    second = make_source_builds(tmp_path / "cache").ready(of(source), _BOTH)
     assert not first.path.exists()
     assert second.path.exists()
 
@@ -233,18 +241,18 @@ def test_builds_of_a_work_tree_that_nobody_uses_go(source: IreeSource, tmp_path:
 def test_builds_of_another_checkouts_work_tree_stay(source: IreeSource, tmp_path: Path) -> None:
     clone = IreeSource(tmp_path / "clone")
     source.git("clone", "-q", "--recurse-submodules", str(source.folder), str(clone.folder))
-    first = builds_in(tmp_path / "cache").ready(of(clone), _BOTH)
+    first = make_source_builds(tmp_path / "cache").ready(of(clone), _BOTH)
     shutil.rmtree(tmp_path / "cache" / "toolchains" / "leases")
-    builds_in(tmp_path / "cache").ready(of(source), _BOTH)
+    make_source_builds(tmp_path / "cache").ready(of(source), _BOTH)
     assert first.path.exists()
 
 
 def test_offline_a_work_tree_is_its_last_build(source: IreeSource, tmp_path: Path) -> None:
-    offline = builds_in(tmp_path / "cache", offline=True)
+    offline = make_source_builds(tmp_path / "cache", offline=True)
     with pytest.raises(ToolchainError, match="is not built") as caught:
         offline.ready(of(source), _BOTH)
     assert f"gauntlet toolchain.build source:{source.folder}" in caught.value.hint
-    built = builds_in(tmp_path / "cache").ready(of(source), _BOTH)
+    built = make_source_builds(tmp_path / "cache").ready(of(source), _BOTH)
     source.write(flag="--iree-opt-level=O1")
     assert offline.ready(of(source), _BOTH) == built
 
@@ -252,15 +260,15 @@ def test_offline_a_work_tree_is_its_last_build(source: IreeSource, tmp_path: Pat
 def test_a_cache_that_was_moved_builds_again(
     source: IreeSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    builds_in(tmp_path / "cache").ready(of(source), _BOTH)
+    make_source_builds(tmp_path / "cache").ready(of(source), _BOTH)
     (tmp_path / "cache").rename(tmp_path / "moved")
     source.write(flag="--iree-opt-level=O1")
-    assert builds_in(tmp_path / "moved").ready(of(source), _BOTH).modified
+    assert make_source_builds(tmp_path / "moved").ready(of(source), _BOTH).modified
     assert "has another place than it had" in capsys.readouterr().out
 
 
 def test_a_damaged_build_is_made_again(source: IreeSource, tmp_path: Path) -> None:
-    builds = builds_in(tmp_path / "cache")
+    builds = make_source_builds(tmp_path / "cache")
     built = builds.ready(of(source, "main"), _BOTH)
     (built.path / "tools" / "iree-compile").write_bytes(b"")
     assert [why for _, _, why in builds.all()] == ["is damaged: tools/iree-compile has changed"]
@@ -271,7 +279,7 @@ def test_a_damaged_build_is_made_again(source: IreeSource, tmp_path: Path) -> No
 
 
 def test_what_does_not_compile_names_file_and_line_and_goes_on_when_mended(source: IreeSource, tmp_path: Path) -> None:
-    builds = builds_in(tmp_path / "cache")
+    builds = make_source_builds(tmp_path / "cache")
     source.write(broken="int wrong = ;")
     with pytest.raises(ToolchainError) as caught:
         builds.ready(of(source), _BOTH)
@@ -287,8 +295,8 @@ def test_what_does_not_compile_names_file_and_line_and_goes_on_when_mended(sourc
 def test_what_does_not_configure_names_its_message(source: IreeSource, tmp_path: Path) -> None:
     source.commit("second", cmake="needs a newer moon")
     with pytest.raises(ToolchainError, match=r"cannot configure .*/iree at .{12}: planted.cmake:1: needs a newer moon"):
-        builds_in(tmp_path / "cache").ready(of(source, "main"), _BOTH)
-    assert builds_in(tmp_path / "cache").ready(of(source, "main~"), _BOTH).path.exists()
+        make_source_builds(tmp_path / "cache").ready(of(source, "main"), _BOTH)
+    assert make_source_builds(tmp_path / "cache").ready(of(source, "main~"), _BOTH).path.exists()
 
 
 @pytest.mark.parametrize(
@@ -312,9 +320,9 @@ def test_the_first_error_is_found(said: str, first: str) -> None:
 
 
 def test_a_full_disk_is_called_one(source: IreeSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cc, _ = watched_compiler(tmp_path / "cc")
+    cc, _ = write_watched_compiler(tmp_path / "cc")
     (tmp_path / "cc" / "full").touch()
-    builds = builds_in(tmp_path / "cache", CC=cc, CXX=cc)
+    builds = make_source_builds(tmp_path / "cache", CC=cc, CXX=cc)
     with pytest.raises(GauntletError, match="disk full") as caught:
         builds.ready(of(source, "main"), _BOTH)
     assert "Free space, and run again." in caught.value.hint
@@ -322,13 +330,13 @@ def test_a_full_disk_is_called_one(source: IreeSource, tmp_path: Path, monkeypat
     assert builds.ready(of(source, "main"), _BOTH).path.exists()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**6))
     with pytest.raises(GauntletError, match=r"a build needs about 1.1 GB, and .* has 1.0 MB left"):
-        builds_in(tmp_path / "other").ready(of(source, "main"), _BOTH)
+        make_source_builds(tmp_path / "other").ready(of(source, "main"), _BOTH)
 
 
 def test_submodules_that_are_not_there_are_named(source: IreeSource, tmp_path: Path) -> None:
     clone = IreeSource(tmp_path / "clone")
     source.git("clone", "-q", str(source.folder), str(clone.folder))
-    builds = builds_in(tmp_path / "cache")
+    builds = make_source_builds(tmp_path / "cache")
     for choice in (of(clone), of(clone, "main")):
         with pytest.raises(ToolchainError, match="lacks submodules: third_party/llvm-project") as caught:
             builds.ready(choice, _BOTH)
@@ -353,16 +361,16 @@ def test_a_submodules_commit_that_is_not_there_is_named(source: IreeSource, tmp_
     with pytest.raises(
         ToolchainError, match=r"third_party/llvm-project has no commit .{12}, which .{12} needs"
     ) as caught:
-        builds_in(tmp_path / "cache").ready(of(clone, "origin/main"), _BOTH)
+        make_source_builds(tmp_path / "cache").ready(of(clone, "origin/main"), _BOTH)
     assert "third_party/llvm-project fetch origin " in caught.value.hint
 
 
 def test_what_is_no_checkout_is_said(source: IreeSource, tmp_path: Path) -> None:
-    builds = builds_in(tmp_path / "cache")
+    builds = make_source_builds(tmp_path / "cache")
     (tmp_path / "empty").mkdir()
     other = tmp_path / "other"
     other.mkdir()
-    source.git("init", "-q", at=other)
+    source.git("init", "-q", cwd=other)
     for folder, words in (
         (tmp_path / "none", "is not a folder"),
         (tmp_path / "empty", "is no git checkout"),
@@ -387,7 +395,7 @@ def test_everything_that_is_missing_is_said_at_once(
     old.write_text("#!/bin/sh\necho cmake version 3.10.2\n")
     old.chmod(0o755)
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
-    builds = builds_in(tmp_path / "cache", PATH=str(tools))
+    builds = make_source_builds(tmp_path / "cache", PATH=str(tools))
     with pytest.raises(ToolchainError) as caught:
         builds.ready(of(source), _BOTH)
     assert caught.value.what == (
@@ -402,7 +410,7 @@ def test_everything_that_is_missing_is_said_at_once(
 
 def test_halves_may_be_built_from_different_commits(source: IreeSource, tmp_path: Path) -> None:
     second = source.commit("second", flag="--iree-opt-level=O1")
-    place = place_in(tmp_path, search_path=os.environ["PATH"])
+    place = make_toolchain_place(tmp_path, search_path=os.environ["PATH"])
     found = find_toolchain(of(source, "main"), of(source, "main~"), place)
     assert (found.compiler.commit, found.runtime.commit) == (second, source.commits["first"])
     assert found.compiler.source == f"source: {second[:12]} of {source.folder}"

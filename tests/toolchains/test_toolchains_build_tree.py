@@ -18,7 +18,7 @@ from iree_gauntlet.toolchains.build_tree import BuildTree, find_built_compiler, 
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.find import ToolchainPlace, find_requested, find_toolchain
 from iree_gauntlet.toolchains.installed import find_installed, find_wheels_on
-from tests.support.iree_source import place_in
+from tests.support.iree_source import make_toolchain_place
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def link_bindings(root: Path) -> None:
 
 
 def place_of(folder: Path, search_path: str = "") -> ToolchainPlace:
-    return place_in(folder, offline=True, search_path=search_path)
+    return make_toolchain_place(folder, offline=True, search_path=search_path)
 
 
 @pytest.mark.parametrize("tools", ["tools", "iree/tools", "bin"])

@@ -30,8 +30,8 @@ from iree_gauntlet.toolchains.devices import (
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain import Toolchain
 from tests.support.command_line import LIMIT_SECONDS, with_fields
-from tests.support.hanging import HANG, growing_times, marked_hang
-from tests.support.processes import running, wait_until
+from tests.support.hanging import HANG, iterate_timeouts, make_hang_command
+from tests.support.processes import find_processes, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -200,13 +200,13 @@ def test_a_runtime_without_drivers(toolchain: Toolchain) -> None:
 
 
 def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
-    ready, child = tmp_path / "ready", marked_hang()
-    for seconds in growing_times():
+    ready, child = tmp_path / "ready", make_hang_command()
+    for seconds in iterate_timeouts():
         with pytest.raises(ToolchainError, match=f"did not answer within {seconds:g} s and was killed"):
             ask(["/bin/sh", "-c", f"{child} & touch '{ready}'; wait"], timeout=seconds)
         if ready.exists():
             break
-    wait_until(lambda: not running(child))
+    wait_until(lambda: not find_processes(child))
 
 
 def test_a_probe_says_what_a_tool_says() -> None:

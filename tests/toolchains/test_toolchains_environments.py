@@ -22,9 +22,9 @@ from iree_gauntlet.toolchains.environments import SEAL, Environments
 from iree_gauntlet.toolchains.find import ToolchainPlace, find_toolchain, provide_environment
 from iree_gauntlet.toolchains.installer import Installer, Sources
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.iree_source import builds_in, packages_at
-from tests.support.iree_wheels import release_wheels, write_wheel
-from tests.support.permissions import mounting, read_only
+from tests.support.iree_source import make_commit_packages, make_source_builds
+from tests.support.iree_wheels import write_release_wheels, write_wheel
+from tests.support.permissions import mount_read_only, with_mount_rights
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
@@ -67,7 +67,12 @@ class Releases:
             self.folder, Installer(), offline=offline, mark_used=self.used.append, news=news or self.news.append
         )
         return ToolchainPlace(
-            environments, builds_in(self.folder, offline=offline), packages_at(), str(self.links), hash_file, ""
+            environments,
+            make_source_builds(self.folder, offline=offline),
+            make_commit_packages(),
+            str(self.links),
+            hash_file,
+            "",
         )
 
     def environment(self, wanted: str) -> Path:
@@ -85,8 +90,8 @@ class Releases:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheels of the index, of the nightlies' page and in uv's cache."""
     folder = tmp_path_factory.mktemp("shared")
-    release_wheels(folder / "index", "3.8.0", "3.9.0", "3.11.0", "3.12.0")
-    release_wheels(folder / "nightlies", "3.13.0rc20261101", "3.13.0rc20261102")
+    write_release_wheels(folder / "index", "3.8.0", "3.9.0", "3.11.0", "3.12.0")
+    write_release_wheels(folder / "nightlies", "3.13.0rc20261101", "3.13.0rc20261102")
     return folder
 
 
@@ -384,7 +389,7 @@ def test_what_the_system_refuses_uv_is_no_fault_of_the_network(
     assert raised.value.hint.startswith(hint)
 
 
-@mounting
+@with_mount_rights
 def test_a_home_that_cannot_be_written_is_named(
     releases: Releases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,6 +397,6 @@ def test_a_home_that_cannot_be_written_is_named(
     home.mkdir()
     monkeypatch.setenv("UV_CACHE_DIR", str(home / "uv"))
     monkeypatch.setenv("COLUMNS", "40")
-    with read_only(home), pytest.raises(ToolchainError) as raised:
+    with mount_read_only(home), pytest.raises(ToolchainError) as raised:
         releases.environment(">=3.8")
     assert raised.value.what.endswith(f"{home / 'uv'}: Read-only file system")

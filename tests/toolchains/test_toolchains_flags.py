@@ -24,7 +24,7 @@ from iree_gauntlet.toolchains.flags import (
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
 from tests.support.command_line import with_fields
-from tests.support.compiler_complaints import flag_complaints
+from tests.support.compiler_complaints import list_flag_errors
 from tests.support.places import CORPUS, DATA
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def test_the_compiler_knows_all_that_its_help_lists(toolchain: Toolchain, known:
     iree = sorted(name for name in known[COMPILE].names - known[COMPILE].value_flags if name.startswith("iree-"))
     # The flags that end the program when they are met.
     switches = tuple(f"--{name}" for name in iree if "-list-" not in name)
-    assert not flag_complaints(toolchain, switches)
+    assert not list_flag_errors(toolchain, switches)
 
 
 @pytest.mark.iree
@@ -196,7 +196,7 @@ def test_a_tool_that_lists_no_flags(toolchain: Toolchain, tmp_path: Path) -> Non
 @pytest.mark.iree
 def test_the_compilers_own_complaints(toolchain: Toolchain) -> None:
     flags = ("--iree-rocm-waves-per-eu=abc", "--no-such-flag", "--iree-opt-level=O9", "--iree-rocm-target=gfx942")
-    complaints = flag_complaints(toolchain, flags)
+    complaints = list_flag_errors(toolchain, flags)
     assert len(complaints) == 3
     assert "value invalid" in complaints[0]
     assert "no-such-flag" in complaints[1]
@@ -441,7 +441,7 @@ def test_every_flag_of_the_sharktank_specs_is_known_or_translated(known: dict[st
                 assert not translation.notes
             if tool == COMPILE:
                 wanted = tuple(flag for flag in translation.flags if flag != gone)
-                assert not flag_complaints(find_installed(), wanted)
+                assert not list_flag_errors(find_installed(), wanted)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, compute_identity
-from tests.support.iree_wheels import found_in
+from tests.support.iree_wheels import find_wheels_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ def wheels(environment: tuple[Path, Path]) -> tuple[Path, Path]:
 
 
 def find(environment: tuple[Path, Path]) -> Toolchain:
-    return found_in(environment[0])
+    return find_wheels_of(environment[0])
 
 
 def with_version_file(text: str) -> Callable[[Path], object]:
@@ -147,7 +147,7 @@ def test_the_identity_is_of_the_content_not_of_the_place(tmp_path: Path) -> None
         (tmp_path / name / "bin" / "python").touch()
         unpack_wheel(site, "compiler", content=content)
         unpack_wheel(site, "runtime")
-        found.append(found_in(tmp_path / name / "bin" / "python"))
+        found.append(find_wheels_of(tmp_path / name / "bin" / "python"))
     assert found[0].compiler.identity == found[1].compiler.identity
     assert found[0].compiler.identity != found[2].compiler.identity
     assert found[0].runtime.identity == found[2].runtime.identity
@@ -214,7 +214,7 @@ def test_a_python_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").touch()
     with pytest.raises(ToolchainError, match="no virtual environment"):
-        found_in(tmp_path / "bin" / "python")
+        find_wheels_of(tmp_path / "bin" / "python")
 
 
 @given(st.dictionaries(st.text(), st.text(), min_size=1), st.data())

@@ -26,7 +26,7 @@ from iree_gauntlet.torch_models.bench_session import BenchSession, make_bench_fi
 from iree_gauntlet.torch_models.build_files import TokenLoop
 from iree_gauntlet.torch_models.torch_chain import MeasuredCalls
 from iree_gauntlet.workers.iree_side.plan_file import write_arrays
-from tests.support.bench_project import Bench, Benchmarks, first_benchmarks
+from tests.support.bench_project import Bench, Benchmarks, make_first_benchmarks
 from tests.support.fake_measuring import CALL_MS
 from tests.support.processes import wait_until
 
@@ -58,7 +58,7 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 @pytest.fixture(scope="module")
 def first() -> Benchmarks:
-    return first_benchmarks()
+    return make_first_benchmarks()
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_all_reports_have_it(second: Bench) -> None:
 
 
 def test_wrong_numbers_have_no_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(tmp_path, real="threshold")
+    bench = Bench(tmp_path, real_steps="threshold")
     monkeypatch.setenv("STAND_IN", "wrong")
     done = bench.run("-m", "line", "-c", "small", "-o", "perf.json")
     assert done.code == 1, done.text
@@ -168,7 +168,7 @@ def test_wrong_numbers_have_no_speed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_layer_that_is_a_little_wrong_has_no_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: str
 ) -> None:
-    bench = Bench(tmp_path, real="threshold")
+    bench = Bench(tmp_path, real_steps="threshold")
     monkeypatch.setenv("STAND_IN", f"one layer is {share}")
     done = bench.run("-m", "line", "-c", "small", "-df", "Fp16", "-o", "perf.json")
     assert done.code == 1, done.text
@@ -206,7 +206,7 @@ def test_what_was_not_tried_is_no_part_of_what_would_show(shown: int, of: int, i
 
 
 def test_what_is_no_number_is_a_failure_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(tmp_path, real="threshold")
+    bench = Bench(tmp_path, real_steps="threshold")
     monkeypatch.setenv("STAND_IN", "infinite")
     done = bench.run("-m", "line", "-c", "small", "-o", "perf.json")
     assert done.code == 1, done.text
@@ -222,7 +222,7 @@ def test_zeros_that_equal_zeros_prove_nothing(bench: Bench, monkeypatch: pytest.
 
 
 def test_flags_reach_the_compiler(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, real="threshold")
+    bench = Bench(tmp_path, real_steps="threshold")
     done = bench.run("-m", "line", "-c", "small", "-df", "Fp32", "-mf", "LoFi", "-opt", "3", "-o", "perf.json")
     assert done.code == 0, done.text
     command = bench.result("line/small-LoFi-O3@cpu:compile")["command"]
@@ -249,7 +249,7 @@ def test_a_generative_model(first: Benchmarks, said: str, bench: Bench) -> None:
 
 def test_the_documents_command_line(bench: Bench) -> None:
     words = ["-m", "line", "-c", "small", "-df", "Fp16", "--loop_count", "4", "-o", "perf.json"]
-    done = bench.module(*words, "--torch_python", str(bench.python))
+    done = bench.module(*words, "--torch_python", str(bench.torch_python))
     assert done.code == 0, done.text
     assert bench.perf[0]["args"]["dataformat"] == "Fp16"
     assert bench.journal.run.command.startswith("python -m iree_gauntlet.bench -m line -c small ")
@@ -263,7 +263,7 @@ def test_the_documents_command_line(bench: Bench) -> None:
 def test_what_is_killed_leaves_a_report_and_nothing_half_made(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN", "hangs once")
     words = ("-m", "line", "-c", "small")
-    run = bench.project.start("bench", "--torch-python", str(bench.python), *words)
+    run = bench.project.start("bench", "--torch-python", str(bench.torch_python), *words)
     wait_until(lambda: bench.builds or run.poll() is not None)
     assert run.poll() is None, "it ended by itself"
     run.send_signal(signal.SIGKILL)

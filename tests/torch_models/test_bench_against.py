@@ -21,8 +21,8 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round
 from iree_gauntlet.torch_models import peers
 from iree_gauntlet.torch_models.peers import BLOCKS, Peer, describe_peer, judge_peer
-from tests.support.bench_project import first_benchmarks
-from tests.support.peer_bench import CHAIN, PeerBench, answer_of
+from tests.support.bench_project import make_first_benchmarks
+from tests.support.peer_bench import CHAIN, PeerBench, measure_peer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,7 @@ echo '{{"version": "2.13.0", "models": [{{"outputs": [{{"file": "{output}", "typ
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return first_benchmarks().copy_build("line", tmp_path_factory.mktemp("line") / "build")
+    return make_first_benchmarks().copy_build("line", tmp_path_factory.mktemp("line") / "build")
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_peers_are_measured_beside_iree(tmp_path: Path, pipeline: Path) -> None:
         assert json.loads(json.dumps(asdict(peer)))["ratio"] == peer.ratio
     assert (eager.compile_s, eager.first_call_ms) == (None, 30.0)
     assert (compiled.compile_s, compiled.first_call_ms) == (4.0, 4000.0)
-    assert bench.shown.messages == [describe_peer(eager), describe_peer(compiled)]
+    assert bench.progress.messages == [describe_peer(eager), describe_peer(compiled)]
     blocks = bench.blocks()
     assert [event["step"] for event in blocks] == [
         *[f"{CHAIN} against torch eager"] * BLOCKS,
@@ -92,11 +92,11 @@ def test_peers_are_measured_beside_iree(tmp_path: Path, pipeline: Path) -> None:
 @pytest.mark.iree
 def test_generations_are_held_against_generations(bench: PeerBench, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    folder = first_benchmarks().copy_build("counter", tmp_path / "build")
+    folder = make_first_benchmarks().copy_build("counter", tmp_path / "build")
     (peer,) = bench.measure(["onnxruntime"], folder, "measure_generative")
     assert (peer.blocks, peer.ratio is not None) == (1, True), peer.reason
     assert bench.plan("onnxruntime", "iree")["generations"] == peer.calls
-    answer = answer_of(folder, "measure_onnx")
+    answer = measure_peer(folder, "measure_onnx")
     assert answer["chosen"] == json.loads((folder / "build.json").read_text())["generation"]["chosen"]
     assert len(answer["call_ms"]) == 2
 

@@ -10,7 +10,7 @@ import pytest
 
 from iree_gauntlet.torch_models import peers
 from iree_gauntlet.torch_models.peers import BLOCKS, describe_peer
-from tests.support.bench_project import first_benchmarks
+from tests.support.bench_project import make_first_benchmarks
 from tests.support.peer_bench import CHAIN, PeerBench
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PeerBench:
 @pytest.mark.iree
 def test_onnxruntime_is_measured_beside_iree(bench: PeerBench, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
-    pipeline = first_benchmarks().copy_build("line", tmp_path / "build")
+    pipeline = make_first_benchmarks().copy_build("line", tmp_path / "build")
     (peer,) = bench.measure(["onnxruntime"], pipeline)
     assert (peer.name, peer.version, peer.blocks, peer.replaced) == ("onnxruntime", onnxruntime.__version__, BLOCKS, 0)
     assert peer.ratio is not None
@@ -38,7 +38,7 @@ def test_onnxruntime_is_measured_beside_iree(bench: PeerBench, tmp_path: Path) -
     assert peer.call_ms is not None
     assert peer.iree_ms is not None
     assert peer.word in {"faster", "slower", "same", "inconclusive"}
-    assert bench.shown.messages == [describe_peer(peer)]
+    assert bench.progress.messages == [describe_peer(peer)]
     blocks = bench.blocks()
     assert [event["step"] for event in blocks] == [f"{CHAIN} against onnxruntime"] * BLOCKS
     for event in blocks:
@@ -55,7 +55,7 @@ def test_onnxruntime_is_measured_beside_iree(bench: PeerBench, tmp_path: Path) -
 @pytest.mark.iree
 def test_generations_are_held_against_generations(bench: PeerBench, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    folder = first_benchmarks().copy_build("counter", tmp_path / "build")
+    folder = make_first_benchmarks().copy_build("counter", tmp_path / "build")
     (peer,) = bench.measure(["onnxruntime"], folder, "measure_generative")
     assert (peer.blocks, peer.ratio is not None) == (BLOCKS, True), peer.reason
     assert bench.plan("onnxruntime", "iree")["generations"] == peer.calls

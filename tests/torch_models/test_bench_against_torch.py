@@ -17,7 +17,7 @@ from iree_gauntlet.torch_models.agreement import compare_tensors, find_limits
 from iree_gauntlet.torch_models.build_files import read_build, read_tensors
 from iree_gauntlet.torch_models.torch_chain import make_torch_argv
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.peer_bench import PeerBench, answer_of
+from tests.support.peer_bench import PeerBench, measure_peer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -164,7 +164,7 @@ def test_torch_is_measured_eager_and_compiled(
 def test_without_a_compiler_torch_compile_says_so(tmp_path: Path, perceptron: tuple[Path, dict[str, Any]]) -> None:
     build, plan = perceptron
     asked = {"builder": plan, "mode": "compile", "compile_mode": None}
-    error = answer_of(build, "measure_torch", env={"PATH": str(tmp_path)}, **asked)["error"]
+    error = measure_peer(build, "measure_torch", env={"PATH": str(tmp_path)}, **asked)["error"]
     # In torch's own words.
     assert "compiler" in error.lower()
     assert len(error.splitlines()) == 1
@@ -184,7 +184,7 @@ def test_torch_computes_what_the_builder_computed(tmp_path: Path, model: str, ch
     outputs = tmp_path / "outputs"
     outputs.mkdir()
     asked: dict[str, Any] = {"mode": "eager", "outputs": str(outputs)}
-    answer = answer_of(build, "measure_torch", builder=plan, **asked)
+    answer = measure_peer(build, "measure_torch", builder=plan, **asked)
     record = read_build(build)
     expected = [array for program in record.programs for array in program.outputs]
     expected = list(record.host_outputs) or expected
@@ -201,7 +201,7 @@ def test_host_modules_run_beside_onnxruntime(tmp_path: Path) -> None:
     build, plan = _built(tmp_path, "hosted")
     outputs = tmp_path / "outputs"
     outputs.mkdir()
-    answer = answer_of(build, "measure_onnx", builder=plan, outputs=str(outputs))
+    answer = measure_peer(build, "measure_onnx", builder=plan, outputs=str(outputs))
     found = [read_npy(outputs / item["file"]).with_element_type(item["type"]) for item in answer["outputs"]]
     expected = read_build(build).host_outputs
     assert len(found) == 2

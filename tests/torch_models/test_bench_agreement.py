@@ -21,7 +21,7 @@ from iree_gauntlet.torch_models.agreement import (
     subtract_flips,
 )
 from iree_gauntlet.torch_models.formats import DataFormat, Tolerance
-from tests.support.planted import Network, tensor_of
+from tests.support.planted import Network, make_tensor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,8 +93,10 @@ def test_limits_are_of_each_output() -> None:
 
 
 def judged(network: Network, folder: Path, outputs: list[NDArray[np.float64]]) -> tuple[Agreement, Gains]:
-    arrays, directions = network.tried(folder)
-    actual, expected = ([tensor_of(values, network.form) for values in made] for made in (outputs, network.reference()))
+    arrays, directions = network.write_errors(folder)
+    actual, expected = (
+        [make_tensor(values, network.data_format) for values in made] for made in (outputs, network.run_reference())
+    )
     gradients = network.training
     return (
         compare_tensors(actual, expected, find_limits(arrays), gradients=gradients),
@@ -105,7 +107,7 @@ def judged(network: Network, folder: Path, outputs: list[NDArray[np.float64]]) -
 @pytest.mark.parametrize("form", DataFormat, ids=lambda form: form.value)
 def test_correct_programs_are_within_the_limits_which_are_near(form: DataFormat, tmp_path: Path) -> None:
     network = Network(form)
-    found = [judged(network, tmp_path, network.compiled(seed)) for seed in range(5)]
+    found = [judged(network, tmp_path, network.run_compiled(seed)) for seed in range(5)]
     assert not any(agreed.problem or gains.problem for agreed, gains in found)
     largest = max(agreed.errors.rms / agreed.errors.rms_tolerance for agreed, _ in found)
     assert 1 / 4 < largest < 1
@@ -115,7 +117,7 @@ def test_correct_programs_are_within_the_limits_which_are_near(form: DataFormat,
 @pytest.mark.parametrize("form", DataFormat, ids=lambda form: form.value)
 def test_a_layer_that_is_one_percent_off_is_found(form: DataFormat, layer: int, tmp_path: Path) -> None:
     network = Network(form)
-    _, gains = judged(network, tmp_path, network.compiled(0, layer, 1.01))
+    _, gains = judged(network, tmp_path, network.run_compiled(0, layer, 1.01))
     assert gains.problem.startswith("as if contraction ")
     assert gains.contractions.shown["1%"] == gains.contractions.of
 
@@ -126,11 +128,11 @@ def test_a_layer_that_is_a_thousandth_off_is_found_where_the_format_has_it(
     form: DataFormat, layer: int, tmp_path: Path
 ) -> None:
     network = Network(form)
-    wrong = network.compiled(0, layer, 1.001)
+    wrong = network.run_compiled(0, layer, 1.001)
     agreed, gains = judged(network, tmp_path, wrong)
     if form.element_type == "bf16":
         # Half a unit of bf16's last place is 0.2 % or more: the weights are the same ones.
-        assert (wrong[0] == network.compiled(0)[0]).all()
+        assert (wrong[0] == network.run_compiled(0)[0]).all()
         assert not agreed.problem
         assert not gains.problem
         assert gains.contractions.shown["0.1%"] == 0
@@ -141,9 +143,11 @@ def test_a_layer_that_is_a_thousandth_off_is_found_where_the_format_has_it(
 
 def test_narrowed_contractions_may_be_further_off(tmp_path: Path) -> None:
     network = Network(DataFormat.FP32)
-    arrays, directions = network.tried(tmp_path)
+    arrays, directions = network.write_errors(tmp_path)
     half = Network(DataFormat.FP16)
-    actual, expected = ([tensor_of(made[0], network.form)] for made in (half.compiled(0), network.reference()))
+    actual, expected = (
+        [make_tensor(made[0], network.data_format)] for made in (half.run_compiled(0), network.run_reference())
+    )
     for narrowed, wrong in ((1.0, True), (2.0**13, False)):
         assert bool(compare_tensors(actual, expected, find_limits(arrays, narrowed)).problem) == wrong
         assert bool(fit_gains(actual, expected, tmp_path, directions, narrowed).problem) == wrong
@@ -151,10 +155,10 @@ def test_narrowed_contractions_may_be_further_off(tmp_path: Path) -> None:
 
 def test_what_nothing_depends_on_shows_nothing(tmp_path: Path) -> None:
     network = Network(DataFormat.FP32)
-    _, directions = network.tried(tmp_path)
+    _, directions = network.write_errors(tmp_path)
     with np.load(tmp_path / directions.file) as found:
         np.savez(tmp_path / directions.file, **{**found, "filters": np.zeros_like(found["filters"])})
-    values = [tensor_of(network.reference()[0], network.form)]
+    values = [make_tensor(network.run_reference()[0], network.data_format)]
     gains = fit_gains(values, values, tmp_path, directions, 1.0)
     assert not gains.problem
     assert gains.contractions.shown == {"1%": 0, "0.1%": 0}
@@ -206,7 +210,7 @@ def test_a_gradient_may_be_off_by_the_share_that_another_may() -> None:
 
 def test_correct_gradients_are_within_the_limits_which_are_near(tmp_path: Path) -> None:
     network = Network(DataFormat.FP32, training=True)
-    found = [judged(network, tmp_path, network.compiled(seed)) for seed in range(3)]
+    found = [judged(network, tmp_path, network.run_compiled(seed)) for seed in range(3)]
     assert not any(agreed.problem or gains.problem for agreed, gains in found)
     assert 1 / 8 < max(gains.rest / gains.rest_limit for _, gains in found) < 1
 
@@ -215,29 +219,29 @@ def test_correct_gradients_are_within_the_limits_which_are_near(tmp_path: Path) 
 def test_a_contraction_that_is_a_little_off_is_found_in_training(contraction: int, tmp_path: Path) -> None:
     for form, share in ((DataFormat.FP32, 1.001), (DataFormat.FP16, 1.01)):
         network = Network(form, training=True)
-        _, gains = judged(network, tmp_path, network.compiled(0, contraction=contraction, share=share))
+        _, gains = judged(network, tmp_path, network.run_compiled(0, contraction=contraction, factor=share))
         assert gains.problem.startswith("as if contraction "), form
         assert gains.contractions.shown["1%"] == gains.contractions.of == 8
 
 
 def test_a_value_near_zero_may_fall_to_the_other_side(tmp_path: Path) -> None:
     network = Network(DataFormat.FP32, training=True)
-    flipped = network.compiled(1, flip=True)
+    flipped = network.run_compiled(1, flip=True)
     agreed, gains = judged(network, tmp_path, flipped)
     assert not agreed.problem
     assert not gains.problem
     # Of the errors it is nearly all, and the limit is not wider for it.
     assert (gains.flips, agreed.errors.rms > 50 * gains.rest_limit) == (1, True)
-    _, gains = judged(network, tmp_path, network.compiled(1, contraction=7, share=1.001, flip=True))
+    _, gains = judged(network, tmp_path, network.run_compiled(1, contraction=7, factor=1.001, flip=True))
     assert gains.problem
     # Half a flip is none.
-    half = [(one + other) / 2 for one, other in zip(flipped, network.reference(), strict=True)]
+    half = [(one + other) / 2 for one, other in zip(flipped, network.run_reference(), strict=True)]
     assert judged(network, tmp_path, half)[1].problem
 
 
 def test_a_gradient_that_is_wrong_here_and_there_is_found(tmp_path: Path) -> None:
     network = Network(DataFormat.FP32, training=True)
-    loss, *gradients = network.compiled(0)
+    loss, *gradients = network.run_compiled(0)
     for index, gradient in enumerate(gradients):
         wrong = gradient * (1 + 1e-3 * noise(gradient.size).reshape(gradient.shape))
         made = [loss, *gradients[:index], wrong, *gradients[index + 1 :]]

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.torch_models import bench_result
 from iree_gauntlet.torch_models.bench_result import AppendResult, find_result_path
-from tests.support.budgets import part_of_the_examples
+from tests.support.budgets import scale_example_count
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.permissions import permissions_respected
+from tests.support.permissions import enforce_permissions
 from tests.support.places import ROOT
 
 ABOUT = {
@@ -154,7 +154,7 @@ entries = st.builds(
 )
 
 
-@settings(max_examples=part_of_the_examples(0.5))
+@settings(max_examples=scale_example_count(0.5))
 @given(old=st.lists(entries, max_size=4), indent=st.sampled_from((None, 0, 4)), ascii_only=st.booleans())
 def test_entries_that_are_there_stay_byte_by_byte(
     old: list[dict[str, Any]], indent: int | None, ascii_only: bool, tmp_path_factory: pytest.TempPathFactory
@@ -269,7 +269,7 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
     append_result(tmp_path / "perf.json", result())
     tmp_path.chmod(0o555)
     try:
-        with permissions_respected(), pytest.raises(GauntletError, match="Permission denied"):
+        with enforce_permissions(), pytest.raises(GauntletError, match="Permission denied"):
             append_result(tmp_path / "perf.json", result())
     finally:
         tmp_path.chmod(0o755)

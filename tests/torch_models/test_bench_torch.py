@@ -14,7 +14,7 @@ from tests.support.toy_project import Project
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.command_line import Done
+    from tests.support.command_line import CommandResult
 
 pytestmark = [pytest.mark.models, pytest.mark.iree]
 
@@ -28,7 +28,7 @@ class Bench(PerfFiles):
         super().__init__(folder)
         self.project = Project(folder)
 
-    def run(self, *words: str) -> Done:
+    def run(self, *words: str) -> CommandResult:
         if "--models-dir" not in words:
             words = (*words, "--models-dir", str(_ROOT / "specs" / "models"))
         return self.project.gauntlet("bench", *words, "-o", "perf.json")
@@ -168,7 +168,7 @@ def test_a_layer_that_is_a_little_wrong_is_found_in_training(bench: Bench) -> No
     (bench.folder / "trained").mkdir()
     (bench.folder / "trained" / "trained.py").write_text(_TRAINED)
 
-    def train(config: str) -> Done:
+    def train(config: str) -> CommandResult:
         return bench.run("-m", "trained", "-c", config, "--training", "--models-dir", "trained")
 
     assert train("right").code == 0

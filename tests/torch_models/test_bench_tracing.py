@@ -41,7 +41,7 @@ from iree_gauntlet.torch_models.tracing import (
 )
 from tests.support.command_line import LIMIT_SECONDS, with_fields
 from tests.support.places import DATA
-from tests.support.recorded_profiles import recorded
+from tests.support.recorded_profiles import read_profile
 from tests.support.steps import make_step
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ def test_an_export_that_fails_leaves_the_table(
 
 
 def test_the_console_has_ten_rows_and_one_for_the_rest() -> None:
-    table = make_trace_table(recorded("minilm-3.13.0"))
+    table = make_trace_table(read_profile("minilm-3.13.0"))
     assert len(table.rows) > 11
     lines = format_table(table, 10)
     assert len(lines) == 1 + 1 + 10 + 2

@@ -10,7 +10,7 @@ import pytest
 from iree_gauntlet.dialects.yaml_file import read_yaml
 from iree_gauntlet.errors import SpecError, UsageError
 from iree_gauntlet.torch_models.configuration import list_points, read_micro_config
-from tests.support.micro_configurations import MODELS, make_registry, read, refused
+from tests.support.micro_configurations import MODELS, make_registry, read_config, read_problems
 
 if TYPE_CHECKING:
     from iree_gauntlet.torch_models.plugins import PluginRegistry
@@ -60,7 +60,7 @@ model_params:
   - name: one
   - 5
 """
-    messages = refused(folder, registry, text)
+    messages = read_problems(folder, registry, text)
     expected = [
         "1: benchmark_mode: micro does not measure training\n    Write inference, or remove the field.",
         "2: quantization_config_recipe_names[0]: no such recipe: 'int8w'\n    Did you mean int8wo? Available: 2:4, ",
@@ -135,7 +135,7 @@ model_params:
     ],
 )
 def test_files_that_are_no_configuration(folder: Path, registry: PluginRegistry, text: str, said: str) -> None:
-    assert refused(folder, registry, text)[0].startswith(said)
+    assert read_problems(folder, registry, text)[0].startswith(said)
 
 
 def test_files_that_cannot_be_read(folder: Path, registry: PluginRegistry) -> None:
@@ -163,7 +163,7 @@ model_params:
     high_precision_dtype: float16
   - {<<: [{device: cuda}, *first], name: third, matrix_shapes: *shapes}
 """
-    models = read(folder, registry, text).models
+    models = read_config(folder, registry, text).models
     assert [(model.name, model.device, model.dtype) for model in models] == [
         ("first", "cpu", "f32"),
         ("second", "cpu", "f16"),
@@ -176,7 +176,7 @@ def test_aliases_of_aliases_stay_cheap(folder: Path, registry: PluginRegistry) -
     lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 20)]
     lines += ["model_params: {matrix_shapes: [{name: custom, shapes: *a19}]}"]
-    messages = refused(folder, registry, "\n".join(lines))
+    messages = read_problems(folder, registry, "\n".join(lines))
     assert len(messages) == 29
     assert max(map(len, messages)) < 250
 
@@ -186,7 +186,7 @@ def test_numbers_that_yaml_reads_in_another_way_are_refused(
     folder: Path, registry: PluginRegistry, number: str
 ) -> None:
     shapes = f"model_params:\n  matrix_shapes:\n  - {{name: pow2, max_power: {number}}}\n"
-    (message,) = refused(folder, registry, shapes)
+    (message,) = read_problems(folder, registry, shapes)
     assert message.endswith(f"max_power: expected a whole number, found {number.rpartition(' ')[2]}")
 
 
@@ -199,7 +199,7 @@ model_params:
     device: gpu
   - {<<: *first, name: second}
 """
-    messages = refused(folder, registry, text)
+    messages = read_problems(folder, registry, text)
     assert [message.partition(" there")[0] for message in messages] == [
         "x.yml:5: model_params[0].device:",
         "x.yml:5: model_params[1].device:",
@@ -228,7 +228,7 @@ model_params:
     ],
 )
 def test_single_fields_of_the_document(folder: Path, registry: PluginRegistry, text: str, said: str) -> None:
-    (message,) = refused(folder, registry, f"{text}\n{MODELS}")
+    (message,) = read_problems(folder, registry, f"{text}\n{MODELS}")
     assert message.startswith("x.yml:1: ")
     assert said in message
 
@@ -252,7 +252,7 @@ def test_single_fields_of_the_document(folder: Path, registry: PluginRegistry, t
     ],
 )
 def test_single_fields_of_an_entry(folder: Path, registry: PluginRegistry, field: str, said: str) -> None:
-    (message,) = refused(folder, registry, f"model_params:\n  matrix_shapes: [{{name: llama}}]\n  {field}\n")
+    (message,) = read_problems(folder, registry, f"model_params:\n  matrix_shapes: [{{name: llama}}]\n  {field}\n")
     assert message.startswith("x.yml:3: model_params.") or "already" in message
     assert said in message
 
@@ -280,7 +280,7 @@ def test_single_fields_of_an_entry(folder: Path, registry: PluginRegistry, field
     ],
 )
 def test_shapes_that_are_none(folder: Path, registry: PluginRegistry, shapes: str, said: str) -> None:
-    (message,) = refused(folder, registry, f"model_params:\n  matrix_shapes: [{shapes}]\n")
+    (message,) = read_problems(folder, registry, f"model_params:\n  matrix_shapes: [{shapes}]\n")
     assert message.startswith("x.yml:2: model_params.matrix_shapes[0].")
     assert said in message
 
@@ -290,7 +290,7 @@ def test_a_set_may_be_listed_twice(folder: Path, registry: PluginRegistry) -> No
     text = "model_params:\n  matrix_shapes:\n"
     for least, most in ((4, 5), (5, 6)):
         text += f"    - {{name: pow2, min_power: {least}, max_power: {most}}}\n"
-    config = read(folder, registry, text)
+    config = read_config(folder, registry, text)
     assert [shape.label for shape in config.models[0].shapes] == ["16-16-16", "32-32-32", "32-32-32", "64-64-64"]
     assert [point.shape.m for point in list_points(config)] == [16, 32, 64]
 
@@ -298,7 +298,7 @@ def test_a_set_may_be_listed_twice(folder: Path, registry: PluginRegistry) -> No
 def test_entries_without_names_have_names_of_their_own(folder: Path, registry: PluginRegistry) -> None:
     entry = "  - {{{0}matrix_shapes: [{{name: llama}}]}}\n"
     kinds = ("", "model_type: ln_linear_gelu, ", "", "name: linear-2, ", "")
-    config = read(folder, registry, "model_params:\n" + "".join(map(entry.format, kinds)))
+    config = read_config(folder, registry, "model_params:\n" + "".join(map(entry.format, kinds)))
     assert [model.name for model in config.models] == ["linear", "ln_linear_gelu", "linear-3", "linear-2", "linear-4"]
 
 
@@ -324,7 +324,7 @@ def test_recipes_of_torchao_that_are_not_made_here_are_refused_each_by_itself(
     folder: Path, registry: PluginRegistry, text: str, said: str
 ) -> None:
     listed = f'quantization_config_recipe_names: [int8wo, "{text}"]\nsparsity_config_recipe_names: ["2:4"]\n'
-    config = read(folder, registry, listed + MODELS)
+    config = read_config(folder, registry, listed + MODELS)
     baseline, int8wo, refused = config.variants
     assert (baseline.refusal, int8wo.refusal, refused.label) == ("", "", text)
     assert said in refused.refusal
@@ -332,5 +332,5 @@ def test_recipes_of_torchao_that_are_not_made_here_are_refused_each_by_itself(
 
 def test_a_shape_set_that_fails_is_its_plugins_problem(folder: Path, registry: PluginRegistry) -> None:
     with pytest.raises(SpecError, match="ValueError: no shapes today") as caught:
-        read(folder, registry, "model_params:\n  matrix_shapes: [{name: broken}]\n")
+        read_config(folder, registry, "model_params:\n  matrix_shapes: [{name: broken}]\n")
     assert "plugin.py:" in caught.value.what

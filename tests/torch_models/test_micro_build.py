@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.torch_models.build_files import VariantPlan, check_plan, read_plan
 from iree_gauntlet.torch_models.formats import TORCH_TYPES
-from tests.support.variant_builder import Built, built, built_here, distance, errors, plan_of, run_builder
+from tests.support.variant_builder import (
+    VariantBuild,
+    build_variant,
+    build_variant_in_process,
+    compute_distance,
+    list_errors,
+    make_plan,
+    run_builder,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,9 +80,9 @@ def test_a_python_without_torch_says_what_to_install(tmp_path: Path) -> None:
     try:
         import torch  # noqa: F401, PLC0415
     except ModuleNotFoundError:
-        done = run_builder(plan_of(tmp_path / "built"))
+        done = run_builder(make_plan(tmp_path / "built"))
         assert done.returncode == 2
-        assert "lacks torch, needed to build models" in errors(done)[0]
+        assert "lacks torch, needed to build models" in list_errors(done)[0]
         assert 'pip install "iree-gauntlet[models]"' in done.stderr
         assert not done.stdout
     else:
@@ -97,7 +105,7 @@ def plugin(folder: Path, text: str) -> tuple[str, ...]:
     return (str(file),)
 
 
-def files(folder: Built) -> dict[str, str]:
+def files(folder: VariantBuild) -> dict[str, str]:
     paths = [path for path in folder.folder.iterdir() if path.suffix != ".json"]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
@@ -105,7 +113,7 @@ def files(folder: Built) -> dict[str, str]:
 @pytest.mark.models
 def test_the_same_plan_gives_the_same_bytes(tmp_path: Path, torch: Any) -> None:
     one, two = (
-        built(tmp_path / name, "ln_linear_gelu", dtype="bf16", quantization="int4wo-16", sparsity="2:4")
+        build_variant(tmp_path / name, "ln_linear_gelu", dtype="bf16", quantization="int4wo-16", sparsity="2:4")
         for name in ("one", "two")
     )
     assert files(one) == files(two)
@@ -119,7 +127,7 @@ def test_the_same_plan_gives_the_same_bytes(tmp_path: Path, torch: Any) -> None:
 
 @pytest.mark.models
 def test_what_is_left_of_a_baseline(tmp_path: Path, torch: Any) -> None:
-    record = built_here(tmp_path, plan_of(tmp_path, "linear", 3, 64, 32)).record
+    record = build_variant_in_process(tmp_path, make_plan(tmp_path, "linear", 3, 64, 32)).record
     assert (record["kind"], record["samples"], record["parameter_count"]) == ("pipeline", 3, 64 * 32)
     assert (record["flops"], record["changed_layers"], record["changed_bytes"]) == (2 * 3 * 64 * 32, 0, 0)
     assert record["reference"] == []
@@ -132,29 +140,33 @@ def test_what_is_left_of_a_baseline(tmp_path: Path, torch: Any) -> None:
 
 @pytest.mark.models
 def test_the_reference_is_the_unchanged_model_in_f32(tmp_path: Path, torch: Any) -> None:
-    plain = built_here(tmp_path / "plain", plan_of(tmp_path, "transformer_block", 2, 64))
-    changed = built_here(tmp_path / "changed", plan_of(tmp_path, "transformer_block", 2, 64, quantization="int8dq"))
+    plain = build_variant_in_process(tmp_path / "plain", make_plan(tmp_path, "transformer_block", 2, 64))
+    changed = build_variant_in_process(
+        tmp_path / "changed", make_plan(tmp_path, "transformer_block", 2, 64, quantization="int8dq")
+    )
     assert np.array_equal(plain.outputs()[0], changed.reference()[0])
     assert changed.record["changed_layers"] == 4
     assert changed.record["changed_bytes"] == 4 * 64 * 64 * (3 + 1 + 4 + 4)
     assert changed.record["flops"] == plain.record["flops"]
-    assert 0 < distance(changed.outputs(), changed.reference()) < 0.05
-    narrow = built_here(tmp_path / "narrow", plan_of(tmp_path, "transformer_block", 2, 64, dtype="bf16"))
+    assert 0 < compute_distance(changed.outputs(), changed.reference()) < 0.05
+    narrow = build_variant_in_process(
+        tmp_path / "narrow", make_plan(tmp_path, "transformer_block", 2, 64, dtype="bf16")
+    )
     assert narrow.record["reference"][0]["type"] == "f32"
-    assert 0 < distance(narrow.outputs(), narrow.reference()) < 0.02
+    assert 0 < compute_distance(narrow.outputs(), narrow.reference()) < 0.02
 
 
 @pytest.mark.models
 @pytest.mark.parametrize("ending", ["relu", "sigmoid", "leakyrelu", "relu6", "gelu", "silu", "hardswish"])
 def test_activations(tmp_path: Path, torch: Any, ending: str) -> None:
     functions = {"leakyrelu": "leaky_relu"}
-    found = built_here(tmp_path, plan_of(tmp_path, f"ln_linear_{ending}", 3, 64, 32))
+    found = build_variant_in_process(tmp_path, make_plan(tmp_path, f"ln_linear_{ending}", 3, 64, 32))
     torch.manual_seed(0)
     nn = torch.nn
     weight = nn.Linear(64, 32, bias=False).weight
     given = nn.functional.layer_norm(torch.randn(3, 64), (64,))
     expected = getattr(nn.functional, functions.get(ending, ending))(given @ weight.t())
-    assert distance(found.outputs(), [expected.detach().double().numpy()]) < 1e-5
+    assert compute_distance(found.outputs(), [expected.detach().double().numpy()]) < 1e-5
 
 
 def configuration(folder: Path, **fields: Any) -> Path:
@@ -168,8 +180,8 @@ def configuration(folder: Path, **fields: Any) -> Path:
 def test_a_configuration_of_transformers(tmp_path: Path, torch: Any) -> None:
     path = configuration(tmp_path)
     for config, k, n, width in ((path, 0, 0, 32), (tmp_path, 64, 96, 64)):
-        plan = plan_of(tmp_path, "transformers", 7, k, n, config=str(config), quantization="int8dq")
-        record = built_here(tmp_path / f"built{k}", plan).record
+        plan = make_plan(tmp_path, "transformers", 7, k, n, config=str(config), quantization="int8dq")
+        record = build_variant_in_process(tmp_path / f"built{k}", plan).record
         (program,) = record["programs"]
         assert [(item["type"], item["shape"]) for item in program["inputs"]] == [("i64", [1, 7])]
         assert next(item["shape"] for item in program["outputs"]) == [1, 7, width]
@@ -192,7 +204,7 @@ def test_configurations_that_do_not_fit(
 ) -> None:
     path = configuration(tmp_path, **fields)
     with pytest.raises(GauntletError, match=message):
-        built_here(tmp_path / "built", plan_of(tmp_path, "transformers", 7, k, 0, config=str(path)))
+        build_variant_in_process(tmp_path / "built", make_plan(tmp_path, "transformers", 7, k, 0, config=str(path)))
 
 
 @pytest.mark.models
@@ -212,7 +224,7 @@ def test_configurations_that_do_not_fit(
 )
 def test_what_does_not_fit_together(tmp_path: Path, torch: Any, asked: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        built_here(tmp_path, plan_of(tmp_path, **asked))
+        build_variant_in_process(tmp_path, make_plan(tmp_path, **asked))
     assert not (tmp_path / "build.json").exists()
 
 
@@ -273,7 +285,7 @@ def test_plugins_that_are_written_wrong(
 ) -> None:
     given = plugin(tmp_path, text)
     with pytest.raises(GauntletError, match=message):
-        built_here(tmp_path / "built", plan_of(tmp_path, plugins=given, **asked))
+        build_variant_in_process(tmp_path / "built", make_plan(tmp_path, plugins=given, **asked))
 
 
 @pytest.mark.models
@@ -296,18 +308,18 @@ def two(m, k, n, dtype):
     return nn.Sequential(nn.Linear(k, n), nn.Linear(n, k)), (torch.randn(m, k),)
 """,
     )
-    found = built(tmp_path / "built", "two", plugins=given, quantization="scaled-3", dtype="f16")
+    found = build_variant(tmp_path / "built", "two", plugins=given, quantization="scaled-3", dtype="f16")
     record = found.record
     assert record["changed_layers"] == 2
     assert record["changed_bytes"] == 2 * 2 * 64 * 32
     assert record["programs"][0]["outputs"][0]["type"] == "f16"
-    assert distance(found.outputs(), found.reference()) > 1
+    assert compute_distance(found.outputs(), found.reference()) > 1
 
 
 @pytest.mark.models
 def test_problems_are_lines_that_begin_with_error(tmp_path: Path, torch: Any) -> None:
-    done = run_builder(plan_of(tmp_path / "a", plugins=plugin(tmp_path, FAILS), quantization="fails"))
+    done = run_builder(make_plan(tmp_path / "a", plugins=plugin(tmp_path, FAILS), quantization="fails"))
     assert done.returncode == 2
-    (line,) = errors(done)
+    (line,) = list_errors(done)
     assert "mine.py:6: fails: ZeroDivisionError: division by zero" in line
     assert not done.stdout

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.torch_models.configuration import ModelEntry, read_micro_config, translate_device
 from iree_gauntlet.torch_models.plugins import Shape, load_registry
-from tests.support.budgets import part_of_the_examples
-from tests.support.micro_configurations import MODELS, make_registry, one, read, refused
+from tests.support.budgets import scale_example_count
+from tests.support.micro_configurations import MODELS, make_registry, read_config, read_model_params, read_problems
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_guides_own_document(folder: Path, registry: PluginRegistry) -> None:
-    config = read(folder, registry, GUIDE)
+    config = read_config(folder, registry, GUIDE)
     assert config.file == Path("x.yml")
     assert config.output_dir == "benchmarks/microbenchmarks/results"
     labels = [variant.label for variant in config.variants]
@@ -97,7 +97,7 @@ model_params:
   enable_profiler: true
   enable_memory_profiler: yes
 """
-    config = read(folder, registry, text)
+    config = read_config(folder, registry, text)
     (model,) = config.models
     assert [variant.label for variant in config.variants] == ["baseline"]
     assert [shape.name for shape in model.shapes] == ["custom_0", "custom_1", "pow2_0", "pow2_1", "custom_2"]
@@ -116,10 +116,10 @@ model_params:
     "field", ["", *(f"  {name}:\n" for name in ModelEntry.model_fields if name != "matrix_shapes")]
 )
 def test_what_is_left_out_is_torchaos_default(folder: Path, registry: PluginRegistry, field: str) -> None:
-    model = one(folder, registry, field)
+    model = read_model_params(folder, registry, field)
     assert (model.name, model.dtype, model.device) == ("linear", "bf16", "cpu")
     assert (model.torch_compile, model.torch_compile_mode) == (True, "default")
-    config = read(
+    config = read_config(
         folder, registry, f"quantization_config_recipe_names:\nsparsity_config_recipe_names: [null]\n{MODELS}"
     )
     assert [variant.label for variant in config.variants] == ["baseline"]
@@ -146,14 +146,14 @@ def test_the_baseline_runs_once_and_sparsity_with_what_it_goes_with(
     folder: Path, registry: PluginRegistry, quantizations: str, sparsities: str, labels: list[str]
 ) -> None:
     text = f"quantization_config_recipe_names: {quantizations}\nsparsity_config_recipe_names: {sparsities}\n{MODELS}"
-    config = read(folder, registry, text)
+    config = read_config(folder, registry, text)
     assert [variant.label for variant in config.variants] == labels
     assert [variant.label for variant in config.variants if variant.is_baseline] == ["baseline"]
 
 
 def test_variants_have_the_flags_of_their_recipes(folder: Path, registry: PluginRegistry) -> None:
     text = f"quantization_config_recipe_names: [fixed, O3]\nsparsity_config_recipe_names: [block]\n{MODELS}"
-    assert {variant.label: variant.flags for variant in read(folder, registry, text).variants} == {
+    assert {variant.label: variant.flags for variant in read_config(folder, registry, text).variants} == {
         "baseline": (),
         "fixed": ("--fixed", "--point"),
         "O3": ("--iree-opt-level=O3",),
@@ -177,7 +177,7 @@ def test_variants_have_the_flags_of_their_recipes(folder: Path, registry: Plugin
 def test_ways_to_say_how_torch_compiles(
     folder: Path, registry: PluginRegistry, fields: str, expected: tuple[bool, str]
 ) -> None:
-    model = one(folder, registry, fields)
+    model = read_model_params(folder, registry, fields)
     assert (model.torch_compile, model.torch_compile_mode) == expected
 
 
@@ -192,12 +192,12 @@ def test_ways_to_say_how_torch_compiles(
     ],
 )
 def test_element_types(folder: Path, registry: PluginRegistry, written: str, dtype: str) -> None:
-    assert one(folder, registry, f"  high_precision_dtype: {written}").dtype == dtype
+    assert read_model_params(folder, registry, f"  high_precision_dtype: {written}").dtype == dtype
 
 
 def test_devices(folder: Path, registry: PluginRegistry) -> None:
     names = ("cpu", "cuda", "mps", "xpu", "local-task", "hip://0", "cuda://1")
-    assert [one(folder, registry, f"  device: {name}").device for name in names] == list(names)
+    assert [read_model_params(folder, registry, f"  device: {name}").device for name in names] == list(names)
     mapped = [translate_device(name) for name in names]
     assert mapped == ["local-task", "cuda", "metal", "vulkan", "local-task", "hip://0", "cuda://1"]
 
@@ -251,13 +251,13 @@ def test_model_configurations_that_cannot_be_used(
         (folder / path).write_text(text, encoding="utf-8")
     (inner / "out.json").symlink_to(folder / "config.json")
     os.chdir(inner)
-    messages = refused(inner, registry, f"model_params:\n  - {{model_type: transformers, {field}}}\n")
+    messages = read_problems(inner, registry, f"model_params:\n  - {{model_type: transformers, {field}}}\n")
     assert said in messages[0]
     assert all("config" in message.partition(":")[2] for message in messages)
 
 
 def test_only_models_that_take_a_configuration_have_one(folder: Path, registry: PluginRegistry) -> None:
-    (message,) = refused(folder, registry, "model_params:\n  matrix_shapes: [{name: llama}]\n  config: x.json\n")
+    (message,) = read_problems(folder, registry, "model_params:\n  matrix_shapes: [{name: llama}]\n  config: x.json\n")
     assert message.startswith("x.yml:3: model_params.config: linear takes none\n")
 
 
@@ -295,7 +295,7 @@ ENTRIES = st.fixed_dictionaries(
 
 
 @settings(
-    max_examples=part_of_the_examples(0.5),
+    max_examples=scale_example_count(0.5),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(
@@ -310,7 +310,7 @@ def test_what_is_written_is_read(
         "quantization_config_recipe_names": recipes,
         "model_params": [{"name": name} | fields for name, fields in entries.items()],
     }
-    config = read(folder, registry, yaml.safe_dump(document, default_flow_style=flow, sort_keys=False))
+    config = read_config(folder, registry, yaml.safe_dump(document, default_flow_style=flow, sort_keys=False))
     assert [model.name for model in config.models] == list(entries)
     assert {variant.label for variant in config.variants} == {"baseline", *recipes}
     for model in config.models:
@@ -339,7 +339,7 @@ def test_what_is_written_is_read(
 )
 def test_nothing_that_is_written_is_a_traceback(folder: Path, registry: PluginRegistry, text: str) -> None:
     try:
-        config = read(folder, registry, text)
+        config = read_config(folder, registry, text)
     except SpecError as error:
         assert error.problems  # noqa: PT017 - hardly any text is a configuration
     else:

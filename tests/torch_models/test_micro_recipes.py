@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.torch_models.module_facts import ModuleFacts, find_unproven, read_module_facts
 from iree_gauntlet.torch_models.plugins import load_registry
-from tests.support.variant_builder import Built, built_here, distance, plan_of
+from tests.support.variant_builder import VariantBuild, build_variant_in_process, compute_distance, make_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,10 +47,10 @@ def needs(recipe: str) -> None:
         pytest.importorskip(name, reason=f"{name} is not installed: pip install {name}")
 
 
-def made(folder: Path, plan: VariantPlan) -> tuple[Built, ModuleFacts, list[Any]]:
+def made(folder: Path, plan: VariantPlan) -> tuple[VariantBuild, ModuleFacts, list[Any]]:
     needs(plan.quantization)
     flags = REGISTRY.find_recipe(plan.quantization).recipe.flags
-    found = built_here(folder / plan.label, plan)
+    found = build_variant_in_process(folder / plan.label, plan)
     outputs, _ = found.run(flags)
     return found, read_module_facts(find_installed(), found.program, found.module(flags)), outputs
 
@@ -58,10 +58,10 @@ def made(folder: Path, plan: VariantPlan) -> tuple[Built, ModuleFacts, list[Any]
 @pytest.mark.parametrize(("m", "k", "n"), [(16, 64, 32), (48, 256, 192)])
 @pytest.mark.parametrize("recipe", QUANTIZED)
 def test_a_quantisation_at_a_linear_layer(tmp_path: Path, recipe: str, m: int, k: int, n: int) -> None:
-    _, plain, _ = made(tmp_path, plan_of(tmp_path, "linear", m, k, n))
-    found, facts, outputs = made(tmp_path, plan_of(tmp_path, "linear", m, k, n, quantization=recipe))
-    assert distance(outputs, found.outputs()) < 1e-5
-    assert 0.0005 < distance(outputs, found.reference()) < ERRORS[recipe]
+    _, plain, _ = made(tmp_path, make_plan(tmp_path, "linear", m, k, n))
+    found, facts, outputs = made(tmp_path, make_plan(tmp_path, "linear", m, k, n, quantization=recipe))
+    assert compute_distance(outputs, found.outputs()) < 1e-5
+    assert 0.0005 < compute_distance(outputs, found.reference()) < ERRORS[recipe]
     assert find_unproven(REGISTRY.find_recipe(recipe).recipe.proof, facts, plain) == []
     assert plain.stored_bytes == 4 * k * n
     assert facts.stored_bytes * 8 <= BITS[recipe] * k * n
@@ -72,19 +72,19 @@ def test_a_quantisation_at_a_linear_layer(tmp_path: Path, recipe: str, m: int, k
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("recipe", QUANTIZED)
 def test_a_quantisation_of_narrow_types(tmp_path: Path, recipe: str, dtype: str) -> None:
-    _, plain, _ = made(tmp_path, plan_of(tmp_path, "ln_linear_relu", 8, 128, 64, dtype=dtype))
-    plan = plan_of(tmp_path, "ln_linear_relu", 8, 128, 64, dtype=dtype, quantization=recipe)
+    _, plain, _ = made(tmp_path, make_plan(tmp_path, "ln_linear_relu", 8, 128, 64, dtype=dtype))
+    plan = make_plan(tmp_path, "ln_linear_relu", 8, 128, 64, dtype=dtype, quantization=recipe)
     found, facts, outputs = made(tmp_path, plan)
-    assert distance(outputs, found.outputs()) < 0.02
-    assert distance(outputs, found.reference()) < 1.2 * ERRORS[recipe] + 0.01
+    assert compute_distance(outputs, found.outputs()) < 0.02
+    assert compute_distance(outputs, found.reference()) < 1.2 * ERRORS[recipe] + 0.01
     assert find_unproven(REGISTRY.find_recipe(recipe).recipe.proof, facts, plain) == []
 
 
 @pytest.mark.parametrize("recipe", QUANTIZED)
 def test_a_quantisation_of_a_transformer_block(tmp_path: Path, recipe: str) -> None:
-    found, facts, outputs = made(tmp_path, plan_of(tmp_path, "transformer_block", 1, 64, quantization=recipe))
+    found, facts, outputs = made(tmp_path, make_plan(tmp_path, "transformer_block", 1, 64, quantization=recipe))
     asked = REGISTRY.find_recipe(recipe).recipe
-    assert distance(outputs, found.outputs()) < 1e-5 + asked.tolerance
+    assert compute_distance(outputs, found.outputs()) < 1e-5 + asked.tolerance
     assert found.record["changed_layers"] == 4
     if asked.proof.dispatch:
         assert sum(re.search(asked.proof.dispatch, name) is not None for name in facts.dispatches) >= 4
@@ -96,9 +96,9 @@ def test_sparse_weights_keep_their_zeros(tmp_path: Path, recipe: str, share: flo
     import onnx  # noqa: PLC0415
     from onnx import numpy_helper  # noqa: PLC0415
 
-    plan = plan_of(tmp_path, "linear", 4, 64, 32, quantization=beside, sparsity=recipe)
+    plan = make_plan(tmp_path, "linear", 4, 64, 32, quantization=beside, sparsity=recipe)
     found, _, outputs = made(tmp_path, plan)
-    assert distance(outputs, found.outputs()) < 1e-5
+    assert compute_distance(outputs, found.outputs()) < 1e-5
     graph = onnx.load(found.folder / "main.onnx").graph
     (weight,) = (array for item in graph.initializer if (array := numpy_helper.to_array(item)).ndim == 2)
     zeros = float(np.mean(weight == 0))
@@ -114,13 +114,13 @@ COMPILER = tuple(name for name, item in REGISTRY.recipes.items() if item.kind ==
 @pytest.mark.parametrize("recipe", COMPILER)
 def test_a_recipe_of_the_compiler(tmp_path: Path, recipe: str) -> None:
     asked = REGISTRY.find_recipe(recipe).recipe
-    found = built_here(tmp_path, plan_of(tmp_path, "ln_linear_gelu", 16, 128, 64))
+    found = build_variant_in_process(tmp_path, make_plan(tmp_path, "ln_linear_gelu", 16, 128, 64))
     plain, _ = found.run()
     outputs, _ = found.run(asked.flags)
     tool = find_installed()
     facts, before = (read_module_facts(tool, found.program, found.module(flags)) for flags in (asked.flags, ()))
-    assert distance(plain, found.outputs()) < 1e-5
-    error = distance(outputs, found.outputs())
+    assert compute_distance(plain, found.outputs()) < 1e-5
+    error = compute_distance(outputs, found.outputs())
     if asked.contraction_type:
         assert 1e-5 < error < 0.01
         assert any(asked.contraction_type in name for name in facts.dispatches)

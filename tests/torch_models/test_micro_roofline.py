@@ -28,10 +28,10 @@ from iree_gauntlet.workers.iree_side.measure_roofline import (
     measure_product_rate,
 )
 from tests.support.clocks import Clock
-from tests.support.command_line import Done
-from tests.support.worker_here import answered_here
+from tests.support.command_line import CommandResult
+from tests.support.worker_here import run_plan_here
 
-_Run: TypeAlias = Callable[[dict[str, Any]], Done]
+_Run: TypeAlias = Callable[[dict[str, Any]], CommandResult]
 _PLAN: dict[str, Any] = {"threads": 2, "matrix_sizes": [16, 64], "copy_bytes": 1 << 20, "seconds": 0.0}
 _NO_FIGURES = (0.0, -1.0, math.inf, math.nan, "fast", None)
 _POSITIVE = st.floats(1e-3, 1e15)
@@ -74,7 +74,7 @@ def python(tmp_path: Path) -> _Python:
 @pytest.fixture
 def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> _Run:
     """What the worker does with a plan."""
-    return lambda plan: answered_here(measure, plan, tmp_path, capfd)
+    return lambda plan: run_plan_here(measure, plan, tmp_path, capfd)
 
 
 def test_the_worker_measures_a_product_and_a_copy(run: _Run) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from iree_gauntlet.torch_models.torch_chain import make_torch_argv
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.variant_builder import built_here, distance, plan_of, read
+from tests.support.variant_builder import build_variant_in_process, compute_distance, make_plan, read_array
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,8 +67,8 @@ def test_variants_one_after_the_other(tmp_path: Path) -> None:
         {"quantization": "int4wo-16", "dtype": "bf16"},
         {"sparsity": "2:4"},
     ]
-    plans = [plan_of(tmp_path / str(index), "ln_linear_silu", **asked) for index, asked in enumerate(wanted)]
-    builds = [built_here(tmp_path / str(index), plan) for index, plan in enumerate(plans)]
+    plans = [make_plan(tmp_path / str(index), "ln_linear_silu", **asked) for index, asked in enumerate(wanted)]
+    builds = [build_variant_in_process(tmp_path / str(index), plan) for index, plan in enumerate(plans)]
     found = answer(measured(tmp_path, [variant(plan) for plan in plans]))
     assert found["version"]
     assert found["peak_rss_bytes"] > 1e6
@@ -78,16 +78,16 @@ def test_variants_one_after_the_other(tmp_path: Path) -> None:
         assert len(item["call_ms"]) == 4
         assert all(value > 0 for value in (*item["call_ms"], item["first_call_ms"]))
         assert item["compile_s"] is None
-        actual = [read(tmp_path / "outputs", output) for output in item["outputs"]]
+        actual = [read_array(tmp_path / "outputs", output) for output in item["outputs"]]
         assert all(np.array_equal(one, two) for one, two in zip(actual, build.outputs(), strict=True))
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_variant_that_fails_leaves_the_others(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path / "0")
-    built_here(tmp_path / "0", plan)
-    gone = plan_of(tmp_path / "gone")
-    wrong = variant(plan_of(tmp_path / "0", quantization="gemlitewo-4-32"))
+    plan = make_plan(tmp_path / "0")
+    build_variant_in_process(tmp_path / "0", plan)
+    gone = make_plan(tmp_path / "gone")
+    wrong = variant(make_plan(tmp_path / "0", quantization="gemlitewo-4-32"))
     found = answer(measured(tmp_path, [wrong, variant(gone), variant(plan)], outputs=""))
     first, second, third = found["models"]
     assert first["error"].startswith("UsageError: gemlitewo-4-32: GemLite's kernels are written for CUDA")
@@ -101,13 +101,13 @@ def test_a_variant_that_fails_leaves_the_others(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled(tmp_path: Path) -> None:
     wanted: list[dict[str, Any]] = [{}, {"quantization": "int8dq"}, {"quantization": "int4wo-16"}]
-    plans = [plan_of(tmp_path / str(index), **asked) for index, asked in enumerate(wanted)]
-    builds = [built_here(tmp_path / str(index), plan) for index, plan in enumerate(plans)]
+    plans = [make_plan(tmp_path / str(index), **asked) for index, asked in enumerate(wanted)]
+    builds = [build_variant_in_process(tmp_path / str(index), plan) for index, plan in enumerate(plans)]
     found = answer(measured(tmp_path, [variant(plan, "compile", 2) for plan in plans]))
     for item, build in zip(found["models"], builds, strict=True):
         assert item["compile_s"] == pytest.approx(item["first_call_ms"] / 1e3)
-        actual = [read(tmp_path / "outputs", output) for output in item["outputs"]]
-        assert distance(actual, build.outputs()) < 1e-3
+        actual = [read_array(tmp_path / "outputs", output) for output in item["outputs"]]
+        assert compute_distance(actual, build.outputs()) < 1e-3
 
 
 def test_a_plan_is_expected() -> None:

@@ -15,7 +15,7 @@ from iree_gauntlet.targets import Target
 from iree_gauntlet.torch_models import torch_chain
 from iree_gauntlet.torch_models.build_files import BuildPlan
 from iree_gauntlet.torch_models.torch_chain import TorchChain, TorchPython, list_runnable_files
-from tests.support.spec_trees import context
+from tests.support.spec_trees import make_context
 
 if TYPE_CHECKING:
     import pytest
@@ -40,7 +40,9 @@ class _Chain(TorchChain):
 
 
 def chain(device: str = "local-task", **changes: Any) -> _Chain:
-    planning = context(lookup=lambda _name, key_inputs: CacheLookup(key=repr(sorted(key_inputs.items()))), **changes)
+    planning = make_context(
+        lookup=lambda _name, key_inputs: CacheLookup(key=repr(sorted(key_inputs.items()))), **changes
+    )
     iree: Any = SimpleNamespace(compiler=SimpleNamespace(import_onnx=("python", "-m", "importer")))
     torch = TorchPython("python-with-torch", "3.11.2", {"torch": "2.13.0"}, ())
     flags = ("--iree-opt-level=O2",)

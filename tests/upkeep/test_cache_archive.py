@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.command_line import Done
+    from tests.support.command_line import CommandResult
 
 URL = "https://models.example/some/a.irpa"
 OTHER = "https://models.example/some/b.irpa"
@@ -254,7 +254,7 @@ def test_a_suite_travels_to_a_machine_without_network(tmp_path: Path, served: tu
         project.regression(mlir=f"{url}/abs.mlir", outputs=[{"source": f"{url}/Expected%20Output.npy"}])
         project.suite('stages = ["threshold", "benchmark"]\n[[include]]\nmodel = "toy"\n')
 
-    def export(*more: str) -> Done:
+    def export(*more: str) -> CommandResult:
         return online.gauntlet("cache.export", "--suite", "suites/s.toml", "--output", "s.tar", *more)
 
     archive = online.folder / "s.tar"

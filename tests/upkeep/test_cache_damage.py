@@ -19,8 +19,8 @@ import pytest
 
 from iree_gauntlet.artifacts import pypi
 from iree_gauntlet.artifacts.seeded import parse_seeded
-from tests.support.artifact_server import serving, whole
-from tests.support.onnx_suite import TESTS, ZOO, config, file_over, write_models
+from tests.support.artifact_server import make_responder, run_server
+from tests.support.onnx_suite import TEST_FILE, ZOO_URL, make_test_file, write_config, write_models
 from tests.support.operator_suite import OperatorSuite
 from tests.support.spec_trees import write_tree
 from tests.support.torch_project import TorchProject
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.command_line import Done
+    from tests.support.command_line import CommandResult
 
 pytestmark = pytest.mark.iree
 
@@ -99,7 +99,7 @@ class Kept:
         found = [path for path in sorted(self.cache.rglob("*")) if path.is_file()]
         return [path for path in found if not kind or kind_of(path.relative_to(self.cache)) == kind]
 
-    def run(self, name: str) -> Done:
+    def run(self, name: str) -> CommandResult:
         return self.project.gauntlet("run", "--stages", "threshold", *self.runs[name])
 
     def seen(self) -> dict[str, str]:
@@ -107,7 +107,7 @@ class Kept:
         # Which operators are compiled together depends on what is in the cache.
         return {step: str(result.verdict) for step, result in results.items() if not step.startswith("batch/")}
 
-    def verify(self) -> Done:
+    def verify(self) -> CommandResult:
         return self.project.gauntlet("cache.verify", "--check-only", "--offline")
 
 
@@ -147,13 +147,13 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
     folder = project.folder
     add_seeded(project)
     write_models(folder / "zoo")
-    write_tree(folder / "onnx_models", {TESTS: file_over('"mnist/model/two.onnx"')})
-    config(folder / "onnx_models")
+    write_tree(folder / "onnx_models", {TEST_FILE: make_test_file('"mnist/model/two.onnx"')})
+    write_config(folder / "onnx_models")
     TorchProject(folder, "torch").fill()
     operators = OperatorSuite(project)
     for name in ("abs", "same"):
-        operators.unary(name)
-    operators.misspelt("misspelt")
+        operators.add_unary(name)
+    operators.add_misspelt("misspelt")
     kept = Kept(
         project,
         {
@@ -167,12 +167,12 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
     # In place of pip and its index.
     copying = f'while [ "$1" != --dest ]; do shift; done; cp "{folder}"/index/*.whl "$2"'
     with (
-        serving() as server,
+        run_server() as server,
         mock.patch.object(pypi, "find_pip_command", return_value=("/bin/sh", "-c", copying, "pip")),
     ):
         for path in (folder / "zoo").rglob("*.onnx"):
-            server.url(f"/{path.relative_to(folder / 'zoo')}", whole(path.read_bytes()))
-        mirror = f'[[mirrors]]\nprefix = "{ZOO}"\nto = ["{server.base}/"]\nonly = true\n'
+            server.url(f"/{path.relative_to(folder / 'zoo')}", make_responder(path.read_bytes()))
+        mirror = f'[[mirrors]]\nprefix = "{ZOO_URL}"\nto = ["{server.base}/"]\nonly = true\n'
         (folder / "gauntlet.toml").write_text(mirror)
         for name in kept.runs:
             done = kept.run(name)

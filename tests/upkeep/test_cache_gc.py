@@ -26,7 +26,7 @@ from iree_gauntlet.upkeep.cache_cleaning import (
     plan_collection,
     remove_leftovers,
 )
-from tests.support.cache_builder import DAY, CacheBuilder
+from tests.support.cache_builder import DAY_SECONDS, CacheBuilder
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -151,8 +151,8 @@ def test_what_was_not_used_for_long_goes_whole(cache: CacheBuilder) -> None:
     new = cache.artifact(URL.format("new"), b"b" * 100, days=1)
     module = cache.module("toy/abs@cpu", b"m", days=31)
     wheel = cache.wheel("toy", b"w", days=50)
-    partial = cache.unfinished(URL.format("partial"), 10, 1000, days=33)
-    planned = _plan(cache, CacheLimits(age=30 * DAY))
+    partial = cache.partial_download(URL.format("partial"), 10, 1000, days=33)
+    planned = _plan(cache, CacheLimits(age=30 * DAY_SECONDS))
     assert [item.path for item in planned] == [
         path.relative_to(cache.root).as_posix() for path in (wheel, old, partial, module)
     ]
@@ -164,8 +164,8 @@ def test_what_was_not_used_for_long_goes_whole(cache: CacheBuilder) -> None:
 def test_a_leased_file_and_one_that_is_fetched_stay(cache: CacheBuilder) -> None:
     old = cache.artifact(URL.format("old"), b"a", days=40)
     module = cache.module("toy/abs@cpu", b"m", days=40)
-    fetched = cache.unfinished(URL.format("fetched"), 10, 1000, days=40)
-    leased = cache.unfinished(URL.format("leased"), 10, 1000, days=40)
+    fetched = cache.partial_download(URL.format("fetched"), 10, 1000, days=40)
+    leased = cache.partial_download(URL.format("leased"), 10, 1000, days=40)
     leases = Leases(cache.root)
     leases.use(old)
     leases.use(module / "module.vmfb")
@@ -183,7 +183,7 @@ def test_a_leased_file_and_one_that_is_fetched_stay(cache: CacheBuilder) -> None
 def test_what_is_used_after_the_plan_stays(cache: CacheBuilder) -> None:
     path = cache.artifact(URL.format("old"), b"a", days=40)
     module = cache.module("toy/abs@cpu", b"m", days=40)
-    planned = _plan(cache, CacheLimits(age=DAY))
+    planned = _plan(cache, CacheLimits(age=DAY_SECONDS))
     cache.verified.touch(path)
     os.utime(module / "entry.json")
     assert len(planned) == 2
@@ -204,15 +204,15 @@ def test_leftovers_of_the_dead_go_and_others_stay(cache: CacheBuilder) -> None:
         (making / name).mkdir()
         (making / name / "file").write_bytes(b"x")
         for path in (making / name / "file", making / name):
-            os.utime(path, (cache.now() - days * DAY,) * 2)
+            os.utime(path, (cache.now() - days * DAY_SECONDS,) * 2)
     for name in ("held.lock", "free.lock"):
         (making / name).touch()
-        os.utime(making / name, (cache.now() - DAY,) * 2)
+        os.utime(making / name, (cache.now() - DAY_SECONDS,) * 2)
     gone, kept = cache.artifact(URL.format("gone"), b"a"), cache.artifact(URL.format("kept"), b"b")
     gone.unlink()
     part = kept.with_name(".0123.part")
     part.touch()
-    os.utime(part, (cache.now() - 2 * DAY,) * 2)
+    os.utime(part, (cache.now() - 2 * DAY_SECONDS,) * 2)
     code = "import sys; from pathlib import Path; from iree_gauntlet.artifacts.leases import Leases; "
     code += "Leases(Path(sys.argv[1])).use(Path(sys.argv[1]) / 'a')"
     subprocess.run([sys.executable, "-c", code, str(cache.root)], check=True)
@@ -250,7 +250,7 @@ sys.stdin.readline()
 def test_who_uses_first_and_looks_then_loses_nothing(cache: CacheBuilder) -> None:
     for number in range(40):
         cache.artifact(URL.format(number), b"a", days=40)
-    planned = sorted(_plan(cache, CacheLimits(age=DAY)), key=lambda item: int(item.name.split("/")[-1][:-5]))
+    planned = sorted(_plan(cache, CacheLimits(age=DAY_SECONDS)), key=lambda item: int(item.name.split("/")[-1][:-5]))
     argv = [sys.executable, "-c", _USER, str(cache.root)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as user:
         assert user.stdin is not None

@@ -13,7 +13,7 @@ from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.inventory import ItemKind, find_url, take_inventory
 from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
 from iree_gauntlet.artifacts.sources import local_name
-from tests.support.cache_builder import DAY, CacheBuilder
+from tests.support.cache_builder import DAY_SECONDS, CacheBuilder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ def test_every_kind_is_listed(cache: CacheBuilder) -> None:
     cache.artifact(URL, b"a" * 1000, days=3)
     cache.artifact("random://uniform/4xf32?seed=1", b"r" * 10)
     module = cache.module("toy/abs@cpu", b"m" * 2000, days=5)
-    folder = cache.unfinished("https://host.example/large.irpa", 100_000, 50_000_000, days=2)
+    folder = cache.partial_download("https://host.example/large.irpa", 100_000, 50_000_000, days=2)
     cache.wheel("toy", b"w" * 30, days=1)
     environment = cache.root / "toolchains" / "envs" / "3.12.0-py3.11-linux-x86_64"
     environment.mkdir(parents=True)
@@ -43,10 +43,10 @@ def test_every_kind_is_listed(cache: CacheBuilder) -> None:
 
     weights = items["artifacts/https/host.example/dir/weights.irpa"]
     assert (weights.kind, weights.bytes, weights.pin, weights.verified) == (ItemKind.ARTIFACT, 1000, "registry", True)
-    assert now - weights.last_use == pytest.approx(3 * DAY, abs=60)
+    assert now - weights.last_use == pytest.approx(3 * DAY_SECONDS, abs=60)
     compiled = items[module.relative_to(cache.root).as_posix()]
     assert (compiled.kind, compiled.name, compiled.key) == (ItemKind.MODULE, "toy/abs@cpu", module.name)
-    assert now - compiled.last_use == pytest.approx(5 * DAY, abs=60)
+    assert now - compiled.last_use == pytest.approx(5 * DAY_SECONDS, abs=60)
     assert compiled.bytes > 2000
     arriving = items[folder.relative_to(cache.root).as_posix()]
     assert (arriving.kind, arriving.name) == (ItemKind.UNFINISHED, "https://host.example/large.irpa")

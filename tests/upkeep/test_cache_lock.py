@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.upkeep.cache_lock import format_locked_registry, plan_relock, write_registry
-from tests.support.artifact_server import Server, whole
+from tests.support.artifact_server import Server, make_responder
 from tests.support.cache_builder import CacheBuilder
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.toy_project import Project
@@ -97,8 +97,8 @@ def test_comments_stay_where_they_belong(tmp_path: Path) -> None:
 def test_learnt_hashes_become_the_projects(project: Project) -> None:
     assert "nothing to do" in project.gauntlet("cache.lock").out
     cache = CacheBuilder(project.folder / "cache")
-    cache.artifact(URL.format("b"), b"b", learnt=True)
-    cache.artifact(URL.format("a"), b"a", learnt=True)
+    cache.artifact(URL.format("b"), b"b", in_lock_file=True)
+    cache.artifact(URL.format("a"), b"a", in_lock_file=True)
     (cache.root / "registry.txt").write_text("# hashes\n")
     shown = project.gauntlet("cache.lock", "--dry-run")
     assert shown.code == 0
@@ -116,7 +116,7 @@ def test_learnt_hashes_become_the_projects(project: Project) -> None:
 
 def test_a_pin_of_the_project_counts_more_than_a_learnt_hash(project: Project) -> None:
     cache = CacheBuilder(project.folder / "cache")
-    cache.artifact(URL.format("a"), b"a", learnt=True)
+    cache.artifact(URL.format("a"), b"a", in_lock_file=True)
     pinned = entry(local_name(URL.format("a")), "7")
     (cache.root / "registry.txt").write_text(Registry().with_entries([pinned]).text())
     done = project.gauntlet("cache.lock")
@@ -126,8 +126,8 @@ def test_a_pin_of_the_project_counts_more_than_a_learnt_hash(project: Project) -
 
 def test_in_a_shared_cache_hashes_of_other_projects_stay(project: Project, tmp_path: Path) -> None:
     shared = CacheBuilder(tmp_path / "shared")
-    shared.artifact(URL.format("other"), b"o", learnt=True)
-    shared.artifact(URL.format("own"), b"a", learnt=True)
+    shared.artifact(URL.format("other"), b"o", in_lock_file=True)
+    shared.artifact(URL.format("own"), b"a", in_lock_file=True)
     project.regression(inputs=[{"source": URL.format("own")}])
     done = project.gauntlet("cache.lock", "--cache-dir", str(shared.root))
     assert done.code == 0, done.text
@@ -155,9 +155,9 @@ def test_prune_drops_what_no_spec_names(project: Project) -> None:
 
 def test_refresh_pins_what_the_source_has_now(project: Project, server: Server) -> None:
     cache = CacheBuilder(project.folder / "cache")
-    url, same = server.url("/a.irpa", whole(b"new")), server.url("/same.irpa", whole(b"same"))
-    path = cache.artifact(url, b"old", learnt=True)
-    cache.artifact(same, b"same", learnt=True)
+    url, same = server.url("/a.irpa", make_responder(b"new")), server.url("/same.irpa", make_responder(b"same"))
+    path = cache.artifact(url, b"old", in_lock_file=True)
+    cache.artifact(same, b"same", in_lock_file=True)
     assert project.gauntlet("cache.lock").code == 0
     shown = project.gauntlet("cache.lock", "--refresh", url, "--dry-run")
     assert f"~ {local_name(url)} sha256 {hashlib.sha256(b'old').hexdigest()[:12]}… → " in shown.out
@@ -176,7 +176,7 @@ def test_refresh_pins_what_the_source_has_now(project: Project, server: Server) 
 def test_a_refresh_that_fails_changes_nothing(project: Project, server: Server) -> None:
     cache = CacheBuilder(project.folder / "cache")
     url = f"{server.base}/missing.irpa"
-    path = cache.artifact(url, b"old", learnt=True)
+    path = cache.artifact(url, b"old", in_lock_file=True)
     done = project.gauntlet("cache.lock", "--refresh", url)
     assert done.code == 3
     assert "404" in done.err
@@ -191,7 +191,7 @@ def test_two_at_once_lose_nothing(project: Project, tmp_path: Path) -> None:
     for number, cache in enumerate(caches):
         for index in range(5):
             url = URL.format(f"n{number}-{index}")
-            cache.artifact(url, b"x", learnt=True)
+            cache.artifact(url, b"x", in_lock_file=True)
             names.append(local_name(url))
     project.regression(inputs=[{"source": URL.format(f"n{n}-{i}")} for n in range(2) for i in range(5)])
     started = [project.start("cache.lock", "--cache-dir", str(cache.root)) for cache in caches]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.artifacts.leases import Leases
-from tests.support.artifact_server import Server, whole
+from tests.support.artifact_server import Server, make_responder
 from tests.support.cache_builder import CacheBuilder
 from tests.support.toy_project import Project
 
@@ -46,8 +46,8 @@ def rot(path: Path, verified: VerifiedHashes) -> None:
 
 @pytest.mark.usefixtures("settled")
 def test_a_sound_cache_is_said_to_be_sound_and_its_last_uses_stay(project: Project, cache: CacheBuilder) -> None:
-    path = cache.artifact("https://host.example/a.irpa", CONTENT, days=20, learnt=True)
-    other = cache.artifact("https://host.example/b.irpa", CONTENT, days=20, learnt=True)
+    path = cache.artifact("https://host.example/a.irpa", CONTENT, days=20, in_lock_file=True)
+    other = cache.artifact("https://host.example/b.irpa", CONTENT, days=20, in_lock_file=True)
     stamp = next(file for file in (cache.root / "verified").rglob("*.json") if "b.irpa" in file.read_text())
     stamp.unlink()
     used = other.stat().st_mtime - 1e6
@@ -64,8 +64,8 @@ def test_a_sound_cache_is_said_to_be_sound_and_its_last_uses_stay(project: Proje
 
 
 def test_a_damaged_artifact_is_fetched_again(project: Project, cache: CacheBuilder, server: Server) -> None:
-    url = server.url("/a.irpa", whole(CONTENT))
-    path = cache.artifact(url, CONTENT, learnt=True)
+    url = server.url("/a.irpa", make_responder(CONTENT))
+    path = cache.artifact(url, CONTENT, in_lock_file=True)
     rot(path, cache.verified)
     assert cache.verified.known(path), "its stamp holds: nothing but reading it tells"
     seen = project.gauntlet("cache.verify", "--check-only")
@@ -86,8 +86,8 @@ def test_a_damaged_artifact_is_fetched_again(project: Project, cache: CacheBuild
 
 
 def test_wrong_content_at_the_source_mends_nothing(project: Project, cache: CacheBuilder, server: Server) -> None:
-    url = server.url("/a.irpa", whole(b"something else"))
-    path = cache.artifact(url, CONTENT, learnt=True)
+    url = server.url("/a.irpa", make_responder(b"something else"))
+    path = cache.artifact(url, CONTENT, in_lock_file=True)
     rot(path, cache.verified)
     done = project.gauntlet("cache.verify")
     assert done.code == 3

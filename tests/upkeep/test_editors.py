@@ -14,8 +14,8 @@ import pytest
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from tests import support
 from tests.support.command_line import run_here
-from tests.support.language_server import editor
-from tests.support.npm_packages import NODE, npm_packages
+from tests.support.language_server import start_editor
+from tests.support.npm_packages import NODE, install_npm_packages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,12 +34,12 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def of_json(project: Path) -> Iterator[Editor]:
-    server = npm_packages("node_tools") / "vscode-json-languageserver" / "bin" / "vscode-json-languageserver"
-    with editor([str(NODE), str(server), "--stdio"], project, {}) as made:
+    server = install_npm_packages("node_tools") / "vscode-json-languageserver" / "bin" / "vscode-json-languageserver"
+    with start_editor([str(NODE), str(server), "--stdio"], project, {}) as made:
         # As VS Code has them from the project.
         settings = json.loads((project / ".vscode" / "settings.json").read_text())
         schemas = [{**item, "url": (project / item["url"]).as_uri()} for item in settings["json.schemas"]]
-        made.tell(
+        made.notify(
             "workspace/didChangeConfiguration",
             {"settings": {"json": {"validate": {"enable": True}, "schemas": schemas}}},
         )
@@ -49,16 +49,16 @@ def of_json(project: Path) -> Iterator[Editor]:
 @pytest.fixture
 def of_toml(project: Path) -> Iterator[Editor]:
     server = Path(support.__file__).with_name("node_tools") / "taplo.cjs"
-    package = npm_packages("node_tools") / "@taplo" / "lsp"
+    package = install_npm_packages("node_tools") / "@taplo" / "lsp"
     settings: dict[str, Any] = {"schema": {"enabled": True, "associations": {}, "catalogs": []}}
-    with editor([str(NODE), str(server), str(package)], project, settings) as made:
+    with start_editor([str(NODE), str(server), str(package)], project, settings) as made:
         yield made
 
 
 @pytest.fixture
 def of_yaml(project: Path) -> Iterator[Editor]:
-    server = npm_packages("node_tools") / "yaml-language-server" / "bin" / "yaml-language-server"
-    with editor([str(NODE), str(server), "--stdio"], project, {"yaml": {"validate": True}}) as made:
+    server = install_npm_packages("node_tools") / "yaml-language-server" / "bin" / "yaml-language-server"
+    with start_editor([str(NODE), str(server), "--stdio"], project, {"yaml": {"validate": True}}) as made:
         yield made
 
 
@@ -69,14 +69,17 @@ def test_a_spec_is_completed_and_a_wrong_field_is_underlined(of_json: Editor, pr
     lines = lines[: lines.index("}") + 1]
     (project / SPEC).write_text("\n".join(lines) + "\n")
     of_json.open(project / SPEC, "json")
-    said = {problem["range"]["start"]["line"]: problem["message"] for problem in of_json.problems(project / SPEC)}
+    said = {
+        problem["range"]["start"]["line"]: problem["message"]
+        for problem in of_json.wait_for_diagnostics(project / SPEC)
+    }
     assert said[lines.index('    "threshold_arg": [],')] == "Property threshold_arg is not allowed."
-    proposed = of_json.completions(project / SPEC, lines.index('    ""'), 5)
+    proposed = of_json.list_completions(project / SPEC, lines.index('    ""'), 5)
     assert {"run_function", "timeouts", "markers", "targets"} <= set(proposed)
     assert "device" not in proposed, "it is there already"
     device = next(number for number, line in enumerate(lines) if '"device"' in line)
     column = lines[device].index(":") + 3
-    assert {'"local-task"', '"vulkan"'} <= set(of_json.completions(project / SPEC, device, column))
+    assert {'"local-task"', '"vulkan"'} <= set(of_json.list_completions(project / SPEC, device, column))
 
 
 def test_a_suite_is_completed_and_a_wrong_value_is_underlined(of_toml: Editor, project: Path) -> None:
@@ -85,14 +88,14 @@ def test_a_suite_is_completed_and_a_wrong_value_is_underlined(of_toml: Editor, p
     text = f'{begun}\n[[expect_failure]]\ncase = "a/b"\nstage = "compil"\nreason = "why"\n'
     suite.write_text(text)
     of_toml.open(suite, "toml")
-    (problem,) = of_toml.problems(suite)
+    (problem,) = of_toml.wait_for_diagnostics(suite)
     assert text.splitlines()[problem["range"]["start"]["line"]] == 'stage = "compil"'
     assert problem["message"].startswith('"compil" is not one of ["fetch",')
     unfinished.write_text(f'{begun}\n[[include]]\n\n[[expect_failure]]\nstage = "compil"\n')
     of_toml.open(unfinished, "toml")
     # It finds a file's schema after it has opened the file: what is underlined says that it has.
-    assert of_toml.problems(unfinished)
-    proposed = of_toml.completions(unfinished, len(begun.splitlines()) + 2, 0)
+    assert of_toml.wait_for_diagnostics(unfinished)
+    proposed = of_toml.list_completions(unfinished, len(begun.splitlines()) + 2, 0)
     assert {"model", "markers"} <= set(proposed)
 
 
@@ -129,9 +132,9 @@ def test_recipes_are_completed_and_a_wrong_value_is_underlined(of_yaml: Editor, 
     wrong, unfinished = folder / "wrong.yml", folder / "unfinished.yml"
     wrong.write_text(f"{line}benchmark_mode: inferenc\nmodel_params: []\n")
     of_yaml.open(wrong, "yaml")
-    said = {problem["range"]["start"]["line"]: problem["message"] for problem in of_yaml.problems(wrong)}
+    said = {problem["range"]["start"]["line"]: problem["message"] for problem in of_yaml.wait_for_diagnostics(wrong)}
     assert said[1] == 'Value is not accepted. Valid values: "inference".'
     assert 2 in said, "an entry is missing"
     unfinished.write_text(f"{line}\n")
     of_yaml.open(unfinished, "yaml")
-    assert {"benchmark_mode", "model_params"} <= set(of_yaml.completions(unfinished, 1, 0))
+    assert {"benchmark_mode", "model_params"} <= set(of_yaml.list_completions(unfinished, 1, 0))

@@ -22,9 +22,9 @@ from iree_gauntlet.requests import SelectionRequest, read
 from iree_gauntlet.upkeep.spec_goldens import show
 from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest
 from tests.support.command_line import run_here
-from tests.support.journal_builder import JournalBuilder, check, measured_run, samples
+from tests.support.journal_builder import JournalBuilder, make_check, make_samples, write_measured_run
 from tests.support.places import CORPUS
-from tests.support.synthetic_times import synthetic_times
+from tests.support.synthetic_times import write_benchmark_tool
 from tests.support.torch_project import TorchProject
 from tests.support.toy_project import Project
 
@@ -64,7 +64,7 @@ def _standing(golden: Golden, *runs: Path, rivals: Sequence[Golden] = ()) -> Sta
     ],
 )
 def test_a_golden_against_its_figure(golden: Golden, measured: float, verdict: str, tmp_path: Path) -> None:
-    standing = _standing(golden, measured_run(tmp_path, "run-1", sku="desk"))
+    standing = _standing(golden, write_measured_run(tmp_path, "run-1", sku="desk"))
     assert standing.measured == pytest.approx(measured)
     assert (standing.verdict.value, standing.run) == (verdict, "run-1")
     assert standing.ratio == pytest.approx(measured / golden.value)
@@ -83,7 +83,7 @@ def test_a_golden_against_its_figure(golden: Golden, measured: float, verdict: s
     ],
 )
 def test_a_figure_that_is_not_the_goldens(golden: Golden, run: dict[str, Any], note: str, tmp_path: Path) -> None:
-    standing = _standing(golden, measured_run(tmp_path, "run-1", **run))
+    standing = _standing(golden, write_measured_run(tmp_path, "run-1", **run))
     assert (standing.verdict, standing.measured, standing.ratio, standing.run) == ("not measured", None, None, "")
     assert standing.note.startswith(note)
 
@@ -91,10 +91,10 @@ def test_a_figure_that_is_not_the_goldens(golden: Golden, run: dict[str, Any], n
 def test_the_newest_figure_that_counts_is_taken(tmp_path: Path) -> None:
     golden = _golden(Figure.DISPATCHES, 19, release="3.13.0")
     runs = [
-        measured_run(tmp_path, "run-1", dispatches=20),
-        measured_run(tmp_path, "run-2", dispatches=19),
-        measured_run(tmp_path, "run-3", dispatches=25, release="3.14.0"),
-        measured_run(tmp_path, "run-4", dispatches=26, ended=False),
+        write_measured_run(tmp_path, "run-1", dispatches=20),
+        write_measured_run(tmp_path, "run-2", dispatches=19),
+        write_measured_run(tmp_path, "run-3", dispatches=25, release="3.14.0"),
+        write_measured_run(tmp_path, "run-4", dispatches=26, ended=False),
     ]
     standing = _standing(golden, *runs)
     assert (standing.run, standing.verdict, standing.note) == ("run-2", "kept", "")
@@ -104,36 +104,41 @@ def test_the_newest_figure_that_counts_is_taken(tmp_path: Path) -> None:
 def test_a_sku_with_a_golden_of_its_own_leaves_that_of_the_family_alone(tmp_path: Path) -> None:
     family = _golden(Figure.DISPATCHES, 30, sku="cpu", field="golden_dispatch.cpu")
     own = _golden(Figure.DISPATCHES, 19, sku="desk", field="golden_dispatch.desk")
-    run = measured_run(tmp_path, "run-1", sku="desk")
+    run = write_measured_run(tmp_path, "run-1", sku="desk")
     assert _standing(own, run, rivals=[family]).verdict is GoldenVerdict.KEPT
     standing = _standing(family, run, rivals=[own])
     assert standing.note == "run-1 measured 19 with the SKU desk, which has a golden of its own"
-    assert _standing(family, measured_run(tmp_path, "run-2"), rivals=[own]).verdict is GoldenVerdict.KEPT
+    assert _standing(family, write_measured_run(tmp_path, "run-2"), rivals=[own]).verdict is GoldenVerdict.KEPT
 
 
 def test_a_disturbed_time_is_judged_and_told(tmp_path: Path) -> None:
     golden = _golden(Figure.TIME, 3.1)
-    standing = _standing(golden, measured_run(tmp_path, "run-1", disturbed=["other work keeps the CPUs 40 % busy"]))
+    standing = _standing(
+        golden, write_measured_run(tmp_path, "run-1", disturbed=["other work keeps the CPUs 40 % busy"])
+    )
     assert (standing.verdict, standing.note) == ("kept", "disturbed: other work keeps the CPUs 40 % busy")
 
 
 def test_what_the_run_has_found_out_itself_counts(tmp_path: Path) -> None:
     golden = _golden(Figure.TIME, 3.0, field="golden_time_ms.desk", sku="desk")
-    own = check("time_ms", 3.1, 3.0, passed=True, note=f"{FILE}: golden_time_ms.desk")
-    confirmed = measured_run(tmp_path, "run-1", sku="desk", checks=[own])
+    own = make_check("time_ms", 3.1, 3.0, passed=True, note=f"{FILE}: golden_time_ms.desk")
+    confirmed = write_measured_run(tmp_path, "run-1", sku="desk", checks=[own])
     assert _standing(golden, confirmed).verdict is GoldenVerdict.KEPT
     older = {**own, "golden": 2.9}
     assert (
-        _standing(golden, measured_run(tmp_path, "run-2", sku="desk", checks=[older])).verdict is GoldenVerdict.BROKEN
+        _standing(golden, write_measured_run(tmp_path, "run-2", sku="desk", checks=[older])).verdict
+        is GoldenVerdict.BROKEN
     )
-    undecided = measured_run(tmp_path, "run-3", sku="desk", benchmark="inconclusive", checks=[{**own, "passed": None}])
+    undecided = write_measured_run(
+        tmp_path, "run-3", sku="desk", benchmark="inconclusive", checks=[{**own, "passed": None}]
+    )
     standing = _standing(golden, undecided)
     assert (standing.verdict, standing.note) == ("inconclusive", "no verdict")
 
 
 def test_of_aggregates_nobody_knows_the_fastest(tmp_path: Path) -> None:
     golden = _golden(Figure.TIME, 3.0, statistic=Statistic.MIN)
-    run = measured_run(tmp_path, "run-1")
+    run = write_measured_run(tmp_path, "run-1")
     path = run / "journal.jsonl"
     path.write_text(path.read_text().replace('"name": "BM_main"', '"name": "BM_main", "aggregated": true'))
     assert _standing(golden, run).verdict is GoldenVerdict.NOT_MEASURED
@@ -142,7 +147,7 @@ def test_of_aggregates_nobody_knows_the_fastest(tmp_path: Path) -> None:
 
 @given(value=st.integers(0, 1000), factor=st.sampled_from([1.0, 1.1, 2.0]), dispatches=st.integers(0, 1000))
 def test_the_verdict_is_the_plain_rule(value: int, factor: float, dispatches: int, tmp_path_factory: Any) -> None:
-    run = measured_run(tmp_path_factory.mktemp("runs"), "run-1", dispatches=dispatches)
+    run = write_measured_run(tmp_path_factory.mktemp("runs"), "run-1", dispatches=dispatches)
     standing = _standing(_golden(Figure.DISPATCHES, value, factor=factor), run)
     assert (standing.verdict is GoldenVerdict.BROKEN) == (dispatches > value * factor)
     assert (standing.verdict is GoldenVerdict.LOOSE) == (dispatches < value / 2)
@@ -196,7 +201,7 @@ def test_goldens_of_all_skus_without_anymeasured_run(project: Project, capsys: p
 
 @pytest.mark.iree
 def test_goldens_with_what_a_real_run_has_measured(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    times = synthetic_times(project.folder / "times", [0.3, 0.4, 0.35])
+    times = write_benchmark_tool(project.folder / "times", [0.3, 0.4, 0.35])
     done = project.gauntlet("run", "--model", "toy", "--sku", "rack", benchmark_module=times)
     assert done.code == 0, done.text
     counts = project.result("toy/abs@cpu:compstat")["statistics"]
@@ -222,7 +227,7 @@ def test_goldens_of_torch_models(
     torch.module()
     torch.compstat(golden_dispatch_count=100, golden_binary_size=1)
     torch.benchmark(golden_time_ms=0.5, tolerance_factor=2.0)
-    times = synthetic_times(tmp_path / "times", [3.0, 2.0, 2.5])
+    times = write_benchmark_tool(tmp_path / "times", [3.0, 2.0, 2.5])
     folders = ("--spec-dir=suite", "--module-directory=suite", "--external-file-directory=files")
     words = ("run", *folders, "--target=cpu", "--verdict=strict")
     assert run_here(words, tmp_path, toy.environment(), {"benchmark_module": times}).code == 1
@@ -277,7 +282,7 @@ def test_what_is_to_be_known_of_figures_is_told_below_the_table(
     builder = JournalBuilder(run="run-1")
     step = builder.step("toy", "abs", "benchmark", sku="desk")
     builder.begin()
-    builder.result(step, "inconclusive", "4 of 4 more rounds were disturbed", samples=samples(9.0))
+    builder.result(step, "inconclusive", "4 of 4 more rounds were disturbed", samples=make_samples(9.0))
     builder.end()
     builder.write(project.folder / "runs" / "run-1")
     assert _show() is ExitCode.OK

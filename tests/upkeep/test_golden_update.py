@@ -19,7 +19,7 @@ from iree_gauntlet.measuring.goldens.golden_evidence import GoldenEvidence, Prop
 from iree_gauntlet.requests import SelectionRequest, read
 from iree_gauntlet.upkeep.spec_goldens import update
 from iree_gauntlet.upkeep.upkeep_requests import GoldenUpdateRequest
-from tests.support.journal_builder import JournalBuilder, measured_run
+from tests.support.journal_builder import JournalBuilder, write_measured_run
 from tests.support.toy_project import Project
 from tests.support.unified_diff import apply_diff
 
@@ -64,7 +64,7 @@ def _run(project: Path, name: str, *, golden_release: str = "3.13.0", **changes:
     ]
     goldens = {"compstat": counts, "benchmark": [_golden("time_ms", "golden_time_ms.desk", 2.5)]}
     changes = {"dispatches": 20, "compstat": "failed", "benchmark": "failed", **changes}
-    folder = measured_run(project / "runs", name, goldens=goldens, **changes)
+    folder = write_measured_run(project / "runs", name, goldens=goldens, **changes)
     # The journals' order is that of their writing.
     number = int(name.rpartition("-")[2])
     os.utime(folder / "journal.jsonl", (number, number))

@@ -12,7 +12,7 @@ import gpu_machine
 import pytest
 from gpu_machine import CHECKOUT, Parts
 
-from tests.support.processes import running, wait_until
+from tests.support.processes import find_processes, wait_until
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -83,7 +83,7 @@ def test_a_part_that_takes_too_long_is_ended_with_all_that_it_started(folder: Pa
     (folder / "env" / "bin" / "python").write_text(f"#!/bin/sh\nsh -c 'tail -f /dev/null; :' '{tmp_path}' &\nwait\n")
     parts = Parts(folder, tmp_path, "cpu", "")
     assert parts.run_command(1.0, (parts.python,)) == 124
-    wait_until(lambda: not running(str(tmp_path)))
+    wait_until(lambda: not find_processes(str(tmp_path)))
 
 
 def test_the_suite_names_the_packed_models(folder: Path) -> None:

@@ -16,7 +16,7 @@ from iree_gauntlet.records.history_record import history_file
 from iree_gauntlet.settings import Configuration, HistorySettings
 from tests.history.builder import run_of
 from tests.support.journal_builder import JournalBuilder
-from tests.support.matrix_builder import four_releases
+from tests.support.matrix_builder import write_four_releases
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def test_a_run_is_added_with_all_that_it_measured_and_every_run_adds_itself(proj
     again = project.gauntlet("history.add", project.newest.name, str(project.newest))
     assert (again.code, "0 runs added to history, 2 were there already" in again.out) == (0, True), again.text
     (project.folder / "gauntlet.toml").write_text("[history]\nadd = true\n")
-    project.expected("abs", [9.0] * 4)
+    project.write_expected("abs", [9.0] * 4)
     assert project.gauntlet("run", "--model", "toy", "--submodel", "abs").code == 1
     runs = json.loads(project.gauntlet("history.list", "--format", "json").out)
     assert [run["exit_code"] for run in runs] == [0, 1], "what failed is kept as well"
@@ -153,7 +153,7 @@ def test_the_run_that_is_added_is_named_with_what_is_newer_and_left_out(project:
     builder.result(step)
     journal = builder.write(project.folder / "runs" / builder.run) / "journal.jsonl"
     os.utime(journal, ns=(1, 1))
-    four_releases(project.folder / "runs" / "20261122-matrix")
+    write_four_releases(project.folder / "runs" / "20261122-matrix")
     done = project.gauntlet("history.add")
     assert done.code == 0, done.text
     added, left_out = done.out.splitlines()

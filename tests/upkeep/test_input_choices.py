@@ -10,7 +10,7 @@ import pytest
 
 from iree_gauntlet.upkeep.input_choices import InputChoice, input_sets
 from iree_gauntlet.upkeep.onnx_program import read_onnx
-from tests.support.own_models import F32, I64, Value, node, write_model
+from tests.support.own_models import F32, I64, ValueInfo, make_node, write_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,15 +19,15 @@ BOOL = onnx.TensorProto.BOOL
 
 
 def sets_of(
-    folder: Path, nodes: list[onnx.NodeProto], inputs: list[Value], outputs: list[Value]
+    folder: Path, nodes: list[onnx.NodeProto], inputs: list[ValueInfo], outputs: list[ValueInfo]
 ) -> list[dict[str, InputChoice]]:
     program = read_onnx(write_model(folder / "m.onnx", nodes, inputs, outputs))
     return [{choice.name: choice for choice in choices} for choices in input_sets(program.inputs, program.model)]
 
 
 def test_sizes_grow_first_alike_then_of_one_input_alone(tmp_path: Path) -> None:
-    inputs: list[Value] = [("signal", F32, [-1, -1]), ("state", F32, [2, -1, 4])]
-    nodes = [node("Relu", "signal", "a"), node("Relu", "state", "b")]
+    inputs: list[ValueInfo] = [("signal", F32, [-1, -1]), ("state", F32, [2, -1, 4])]
+    nodes = [make_node("Relu", "signal", "a"), make_node("Relu", "state", "b")]
     sets = sets_of(tmp_path, nodes, inputs, [("a", F32, ["p", "q"]), ("b", F32, ["r"] * len(inputs[1][2] or ()))])
     types = list(dict.fromkeys((item["signal"].type, item["state"].type) for item in sets))
     assert types[:3] == [("2x8xf32", "2x8x4xf32"), ("1x8xf32", "2x8x4xf32"), ("1x1xf32", "2x1x4xf32")]
@@ -38,21 +38,21 @@ def test_sizes_grow_first_alike_then_of_one_input_alone(tmp_path: Path) -> None:
 
 
 def test_sizes_of_one_name_are_alike(tmp_path: Path) -> None:
-    inputs: list[Value] = [("ids", F32, ["batch", "length"]), ("mask", F32, ["length"])]
-    nodes = [node("Relu", "ids", "a"), node("Relu", "mask", "b")]
+    inputs: list[ValueInfo] = [("ids", F32, ["batch", "length"]), ("mask", F32, ["length"])]
+    nodes = [make_node("Relu", "ids", "a"), make_node("Relu", "mask", "b")]
     sets = sets_of(tmp_path, nodes, inputs, [("a", F32, ["p", "q"]), ("b", F32, ["r"] * len(inputs[1][2] or ()))])
     for item in sets:
         assert item["ids"].type.split("x")[1] == item["mask"].type.split("x")[0]
 
 
-def first(folder: Path, op_type: str, inputs: list[Value], output: list[int], **attributes: Any) -> list[str]:
+def first(folder: Path, op_type: str, inputs: list[ValueInfo], output: list[int], **attributes: Any) -> list[str]:
     """What the integer inputs of an operator are given at first."""
-    nodes = [node(op_type, " ".join(name for name, _, _ in inputs), "y", **attributes)]
+    nodes = [make_node(op_type, " ".join(name for name, _, _ in inputs), "y", **attributes)]
     (found,) = islice(sets_of(folder, nodes, inputs, [("y", F32, output)]), 1)
     return [found[name].values for name, kind, _ in inputs if kind == I64]
 
 
-X: Value = ("x", F32, [3, 4])
+X: ValueInfo = ("x", F32, [3, 4])
 
 
 @pytest.mark.parametrize(
@@ -69,27 +69,27 @@ X: Value = ("x", F32, [3, 4])
     ],
 )
 def test_operators_get_the_values_that_they_need(
-    tmp_path: Path, op_type: str, inputs: list[Value], output: list[int], attributes: dict[str, Any], values: str
+    tmp_path: Path, op_type: str, inputs: list[ValueInfo], output: list[int], attributes: dict[str, Any], values: str
 ) -> None:
     assert first(tmp_path, op_type, inputs, output, **attributes) == [values]
 
 
 def test_indices_lie_within_their_table_and_say_so(tmp_path: Path) -> None:
-    inputs: list[Value] = [("table", F32, [5, 3]), ("ids", I64, [40])]
-    found = sets_of(tmp_path, [node("Gather", "table ids", "y")], inputs, [("y", F32, [40, 3])])[0]["ids"]
+    inputs: list[ValueInfo] = [("table", F32, [5, 3]), ("ids", I64, [40])]
+    found = sets_of(tmp_path, [make_node("Gather", "table ids", "y")], inputs, [("y", F32, [40, 3])])[0]["ids"]
     assert {int(value) for value in found.values.split()} == set(range(5))
     assert found.why == "below 5, where Gather looks"
 
 
 def test_many_integers_are_a_file_without_a_sign(tmp_path: Path) -> None:
-    inputs: list[Value] = [("table", F32, [5, 3]), ("ids", I64, [400])]
-    found = sets_of(tmp_path, [node("Gather", "table ids", "y")], inputs, [("y", F32, [400, 3])])[0]["ids"]
+    inputs: list[ValueInfo] = [("table", F32, [5, 3]), ("ids", I64, [400])]
+    found = sets_of(tmp_path, [make_node("Gather", "table ids", "y")], inputs, [("y", F32, [400, 3])])[0]["ids"]
     assert (found.values, found.suffix, len(found.content or b"")) == ("", ".bin", 8 * 400)
     assert found.for_benchmark == "400xi64"
 
 
 def test_scalars_have_a_value_for_a_benchmark(tmp_path: Path) -> None:
-    inputs: list[Value] = [("s", F32, []), ("b", BOOL, [])]
-    nodes = [node("Neg", "s", "y"), node("Not", "b", "c")]
+    inputs: list[ValueInfo] = [("s", F32, []), ("b", BOOL, [])]
+    nodes = [make_node("Neg", "s", "y"), make_node("Not", "b", "c")]
     found = sets_of(tmp_path, nodes, inputs, [("y", F32, []), ("c", BOOL, [])])[0]
     assert (found["s"].for_benchmark, found["b"].for_benchmark) == ("f32=1", "i1=01")

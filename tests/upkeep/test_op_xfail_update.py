@@ -275,10 +275,10 @@ def test_configs_of_one_name_each_follow_their_own_outcome(project: Path) -> Non
 def test_a_real_suite_is_put_right_once_and_for_all(tmp_path: Path) -> None:
     project = Project(tmp_path / "toy")
     suite = OperatorSuite(project, warm=True)
-    suite.unary("abs")
-    suite.misspelt("misspelt")
-    suite.unary("wrong", expected="1 2 3 5")
-    suite.config("cpu", expected_compile_failures=["node/abs"])
+    suite.add_unary("abs")
+    suite.add_misspelt("misspelt")
+    suite.add_unary("wrong", expected_output="1 2 3 5")
+    suite.write_config("cpu", expected_compile_failures=["node/abs"])
     assert suite.run().code == ExitCode.FAILED
     done = project.gauntlet("xfail.update", "--rerun", "1", "--write")
     assert done.code == ExitCode.OK, done.text

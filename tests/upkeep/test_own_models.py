@@ -16,8 +16,8 @@ import pytest
 
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
-from tests.support.command_line import Done, run_here
-from tests.support.own_models import BF16, F32, I64, Value, node, write_model, write_own_models
+from tests.support.command_line import CommandResult, run_here
+from tests.support.own_models import BF16, F32, I64, ValueInfo, make_node, write_model, write_user_models
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 pytest.importorskip("onnxruntime")
 
 
-def gauntlet(folder: Path, *words: str) -> Done:
+def gauntlet(folder: Path, *words: str) -> CommandResult:
     return run_here(words, folder, {**os.environ, "NO_COLOR": "1", "IREE_GAUNTLET_CACHE": str(folder / "cache")}, {})
 
 
@@ -51,7 +51,7 @@ _EACH_TIME = (
 @pytest.mark.iree
 @pytest.mark.parametrize("which", [_EACH_TIME, pytest.param((), marks=pytest.mark.stress)], ids=["some", "all"])
 def test_every_model_gets_the_verdict_that_it_deserves(tmp_path: Path, programs: Path, which: tuple[str, ...]) -> None:
-    deserved = {name: verdict for name, verdict in write_own_models(programs).items() if name in which or not which}
+    deserved = {name: verdict for name, verdict in write_user_models(programs).items() if name in which or not which}
     said = {name: gauntlet(tmp_path, "init", "p", "--program", f"{programs / name}.onnx") for name in deserved}
     assert {name for name, done in said.items() if done.code} == {"random_op", "all_nan"}
     assert "y differs from run to run (RandomNormalLike)" in said["random_op"].err
@@ -87,7 +87,7 @@ def test_every_model_gets_the_verdict_that_it_deserves(tmp_path: Path, programs:
 
 
 def relu(folder: Path, name: str = "relu", shape: tuple[int | str, ...] = (2, 3)) -> Path:
-    return write_model(folder / f"{name}.onnx", [node("Relu", "x", "y")], [("x", F32, shape)], [("y", F32, shape)])
+    return write_model(folder / f"{name}.onnx", [make_node("Relu", "x", "y")], [("x", F32, shape)], [("y", F32, shape)])
 
 
 def test_names_stay_as_they_are_given(tmp_path: Path, programs: Path) -> None:
@@ -121,8 +121,8 @@ def test_the_tolerance_stands_in_the_spec_with_its_reason_beside(tmp_path: Path,
 
 
 def test_what_a_tolerance_cannot_see_of_some_outputs_is_said(tmp_path: Path, programs: Path) -> None:
-    nodes = [node("Add", "x x", "y"), node("Sigmoid", "x", "z"), node("Sub", "x x", "zeros")]
-    outputs: list[Value] = [(name, F32, [2, 3]) for name in ("y", "z", "zeros")]
+    nodes = [make_node("Add", "x x", "y"), make_node("Sigmoid", "x", "z"), make_node("Sub", "x x", "zeros")]
+    outputs: list[ValueInfo] = [(name, F32, [2, 3]) for name in ("y", "z", "zeros")]
     program = write_model(programs / "m.onnx", nodes, [("x", F32, [2, 3])], outputs)
     assert gauntlet(tmp_path, "init", "p", "--program", str(program), "--no-record").code == 0
     spec = tmp_path / "p/specs/regression_tests/m/model_cpu.json"
@@ -140,7 +140,11 @@ def test_what_a_tolerance_cannot_see_of_some_outputs_is_said(tmp_path: Path, pro
 
 
 def test_parts_of_an_output_that_a_tolerance_cannot_see_are_named(tmp_path: Path, programs: Path) -> None:
-    nodes = [node("Mul", "x large", "a"), node("Mul", "x small", "b"), node("Concat", "a b", "y", axis=1)]
+    nodes = [
+        make_node("Mul", "x large", "a"),
+        make_node("Mul", "x small", "b"),
+        make_node("Concat", "a b", "y", axis=1),
+    ]
     weights = {"large": np.float32(300), "small": np.float32(1e-4)}
     program = write_model(programs / "m.onnx", nodes, [("x", F32, [1, 2, 16])], [("y", F32, [1, 4, 16])], weights)
     done = gauntlet(tmp_path, "init", "p", "--program", str(program))
@@ -148,7 +152,7 @@ def test_parts_of_an_output_that_a_tolerance_cannot_see_are_named(tmp_path: Path
 
 
 def test_outputs_that_are_the_same_everywhere_are_pointed_out_by_each_run(tmp_path: Path, programs: Path) -> None:
-    program = write_model(programs / "m.onnx", [node("Sub", "x x", "y")], [("x", F32, [8])], [("y", F32, [8])])
+    program = write_model(programs / "m.onnx", [make_node("Sub", "x x", "y")], [("x", F32, [8])], [("y", F32, [8])])
     done = gauntlet(tmp_path, "init", "p", "--program", str(program))
     assert "note: y (8xf32) is 0 everywhere: a model that always gives that would pass" in done.out
     ran = gauntlet(tmp_path / "p", "run", "--stages", "threshold")
@@ -200,7 +204,7 @@ def test_outputs_that_were_given_are_held_against_a_reference(tmp_path: Path, pr
 def test_a_weight_without_which_a_model_does_not_run_is_seen(tmp_path: Path, programs: Path) -> None:
     resize = onnx.helper.make_node("Resize", ["x", "", "s"], ["r"], mode="nearest")
     weights = {"s": np.array([1, 1, 2, 100], np.float32), "w": np.ones((1, 1, 2, 200), np.float32)}
-    nodes = [resize, node("Concat", "r w", "y", axis=0)]
+    nodes = [resize, make_node("Concat", "r w", "y", axis=0)]
     program = write_model(programs / "m.onnx", nodes, [("x", F32, [1, 1, 1, 2])], [("y", F32, [2, 1, 2, 200])], weights)
     assert gauntlet(tmp_path, "init", "p", "--program", str(program)).code == 0
     done = gauntlet(tmp_path / "p", "golden.sensitivity", "--model", "m")
@@ -219,7 +223,7 @@ def test_without_recording_the_next_step_is_said(tmp_path: Path, programs: Path)
 
 
 def test_one_model_that_cannot_be_recorded_stops_nobody_else(tmp_path: Path, programs: Path) -> None:
-    write_own_models(programs)
+    write_user_models(programs)
     for name in ("random_op", "gather", "to_i8"):
         gauntlet(tmp_path, "init", "p", "--program", f"{programs / name}.onnx", "--no-record")
     done = gauntlet(tmp_path / "p", "golden.record", "--model", "*")
@@ -237,9 +241,9 @@ def test_one_model_that_cannot_be_recorded_stops_nobody_else(tmp_path: Path, pro
 @pytest.mark.parametrize("form", ["pb", "npy", "npz", "named"])
 def test_data_that_somebody_has_is_taken(tmp_path: Path, programs: Path, form: str) -> None:
     # Nothing is computed in bf16: for some processors IREE's compiler lacks its conversions.
-    nodes = [node("Gather", "table ids", "y"), node("Gather", "numbers ids", "b")]
+    nodes = [make_node("Gather", "table ids", "y"), make_node("Gather", "numbers ids", "b")]
     numbers = {"numbers": np.arange(4).astype(ml_dtypes.bfloat16)}
-    inputs: list[Value] = [("table", F32, ["n", 3]), ("ids", I64, [2])]
+    inputs: list[ValueInfo] = [("table", F32, ["n", 3]), ("ids", I64, [2])]
     program = write_model(programs / "m.onnx", nodes, inputs, [("y", F32, [2, 3]), ("b", BF16, [2])], numbers)
     table, ids = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([3, 0])
     arrays = {"input_0": table, "input_1": ids, "output_0": table[ids], "output_1": ids.astype(ml_dtypes.bfloat16)}
@@ -307,7 +311,7 @@ def test_inputs_without_outputs_are_data_too(tmp_path: Path, programs: Path) -> 
 
 
 def test_recordings_of_quantised_models_with_optimisations_are_pointed_out(tmp_path: Path, programs: Path) -> None:
-    write_own_models(programs)
+    write_user_models(programs)
     for name in ("quantised", "gather"):
         assert gauntlet(tmp_path, "init", "p", "--program", f"{programs / name}.onnx").code == 0
         path = tmp_path / f"p/specs/regression_tests/{name}/model_cpu/provenance.json"

@@ -26,7 +26,7 @@ from iree_gauntlet.upkeep.onnx_program import read_onnx
 from iree_gauntlet.upkeep.project_start import _TEMPLATE
 from iree_gauntlet.upkeep.spec_goldens import FileChange, hand_out
 from tests.support.checkout import needs_git
-from tests.support.command_line import Done, run_here
+from tests.support.command_line import CommandResult, run_here
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def empty(tmp_path: Path) -> Path:
     return folder
 
 
-def gauntlet(folder: Path, *words: str) -> Done:
+def gauntlet(folder: Path, *words: str) -> CommandResult:
     return run_here(words, folder, {**os.environ, "NO_COLOR": "1", "IREE_GAUNTLET_CACHE": str(folder / "cache")}, {})
 
 

@@ -23,10 +23,10 @@ from iree_gauntlet.workers.iree_side.measure_generative import (
 )
 from iree_gauntlet.workers.iree_side.plan_file import read_plan
 from tests.support.clocks import Clock
-from tests.support.command_line import Done
-from tests.support.worker_here import answered_here, compile_for_cpu, run_script
+from tests.support.command_line import CommandResult
+from tests.support.worker_here import compile_for_cpu, run_plan_here, run_script
 
-_Run: TypeAlias = Callable[[dict[str, Any]], Done]
+_Run: TypeAlias = Callable[[dict[str, Any]], CommandResult]
 
 _SCRIPT = Path(iree_side.__file__).with_name("measure_generative.py")
 # Two samples, a prompt of three tokens, three more in the cache; the logits are a row of the table, which one depends
@@ -130,7 +130,7 @@ def _plan(built: Path, **changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> _Run:
     """What the worker does with a plan."""
-    return lambda plan: answered_here(measure, plan, tmp_path, capfd)
+    return lambda plan: run_plan_here(measure, plan, tmp_path, capfd)
 
 
 @pytest.mark.iree

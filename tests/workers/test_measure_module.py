@@ -20,10 +20,10 @@ from iree_gauntlet.workers.iree_side.device_context import LoadedProgram, OpenDe
 from iree_gauntlet.workers.iree_side.measure_module import Carry, Context, measure, overhead_us, run_loop
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 from tests.support.clocks import Clock
-from tests.support.command_line import LIMIT_SECONDS, Done
-from tests.support.worker_here import answered_here, compile_for_cpu, run_script
+from tests.support.command_line import LIMIT_SECONDS, CommandResult
+from tests.support.worker_here import compile_for_cpu, run_plan_here, run_script
 
-_Run: TypeAlias = Callable[[dict[str, Any]], Done]
+_Run: TypeAlias = Callable[[dict[str, Any]], CommandResult]
 
 _SCRIPT = Path(iree_side.__file__).with_name("measure_module.py")
 _PROGRAM = """
@@ -135,7 +135,7 @@ def _plan(built: Path, **changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> _Run:
     """What the worker does with a plan."""
-    return lambda plan: answered_here(measure, plan, tmp_path, capfd)
+    return lambda plan: run_plan_here(measure, plan, tmp_path, capfd)
 
 
 @pytest.mark.iree

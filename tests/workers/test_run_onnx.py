@@ -18,7 +18,7 @@ from iree_gauntlet.workers.iree_side.onnx_reference import (
     read_input,
 )
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
-from tests.support.own_models import BF16, F32, I64, node, write_model, write_own_models
+from tests.support.own_models import BF16, F32, I64, make_node, write_model, write_user_models
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,11 +33,11 @@ def answered(model: Path, *sets: list[str], tolerances: dict[str, float] | None 
 
 
 def relu(folder: Path, *shape: int | str) -> Path:
-    return write_model(folder / "relu.onnx", [node("Relu", "x", "y")], [("x", F32, shape)], [("y", F32, shape)])
+    return write_model(folder / "relu.onnx", [make_node("Relu", "x", "y")], [("x", F32, shape)], [("y", F32, shape)])
 
 
 def test_quantised_models_are_run_as_they_say(tmp_path: Path) -> None:
-    write_own_models(tmp_path)
+    write_user_models(tmp_path)
     np.save(tmp_path / "x.npy", np.random.default_rng(1).normal(size=(1, 8, 14, 14)).astype(np.float32))
     found = answered(tmp_path / "quantised.onnx", ["@x.npy"])
     assert found["reference"]["name"] == "onnxruntime"
@@ -55,9 +55,9 @@ def test_quantised_models_are_run_as_they_say(tmp_path: Path) -> None:
 def test_outputs_that_differ_from_run_to_run_are_named(tmp_path: Path, seeded: bool) -> None:
     """With a seed too: another program draws other numbers with it."""
     nodes = [
-        node("RandomNormalLike", "x", "r", **({"seed": 3.0} if seeded else {})),
-        node("Add", "x r", "y"),
-        node("Relu", "x", "z"),
+        make_node("RandomNormalLike", "x", "r", **({"seed": 3.0} if seeded else {})),
+        make_node("Add", "x r", "y"),
+        make_node("Relu", "x", "z"),
     ]
     model = write_model(tmp_path / "m.onnx", nodes, [("x", F32, [4])], [("y", F32, [4]), ("z", F32, [4])])
     found = answered(model, ["4xf32=1 2 3 4"])
@@ -66,13 +66,13 @@ def test_outputs_that_differ_from_run_to_run_are_named(tmp_path: Path, seeded: b
 
 
 def test_a_generator_whose_numbers_are_not_used_is_none(tmp_path: Path) -> None:
-    nodes = [node("RandomNormalLike", "x", "r"), node("Shape", "r", "n"), node("Reshape", "x n", "y")]
+    nodes = [make_node("RandomNormalLike", "x", "r"), make_node("Shape", "r", "n"), make_node("Reshape", "x n", "y")]
     model = write_model(tmp_path / "m.onnx", nodes, [("x", F32, [4])], [("y", F32, [4])])
     assert [item["differs"] for item in answered(model, ["4xf32=1 2 3 4"])["outputs"]] == [False]
 
 
 def test_the_evaluator_runs_what_onnxruntime_cannot(tmp_path: Path) -> None:
-    write_own_models(tmp_path)
+    write_user_models(tmp_path)
     found = answered(tmp_path / "mul_bf16.onnx", ["4xf32=1 2 3 0.5"])
     assert found["reference"]["name"] == "onnx"
     assert "onnxruntime cannot load" in found["notes"][0]
@@ -100,7 +100,9 @@ def test_of_operators_that_onnxruntime_computes_otherwise_the_evaluator_is_right
 def test_of_all_others_onnxruntime_is_right_and_a_difference_is_said(tmp_path: Path) -> None:
     """Before opset 13, Softmax is one over all dimensions from its axis on, which the evaluator does not know."""
     model = tmp_path / "m.onnx"
-    write_model(model, [node("Softmax", "x", "y", axis=1)], [("x", F32, [1, 2, 2])], [("y", F32, [1, 2, 2])], opset=11)
+    write_model(
+        model, [make_node("Softmax", "x", "y", axis=1)], [("x", F32, [1, 2, 2])], [("y", F32, [1, 2, 2])], opset=11
+    )
     found = answered(model, ["1x2x2xf32=1 2 3 4"])
     assert (found["reference"]["name"], found["notes"]) == ("onnxruntime", [])
     assert found["outputs"][0]["other"] == pytest.approx(0.55, abs=0.1)
@@ -108,7 +110,7 @@ def test_of_all_others_onnxruntime_is_right_and_a_difference_is_said(tmp_path: P
 
 
 def test_the_first_inputs_that_run_and_tell_something_are_taken(tmp_path: Path) -> None:
-    nodes = [node("Gather", "t i", "y")]
+    nodes = [make_node("Gather", "t i", "y")]
     model = write_model(tmp_path / "m.onnx", nodes, [("t", F32, [3]), ("i", I64, [2])], [("y", F32, [2])])
     found = answered(model, ["3xf32=1 2 3", "2xi64=7"], ["3xf32=1", "2xi64=0 1"], ["3xf32=1 2 3", "2xi64=0 1"])
     assert (found["taken"], found["tells"]) == (2, True)
@@ -121,7 +123,7 @@ def test_the_first_inputs_that_run_and_tell_something_are_taken(tmp_path: Path) 
 
 
 def test_outputs_of_other_sizes_than_declared_are_taken_last(tmp_path: Path) -> None:
-    nodes = [node("Expand", "x n", "y")]
+    nodes = [make_node("Expand", "x n", "y")]
     model = write_model(tmp_path / "m.onnx", nodes, [("x", F32, [1, 2]), ("n", I64, [2])], [("y", F32, [3, 2])])
     x = "1x2xf32=1 2"
     found = answered(model, [x, "2xi64=1 1"], [x, "2xi64=3 2"])
@@ -132,7 +134,7 @@ def test_outputs_of_other_sizes_than_declared_are_taken_last(tmp_path: Path) -> 
 
 
 def test_nan_infinity_and_nothing_are_counted(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "m.onnx", [node("Log", "x", "y")], [("x", F32, [4])], [("y", F32, [4])])
+    model = write_model(tmp_path / "m.onnx", [make_node("Log", "x", "y")], [("x", F32, [4])], [("y", F32, [4])])
     (item,) = answered(model, ["4xf32=-1 0 1 2"])["outputs"]
     assert (item["nans"], item["infinities"], item["least"]) == (1, 1, 0)
     assert item["most"] == pytest.approx(np.log(2))
@@ -147,7 +149,7 @@ def test_what_a_spec_allows_is_not_chosen(tmp_path: Path) -> None:
 
 
 def test_what_is_handed_through_is_known_by_its_way(tmp_path: Path) -> None:
-    nodes = [node("Identity", "i", "same"), node("Max", "i i", "larger")]
+    nodes = [make_node("Identity", "i", "same"), make_node("Max", "i i", "larger")]
     values = [("same", I64, [2]), ("larger", I64, [2])]
     model = write_model(tmp_path / "m.onnx", nodes, [("x", F32, [1]), ("i", I64, [2])], values)
     found = answered(model, ["f32=1".replace("f32", "1xf32"), "2xi64=3 4"])
@@ -188,13 +190,13 @@ def test_four_bit_integers_are_packed_low_half_first(tmp_path: Path) -> None:
 
 
 def test_types_without_a_tensor_are_refused(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "m.onnx", [node("Cast", "x", "y", to=8)], [("x", F32, [2])], [("y", 8, [2])])
+    model = write_model(tmp_path / "m.onnx", [make_node("Cast", "x", "y", to=8)], [("x", F32, [2])], [("y", 8, [2])])
     with pytest.raises(PlanError, match="only tensors of numbers can be compared"):
         answered(model, ["2xf32=1 2"])
 
 
 def test_bf16_inputs_reach_the_evaluator(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "m.onnx", [node("Neg", "x", "y")], [("x", BF16, [2])], [("y", BF16, [2])])
+    model = write_model(tmp_path / "m.onnx", [make_node("Neg", "x", "y")], [("x", BF16, [2])], [("y", BF16, [2])])
     found = answered(model, ["2xbf16=1 2"])
     assert (found["reference"]["name"], found["outputs"][0]["most"]) == ("onnx", -1.0)
 
@@ -202,7 +204,7 @@ def test_bf16_inputs_reach_the_evaluator(tmp_path: Path) -> None:
 def test_f8_outputs_are_f8(tmp_path: Path) -> None:
     """onnxruntime has them as bytes."""
     kind = onnx.TensorProto.FLOAT8E4M3FN
-    nodes = [node("Cast", "x", "y", to=kind)]
+    nodes = [make_node("Cast", "x", "y", to=kind)]
     model = write_model(tmp_path / "m.onnx", nodes, [("x", F32, [3])], [("y", kind, [3])], opset=19)
     found = answered(model, ["3xf32=1 2.1 -448"])
     assert (found["outputs"][0]["type"], found["outputs"][0]["other"]) == ("3xf8E4M3FN", None)
