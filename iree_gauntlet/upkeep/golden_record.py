@@ -50,7 +50,7 @@ _COLUMNS = (Column("MODEL"), Column("RECORDED"), Column("BY", rank=1), Column("O
 
 
 def record(request: RunRequest, answer: ReferenceResult | None = None) -> ExitCode:
-    """Record expected outputs of the selected ONNX models; print which of the selected cases have none.
+    """Record expected outputs of the selected ONNX models; print which selected cases have no such model.
 
     A failed case does not stop the others.
     """
