@@ -221,11 +221,9 @@ class BisectOutcome:
             verdicts = {label: result.word for label, result in self.judged.items()}
             changes = "; ".join(f"{old} is {verdicts[old]}, {new} {verdicts[new]}" for old, new in self.search.changes)
             remarks.append(f"there is more than one change, and the newest is reported: {changes}")
-        third_values = [
-            (label, result.text) for label in self.labels if (result := self.judged.get(label)) and result.third
-        ]
-        if third_values:
-            shown_values = ", ".join(f"{label} ({text})" for label, text in third_values)
+        thirds = [(label, result.text) for label in self.labels if (result := self.judged.get(label)) and result.third]
+        if thirds:
+            shown_values = ", ".join(f"{label} ({text})" for label, text in thirds)
             remarks.append(
                 f"a third value, neither the good end's nor the bad one's, was taken for the nearer: {shown_values}"
             )

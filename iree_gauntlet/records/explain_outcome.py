@@ -196,10 +196,7 @@ class CaseFindings(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class CaseEnd(Recorded):
-    """`result` of a case: `bundled` if a bundle reproduces it, `private` if without the model's values.
-
-    `budget` is the minutes of a reduction.
-    """
+    """`result`: `bundled` if a bundle reproduces it, `private` without its values; `budget`: a reduction's minutes."""
 
     bundled: bool = False
     private: bool = False

@@ -266,12 +266,10 @@ def _list_remarks(record: _MatrixRecord, irees: tuple[MatrixIree, ...], rows: tu
         if iree.problem and iree.exit_code is not None:
             yield f"{iree.label}: {iree.problem}"
     for iree in irees:
-        timed_cells = [
-            cell for row in rows if (cell := row.cells.get(iree.label)) and Figure.TIME in cell.figures.values
-        ]
-        disturbed_count = sum(bool(cell.figures.disturbed) for cell in timed_cells)
+        timings = [cell for row in rows if (cell := row.cells.get(iree.label)) and Figure.TIME in cell.figures.values]
+        disturbed_count = sum(bool(cell.figures.disturbed) for cell in timings)
         if disturbed_count:
-            counts = f"{disturbed_count} of {len(timed_cells)} times were"
+            counts = f"{disturbed_count} of {len(timings)} times were"
             yield f"{iree.label}: {counts} taken while the machine did other work (~): measure them again"
     chains = [row.chain for row in rows if not row.timed_on_one_machine]
     if chains:

@@ -144,10 +144,8 @@ class ChainOutcome:
     @property
     def verdict(self) -> Verdict:
         """The worst verdict of its steps; skipped if nothing but fetches ran."""
-        deciding_steps = [
-            step for step in self.steps if not (step.stage.row.fetches and step.verdict is Verdict.PASSED)
-        ]
-        return Verdict.worst(step.verdict for step in deciding_steps or self.steps)
+        decisive = [step for step in self.steps if not (step.stage.row.fetches and step.verdict is Verdict.PASSED)]
+        return Verdict.worst(step.verdict for step in decisive or self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,10 +303,8 @@ def format_cache_line(outcome: RunOutcome) -> str:
         parts.append(f"inputs: {outcome.made_inputs} made")
     workers = Counter(step.worker.partition("/")[0] for step in outcome.steps if step.worker)
     if workers:
-        step_counts = [f"{name} {count}" for name, count in sorted(workers.items())]
-        parts.append(
-            f"steps on workers: {listed(step_counts, _MAX_WORKERS)}; to repeat a command, run its model here first"
-        )
+        counts = [f"{name} {count}" for name, count in sorted(workers.items())]
+        parts.append(f"steps on workers: {listed(counts, _MAX_WORKERS)}; to repeat a command, run its model here first")
     return "; ".join(parts)
 
 

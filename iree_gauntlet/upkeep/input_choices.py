@@ -496,11 +496,9 @@ def _read_input(folder: Path, tensor: OnnxInput, index: int, arrays: Mapping[str
         for axis, (size, expected_size) in enumerate(zip(array.shape, tensor.shape, strict=True))
     )
     if element != tensor.element_type or not fits:
-        model_type = "x".join(
-            ("?" if axis in tensor.open_sizes else str(size)) for axis, size in enumerate(tensor.shape)
-        )
+        sizes = "x".join(("?" if axis in tensor.open_sizes else str(size)) for axis, size in enumerate(tensor.shape))
         message = f"--data {folder}: input {tensor.name} is {array.dtype} {list(array.shape)}"
-        raise UsageError(message, f"The model takes {model_type or 'a scalar'} of {tensor.element_type}.")
+        raise UsageError(message, f"The model takes {sizes or 'a scalar'} of {tensor.element_type}.")
     return InputChoice(tensor.name, _format_type(tensor, array.shape), content=file_content(array), zero=False)
 
 

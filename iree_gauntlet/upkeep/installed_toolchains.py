@@ -48,7 +48,7 @@ def install(versions: Sequence[str], cache_dir: str, *, offline: bool) -> ExitCo
                 f"toolchain.install {text}: that is not installed by this toolkit, but used where it is",
                 f"Use it with --iree {text}. To install, name a release, a range, a nightly, commit:SHA or wheels:DIR.",
             )
-    store = open_toolchain_store(cache_dir, offline=offline)
+    store = _open_store(cache_dir, offline=offline)
     for choice in choices:
         environment = provide_environment(choice, store)
         sys.stdout.write(f"{_make_title(environment)}: {environment.path} ({byte_size(environment.bytes)})\n")
@@ -74,7 +74,7 @@ def build(sources: Sequence[str], request: BuildRequest) -> ExitCode:
             raise UsageError(
                 f"--option {text}: no option of CMake's", "Such as --option -DIREE_TARGET_BACKEND_CUDA=ON."
             )
-    store = open_toolchain_store(request.cache_dir, offline=False)
+    store = _open_store(request.cache_dir, offline=False)
     builds = replace(store.builds, options=(*store.builds.options, *options))
     parts = frozenset(
         (RUNTIME, *(() if request.runtime_only else (COMPILER,)), *((IMPORTER,) if request.bindings else ()))
@@ -91,7 +91,7 @@ def build(sources: Sequence[str], request: BuildRequest) -> ExitCode:
 
 def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
     """Print the installed IREE, and every environment of the cache with its size and last use."""
-    store = open_toolchain_store(cache_dir, offline=True)
+    store = _open_store(cache_dir, offline=True)
     installed: Toolchain | ToolchainError
     try:
         installed = find_installed()
@@ -166,7 +166,7 @@ def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
 
 def remove(versions: Sequence[str], cache_dir: str) -> ExitCode:
     """Delete environments and builds of the cache, but none that a running process uses."""
-    store = open_toolchain_store(cache_dir, offline=True)
+    store = _open_store(cache_dir, offline=True)
     chosen_paths = [_find_removable(name, store) for name in _require_some(versions, "remove")]
     for path, label, size in chosen_paths:
         if path in store.builds.work_folders():
@@ -186,7 +186,7 @@ def remove(versions: Sequence[str], cache_dir: str) -> ExitCode:
     return ExitCode.OK
 
 
-def open_toolchain_store(cache_dir: str, *, offline: bool) -> ToolchainPlace:
+def _open_store(cache_dir: str, *, offline: bool) -> ToolchainPlace:
     """Open the folder of toolchains: that of all projects, or of the cache that is given."""
     configuration = read_configuration(find_project_folder(), os.environ)
     folder = find_cache_folder(cache_dir) / "toolchains" if cache_dir else find_toolchains_folder()

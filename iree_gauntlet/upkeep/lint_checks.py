@@ -48,9 +48,7 @@ def list_doubts(case: Case, store: ArtifactStore) -> Iterator[Problem]:
     if case.kind is Kind.QUALITY and case.expected_outputs:
         hint = f"`gauntlet golden.record --model {case.model}` records its outputs again."
         field = "expected_outputs" if is_torch else "outputs"
-        yield from (
-            problem_of_field(case.origin.file, field, message, hint) for message in check_recording(case, store)
-        )
+        yield from (problem_of_field(case.origin.file, field, change, hint) for change in check_recording(case, store))
     if case.allclose is not None and case.allclose.rtol >= 1:
         message = f"{case.allclose.rtol:g}: so large a tolerance lets zeros pass, whatever is expected"
         yield problem_of_field(case.origin.file, "rtol", message, "Give what the outputs may differ by, such as 1e-3.")
