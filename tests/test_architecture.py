@@ -80,7 +80,7 @@ _ASKED_SENTENCES = {
     ("engine/run_start.py", "NOTHING_COMPARED not in step.notes"),
     ("reports/run_reports.py", "NOTHING_COMPARED not in step.notes"),
     ("reports/run_reports.py", "NOTHING_COMPARED in step.notes"),
-    ("records/outcome.py", "_ENVIRONMENT.search(note)"),
+    ("records/outcome.py", "_ENVIRONMENT_NOTE.search(note)"),
 }
 # What the rest of the package may know of the models that torch makes: their commands, and the schema of their files.
 WING = "torch_models"

@@ -1,1 +1,1 @@
-"""What was done: append-only logs, their readers, the results of runs."""
+"""Records of finished work: append-only logs, their readers, the results of runs."""

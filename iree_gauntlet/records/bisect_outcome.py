@@ -1,4 +1,4 @@
-"""The record of a bisect, whose steps are candidates, and its outcome: also of one that was killed."""
+"""The record of a bisection, whose steps are candidates, and its outcome, also after it was killed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 _REPOSITORY = "https://github.com/iree-org/iree"
 BISECT_COMPARE = f"{_REPOSITORY}/compare"
-# What `bisect.json` has of a candidate.
-_OF_JUDGED = ("bad", "value", "text", "low", "high", "third", "reason", "folder", "toolchain", "seconds")
+# The keys of a candidate in `bisect.json`, from its result.
+_CANDIDATE_KEYS = ("bad", "value", "text", "low", "high", "third", "reason", "folder", "toolchain", "seconds")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 
 @dataclass(frozen=True, slots=True)
 class RowCandidate(Recorded):
-    """A candidate: its name for people, and what `--iree` takes."""
+    """A candidate: its name for people, and the value that `--iree` takes."""
 
     label: str
     iree: str
@@ -37,18 +37,18 @@ class RowCandidate(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectRow(Recorded):
-    """`refined`: a longer row, from the oldest to the newest, with what lies between two of its candidates."""
+    """`refined`: a longer row, from the oldest to the newest, with the candidates between two of the previous row."""
 
     row: tuple[RowCandidate, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectOpening(Opening):
-    """How a bisect begins: what is looked for.
+    """The opening of a bisection: the ends and the metric of the search.
 
     Attributes:
-        confidence: how sure an answer is; 1 where it is exact.
-        chain: of the one model; the title of a bundle.
+        confidence: the required confidence of an answer; 1 if it is exact.
+        chain: the one model's chain; the title of a bundle.
         commit: `compiler_commit` or `runtime_commit`, whichever is searched.
     """
 
@@ -65,12 +65,12 @@ class BisectOpening(Opening):
 
 @dataclass(frozen=True, slots=True)
 class BisectFound(Recorded):
-    """`search`: what is known of the change, by labels of candidates.
+    """`search`: the range that contains the change, as labels of candidates.
 
     Attributes:
-        between: those between them, which were not judged.
-        over: whether nothing more can be said.
-        changes: all of them, from and to, where there are several.
+        between: the candidates between the two, which were not judged.
+        over: True if no further candidate can be judged.
+        changes: all changes as pairs of labels, old and new, if there are several.
     """
 
     last_old: str
@@ -82,16 +82,16 @@ class BisectFound(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Judged(Recorded):
-    """`result`: what a candidate came to.
+    """`result`: the judgement of a candidate.
 
     Attributes:
-        third: the value is neither the good end's nor the bad one's.
-        bad: whether it is like the bad end; None before it is judged, and where it cannot be.
-        value: of the metric; None where there is none. Of times, the ratio to the good end.
-        reason: why it cannot be judged; empty where it can.
-        confidence: that the judgement is right, as far as noise goes; 1 for what has none.
-        low, high: interval of the value; None where it is exact.
-        search: what is known of the change by then; None before both ends are.
+        third: True if the value is neither the good end's nor the bad one's.
+        bad: True if it is like the bad end; None before it is judged, or if it cannot be.
+        value: the metric's value, for times the ratio to the good end; None if unknown.
+        reason: the reason that it cannot be judged; empty if it can.
+        confidence: the probability that noise did not cause the judgement; 1 for a metric without noise.
+        low, high: interval of the value; None if it is exact.
+        search: the state of the search after this result; None before both ends are judged.
     """
 
     bad: bool | None = None
@@ -109,14 +109,14 @@ class Judged(Recorded):
 
     @property
     def word(self) -> str:
-        """Which end it is like: `good`, `bad`, `nearer to bad`, or a dash where it could not be judged."""
+        """The end that it is like: `good`, `bad`, `nearer to bad`, or a dash if it could not be judged."""
         if self.bad is None:
             return "–"
         return f"{'nearer to ' if self.third else ''}{'bad' if self.bad else 'good'}"
 
     @property
     def known(self) -> float:
-        """The value of an end: one without a value ends the search."""
+        """The value of an end; ValueError without one, which ends the search."""
         if self.value is None:
             raise ValueError(self.reason)
         return self.value
@@ -124,7 +124,7 @@ class Judged(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class BisectChange(Recorded):
-    """`change`: the commit that made the change, as git describes it; `pull` is the number of its request."""
+    """`change`: the commit that made the change, as git describes it; `pull` is the number of its pull request."""
 
     commit: str
     date: str
@@ -137,7 +137,7 @@ class BisectChange(Recorded):
 
     @property
     def pull_link(self) -> str:
-        """Where its request is; empty where its subject names none."""
+        """The URL of its pull request; empty if the subject names none."""
         return f"{_REPOSITORY}/pull/{self.pull}" if self.pull else ""
 
 
@@ -151,14 +151,14 @@ BISECT = JournalSchema(
 
 @dataclass(frozen=True, slots=True)
 class BisectOutcome:
-    """The result of a bisect.
+    """The result of a bisection.
 
     Attributes:
-        asked: what is looked for, by the command that began it.
-        search: what is known of the change; None before both ends are.
-        change: the commit that made the change; None where none is known.
-        end: None for a bisect that was killed or is under way.
-        torn: whether the record has a line that was cut short by a crash (it is left out).
+        asked: the opening, with the command that first started the bisection.
+        search: the range that contains the change; None before both ends are judged.
+        change: the commit that made the change; None if unknown.
+        end: None if the bisection was killed or is running.
+        torn: True if a crash truncated a line of the record, which is ignored.
     """
 
     name: str
@@ -171,41 +171,41 @@ class BisectOutcome:
 
     @property
     def exit_code(self) -> ExitCode:
-        """What the command ended with; ERROR where it did not finish."""
+        """The command's exit code; ERROR if it did not finish."""
         return self.end.exit_code if self.end else ExitCode.ERROR
 
     @property
     def labels(self) -> list[str]:
-        """All candidates, from the oldest to the newest."""
-        return [item.label for item in self.asked.row]
+        """The labels of all candidates, from the oldest to the newest."""
+        return [candidate.label for candidate in self.asked.row]
 
     @property
     def answer(self) -> str:
-        """What was found, in a line."""
+        """The answer in one line."""
         if self.end is not None and self.end.problem:
             return self.end.problem
         if not self.search:
             return "the ends are not judged yet"
-        old, new, between = self.search.last_old, self.search.first_new, self.search.between
-        older, newer = ("good", "bad") if self.asked.good_is_older else ("bad", "good")
+        old, new, unjudged_labels = self.search.last_old, self.search.first_new, self.search.between
+        older_verdict, newer_verdict = ("good", "bad") if self.asked.good_is_older else ("bad", "good")
         if {old, new} <= self.judged.keys():
-            older, newer = self.judged[old].word, self.judged[new].word
-        if not between:
-            return f"first {newer}: {new}; last {older}: {old}"
-        why = "could not be judged" if self.search.over else "not judged"
-        return f"between {old} ({older}) and {new} ({newer}); {why}: {', '.join(between)}"
+            older_verdict, newer_verdict = self.judged[old].word, self.judged[new].word
+        if not unjudged_labels:
+            return f"first {newer_verdict}: {new}; last {older_verdict}: {old}"
+        state = "could not be judged" if self.search.over else "not judged"
+        return f"between {old} ({older_verdict}) and {new} ({newer_verdict}); {state}: {', '.join(unjudged_labels)}"
 
     @property
     def confidence(self) -> str:
-        """How sure the answer is; empty where there is none."""
+        """The confidence of the answer; empty without one."""
         if not self.search:
             return ""
-        share = self.asked.confidence
-        return "exact" if share == 1 else f"{100 * share:g} % confidence"
+        confidence = self.asked.confidence
+        return "exact" if confidence == 1 else f"{100 * confidence:g} % confidence"
 
     @property
     def link(self) -> str:
-        """The commits of the change; empty where they are not known."""
+        """The URL that compares the commits around the change; empty if they are unknown."""
         if not self.search:
             return ""
         old, new = self.commit_of(self.search.last_old), self.commit_of(self.search.first_new)
@@ -215,82 +215,84 @@ class BisectOutcome:
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader should know in addition to the answer."""
-        found = lock_remark(self.asked.lock_folder)
+        """The notes that a reader needs in addition to the answer."""
+        remarks = lock_remark(self.asked.lock_folder)
         if self.search and len(self.search.changes) > 1:
-            words = {label: judged.word for label, judged in self.judged.items()}
-            text = "; ".join(f"{one} is {words[one]}, {other} {words[other]}" for one, other in self.search.changes)
-            found.append(f"there is more than one change, and the newest is reported: {text}")
-        third = [(label, judged.text) for label in self.labels if (judged := self.judged.get(label)) and judged.third]
-        if third:
-            values = ", ".join(f"{label} ({text})" for label, text in third)
-            found.append(f"a third value, neither the good end's nor the bad one's, was taken for the nearer: {values}")
+            verdicts = {label: result.word for label, result in self.judged.items()}
+            changes = "; ".join(f"{old} is {verdicts[old]}, {new} {verdicts[new]}" for old, new in self.search.changes)
+            remarks.append(f"there is more than one change, and the newest is reported: {changes}")
+        thirds = [(label, result.text) for label in self.labels if (result := self.judged.get(label)) and result.third]
+        if thirds:
+            shown_values = ", ".join(f"{label} ({text})" for label, text in thirds)
+            remarks.append(
+                f"a third value, neither the good end's nor the bad one's, was taken for the nearer: {shown_values}"
+            )
         if self.torn:
-            found.append(f"{JOURNAL} has a line that a crash cut short: it is left out")
+            remarks.append(f"{JOURNAL} has a line that a crash cut short: it is left out")
         if self.end is None:
-            found.append("it did not finish: --resume continues it")
+            remarks.append("it did not finish: --resume continues it")
         elif self.end.interrupted:
-            found.append("it was interrupted: --resume continues it")
-        return found
+            remarks.append("it was interrupted: --resume continues it")
+        return remarks
 
     def commit_of(self, label: str) -> str:
-        """IREE's commit of a candidate, of the side that is searched; empty where it is not known."""
+        """Return IREE's commit of a candidate, of the part that is searched (compiler or runtime); empty if unknown."""
         return str(self.judged[label].toolchain.get(self.asked.commit) or "") if label in self.judged else ""
 
     def as_dict(self) -> dict[str, Any]:
-        """What `bisect.json` has."""
-        asked, search = self.asked, self.search
-        judged = {label: found.as_dict() for label, found in self.judged.items()}
+        """Return the content of `bisect.json`."""
+        opening, search = self.asked, self.search
+        results = {label: result.as_dict() for label, result in self.judged.items()}
         return {
             "bisect": self.name,
             "answer": self.answer,
             "exit_code": int(self.exit_code),
-            **{name: getattr(asked, name) for name in ("metric", "chain", "good", "bad", "good_is_older")},
+            **{name: getattr(opening, name) for name in ("metric", "chain", "good", "bad", "good_is_older")},
             "last_old": search.last_old if search else None,
             "first_new": search.first_new if search else None,
             "between": search.between if search else [],
             "changes": search.changes if search else [],
-            "confidence": asked.confidence if search else None,
+            "confidence": opening.confidence if search else None,
             "commits": self.link or None,
             "change": self.change.as_dict() if self.change else None,
             "remarks": self.remarks,
             "candidates": [
-                {**item.as_dict(), "tried": item.label in judged}
-                | {name: judged[item.label][name] for name in _OF_JUDGED if item.label in judged}
-                for item in asked.row
+                {**candidate.as_dict(), "tried": candidate.label in results}
+                | {name: results[candidate.label][name] for name in _CANDIDATE_KEYS if candidate.label in results}
+                for candidate in opening.row
             ],
         }
 
 
 def read_bisect_outcome(folder: Path) -> BisectOutcome:
-    """What the record in a bisect's folder says; GauntletError where there is none, or it cannot be read."""
+    """Read the outcome from a bisection's folder; GauntletError if there is no readable record."""
     return make_bisect_outcome(BISECT.read(folder))
 
 
 def make_bisect_outcome(record: ExperimentRecord[BisectOpening]) -> BisectOutcome:
-    """What came of a bisect; errors as of `read_bisect_outcome`."""
-    # A resumed one is made again by the command that began it.
-    asked = replace(record.opening, command=record.openings[0].command)
+    """Make the outcome of a bisection's record; GauntletError if its events contradict each other."""
+    # The command that started a resumed bisection is the one to repeat.
+    opening = replace(record.opening, command=record.openings[0].command)
     rows = record.collect(BisectRow, record.latest)
     if rows:
-        asked = replace(asked, row=rows[""].row)
+        opening = replace(opening, row=rows[""].row)
     search: BisectFound | None = None
     for event in record.events:
         match event.content:
-            case BisectFound() as found:
-                search = found
-            case Judged(search=BisectFound() as found):
-                search = found
+            case BisectFound() as state:
+                search = state
+            case Judged(search=BisectFound() as state):
+                search = state
     outcome = BisectOutcome(
         name=record.path.parent.name,
-        asked=asked,
+        asked=opening,
         judged=record.collect(Judged),
         search=search,
         change=record.collect(BisectChange).get(""),
         end=record.end,
         torn=record.torn,
     )
-    # Others may have written to it: its events have to fit each other.
+    # Another program may have written to the record, so this checks that its events fit each other.
     with record.explain_unreadable():
         outcome.as_dict()
     return outcome

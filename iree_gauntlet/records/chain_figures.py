@@ -1,4 +1,4 @@
-"""The figures of a chain, one line for each model/submodel on a target: for tables, and to compare with other IREEs."""
+"""The figures of a chain, a model/submodel on a target: for tables, and for comparisons with other IREEs."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 
 NOTHING = "–"
-_RANKS = {False: 0, True: 1, None: 2}
+_CHECK_RANKS = {False: 0, True: 1, None: 2}
 
 
 @dataclass(frozen=True, slots=True)
 class ChainFigures:
-    """What a chain measured.
+    """The figures of a chain.
 
     Attributes:
-        values: what there is of each figure. Instructions in dispatches are there only where it is known which are.
-        checks: what figures were held against, the worst check of each.
-        compile_cached: all of its modules came from the cache; their compile time is that of when they were made.
-        statistic: of the time.
-        disturbed: what the machine did besides while the time was taken; empty where it was quiet.
-        is_marked: whether the time counts as disturbed.
-        counted_by: what has counted instructions, and for which CPU the modules were compiled.
+        values: the known figures. Instructions in dispatches are among them only if the counter can tell them apart.
+        checks: the worst comparison of each figure with a limit or an expected value.
+        compile_cached: True if all modules came from the cache; the compile time is that of their original compile.
+        statistic: the statistic of the time.
+        disturbed: other work on the machine while the time was measured; empty if there was none.
+        is_marked: True if the time counts as disturbed.
+        counted_by: the counter of instructions, and the CPU that the modules were compiled for.
     """
 
     values: Mapping[Figure, float] = field(default_factory=dict)
@@ -59,26 +59,26 @@ class ChainFigures:
     @property
     def largest_error(self) -> OutputComparison | None:
         """The output with the largest error."""
-        compared = (output for output in self.outputs if output.max_abs_error is not None)
-        return max(compared, key=_measure_error, default=None)
+        compared_outputs = (output for output in self.outputs if output.max_abs_error is not None)
+        return max(compared_outputs, key=_measure_error, default=None)
 
     @property
     def spread_ms(self) -> float | None:
-        """Sample standard deviation of the repetitions; None without a time."""
+        """The sample standard deviation of the repetitions, in ms; None without a time."""
         return self.samples.stdev_ms if self.samples and Figure.TIME in self.values else None
 
     def find_check(self, figure: Figure) -> Check | None:
-        """Find the check of a figure; for the instructions of a call, that of its dispatches."""
+        """Find the check of a figure; for the instructions of a call, by default that of its dispatches."""
         check = self.checks.get(figure)
         return self.checks.get(Figure.INSTRUCTIONS) if figure is Figure.CALL_INSTRUCTIONS and not check else check
 
     def format_cell(self, figure: Figure) -> str:
-        """A figure in a table of runs, with what it was held against; a dash where there is none."""
+        """Format a figure for a table of runs, with its limit if it has one; a dash if it is missing."""
         value, check = self.values.get(figure), self.find_check(figure)
         if figure is Figure.ERROR:
             return self._format_quality()
         if figure is Figure.TIME and self.samples is not None and self.samples.real_time_ms:
-            # The mean, whichever is held against a golden.
+            # The table shows the mean, also if the golden is compared with another statistic.
             mean = format_mean_and_spread(self.samples.mean_ms, self.samples.stdev_ms)
             return f"{mean} *" if self.is_marked else mean
         limit = None if check is None else check.limit
@@ -92,7 +92,7 @@ class ChainFigures:
         return write(value) if limit is None else f"{write(value)} / {write(limit)}"
 
     def _format_quality(self) -> str:
-        """`max error 1.2e-05 (≤ 0.0001 + 1e-05·|expected|)`, `12 of 384 differ (3.1 %)`, or a dash."""
+        """Return `max error 1.2e-05 (≤ 0.0001 + 1e-05·|expected|)`, `12 of 384 differ (3.1 %)`, or a dash."""
         output = self.worst_output
         if output is None:
             return NOTHING
@@ -100,7 +100,7 @@ class ChainFigures:
         if output.passed:
             return f"{error} (≤ {output.allowed})" if error else "equal"
         if not output.mismatches:
-            # Nothing was compared value by value.
+            # The values were not compared.
             return "another type or shape than expected"
         differing = (
             f"{whole(output.mismatches)} of {whole(output.count)} differ ({percent(output.mismatches, output.count)})"
@@ -111,13 +111,13 @@ class ChainFigures:
 
     @property
     def least_time_cell(self) -> str:
-        """The least repetition, in ms."""
-        least = self.samples.min_ms if self.samples else None
-        return NOTHING if least is None else milliseconds(least)
+        """The fastest repetition, in ms."""
+        min_ms = self.samples.min_ms if self.samples else None
+        return NOTHING if min_ms is None else milliseconds(min_ms)
 
     @property
     def golden_time_cell(self) -> str:
-        """`9.00 (limit 9.90, mean)`, in ms."""
+        """The golden time: `9.00 (limit 9.90, mean)`, in ms."""
         check = self.checks.get(Figure.TIME)
         if check is None or check.golden is None or check.limit is None:
             return NOTHING
@@ -126,45 +126,47 @@ class ChainFigures:
 
 
 def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
-    """What the steps of a chain measured."""
-    own = [step for step in chain.steps if not step.of_count and step.verdict is not Verdict.SKIPPED]
-    compiles = [step for step in own if step.stage is Figure.COMPILE_TIME.row.stage]
-    timed = [step for step in chain.steps if step.samples is not None]
-    counts = [step.known for step in chain.steps if step.stage.row.beside and step.known.counter]
-    # The check of a figure that failed, else one that was made, else any.
-    ranked = sorted((check for step in chain.steps for check in step.checks), key=lambda check: _RANKS[check.passed])
-    checks = {figure: check for check in reversed(ranked) for figure in Figure if check.metric == figure}
-    measured = {figure: _measure(chain, figure, checks.get(figure)) for figure in Figure}
-    values = {figure: value for figure, value in measured.items() if value is not None}
-    # Of the last benchmark, which is the one whose times count.
-    shares = timed[-1].known.machine if timed else CpuShares()
-    busy, stolen = shares.busy_share, shares.steal_share
+    """Collect the figures of a chain from its steps."""
+    main_steps = [step for step in chain.steps if not step.of_count and step.verdict is not Verdict.SKIPPED]
+    compiles = [step for step in main_steps if step.stage is Figure.COMPILE_TIME.row.stage]
+    timed_steps = [step for step in chain.steps if step.samples is not None]
+    count_records = [step.known for step in chain.steps if step.stage.row.beside and step.known.counter]
+    # A failed check of a figure has precedence, then a passed one, then one that was not made.
+    ranked_checks = sorted(
+        (check for step in chain.steps for check in step.checks), key=lambda check: _CHECK_RANKS[check.passed]
+    )
+    checks = {figure: check for check in reversed(ranked_checks) for figure in Figure if check.metric == figure}
+    figures = {figure: _measure(chain, figure, checks.get(figure)) for figure in Figure}
+    values = {figure: value for figure, value in figures.items() if value is not None}
+    # The last benchmark's times count.
+    shares = timed_steps[-1].known.machine if timed_steps else CpuShares()
+    busy, steal = shares.busy_share, shares.steal_share
     causes = [f"other work kept the CPUs {100 * busy:.0f} % busy"] if busy > BUSY_SHARE else []
-    causes += [f"other machines of the host took {100 * stolen:.0f} % of the CPUs"] if stolen > STEAL_SHARE else []
+    causes += [f"other machines of the host took {100 * steal:.0f} % of the CPUs"] if steal > STEAL_SHARE else []
     if Figure.INSTRUCTIONS_OUTSIDE not in values and values.pop(Figure.INSTRUCTIONS, None) is not None:
-        # It is not known which are in dispatches: what was held against a golden is the whole call.
+        # The counter did not separate dispatches, so the golden was compared with the whole call.
         checks |= {Figure.CALL_INSTRUCTIONS: checks.pop(Figure.INSTRUCTIONS)} if Figure.INSTRUCTIONS in checks else {}
     return ChainFigures(
         values=values,
         checks=checks,
         outputs=tuple(output for step in chain.steps for output in step.outputs),
-        samples=timed[-1].samples if timed else None,
+        samples=timed_steps[-1].samples if timed_steps else None,
         compile_cached=bool(compiles) and all(step.cache and step.cache.hit for step in compiles),
-        statistic=timed[-1].time_statistic if timed else Statistic.MEAN,
+        statistic=timed_steps[-1].time_statistic if timed_steps else Statistic.MEAN,
         disturbed="; ".join(causes),
-        is_marked=bool(timed and timed[-1].known.disturbed),
-        counted_by=", ".join(filter(None, (counts[-1].counter, counts[-1].cpu))) if counts else "",
+        is_marked=bool(timed_steps and timed_steps[-1].known.disturbed),
+        counted_by=", ".join(filter(None, (count_records[-1].counter, count_records[-1].cpu))) if count_records else "",
     )
 
 
 def _measure(chain: ChainOutcome, figure: Figure, check: Check | None) -> float | None:
-    """A figure of a chain, from those of its steps."""
+    """Compute a figure of a chain from its steps."""
     steps = [step for step in chain.steps if step.stage is figure.row.stage and step.of_count is figure.is_counted]
     match figure.row.combination:
         case Combination.MAIN:
             main = next((step for step in steps if not step.role and step.verdict is not Verdict.SKIPPED), None)
-            compiled = main.measure(figure) if main else None
-            return compiled if check is None or check.measured is None else check.measured
+            value = main.measure(figure) if main else None
+            return value if check is None or check.measured is None else check.measured
         case Combination.LAST:
             return steps[-1].measure(figure) if steps else None
         case Combination.WORST:
@@ -178,14 +180,14 @@ def _measure(chain: ChainOutcome, figure: Figure, check: Check | None) -> float 
 def _combine_passed(
     combine: Callable[[list[float]], float], steps: Sequence[StepOutcome], figure: Figure
 ) -> float | None:
-    """One value of several; None where not all passed and have it: a part of them would look like less work."""
+    """Combine the values of several steps; None unless all passed and have one: a part would look like less work."""
     values = [step.measure(figure) for step in steps if step.verdict.counts_as_pass]
-    known = [value for value in values if value is not None]
-    return combine(known) if known and len(known) == len(steps) else None
+    available_values = [value for value in values if value is not None]
+    return combine(available_values) if available_values and len(available_values) == len(steps) else None
 
 
 def _rank_error(error: float | None) -> float:
-    """NaN as an infinite one, none below all."""
+    """Return an error as a sort key: NaN is infinite, a missing error is below all."""
     return -1.0 if error is None else math.inf if math.isnan(error) else error
 
 
@@ -194,30 +196,30 @@ def _measure_error(output: OutputComparison) -> float:
 
 
 def format_chain_verdict(chain: ChainOutcome) -> str:
-    """The verdicts that are no good with their steps, `failed: threshold, compstat; inconclusive: benchmark`."""
+    """Format the bad verdicts with their steps: `failed: threshold, compstat; inconclusive: benchmark`."""
     steps: dict[str, dict[str, None]] = {}
     for step in _order_worst_first(chain, lambda verdict: verdict.is_bad):
         steps.setdefault(str(step.verdict), {})["not started" if step.never_started else step.name] = None
     return "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in steps.items()) or str(chain.verdict)
 
 
-def _order_worst_first(chain: ChainOutcome, counts: Callable[[Verdict], bool]) -> list[StepOutcome]:
-    """The steps that came out so, those that made the chain's verdict before the others."""
-    steps = (step for step in chain.steps if counts(step.verdict))
+def _order_worst_first(chain: ChainOutcome, matches: Callable[[Verdict], bool]) -> list[StepOutcome]:
+    """Return the steps whose verdicts match, those with the chain's verdict first."""
+    steps = (step for step in chain.steps if matches(step.verdict))
     return sorted(steps, key=lambda step: step.verdict is not chain.verdict)
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixCell:
-    """The result of a chain, to be held against those of other IREEs.
+    """The result of a chain with one IREE, for comparison with other IREEs.
 
     Attributes:
-        stages: names of the steps that came out badly, or failed as expected.
-        reason: of the first of them; empty where there is none.
-        works: whether it came out as a user would want it, expected or not; None where that was not found out
-            (skipped, inconclusive, cut short).
-        wrong_numbers: its outputs differ from the expected ones.
-        timed_on: machine of a cluster that the time was taken on; empty for the one that the run was started on.
+        stages: names of the steps that ended badly, or failed as expected.
+        reason: the reason of the first of them; empty without one.
+        works: True if the outcome is what a user wants, whether expected or not; None if unknown (skipped,
+            inconclusive, cut short).
+        wrong_numbers: True if the outputs differ from the expected ones.
+        timed_on: the cluster machine that took the time; empty for the one that the run was started on.
     """
 
     verdict: Verdict
@@ -230,23 +232,23 @@ class MatrixCell:
 
     @property
     def verdict_text(self) -> str:
-        """`passed`, `failed: threshold`, `failed: compile +1`."""
+        """The verdict with its step: `passed`, `failed: threshold`, `failed: compile +1`."""
         if not self.stages:
             return str(self.verdict)
-        more = f" +{len(self.stages) - 1}" if len(self.stages) > 1 else ""
-        return f"{self.verdict}: {self.stages[0]}{more}"
+        suffix = f" +{len(self.stages) - 1}" if len(self.stages) > 1 else ""
+        return f"{self.verdict}: {self.stages[0]}{suffix}"
 
 
 def make_matrix_cell(chain: ChainOutcome) -> MatrixCell:
-    """The result of a chain with one of several IREEs."""
-    wanting = _order_worst_first(chain, lambda verdict: verdict.is_bad or verdict.counts_as_failure)
-    conclusive = [step for step in wanting if not step.unfinished and not step.verdict.is_doubtful]
+    """Make the result of a chain with one of several IREEs."""
+    bad_steps = _order_worst_first(chain, lambda verdict: verdict.is_bad or verdict.counts_as_failure)
+    conclusive_steps = [step for step in bad_steps if not step.unfinished and not step.verdict.is_doubtful]
     return MatrixCell(
         verdict=chain.verdict,
         figures=collect_chain_figures(chain),
-        stages=tuple(step.name for step in wanting),
-        reason=wanting[0].reason if wanting else "",
-        works=True if chain.verdict.counts_as_pass else False if conclusive else None,
+        stages=tuple(step.name for step in bad_steps),
+        reason=bad_steps[0].reason if bad_steps else "",
+        works=True if chain.verdict.counts_as_pass else False if conclusive_steps else None,
         wrong_numbers=any(
             step.verdict is Verdict.FAILED
             or (step.verdict is Verdict.XFAILED and any(not output.passed for output in step.outputs))

@@ -1,6 +1,6 @@
-"""The record of a comparison: the events of its journal, and how it is read with its sides' runs.
+"""The record of a comparison: the events of its journal, and its reader, which also reads the sides' runs.
 
-Its steps are models; what their rounds, and what they come to, is recorded by model.
+Its steps are models: rounds and verdicts are recorded by model.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 SIDES = "AB"
 
 
-def _require_sides(field_name: str, of_sides: Mapping[str, object]) -> None:
-    """Refuses (ValueError) a field that does not have what both sides have."""
-    if set(of_sides) != set(SIDES):
-        raise RecordError(field_name, f"expected {' and '.join(SIDES)}, found {', '.join(of_sides) or 'nothing'}")
+def _require_sides(field_name: str, values_by_side: Mapping[str, object]) -> None:
+    """Raise RecordError (a ValueError) unless a field has a value for each side."""
+    if set(values_by_side) != set(SIDES):
+        raise RecordError(field_name, f"expected {' and '.join(SIDES)}, found {', '.join(values_by_side) or 'nothing'}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSide(Recorded):
-    """A side: as the command line named it, the folder of its run, and its IREE once that is known."""
+    """A side: its name on the command line, the folder of its run, and its IREE once that is known."""
 
     asked: str
     folder: str
@@ -42,13 +42,13 @@ class RecordedSide(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRules(Recorded):
-    """By which a comparison is judged (α, the margins δ and ε, …).
+    """The rules of a comparison's judgement (α, the margins δ and ε, …).
 
     Attributes:
-        looks: at how many blocks it is judged.
-        allow: the slowdown below which `not slower` will do.
-        least_work: the share from which on a difference in instructions of a dispatch counts.
-        outside: the share, and the number of instructions, beyond which one outside of dispatches does.
+        looks: the numbers of blocks at which it is judged.
+        allow: the slowdown below which `not slower` suffices.
+        least_work: the smallest fraction that counts as a difference in a dispatch's instructions.
+        outside: the fraction, and the number of instructions, above which a difference outside of dispatches counts.
     """
 
     alpha: float
@@ -69,7 +69,7 @@ class RecordedRules(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRounds(Recorded):
-    """How rounds are taken; see `RoundSettings` of `engine/rounds/taken_rounds.py`."""
+    """The settings of rounds; see `RoundSettings` of `engine/rounds/taken_rounds.py`."""
 
     repetitions: int
     min_time: float
@@ -79,11 +79,11 @@ class RecordedRounds(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonOpening(Opening):
-    """How a comparison begins; one that is resumed judges again.
+    """The opening of a comparison; a resumed comparison judges anew.
 
     Attributes:
-        sides: by name, as all else that both have.
-        elsewhere: a cluster takes the rounds.
+        sides: the sides by name, as in all other fields that both have.
+        elsewhere: True if a cluster takes the rounds.
     """
 
     kind: ExperimentKind = ExperimentKind.COMPARE
@@ -97,13 +97,13 @@ class ComparisonOpening(Opening):
 
     @property
     def metric(self) -> str:
-        """What is compared."""
+        """The compared metric."""
         return str(self.options.get("metric") or "time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideBenchmark(Recorded):
-    """How a side benchmarks a model, for `explain --slower`, which benchmarks parts of it."""
+    """A side's benchmark of a model, for `explain --slower`, which benchmarks parts of it."""
 
     timeout: float
     command: Command
@@ -115,8 +115,8 @@ class PreparedComparison(Recorded):
     """`prepared`: both sides have run up to their benchmarks.
 
     Attributes:
-        left_out: models that cannot be measured, and why.
-        benchmarks: by model and side, where times are compared.
+        left_out: models that cannot be measured, and the reasons.
+        benchmarks: benchmarks by model and side, if times are compared.
     """
 
     sides: dict[str, RecordedSide]
@@ -130,7 +130,7 @@ class PreparedComparison(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class RoundOfBlock(Recorded):
-    """What evidence is of a round."""
+    """The evidence from a round."""
 
     side: str
     times_ms: tuple[float, ...]
@@ -140,7 +140,7 @@ class RoundOfBlock(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class BlockEvent(Recorded):
-    """`block`: what evidence is of a block of rounds, in an order, pinned to CPUs (none for all)."""
+    """`block`: the evidence from a block of rounds, in an order, pinned to CPUs (none for all)."""
 
     kind: str
     order: Any
@@ -151,7 +151,7 @@ class BlockEvent(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedFigures(Recorded):
-    """The ratio B/A from so many blocks, and its interval, whose bounds are None where those are too few for one."""
+    """The ratio B/A over `looked_at` blocks, and its interval, whose bounds are None for too few blocks."""
 
     ratio: float
     low: float | None = None
@@ -163,7 +163,7 @@ class ComparedFigures(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideTimes(Recorded):
-    """Median over rounds of a side's fastest repetition, ms, and the spread from round to round as a share of it."""
+    """The median over rounds of a side's fastest repetition, in ms, and the spread between rounds as a fraction."""
 
     median: float
     spread: float
@@ -171,7 +171,7 @@ class SideTimes(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedFigures(ComparedFigures):
-    """What the blocks say of B against A."""
+    """The ratio of B to A, and the times of both."""
 
     time_ms: dict[str, SideTimes]
 
@@ -181,7 +181,7 @@ class TimedFigures(ComparedFigures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlVerdict(Recorded):
-    """A against itself."""
+    """The comparison of A with itself."""
 
     verdict: str
     figures: ComparedFigures = field(metadata=FLAT)
@@ -189,7 +189,7 @@ class ControlVerdict(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnWay(Recorded):
-    """B against A in the spec's own way, and whether that rules out the verdict."""
+    """The comparison of B with A as the spec measures, and whether that contradicts the verdict."""
 
     figures: ComparedFigures = field(metadata=FLAT)
     contradicts: bool
@@ -197,14 +197,14 @@ class OwnWay(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkVerdict(Recorded):
-    """What the counts of instructions of one model say.
+    """The verdict of one model by counts of instructions.
 
     Attributes:
         verdict: a `Work` of `measuring/instructions/work.py`.
-        parts: what each part of a call says.
-        cpu: what the modules were compiled for; empty for what the spec says.
-        outside: the difference that is in no dispatch; None where the counter does not know dispatches.
-        with_fma: the counts with fused multiply-adds; None where they were not taken.
+        parts: the change of each part of a call.
+        cpu: the CPU that the modules were compiled for; empty for the spec's.
+        outside: the difference outside of dispatches; None if the counter cannot separate dispatches.
+        with_fma: the counts with fused multiply-adds; None if they were not taken.
     """
 
     reason: str | None = field(default=None, metadata=UNLESS_DEFAULT)
@@ -226,32 +226,32 @@ class WorkVerdict(Recorded):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Of A and B."""
+        """The counts of A and B."""
         a, b = (self.instructions[side] for side in SIDES)
         return a, b
 
     @property
     def change(self) -> str:
-        """`+0.3440 %`."""
+        """The change from A to B: `+0.3440 %`."""
         return work_change(*self.counts)
 
     @property
     def change_by_part(self) -> str:
-        """`+0.3440 %: in dispatches +38 (+0.0088 %), …`."""
+        """The change with that of each part: `+0.3440 %: in dispatches +38 (+0.0088 %), …`."""
         return f"{self.change}: {'; '.join(part.description for part in self.parts)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedVerdict(Recorded):
-    """What the times of one model say.
+    """The verdict of one model by times.
 
     Attributes:
-        verdict: a `TimeVerdict` (`measuring/statistics/comparison_verdict.py`), or `error` where a process failed.
-        marked_blocks: that count although they were disturbed.
-        disturbance: that spoiled most rounds; empty where no block was replaced.
-        cpus: that rounds were pinned to, none for all.
-        tried: how far rounds of a block lay apart, by the CPUs that were tried.
-        own_way: None where that is how it was measured.
+        verdict: a `TimeVerdict` (`measuring/statistics/comparison_verdict.py`), or `error` if a process failed.
+        marked_blocks: blocks that count although they were disturbed.
+        disturbance: the disturbance of most rounds; empty if no block was replaced.
+        cpus: the CPUs that rounds were pinned to, none for all.
+        tried: the spread of the rounds of a block, by the CPUs that were tried.
+        own_way: None if the verdict itself was measured that way.
     """
 
     verdict: str
@@ -291,7 +291,7 @@ class ComparisonSummary(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherDispatches(Recorded):
-    """The sum of the rows that are not listed; `outside` where what is in no dispatch is one of them."""
+    """The sum of the rows that are not listed; `outside` is True if it includes work outside of dispatches."""
 
     a_count: int
     b_count: int
@@ -302,7 +302,7 @@ class OtherDispatches(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredNs(Recorded):
-    """What both sides take without the profiler."""
+    """The time of each side without the profiler."""
 
     a_ns: int
     b_ns: int
@@ -310,7 +310,7 @@ class MeasuredNs(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchDifference(Recorded):
-    """What the dispatches of both sides take, in an invocation; `rows` are those that explain the difference."""
+    """The times of both sides' dispatches in one invocation; `rows` are those that explain the difference."""
 
     measured: MeasuredNs | None = None
     a_ns: int
@@ -322,11 +322,11 @@ class DispatchDifference(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedDispatches(Recorded):
-    """What the dispatches of two sides explain, or the reason why they explain nothing.
+    """The comparison of two sides' dispatches, or the reason that it explains nothing.
 
     Attributes:
-        commands: that profiled each side, as a person would type them; none of counts.
-        unit: `ms` of a profile, whose figures are in ns, or `instructions`.
+        commands: the command that profiled each side, as a person would type it; None for counts.
+        unit: `ms` for a profile, whose figures are in ns, or `instructions`.
     """
 
     commands: dict[str, list[str]] | None = field(default=None, metadata=UNLESS_DEFAULT)
@@ -341,8 +341,8 @@ class CompileChange(Recorded):
     """A figure of compiles that differs.
 
     Attributes:
-        name: for people (`transient memory`); the place in the statistics where it has no name here.
-        a, b: the figures; None where that side does not report it.
+        name: the name for people (`transient memory`), or else the path in the statistics.
+        a, b: the figures; None if that side does not report it.
         unit: `bytes`, or empty for a count.
     """
 
@@ -353,17 +353,17 @@ class CompileChange(Recorded):
 
     @property
     def ratio(self) -> float | None:
-        """B over A; None where a side does not report it, or A is 0."""
+        """B over A; None if a side does not report it, or A is 0."""
         return None if self.b is None or not self.a else self.b / self.a
 
     def as_dict(self) -> dict[str, Any]:
-        """With the ratio."""
+        """Return the fields and the ratio."""
         return {**Recorded.as_dict(self), "ratio": self.ratio}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhereChanged(Recorded):
-    """`where`: where a model is slower or faster; `work` has the instructions of its dispatches, for want of times."""
+    """`where`: the location of a slowdown or speedup; `work` has the instructions of dispatches, for want of times."""
 
     dispatches: ComparedDispatches
     work: ComparedDispatches | None = field(default=None, metadata=UNLESS_DEFAULT)
@@ -372,7 +372,7 @@ class WhereChanged(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredElsewhere(Recorded):
-    """`measured`: all that another machine has measured of a model, or the problem why there is nothing."""
+    """`measured`: all measurements of a model from another machine, or the problem that prevented them."""
 
     worker: str
     problem: str = ""
@@ -383,22 +383,22 @@ class MeasuredElsewhere(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedSide(RecordedSide):
-    """A side with the record of its run; None where there is none."""
+class SideWithRun(RecordedSide):
+    """A side with the record of its run; None without one."""
 
     name: str
     run: JournalRecord | None = field(metadata=UNRECORDED)
 
     @property
     def title(self) -> str:
-        """`3.12.0 (3.12.0rc20260701)`: what was asked for, and what it was where that says more."""
+        """The requested IREE, with its version if that adds something: `3.12.0 (3.12.0rc20260701)`."""
         version = self.toolchain.get("compiler", "")
         return self.asked if version in ("", self.asked) else f"{self.asked} ({version})"
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonVerdict(Recorded):
-    """`result`: what is said of a model, by its times or by its instructions."""
+    """`result`: the verdict of a model, by its times or by its instructions."""
 
     times: RecordedVerdict | None = field(default=None, metadata=UNLESS_DEFAULT)
     work: WorkVerdict | None = field(default=None, metadata=UNLESS_DEFAULT)
@@ -413,47 +413,47 @@ COMPARISON = JournalSchema(
 
 
 class ComparisonRecord:
-    """A comparison, whole or cut short; where it was resumed, as it was judged last.
+    """A comparison, also an incomplete one; after a resume, as it was judged last.
 
     Attributes:
-        first: the opening of its first part, which has the command that began it.
-        prepared: without models where that was not reached.
-        begun: how many blocks of each model were measured.
-        verdicts, works: by times, or by instructions, of models that were reached.
-        under_way: who measured a model when that was cut short.
-        end: None for one that was killed or is under way.
+        first: the opening of its first part, which has the command that started it.
+        prepared: the preparation, without models if it was not reached.
+        begun: the number of measured blocks of each model.
+        verdicts, works: verdicts by times, or by instructions, of models that were reached.
+        under_way: the machine of each model whose measurement was cut short.
+        end: None if it was killed or is running.
     """
 
     def __init__(self, record: ExperimentRecord[ComparisonOpening]) -> None:
         self.opening, self.first = record.opening, record.openings[0]
         self.measured = record.collect(MeasuredElsewhere)
         self.begun = Counter(event.step for event in record.events if isinstance(event.content, BlockEvent))
-        self.begun.update({model: len(found.blocks) for model, found in self.measured.items()})
+        self.begun.update({model: len(measurement.blocks) for model, measurement in self.measured.items()})
         starts = record.collect(StepStart, record.latest)
-        done = record.collect(MeasuredElsewhere, record.latest)
-        self.under_way = {model: start.worker for model, start in starts.items() if model not in done}
+        finished_models = record.collect(MeasuredElsewhere, record.latest)
+        self.under_way = {model: start.worker for model, start in starts.items() if model not in finished_models}
         results = record.collect(ComparisonVerdict, record.latest)
-        self.verdicts = {model: found.times for model, found in results.items() if found.times}
-        self.works = {model: found.work for model, found in results.items() if found.work}
+        self.verdicts = {model: result.times for model, result in results.items() if result.times}
+        self.works = {model: result.work for model, result in results.items() if result.work}
         self.summary = record.collect(ComparisonSummary, record.latest).get("")
         self.where = record.collect(WhereChanged, record.latest)
         with record.explain_unreadable():
             for model in self.where.keys() - results.keys():
                 raise RecordError("where", f"{model} has no verdict")
-        unprepared = PreparedComparison(sides=self.opening.sides)
-        self.prepared = record.collect(PreparedComparison, record.latest).get("", unprepared)
-        self.sides: list[ComparedSide] = []
+        empty_preparation = PreparedComparison(sides=self.opening.sides)
+        self.prepared = record.collect(PreparedComparison, record.latest).get("", empty_preparation)
+        self.sides: list[SideWithRun] = []
         for name, side in self.prepared.sides.items():
             journal = record.path.parent / side.folder / JOURNAL
             run = read_journal(journal) if journal.is_file() else None
-            self.sides.append(ComparedSide(**asdict(side), name=name, run=run))
+            self.sides.append(SideWithRun(**asdict(side), name=name, run=run))
         self.remarks, self.end = record.remarks, record.end
 
     def worker_of(self, model: str) -> str:
-        """Who has measured a model; empty for this machine."""
+        """Return the machine that measured a model; empty for this one."""
         return self.measured[model].worker if model in self.measured else ""
 
 
 def read_comparison(folder: Path) -> ComparisonRecord:
-    """Reads a comparison's folder, with the runs of its sides; GauntletError where that cannot be."""
+    """Read a comparison's folder, with the runs of its sides; GauntletError if that is not possible."""
     return ComparisonRecord(COMPARISON.read(folder))

@@ -1,10 +1,10 @@
-"""Append-only logs of events, one JSON object a line, safe against death at any byte; and several made into one.
+"""Append-only logs of events, one JSON object a line, safe against death at any byte; and merging of several logs.
 
-Every event has `event` and `time` (ISO 8601, UTC, milliseconds). What is written `NOW` is on the disk, and what is
-written `SOON` is with the kernel before the call returns, in one write for each line: both survive the death of this
-process, by whatever signal. A power cut may lose what was written `SOON` within the last 20 ms, or while the disk was
-busy with the sync before. What is written `LATER` goes along with the next line, or by itself within 20 ms; both deaths
-may lose it. `journal_format.py` reads such files.
+Every event has `event` and `time` (ISO 8601, UTC, milliseconds). Before the call returns, a line written `NOW` is on
+the disk, and one written `SOON` is with the kernel, in one write for each line: both survive the death of this
+process, by whatever signal. A power cut may lose lines written `SOON` within the last 20 ms, or while the disk was
+busy with the previous sync. A line written `LATER` goes along with the next line, or by itself within 20 ms; both
+deaths may lose it. `journal_format.py` reads such files.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 # Many lines share one fsync, which takes as long as thousands of writes.
 _SYNC_SECONDS = 0.02
-# What took as long would be missed, and a sync is little compared with it.
-_LONG_SECONDS = 1.0
-_STOPPED = "the run stopped before this step started"
+# Losing the result of so long a step would hurt, and a sync is short compared with it.
+_LONG_STEP_SECONDS = 1.0
+_STOPPED_REASON = "the run stopped before this step started"
 
 
 class Sync(Enum):
-    """When a line has to be on the disk."""
+    """The time by which a line must be on the disk."""
 
     NOW = auto()  # before the call returns
     SOON = auto()  # within 20 ms, together with others
@@ -52,10 +52,10 @@ class Sync(Enum):
 
 
 class EventLog:
-    """The one writer of a log; its methods may be called from several threads.
+    """The only writer of a log; its methods may be called from several threads.
 
-    Opening it makes the file, or continues one: a last line that a crash cut short is left as it is, and
-    the next event starts on a line of its own. A lock file lies next to it.
+    Opening creates the file, or continues one: a last line that a crash truncated stays unchanged, and the next event
+    starts on a new line. A lock file is next to it.
 
     Raises:
         GauntletError: another process writes this log, or it cannot be written.
@@ -65,21 +65,21 @@ class EventLog:
         self._path = path
         self._clock = clock
         self._mutex = threading.Lock()
-        # What a thread has yet to bring to the kernel, whether it has something to bring to the disk, that it has
-        # either, and why it could not.
-        self._held: list[bytes] = []
-        self._unsynced = False
-        self._left = threading.Event()
+        # The thread that syncs writes the pending lines, syncs if needed, waits for the event, and leaves its failure
+        # for the next caller.
+        self._pending_lines: list[bytes] = []
+        self._needs_sync = False
+        self._has_work = threading.Event()
         self._closing = threading.Event()
-        self._syncing: threading.Thread | None = None
+        self._sync_thread: threading.Thread | None = None
         self._failure: GauntletError | None = None
         self._lock = LockFile(path.with_name(f"{path.name}.lock"))
         self._descriptor: int | None = None
         try:
             if not self._lock.acquire_now():
-                who = ", ".join(str(pid) for pid in self._lock.holders()) or "of another run"
+                holders = ", ".join(str(pid) for pid in self._lock.holders()) or "of another run"
                 raise GauntletError(
-                    f"run {path.parent.name} is being written by process {who}",
+                    f"run {path.parent.name} is being written by process {holders}",
                     "wait for it, or start a run of its own",
                 )
             self._descriptor = self._open()
@@ -96,50 +96,50 @@ class EventLog:
     def write(
         self, event: str, content: Mapping[str, Any] | Recorded, *, step: str = "", sync: Sync = Sync.NOW
     ) -> None:
-        """Append an event, about a step or the whole; a dataclass within a mapping is written as what it has.
+        """Append an event, about a step or the experiment; a dataclass within a mapping is written as its fields.
 
         Raises:
             GauntletError: the disk is full or gone; nothing of the event is in the file then. It may be an earlier
-                event that could not be brought to the disk.
-            TypeError, ValueError: a field is no JSON, NaN and infinity included. Nothing is written.
+                event that could not be written to the disk.
+            TypeError, ValueError: a field cannot be encoded as JSON, NaN and infinity included. Nothing is written.
         """
         fields = {"step": step} if step else {}
         fields |= content.as_dict() if isinstance(content, Recorded) else content
-        said = _ENCODER.encode(fields).encode()
+        encoded_fields = _ENCODER.encode(fields).encode()
         with self._mutex:
             if self._descriptor is None:
                 raise RuntimeError(f"{self._path.name} is closed")
             if self._failure is not None:
                 raise self._failure
-            # The time is taken inside the lock, so that times never go back from line to line.
+            # Reading the clock inside the lock keeps times from going back from line to line.
             time = self._clock().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             head = f'{{"event":{_ENCODER.encode(event)},"time":"{time}"{"," if fields else ""}'
-            line = b"".join((head.encode(), memoryview(said)[1:], b"\n"))
+            line = b"".join((head.encode(), memoryview(encoded_fields)[1:], b"\n"))
             if sync is Sync.LATER:
-                self._held.append(line)
+                self._pending_lines.append(line)
             else:
                 self._append(self._descriptor, line, lasting=sync is Sync.NOW)
-                self._unsynced = sync is Sync.SOON
-            if sync is not Sync.NOW and not self._left.is_set():
-                self._left.set()
-                if self._syncing is None:
+                self._needs_sync = sync is Sync.SOON
+            if sync is not Sync.NOW and not self._has_work.is_set():
+                self._has_work.set()
+                if self._sync_thread is None:
                     thread = threading.Thread(target=self._sync, name=f"sync {self._path.name}", daemon=True)
                     thread.start()
-                    # Ctrl-C may come before it has begun, and then there is nothing to wait for.
-                    self._syncing = thread
+                    # Ctrl-C may come before the thread has started; `close` then has no thread to wait for.
+                    self._sync_thread = thread
 
     def close(self) -> None:
-        """Bring everything to the disk, and let go of the file and the lock; GauntletError where that did not do."""
+        """Write everything to the disk, and release the file and the lock; GauntletError if the writing failed."""
         self._closing.set()
-        self._left.set()
-        if self._syncing is not None:
-            self._syncing.join()
+        self._has_work.set()
+        if self._sync_thread is not None:
+            self._sync_thread.join()
         with self._mutex:
             descriptor, failure = self._descriptor, self._failure
             self._descriptor = self._failure = None
             if descriptor is not None:
                 try:
-                    self._append(descriptor, b"", lasting=self._unsynced)
+                    self._append(descriptor, b"", lasting=self._needs_sync)
                 except GauntletError as error:
                     failure = failure or error
                 os.close(descriptor)
@@ -148,22 +148,23 @@ class EventLog:
             raise failure
 
     def _sync(self) -> None:
-        """What a thread does until the log is closed: brings lines to the kernel and the disk, many at a time."""
+        """Write lines to the kernel and the disk, many at a time, in a thread until the log is closed."""
         while not self._closing.is_set():
-            self._left.wait()
+            self._has_work.wait()
             self._closing.wait(_SYNC_SECONDS)
             try:
                 with self._mutex:
-                    self._left.clear()
-                    unsynced, self._unsynced = self._unsynced, False
+                    self._has_work.clear()
+                    needs_sync, self._needs_sync = self._needs_sync, False
                     descriptor = self._descriptor
                     if descriptor is not None:
                         self._append(descriptor, b"", lasting=False)
-                # Outside of the lock: lines may be added meanwhile. Only `close` closes the file, and waits for this.
-                if unsynced and descriptor is not None:
+                # The sync runs outside of the lock, so that lines may be added meanwhile. Only `close` closes the
+                # file, after it has waited for this thread.
+                if needs_sync and descriptor is not None:
                     os.fsync(descriptor)
             except (GauntletError, OSError) as error:
-                # The next one who writes gets the error, and can act on it.
+                # The next caller of `write` gets the error, and can act on it.
                 self._failure = error if isinstance(error, GauntletError) else self._explain_unwritable(error)
 
     def _open(self) -> int:
@@ -179,36 +180,36 @@ class EventLog:
         return descriptor
 
     def _append(self, descriptor: int, line: bytes, *, lasting: bool) -> None:
-        """Write what was held back, and a line."""
-        lines = b"".join((*self._held, line)) if self._held else line
-        written = 0
+        """Write the pending lines, and a line."""
+        lines = b"".join((*self._pending_lines, line)) if self._pending_lines else line
+        written_bytes = 0
         try:
-            while written < len(lines):
-                written += os.write(descriptor, memoryview(lines)[written:])
+            while written_bytes < len(lines):
+                written_bytes += os.write(descriptor, memoryview(lines)[written_bytes:])
             if lasting:
                 os.fsync(descriptor)
         except OSError as error:
-            # Half a line would spoil what follows. The lock makes this the only writer.
-            begun = True
+            # A partial line would corrupt the next one. The lock makes this the only writer.
+            has_content = True
             with contextlib.suppress(OSError):
-                os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
-                begun = os.fstat(descriptor).st_size > 0
-            if not begun:
-                # There is nothing to resume.
+                os.ftruncate(descriptor, os.fstat(descriptor).st_size - written_bytes)
+                has_content = os.fstat(descriptor).st_size > 0
+            if not has_content:
+                # An empty file has nothing to resume.
                 self._path.unlink(missing_ok=True)
-            raise self._explain_unwritable(error, begun=begun) from error
-        self._held.clear()
+            raise self._explain_unwritable(error, has_content=has_content) from error
+        self._pending_lines.clear()
 
-    def _explain_unwritable(self, error: OSError, *, begun: bool = True) -> GauntletError:
-        again = "resume the run" if begun else "run it again: nothing of it has begun"
+    def _explain_unwritable(self, error: OSError, *, has_content: bool = True) -> GauntletError:
+        next_step = "resume the run" if has_content else "run it again: nothing of it has begun"
         return GauntletError(
             f"{error.filename or self._path}: cannot write {self._path.name}: {error.strerror}",
-            f"make room there, or make it writable, then {again}",
+            f"make room there, or make it writable, then {next_step}",
         )
 
 
 def _make_object(value: Any) -> dict[str, Any]:
-    """A dataclass for the encoder, one level of it at a time: thousands of steps need no copies."""
+    """Return a dataclass's fields for the encoder, one level at a time, so that thousands of steps need no copies."""
     if not is_dataclass(value):
         raise TypeError(f"{type(value).__name__} is no JSON")
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
@@ -218,38 +219,38 @@ _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",",
 
 
 class Journal(EventLog):
-    """The one writer of a run's `journal.jsonl`, whose events `RUN_JOURNAL` declares.
+    """The only writer of a run's `journal.jsonl`, whose events `RUN_JOURNAL` declares.
 
     A result is with the kernel before the call returns: `kill -9` of this process loses none that was reported. The
-    plan, the end, and results of steps that took a second or longer are on the disk by then; other results within
-    20 ms, many with one sync, as a suite of operators has hundreds a second: a power cut may lose that much. A start is
-    written with the next line, or within 20 ms: `kill -9` may lose those of steps that had only just begun.
+    plan, the end, and results of steps that took a second or longer are on the disk by then; other results are within
+    20 ms, many with one sync, as a suite of operators has hundreds a second: a power cut may lose those. A start is
+    written with the next line, or within 20 ms: `kill -9` may lose those of steps that had only just started.
     """
 
     def run(self, opening: RunOpening, steps: Sequence[Step]) -> None:
-        """Write what the run is about to do."""
+        """Write the opening of the run, and its planned steps."""
         self.write(OPENING, {**opening.as_dict(), "steps": steps})
 
     def more_steps(self, steps: Sequence[Step]) -> None:
-        """Write steps that the run did not know of when it began."""
+        """Write steps that were planned after the run's start."""
         self.write("steps", {"steps": steps})
 
     def start(self, step: str) -> None:
-        """Write that a step begins: of use only while it runs, so that it need not last."""
+        """Write the start of a step, which is useful only during the run and need not last."""
         self.write("start", {}, step=step, sync=Sync.LATER)
 
     def result(self, step: str, result: Result) -> None:
         """Write the result of a step."""
-        sync = Sync.NOW if result.seconds >= _LONG_SECONDS else Sync.SOON
+        sync = Sync.NOW if result.seconds >= _LONG_STEP_SECONDS else Sync.SOON
         self.write("result", result, step=step, sync=sync)
 
     def end(self, *, exit_code: int, seconds: float, interrupted: bool) -> None:
-        """Write that the run is over."""
+        """Write the end of the run."""
         self.write("end", EndEvent(exit_code=ExitCode(exit_code), seconds=seconds, interrupted=interrupted))
 
 
 def merge_journals(opening: RunOpening, steps: Sequence[dict[str, Any]], records: Sequence[JournalRecord]) -> str:
-    """The journal of one run that did what several did; of what more than one did, the first result counts."""
+    """Merge the journals of several runs into that of one; the first result of a step counts."""
     starts: dict[str, str] = {}
     results: dict[str, tuple[str, Result]] = {}
     for record in records:
@@ -260,20 +261,20 @@ def merge_journals(opening: RunOpening, steps: Sequence[dict[str, Any]], records
                 results[step] = time, record.results[step]
     for record in records:
         if record.end is not None and not record.end.interrupted:
-            # Said here, since another of them may have been killed.
-            for step in (planned.id for planned in record.planned if planned.id not in starts):
-                results.setdefault(step, (record.end.time, Result(Verdict.SKIPPED, _STOPPED)))
-    planned = {str(step["id"]) for step in steps}
-    happened = [
-        *({"event": "start", "time": time, "step": step} for step, time in starts.items() if step in planned),
+            # The skip needs an explicit result, since another of the runs may have been killed.
+            for step in (skipped_step.id for skipped_step in record.planned if skipped_step.id not in starts):
+                results.setdefault(step, (record.end.time, Result(Verdict.SKIPPED, _STOPPED_REASON)))
+    planned_ids = {str(step["id"]) for step in steps}
+    step_events = [
+        *({"event": "start", "time": time, "step": step} for step, time in starts.items() if step in planned_ids),
         *(
             {"event": "result", "time": time, "step": step, **result.as_dict()}
             for step, (time, result) in results.items()
-            if step in planned
+            if step in planned_ids
         ),
     ]
-    happened.sort(key=lambda event: (str(event["time"]), event["event"] == "result"))
-    events = [{"event": OPENING, **replace(opening, steps=tuple(steps)).as_dict()}, *happened]
+    step_events.sort(key=lambda event: (str(event["time"]), event["event"] == "result"))
+    events = [{"event": OPENING, **replace(opening, steps=tuple(steps)).as_dict()}, *step_events]
     ends = [record.end for record in records if record.end is not None]
     if len(ends) == len(records):
         end = EndEvent(

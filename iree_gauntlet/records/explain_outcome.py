@@ -1,7 +1,7 @@
-"""The record of an explanation, and its outcome: also of one that was killed.
+"""The record of an explanation, and its outcome, also after it was killed.
 
-Its journal is in the folder `explain` of a run; its steps are cases. What was found of one is an event for each part
-(`again`, `located`, …), and does not count any more when the case is started again.
+Its journal is in the folder `explain` of a run; its steps are cases. Each part of a case's findings is an event
+(`again`, `located`, …), and is void once the case is started again.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.outcome import RunOutcome, StepOutcome
 
 
-# Of a run, where its explanation is.
+# The folder of a run that has its explanation.
 EXPLAIN_FOLDER = "explain"
-_RECORD = f"{EXPLAIN_FOLDER}/{JOURNAL}"
-_EVENT = ("event", "time", "step")
+_JOURNAL_PATH = f"{EXPLAIN_FOLDER}/{JOURNAL}"
+_EVENT_KEYS = ("event", "time", "step")
 
 
 @dataclass(frozen=True, slots=True)
 class AskedCase(Recorded):
-    """A case that is to be explained, and why it did not pass."""
+    """A case that is to be explained, and the reason that it did not pass."""
 
     case: str
     kind: str
@@ -43,7 +43,7 @@ class AskedCase(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainOpening(Opening):
-    """How an explanation begins: the cases and the IREE, where it is slower than `base` as well."""
+    """The opening of an explanation: the cases and the IREE, and `base` if it explains slowness against that one."""
 
     kind: ExperimentKind = ExperimentKind.EXPLAIN
     cases: tuple[AskedCase, ...]
@@ -59,32 +59,32 @@ class SameCase(Recorded):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """As `Recorded.from_dict`."""
+        """Create the object from plain data; errors as of `Recorded.from_dict`."""
         return cls(read_text(data, "as"))
 
 
 @dataclass(frozen=True, slots=True)
-class FoundReason(Recorded):
-    """`nothing`: why nothing was found."""
+class EmptyFinding(Recorded):
+    """`nothing`: the reason that nothing was found."""
 
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class FoundAgain(Recorded):
-    """How often it failed again, of twice, and whether in the same way."""
+class RepetitionFinding(Recorded):
+    """The number of repeated failures in two attempts; `same` is True if they failed in the same way."""
 
     failed: int
     same: bool
 
 
 @dataclass(frozen=True, slots=True)
-class FoundCulprit(FoundReason):
-    """A dispatch (`located`) or an operator that is at fault, or why none is known.
+class FoundCulprit(EmptyFinding):
+    """A faulty dispatch (`located`) or operator, or the reason that none is known.
 
     Attributes:
-        reference: what it was held against; empty where it fails before it gives anything.
-        in_f64, around: with None for what is infinite.
+        reference: the reference that it was compared with; empty if it fails before it has outputs.
+        in_f64, around: errors, with None for an infinite one.
     """
 
     note: str = ""
@@ -107,15 +107,15 @@ class FoundCulprit(FoundReason):
 
 @dataclass(frozen=True, slots=True)
 class ProgramSize(Recorded):
-    """How large a program is."""
+    """The size of a program."""
 
     operations: int = 0
     bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class FoundReduced(FoundReason):
-    """What is left of a program that does not compile, or why nothing could be taken from it: see `reduce_program`."""
+class FoundReduced(EmptyFinding):
+    """The reduced form of a program that does not compile, or the reason that it has none: see `reduce_program`."""
 
     before: ProgramSize = field(default_factory=ProgramSize)
     after: ProgramSize = field(default_factory=ProgramSize)
@@ -126,23 +126,23 @@ class FoundReduced(FoundReason):
 
     @property
     def change(self) -> str:
-        """`500 operations to 1`."""
+        """The change in size: `500 operations to 1`."""
         return f"{self.before.operations:,} operations to {self.after.operations:,}"
 
 
 @dataclass(frozen=True, slots=True)
-class TriedDispatch(Recorded):
-    """A dispatch that was measured by itself, and what came of it."""
+class DispatchTrial(Recorded):
+    """A dispatch that was measured by itself, and the result."""
 
     name: str
     said: str
 
 
 @dataclass(frozen=True, slots=True)
-class FoundSlower(FoundReason):
-    """A dispatch that is slower, or why none is."""
+class FoundSlower(EmptyFinding):
+    """A dispatch that is slower, or the reason that none is."""
 
-    tried: tuple[TriedDispatch, ...] = ()
+    tried: tuple[DispatchTrial, ...] = ()
     name: str = ""
     a_ns: int = 0
     b_ns: int = 0
@@ -153,7 +153,7 @@ class FoundSlower(FoundReason):
 
 @dataclass(frozen=True, slots=True)
 class FoundBundle(Recorded):
-    """A bundle, or the problem that there is none."""
+    """A bundle, or the problem that prevented it."""
 
     problem: str = ""
     folder: str = ""
@@ -164,7 +164,7 @@ class FoundBundle(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class ProbedSwitch(Recorded):
-    """What a switch does: with it, it `passes`, `fails`, or `unknown` and why."""
+    """The effect of a compiler switch: with it, the case `passes`, `fails`, or is `unknown`, with the reason."""
 
     name: str
     flag: str
@@ -173,30 +173,30 @@ class ProbedSwitch(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class FoundProbes(Recorded):
-    """What was tried to mend it."""
+class SwitchProbes(Recorded):
+    """The switches that were tried as workarounds."""
 
     probes: tuple[ProbedSwitch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class FoundParts(Recorded):
-    """What was found of a case, by the events of its record."""
+class CaseFindings(Recorded):
+    """The findings about a case, by the events of its record."""
 
-    again: FoundAgain | None = None
+    again: RepetitionFinding | None = None
     located: FoundCulprit = field(default_factory=FoundCulprit)
     operator: FoundCulprit = field(default_factory=FoundCulprit)
     reduced: FoundReduced | None = None
     slower: FoundSlower | None = None
-    nothing: FoundReason = field(default_factory=FoundReason)
+    nothing: EmptyFinding = field(default_factory=EmptyFinding)
     same: SameCase | None = None
     bundle: FoundBundle | None = None
-    probes: FoundProbes = field(default_factory=FoundProbes)
+    probes: SwitchProbes = field(default_factory=SwitchProbes)
 
 
 @dataclass(frozen=True, slots=True)
 class CaseEnd(Recorded):
-    """`result`: whether a bundle shows a case, and if that is `private`; `budget` is minutes that a reduction had."""
+    """`result`: `bundled` if a bundle reproduces it, `private` without its values; `budget`: a reduction's minutes."""
 
     bundled: bool = False
     private: bool = False
@@ -208,15 +208,15 @@ EXPLANATION = JournalSchema(
     (ExperimentKind.EXPLAIN,),
     ExplainOpening,
     {
-        "again": FoundAgain,
+        "again": RepetitionFinding,
         "located": FoundCulprit,
         "operator": FoundCulprit,
         "reduced": FoundReduced,
         "slower": FoundSlower,
-        "nothing": FoundReason,
+        "nothing": EmptyFinding,
         "same": SameCase,
         "bundle": FoundBundle,
-        "probes": FoundProbes,
+        "probes": SwitchProbes,
         "result": CaseEnd,
     },
 )
@@ -224,58 +224,58 @@ EXPLANATION = JournalSchema(
 
 @dataclass(frozen=True, slots=True)
 class ExplainedCase:
-    """What is known of a case.
+    """The findings about a case.
 
     Attributes:
-        events: what was found of it, by name, as written; `found` is the same, read.
-        done: whether it was brought to an end.
+        events: the events by name, as written; `found` has the same, as objects.
+        done: True if its explanation was completed.
     """
 
     asked: AskedCase
     events: dict[str, dict[str, Any]]
-    found: FoundParts
+    found: CaseFindings
     done: bool
     end: CaseEnd
 
     @property
     def case(self) -> str:
-        """Its name."""
+        """The case's name."""
         return self.asked.case
 
     @property
     def bundled(self) -> bool:
-        """Whether a bundle shows it."""
+        """True if a bundle reproduces it."""
         return self.end.bundled
 
     @property
     def answer(self) -> str:
-        """What came of it, in a line."""
-        found = self.found
-        located, operator, reduced, slower = found.located, found.operator, found.reduced, found.slower
+        """The answer in one line."""
+        findings = self.found
+        fault, operator, reduction, slower = findings.located, findings.operator, findings.reduced, findings.slower
         if slower is not None and slower.name:
-            what = f"{slower.name} is slower by itself"
-            return what if self.bundled else f"{what}, but its bundle does not show it"
-        if culprit := located.dispatch or operator.operator:
-            wrong = operator.operator or located.reference
-            what = f"{culprit} {'is wrong on right inputs' if wrong else 'fails'}"
-            return what if self.bundled else f"{what}, but no bundle shows it"
-        if found.same is not None:
-            return f"the program, its flags and so the failure are those of {found.same.case}"
-        if reduced is not None and not reduced.why:
-            return f"reduced from {reduced.change}: {', '.join(reduced.names)}"
-        parts = (operator, found.nothing, located, reduced, slower)
-        return next((part.why for part in parts if part and part.why), "it was not brought to an end")
+            summary = f"{slower.name} is slower by itself"
+            return summary if self.bundled else f"{summary}, but its bundle does not show it"
+        if culprit := fault.dispatch or operator.operator:
+            gives_wrong_values = operator.operator or fault.reference
+            summary = f"{culprit} {'is wrong on right inputs' if gives_wrong_values else 'fails'}"
+            return summary if self.bundled else f"{summary}, but no bundle shows it"
+        if findings.same is not None:
+            return f"the program, its flags and so the failure are those of {findings.same.case}"
+        if reduction is not None and not reduction.why:
+            return f"reduced from {reduction.change}: {', '.join(reduction.names)}"
+        parts = (operator, findings.nothing, fault, reduction, slower)
+        return next((finding.why for finding in parts if finding and finding.why), "it was not brought to an end")
 
     @property
     def archive(self) -> str:
-        """The bundle that shows it, by its path in the run's folder; empty where none does."""
+        """The bundle that reproduces it, as a path in the run's folder; empty without one."""
         bundle = self.found.bundle
         return f"{EXPLAIN_FOLDER}/{bundle.folder}.tar.gz" if bundle and self.bundled else ""
 
     @property
     def mended_by(self) -> tuple[str, ...]:
         """The switches with which it passes."""
-        return tuple(item.name for item in self.found.probes.probes if item.verdict == "passes")
+        return tuple(probe.name for probe in self.found.probes.probes if probe.verdict == "passes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,9 +283,9 @@ class ExplainOutcome:
     """The result of an explanation.
 
     Attributes:
-        asked: the last time.
-        end: None for one that was killed or is under way.
-        known: every case that was ever asked for, by name.
+        asked: the last opening.
+        end: None if it was killed or is running.
+        known: all cases of all openings, by name.
     """
 
     run: str
@@ -296,20 +296,20 @@ class ExplainOutcome:
 
     @property
     def exit_code(self) -> ExitCode:
-        """What the command ended with; ERROR where it did not finish."""
+        """The command's exit code; ERROR if it did not finish."""
         return self.end.exit_code if self.end else ExitCode.ERROR
 
     @property
     def answer(self) -> str:
-        """What was found, in a line."""
+        """The answer in one line."""
         if self.end is not None and self.end.problem:
             return self.end.problem
-        bundled = sum(case.bundled for case in self.cases)
+        bundle_count = sum(case.bundled for case in self.cases)
         failures = "1 failure" if len(self.cases) == 1 else f"{len(self.cases)} failures"
-        return f"{failures} of {self.run}: {bundled} with a bundle"
+        return f"{failures} of {self.run}: {bundle_count} with a bundle"
 
     def as_dict(self) -> dict[str, Any]:
-        """What `explain.json` has."""
+        """Return the content of `explain.json`."""
         return {
             "schema": 1,
             "run": self.run,
@@ -322,7 +322,7 @@ class ExplainOutcome:
                     "bundled": case.bundled,
                     "seconds": case.end.seconds,
                     "found": {
-                        part: {name: value for name, value in event.items() if name not in _EVENT}
+                        part: {name: value for name, value in event.items() if name not in _EVENT_KEYS}
                         for part, event in case.events.items()
                     },
                 }
@@ -332,7 +332,7 @@ class ExplainOutcome:
 
 
 def read_explain_outcome(folder: Path) -> ExplainOutcome:
-    """What the record in a folder says; GauntletError where there is none, or it cannot be read."""
+    """Read the outcome from a folder; GauntletError if there is no readable record."""
     record = EXPLANATION.read(folder)
     events: dict[str, dict[str, JournalEvent]] = {}
     ends: dict[str, CaseEnd] = {}
@@ -344,27 +344,27 @@ def read_explain_outcome(folder: Path) -> ExplainOutcome:
                 ends[event.step] = end
             case _ if event.step:
                 events.setdefault(event.step, {})[event.name] = event
-    known: dict[str, ExplainedCase] = {}
-    for asked in (case for opening in record.openings for case in opening.cases):
-        parts = events.get(asked.case, {})
+    by_name: dict[str, ExplainedCase] = {}
+    for request in (case for opening in record.openings for case in opening.cases):
+        parts = events.get(request.case, {})
         contents: dict[str, Any] = {name: part.content for name, part in parts.items()}
-        written = {name: part.fields for name, part in parts.items()}
-        end = ends.get(asked.case, CaseEnd())
-        known[asked.case] = ExplainedCase(asked, written, FoundParts(**contents), asked.case in ends, end)
-    cases = tuple(known[asked.case] for asked in record.opening.cases)
-    return ExplainOutcome(folder.parent.name, record.opening, cases, record.end, known)
+        fields = {name: part.fields for name, part in parts.items()}
+        end = ends.get(request.case, CaseEnd())
+        by_name[request.case] = ExplainedCase(request, fields, CaseFindings(**contents), request.case in ends, end)
+    cases = tuple(by_name[request.case] for request in record.opening.cases)
+    return ExplainOutcome(folder.parent.name, record.opening, cases, record.end, by_name)
 
 
 def list_explained(folder: Path, *, private: bool, budget: float) -> set[str]:
-    """The cases that a bundle shows already; none where nothing was explained yet.
+    """List the cases that a bundle reproduces; none if nothing was explained yet.
 
-    Those that hold the model's own values do not count where it shall be `private`, nor those of a reduction that was
+    Bundles with the model's own values do not count if they must be `private`, nor do those of a reduction that was
     cut short after fewer minutes than the `budget`.
     """
-    known = read_explain_outcome(folder).known if (folder / JOURNAL).is_file() else {}
+    cases_by_name = read_explain_outcome(folder).known if (folder / JOURNAL).is_file() else {}
     return {
         case.case
-        for case in known.values()
+        for case in cases_by_name.values()
         if case.bundled
         and (case.end.private or not private)
         and (not case.found.reduced or case.found.reduced.complete or case.end.budget >= budget)
@@ -372,24 +372,24 @@ def list_explained(folder: Path, *, private: bool, budget: float) -> set[str]:
 
 
 def with_explanations(outcome: RunOutcome, run_dir: Path) -> RunOutcome:
-    """The outcome of a run whose failures name what `explain` found.
+    """Return the outcome of a run with the findings of `explain` in its failures.
 
-    A record that cannot be read is a remark: the run's reports are whole without it.
+    An unreadable record becomes a remark: the run's reports are complete without it.
     """
-    record = run_dir / _RECORD
-    if not record.is_file():
+    journal = run_dir / _JOURNAL_PATH
+    if not journal.is_file():
         return outcome
     try:
-        known = read_explain_outcome(record.parent).known
+        cases_by_name = read_explain_outcome(journal.parent).known
     except GauntletError as error:
-        why = f"what `explain` found is left out: {error.what.replace(str(record), _RECORD)}"
-        return replace(outcome, remarks=(*outcome.remarks, one_line(why)))
+        remark = f"what `explain` found is left out: {error.what.replace(str(journal), _JOURNAL_PATH)}"
+        return replace(outcome, remarks=(*outcome.remarks, one_line(remark)))
 
     def explain(step: StepOutcome) -> StepOutcome:
-        case = known.get(step.chain)
-        own = step.stage.row.is_explained and not step.role and step.verdict.blocks
-        # A resumed run may have come out otherwise since.
-        if case is None or not case.done or not own or step.reason != one_line(case.asked.reason):
+        case = cases_by_name.get(step.chain)
+        is_explainable = step.stage.row.is_explained and not step.role and step.verdict.blocks
+        # A resumed run may have another result since the explanation.
+        if case is None or not case.done or not is_explainable or step.reason != one_line(case.asked.reason):
             return step
         return replace(step, explanation=Explanation(one_line(case.answer), case.mended_by, case.archive))
 

@@ -1,12 +1,11 @@
-"""What a history keeps of each run, an extract of its record; and what all of them say: series, and their changes.
+"""The extract of a run's record that a history keeps, and the content of a history: series, and their changes.
 
-A run's file is one JSON object, and its name is made of when the run was and of the SHA-256 of the file's bytes:
+A run's file is one JSON object, named by the time of the run and the SHA-256 of the file's bytes:
 
     20261125T064911Z-1f0c9a7be2d34f5a6b7c.json
 
-So one that is damaged is seen, the same run added twice is one file, and histories of several labs are merged by
-copying files together. Fields that a reader does not know are passed over; `schema` grows only where a file cannot be
-read as before.
+So a damaged file is detected, a run that is added twice is one file, and histories of several labs are merged by
+copying files together. Readers ignore unknown fields; `schema` grows only if a file cannot be read as before.
 """
 
 from __future__ import annotations
@@ -34,25 +33,25 @@ if TYPE_CHECKING:
 
 
 _SCHEMA = 1
-_NAME = re.compile(r"(\d{8}T\d{6}Z)-([0-9a-f]{20})\.json\Z")
-_STAMP = "%Y%m%dT%H%M%SZ"
-# `3.8.0rc20251010`: the day on which that IREE was made.
-_DAY = re.compile(r"(?:rc|dev|\+|\.)(20\d{6})\b")
-# Verdicts of a comparison in which nothing got worse.
-_NO_LOSS = ("same", "faster", "not slower")
-# What programs are told of a finding, and of the points next to its step.
-_JUDGED = ("kind", "suspected", "won_back", "accepted", "confirmed", "ratio")
-_OF_A_POINT = ("run", "time", "iree", "commit", "file")
-# Figures by the names of their series.
+_FILE_NAME = re.compile(r"(\d{8}T\d{6}Z)-([0-9a-f]{20})\.json\Z")
+_TIME_FORMAT = "%Y%m%dT%H%M%SZ"
+# `3.8.0rc20251010` has the day on which that IREE was built.
+_VERSION_DAY = re.compile(r"(?:rc|dev|\+|\.)(20\d{6})\b")
+# The verdicts of a comparison in which nothing got worse.
+_REFUTING_VERDICTS = ("same", "faster", "not slower")
+# The keys of a finding, and of the points next to its step, in JSON.
+_FINDING_KEYS = ("kind", "suspected", "won_back", "accepted", "confirmed", "ratio")
+_POINT_KEYS = ("run", "time", "iree", "commit", "file")
+# The figures by the names of their series.
 TRENDS = {figure.row.trend.name: figure for figure in Figure if figure.row.trend}
 
 
 @dataclass(frozen=True, slots=True)
 class IreeVersion(Recorded):
-    """Which IREE: versions as its tools say them, and commits; empty where they are not known.
+    """The versions of an IREE, as its tools print them, and its commits; unknown ones are empty.
 
     Attributes:
-        named: how `--iree` names it everywhere (`3.8.0`); empty for one that is only here.
+        named: the value of `--iree` that names it on any machine (`3.8.0`); empty for a local IREE.
     """
 
     compiler: str = ""
@@ -69,7 +68,7 @@ class IreeVersion(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class HistoryMachine(Recorded):
-    """What is stable about a machine: no clock, no load, no name."""
+    """The stable properties of a machine: no clock, no load, no name."""
 
     cpu: str = ""
     cores: int = 0
@@ -78,25 +77,25 @@ class HistoryMachine(Recorded):
 
     @classmethod
     def of(cls, facts: MachineFacts) -> Self:
-        """What is stable of what a journal says."""
+        """Take the stable properties of a journal's machine."""
         return cls(facts.cpu, facts.cores, facts.memory_bytes or 0, facts.os)
 
     @property
     def shown(self) -> str:
-        """`AMD EPYC, 2 cores, Linux 6.18`; a dash where nothing is known."""
+        """The machine in one line: `AMD EPYC, 2 cores, Linux 6.18`; a dash if nothing is known."""
         cores = f"{self.cores} cores" if self.cores else ""
         return ", ".join(filter(None, (self.cpu, cores, self.os))) or "–"
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryFigure(Recorded):
-    """What was measured of a case.
+    """A figure of a case.
 
     Attributes:
         name: `time_ms`, `compile_s`, `compile_peak_bytes`, `size_bytes`, `dispatches`, `max_error`, or another one.
-        statistic: of the rounds, `mean` or `min`; empty where there are none.
-        disturbed: whether other work on the machine spoilt it.
-        flags: hash of what it was made with, where that is not what its case was.
+        statistic: the statistic of the rounds, `mean` or `min`; empty without rounds.
+        disturbed: True if other work on the machine distorted it.
+        flags: hash of its module's flags, if they are not those of its case.
     """
 
     name: str
@@ -112,7 +111,7 @@ class HistoryFigure(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class HistoryCase(Recorded):
-    """A model on a target; `device` is IREE's, such as `hip`, `flags` a hash of what it was compiled and run with."""
+    """A model on a target; `device` is IREE's, such as `hip`, `flags` a hash of its compile and run flags."""
 
     model: str
     submodel: str
@@ -127,7 +126,7 @@ class HistoryCase(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class ConfirmedFigure(Recorded):
-    """What a comparison of two IREEs, measured in turns, came to of a figure of a case."""
+    """The result of a comparison of two IREEs, measured in turns, for a figure of a case."""
 
     case: str
     figure: str
@@ -139,7 +138,7 @@ class ConfirmedFigure(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class _Schema(Recorded):
-    """Which fields a file has."""
+    """The schema version of a file."""
 
     schema: int
 
@@ -149,11 +148,11 @@ class HistoryRun(Recorded):
     """A run.
 
     Attributes:
-        time: when it began, ISO 8601 in UTC.
-        cases: with what was measured, also of those that failed.
+        time: the start, ISO 8601 in UTC.
+        cases: the cases with their figures, also failed ones.
         state: `complete`, `interrupted`, `unfinished`, `imported`, or `confirmation` of a step.
-        source: who wrote the figures: `gauntlet 0.1.0`, or the format that they were imported from.
-        more: what an imported file says besides; of a confirmation, `confirms`.
+        source: the writer of the figures: `gauntlet 0.1.0`, or the format that they were imported from.
+        more: other content of an imported file; of a confirmation, `confirms`.
     """
 
     run: str
@@ -178,60 +177,60 @@ class HistoryRun(Recorded):
 
     @property
     def confirms(self) -> ConfirmedFigure | None:
-        """What a confirmation came to; None for another run, ValueError where it cannot be read."""
-        found = self.more.get("confirms")
+        """The result of a confirmation; None for another run, ValueError if it cannot be read."""
+        fields = self.more.get("confirms")
         try:
-            return ConfirmedFigure.from_dict(found) if found else None
+            return ConfirmedFigure.from_dict(fields) if fields else None
         except ValueError as error:
             raise RecordError("more.confirms", error) from error
 
     @property
     def position(self) -> tuple[str, str]:
-        """Where it stands in the order of a series: by the day of its IREE where that is known, then by time."""
-        day = _DAY.search(self.iree.compiler)
+        """The sort key in a series: the day of its IREE if known, else of the run, then the time."""
+        day = _VERSION_DAY.search(self.iree.compiler)
         return (day[1] if day else self.time[:10].replace("-", ""), self.time)
 
 
 def history_file(run: HistoryRun) -> tuple[str, bytes]:
-    """The name and the bytes of a run's file."""
-    data = (json.dumps(run.as_dict(), separators=(",", ":"), ensure_ascii=True, allow_nan=False) + "\n").encode()
-    return f"{datetime.fromisoformat(run.time).astimezone(UTC):{_STAMP}}-{_digest(data)}.json", data
+    """Return the name and the bytes of a run's file."""
+    content = (json.dumps(run.as_dict(), separators=(",", ":"), ensure_ascii=True, allow_nan=False) + "\n").encode()
+    return f"{datetime.fromisoformat(run.time).astimezone(UTC):{_TIME_FORMAT}}-{_digest(content)}.json", content
 
 
 def is_history_file(name: str) -> bool:
-    """Whether a file is named as those of a history are."""
-    return _NAME.match(name) is not None
+    """Return True if a file is named like those of a history."""
+    return _FILE_NAME.match(name) is not None
 
 
-def read_history_file(name: str, data: bytes) -> HistoryRun:
-    """The run that a file keeps; GauntletError where it is damaged, or from a newer version."""
-    found = _NAME.match(name)
-    if found is None or _digest(data) != found[2]:
+def read_history_file(name: str, content: bytes) -> HistoryRun:
+    """Read the run from a file; GauntletError if it is damaged, or from a newer version."""
+    name_match = _FILE_NAME.match(name)
+    if name_match is None or _digest(content) != name_match[2]:
         raise GauntletError(
             f"{name}: its content is not what its name says: it was changed, or cut short",
             "Copy it again from where it came from; the other runs are read as they are.",
         )
     with explain_unreadable(name, "It was written by another program; the other runs are read as they are."):
-        content = read_json(data)
-        schema = _Schema.from_dict(content).schema
+        fields = read_json(content)
+        schema = _Schema.from_dict(fields).schema
         if schema > _SCHEMA:
-            what = f"{name}: written by a newer version (schema {schema}, and this one reads {_SCHEMA})"
-            raise GauntletError(what, "Update Gauntlet to see this run; the others are read as they are.")
-        return HistoryRun.from_dict(content)
+            message = f"{name}: written by a newer version (schema {schema}, and this one reads {_SCHEMA})"
+            raise GauntletError(message, "Update Gauntlet to see this run; the others are read as they are.")
+        return HistoryRun.from_dict(fields)
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:20]
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:20]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SeriesKey:
-    """What belongs together: a figure of a model on a device, with the same flags, on machines that are alike.
+    """The key of comparable figures: of a model on a device, with the same flags, on machines that are alike.
 
     Attributes:
-        sku: of the device; empty where the machine is it.
-        flags: hash of what it is compiled and run with.
-        more_is_better: whether a fall of it is a loss.
+        sku: the device's SKU; empty if the device is the machine itself.
+        flags: hash of the flags that it is compiled and run with.
+        more_is_better: True if a decrease is a loss.
     """
 
     model: str
@@ -245,33 +244,33 @@ class SeriesKey:
 
     @property
     def case(self) -> str:
-        """`ocr/detector@cpu`."""
+        """The chain: `ocr/detector@cpu`."""
         return f"{self.model}/{self.submodel}" + (f"@{self.target}" if self.target else "")
 
     @property
     def quantity(self) -> str:
-        """What is measured; how it was counted stands behind it in the figure."""
+        """The measured quantity: the figure without its counter, which follows it."""
         return self.figure.partition(" ")[0]
 
     @property
     def trend(self) -> Trend | None:
-        """The trend of its figure; None for a figure that others have measured."""
+        """The trend of its figure; None for a figure that other tools measured."""
         figure = TRENDS.get(self.quantity)
         return figure.row.trend if figure else None
 
     @property
     def is_exact(self) -> bool:
-        """Whether every change of it counts."""
+        """True if every change of it counts."""
         return self.trend is not None and not self.trend.noisy
 
     @property
     def unit(self) -> str:
-        """Of its figure; empty for a count, an error, and what is not known."""
+        """The unit of its figure; empty for a count, an error, and an unknown figure."""
         return self.trend.unit if self.trend else ""
 
     @property
     def title(self) -> str:
-        """`ocr/detector@cpu time_ms`."""
+        """The case and the figure: `ocr/detector@cpu time_ms`."""
         return f"{self.case} {self.figure}"
 
 
@@ -280,9 +279,9 @@ class Point:
     """A figure of a run.
 
     Attributes:
-        file: of the run in the history.
-        commit: of the compiler; empty where it is not known.
-        named: how `--iree` names the IREE; empty for one that was only there.
+        file: the run's file in the history.
+        commit: the compiler's commit; empty if unknown.
+        named: the value of `--iree` that names the IREE; empty for a local IREE.
     """
 
     file: str
@@ -298,7 +297,7 @@ class Point:
 
     @property
     def version(self) -> str:
-        """What is the same for runs of the same IREE; empty where it is not known."""
+        """The commit or version that runs of the same IREE share; empty if unknown."""
         return self.commit or self.iree
 
 
@@ -307,8 +306,8 @@ class IndexedRun:
     """A run of a history, as its index has it.
 
     Attributes:
-        day: of its IREE.
-        confirms: a `ConfirmedFigure` as JSON; an empty object for a run that is none.
+        day: the day of its IREE.
+        confirms: a `ConfirmedFigure` as JSON; an empty object for a run that confirms nothing.
     """
 
     file: str
@@ -330,14 +329,14 @@ class IndexedRun:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The figures of a key, in their order: by the day of the IREE, then by the time of the run."""
+    """The figures of a key, in order of the IREE's day, then of the run's time."""
 
     key: SeriesKey
     points: tuple[Point, ...]
 
 
 class FindingKind(StrEnum):
-    """What a finding is about."""
+    """The kinds of findings."""
 
     REGRESSION = "regression"
     IMPROVEMENT = "improvement"
@@ -349,15 +348,15 @@ class Finding:
     """A series that changed.
 
     Attributes:
-        at: index of the first point behind the step; of a drift, behind its best stretch.
-        runs: behind the step, up to the next one.
-        suspected: whether there are too few of them to be sure.
-        p_value: how likely it is where nothing changes, over all series of the report; None where it is exact.
-        disturbed: how many points on both sides the machine spoilt.
-        won_back: whether the series has come back since.
-        confirmed: what `history.confirm` found of it: `slower`, `same`, …; empty where it was not asked.
-        ratio: of both, measured in turns; None where it was not asked, or is not known.
-        accepted: why somebody says that it is meant; empty where nobody does.
+        at: index of the first point after the step; for a drift, after its best stretch.
+        runs: number of runs after the step, up to the next one.
+        suspected: True if these are too few to be sure.
+        p_value: the probability without any change, over all series of the report; None if it is exact.
+        disturbed: number of disturbed points on both sides.
+        won_back: True if the series has recovered since.
+        confirmed: the verdict of `history.confirm`: `slower`, `same`, …; empty without one.
+        ratio: the ratio of both, measured in turns; None if not measured or unknown.
+        accepted: the reason that somebody gave for accepting it; empty without one.
     """
 
     key: SeriesKey
@@ -378,47 +377,47 @@ class Finding:
 
     @property
     def refuted(self) -> bool:
-        """Whether a loss was not there when both IREEs were measured in turns."""
-        return self.kind is not FindingKind.IMPROVEMENT and self.confirmed in _NO_LOSS
+        """True if a loss was absent when both IREEs were measured in turns."""
+        return self.kind is not FindingKind.IMPROVEMENT and self.confirmed in _REFUTING_VERDICTS
 
     @property
     def settled(self) -> bool:
-        """Whether nobody has to look at it: a loss that was won back, accepted, or found to be none."""
+        """True if nobody has to examine it: the loss was won back, accepted, or refuted."""
         return bool(self.won_back or self.accepted or self.refuted)
 
     @property
     def word(self) -> str:
-        """What it is, in a word or two."""
-        words = ((self.accepted, "accepted"), (self.refuted, "refuted"), (self.won_back, "won back"))
-        settled = next((word for holds, word in words if holds), "")
-        return settled or (f"suspected {self.kind}" if self.suspected else str(self.kind))
+        """The label of its state, in a word or two."""
+        labels = ((self.accepted, "accepted"), (self.refuted, "refuted"), (self.won_back, "won back"))
+        settled_label = next((label for applies, label in labels if applies), "")
+        return settled_label or (f"suspected {self.kind}" if self.suspected else str(self.kind))
 
     @property
     def same_iree(self) -> bool:
-        """Whether the runs on both sides have the same IREE: then something else changed."""
+        """True if the runs on both sides have the same IREE: then something else changed."""
         return bool(self.after.version) and self.before.version == self.after.version
 
     @property
     def change(self) -> float:
-        """As a share of the old level; infinite where that was 0."""
+        """The change as a fraction of the old level; infinite if that was 0."""
         return (self.new - self.old) / abs(self.old) if self.old else math.inf
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the finding for JSON."""
         change = self.change
         return {
             **{name: getattr(self.key, name) for name in ("case", "figure", "sku", "machine", "flags")},
-            **{name: getattr(self, name) for name in _JUDGED},
+            **{name: getattr(self, name) for name in _FINDING_KEYS},
             "change": change if math.isfinite(change) else None,
             **{name: getattr(self, name) for name in ("old", "new", "runs", "p_value", "disturbed", "same_iree")},
-            "before": {name: getattr(self.before, name) for name in _OF_A_POINT},
-            "after": {name: getattr(self.after, name) for name in _OF_A_POINT},
+            "before": {name: getattr(self.before, name) for name in _POINT_KEYS},
+            "after": {name: getattr(self.after, name) for name in _POINT_KEYS},
         }
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryOutcome:
-    """What a history says; `problems` are of files that could not be read."""
+    """The content of a history; `problems` are about files that could not be read."""
 
     place: str
     runs: int
@@ -428,21 +427,23 @@ class HistoryOutcome:
 
     @property
     def exit_code(self) -> ExitCode:
-        """1 where something got worse, 4 where that is only suspected, 3 where runs could not be read, else 0."""
-        found = [ExitCode.INCONCLUSIVE if item.suspected else ExitCode.FAILED for item in self.regressions]
-        return ExitCode.worst([*found, *([ExitCode.ERROR] if self.problems else [])])
+        """1 if something got worse, 4 if that is only suspected, 3 if runs could not be read, else 0."""
+        codes = [ExitCode.INCONCLUSIVE if finding.suspected else ExitCode.FAILED for finding in self.regressions]
+        return ExitCode.worst([*codes, *([ExitCode.ERROR] if self.problems else [])])
 
     @property
     def regressions(self) -> tuple[Finding, ...]:
-        """Those that somebody has to look at: losses that were neither won back, accepted nor found to be none."""
-        return tuple(item for item in self.findings if item.kind is not FindingKind.IMPROVEMENT and not item.settled)
+        """The losses that somebody has to examine: neither won back, nor accepted, nor refuted."""
+        return tuple(
+            finding for finding in self.findings if finding.kind is not FindingKind.IMPROVEMENT and not finding.settled
+        )
 
 
 def select_series(series: Iterable[Series], pattern: str, sku: str) -> tuple[Series, ...]:
-    """Those whose title or case fits a glob, of one device; all where both are empty."""
+    """Select the series whose title or case matches a glob, of one device; all if both are empty."""
     return tuple(
-        item
-        for item in series
-        if (not pattern or fnmatchcase(item.key.title, pattern) or fnmatchcase(item.key.case, pattern))
-        and (not sku or item.key.sku == sku)
+        candidate
+        for candidate in series
+        if (not pattern or fnmatchcase(candidate.key.title, pattern) or fnmatchcase(candidate.key.case, pattern))
+        and (not sku or candidate.key.sku == sku)
     )

@@ -1,6 +1,6 @@
-"""The result of a matrix, also of one that was killed or is under way: its runs, one for each IREE, side by side.
+"""The result of a matrix, also after it was killed or while it is running: its runs, one for each IREE, side by side.
 
-Its journal lies next to the runs, and its steps are the IREEs; all that was measured is in the runs' own journals.
+Its journal is next to the runs, and its steps are the IREEs; all measurements are in the runs' own journals.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from iree_gauntlet.journal_events import ExperimentKind, MachineFacts, Opening, 
 from iree_gauntlet.journal_format import JOURNAL, ExperimentRecord, JournalSchema, read_journal
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.chain_figures import MatrixCell, make_matrix_cell
-from iree_gauntlet.records.outcome import RunOutcome, format_headline, read_outcome, remarks_of_record
+from iree_gauntlet.records.outcome import RunOutcome, format_headline, list_record_remarks, read_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 _INTERRUPTED = "interrupted"
-_JUDGED = (ExitCode.OK, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
+_FINAL_EXIT_CODES = (ExitCode.OK, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,9 @@ class AskedIree(Recorded):
     """One IREE of a matrix.
 
     Attributes:
-        label: its name in reports: the text, of a folder only as much of the end as distinguishes it from
-            the others.
-        iree: the value of `--iree`, as given.
-        folder: of its run, within the matrix's.
+        label: its name in reports: the text, for a folder shortened to the end that distinguishes it from the others.
+        iree: the value of `--iree`, unchanged.
+        folder: the folder of its run, within the matrix's.
     """
 
     label: str
@@ -42,14 +41,14 @@ class AskedIree(Recorded):
     folder: str
 
     def __post_init__(self) -> None:
-        # No path to somewhere else.
+        # A path must not lead out of the matrix's folder.
         if PurePath(self.folder).parts != (self.folder,) or self.folder in ("..", "/"):
             raise ValueError(f"{self.folder} is no folder within a matrix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixOpening(Opening):
-    """How a matrix begins."""
+    """The opening of a matrix."""
 
     kind: ExperimentKind = ExperimentKind.MATRIX
     suite: str = ""
@@ -58,7 +57,7 @@ class MatrixOpening(Opening):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundIree(Recorded):
-    """`toolchain`: what an IREE turned out to be, or why it is not available."""
+    """`toolchain`: the facts about an IREE, or the reason that it is not available."""
 
     toolchain: ToolchainFacts | None = None
     error: str | None = field(default=None, metadata=UNLESS_DEFAULT)
@@ -67,7 +66,7 @@ class FoundIree(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixResult(Recorded):
-    """`result`: how the run of an IREE ended, whose `start` is before; `error` where it could not be run to its end."""
+    """`result`: the end of an IREE's run, whose `start` precedes it; `error` if it could not be run to its end."""
 
     exit_code: ExitCode
     error: str = ""
@@ -75,8 +74,8 @@ class MatrixResult(Recorded):
 
     @property
     def stands(self) -> bool:
-        """Whether a resumed matrix leaves it as it is; errors and what was cut short are tried again."""
-        return not self.error and self.exit_code in _JUDGED
+        """True if a resumed matrix keeps it; errors and interrupted runs are tried again."""
+        return not self.error and self.exit_code in _FINAL_EXIT_CODES
 
 
 MATRIX = JournalSchema((ExperimentKind.MATRIX,), MatrixOpening, {"toolchain": FoundIree, "result": MatrixResult})
@@ -87,10 +86,10 @@ class MatrixIree:
     """One IREE of a matrix, and the result of its run.
 
     Attributes:
-        toolchain: empty where it was not found.
-        problem: why it was not run, or not to its end; empty where it was.
-        exit_code: None for one that was left out.
-        outcome: of its run; None where it has none.
+        toolchain: empty if it was not found.
+        problem: the reason that it was not run, or not to its end; empty without one.
+        exit_code: None if it was left out.
+        outcome: the outcome of its run; None without one.
     """
 
     label: str
@@ -104,7 +103,7 @@ class MatrixIree:
 
     @property
     def result_text(self) -> str:
-        """In a line: `85 passed, 1 failed`, or why there is nothing."""
+        """The result in one line: `85 passed, 1 failed`, or the reason that there is none."""
         parts = [format_headline(self.outcome)] if self.outcome is not None else []
         if self.outcome is not None and self.outcome.state != "complete":
             parts.append(self.outcome.state)
@@ -124,12 +123,12 @@ class MatrixRow:
     cells: dict[str, MatrixCell] = field(default_factory=dict)
 
     def find_value(self, label: str, figure: Figure) -> float | None:
-        """A figure with one IREE; None where it has none."""
+        """Return the value of a figure with one IREE; None without one."""
         return self.cells[label].figures.values.get(figure) if label in self.cells else None
 
     @property
     def timed_on_one_machine(self) -> bool:
-        """Whether its times can be compared."""
+        """True if its times can be compared."""
         return len({cell.timed_on for cell in self.cells.values() if Figure.TIME in cell.figures.values}) < 2
 
 
@@ -138,11 +137,11 @@ class MatrixOutcome:
     """The result of a matrix.
 
     Attributes:
-        irees: in the order given; the first is the base that the others are held against.
+        irees: in the order of the options; the first is the base of the comparison.
         rows: chains in plan order.
         state: `complete`, `interrupted`, `stopped` (by --fail-fast) or `unfinished`.
-        seconds: wall time of its runs, together.
-        remarks: what a reader must know about the record itself, one line each.
+        seconds: total wall time of its runs.
+        remarks: notes that a reader needs about the record itself, one line each.
     """
 
     name: str
@@ -157,44 +156,44 @@ class MatrixOutcome:
 
     @property
     def base(self) -> str:
-        """Label of the IREE that the others are held against."""
+        """The label of the IREE that the others are compared with."""
         return self.irees[0].label if self.irees else ""
 
     @property
     def ran(self) -> tuple[MatrixIree, ...]:
-        """Those that have a run."""
+        """The IREEs that have a run."""
         return tuple(iree for iree in self.irees if iree.outcome is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class _MatrixRecord:
-    """What the journal of a matrix says, by label; `results` has none of a run that was begun once more."""
+    """The content of a matrix's journal, by label; `results` omits runs that were started again."""
 
     journal: ExperimentRecord[MatrixOpening]
-    found: dict[str, FoundIree]
-    started: dict[str, StepStart]
+    toolchains: dict[str, FoundIree]
+    starts: dict[str, StepStart]
     results: dict[str, MatrixResult]
 
 
 def read_matrix_outcome(folder: Path) -> MatrixOutcome:
-    """Read and judge a matrix; GauntletError where its record, or a journal of it, cannot be read."""
+    """Read and judge a matrix; GauntletError if its record, or a journal of it, cannot be read."""
     journal = MATRIX.read(folder)
-    last, first = journal.opening, journal.openings[0]
+    opening, first_opening = journal.opening, journal.openings[0]
     record = _MatrixRecord(
         journal, journal.collect(FoundIree), journal.collect(StepStart), journal.collect_results(MatrixResult)
     )
-    irees = tuple(_make_iree(asked, folder, record) for asked in last.irees)
+    irees = tuple(_make_iree(request, folder, record) for request in opening.irees)
     outcomes = {iree.label: iree.outcome for iree in irees if iree.outcome is not None}
-    named: dict[str, MatrixRow] = {}
+    rows_by_chain: dict[str, MatrixRow] = {}
     for label, outcome in outcomes.items():
         for chain in outcome.cases:
-            row = named.setdefault(chain.id, MatrixRow(chain.id, chain.model, chain.submodel, chain.target))
+            row = rows_by_chain.setdefault(chain.id, MatrixRow(chain.id, chain.model, chain.submodel, chain.target))
             row.cells[label] = replace(make_matrix_cell(chain), timed_on=outcome.timed_on(chain))
-    rows = tuple(named.values())
+    rows = tuple(rows_by_chain.values())
     codes = [iree.exit_code for iree in irees if iree.exit_code is not None]
     return MatrixOutcome(
-        name=last.name or folder.name,
-        opening=replace(last, time=first.time, command=first.command),
+        name=opening.name or folder.name,
+        opening=replace(opening, time=first_opening.time, command=first_opening.command),
         machine=next((outcome.machine for outcome in outcomes.values()), MachineFacts()),
         irees=irees,
         rows=rows,
@@ -205,29 +204,29 @@ def read_matrix_outcome(folder: Path) -> MatrixOutcome:
     )
 
 
-def _make_iree(asked: AskedIree, folder: Path, record: _MatrixRecord) -> MatrixIree:
-    label = asked.label
-    found, result = record.found.get(label), record.results.get(label)
-    path = folder / asked.folder / JOURNAL
-    outcome = read_outcome(read_journal(path)) if label in record.started and path.is_file() else None
+def _make_iree(request: AskedIree, folder: Path, record: _MatrixRecord) -> MatrixIree:
+    label = request.label
+    resolution, result = record.toolchains.get(label), record.results.get(label)
+    path = folder / request.folder / JOURNAL
+    outcome = read_outcome(read_journal(path)) if label in record.starts and path.is_file() else None
     code: ExitCode | None
     problem, hint = "", ""
     if result is not None and result.error:
         problem, hint = result.error, result.hint
         code = ExitCode.worst([result.exit_code, *([outcome.exit_code] if outcome else [])])
-    elif found and found.error and (result is None or outcome is None):
-        problem, hint, code = found.error, found.hint or "", ExitCode.ERROR
+    elif resolution and resolution.error and (result is None or outcome is None):
+        problem, hint, code = resolution.error, resolution.hint or "", ExitCode.ERROR
     elif outcome is not None:
-        # A run that was cut short before its first step says nothing of it.
+        # A run that was interrupted before its first step does not record the interruption.
         code = ExitCode.INTERRUPTED if result is None and record.journal.state == _INTERRUPTED else outcome.exit_code
     else:
         problem, code = _explain_why_not(label, record)
-    known = found.toolchain if found else None
+    toolchain = resolution.toolchain if resolution else None
     return MatrixIree(
         label=one_line(label),
-        text=asked.iree,
-        folder=asked.folder,
-        toolchain=known or (outcome.toolchain if outcome else ToolchainFacts()),
+        text=request.iree,
+        folder=request.folder,
+        toolchain=toolchain or (outcome.toolchain if outcome else ToolchainFacts()),
         problem=one_line(problem, 500),
         hint=hint,
         exit_code=code,
@@ -236,27 +235,27 @@ def _make_iree(asked: AskedIree, folder: Path, record: _MatrixRecord) -> MatrixI
 
 
 def _explain_why_not(label: str, record: _MatrixRecord) -> tuple[str, ExitCode | None]:
-    """Why an IREE that was found has no run."""
+    """Return the reason that an available IREE has no run, and the exit code."""
     journal = record.journal
     interrupted = journal.state == _INTERRUPTED
-    how = "interrupted" if interrupted else "killed, or is still under way"
+    state = "interrupted" if interrupted else "killed, or is still under way"
     code = ExitCode.INTERRUPTED if interrupted else ExitCode.ERROR
-    if label in record.started:
-        return f"the matrix was {how} when its run had just begun", code
+    if label in record.starts:
+        return f"the matrix was {state} when its run had just begun", code
     if journal.end is not None and journal.state == "stopped":
         return f"not run: {journal.end.stopped}", None
-    return f"not run: the matrix was {how}", code
+    return f"not run: the matrix was {state}", code
 
 
 def _list_remarks(record: _MatrixRecord, irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) -> Iterator[str]:
-    """What is to be known of the record, and what keeps the figures of its IREEs from being compared as they stand."""
+    """List notes about the record, and the obstacles to a comparison of its IREEs' figures."""
     journal = record.journal
-    yield from remarks_of_record("matrix", "record", len(journal.openings), journal.end, torn=journal.torn)
-    same: dict[tuple[str, str], list[str]] = {}
+    yield from list_record_remarks("matrix", "record", len(journal.openings), journal.end, torn=journal.torn)
+    labels_by_identity: dict[tuple[str, str], list[str]] = {}
     for iree in irees:
         key = iree.toolchain.identity, iree.toolchain.runtime_identity
-        same.setdefault(key, []).append(iree.label)
-    for key, labels in same.items():
+        labels_by_identity.setdefault(key, []).append(iree.label)
+    for key, labels in labels_by_identity.items():
         if any(key) and len(labels) > 1:
             yield f"{' and '.join(labels)} are the same IREE: what differs between them is noise"
     hosts = {iree.outcome.machine.host for iree in irees if iree.outcome is not None} - {""}
@@ -267,12 +266,12 @@ def _list_remarks(record: _MatrixRecord, irees: tuple[MatrixIree, ...], rows: tu
         if iree.problem and iree.exit_code is not None:
             yield f"{iree.label}: {iree.problem}"
     for iree in irees:
-        timed = [cell for row in rows if (cell := row.cells.get(iree.label)) and Figure.TIME in cell.figures.values]
-        disturbed = sum(bool(cell.figures.disturbed) for cell in timed)
-        if disturbed:
-            count = f"{disturbed} of {len(timed)} times were"
-            yield f"{iree.label}: {count} taken while the machine did other work (~): measure them again"
-    apart = [row.chain for row in rows if not row.timed_on_one_machine]
-    if apart:
-        how = "their times have no ratio; `gauntlet compare A B --cluster …` measures both IREEs on one machine"
-        yield f"{counted(len(apart), 'model')} timed on several machines of the cluster ({apart[0]}, …): {how}"
+        timings = [cell for row in rows if (cell := row.cells.get(iree.label)) and Figure.TIME in cell.figures.values]
+        disturbed_count = sum(bool(cell.figures.disturbed) for cell in timings)
+        if disturbed_count:
+            counts = f"{disturbed_count} of {len(timings)} times were"
+            yield f"{iree.label}: {counts} taken while the machine did other work (~): measure them again"
+    chains = [row.chain for row in rows if not row.timed_on_one_machine]
+    if chains:
+        advice = "their times have no ratio; `gauntlet compare A B --cluster …` measures both IREEs on one machine"
+        yield f"{counted(len(chains), 'model')} timed on several machines of the cluster ({chains[0]}, …): {advice}"

@@ -1,7 +1,7 @@
 """The result of a run: the journal's record, judged and put in order.
 
-Pure: the same record gives the same outcome, and no clock, file or process is looked at. A run that was
-killed, or is still under way, has an outcome like any other; what is missing shows as errors.
+Pure: the same record gives the same outcome, without a clock, file or process. A run that was killed, or is still
+running, has an outcome like any other; missing results become errors.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-_RESULT = tuple(item.name for item in fields(Result))
-_PLANNED = (
+_RESULT_FIELDS = tuple(attribute.name for attribute in fields(Result))
+_PLANNED_FIELDS = (
     *("id", "chain", "dialect", "model", "submodel", "target", "sku", "stage"),
     *("flags", "device", "goldens", "idle_goldens", "origin"),
 )
-_ENVIRONMENT = re.compile(r"shared cache .* is not|not put into the shared cache|\.tar is not used|the mirror[: ]")
-_MOST_ENVIRONMENT = 5
-_MOST_WORKERS = 8
-_MANY_CHAINS = 200
+_ENVIRONMENT_NOTE = re.compile(r"shared cache .* is not|not put into the shared cache|\.tar is not used|the mirror[: ]")
+_MAX_ENVIRONMENT_NOTES = 5
+_MAX_WORKERS = 8
+_MAX_CHAINS_IN_FULL = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What `explain` found out about a step that failed.
+    """The findings of `explain` about a step that failed.
 
     Attributes:
-        answer: in a line: the first wrong dispatch, or why there is none.
+        answer: in one line: the first wrong dispatch, or the reason that there is none.
         mended_by: the switches with which it passes.
-        bundle: an archive that shows it, by its path in the run's folder; empty where there is none.
+        bundle: an archive that reproduces it, as a path in the run's folder; empty without one.
     """
 
     answer: str
@@ -56,20 +56,20 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome(Result):
-    """The result of one step, with what was planned.
+    """The result of one step, with its plan.
 
-    The verdict of a step without a result is judged by how its run ended; notes are those of the plan and of the
-    result; the command is what was planned where the result has none.
+    A step without a result is judged by the end of its run; notes are those of the plan and of the result; the command
+    is the planned one if the result has none.
 
     Attributes:
-        diagnosis: the reason as the tool says it.
-        role: the module that it is about; empty for the main one.
-        behind: id of the step whose coming out badly kept this one from running, else empty.
-        unfinished: the journal has no result of it.
-        never_started: the journal has no start of it either.
-        started: ISO 8601, empty where it never was.
-        flags: of the process, without its binary.
-        explanation: None where that was not asked.
+        diagnosis: the reason as the tool printed it.
+        role: the role of the step's module; empty for the main one.
+        behind: id of the step whose bad result kept this one from running, else empty.
+        unfinished: True if the journal has no result of it.
+        never_started: True if the journal has no start of it either.
+        started: the start, ISO 8601; empty without one.
+        flags: the process's flags, without its binary.
+        explanation: None if no explanation was requested.
     """
 
     id: str
@@ -96,28 +96,28 @@ class StepOutcome(Result):
 
     @property
     def name(self) -> str:
-        """Stage, with the role of a module other than the main one: `compile`, `compile.pipeline`."""
+        """The stage, with the role of a module other than the main one: `compile`, `compile.pipeline`."""
         return f"{self.stage}.{self.role}" if self.role else self.stage
 
     @property
     def of_count(self) -> bool:
-        """Whether it counts instructions, or compiles for that: another module than the one that is run."""
+        """True if it counts instructions, or compiles the separate module for that."""
         return self.stage.row.beside is not None or self.role.rpartition(".")[2] == COUNTED
 
     @property
     def unapplied_goldens(self) -> tuple[Golden, ...]:
-        """Goldens whose figure was measured and held against none."""
+        """The goldens whose figure was measured but not compared with any golden."""
         return find_unapplied((*self.goldens, *self.idle_goldens), self.checks, self.sku)
 
     @property
     def title(self) -> str:
-        """What people read: `ocr/classifier@cpu threshold`."""
+        """The title for people: `ocr/classifier@cpu threshold`."""
         return f"{self.chain} {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class CacheCount:
-    """How often a cache had what was asked of it."""
+    """The numbers of hits and misses of a cache."""
 
     hits: int
     misses: int
@@ -137,15 +137,15 @@ class ChainOutcome:
 
     @property
     def is_batch(self) -> bool:
-        """Whether it is one compile of the programs of many cases, and no case itself."""
+        """True if it is one compile of the programs of many cases, and no case itself."""
         compiles = all(step.stage is Stage.COMPILE and not step.command for step in self.steps)
         return self.model == BATCH_MODEL and compiles
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of its steps; skipped where nothing of it ran, but that its files were fetched."""
-        own = [step for step in self.steps if not (step.stage.row.fetches and step.verdict is Verdict.PASSED)]
-        return Verdict.worst(step.verdict for step in own or self.steps)
+        """The worst verdict of its steps; skipped if nothing but fetches ran."""
+        decisive = [step for step in self.steps if not (step.stage.row.fetches and step.verdict is Verdict.PASSED)]
+        return Verdict.worst(step.verdict for step in decisive or self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +153,11 @@ class RunOutcome:
     """The result of a run.
 
     Attributes:
-        state: `complete`, `interrupted`, or `unfinished` (killed, or still under way).
-        torn: whether the journal's last line was cut short (and left out).
+        state: `complete`, `interrupted`, or `unfinished` (killed, or still running).
+        torn: True if the journal's last line was truncated, and ignored.
         seconds: wall time, over all parts of a resumed run.
         tool_seconds: wall time inside IREE's tools, summed over steps (steps may run at the same time).
-        remarks: what a reader must know about the record itself, one line each.
+        remarks: notes that a reader needs about the record itself, one line each.
         workers: machines of a cluster that took part, by the worker's name.
         markers: the marker expression that its tests were selected by.
     """
@@ -188,13 +188,13 @@ class RunOutcome:
 
     @property
     def cases(self) -> tuple[ChainOutcome, ...]:
-        """Its chains, but for batches."""
+        """The chains that are no batches."""
         return tuple(chain for chain in self.chains if not chain.is_batch)
 
     @property
     def many(self) -> bool:
-        """So many chains that reports keep to what did not come out as expected; `summary.json` has all of it."""
-        return len(self.chains) > _MANY_CHAINS
+        """True if reports show only unexpected results, because there are so many chains; `summary.json` has all."""
+        return len(self.chains) > _MAX_CHAINS_IN_FULL
 
     @property
     def steps(self) -> tuple[StepOutcome, ...]:
@@ -202,54 +202,54 @@ class RunOutcome:
         return tuple(step for chain in self.chains for step in chain.steps)
 
     def timed_on(self, chain: ChainOutcome) -> str:
-        """The machine of a cluster that a chain was timed on; empty for the one that the run was started on."""
+        """Return the cluster machine that timed a chain; empty for the one that the run was started on."""
         worker = next((step.worker for step in chain.steps if step.samples is not None), "").partition("/")[0]
         return (self.workers[worker].host if worker in self.workers else "") or worker
 
     @property
     def counts(self) -> dict[Verdict, int]:
-        """Number of steps by verdict, every verdict present, in a fixed order."""
-        found = Counter(step.verdict for step in self.steps)
-        return {verdict: found[verdict] for verdict in Verdict}
+        """The number of steps by verdict, every verdict present, in a fixed order."""
+        counts = Counter(step.verdict for step in self.steps)
+        return {verdict: counts[verdict] for verdict in Verdict}
 
     @property
     def bad_steps(self) -> tuple[StepOutcome, ...]:
-        """Steps that somebody has to look at."""
+        """The steps that somebody has to examine."""
         return tuple(step for step in self.steps if step.verdict.is_bad)
 
 
 def read_outcome(record: JournalRecord) -> RunOutcome:
     """Judge a record.
 
-    A step that was started and has no result is an error; so is one that was never started, unless what it needs came
-    out badly (then it is skipped like any other behind a failure) or the run ended by itself before it (then it is
+    A started step without a result is an error; so is one that was never started, unless a step that it needs ended
+    badly (then it is skipped like any other behind a failure) or the run stopped by itself before it (then it is
     skipped).
     """
-    planned, run = record.planned, record.run
-    first = record.runs[0] if record.runs else run
-    steps = _list_behind_failures([read_step_outcome(step, record) for step in planned], planned, record)
+    planned_steps, opening = record.planned, record.run
+    first_opening = record.runs[0] if record.runs else opening
+    steps = _list_behind_failures([read_step_outcome(step, record) for step in planned_steps], planned_steps, record)
     state = state_of(record)
-    # Each URL once, and whether its file was there before: several steps may ask for one file.
+    # Several steps may fetch one URL, which counts once: as present if its file was there before all of them.
     present: dict[str, bool] = {}
     for file in (file for step in steps for file in step.fetched):
         present[file.url] = present.get(file.url, True) and file.cached
-    made = sum(not there for url, there in present.items() if url.startswith("random://"))
+    generated_count = sum(not was_present for url, was_present in present.items() if url.startswith("random://"))
     chains: dict[str, list[StepOutcome]] = {}
     for step in steps:
         chains.setdefault(step.chain, []).append(step)
     return RunOutcome(
-        run=run.name or record.path.parent.name,
-        suite=run.suite,
-        version=run.version,
-        command=first.command,
-        cwd=run.cwd,
-        started=first.time,
-        targets=run.target,
-        toolchain=run.toolchain,
-        machine=run.machine,
+        run=opening.name or record.path.parent.name,
+        suite=opening.suite,
+        version=opening.version,
+        command=first_opening.command,
+        cwd=opening.cwd,
+        started=first_opening.time,
+        targets=opening.target,
+        toolchain=opening.toolchain,
+        machine=opening.machine,
         chains=tuple(
-            ChainOutcome(chain, own[0].dialect, own[0].model, own[0].submodel, own[0].target, own[0].sku, tuple(own))
-            for chain, own in chains.items()
+            ChainOutcome(chain, its[0].dialect, its[0].model, its[0].submodel, its[0].target, its[0].sku, tuple(its))
+            for chain, its in chains.items()
         ),
         exit_code=_exit_code(steps, record, state),
         state=state,
@@ -259,41 +259,41 @@ def read_outcome(record: JournalRecord) -> RunOutcome:
         tool_seconds=sum(step.tool_seconds for step in steps),
         compiles=_make_cache_count(steps, Stage.COMPILE),
         imports=_make_cache_count(steps, Stage.IMPORT),
-        downloads=CacheCount(sum(present.values()), len(present) - sum(present.values()) - made),
-        made_inputs=made,
-        remarks=_list_remarks(record, {step.id for step in planned}),
-        markers=run.markers,
+        downloads=CacheCount(sum(present.values()), len(present) - sum(present.values()) - generated_count),
+        made_inputs=generated_count,
+        remarks=_list_remarks(record, {step.id for step in planned_steps}),
+        markers=opening.markers,
         workers=record.workers,
     )
 
 
 def state_of(record: JournalRecord) -> str:
-    """`complete`, `interrupted`, or `unfinished` (killed, or still under way)."""
+    """Return `complete`, `interrupted`, or `unfinished` (killed, or still running)."""
     if record.end is None:
         return "unfinished"
     return "interrupted" if record.end.interrupted else "complete"
 
 
 def format_headline(outcome: RunOutcome) -> str:
-    """`1 failed, 2 errors, 23 passed, 3 skipped (2 behind a failure)`; what went wrong comes first."""
+    """Return `1 failed, 2 errors, 23 passed, 3 skipped (2 behind a failure)`; the worst comes first."""
     texts = format_verdicts(outcome.counts)
     kinds = Counter(step.failure for step in outcome.steps if step.verdict is Verdict.XFAILED)
-    if named := ", ".join(f"{kinds[kind]} {kind}" for kind in FailureKind if kinds[kind]):
-        texts[Verdict.XFAILED] += f" ({named})"
-    behind = sum(bool(step.behind) for step in outcome.steps)
+    if kind_counts := ", ".join(f"{kinds[kind]} {kind}" for kind in FailureKind if kinds[kind]):
+        texts[Verdict.XFAILED] += f" ({kind_counts})"
+    skipped_count = sum(bool(step.behind) for step in outcome.steps)
     text = ", ".join(texts.values()) or "nothing ran"
-    text += f" ({behind} behind a failure)" if behind else ""
-    unapplied = sum(len(step.unapplied_goldens) for step in outcome.steps)
-    return f"{text}; {counted(unapplied, 'golden')} not applied" if unapplied else text
+    text += f" ({skipped_count} behind a failure)" if skipped_count else ""
+    unapplied_count = sum(len(step.unapplied_goldens) for step in outcome.steps)
+    return f"{text}; {counted(unapplied_count, 'golden')} not applied" if unapplied_count else text
 
 
 def format_verdicts(counts: Mapping[Verdict, int]) -> dict[Verdict, str]:
-    """How many there are of each verdict: `2 failed`, `1 unexpected pass`; what went wrong comes first."""
+    """Format the number of each verdict: `2 failed`, `1 unexpected pass`; the worst comes first."""
     return {verdict: verdict.format_count(counts[verdict]) for verdict in VERDICTS if counts.get(verdict)}
 
 
 def format_cache_line(outcome: RunOutcome) -> str:
-    """`compiles: 10 from cache, 0 made; files: 12 present, 0 fetched; inputs: 2 made; steps on workers: box 24`."""
+    """Format `compiles: 10 from cache, 0 made; files: 12 present, 0 fetched; inputs: 2 made; steps on workers: b 2`."""
     compiles, imports, downloads = outcome.compiles, outcome.imports, outcome.downloads
     parts = [f"compiles: {compiles.hits} from cache, {compiles.misses} made"]
     if imports.hits or imports.misses:
@@ -303,42 +303,42 @@ def format_cache_line(outcome: RunOutcome) -> str:
         parts.append(f"inputs: {outcome.made_inputs} made")
     workers = Counter(step.worker.partition("/")[0] for step in outcome.steps if step.worker)
     if workers:
-        named = [f"{name} {count}" for name, count in sorted(workers.items())]
-        parts.append(f"steps on workers: {listed(named, _MOST_WORKERS)}; to repeat a command, run its model here first")
+        counts = [f"{name} {count}" for name, count in sorted(workers.items())]
+        parts.append(f"steps on workers: {listed(counts, _MAX_WORKERS)}; to repeat a command, run its model here first")
     return "; ".join(parts)
 
 
 def read_step_outcome(step: Step, record: JournalRecord) -> StepOutcome:
-    """Join a planned step with what the journal says of it."""
-    started = record.starts.get(step.id, "")
-    found = record.results.get(step.id)
-    result = _judge(started, record) if found is None else found
-    came_to = {name: getattr(result, name) for name in _RESULT}
-    unexplained = "" if result.verdict is Verdict.PASSED else f"{result.verdict}, and the journal does not say why"
-    came_to |= {
-        "reason": one_line(result.full_reason or unexplained),
-        "diagnosis": one_line(result.reason or unexplained),
+    """Combine a planned step with its results in the journal."""
+    start_time = record.starts.get(step.id, "")
+    recorded_result = record.results.get(step.id)
+    result = _judge(start_time, record) if recorded_result is None else recorded_result
+    result_fields = {name: getattr(result, name) for name in _RESULT_FIELDS}
+    missing_reason = "" if result.verdict is Verdict.PASSED else f"{result.verdict}, and the journal does not say why"
+    result_fields |= {
+        "reason": one_line(result.full_reason or missing_reason),
+        "diagnosis": one_line(result.reason or missing_reason),
         "command": result.command or (step.command.typed if step.command else ""),
         "notes": tuple(dict.fromkeys((*step.notes, *result.notes))),
     }
     return StepOutcome(
-        **came_to,
-        **{name: getattr(step, name) for name in _PLANNED},
+        **result_fields,
+        **{name: getattr(step, name) for name in _PLANNED_FIELDS},
         role=step.name.removeprefix(step.stage).removeprefix("."),
-        unfinished=found is None,
-        never_started=found is None and not started,
-        started=started,
-        ran=bool(found.command if found else started and step.command),
+        unfinished=recorded_result is None,
+        never_started=recorded_result is None and not start_time,
+        started=start_time,
+        ran=bool(recorded_result.command if recorded_result else start_time and step.command),
     )
 
 
-def _judge(started: str, record: JournalRecord) -> Result:
-    """What stands for the result of a step without one."""
-    interrupted = record.end is not None and record.end.interrupted
-    if started:
-        how = "interrupted" if interrupted else "killed"
-        return Result(Verdict.ERROR, f"the run was {how} while this step ran")
-    if interrupted:
+def _judge(start_time: str, record: JournalRecord) -> Result:
+    """Return the result that replaces the missing one of a step."""
+    has_interrupt = record.end is not None and record.end.interrupted
+    if start_time:
+        state = "interrupted" if has_interrupt else "killed"
+        return Result(Verdict.ERROR, f"the run was {state} while this step ran")
+    if has_interrupt:
         return Result(Verdict.ERROR, "the run was interrupted before this step started")
     if record.end is None:
         return Result(Verdict.ERROR, "the run ended before this step started")
@@ -346,83 +346,87 @@ def _judge(started: str, record: JournalRecord) -> Result:
 
 
 def _list_behind_failures(
-    steps: list[StepOutcome], planned: tuple[Step, ...], record: JournalRecord
+    steps: list[StepOutcome], planned_steps: tuple[Step, ...], record: JournalRecord
 ) -> list[StepOutcome]:
-    """Name, for each skipped step, the step whose coming out badly kept it from running."""
+    """Name, for each skipped step, the step whose bad result kept it from running."""
     verdicts = {step.id: step.verdict for step in steps}
-    needs = {step.id: step.needs for step in planned}
-    own_skip = {step.id for step in planned if step.skip}
+    needs = {step.id: step.needs for step in planned_steps}
+    planned_skips = {step.id for step in planned_steps if step.skip}
 
-    def cause_of(step_id: str, seen: frozenset[str]) -> str:
+    def find_cause(step_id: str, path: frozenset[str]) -> str:
         for need in needs.get(step_id, ()):
-            if need in seen:
+            if need in path:
                 continue
             if need in verdicts and verdicts[need].blocks:
                 return need
-            if verdicts.get(need) is Verdict.SKIPPED and (cause := cause_of(need, seen | {need})):
+            if verdicts.get(need) is Verdict.SKIPPED and (cause := find_cause(need, path | {need})):
                 return cause
         return ""
 
-    judged = []
+    judged_steps = []
     for step in steps:
-        cause = "" if step.id in own_skip else cause_of(step.id, frozenset({step.id}))
+        cause = "" if step.id in planned_skips else find_cause(step.id, frozenset({step.id}))
         if cause and step.never_started and cause in record.results:
             reason = f"{cause} came out {verdicts[cause]}"
-            judged.append(replace(step, verdict=Verdict.SKIPPED, reason=reason, behind=cause))
+            judged_steps.append(replace(step, verdict=Verdict.SKIPPED, reason=reason, behind=cause))
         elif cause and step.verdict is Verdict.SKIPPED:
-            judged.append(replace(step, behind=cause))
+            judged_steps.append(replace(step, behind=cause))
         else:
-            judged.append(step)
-    return judged
+            judged_steps.append(step)
+    return judged_steps
 
 
 def _exit_code(steps: list[StepOutcome], record: JournalRecord, state: str) -> ExitCode:
     if state == "interrupted":
         return ExitCode.INTERRUPTED
-    # Of a merged run: nobody knows what the shards would have said that were not given.
+    # The results of shards that a merged run lacks are unknown.
     if not record.runs or record.run.missing_shards:
         return ExitCode.ERROR
     if not steps:
-        # An empty shard is part of a whole, which other shards may be.
+        # Other shards may have all of the selection.
         return ExitCode.OK if record.run.shard else ExitCode.NOTHING_SELECTED
     return exit_code_of(step.verdict for step in steps)
 
 
 def _make_cache_count(steps: Iterable[StepOutcome], stage: Stage) -> CacheCount:
-    ran = [step.cache for step in steps if step.stage is stage and step.cache and step.verdict != Verdict.SKIPPED]
-    hits = sum(cache.hit for cache in ran)
-    return CacheCount(hits, len(ran) - hits)
+    lookups = [step.cache for step in steps if step.stage is stage and step.cache and step.verdict != Verdict.SKIPPED]
+    hits = sum(cache.hit for cache in lookups)
+    return CacheCount(hits, len(lookups) - hits)
 
 
 def _compute_wall_seconds(record: JournalRecord) -> float:
-    """Wall time of a run in seconds: from each `run` event to the last event before the next one."""
-    # The time between a kill and the resume does not count. The last part's time is what its `end` event measured,
-    # where there is one (a monotonic clock, where the other times are of the wall clock).
+    """Compute the wall time of a run in seconds: from each opening to the last event before the next one."""
+    # The time between a kill and the resume does not count. The last part's time comes from its `end` event if there
+    # is one (from a monotonic clock, while the other times are the wall clock's).
     begins = _read_times(run.time for run in record.runs)
     end = record.end or EndEvent()
     times = _read_times((*record.starts.values(), *record.result_times.values(), end.time))
     total = 0.0
     for begin, following in zip(begins, [*begins[1:], None], strict=False):
-        own = [time for time in times if time >= begin and (following is None or time < following)]
-        measured = end.seconds if following is None else None
-        total += measured if measured is not None else (max(own, default=begin) - begin).total_seconds()
+        part_times = [time for time in times if time >= begin and (following is None or time < following)]
+        measured_seconds = end.seconds if following is None else None
+        total += (
+            measured_seconds
+            if measured_seconds is not None
+            else (max(part_times, default=begin) - begin).total_seconds()
+        )
     return total
 
 
 def _read_times(texts: Iterable[str]) -> list[datetime]:
-    """Those that are known, ISO 8601 with a zone."""
+    """Read the times that are not empty, ISO 8601 with a zone."""
     return [datetime.fromisoformat(text) for text in texts if text]
 
 
 def lock_remark(folder: str) -> list[str]:
-    """What the folder of the machine's locks says of a record; nothing where they are the user's own."""
+    """Describe the folder of the machine's locks in a record; an empty list if they are the user's own."""
     if not folder:
         return []
     return [f"the machine's locks are in {folder}: times may overlap with those of runs with other locks"]
 
 
-def remarks_of_record(kind: str, name: str, parts: int, end: EndEvent | None, *, torn: bool) -> list[str]:
-    """What a reader must know of how the record of a `kind` was written; `parts` is how often it was begun."""
+def list_record_remarks(kind: str, name: str, parts: int, end: EndEvent | None, *, torn: bool) -> list[str]:
+    """List the notes that a reader needs about the writing of a record; `parts` is the number of its openings."""
     remarks = []
     if not parts:
         remarks.append(f"the {name} does not say what was to run: its first line is missing")
@@ -439,20 +443,20 @@ def remarks_of_record(kind: str, name: str, parts: int, end: EndEvent | None, *,
     return remarks
 
 
-def _list_remarks(record: JournalRecord, planned: set[str]) -> tuple[str, ...]:
-    remarks = remarks_of_record("run", "journal", len(record.runs), record.end, torn=record.torn)
+def _list_remarks(record: JournalRecord, planned_ids: set[str]) -> tuple[str, ...]:
+    remarks = list_record_remarks("run", "journal", len(record.runs), record.end, torn=record.torn)
     if len(record.runs) > 1:
         remarks[-1] += "; the results of all its parts are counted"
     remarks += [*record.run.remarks, *lock_remark(record.run.lock_folder), *dict.fromkeys(record.remarks)]
-    lost = sorted(set(record.results) - planned)
-    if lost and record.runs:
-        noun = "a step" if len(lost) == 1 else f"{len(lost)} steps"
-        remarks.append(f"results of {noun} that the last plan no longer has are left out: {lost[0]}…")
-    # What was wrong with mirrors and the shared cache: the run continued without them, and it would not be seen.
+    unplanned_results = sorted(set(record.results) - planned_ids)
+    if unplanned_results and record.runs:
+        noun = "a step" if len(unplanned_results) == 1 else f"{len(unplanned_results)} steps"
+        remarks.append(f"results of {noun} that the last plan no longer has are left out: {unplanned_results[0]}…")
+    # A run continues without mirrors and the shared cache if they fail, so their problems are shown here.
     notes = dict.fromkeys(
-        note for result in record.results.values() for note in result.notes if _ENVIRONMENT.search(note)
+        note for result in record.results.values() for note in result.notes if _ENVIRONMENT_NOTE.search(note)
     )
-    remarks += list(notes)[:_MOST_ENVIRONMENT]
-    if len(notes) > _MOST_ENVIRONMENT:
-        remarks.append(f"{len(notes) - _MOST_ENVIRONMENT} more of this kind are in the journal")
+    remarks += list(notes)[:_MAX_ENVIRONMENT_NOTES]
+    if len(notes) > _MAX_ENVIRONMENT_NOTES:
+        remarks.append(f"{len(notes) - _MAX_ENVIRONMENT_NOTES} more of this kind are in the journal")
     return tuple(remarks)

@@ -1,4 +1,4 @@
-"""What changed against the run before: the last one of the same suite beside a run that has all of its models."""
+"""The changes since the previous run: the last one of the same suite next to a run that has all of its models."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 SUMMARY = "summary.json"
-# Runs that are looked at, the last by their names first, and bytes of what one says of itself before its chains.
-_MOST_RUNS, _HEAD = 20, 16_384
-_STARTED, _COMPLETE = re.compile(r'\n "started": "([^"]*)",\n'), '\n "state": "complete",\n'
-# A suite of thousands is not read for this.
-_LARGEST = 4_000_000
+# The runs that are searched, the last by name first, and the bytes before the chains in a summary.
+_MAX_RUNS, _HEAD_BYTES = 20, 16_384
+_START_LINE, _COMPLETE_LINE = re.compile(r'\n "started": "([^"]*)",\n'), '\n "state": "complete",\n'
+# The summary of a suite of thousands is not worth its reading.
+_MAX_SUMMARY_BYTES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Figure(Recorded):
-    """What a summary says of a figure of a chain: of times their mean, of all else what was measured."""
+    """A figure of a chain in a summary: times by their mean, all others as measured."""
 
     mean: float | None = None
     measured: float | None = None
@@ -59,15 +59,15 @@ class _Chain(Recorded):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """As `Recorded.from_dict`, with all figures that it has."""
+        """Create the chain from plain data, with all its figures; errors as of `Recorded.from_dict`."""
         keys = {figure: figure.row.key_in_summary for figure in Figure if figure.row.key_in_summary}
-        known = {figure: _Figure.from_dict(data[key]) for figure, key in keys.items() if data.get(key)}
-        return replace(super(_Chain, cls).from_dict(data), figures=known)
+        figures = {figure: _Figure.from_dict(data[key]) for figure, key in keys.items() if data.get(key)}
+        return replace(super(_Chain, cls).from_dict(data), figures=figures)
 
 
 @dataclass(frozen=True, slots=True)
 class _Summary(Recorded):
-    """What `summary.json` says of a run, as far as it is looked at here."""
+    """The parts of a run's `summary.json` that are used here."""
 
     run: str
     chains: tuple[_Chain, ...]
@@ -76,11 +76,11 @@ class _Summary(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class RunBefore:
-    """The run before, and what changed since.
+    """The previous run, and the changes since.
 
     Attributes:
         compiler: its version.
-        changes: chain, figure, what it was, what it is; and by how much of what it was, where these are numbers.
+        changes: chain, figure, old and new value; and the relative change if these are numbers.
     """
 
     run: str
@@ -89,77 +89,77 @@ class RunBefore:
 
 
 def find_changes_since(outcome: RunOutcome, folder: Path) -> RunBefore | None:
-    """What changed since the run before, of those beside a run's folder; None for none, or for a run of many chains."""
-    wanted = {(chain.id, chain.sku) for chain in outcome.chains}
-    before = (
-        None if outcome.many or not outcome.started else _find_before(outcome.suite, outcome.started, folder, wanted)
+    """Find the changes since the previous run next to a run's folder; None for none, or for a run of many chains."""
+    keys = {(chain.id, chain.sku) for chain in outcome.chains}
+    previous = (
+        None if outcome.many or not outcome.started else _find_before(outcome.suite, outcome.started, folder, keys)
     )
-    if before is None:
+    if previous is None:
         return None
-    chains = {chain.id: chain for chain in before.chains}
+    chains = {chain.id: chain for chain in previous.chains}
     changes = tuple(
         change
         for chain in outcome.chains
         for change in _find_changes(chain.id, str(chain.verdict), collect_chain_figures(chain), chains[chain.id])
     )
-    return RunBefore(before.run, before.toolchain.compiler, changes)
+    return RunBefore(previous.run, previous.toolchain.compiler, changes)
 
 
 def read_earlier_seconds(suite: str, folder: Path) -> dict[str, float]:
-    """What each step of the last complete run of a suite took, by its id, of those beside a folder of a new one."""
-    before = _find_before(suite, "9", folder)
-    return {step.id: step.seconds for chain in before.chains for step in chain.steps} if before else {}
+    """Return each step's seconds in the last complete run of a suite, by id, from the folders next to a new one's."""
+    previous = _find_before(suite, "9", folder)
+    return {step.id: step.seconds for chain in previous.chains for step in chain.steps} if previous else {}
 
 
-def _find_before(suite: str, started: str, folder: Path, wanted: Collection[tuple[str, str]] = ()) -> _Summary | None:
-    """The summary of the run of a suite that began last before a time, is complete, and has the chains on the SKUs."""
-    own = resolve_links(folder)
-    beside = sorted((path for path in own.parent.glob(f"*/{SUMMARY}") if path.parent != own), reverse=True)
-    asked = f'\n "suite": {json.dumps(suite)},\n'
-    begun: list[tuple[str, Path]] = []
-    for path in beside[:_MOST_RUNS]:
+def _find_before(suite: str, limit: str, folder: Path, keys: Collection[tuple[str, str]] = ()) -> _Summary | None:
+    """Find the summary of a suite's last complete run that started before a time and has the chains on the SKUs."""
+    run_dir = resolve_links(folder)
+    paths = sorted((path for path in run_dir.parent.glob(f"*/{SUMMARY}") if path.parent != run_dir), reverse=True)
+    suite_line = f'\n "suite": {json.dumps(suite)},\n'
+    earlier_runs: list[tuple[str, Path]] = []
+    for path in paths[:_MAX_RUNS]:
         with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as stream:
-            head = stream.read(_HEAD)
-            found = _STARTED.search(head)
-            if asked in head and _COMPLETE in head and found and found[1] < started:
-                begun.append((found[1], path))
-    for _, path in sorted(begun, reverse=True):
+            head = stream.read(_HEAD_BYTES)
+            start_match = _START_LINE.search(head)
+            if suite_line in head and _COMPLETE_LINE in head and start_match and start_match[1] < limit:
+                earlier_runs.append((start_match[1], path))
+    for _, path in sorted(earlier_runs, reverse=True):
         try:
-            if path.stat().st_size <= _LARGEST:
+            if path.stat().st_size <= _MAX_SUMMARY_BYTES:
                 summary = _Summary.from_dict(read_json(path.read_bytes()))
-                if {(chain.id, chain.sku) for chain in summary.chains}.issuperset(wanted):
+                if {(chain.id, chain.sku) for chain in summary.chains}.issuperset(keys):
                     return summary
         except (OSError, ValueError):
-            # Removed meanwhile, or cut short: the one before it is the next best.
+            # A summary that was removed meanwhile, or is incomplete, is replaced by the one before it.
             continue
     return None
 
 
 def _find_changes(
-    chain: str, verdict: str, own: ChainFigures, known: _Chain
+    chain: str, verdict: str, figures: ChainFigures, previous: _Chain
 ) -> Iterator[tuple[str, str, str, str, float | None]]:
-    if verdict != known.verdict:
-        yield chain, "verdict", known.verdict, verdict, None
-    spoilt = own.is_marked or any(step.real_time_ms and step.statistics.get("disturbed") for step in known.steps)
-    for figure, before in known.figures.items():
-        row, check = figure.row, own.find_check(figure)
-        # Of the parts of a call where both runs know them, else of the whole call.
-        parts = Figure.INSTRUCTIONS in known.figures and Figure.INSTRUCTIONS in own.values
+    if verdict != previous.verdict:
+        yield chain, "verdict", previous.verdict, verdict, None
+    noisy = figures.is_marked or any(step.real_time_ms and step.statistics.get("disturbed") for step in previous.steps)
+    for figure, old_figure in previous.figures.items():
+        row, check = figure.row, figures.find_check(figure)
+        # Instructions are compared by the parts of a call if both runs have them, else for the entire call.
+        parts = Figure.INSTRUCTIONS in previous.figures and Figure.INSTRUCTIONS in figures.values
         if not row.since or (figure.is_counted and parts is (figure is Figure.CALL_INSTRUCTIONS)):
             continue
-        was, new = before.measured, own.values.get(figure)
+        old, new = old_figure.measured, figures.values.get(figure)
         if figure is Figure.TIME:
-            was, new = before.mean, own.samples.mean_ms if own.samples else None
-        comparable = not (figure is Figure.TIME and spoilt)
-        if comparable and was and was > 0 and new is not None and row.since_margin.is_exceeded(was, new):
-            yield chain, row.since, row.write(was), row.write(new), new / was - 1
-        limits = before.limit, check.limit if check else None
-        # A step that was not reached says nothing of its limit.
-        reached = check is not None or new is not None
-        if reached and limits[0] != limits[1]:
-            then, now = ("none" if limit is None else row.write(limit) for limit in limits)
-            yield chain, f"limit of {row.since}", then, now, None
-    output = own.worst_output
-    allowed = known.quality.allowed if known.quality else ""
-    if output is not None and allowed and allowed != output.allowed:
-        yield chain, "tolerance", allowed, output.allowed, None
+            old, new = old_figure.mean, figures.samples.mean_ms if figures.samples else None
+        comparable = not (figure is Figure.TIME and noisy)
+        if comparable and old and old > 0 and new is not None and row.since_margin.is_exceeded(old, new):
+            yield chain, row.since, row.write(old), row.write(new), new / old - 1
+        limits = old_figure.limit, check.limit if check else None
+        # A step that was not reached has no limit to compare.
+        has_result = check is not None or new is not None
+        if has_result and limits[0] != limits[1]:
+            old_limit, new_limit = ("none" if limit is None else row.write(limit) for limit in limits)
+            yield chain, f"limit of {row.since}", old_limit, new_limit, None
+    output = figures.worst_output
+    old_tolerance = previous.quality.allowed if previous.quality else ""
+    if output is not None and old_tolerance and old_tolerance != output.allowed:
+        yield chain, "tolerance", old_tolerance, output.allowed, None

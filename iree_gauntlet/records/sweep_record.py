@@ -1,6 +1,6 @@
-"""What a sweep of `micro` keeps: in the journal's `run` event what was asked for, in the results what was measured.
+"""The record of a `micro` sweep: its request in the journal's `run` event, its measurements in the results.
 
-None is what was not measured.
+A measurement that was not taken is None.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-# Where the record of a point stands in the statistics of its benchmark step, and what was asked for in the event.
+# The key of a point's record in the statistics of its benchmark step, and of the request in the event.
 MICRO = "micro"
 UNREADABLE_SWEEP = (
     "It was written by another version of this toolkit, or changed: use that version, or begin a new sweep."
 )
-# What becomes of a variant; in their place, `skipped`, `failed` and `error`.
+# The states of a variant; the others are `skipped`, `failed` and `error`.
 MEASURED = "measured"
-# The compiler made the same module as for the baseline: the recipe changes nothing here.
+# The compiler built the same module as for the baseline: the recipe has no effect.
 SAME = "same module"
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio(Recorded):
-    """How many times faster something is, and its interval, None where the evidence is too little for one.
+    """A speedup factor, and its interval, which is None if there is too little evidence for one.
 
     Attributes:
         word: `faster`, `slower`, `same` or `inconclusive`.
@@ -43,7 +43,7 @@ class Ratio(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class IreeTimes(Recorded):
-    """How long IREE takes; next to the baseline, where it is another."""
+    """The time of IREE, and the speedup over the baseline, if it is another variant."""
 
     ms: float
     speedup: Ratio | None = None
@@ -51,7 +51,7 @@ class IreeTimes(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class TorchTimes(Recorded):
-    """How long torch takes, eager or compiled; next to its own baseline, and IREE's time for the same variant."""
+    """The time of torch, eager or compiled; the speedup over its own baseline, and over IREE for the same variant."""
 
     ms: float
     first_call_ms: float | None = None
@@ -64,7 +64,7 @@ class DashboardMetric:
     """A figure in the records of the benchmark database.
 
     Attributes:
-        place: of its record among those of a variant.
+        place: the position of its record among those of a variant.
         scale: the size of its unit in that of the figure.
     """
 
@@ -76,17 +76,17 @@ class DashboardMetric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantFigure:
-    """A figure of a variant, as all reports of a sweep read it: metadata of the record's field that holds it.
+    """A figure of a variant for all reports of a sweep: metadata of the record's field that holds it.
 
     Attributes:
         column: heading in the table of all figures.
-        place: of its column among those of figures, there and in `results.csv`.
-        write: the number for people, with its unit where the heading has none.
-        key: in `results.csv`, where that is not the field's name.
-        needs_time: whether tables show it only beside a time of IREE's.
-        detail: the field beside it whose text follows the number; empty where none does.
-        series: its name in a history; empty where that does not keep it.
-        part, field: where a record has it; the part is empty for the record itself.
+        place: the position of its column among those of figures, there and in `results.csv`.
+        write: formats the number for people, with its unit if the heading has none.
+        key: the column in `results.csv`, if it is not the field's name.
+        needs_time: True if tables show it only next to a time of IREE's.
+        detail: the field of the same part whose text follows the number; empty for none.
+        series: its name in a history; empty if histories omit it.
+        part, field: its location in a record; the part is empty for the record itself.
     """
 
     column: str
@@ -101,16 +101,16 @@ class VariantFigure:
     field: str = ""
 
     def read(self, variant: VariantRecord) -> float | None:
-        """Take its value; None where nothing was measured."""
+        """Return its value; None if it was not measured."""
         value: float | None = getattr(self._find_part(variant), self.field, None)
         return value
 
     def read_for_table(self, variant: VariantRecord) -> float | None:
-        """Take its value; None where tables do not show it."""
+        """Return its value; None if tables do not show it."""
         return None if self.needs_time and variant.iree is None else self.read(variant)
 
     def format(self, variant: VariantRecord) -> str:
-        """Write it for a table; empty where nothing was measured."""
+        """Format it for a table; empty if it was not measured."""
         value = self.read_for_table(variant)
         if value is None:
             return ""
@@ -122,14 +122,14 @@ class VariantFigure:
 
 
 def _declare_figure(
-    column: str, place: int, write: Callable[[float], str], metric: DashboardMetric, **others: Any
+    column: str, position: int, write: Callable[[float], str], metric: DashboardMetric, **options: Any
 ) -> Any:
-    row = VariantFigure(column=column, place=place, write=write, metric=metric, **others)
+    row = VariantFigure(column=column, place=position, write=write, metric=metric, **options)
     return field(default=None, metadata={"figure": row})
 
 
 def format_decibels(value: float) -> str:
-    """Write a signal-to-noise ratio: `42.1 dB`, `exact` where nothing differs."""
+    """Format a signal-to-noise ratio: `42.1 dB`, or `exact` without any difference."""
     return "exact" if value == math.inf else f"{value:.1f} dB"
 
 
@@ -139,7 +139,7 @@ def _format_size(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NumberErrors(Recorded):
-    """How far outputs are from those of the unchanged model: at most, by root mean square, and in dB."""
+    """The distance of outputs from those of the unchanged model: maximum, root mean square, and in dB."""
 
     max: float | None = _declare_figure(
         "max error", 0, format_error, DashboardMetric("Max Error", "", 6), key="max_error"
@@ -154,7 +154,7 @@ class NumberErrors(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class PeakShare(Recorded):
-    """How much is reached of the machine's measured peak, 1 for all of it; of `compute` or `memory`."""
+    """The fraction that is reached of the machine's measured peak, of `compute` or `memory`; 1 for all of it."""
 
     share: float | None = _declare_figure(
         "of peak",
@@ -174,8 +174,8 @@ class VariantRecord(Recorded):
         quantization, sparsity: its two parts; None for no sparsity.
         kind: `quantization`, `sparsity` or `compiler`.
         status: `measured`, `same module` (as the baseline's, which has its times), `skipped`, `failed` or `error`.
-        reason: why it is not `measured`.
-        agreement: with torch eager for the same recipe.
+        reason: the reason that it is not `measured`.
+        agreement: the agreement with torch eager for the same recipe.
     """
 
     label: str
@@ -215,14 +215,14 @@ class VariantRecord(Recorded):
     notes: tuple[str, ...] = ()
 
 
-_PARTS: dict[str, type] = {"error": NumberErrors, "": VariantRecord, "roofline": PeakShare}
+_RECORD_TYPES: dict[str, type] = {"error": NumberErrors, "": VariantRecord, "roofline": PeakShare}
 _FIGURES: list[VariantFigure] = [
-    replace(item.metadata["figure"], part=part, field=item.name)
-    for part, kind in _PARTS.items()
-    for item in fields(kind)
-    if "figure" in item.metadata
+    replace(attribute.metadata["figure"], part=part, field=attribute.name)
+    for part, record_type in _RECORD_TYPES.items()
+    for attribute in fields(record_type)
+    if "figure" in attribute.metadata
 ]
-# In the order of columns.
+# The figures in the order of their columns.
 VARIANT_FIGURES = tuple(sorted(_FIGURES, key=lambda figure: figure.place))
 
 
@@ -245,7 +245,7 @@ class PointFacts(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointRecord(Recorded):
-    """A point that was measured, by blocks of rounds that count, and those that were disturbed and taken again."""
+    """A measured point, with the number of blocks that count, and of disturbed ones that were measured again."""
 
     point: PointFacts
     variants: tuple[VariantRecord, ...]
@@ -257,13 +257,13 @@ class PointRecord(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepAsked(Recorded):
-    """What a sweep was asked for.
+    """The request of a sweep.
 
     Attributes:
         digest: SHA-256 of the configuration.
-        refused: points whose device is not there, with the reason.
-        output_dir, output: where copies of the results go, from the working directory; empty for nowhere.
-        iree: which IREE, by the options that choose it.
+        refused: points whose device is missing, with the reason.
+        output_dir, output: destinations of copies of the results, from the working directory; empty for none.
+        iree: the options that choose the IREE.
     """
 
     config: str

@@ -1,1 +1,1 @@
-"""What reads records and edits specs or caches."""
+"""Maintenance of caches and specs, by records of runs."""

@@ -4,8 +4,8 @@
       {"kind": "artifact", "name": "https/host/a.irpa", "url": "https://host/a.irpa", "sha256": "…", "size": 12},
       {"kind": "module", "name": "<key>", "url": "", "sha256": "…", "size": 34}]}
 
-The files follow in this order, under the names `files/000001` and so on. Where an artifact goes is decided by its URL
-and where a module goes by its key, never by what an archive says.
+The files follow in this order, under the names `files/000001` and so on. An artifact's URL and a module's key
+determine their paths in the cache; the archive never does.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import open_progress, write_line
 from iree_gauntlet.settings import find_runs_folder
 from iree_gauntlet.system.atomic import reserve_file, sync_folder
-from iree_gauntlet.upkeep.cache_list import CachePlace, explain_refusals, open_cache
+from iree_gauntlet.upkeep.cache_list import ProjectCache, explain_file_errors, open_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -59,27 +59,27 @@ if TYPE_CHECKING:
 
 
 _MANIFEST_FILE = "manifest.json"
-# At some 300 bytes a file, far more than any suite has.
-_LONGEST_MANIFEST = 64 << 20
+# A file takes some 300 bytes, so this is far more than any suite needs.
+_MAX_MANIFEST_BYTES = 64 << 20
 
 _FORMAT = 1
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_SHOWN = 120
-_SHOWN_PROBLEMS = 20
+_MAX_CHARS = 120
+_MAX_PROBLEMS = 20
 
 
-class PackedKind(StrEnum):
-    """What a file of an archive is."""
+class FileKind(StrEnum):
+    """The kinds of files in an archive."""
 
     ARTIFACT = "artifact"
     MODULE = "module"
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """A file of an archive, of so many bytes; `url` is an artifact's source, empty for a module."""
+class FileEntry:
+    """A file of an archive, with its size in bytes; `url` is an artifact's source, empty for a module."""
 
-    kind: PackedKind
+    kind: FileKind
     name: str
     url: str
     sha256: str
@@ -87,7 +87,7 @@ class Packed:
 
 
 def export_cache(request: RunRequest, archive: str) -> ExitCode:
-    """Packs the artifacts that the selected cases need, fetched first where they are missing, and their modules."""
+    """Pack the artifacts of the selected cases, fetched first if they are missing, and their modules."""
     if not archive:
         raise UsageError("--output is missing: which archive is to be written?", "Such as --output suite.tar")
     output = Path(archive)
@@ -96,54 +96,57 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
     selection = select(request.selection, request.defaults)
     selection.require_sound()
     with open_progress(sys.stderr) as progress:
-        machine = open_workbench(request.toolchain, progress, request.network, need_toolchain=False)
-        steps = _plan_steps(selection, machine)
+        workbench = open_workbench(request.toolchain, progress, request.network, need_toolchain=False)
+        steps = _plan_steps(selection, workbench)
         if request.network.offline:
-            missing = find_missing_files(steps, (*selection.cases.cases, *selection.cases.required), machine.store)
+            missing = find_missing_files(steps, (*selection.cases.cases, *selection.cases.required), workbench.store)
             if missing:
                 raise GauntletError(describe_missing(missing))
-        fetched = _fetch_all(steps, machine.store)
-        # Now that every program is known, the modules' keys are known. Synthetic weights are made on the other machine;
-        # failures that the cache remembers have no module, and happen there again.
-        hits = [step for step in _plan_steps(selection, machine) if step.stage.row.makes_modules and step.cache.hit]
-        entries = {key: machine.modules.lookup(key).entry for key in dict.fromkeys(step.cache.key for step in hits)}
+        artifacts = _fetch_all(steps, workbench.store)
+        # The modules' keys can be computed once every program is in the store. The other machine generates synthetic
+        # weights itself; cached failures have no module, and happen there again.
+        hits = [step for step in _plan_steps(selection, workbench) if step.stage.row.makes_modules and step.cache.hit]
+        entries = {key: workbench.modules.lookup(key).entry for key in dict.fromkeys(step.cache.key for step in hits)}
         keys = [key for key, entry in entries.items() if entry is not None and entry.files]
-    files = [Packed(PackedKind.ARTIFACT, local_name(item.url), item.url, item.sha256, item.bytes) for item in fetched]
-    contents: list[Callable[[], Iterator[bytes]]] = [partial(_read_blocks, item.path) for item in fetched]
-    leases = Leases(machine.cache_dir)
-    with explain_refusals(machine.cache_dir):
+    files = [
+        FileEntry(FileKind.ARTIFACT, local_name(artifact.url), artifact.url, artifact.sha256, artifact.bytes)
+        for artifact in artifacts
+    ]
+    contents: list[Callable[[], Iterator[bytes]]] = [partial(_read_blocks, artifact.path) for artifact in artifacts]
+    leases = Leases(workbench.cache_dir)
+    with explain_file_errors(workbench.cache_dir):
         for key in keys:
-            folder = machine.modules.folder_of(key)
+            folder = workbench.modules.folder_of(key)
             leases.use(folder)
             content = partial(_pack_module, folder, key)
             digest = hashlib.sha256()
             for block in content():
                 digest.update(block)
-            files.append(Packed(PackedKind.MODULE, key, "", digest.hexdigest(), packed_bytes(folder, key)))
+            files.append(FileEntry(FileKind.MODULE, key, "", digest.hexdigest(), packed_bytes(folder, key)))
             contents.append(content)
         size = _write(output, selection.name, files, contents)
-    made = sum(step.stage.row.makes_modules for step in steps)
-    write_line(f"{output}: {counted(len(fetched), 'artifact')} and {counted(len(keys), 'module')}, {byte_size(size)}")
-    if made > len(keys):
-        why = "" if machine.toolchain else "; there is no IREE here to tell which modules it needs"
-        write_line(f"{made - len(keys)} of {made} imports and compiles are not in the cache: made there{why}")
+    total = sum(step.stage.row.makes_modules for step in steps)
+    write_line(f"{output}: {counted(len(artifacts), 'artifact')} and {counted(len(keys), 'module')}, {byte_size(size)}")
+    if total > len(keys):
+        reason = "" if workbench.toolchain else "; there is no IREE here to tell which modules it needs"
+        write_line(f"{total - len(keys)} of {total} imports and compiles are not in the cache: made there{reason}")
     return ExitCode.OK
 
 
 def import_cache(archive: Path, cache_dir: str) -> ExitCode:
-    """Puts what an archive holds into the cache; a file that is wrong is left out, and the rest is put there."""
-    # It may be the first thing that a new cache gets.
-    place = open_cache(cache_dir, may_be_new=True)
+    """Put the content of an archive into the cache, but for damaged files."""
+    # The import may create the cache.
+    cache = open_cache(cache_dir, may_be_new=True)
     try:
         stream = archive.open("rb", buffering=0)
     except OSError as error:
         raise UsageError(f"{archive}: {error.strerror}", "Name an archive that `cache.export` has written.") from error
-    with stream, explain_refusals(place.root):
-        return _Import(archive, stream, place).run()
+    with stream, explain_file_errors(cache.root):
+        return _Import(archive, stream, cache).run()
 
 
-def _plan_steps(selection: Selection, machine: Workbench) -> Sequence[Step]:
-    context = plan_context(machine, find_runs_folder() / f"next-{selection.name}")
+def _plan_steps(selection: Selection, workbench: Workbench) -> Sequence[Step]:
+    context = plan_context(workbench, find_runs_folder() / f"next-{selection.name}")
     plan = make_plan(selection.cases, selection.stages, context)
     if plan.problems:
         raise SpecError(list(plan.problems))
@@ -151,21 +154,21 @@ def _plan_steps(selection: Selection, machine: Workbench) -> Sequence[Step]:
 
 
 def _fetch_all(steps: Sequence[Step], store: ArtifactStore) -> list[Fetched]:
-    """Every file of the network that the steps read; what is made (`random:`) or the user's own (`file:`) stays."""
-    urls = dict.fromkeys(item.url for step in steps if step.stage.row.fetches for item in step.inputs)
-    found: list[Fetched] = []
-    failed: list[ArtifactError] = []
+    """Fetch all files that the steps read from the network, but no generated (`random:`) or local (`file:`) ones."""
+    urls = dict.fromkeys(source_file.url for step in steps if step.stage.row.fetches for source_file in step.inputs)
+    artifacts: list[Fetched] = []
+    errors: list[ArtifactError] = []
     for url in urls:
         if isinstance(parse_source(url), RemoteSource | PypiSource):
             try:
-                found.append(store.fetch(url))
+                artifacts.append(store.fetch(url))
             except ArtifactError as error:
-                failed.append(error)
-    if failed:
-        lines = [f"  {error.what}" for error in failed]
-        what = f"{len(failed)} of {len(urls)} files are not available:\n"
-        raise GauntletError(what + "\n".join(lines), failed[0].hint)
-    return found
+                errors.append(error)
+    if errors:
+        lines = [f"  {error.what}" for error in errors]
+        message = f"{len(errors)} of {len(urls)} files are not available:\n"
+        raise GauntletError(message + "\n".join(lines), errors[0].hint)
+    return artifacts
 
 
 def _read_blocks(path: Path) -> Iterator[bytes]:
@@ -178,138 +181,138 @@ def _pack_module(folder: Path, key: str) -> Iterator[bytes]:
     try:
         yield from pack(folder, key)
     except DamageError as error:
-        what = f"module {key[:12]} in {folder}: {error}"
-        raise GauntletError(what, "`cache.verify` repairs the cache; then export again.") from error
+        message = f"module {key[:12]} in {folder}: {error}"
+        raise GauntletError(message, "`cache.verify` repairs the cache; then export again.") from error
 
 
-def _write(output: Path, suite: str, files: Sequence[Packed], contents: Sequence[Callable[[], Iterator[bytes]]]) -> int:
-    """Writes the archive; its size in bytes."""
+def _write(path: Path, suite: str, files: Sequence[FileEntry], readers: Sequence[Callable[[], Iterator[bytes]]]) -> int:
+    """Write the archive; return its size in bytes."""
     manifest = format_manifest(files, suite, __version__)
     total = archive_bytes([len(manifest), *(file.size for file in files)])
-    target = output.absolute()
+    target = path.absolute()
     with (
-        replace_artifact(target, str(output)) as temporary,
+        replace_artifact(target, str(path)) as temporary,
         temporary.open("xb") as stream,
         open_progress(sys.stderr) as progress,
     ):
         progress.work("packing", total)
-        require_space(target.parent, str(output), total)
+        require_space(target.parent, str(path), total)
         for block in member(_MANIFEST_FILE, len(manifest), [manifest]):
             stream.write(block)
-        for index, (file, content) in enumerate(zip(files, contents, strict=True)):
+        for index, (file, content) in enumerate(zip(files, readers, strict=True)):
             digest = hashlib.sha256()
-            what = f"{file.url or file.name} is not what it was when it was hashed: nothing was written"
-            changed = GauntletError(what, "`cache.verify` finds and repairs what is damaged.")
+            message = f"{file.url or file.name} is not what it was when it was hashed: nothing was written"
+            change_error = GauntletError(message, "`cache.verify` finds and repairs what is damaged.")
             try:
                 for block in member(name_member(index), file.size, _watch(content(), digest.update)):
                     stream.write(block)
                     progress.advance(len(block))
             except DamagedArchiveError as error:
-                raise changed from error
+                raise change_error from error
             if digest.hexdigest() != file.sha256:
-                raise changed
+                raise change_error
         stream.write(END)
     sync_folder(target.parent)
     return total
 
 
-def _watch(blocks: Iterator[bytes], watch: Callable[[bytes], None]) -> Iterator[bytes]:
+def _watch(blocks: Iterator[bytes], observe: Callable[[bytes], None]) -> Iterator[bytes]:
     for block in blocks:
-        watch(block)
+        observe(block)
         yield block
 
 
 class _Import:
     """The import of one archive."""
 
-    def __init__(self, archive: Path, stream: BinaryIO, place: CachePlace) -> None:
+    def __init__(self, archive: Path, stream: BinaryIO, cache: ProjectCache) -> None:
         self.archive = archive
         self.stream = stream
-        self.place = place
-        self.store = place.store(Progress(), offline=True)
-        self.modules = ModuleCache(place.root)
+        self.cache = cache
+        self.store = cache.store(Progress(), offline=True)
+        self.modules = ModuleCache(cache.root)
         self.problems: list[str] = []
-        self.arrived: list[Packed] = []
-        self.present: list[Packed] = []
-        self.reached = 0
+        self.new_files: list[FileEntry] = []
+        self.old_files: list[FileEntry] = []
+        self.processed_count = 0
 
     def run(self) -> ExitCode:
         reader = ArchiveReader(self.stream)
-        listed, files = b"", list[Packed]()
+        manifest, files = b"", list[FileEntry]()
         try:
-            listed = reader.first(_MANIFEST_FILE, _LONGEST_MANIFEST)
-            files = read_manifest(listed)
+            manifest = reader.first(_MANIFEST_FILE, _MAX_MANIFEST_BYTES)
+            files = read_manifest(manifest)
             with open_progress(sys.stderr) as progress:
                 progress.work("unpacking", sum(file.size for file in files))
                 self._unpack(reader, files, progress)
             reader.end()
         except DamagedArchiveError as error:
-            self.problems.append(f"{self.archive}: {self._damage(error, listed, files)}")
-        write_line(f"{self.place.root}: {_count(self.arrived)} put there, {_count(self.present)} there already")
+            self.problems.append(f"{self.archive}: {self._damage(error, manifest, files)}")
+        write_line(f"{self.cache.root}: {_count(self.new_files)} put there, {_count(self.old_files)} there already")
         if not self.problems:
             return ExitCode.OK
-        lines = ["not all of the archive was taken:", *(f"  {problem}" for problem in self.problems[:_SHOWN_PROBLEMS])]
-        if (more := len(self.problems) - _SHOWN_PROBLEMS) > 0:
-            lines.append(f"  and {more} more")
-        what = "\n".join(lines) if len(self.problems) > 1 else self.problems[0]
-        raise GauntletError(what, "Make the archive again on the other machine, or copy it again.")
+        lines = ["not all of the archive was taken:", *(f"  {problem}" for problem in self.problems[:_MAX_PROBLEMS])]
+        if (hidden_count := len(self.problems) - _MAX_PROBLEMS) > 0:
+            lines.append(f"  and {hidden_count} more")
+        message = "\n".join(lines) if len(self.problems) > 1 else self.problems[0]
+        raise GauntletError(message, "Make the archive again on the other machine, or copy it again.")
 
-    def _damage(self, error: DamagedArchiveError, listed: bytes, files: Sequence[Packed]) -> str:
-        """What is wrong with the archive, in which of its files, and how many before that are right."""
-        what = str(error)
+    def _damage(self, error: DamagedArchiveError, manifest: bytes, files: Sequence[FileEntry]) -> str:
+        """Describe the damage of the archive: in which of its files, and how many before that are intact."""
+        message = str(error)
         if not files:
-            return what
+            return message
         if isinstance(error, CutArchiveError):
-            whole = archive_bytes([len(listed), *(file.size for file in files)])
-            place = "behind its last file"
-            if self.reached < len(files):
-                at = files[self.reached]
-                place = f"in {at.url or at.name} (file {self.reached + 1} of {len(files)})"
-            what = f"it ends after {self.archive.stat().st_size:,} of {whole:,} bytes, {place}"
-        right = [file for file in files[: self.reached] if file in self.arrived or file in self.present]
-        size = byte_size(sum(file.size for file in right))
-        return f"{what}; {len(right)} of {len(files)} files ({size}) arrived and are right"
+            total_bytes = archive_bytes([len(manifest), *(file.size for file in files)])
+            position = "behind its last file"
+            if self.processed_count < len(files):
+                next_file = files[self.processed_count]
+                position = f"in {next_file.url or next_file.name} (file {self.processed_count + 1} of {len(files)})"
+            message = f"it ends after {self.archive.stat().st_size:,} of {total_bytes:,} bytes, {position}"
+        intact = [file for file in files[: self.processed_count] if file in self.new_files or file in self.old_files]
+        size = byte_size(sum(file.size for file in intact))
+        return f"{message}; {len(intact)} of {len(files)} files ({size}) arrived and are right"
 
-    def _unpack(self, reader: ArchiveReader, files: Sequence[Packed], progress: Painter) -> None:
-        self.place.root.mkdir(parents=True, exist_ok=True)
-        wanted = list(map(self._is_wanted, files))
-        needed = sum(file.size for file, want in zip(files, wanted, strict=True) if want)
-        # Not more than the archive can have: its manifest may be a lie.
-        require_space(self.place.root, str(self.archive), min(needed, self.archive.stat().st_size))
-        for index, (file, want) in enumerate(zip(files, wanted, strict=True)):
+    def _unpack(self, reader: ArchiveReader, files: Sequence[FileEntry], progress: Painter) -> None:
+        self.cache.root.mkdir(parents=True, exist_ok=True)
+        import_flags = list(map(self._needs_import, files))
+        needed_bytes = sum(file.size for file, needs_import in zip(files, import_flags, strict=True) if needs_import)
+        # A false manifest must not require more space than the archive's size.
+        require_space(self.cache.root, str(self.archive), min(needed_bytes, self.archive.stat().st_size))
+        for index, (file, needs_import) in enumerate(zip(files, import_flags, strict=True)):
             name = name_member(index)
-            if want:
+            if needs_import:
                 digest = hashlib.sha256()
                 content = _watch(reader.member(name, file.size), lambda block: progress.advance(len(block)))
-                take = self._take_artifact if file.kind is PackedKind.ARTIFACT else self._take_module
+                take = self._take_artifact if file.kind is FileKind.ARTIFACT else self._take_module
                 problem = take(file, _watch(content, digest.update), digest)
                 if problem:
                     self.problems.append(problem)
                 else:
-                    self.arrived.append(file)
+                    self.new_files.append(file)
             else:
                 reader.skip(name, file.size, self.stream)
                 progress.advance(file.size)
-            self.reached = index + 1
+            self.processed_count = index + 1
 
-    def _is_wanted(self, file: Packed) -> bool:
-        if file.kind is PackedKind.MODULE:
-            wanted = self.modules.lookup(file.name).entry is None
+    def _needs_import(self, file: FileEntry) -> bool:
+        if file.kind is FileKind.MODULE:
+            needs_import = self.modules.lookup(file.name).entry is None
         else:
-            pin = self.place.pins.of(file.name)
+            pin = self.cache.pins.of(file.name)
             if pin is not None and pin.sha256 != file.sha256:
-                said = f"{file.url}: the archive has sha256 {file.sha256}, {pin.path} says {pin.sha256}"
-                self.problems.append(f"{said}; nothing was replaced")
+                message = f"{file.url}: the archive has sha256 {file.sha256}, {pin.path} says {pin.sha256}"
+                self.problems.append(f"{message}; nothing was replaced")
                 return False
-            wanted = self.store.verified.known(self.store.path(file.url)) != file.sha256
-        if not wanted:
-            self.present.append(file)
-        return wanted
+            needs_import = self.store.verified.known(self.store.path(file.url)) != file.sha256
+        if not needs_import:
+            self.old_files.append(file)
+        return needs_import
 
-    def _take_artifact(self, file: Packed, blocks: Iterator[bytes], digest: Any) -> str:
-        """Puts an artifact into the store; what is wrong, empty for nothing."""
-        with reserve_file(self.place.root / "imported") as temporary:
-            with explain_disk_errors(self.place.root, file.url), temporary.open("xb") as stream:
+    def _take_artifact(self, file: FileEntry, blocks: Iterator[bytes], digest: Any) -> str:
+        """Put an artifact into the store; return the problem, empty for none."""
+        with reserve_file(self.cache.root / "imported") as temporary:
+            with explain_disk_errors(self.cache.root, file.url), temporary.open("xb") as stream:
                 for block in blocks:
                     stream.write(block)
             if digest.hexdigest() != file.sha256:
@@ -318,80 +321,84 @@ class _Import:
                 self.store.adopt(file.url, temporary, file.sha256, Progress())
             except ArtifactError as error:
                 return error.what
-            # Another file, of a hash that is not pinned, may have been there.
-            held = self.store.known_hash(file.url)
-            return "" if held == file.sha256 else f"{file.url}: the cache has one of sha256 {held}, which was kept"
+            # The store may already have another file with an unpinned hash.
+            known_hash = self.store.known_hash(file.url)
+            return (
+                ""
+                if known_hash == file.sha256
+                else f"{file.url}: the cache has one of sha256 {known_hash}, which was kept"
+            )
 
-    def _take_module(self, file: Packed, blocks: Iterator[bytes], digest: Any) -> str:
-        """Puts a module into the cache; what is wrong, empty for nothing."""
+    def _take_module(self, file: FileEntry, blocks: Iterator[bytes], digest: Any) -> str:
+        """Put a module into the cache; return the problem, empty for none."""
         with self.modules.incoming(file.name) as folder:
             try:
                 hashes = unpack(Blocks(blocks), file.name, folder, size=file.size)
             except DamageError as error:
-                # The files after it may be right.
+                # The files after it may be intact, so its blocks are skipped.
                 for _ in blocks:
                     pass
                 return f"module {file.name[:12]}: {error}"
             if digest.hexdigest() != file.sha256:
                 return f"module {file.name[:12]}: {_describe_difference(file, digest)}"
-            published = self.modules.adopt(folder, file.name, hashes)
-        return "" if published.entry else f"module {file.name[:12]}: {published.note}"
+            publication = self.modules.adopt(folder, file.name, hashes)
+        return "" if publication.entry else f"module {file.name[:12]}: {publication.note}"
 
 
-def _describe_difference(file: Packed, digest: Any) -> str:
+def _describe_difference(file: FileEntry, digest: Any) -> str:
     return f"its content has sha256 {digest.hexdigest()}, the archive's {_MANIFEST_FILE} says {file.sha256}; not taken"
 
 
-def _count(files: Sequence[Packed]) -> str:
-    artifacts = sum(file.kind is PackedKind.ARTIFACT for file in files)
+def _count(files: Sequence[FileEntry]) -> str:
+    artifacts = sum(file.kind is FileKind.ARTIFACT for file in files)
     size = byte_size(sum(file.size for file in files))
     return f"{counted(artifacts, 'artifact')} and {counted(len(files) - artifacts, 'module')} ({size})"
 
 
 def name_member(index: int) -> str:
-    """The name, in the archive, of the file at a place of the manifest (from 0 on)."""
+    """Return the name, in the archive, of the file at an index of the manifest (from 0 on)."""
     return f"files/{index + 1:06d}"
 
 
-def format_manifest(files: Sequence[Packed], suite: str, version: str) -> bytes:
-    """The manifest of an archive."""
+def format_manifest(files: Sequence[FileEntry], suite: str, version: str) -> bytes:
+    """Format the manifest of an archive."""
     head = json.dumps({"format": _FORMAT, "suite": suite, "version": version})
     lines = ",\n".join(json.dumps(asdict(file)) for file in files)
     return f'{head[:-1]}, "files": [\n{lines}\n]}}\n'.encode("ascii")
 
 
-def read_manifest(data: bytes) -> list[Packed]:
-    """The files of an archive.
+def read_manifest(manifest: bytes) -> list[FileEntry]:
+    """Read the list of an archive's files.
 
     Raises:
-        DamagedArchiveError: the manifest is not as this toolkit writes it, or names what no cache keeps.
+        DamagedArchiveError: the manifest is not as this toolkit writes it, or has names that no cache uses.
     """
     try:
-        document = json.loads(data)
+        document = json.loads(manifest)
         if document["format"] != _FORMAT:
             raise DamagedArchiveError(
-                f"its format is {document['format']!r:.{_SHOWN}}, and this toolkit reads {_FORMAT}"
+                f"its format is {document['format']!r:.{_MAX_CHARS}}, and this toolkit reads {_FORMAT}"
             )
-        found = [_parse_packed(item) for item in document["files"]]
+        files = [_parse_entry(entry) for entry in document["files"]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedArchiveError(f"its {_MANIFEST_FILE} is not as it was written") from error
-    names = {(file.kind, file.name.casefold()) for file in found}
-    if len(names) != len(found):
+    names = {(file.kind, file.name.casefold()) for file in files}
+    if len(names) != len(files):
         raise DamagedArchiveError(f"its {_MANIFEST_FILE} names a file twice")
-    return found
+    return files
 
 
-def _parse_packed(item: dict[str, object]) -> Packed:
-    file = Packed(**item)  # type: ignore[arg-type]
+def _parse_entry(fields: dict[str, object]) -> FileEntry:
+    file = FileEntry(**fields)  # type: ignore[arg-type]
     texts = (file.kind, file.name, file.url, file.sha256)
-    is_sized = type(file.size) is int and file.size >= 0
-    if not is_sized or not all(isinstance(text, str) for text in texts) or not _SHA256.fullmatch(file.sha256):
+    has_size = type(file.size) is int and file.size >= 0
+    if not has_size or not all(isinstance(text, str) for text in texts) or not _SHA256.fullmatch(file.sha256):
         raise ValueError
-    known = file.kind == PackedKind.MODULE and is_key(file.name) and not file.url
-    if file.kind == PackedKind.ARTIFACT:
+    is_valid = file.kind == FileKind.MODULE and is_key(file.name) and not file.url
+    if file.kind == FileKind.ARTIFACT:
         with suppress(ArtifactError):
             source = parse_source(file.url)
-            known = isinstance(source, RemoteSource | PypiSource) and source.local_name == file.name
-    if known:
-        return replace(file, kind=PackedKind(file.kind))
-    raise DamagedArchiveError(f"its {_MANIFEST_FILE} names {file.name!a:.{_SHOWN}}, which is no place in a cache")
+            is_valid = isinstance(source, RemoteSource | PypiSource) and source.local_name == file.name
+    if is_valid:
+        return replace(file, kind=FileKind(file.kind))
+    raise DamagedArchiveError(f"its {_MANIFEST_FILE} names {file.name!a:.{_MAX_CHARS}}, which is no place in a cache")

@@ -1,4 +1,4 @@
-"""The tasks that look at the cache: `cache.list` and `cache.where`."""
+"""The tasks that show the cache: `cache.list` and `cache.where`."""
 
 from __future__ import annotations
 
@@ -30,53 +30,53 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# A folder in which something was fetched or compiled has at least one of these.
-_MARKS = ("locks", "verified", "leases", "modules/making", "modules/by-name")
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+# Any cache that was used has at least one of these folders.
+_CACHE_FOLDERS = ("locks", "verified", "leases", "modules/making", "modules/by-name")
+_MINUTE_SECONDS, _HOUR_SECONDS, _DAY_SECONDS = 60, 3600, 86400
 _SCHEMA = 1
 
 
 def list_cache(cache_dir: str, match: str, *, as_json: bool) -> ExitCode:
-    """Prints what is in the cache, and the toolchains that all projects share, the largest first."""
-    place, folder = open_cache(cache_dir), find_toolchains_folder()
-    with explain_refusals(place.root):
-        items = take_inventory(place.root, place.pins)
-        # Where the cache is named for all projects, they are in it.
-        shared = [] if folder.is_relative_to(place.root) else list_toolchains(folder, folder)
+    """Print the content of the cache, and the toolchains that all projects share, the largest first."""
+    cache, folder = open_cache(cache_dir), find_toolchains_folder()
+    with explain_file_errors(cache.root):
+        items = take_inventory(cache.root, cache.pins)
+        # The toolchains may be inside the cache, if it is set for all projects.
+        shared_items = [] if folder.is_relative_to(cache.root) else list_toolchains(folder, folder)
     if match:
-        items, shared = (
-            [item for item in some if fnmatchcase(item.name, match) or fnmatchcase(item.path, match)]
-            for some in (items, shared)
+        items, shared_items = (
+            [item for item in group if fnmatchcase(item.name, match) or fnmatchcase(item.path, match)]
+            for group in (items, shared_items)
         )
-        if not items and not shared:
+        if not items and not shared_items:
             raise NothingSelectedError(
-                f"--match {match} matches nothing in {place.root}", "`cache.list` shows all names; * also matches /."
+                f"--match {match} matches nothing in {cache.root}", "`cache.list` shows all names; * also matches /."
             )
-    for some in (items, shared):
-        some.sort(key=lambda item: (-item.bytes, item.path))
+    for group in (items, shared_items):
+        group.sort(key=lambda item: (-item.bytes, item.path))
     if as_json:
         document = {
             "schema": _SCHEMA,
-            "cache": str(place.root),
+            "cache": str(cache.root),
             "bytes": sum(item.bytes for item in items),
             "items": [asdict(item) for item in items],
             "toolchains": {
                 "folder": str(folder),
-                "bytes": sum(item.bytes for item in shared),
-                "items": [asdict(item) for item in shared],
+                "bytes": sum(item.bytes for item in shared_items),
+                "items": [asdict(item) for item in shared_items],
             },
         }
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
         return ExitCode.OK
-    if items or shared:
+    if items or shared_items:
         now = time.time()
-        head = ("SIZE", "LAST USE", "KIND", "PINNED", "VERIFIED", "NAME")
-        print_table([head, *(_make_row(item, now) for item in (*items, *shared))])
-        for some, where in ((items, str(place.root)), (shared, f"{folder}, which all projects share")):
-            if some:
-                sys.stdout.write(f"{_describe_sizes(some)} in {where}\n")
+        headings = ("SIZE", "LAST USE", "KIND", "PINNED", "VERIFIED", "NAME")
+        print_table([headings, *(_make_row(item, now) for item in (*items, *shared_items))])
+        for group, location in ((items, str(cache.root)), (shared_items, f"{folder}, which all projects share")):
+            if group:
+                sys.stdout.write(f"{_describe_sizes(group)} in {location}\n")
     else:
-        sys.stdout.write(f"nothing is in {place.root}\n")
+        sys.stdout.write(f"nothing is in {cache.root}\n")
     return ExitCode.OK
 
 
@@ -90,46 +90,46 @@ def _describe_sizes(items: Sequence[Item]) -> str:
 
 
 def _make_row(item: Item, now: float) -> tuple[str, ...]:
-    verified = {True: "yes", False: "no", None: ""}[item.verified]
-    of = f" of {byte_size(item.total)}" if item.total else ""
-    arrived = f" ({byte_size(item.present)}{of} arrived)" if item.kind is ItemKind.UNFINISHED else ""
+    verified_label = {True: "yes", False: "no", None: ""}[item.verified]
+    total = f" of {byte_size(item.total)}" if item.total else ""
+    arrived_label = f" ({byte_size(item.present)}{total} arrived)" if item.kind is ItemKind.UNFINISHED else ""
     age = format_age(now - item.last_use)
-    return byte_size(item.bytes), age, item.kind, item.pin, verified, f"{item.name}{arrived}"
+    return byte_size(item.bytes), age, item.kind, item.pin, verified_label, f"{item.name}{arrived_label}"
 
 
 def where(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:
-    """Prints where the file of a URL is or will be; ERROR where it is not there."""
+    """Print the path of a URL's file, also before it exists; return ERROR if it does not."""
     try:
         name, source = local_name(url), parse_source(url)
     except ArtifactError as error:
         raise UsageError(error.what, error.hint) from error
-    place = open_cache(cache_dir)
-    with explain_refusals(place.root):
-        store = place.store(Progress(), offline=True)
-        path, present = store.path(url), store.present(url)
-        pin = place.pins.of(name)
-        verified = present and bool(store.verified.known(path))
-        places = _list_places(source, place.configuration)
+    cache = open_cache(cache_dir)
+    with explain_file_errors(cache.root):
+        store = cache.store(Progress(), offline=True)
+        path, is_present = store.path(url), store.present(url)
+        pin = cache.pins.of(name)
+        is_verified = is_present and bool(store.verified.known(path))
+        locations = _list_places(source, cache.configuration)
         if as_json:
             document = {
                 "schema": _SCHEMA,
                 "url": url,
                 "path": str(path),
-                "present": present,
-                "verified": verified,
+                "present": is_present,
+                "verified": is_verified,
                 "sha256": store.known_hash(url),
                 "pinned_in": str(pin.path) if pin else "",
-                "places": places,
+                "places": locations,
             }
             sys.stdout.write(json.dumps(document, indent=1) + "\n")
-            return ExitCode.OK if present else ExitCode.ERROR
+            return ExitCode.OK if is_present else ExitCode.ERROR
         sys.stdout.write(f"{path}\n")
         sys.stdout.flush()
-        if not present:
-            wrong = path.is_file()
-            state = "there, but not what it should be: it will be fetched again" if wrong else "not there"
+        if not is_present:
+            is_wrong = path.is_file()
+            state = "there, but not what it should be: it will be fetched again" if is_wrong else "not there"
         else:
-            state = "present, verified" if verified else "present, not verified yet: its next use will"
+            state = "present, verified" if is_verified else "present, not verified yet: its next use will"
         lines = [state]
         if pin:
             lines.append(f"pinned: sha256 {pin.sha256} in {pin.path}")
@@ -137,14 +137,14 @@ def where(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:
             lines.append("needs no pin")
         else:
             lines.append("not pinned yet")
-        if not present or place.configuration.mirrors:
-            lines += ["comes from, in this order:", *(f"  {item}" for item in places)]
-        if not present and not isinstance(source, FileSource):
-            folder = f"incoming/{lock_of(place.root, url).stem}"
-            begun = [item for item in take_inventory(place.root, place.pins) if item.path == folder and item.present]
-            lines[1:1] = [f"{byte_size(item.present)} of it have arrived: the next fetch continues" for item in begun]
+        if not is_present or cache.configuration.mirrors:
+            lines += ["comes from, in this order:", *(f"  {location}" for location in locations)]
+        if not is_present and not isinstance(source, FileSource):
+            folder = f"incoming/{lock_of(cache.root, url).stem}"
+            parts = [item for item in take_inventory(cache.root, cache.pins) if item.path == folder and item.present]
+            lines[1:1] = [f"{byte_size(item.present)} of it have arrived: the next fetch continues" for item in parts]
         sys.stderr.write("".join(f"{line}\n" for line in lines))
-        return ExitCode.OK if present else ExitCode.ERROR
+        return ExitCode.OK if is_present else ExitCode.ERROR
 
 
 def _list_places(source: Source, configuration: Configuration) -> list[str]:
@@ -154,15 +154,17 @@ def _list_places(source: Source, configuration: Configuration) -> list[str]:
         return ["made on this machine"]
     if isinstance(source, PypiSource):
         return [f"the wheel {source.distribution}=={source.version}, by pip"]
-    # Brings the drivers of all stores.
+    # This import loads the drivers of all stores.
     from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415
 
-    # A folder's files by their names, as a shell takes them.
-    return [unquote(place) if place.startswith("/") else place for place in places(source.url, configuration)]
+    # A local mirror's path is shown unquoted, as a shell takes it.
+    return [
+        unquote(location) if location.startswith("/") else location for location in places(source.url, configuration)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
-class CachePlace:
+class ProjectCache:
     """A cache and its project."""
 
     root: Path
@@ -172,49 +174,49 @@ class CachePlace:
     leases: Leases
 
     def store(self, progress: Progress, *, offline: bool = False) -> ArtifactStore:
-        """The artifacts of the cache."""
+        """Make the store of the cache's artifacts."""
         return ArtifactStore(
             self.root, self.pins.registry, offline=offline, progress=progress, configuration=self.configuration
         )
 
     def require_cache(self) -> None:
-        """Refuses (UsageError) a folder that does not look like a cache: nothing is deleted from another one."""
-        if self.root.exists() and not any((self.root / mark).exists() for mark in _MARKS):
+        """Raise UsageError if the folder does not look like a cache: nothing is deleted from another one."""
+        if self.root.exists() and not any((self.root / folder).exists() for folder in _CACHE_FOLDERS):
             raise UsageError(
-                f"{self.root} does not look like a cache: it has none of {', '.join(_MARKS)}",
+                f"{self.root} does not look like a cache: it has none of {', '.join(_CACHE_FOLDERS)}",
                 "Name the cache's own folder with --cache-dir.",
             )
 
 
-def open_cache(cache_dir: str, *, may_be_new: bool = False) -> CachePlace:
-    """The cache that `--cache-dir` or the environment names; UsageError where there is no such folder."""
+def open_cache(cache_dir: str, *, may_be_new: bool = False) -> ProjectCache:
+    """Open the cache that `--cache-dir` or the environment names; UsageError if there is no such folder."""
     root, project = find_cache_folder(cache_dir), find_project_folder()
     if root.exists() and not root.is_dir():
         raise UsageError(f"the cache {root} is a file", "Name a folder with --cache-dir.")
     if cache_dir and not root.exists() and not may_be_new:
         raise UsageError(f"--cache-dir {cache_dir}: there is no such folder", "Check the path.")
     pins = Pins(Registry.of_project(project), Registry.read(shown(root / "registry.lock.txt")))
-    return CachePlace(root, project, pins, read_configuration(project, os.environ), Leases(root))
+    return ProjectCache(root, project, pins, read_configuration(project, os.environ), Leases(root))
 
 
 @contextmanager
-def explain_refusals(root: Path) -> Iterator[None]:
-    """Turn what the file system refuses into an error that names the path."""
+def explain_file_errors(root: Path) -> Iterator[None]:
+    """Turn errors of the file system into one that names the path."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
-        what = f"{error.filename or root}: {error.strerror or error}"
-        raise GauntletError(what, f"Check the path and your rights there; the cache is {root}.") from error
+        message = f"{error.filename or root}: {error.strerror or error}"
+        raise GauntletError(message, f"Check the path and your rights there; the cache is {root}.") from error
 
 
 def format_age(seconds: float) -> str:
-    """How long ago, for people."""
-    if seconds < _MINUTE:
+    """Format an age for people."""
+    if seconds < _MINUTE_SECONDS:
         return "just now"
-    if seconds < _HOUR:
-        return f"{seconds / _MINUTE:.0f} min ago"
-    if seconds < 2 * _DAY:
-        return f"{seconds / _HOUR:.0f} h ago"
-    return f"{seconds / _DAY:.0f} d ago"
+    if seconds < _HOUR_SECONDS:
+        return f"{seconds / _MINUTE_SECONDS:.0f} min ago"
+    if seconds < 2 * _DAY_SECONDS:
+        return f"{seconds / _HOUR_SECONDS:.0f} h ago"
+    return f"{seconds / _DAY_SECONDS:.0f} d ago"

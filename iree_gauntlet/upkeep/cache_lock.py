@@ -1,4 +1,4 @@
-"""`cache.lock`: hashes that were learnt in the cache become lines of the project's registry, to be committed."""
+"""`cache.lock`: moves hashes that the cache learnt to lines of the project's registry, to be committed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from iree_gauntlet.progress import Progress, Recorder
 from iree_gauntlet.reports.output import open_progress
 from iree_gauntlet.settings import resolve_links
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.upkeep.cache_list import CachePlace, explain_refusals, open_cache
+from iree_gauntlet.upkeep.cache_list import ProjectCache, explain_file_errors, open_cache
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from iree_gauntlet.upkeep.upkeep_requests import LockRequest
 
 
-# Also behind a flag's name: `--parameters=model=https://…`.
+# A URL may follow a flag's name: `--parameters=model=https://…`.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 
-def lock_hashes(asked: LockRequest) -> ExitCode:
-    """Writes what was learnt into the registry, and shows what changes there."""
-    urls = list(dict.fromkeys(asked.refresh))
+def lock_hashes(request: LockRequest) -> ExitCode:
+    """Write learnt hashes into the registry, and print the changes."""
+    urls = list(dict.fromkeys(request.refresh))
     for url in urls:
         try:
             source = parse_source(url)
@@ -47,103 +47,103 @@ def lock_hashes(asked: LockRequest) -> ExitCode:
             raise UsageError(f"--refresh: {error.what}", error.hint) from error
         if isinstance(source, FileSource | RandomSource):
             raise UsageError(f"--refresh {url}: such a file has no pin", "Refresh what is fetched.")
-    place = open_cache(asked.cache_dir)
-    if not ((place.project / "specs").is_dir() and (place.project / "suites").is_dir()):
+    cache = open_cache(request.cache_dir)
+    if not ((cache.project / "specs").is_dir() and (cache.project / "suites").is_dir()):
         raise UsageError(
             f"there is no project here: {Path.cwd()} is not inside a folder with specs/ and suites/",
             "Run it inside the project whose cache/registry.txt is to be written.",
         )
-    shared = resolve_links(place.root) != resolve_links(place.project / "cache")
-    # What other projects have learnt in a shared cache is theirs.
-    named = _find_named_artifacts(place.project) if asked.prune or shared else None
-    with explain_refusals(place.root), ExitStack() as stack, open_progress(sys.stderr) as progress:
-        fresh = stack.enter_context(_fetch_anew(place, urls, progress)) if urls else []
-        refreshed = [RegistryEntry(local_name(item.url), item.sha256, item.url) for item in fresh]
-        with nullcontext() if asked.dry_run else _lock_both(place, progress):
-            registry, learnt = Registry.read(place.pins.registry.path), Registry.read(place.pins.learnt.path)
-            relock = plan_relock(registry, learnt, refreshed, named=named, prune=asked.prune)
-            # In this order: a kill between the two leaves a hash in both, which the next time repairs.
-            if relock.changes and not asked.dry_run:
-                write_registry(registry.path, relock.entries)
-            if relock.leaving and not asked.dry_run:
-                staying = [item for name, item in learnt.entries.items() if name not in relock.leaving]
-                write_registry(learnt.path, staying)
-        for item in () if asked.dry_run else fresh:
-            _take_over(place, item, progress)
-    _show(place, relock, refreshed, dry=asked.dry_run)
+    has_other_projects = resolve_links(cache.root) != resolve_links(cache.project / "cache")
+    # Hashes that other projects learnt in a shared cache belong to their registries.
+    used_names = _find_named_artifacts(cache.project) if request.prune or has_other_projects else None
+    with explain_file_errors(cache.root), ExitStack() as stack, open_progress(sys.stderr) as progress:
+        fetched_files = stack.enter_context(_fetch_anew(cache, urls, progress)) if urls else []
+        new_entries = [RegistryEntry(local_name(file.url), file.sha256, file.url) for file in fetched_files]
+        with nullcontext() if request.dry_run else _lock_both(cache, progress):
+            registry, local = Registry.read(cache.pins.registry.path), Registry.read(cache.pins.learnt.path)
+            update = plan_registry_update(registry, local, new_entries, used_names=used_names, prune=request.prune)
+            # The registry is written first: a kill after it leaves a hash in both, which the next run repairs.
+            if update.changes and not request.dry_run:
+                write_registry(registry.path, update.entries)
+            if update.moved_names and not request.dry_run:
+                remaining_entries = [entry for name, entry in local.entries.items() if name not in update.moved_names]
+                write_registry(local.path, remaining_entries)
+        for file in () if request.dry_run else fetched_files:
+            _take_over(cache, file, progress)
+    _show(cache, update, new_entries, dry_run=request.dry_run)
     return ExitCode.OK
 
 
 @contextmanager
-def _lock_both(place: CachePlace, progress: Progress) -> Iterator[None]:
-    """Alone with the registry, also among users of other caches, and with what was learnt here."""
-    registry, learnt = place.pins.registry.path, place.root / "locks" / "registry.lock"
+def _lock_both(cache: ProjectCache, progress: Progress) -> Iterator[None]:
+    """Hold the locks of the registry, also against users of other caches, and of this cache's learnt hashes."""
+    registry, learnt = cache.pins.registry.path, cache.root / "locks" / "registry.lock"
     with locked(registry.parent / "locks" / "registry.txt.lock", str(registry), progress):
-        there = place.pins.learnt.path.exists()
-        with locked(learnt, str(place.pins.learnt.path), progress) if there else nullcontext():
+        has_learnt_hashes = cache.pins.learnt.path.exists()
+        with locked(learnt, str(cache.pins.learnt.path), progress) if has_learnt_hashes else nullcontext():
             yield
 
 
 @contextmanager
-def _fetch_anew(place: CachePlace, urls: list[str], progress: Progress) -> Iterator[list[Fetched]]:
-    """Files as their sources have them now, in a cache of their own, where nothing pins them."""
-    parent = place.root / "refreshing"
+def _fetch_anew(cache: ProjectCache, urls: list[str], progress: Progress) -> Iterator[list[Fetched]]:
+    """Fetch the current files of URLs into a temporary cache, where nothing pins them."""
+    parent = cache.root / "refreshing"
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=parent, ignore_cleanup_errors=True) as folder:
-        store = ArtifactStore(Path(folder), Registry(), progress=_Unpinned(progress), configuration=place.configuration)
+        store = ArtifactStore(Path(folder), Registry(), progress=_QuietLog(progress), configuration=cache.configuration)
         yield [store.fetch(url) for url in urls]
 
 
-def _take_over(place: CachePlace, item: Fetched, progress: Progress) -> None:
-    """Put a file that was fetched again in the place of the one in the cache; its wheel, too."""
-    path = place.root / "artifacts" / local_name(item.url)
-    with locked(lock_of(place.root, item.url), item.url, progress):
+def _take_over(cache: ProjectCache, artifact: Fetched, progress: Progress) -> None:
+    """Replace a file in the cache by one that was fetched again; its wheel, too."""
+    path = cache.root / "artifacts" / local_name(artifact.url)
+    with locked(lock_of(cache.root, artifact.url), artifact.url, progress):
         path.parent.mkdir(parents=True, exist_ok=True)
-        item.path.replace(path)
-        VerifiedHashes(place.root / "verified").remember(path, item.sha256)
+        artifact.path.replace(path)
+        VerifiedHashes(cache.root / "verified").remember(path, artifact.sha256)
     # <scratch>/artifacts/<name>
-    scratch = item.path.parents[len(Path(local_name(item.url)).parts)]
+    scratch = artifact.path.parents[len(Path(local_name(artifact.url)).parts)]
     for wheel in (scratch / "wheels").glob("*/*/*.whl"):
-        target = place.root / wheel.relative_to(scratch)
+        target = cache.root / wheel.relative_to(scratch)
         target.parent.mkdir(parents=True, exist_ok=True)
         wheel.replace(target)
 
 
-class _Unpinned(Recorder):
-    """Progress without the notes that a hash was learnt: here, it is shown as a change."""
+class _QuietLog(Recorder):
+    """Progress without notes about learnt hashes: here, they are shown as changes."""
 
     def pinned(self, url: str, message: str) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
-def _show(place: CachePlace, relock: Relock, refreshed: list[RegistryEntry], *, dry: bool) -> None:
-    path = place.pins.registry.path
-    for change in relock.changes:
+def _show(cache: ProjectCache, update: RegistryUpdate, new_entries: list[RegistryEntry], *, dry_run: bool) -> None:
+    path = cache.pins.registry.path
+    for change in update.changes:
         sys.stdout.write(f"{change}\n")
-    changed = {change.name for change in relock.changes}
-    for entry in refreshed:
-        if entry.name not in changed:
+    changed_names = {change.name for change in update.changes}
+    for entry in new_entries:
+        if entry.name not in changed_names:
             sys.stdout.write(f"= {entry.name} sha256 {entry.sha256[:12]}…: as it was\n")
-    for entry in relock.overruled:
+    for entry in update.conflicting_entries:
         sys.stdout.write(
             f"dropped: {entry.name} sha256 {entry.sha256[:12]}… was learnt, but {path} pins another, which counts\n"
         )
-    if relock.foreign:
-        count = "1 learnt hash stays" if len(relock.foreign) == 1 else f"{len(relock.foreign)} learnt hashes stay"
-        sys.stdout.write(f"{count} in {place.pins.learnt.path}: no spec of this project names them\n")
-    if not relock.changes:
-        sys.stdout.write(f"nothing to do: {path} has {len(relock.entries)} entries, all as they should be\n")
-    elif dry:
+    if update.foreign:
+        count = "1 learnt hash stays" if len(update.foreign) == 1 else f"{len(update.foreign)} learnt hashes stay"
+        sys.stdout.write(f"{count} in {cache.pins.learnt.path}: no spec of this project names them\n")
+    if not update.changes:
+        sys.stdout.write(f"nothing to do: {path} has {len(update.entries)} entries, all as they should be\n")
+    elif dry_run:
         sys.stdout.write(f"{path} was not changed (--dry-run)\n")
     else:
-        added = sum(change.before is None for change in relock.changes)
-        dropped = sum(change.after is None for change in relock.changes)
-        rest = len(relock.changes) - added - dropped
-        sys.stdout.write(f"{path}: {added} added, {rest} changed, {dropped} dropped; commit it\n")
+        added_count = sum(change.old_entry is None for change in update.changes)
+        dropped_count = sum(change.new_entry is None for change in update.changes)
+        changed_count = len(update.changes) - added_count - dropped_count
+        sys.stdout.write(f"{path}: {added_count} added, {changed_count} changed, {dropped_count} dropped; commit it\n")
 
 
 def _find_named_artifacts(project: Path) -> set[str]:
-    """Local names of all URLs in the project's specs, and in those that its suites add."""
+    """Collect the local names of all URLs in the project's specs, and in those that its suites add."""
     folders = {project / "specs"}
     for suite in sorted((project / "suites").glob("*.toml")):
         folders.update(read_suite(suite).spec_dirs)
@@ -155,7 +155,7 @@ def _find_named_artifacts(project: Path) -> set[str]:
             hint = "Fix or remove it: it might name an artifact, so nothing was changed."
             raise SpecError([Problem(str(path), 0, "", f"cannot be read: {error}", hint)]) from error
         for url in (url for text in _walk_strings(document) for url in _URL.findall(text)):
-            # What is no URL, `lint` tells.
+            # `lint` reports invalid URLs.
             with suppress(ArtifactError):
                 names.add(local_name(url))
     return names
@@ -165,104 +165,106 @@ def _walk_strings(document: object) -> Iterator[str]:
     if isinstance(document, str):
         yield document
     elif isinstance(document, dict | list):
-        for item in (*document, *document.values()) if isinstance(document, dict) else document:
-            yield from _walk_strings(item)
+        for child in (*document, *document.values()) if isinstance(document, dict) else document:
+            yield from _walk_strings(child)
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryChange:
-    """A line of the registry as it was, None for a new one, and as it will be, None for one that is dropped."""
+    """A line of the registry before, None for a new one, and after, None for one that is dropped."""
 
     name: str
-    before: RegistryEntry | None
-    after: RegistryEntry | None
+    old_entry: RegistryEntry | None
+    new_entry: RegistryEntry | None
 
     def __str__(self) -> str:
-        if self.after is None:
+        if self.new_entry is None:
             return f"- {self.name}"
-        if self.before is None:
-            return f"+ {self.name} sha256 {self.after.sha256[:12]}…"
-        if self.before.sha256 == self.after.sha256:
-            return f"~ {self.name} {self.before.url or 'no URL'} → {self.after.url}"
-        return f"~ {self.name} sha256 {self.before.sha256[:12]}… → {self.after.sha256[:12]}…"
+        if self.old_entry is None:
+            return f"+ {self.name} sha256 {self.new_entry.sha256[:12]}…"
+        if self.old_entry.sha256 == self.new_entry.sha256:
+            return f"~ {self.name} {self.old_entry.url or 'no URL'} → {self.new_entry.url}"
+        return f"~ {self.name} sha256 {self.old_entry.sha256[:12]}… → {self.new_entry.sha256[:12]}…"
 
 
 @dataclass(frozen=True, slots=True)
-class Relock:
-    """What a registry becomes; `foreign` are learnt hashes that stay where they are: the project does not name them."""
+class RegistryUpdate:
+    """The new content of a registry; `foreign` are learnt hashes that the project does not name, and that stay."""
 
     entries: tuple[RegistryEntry, ...]
     changes: tuple[RegistryChange, ...]
-    leaving: frozenset[str]
-    overruled: tuple[RegistryEntry, ...]
+    moved_names: frozenset[str]
+    conflicting_entries: tuple[RegistryEntry, ...]
     foreign: tuple[RegistryEntry, ...]
 
 
-def plan_relock(
+def plan_registry_update(
     registry: Registry,
-    learnt: Registry,
-    refreshed: Iterable[RegistryEntry] = (),
+    learnt_registry: Registry,
+    new_entries: Iterable[RegistryEntry] = (),
     *,
-    named: Collection[str] | None = None,
+    used_names: Collection[str] | None = None,
     prune: bool = False,
-) -> Relock:
-    """Decide what a registry becomes.
+) -> RegistryUpdate:
+    """Compute the new content of a registry.
 
-    Learnt hashes of artifacts that are not `named` are left alone, and dropped with `prune`; None names all.
+    Learnt hashes outside of `used_names` stay where they are, and pins outside are dropped with `prune`; None has all.
     """
-    fresh = {entry.name: entry for entry in refreshed}
+    updates = {entry.name: entry for entry in new_entries}
     entries = dict(registry.entries)
     leaving: set[str] = set()
-    overruled: list[RegistryEntry] = []
+    conflicts: list[RegistryEntry] = []
     foreign: list[RegistryEntry] = []
-    for entry in learnt.entries.values():
-        pinned = entries.get(entry.name)
-        if pinned is None and named is not None and entry.name not in named and entry.name not in fresh:
+    for entry in learnt_registry.entries.values():
+        pin = entries.get(entry.name)
+        if pin is None and used_names is not None and entry.name not in used_names and entry.name not in updates:
             foreign.append(entry)
             continue
-        if pinned is not None and pinned.sha256 != entry.sha256 and entry.name not in fresh:
-            overruled.append(entry)
-        entries[entry.name] = pinned or entry
+        if pin is not None and pin.sha256 != entry.sha256 and entry.name not in updates:
+            conflicts.append(entry)
+        entries[entry.name] = pin or entry
         leaving.add(entry.name)
-    entries |= fresh
-    if prune and named is not None:
-        entries = {name: entry for name, entry in entries.items() if name in named or name in fresh}
+    entries |= updates
+    if prune and used_names is not None:
+        entries = {name: entry for name, entry in entries.items() if name in used_names or name in updates}
     changes = [
         RegistryChange(name, registry.get(name), entries.get(name))
         for name in sorted({*registry.entries, *entries})
         if registry.get(name) != entries.get(name)
     ]
-    return Relock(tuple(sorted(entries.values())), tuple(changes), frozenset(leaving), tuple(overruled), tuple(foreign))
+    return RegistryUpdate(
+        tuple(sorted(entries.values())), tuple(changes), frozenset(leaving), tuple(conflicts), tuple(foreign)
+    )
 
 
-def format_locked_registry(before: str, path: Path, entries: Iterable[RegistryEntry]) -> str:
-    """The text of a registry with other entries, sorted by name, with the comments that it had.
+def format_locked_registry(old_text: str, path: Path, entries: Iterable[RegistryEntry]) -> str:
+    """Format a registry with other entries, sorted by name, and its comments.
 
-    Those at the top and at the end stay there, all others above the entry that they stand above.
+    Those at the top and at the end stay there, all others above the entry that they precede.
     """
 
     def is_entry(line: str) -> bool:
         return bool(line.strip()) and not line.strip().startswith("#")
 
-    lines = before.splitlines()
-    found = list(itertools.takewhile(lambda line: not is_entry(line), lines))
-    above: dict[str, list[str]] = {}
-    waiting: list[str] = []
-    for line in lines[len(found) :]:
+    lines = old_text.splitlines()
+    new_lines = list(itertools.takewhile(lambda line: not is_entry(line), lines))
+    comments_by_name: dict[str, list[str]] = {}
+    pending_comments: list[str] = []
+    for line in lines[len(new_lines) :]:
         if is_entry(line):
             (name,) = Registry.parse(line, path).entries
-            above[name], waiting = waiting, []
+            comments_by_name[name], pending_comments = pending_comments, []
         else:
-            waiting.append(line)
+            pending_comments.append(line)
     for entry in sorted(entries):
-        found += [*above.get(entry.name, []), Registry(path, {entry.name: entry}).text().rstrip("\n")]
-    return "".join(f"{line}\n" for line in (*found, *waiting))
+        new_lines += [*comments_by_name.get(entry.name, []), Registry(path, {entry.name: entry}).text().rstrip("\n")]
+    return "".join(f"{line}\n" for line in (*new_lines, *pending_comments))
 
 
 def write_registry(path: Path, entries: Iterable[RegistryEntry]) -> None:
-    """Rewrite a registry's file in one step, where that changes anything. The caller holds its lock."""
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
-    after = format_locked_registry(before, path, entries)
-    if after != before:
+    """Rewrite a registry's file in one step, if that changes anything. The caller holds its lock."""
+    old_text = path.read_text(encoding="utf-8") if path.exists() else ""
+    new_text = format_locked_registry(old_text, path, entries)
+    if new_text != old_text:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, after)
+        write_atomic(path, new_text)

@@ -1,4 +1,4 @@
-"""JSON Schemas of the files that people write, made from the models that read them."""
+"""JSON Schemas of hand-written files, made from the models that read them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.upkeep.upkeep_requests import SchemaRequest
 
 
-# Which editors' language servers know as a whole.
+# Editors' language servers support all of this draft.
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 _NULL = {"type": "null"}
 _SCHEMA_FIELD = {"description": "Where editors find what the fields mean; nothing else reads it.", "type": "string"}
@@ -36,7 +36,7 @@ _SCHEMA_FIELD = {"description": "Where editors find what the fields mean; nothin
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format of files, which lie in such places."""
+    """A format of files, with the paths of such files."""
 
     model: type[StrictDocument]
     files: str
@@ -61,49 +61,49 @@ FORMATS = {
 }
 
 
-def schema(asked: SchemaRequest) -> ExitCode:
-    """Prints a schema, writes all of them into a folder, or lists them."""
-    if asked.output_dir:
-        folder = Path(asked.output_dir)
+def schema(request: SchemaRequest) -> ExitCode:
+    """Print a schema, write all of them into a folder, or list them."""
+    if request.output_dir:
+        folder = Path(request.output_dir)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name in FORMATS:
                 write_atomic(folder / f"{name}.json", format_schema(name))
         except OSError as error:
-            what = f"--output-dir {folder}: {error.strerror}"
-            raise UsageError(what, "Name a folder that can be written to.") from error
+            message = f"--output-dir {folder}: {error.strerror}"
+            raise UsageError(message, "Name a folder that can be written to.") from error
         sys.stdout.write(f"wrote {counted(len(FORMATS), 'schema')} into {shown(folder.absolute())}\n")
-    elif asked.name:
-        if asked.name not in FORMATS:
-            near = next(iter(get_close_matches(asked.name, FORMATS, n=1)), "")
-            meant = f"Did you mean {near}? " if near else ""
-            raise UsageError(f"there is no schema {asked.name!r}", f"{meant}There are: {', '.join(FORMATS)}.")
-        sys.stdout.write(format_schema(asked.name))
+    elif request.name:
+        if request.name not in FORMATS:
+            closest_name = next(iter(get_close_matches(request.name, FORMATS, n=1)), "")
+            suggestion = f"Did you mean {closest_name}? " if closest_name else ""
+            raise UsageError(f"there is no schema {request.name!r}", f"{suggestion}There are: {', '.join(FORMATS)}.")
+        sys.stdout.write(format_schema(request.name))
     else:
         width = max(map(len, FORMATS))
-        sys.stdout.write("".join(f"{name:{width}}  {item.files}\n" for name, item in FORMATS.items()))
+        sys.stdout.write("".join(f"{name:{width}}  {file_format.files}\n" for name, file_format in FORMATS.items()))
     return ExitCode.OK
 
 
 def format_schema(name: str) -> str:
-    """A schema, as its file has it."""
-    return json.dumps(schema_of(name), indent=2, ensure_ascii=False) + "\n"
+    """Format a schema as its file's text."""
+    return json.dumps(make_schema(name), indent=2, ensure_ascii=False) + "\n"
 
 
-def schema_of(name: str) -> dict[str, Any]:
-    """The schema of a format."""
-    item = FORMATS[name]
-    made = _simplify(item.model.model_json_schema(schema_generator=_Generator))
-    if item.files.endswith(".toml"):
-        made = _without_null(made)
-    if item.growing:
-        made["additionalProperties"] = True
-    made["properties"] = {"$schema": _SCHEMA_FIELD, **made["properties"]}
-    return {"$schema": _DRAFT, "title": f"IREE Gauntlet: {name} ({item.files})", **made}
+def make_schema(name: str) -> dict[str, Any]:
+    """Make the schema of a format."""
+    file_format = FORMATS[name]
+    document = _simplify(file_format.model.model_json_schema(schema_generator=_Generator))
+    if file_format.files.endswith(".toml"):
+        document = _without_null(document)
+    if file_format.growing:
+        document["additionalProperties"] = True
+    document["properties"] = {"$schema": _SCHEMA_FIELD, **document["properties"]}
+    return {"$schema": _DRAFT, "title": f"IREE Gauntlet: {name} ({file_format.files})", **document}
 
 
 class _Generator(GenerateJsonSchema):
-    """Without the titles that repeat the names of fields."""
+    """A generator without the titles that repeat the names of fields."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
         del schema
@@ -111,38 +111,38 @@ class _Generator(GenerateJsonSchema):
 
 
 def _simplify(node: Any) -> Any:
-    """A schema without the names of our classes, and with what editors show of a docstring."""
+    """Remove the names of our classes from a schema, and shorten descriptions to what editors show."""
     if isinstance(node, list):
         return list(map(_simplify, node))
     if not isinstance(node, dict):
         return node
-    found = {key: _simplify(value) for key, value in node.items() if key != "title" or not isinstance(value, str)}
+    result = {key: _simplify(value) for key, value in node.items() if key != "title" or not isinstance(value, str)}
     if node.get("type") == "object" and "properties" in node:
-        # What a person reads of a field first, examples last.
-        found["properties"] = {
-            name: dict(sorted(value.items(), key=lambda item: (item[0] != "description", item[0] == "examples")))
-            for name, value in found["properties"].items()
+        # A field's description comes first, its examples last.
+        result["properties"] = {
+            name: dict(sorted(value.items(), key=lambda pair: (pair[0] != "description", pair[0] == "examples")))
+            for name, value in result["properties"].items()
         }
-    if isinstance(found.get("pattern"), str):
-        # Python's own, and JSON Schema's `$` means the same.
-        found["pattern"] = found["pattern"].replace(r"\Z", "")
-    if isinstance(found.get("description"), str):
-        found["description"] = found["description"].split("\n\n")[0].replace("\n", " ").replace(" (*ours*)", "")
-    return found
+    if isinstance(result.get("pattern"), str):
+        # `\Z` is Python's; JSON Schema's `$` means the same.
+        result["pattern"] = result["pattern"].replace(r"\Z", "")
+    if isinstance(result.get("description"), str):
+        result["description"] = result["description"].split("\n\n")[0].replace("\n", " ").replace(" (*ours*)", "")
+    return result
 
 
 def _without_null(node: Any) -> Any:
-    """A schema of TOML, which has no null: of a field that may be left out, editors then say what is wrong with it."""
+    """Remove null from a schema of TOML, which has none, so that editors report optional fields' real problems."""
     if isinstance(node, list):
-        return [_without_null(item) for item in node]
+        return [_without_null(child) for child in node]
     if not isinstance(node, dict):
         return node
-    found = {key: _without_null(value) for key, value in node.items() if key != "default" or value is not None}
-    kinds = found.get("anyOf")
-    if kinds and _NULL in kinds:
-        others = [kind for kind in kinds if kind != _NULL]
-        del found["anyOf"]
-        # What stands beside a `$ref` is not read.
-        alone = len(others) == 1
-        found |= others[0] if alone and "$ref" not in others[0] else {"allOf" if alone else "anyOf": others}
-    return found
+    result = {key: _without_null(value) for key, value in node.items() if key != "default" or value is not None}
+    variants = result.get("anyOf")
+    if variants and _NULL in variants:
+        rest = [variant for variant in variants if variant != _NULL]
+        del result["anyOf"]
+        # Readers ignore the keys next to a `$ref`.
+        is_single = len(rest) == 1
+        result |= rest[0] if is_single and "$ref" not in rest[0] else {"allOf" if is_single else "anyOf": rest}
+    return result

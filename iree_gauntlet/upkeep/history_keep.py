@@ -1,4 +1,4 @@
-"""The `history` tasks: what is in a history, what changed in it, and whether a step is there when measured again."""
+"""The `history` tasks: list and judge the runs of a history, and confirm a step by measuring it again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from iree_gauntlet.records.history_record import (
     select_series,
 )
 from iree_gauntlet.records.outcome import read_outcome
-from iree_gauntlet.records.run_folder import LATEST, list_newer, list_runs_within, run_named
+from iree_gauntlet.records.run_folder import LATEST, list_inner_runs, list_newer_folders, run_named
 from iree_gauntlet.reports.history_page import (
     export_rows,
     format_series_json,
@@ -73,22 +73,20 @@ if TYPE_CHECKING:
     )
 
 
-# Names in a hint, and in a line.
-_MOST = 20
-_MOST_NAMED = 5
-# How `compare` and `bisect` call a figure; what has no noise needs no comparison.
-# Of the series that `compare` measures in rounds.
-_TIMED = {name: figure.row.metric for name, figure in TRENDS.items() if figure.is_compared_in_rounds}
+_MAX_HINTS = 20
+_MAX_LISTED_NAMES = 5
+# `compare`'s metric for each series that it measures in rounds; a figure without noise needs no comparison.
+_METRICS = {name: figure.row.metric for name, figure in TRENDS.items() if figure.is_compared_in_rounds}
 
 
-def _store_of(asked: HistoryRequest) -> HistoryStore:
+def _open_store(request: HistoryRequest) -> HistoryStore:
     settings = read_configuration(find_project_folder(), os.environ)
-    return open_history(asked.store or find_history(settings), settings, make_cache_folder(asked.cache_dir))
+    return open_history(request.store or find_history(settings), settings, make_cache_folder(request.cache_dir))
 
 
-def _open_index(asked: HistoryRequest) -> HistoryIndex:
-    """The index of the history that is asked for, brought up to date."""
-    store = _store_of(asked)
+def _open_index(request: HistoryRequest) -> HistoryIndex:
+    """Open the index of the requested history, updated."""
+    store = _open_store(request)
     index = HistoryIndex(store)
     index.update()
     if not index.runs() and not index.problems():
@@ -96,41 +94,42 @@ def _open_index(asked: HistoryRequest) -> HistoryIndex:
     return index
 
 
-def add(asked: AddRequest) -> ExitCode:
-    """Add runs, whatever came of them."""
-    folders = [run_named(word, "history.add") for word in asked.runs or (LATEST,)]
+def add(request: AddRequest) -> ExitCode:
+    """Add runs, whatever their results."""
+    folders = [run_named(name, "history.add") for name in request.runs or (LATEST,)]
     code = _keep_runs(
-        _store_of(asked), [part for folder in folders for part in extract(read_outcome(read_journal(folder / JOURNAL)))]
+        _open_store(request),
+        [part for folder in folders for part in extract(read_outcome(read_journal(folder / JOURNAL)))],
     )
-    for newer in list_newer(folders[0]) if not asked.runs else ():
-        runs = [str(shown(newer / name)) for name in list_runs_within(newer)]
-        within = f"; its runs can be named: {listed(runs, _MOST_NAMED)}" if runs else ""
-        sys.stdout.write(f"left out: {newer.name} is newer, and no run of spec files{within}\n")
+    for newer in list_newer_folders(folders[0]) if not request.runs else ():
+        runs = [str(shown(newer / name)) for name in list_inner_runs(newer)]
+        hint = f"; its runs can be named: {listed(runs, _MAX_LISTED_NAMES)}" if runs else ""
+        sys.stdout.write(f"left out: {newer.name} is newer, and no run of spec files{hint}\n")
     return code
 
 
-def add_imported(asked: ImportRequest) -> ExitCode:
-    """Add what other tools have kept."""
-    if not asked.files:
+def add_imported(request: ImportRequest) -> ExitCode:
+    """Add the figures that other tools have written."""
+    if not request.files:
         raise UsageError("history.import: no file is named", "Name files: gauntlet history.import data.js.")
-    given = ImportFacts(asked.date, asked.commit, asked.machine, asked.sku)
-    return _keep_runs(_store_of(asked), [run for file in asked.files for run in import_figures(Path(file), given)])
+    info = ImportFacts(request.date, request.commit, request.machine, request.sku)
+    return _keep_runs(_open_store(request), [run for file in request.files for run in import_figures(Path(file), info)])
 
 
 def _keep_runs(store: HistoryStore, runs: list[HistoryRun]) -> ExitCode:
-    added = store.add(dict(map(history_file, runs)))
+    added_count = store.add(dict(map(history_file, runs)))
     figures = sum(len(case.figures) for run in runs for case in run.cases)
-    before = len(runs) - added
-    there = f", {before} {'was' if before == 1 else 'were'} there already" if before else ""
-    names = listed(list(dict.fromkeys(run.run for run in runs)), _MOST_NAMED)
-    added_runs = f"{counted(added, 'run')} added to {store.place}{there}"
+    present_count = len(runs) - added_count
+    present_text = f", {present_count} {'was' if present_count == 1 else 'were'} there already" if present_count else ""
+    names = listed(list(dict.fromkeys(run.run for run in runs)), _MAX_LISTED_NAMES)
+    added_runs = f"{counted(added_count, 'run')} added to {store.place}{present_text}"
     sys.stdout.write(f"{added_runs}; {counted(figures, 'figure')} of {names or 'nothing'}\n")
     return ExitCode.OK
 
 
-def list_runs(asked: HistoryRequest, *, as_json: bool) -> ExitCode:
-    """Show the runs of a history, the newest last."""
-    index = _open_index(asked)
+def list_runs(request: HistoryRequest, *, as_json: bool) -> ExitCode:
+    """Print the runs of a history, the newest last."""
+    index = _open_index(request)
     runs = index.runs()
     code = _warn_of_unread(index.problems())
     if as_json:
@@ -140,37 +139,40 @@ def list_runs(asked: HistoryRequest, *, as_json: bool) -> ExitCode:
     return code
 
 
-def export(asked: ExportRequest) -> ExitCode:
+def export(request: ExportRequest) -> ExitCode:
     """Write all figures as CSV."""
-    index = _open_index(asked)
-    series = _choose_series(index, asked.series)
+    index = _open_index(request)
+    series = _choose_series(index, request.series)
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(export_rows(series))
     code = _warn_of_unread(index.problems())
-    if not asked.output:
+    if not request.output:
         sys.stdout.write(text.getvalue())
         return code
     try:
-        write_atomic(Path(asked.output), text.getvalue())
+        write_atomic(Path(request.output), text.getvalue())
     except OSError as error:
-        raise GauntletError(f"{asked.output}: {error.strerror}", "Name another file with --output.") from error
-    sys.stdout.write(f"{asked.output}: {len(series)} series\n")
+        raise GauntletError(f"{request.output}: {error.strerror}", "Name another file with --output.") from error
+    sys.stdout.write(f"{request.output}: {len(series)} series\n")
     return code
 
 
 def _choose_series(index: HistoryIndex, pattern: str, sku: str = "") -> tuple[Series, ...]:
-    """The series of an index that fit a glob, of one device; at least one."""
-    every = index.series()
-    found = select_series(every, pattern, sku)
-    if not found:
-        names = sorted({item.key.sku for item in every} if sku else {item.key.case for item in every})
-        hint = f"{'SKUs' if sku else 'Cases'} there: {', '.join(names[:_MOST])}{', …' if len(names) > _MOST else ''}."
+    """Select the series of an index that match a glob, of one device; at least one."""
+    all_series = index.series()
+    matches = select_series(all_series, pattern, sku)
+    if not matches:
+        names = sorted({series.key.sku for series in all_series} if sku else {series.key.case for series in all_series})
+        hint = (
+            f"{'SKUs' if sku else 'Cases'} there: "
+            f"{', '.join(names[:_MAX_HINTS])}{', …' if len(names) > _MAX_HINTS else ''}."
+        )
         raise NothingSelectedError(f"no series fits {' of '.join(filter(None, (pattern, sku)))}", hint)
-    return found
+    return matches
 
 
 def _warn_of_unread(problems: Iterable[str]) -> ExitCode:
-    """Warns of files that could not be read: an error, whatever the others say."""
+    """Print warnings about unreadable files; return ERROR if there are any."""
     code = ExitCode.OK
     for problem in problems:
         messages.warn(problem)
@@ -178,78 +180,78 @@ def _warn_of_unread(problems: Iterable[str]) -> ExitCode:
     return code
 
 
-def prune(asked: PruneRequest) -> ExitCode:
+def prune(request: PruneRequest) -> ExitCode:
     """Remove old runs."""
-    if not asked.before:
+    if not request.before:
         raise UsageError("history.prune: which runs?", "Say it: --before 2026-01-31.")
-    day = _parse_day(asked.before, "--before")
-    store = _store_of(asked)
+    day = _parse_day(request.before, "--before")
+    store = _open_store(request)
     index = HistoryIndex(store)
     index.update()
     old = [run for run in index.runs() if datetime.fromisoformat(run.time).astimezone(UTC).date() < day]
-    if asked.delete:
+    if request.delete:
         store.remove([run.file for run in old])
     else:
         print_document(make_runs_document(old), sys.stdout, environ=os.environ)
-    done = "removed" if asked.delete else "would be removed; --delete does it"
-    sys.stdout.write(f"{counted(len(old), 'run')} before {day} {done}\n")
+    outcome = "removed" if request.delete else "would be removed; --delete does it"
+    sys.stdout.write(f"{counted(len(old), 'run')} before {day} {outcome}\n")
     return ExitCode.OK
 
 
-def _parse_day(text: str, where: str) -> date:
+def _parse_day(text: str, option: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError as error:
-        raise UsageError(f"{where} {text}: expected a day", "Such as 2026-01-31.") from error
+        raise UsageError(f"{option} {text}: expected a day", "Such as 2026-01-31.") from error
 
 
-def confirm(asked: ConfirmRequest, presenter: Presenter, machines: ComparingMachines | None = None) -> ExitCode:
-    """Measure the two IREEs of a step in turns, keep what comes of it with the step, and say which bisect is next."""
-    found = [item for item in _judge_history(asked).regressions if item.kind is FindingKind.REGRESSION]
-    if not found:
+def confirm(request: ConfirmRequest, presenter: Presenter, machines: ComparingMachines | None = None) -> ExitCode:
+    """Measure the two IREEs of a step in turns, record the result with the step, and print the next bisect command."""
+    regressions = [loss for loss in _judge_history(request).regressions if loss.kind is FindingKind.REGRESSION]
+    if not regressions:
         raise NothingSelectedError("nothing got worse that fits", "`history.check` shows all that changed.")
-    # The surest loss that has not been confirmed yet; one that can be measured, where there is one.
+    # The choice is the surest loss without a confirmation; if possible, one that can be measured.
     finding = min(
-        found,
-        key=lambda item: (item.same_iree, bool(item.confirmed), item.key.figure not in _TIMED, item.p_value or 0.0),
+        regressions,
+        key=lambda loss: (loss.same_iree, bool(loss.confirmed), loss.key.figure not in _METRICS, loss.p_value or 0.0),
     )
     key, irees = finding.key, (finding.before.named or finding.before.iree, finding.after.named or finding.after.iree)
     metric = TRENDS[key.figure].row.metric if key.figure in TRENDS else ""
     if not metric or irees[0] == irees[1]:
-        why = f"{key.figure} is not measured by compare" if not metric else f"both sides are IREE {irees[0]}"
-        raise UsageError(f"{key.title} cannot be confirmed: {why}", "Compare two of your own: gauntlet compare A B.")
+        reason = f"{key.figure} is not measured by compare" if not metric else f"both sides are IREE {irees[0]}"
+        raise UsageError(f"{key.title} cannot be confirmed: {reason}", "Compare two of your own: gauntlet compare A B.")
     presenter.line(f"{key.title}: {100 * finding.change:+.1f} % between {irees[0]} and {irees[1]}")
-    if key.figure not in _TIMED:
+    if key.figure not in _METRICS:
         presenter.line("it has no noise: there is nothing to confirm")
         code = ExitCode.OK
     else:
-        code = _measure(asked, finding, irees, presenter, machines)
+        code = _measure(request, finding, irees, presenter, machines)
     if code is not ExitCode.INTERRUPTED:
-        words = ["gauntlet", "bisect", "--good", irees[0], "--bad", irees[1], "--metric", metric]
-        words += ["--model", key.model, "--submodel", key.submodel, "--target", key.target]
-        presenter.line(f"since which release or commit: {shlex.join(words)}")
+        command = ["gauntlet", "bisect", "--good", irees[0], "--bad", irees[1], "--metric", metric]
+        command += ["--model", key.model, "--submodel", key.submodel, "--target", key.target]
+        presenter.line(f"since which release or commit: {shlex.join(command)}")
     return code
 
 
 def _measure(
-    asked: ConfirmRequest,
+    request: ConfirmRequest,
     finding: Finding,
     irees: tuple[str, str],
     presenter: Presenter,
     machines: ComparingMachines | None,
 ) -> ExitCode:
-    """Compare the two IREEs, and make what comes of it a part of the history."""
-    # It brings the engine, which no other of these tasks needs.
+    """Compare the two IREEs, and add the result to the history."""
+    # This import loads the engine, which no other of these tasks needs.
     from iree_gauntlet.experiments.compare import compare  # noqa: PLC0415
 
-    key, now = finding.key, datetime.now(UTC)
-    folder = find_runs_folder() / f"{now:%Y%m%d-%H%M%S}-confirm"
+    key, start_time = finding.key, datetime.now(UTC)
+    folder = find_runs_folder() / f"{start_time:%Y%m%d-%H%M%S}-confirm"
     selection = {"model": [key.model], "submodel": [key.submodel], "target": [key.target], "sku": key.sku}
-    request = RunRequest.of({**selection, "cache_dir": asked.cache_dir, "run_dir": str(folder)}, Defaults())
-    compared = CompareRequest(sides=irees, metric=_TIMED[key.figure], budget=asked.budget)
-    code = compare(compared, request, presenter, machines)
+    run_request = RunRequest.of({**selection, "cache_dir": request.cache_dir, "run_dir": str(folder)}, Defaults())
+    compare_request = CompareRequest(sides=irees, metric=_METRICS[key.figure], budget=request.budget)
+    code = compare(compare_request, run_request, presenter, machines)
     record = read_comparison(folder)
-    verdict, elsewhere = record.verdicts.get(key.case), record.measured.get(key.case)
+    verdict, measurement = record.verdicts.get(key.case), record.measured.get(key.case)
     if verdict is None:
         return code
     confirms = {
@@ -263,30 +265,32 @@ def _measure(
     }
     run = HistoryRun(
         run=folder.name,
-        time=now.isoformat(),
+        time=start_time.isoformat(),
         cases=(),
         iree=make_iree_version(ToolchainFacts.from_dict(record.sides[1].toolchain)),
-        machine=HistoryMachine.of(elsewhere.machine if elsewhere else read_machine_facts()),
+        machine=HistoryMachine.of(measurement.machine if measurement else read_machine_facts()),
         state="confirmation",
         more={"confirms": confirms},
     )
-    _store_of(asked).add(dict([history_file(run)]))
+    _open_store(request).add(dict([history_file(run)]))
     return code
 
 
-def check(asked: CheckRequest, *, as_json: bool) -> ExitCode:
-    """Say what changed; a regression that is not won back is a failure."""
-    outcome = _judge_history(asked)
-    if asked.since:
-        day = _parse_day(asked.since, "--since")
-        kept = [
-            item for item in outcome.findings if datetime.fromisoformat(item.after.time).astimezone(UTC).date() >= day
+def check(request: CheckRequest, *, as_json: bool) -> ExitCode:
+    """Print the changes; return a failure if a regression is not won back."""
+    outcome = _judge_history(request)
+    if request.since:
+        day = _parse_day(request.since, "--since")
+        recent_findings = [
+            finding
+            for finding in outcome.findings
+            if datetime.fromisoformat(finding.after.time).astimezone(UTC).date() >= day
         ]
-        outcome = replace(outcome, findings=tuple(kept))
+        outcome = replace(outcome, findings=tuple(recent_findings))
     if as_json:
-        found = [item.as_dict() for item in outcome.findings]
+        findings = [finding.as_dict() for finding in outcome.findings]
         content = {"schema": 1, "history": outcome.place, "runs": outcome.runs, "series": len(outcome.series)}
-        content |= {"exit_code": int(outcome.exit_code), "findings": found, "problems": list(outcome.problems)}
+        content |= {"exit_code": int(outcome.exit_code), "findings": findings, "problems": list(outcome.problems)}
         sys.stdout.write(json.dumps(content, indent=2) + "\n")
     else:
         document = make_changes_document(outcome)
@@ -295,9 +299,9 @@ def check(asked: CheckRequest, *, as_json: bool) -> ExitCode:
     return outcome.exit_code
 
 
-def show(asked: AskRequest, *, as_json: bool) -> ExitCode:
-    """Show series with their changes."""
-    outcome = _judge_history(asked)
+def show(request: AskRequest, *, as_json: bool) -> ExitCode:
+    """Print series with their changes."""
+    outcome = _judge_history(request)
     if as_json:
         sys.stdout.write(json.dumps(format_series_json(outcome), indent=2) + "\n")
     else:
@@ -305,10 +309,10 @@ def show(asked: AskRequest, *, as_json: bool) -> ExitCode:
     return _warn_of_unread(outcome.problems)
 
 
-def page(asked: PageRequest) -> ExitCode:
-    """Write the page of a history; of one that it replaces, it knows what was on it."""
-    outcome = _judge_history(asked)
-    file = Path(asked.output or "history.html")
+def page(request: PageRequest) -> ExitCode:
+    """Write the page of a history; it carries over the record of changes that a replaced page has shown."""
+    outcome = _judge_history(request)
+    file = Path(request.output or "history.html")
     try:
         memory = read_memory(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else ""
         write_atomic(file, render_html(make_history_page(outcome, f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}", memory)))
@@ -318,22 +322,22 @@ def page(asked: PageRequest) -> ExitCode:
     return _warn_of_unread(outcome.problems)
 
 
-def _judge_history(asked: AskRequest) -> HistoryOutcome:
-    """What the history that is asked for says of the series that are."""
-    index, settings = _open_index(asked), read_configuration(find_project_folder(), os.environ).history
-    series = _choose_series(index, asked.series, asked.sku)
-    if asked.marks and not Path(asked.marks).is_file():
-        raise UsageError(f"--marks {asked.marks}: there is no such file", "Name a file such as history_marks.toml.")
-    marks = read_marks(Path(asked.marks) if asked.marks else find_project_folder() / MARKS_FILE)
-    for idle in find_idle_marks(series, marks) if not (asked.series or asked.sku) else ():
-        messages.warn(idle)
+def _judge_history(request: AskRequest) -> HistoryOutcome:
+    """Judge the requested series of the requested history."""
+    index, settings = _open_index(request), read_configuration(find_project_folder(), os.environ).history
+    series = _choose_series(index, request.series, request.sku)
+    if request.marks and not Path(request.marks).is_file():
+        raise UsageError(f"--marks {request.marks}: there is no such file", "Name a file such as history_marks.toml.")
+    marks = read_marks(Path(request.marks) if request.marks else find_project_folder() / MARKS_FILE)
+    for problem in find_idle_marks(series, marks) if not (request.series or request.sku) else ():
+        messages.warn(problem)
     series = without_invalid(series, marks)
     findings = with_marks(
         judge(series, Effects(settings.least_time, settings.least_other, settings.least_size)), series, marks
     )
     findings = with_confirmations(findings, index.confirmations())
     return HistoryOutcome(
-        _store_of(asked).place,
+        _open_store(request).place,
         sum(run.state != "confirmation" for run in index.runs()),
         series,
         findings,

@@ -1,7 +1,7 @@
-"""Inputs for an ONNX model of somebody's: those that somebody has, or what its operators can do something with.
+"""Inputs for a user's ONNX model: those of the user, or ones that its operators accept.
 
-Chosen floats are noise, integers what the operators behind them take for an index, a size or an axis. Several sets are
-made, in the order of wishes; a reference says which of them the model runs on.
+Chosen floats are noise; integers are what the operators that use them take for an index, a size or an axis. Several
+sets are made, the likeliest first; a reference shows which of them the model runs on.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     Sizes = tuple[int, ...]
 
 
-_MOST_VALUES = 64
-# Sizes that stand for those that a file leaves open, in the order of trying: a mean over one value says nothing, nor
-# does a batch of one of how a model tells its items apart.
-_SIZES = (8, 1, 2, 32, 64, 128, 224, 256)
-_BATCH = 2
-_MOST_SETS = 60
-# Integers, where nothing says which: tokens, classes, masks, lengths.
-_RANGES = ((0, 2), (0, 1), (1, 2), (1, 4), (0, 8), (-1, 1))
-# What an operator hands on as it is.
-_THROUGH = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
-# Floats that an operator is defined for, by its name and the place of its input.
+_MAX_VALUES = 64
+# These sizes are tried for those that a file leaves open, in this order: a mean over one value tests nothing, nor does
+# a batch of one test how a model separates its items.
+_TRIED_SIZES = (8, 1, 2, 32, 64, 128, 224, 256)
+_BATCH_SIZE = 2
+_MAX_SETS = 60
+# Integers without a known meaning may be tokens, classes, masks, lengths.
+_INTEGER_RANGES = ((0, 2), (0, 1), (1, 2), (1, 4), (0, 8), (-1, 1))
+# These operators pass their input's values on unchanged.
+_PASS_THROUGH_OPERATORS = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+# The floats that an operator is defined for, by its name and the index of its input.
 _DOMAINS = {
     ("Acos", 0): (-0.9, 0.9),
     ("Acosh", 0): (1.0, 3.0),
     ("Asin", 0): (-0.9, 0.9),
     ("Atanh", 0): (-0.9, 0.9),
     ("BatchNormalization", 4): (0.5, 1.5),
-    # Of f8, a zero point has to be zero.
+    # The zero point of f8 must be zero.
     ("DequantizeLinear", 2): (0.0, 0.0),
     ("QuantizeLinear", 2): (0.0, 0.0),
     ("Bernoulli", 0): (0.0, 1.0),
@@ -57,28 +57,28 @@ _DOMAINS = {
     **{(name, place): (0.01, 0.1) for name in ("QLinearConv", "QLinearMatMul") for place in (1, 4, 6)},
     ("QuantizeLinear", 1): (0.01, 0.1),
 }
-# Integers likewise, from where to below where: nothing is divided by zero, and nothing shifted out.
+# The same for integers, as half-open ranges: nothing is divided by zero, and nothing shifted out.
 _INTEGER_DOMAINS = {("BitShift", 1): (0, 4), ("Div", 1): (1, 4), ("Mod", 1): (1, 4), ("Pow", 1): (0, 3)}
-# From where to where; noise first, and where that will not do, probabilities, and what one can divide by.
-_FLOATS = ((0.0, 0.0), (0.0, 1.0), (1.0, 2.0))
-_LONGEST_LITERAL = 64
+# These ranges of floats are tried: noise first, then probabilities, then possible divisors.
+_FLOAT_RANGES = ((0.0, 0.0), (0.0, 1.0), (1.0, 2.0))
+_MAX_LITERAL_VALUES = 64
 NPY = b"\x93NUMPY"
-# Bits a value of types that no source makes: random bits are random values.
-_PACKED = {"i2": 2, "i4": 4, "f8E8M0FNU": 8}
-_SET = "test_data_set_"
-_EXPECTED = "Expected input_0.pb, output_0.pb, …; .npy files of these names or the inputs' own; or .npz with them."
+# The bits per value of types that no source generates: random bits are random values.
+_PACKED_BITS = {"i2": 2, "i4": 4, "f8E8M0FNU": 8}
+_SET_PREFIX = "test_data_set_"
+_DATA_HINT = "Expected input_0.pb, output_0.pb, …; .npy files of these names or the inputs' own; or .npz with them."
 
 
 @dataclass(frozen=True, slots=True)
 class InputChoice:
-    """What an input is given.
+    """The choice of an input's values.
 
     Attributes:
         type: `1x3x48x192xf32`.
-        source: `random://…`; empty where the values are written down.
-        values: written down, `2 12`; empty for those of a source.
-        content: of a file of its own; None where it needs none.
-        why: empty for noise, and where nothing says what is wanted.
+        source: `random://…`; empty if the values are literal.
+        values: the literal values, `2 12`; empty for those of a source.
+        content: the content of its own file; None if it needs none.
+        reason: empty for noise, and for an arbitrary choice.
     """
 
     name: str
@@ -87,66 +87,66 @@ class InputChoice:
     values: str = ""
     content: bytes | None = None
     zero: bool = True
-    why: str = ""
+    reason: str = ""
 
     @property
     def suffix(self) -> str:
-        """Of its file: `.npy`, or `.bin` for raw values of a type that NumPy does not have."""
+        """The suffix of its file: `.npy`, or `.bin` for raw values of a type that NumPy does not have."""
         return ".npy" if self.content is not None and self.content.startswith(NPY) else ".bin"
 
     @property
     def literal(self) -> str:
-        """Values written down, as iree-run-module takes them."""
+        """The literal values, as iree-run-module takes them."""
         return f"{self.type}={self.values}"
 
     @property
     def for_benchmark(self) -> str:
-        """What a benchmark is given: zeros, where the model runs on them."""
+        """The input of a benchmark: zeros, if the model runs on them."""
         if self.values:
             return self.literal
-        # The tool takes no type alone for a scalar, and bits in hexadecimal.
-        one = "01" if self.type.rpartition("x")[2] in ("i1", *_PACKED) else "1"
-        return self.type if "x" in self.type and self.zero else f"{self.type}={one}"
+        # The tool takes no bare type for a scalar, and takes bits in hexadecimal.
+        scalar = "01" if self.type.rpartition("x")[2] in ("i1", *_PACKED_BITS) else "1"
+        return self.type if "x" in self.type and self.zero else f"{self.type}={scalar}"
 
 
-def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[InputChoice, ...]]:
-    """Sets of inputs in the order of wishes."""
-    dynamic = [item for item in inputs if item.open_sizes]
-    shapes = [_choose_sizes(inputs, _SIZES[0], _BATCH, dynamic)]
-    shapes += [_choose_sizes(inputs, size, 1, dynamic) for size in _SIZES]
-    for one in dynamic if len(dynamic) > 1 else ():
-        shapes += [_choose_sizes(inputs, size, 1, [one]) for size in _SIZES if size > 1]
-    shapes += [_choose_sizes(inputs, size, size, dynamic) for size in (2, 8)]
+def generate_input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[InputChoice, ...]]:
+    """Yield sets of inputs, the likeliest first."""
+    dynamic_inputs = [tensor for tensor in inputs if tensor.open_sizes]
+    shapes = [_choose_sizes(inputs, _TRIED_SIZES[0], _BATCH_SIZE, dynamic_inputs)]
+    shapes += [_choose_sizes(inputs, size, 1, dynamic_inputs) for size in _TRIED_SIZES]
+    for growing_input in dynamic_inputs if len(dynamic_inputs) > 1 else ():
+        shapes += [_choose_sizes(inputs, size, 1, [growing_input]) for size in _TRIED_SIZES if size > 1]
+    shapes += [_choose_sizes(inputs, size, size, dynamic_inputs) for size in (2, 8)]
     chooser = _Chooser(model)
     ways = itertools.product(
-        range(len(shapes) if dynamic else 1),
-        range(len(_RANGES) + 2 if any(not item.is_float for item in inputs) else 1),
-        range(len(_FLOATS) if any(item.is_float for item in inputs) else 1),
+        range(len(shapes) if dynamic_inputs else 1),
+        range(len(_INTEGER_RANGES) + 2 if any(not tensor.is_float for tensor in inputs) else 1),
+        range(len(_FLOAT_RANGES) if any(tensor.is_float for tensor in inputs) else 1),
     )
-    made: set[tuple[InputChoice, ...]] = set()
-    # What keeps a model from running is mostly one thing, and mostly a size.
-    for of_size, of_integers, of_floats in sorted(ways, key=lambda way: (sum(map(bool, way)), *reversed(way))):
-        choices = chooser.choose(inputs, shapes[of_size], of_integers, of_floats)
-        if choices not in made:
-            made.add(choices)
+    earlier_sets: set[tuple[InputChoice, ...]] = set()
+    # A model mostly fails for a single choice, and mostly for a size, so sets with few changes come first.
+    for size_index, integer_way, float_way in sorted(ways, key=lambda way: (sum(map(bool, way)), *reversed(way))):
+        choices = chooser.choose(inputs, shapes[size_index], integer_way, float_way)
+        if choices not in earlier_sets:
+            earlier_sets.add(choices)
             yield choices
-        if len(made) == _MOST_SETS:
+        if len(earlier_sets) == _MAX_SETS:
             return
 
 
 def _choose_sizes(inputs: Sequence[OnnxInput], size: int, batch: int, growing: Sequence[OnnxInput]) -> dict[str, Sizes]:
-    """Shapes of inputs of which some grow."""
-    batches = {item.open_sizes[0] for item in inputs if len(item.shape) > 1 and 0 in item.open_sizes}
-    # By their names: what is called alike is alike.
-    sizes = {name: batch if name in batches else size for item in growing for name in item.open_sizes.values()}
-    alone = len(growing) < sum(bool(item.open_sizes) for item in inputs)
+    """Choose the shapes of inputs of which some grow."""
+    batches = {tensor.open_sizes[0] for tensor in inputs if len(tensor.shape) > 1 and 0 in tensor.open_sizes}
+    # Open sizes of the same name are equal.
+    sizes = {name: batch if name in batches else size for tensor in growing for name in tensor.open_sizes.values()}
+    is_partial = len(growing) < sum(bool(tensor.open_sizes) for tensor in inputs)
     shapes = {}
-    for item in inputs:
-        shape = list(item.shape)
-        for index, name in item.open_sizes.items():
-            is_another = alone and item not in growing and name.startswith("?")
+    for tensor in inputs:
+        shape = list(tensor.shape)
+        for index, name in tensor.open_sizes.items():
+            is_another = is_partial and tensor not in growing and name.startswith("?")
             shape[index] = 1 if is_another else sizes.get(name, 1)
-        shapes[item.name] = tuple(shape)
+        shapes[tensor.name] = tuple(shape)
     return shapes
 
 
@@ -155,145 +155,149 @@ class _Chooser:
 
     def __init__(self, model: Any) -> None:
         self._users = _find_users(model)
-        self._declared = self._known = _infer_shapes(model)
-        self._outputs = [self._declared[value.name] for value in model.graph.output if value.name in self._declared]
+        self._file_shapes = self._shapes = _infer_shapes(model)
+        self._outputs = [self._file_shapes[out.name] for out in model.graph.output if out.name in self._file_shapes]
 
     def choose(
-        self, inputs: Sequence[OnnxInput], shapes: Mapping[str, Sizes], of_integers: int, of_floats: int
+        self, inputs: Sequence[OnnxInput], shapes: Mapping[str, Sizes], integer_way: int, float_way: int
     ) -> tuple[InputChoice, ...]:
-        """One choice for each input of the given shapes; the ways of integers and floats are counted from 0."""
-        self._known = {**self._declared, **shapes}
+        """Choose each input of the given shapes; the ways for integers and floats are numbered from 0."""
+        self._shapes = {**self._file_shapes, **shapes}
         choices = []
-        for seed, item in enumerate(inputs, start=1):
-            shape = shapes[item.name]
-            if item.element_type in ("i1", *_PACKED):
-                choices.append(self._choose_bits(item, shape, seed))
+        for seed, tensor in enumerate(inputs, start=1):
+            shape = shapes[tensor.name]
+            if tensor.element_type in ("i1", *_PACKED_BITS):
+                choices.append(self._choose_bits(tensor, shape, seed))
                 continue
-            way = of_floats if item.is_float else of_integers
-            needed = None
+            way = float_way if tensor.is_float else integer_way
+            required_choice = None
             if way == 0:
-                # What an operator cannot do without.
-                values, needs = next(_find_needed_values(self._users[item.name], shape, self._known), ((), ""))
-                needed = _give_values(item, shape, values, f"what {needs} needs") if len(values) else None
-            choose = self._choose_floats if item.is_float else self._choose_integers
-            choices.append(needed or choose(item, shape, way, seed))
+                # The first way has the values that an operator requires.
+                values, operator = next(_find_needed_values(self._users[tensor.name], shape, self._shapes), ((), ""))
+                required_choice = _give_values(tensor, shape, values, f"what {operator} needs") if len(values) else None
+            choose = self._choose_floats if tensor.is_float else self._choose_integers
+            choices.append(required_choice or choose(tensor, shape, way, seed))
         return tuple(choices)
 
-    def _choose_bits(self, item: OnnxInput, shape: Sizes, seed: int) -> InputChoice:
-        kind = _format_type(item, shape)
-        if item.element_type in _PACKED:
-            # No source makes them.
-            count = (math.prod(shape) * _PACKED[item.element_type] + 7) // 8
+    def _choose_bits(self, tensor: OnnxInput, shape: Sizes, seed: int) -> InputChoice:
+        tensor_type = _format_type(tensor, shape)
+        if tensor.element_type in _PACKED_BITS:
+            # No source generates packed types.
+            count = (math.prod(shape) * _PACKED_BITS[tensor.element_type] + 7) // 8
             noise = parse_seeded(f"random://integers/{count}xui8?seed={seed}").generate()
-            return InputChoice(item.name, kind, content=noise.tobytes())
-        if any(node.op_type == "Loop" and place == 1 for node, place in self._users[item.name]):
-            return InputChoice(item.name, kind, f"random://ones/{kind}", why="a loop's condition")
-        return InputChoice(item.name, kind, f"random://integers/{kind}?seed={seed}")
+            return InputChoice(tensor.name, tensor_type, content=noise.tobytes())
+        if any(node.op_type == "Loop" and index == 1 for node, index in self._users[tensor.name]):
+            return InputChoice(tensor.name, tensor_type, f"random://ones/{tensor_type}", reason="a loop's condition")
+        return InputChoice(tensor.name, tensor_type, f"random://integers/{tensor_type}?seed={seed}")
 
-    def _choose_integers(self, item: OnnxInput, shape: Sizes, way: int, seed: int) -> InputChoice:
-        if way >= len(_RANGES) and (sizes := self._choose_sizes_of_output(item, shape, last=way > len(_RANGES))):
+    def _choose_integers(self, tensor: OnnxInput, shape: Sizes, way: int, seed: int) -> InputChoice:
+        if way >= len(_INTEGER_RANGES) and (
+            sizes := self._choose_sizes_of_output(tensor, shape, last=way > len(_INTEGER_RANGES))
+        ):
             return sizes
-        users = self._users[item.name]
-        low, high = _RANGES[way % len(_RANGES)]
-        for node, place in users:
-            low, high = _INTEGER_DOMAINS.get((node.op_type, place), (low, high))
-        limits = [(below, node.op_type) for node, place in users if (below := _find_bound(node, place, self._known))]
-        why = ""
+        users = self._users[tensor.name]
+        low, high = _INTEGER_RANGES[way % len(_INTEGER_RANGES)]
+        for node, index in users:
+            low, high = _INTEGER_DOMAINS.get((node.op_type, index), (low, high))
+        limits = [(bound, node.op_type) for node, index in users if (bound := _find_bound(node, index, self._shapes))]
+        reason = ""
         if way == 0 and limits:
-            high, why = limits[0][0], f"below {limits[0][0]}, where {limits[0][1]} looks"
-        high = max(min(high, 1 << (int(item.element_type[1:]) - 1)), low + 1)
-        # Raw, since a .npy's integers have a sign: those that a model hands on would be of another type than it
-        # computes.
-        kind = _format_type(item, shape)
-        array = parse_seeded(f"random://integers/{kind}?seed={seed}&low={low}&high={high}").generate()
-        if 0 < array.size <= _LONGEST_LITERAL:
-            return InputChoice(item.name, kind, values=" ".join(map(str, array.reshape(-1).tolist())), why=why)
-        return InputChoice(item.name, kind, content=array.tobytes(), zero=low <= 0, why=why)
+            high, reason = limits[0][0], f"below {limits[0][0]}, where {limits[0][1]} looks"
+        high = max(min(high, 1 << (int(tensor.element_type[1:]) - 1)), low + 1)
+        # The values are raw, since a .npy's integers have a sign: those that a model passes on would have another type
+        # than computed ones.
+        type_text = _format_type(tensor, shape)
+        array = parse_seeded(f"random://integers/{type_text}?seed={seed}&low={low}&high={high}").generate()
+        if 0 < array.size <= _MAX_LITERAL_VALUES:
+            return InputChoice(
+                tensor.name, type_text, values=" ".join(map(str, array.reshape(-1).tolist())), reason=reason
+            )
+        return InputChoice(tensor.name, type_text, content=array.tobytes(), zero=low <= 0, reason=reason)
 
-    def _choose_floats(self, item: OnnxInput, shape: Sizes, way: int, seed: int) -> InputChoice:
-        users = self._users[item.name]
-        domains = [_DOMAINS[node.op_type, place] for node, place in users if (node.op_type, place) in _DOMAINS]
-        low, high = (domains or [_FLOATS[way]])[0]
-        kind = _format_type(item, shape)
+    def _choose_floats(self, tensor: OnnxInput, shape: Sizes, way: int, seed: int) -> InputChoice:
+        users = self._users[tensor.name]
+        domains = [_DOMAINS[node.op_type, index] for node, index in users if (node.op_type, index) in _DOMAINS]
+        low, high = (domains or [_FLOAT_RANGES[way]])[0]
+        tensor_type = _format_type(tensor, shape)
         if low == high:
-            source = f"random://zeros/{kind}" if domains else f"random://normal/{kind}?seed={seed}"
-            return InputChoice(item.name, kind, source)
-        source = f"random://uniform/{kind}?seed={seed}&low={low:g}&high={high:g}"
-        return InputChoice(item.name, kind, source, zero=low <= 0)
+            source = f"random://zeros/{tensor_type}" if domains else f"random://normal/{tensor_type}?seed={seed}"
+            return InputChoice(tensor.name, tensor_type, source)
+        source = f"random://uniform/{tensor_type}?seed={seed}&low={low:g}&high={high:g}"
+        return InputChoice(tensor.name, tensor_type, source, zero=low <= 0)
 
-    def _choose_sizes_of_output(self, item: OnnxInput, shape: Sizes, *, last: bool) -> InputChoice | None:
-        """What operators that are made of others take: the first sizes of an output, or the last."""
+    def _choose_sizes_of_output(self, tensor: OnnxInput, shape: Sizes, *, last: bool) -> InputChoice | None:
+        """Choose the first or last sizes of an output, which composite operators take."""
         count = math.prod(shape)
-        found = next((sizes for sizes in self._outputs if len(sizes) >= count > 0), None)
-        if found is None or len(shape) > 1:
+        sizes = next((sizes for sizes in self._outputs if len(sizes) >= count > 0), None)
+        if sizes is None or len(shape) > 1:
             return None
-        return _give_values(item, shape, found[-count:] if last else found[:count], "the sizes of an output")
+        return _give_values(tensor, shape, sizes[-count:] if last else sizes[:count], "the sizes of an output")
 
 
-def _format_type(item: OnnxInput, shape: Sizes) -> str:
-    return "x".join((*map(str, shape), item.element_type))
+def _format_type(tensor: OnnxInput, shape: Sizes) -> str:
+    return "x".join((*map(str, shape), tensor.element_type))
 
 
-def _give_values(item: OnnxInput, shape: Sizes, values: Sequence[float], why: str) -> InputChoice:
-    written = " ".join(f"{value:g}" if item.is_float else str(int(value)) for value in values)
-    return InputChoice(item.name, _format_type(item, shape), values=written, zero=False, why=why)
+def _give_values(tensor: OnnxInput, shape: Sizes, values: Sequence[float], reason: str) -> InputChoice:
+    literals = " ".join(f"{value:g}" if tensor.is_float else str(int(value)) for value in values)
+    return InputChoice(tensor.name, _format_type(tensor, shape), values=literals, zero=False, reason=reason)
 
 
 def _find_users(model: Any) -> dict[str, list[tuple[Any, int]]]:
-    """Which operators take a value, and as which of their inputs; by name, through what hands it on as it is."""
+    """Find the operators that use each graph input, directly or through others, and the index of their input."""
     direct: dict[str, list[tuple[Any, int]]] = {}
     for node in walk_nodes(model):
-        for place, name in enumerate(node.input):
-            direct.setdefault(name, []).append((node, place))
-    found: dict[str, list[tuple[Any, int]]] = {}
+        for index, name in enumerate(node.input):
+            direct.setdefault(name, []).append((node, index))
+    users_by_input: dict[str, list[tuple[Any, int]]] = {}
     for value in model.graph.input:
-        seen, names, users = {value.name}, [value.name], []
+        reached_names, names, users = {value.name}, [value.name], []
         while names:
-            for node, place in direct.get(names.pop(), ()):
-                users.append((node, place))
-                if node.op_type in _THROUGH and place == 0 and node.output[0] not in seen:
-                    seen.add(node.output[0])
+            for node, index in direct.get(names.pop(), ()):
+                users.append((node, index))
+                if node.op_type in _PASS_THROUGH_OPERATORS and index == 0 and node.output[0] not in reached_names:
+                    reached_names.add(node.output[0])
                     names.append(node.output[0])
-        found[value.name] = users
-    return found
+        users_by_input[value.name] = users
+    return users_by_input
 
 
 def _infer_shapes(model: Any) -> dict[str, Sizes]:
-    """Shapes of values as far as all their sizes are declared, or follow from that."""
+    """Infer the shapes of values, if all their sizes are declared or follow from declared ones."""
     import onnx  # noqa: PLC0415 - the model is of it
 
-    # Models with operators that it does not know, or with mistakes: what is declared has to do.
+    # A model with unknown operators, or with mistakes, keeps its declared shapes.
     with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
         model = onnx.shape_inference.infer_shapes(model)
-    found = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     for value in (*model.graph.input, *model.graph.value_info, *model.graph.output):
         dims = value.type.tensor_type.shape.dim
         if value.type.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in dims):
-            found[value.name] = tuple(dim.dim_value for dim in dims)
-    return found
+            shapes[value.name] = tuple(dim.dim_value for dim in dims)
+    return shapes
 
 
 def _read_attribute(node: Any, name: str, default: int) -> int:
-    return next((int(item.i) for item in node.attribute if item.name == name), default)
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
 
 
-def _find_bound(node: Any, place: int, known: Mapping[str, Sizes]) -> int:
-    """What an index of an operator's input has to be below; 0 where that is not known."""
-    data = known.get(node.input[0], ()) if node.input else ()
-    if node.op_type in ("Gather", "GatherElements", "ScatterElements", "Scatter") and place == 1 and data:
+def _find_bound(node: Any, index: int, shapes: Mapping[str, Sizes]) -> int:
+    """Return the exclusive upper bound of an operator's index input; 0 if unknown."""
+    data = shapes.get(node.input[0], ()) if node.input else ()
+    if node.op_type in ("Gather", "GatherElements", "ScatterElements", "Scatter") and index == 1 and data:
         return data[_read_attribute(node, "axis", 0)]
-    if node.op_type in ("GatherND", "ScatterND") and place == 1 and data:
+    if node.op_type in ("GatherND", "ScatterND") and index == 1 and data:
         return min(data)
-    if node.op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss") and place == 1 and len(data) > 1:
+    if node.op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss") and index == 1 and len(data) > 1:
         return data[1]
-    if node.op_type == "RoiAlign" and place == 2:
+    if node.op_type == "RoiAlign" and index == 2:
         return 1
     return 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """An operator that takes an input of which `count` values are wanted; shapes that are not known are empty."""
+    """An operator with an input that needs `count` values; unknown shapes are empty."""
 
     node: Any
     data: Sizes
@@ -302,47 +306,50 @@ class _Use:
 
     @property
     def out(self) -> Sizes:
-        """Shape of its first output."""
+        """The shape of its first output."""
         return self.outputs[0]
 
     def attribute(self, name: str, default: int) -> int:
-        """A whole number."""
+        """Return an integer attribute."""
         return _read_attribute(self.node, name, default)
 
     def axes(self) -> list[int]:
-        """Of its attribute; those in the order of the data's where it has none."""
-        return next((list(item.ints) for item in self.node.attribute if item.name == "axes"), list(range(self.count)))
+        """Return the axes of its attribute; without one, as many of the data's in order."""
+        return next(
+            (list(attribute.ints) for attribute in self.node.attribute if attribute.name == "axes"),
+            list(range(self.count)),
+        )
 
 
 def _find_needed_values(
-    users: Sequence[tuple[Any, int]], shape: Sizes, known: Mapping[str, Sizes]
+    users: Sequence[tuple[Any, int]], shape: Sizes, shapes: Mapping[str, Sizes]
 ) -> Iterator[tuple[Sequence[float], str]]:
-    """Values for an input, each with the type of the operator that needs them."""
+    """Yield values for an input, each with the type of the operator that needs them."""
     count = math.prod(shape)
-    for node, place in users:
-        rule = _RULES.get((node.op_type, place)) or (
-            _choose_reduced if node.op_type.startswith("Reduce") and place else None
+    for node, index in users:
+        rule = _RULES.get((node.op_type, index)) or (
+            _choose_reduced if node.op_type.startswith("Reduce") and index else None
         )
-        if rule is None or not 0 < count <= _MOST_VALUES or not node.output:
+        if rule is None or not 0 < count <= _MAX_VALUES or not node.output:
             continue
-        use = _Use(node, known.get(node.input[0], ()), [known.get(name, ()) for name in node.output], count)
+        use = _Use(node, shapes.get(node.input[0], ()), [shapes.get(name, ()) for name in node.output], count)
         try:
             values = rule(use)
         except (IndexError, ValueError, ZeroDivisionError):
-            # Shapes that are not known, or do not fit each other.
+            # The shapes are unknown, or contradict each other.
             continue
         if len(values) == count:
             yield values, node.op_type
 
 
 def _find_padded(use: _Use, count: int) -> list[int]:
-    """So many axes: those along which the output has another size than the data first."""
+    """Return `count` axes, those along which the output's size differs from the data's first."""
     sizes = enumerate(zip(use.out, use.data, strict=True))
-    return [axis for axis, _ in sorted(sizes, key=lambda item: item[1][0] == item[1][1])][:count]
+    return [axis for axis, _ in sorted(sizes, key=lambda entry: entry[1][0] == entry[1][1])][:count]
 
 
 def _choose_pads(use: _Use) -> Sequence[float]:
-    """All at the end; one at each side where the output's shape is open."""
+    """Choose pads at the end only, or one at each side if the output's shape is open."""
     if not use.out:
         return [1] * use.count
     axes = range(len(use.data)) if 2 * len(use.data) == use.count else _find_padded(use, use.count // 2)
@@ -350,24 +357,24 @@ def _choose_pads(use: _Use) -> Sequence[float]:
 
 
 def _choose_ratios(use: _Use) -> Sequence[float]:
-    """What each size is multiplied by."""
+    """Choose the factor of each size."""
     pairs = list(zip(use.data, use.out, strict=True))[-use.count :]
-    return [out // one if out % one == 0 else out / one for one, out in pairs]
+    return [out // size if out % size == 0 else out / size for size, out in pairs]
 
 
 def _choose_reduced(use: _Use) -> Sequence[float]:
-    """Axes whose sizes are gone, or 1."""
+    """Choose the axes whose sizes disappear, or become 1."""
     for axes in itertools.combinations(range(len(use.data)), use.count):
-        kept = [1 if axis in axes else size for axis, size in enumerate(use.data)]
+        reduced_sizes = [1 if axis in axes else size for axis, size in enumerate(use.data)]
         if use.node.op_type == "Squeeze" or not use.attribute("keepdims", 1):
-            kept = [size for axis, size in enumerate(use.data) if axis not in axes]
-        if tuple(kept) == use.out:
+            reduced_sizes = [size for axis, size in enumerate(use.data) if axis not in axes]
+        if tuple(reduced_sizes) == use.out:
             return axes
     return range(use.count)
 
 
 def _choose_unsqueezed(use: _Use) -> Sequence[float]:
-    """Axes of 1 that the data does not have."""
+    """Choose the axes of size 1 that the data lacks."""
     for axes in itertools.combinations(range(len(use.out)), use.count):
         if tuple(size for axis, size in enumerate(use.out) if axis not in axes) == use.data:
             return axes
@@ -378,7 +385,7 @@ _RULES: dict[tuple[str, int], Callable[[_Use], Sequence[float]]] = {
     ("AffineGrid", 1): lambda use: [use.out[0], 1, *use.out[1:-1]],
     ("CenterCropPad", 1): lambda use: [use.out[axis] for axis in use.axes()],
     ("Col2Im", 1): lambda use: use.out[2:],
-    # The sizes of a block, all in its last dimension.
+    # A block has its size in its last dimension.
     ("Col2Im", 2): lambda use: [*([1] * (use.count - 1)), use.data[1] // use.out[1]],
     **dict.fromkeys((("ConstantOfShape", 0), ("Expand", 1)), lambda use: use.out or [2] * use.count),
     **dict.fromkeys(
@@ -403,7 +410,7 @@ _RULES: dict[tuple[str, int], Callable[[_Use], Sequence[float]]] = {
     ("Slice", 2): lambda use: use.out[: use.count] or [1] * use.count,
     ("Slice", 3): lambda use: range(use.count),
     ("Slice", 4): lambda use: [1] * use.count,
-    ("Split", 1): lambda use: [one[use.attribute("axis", 0)] for one in use.outputs],
+    ("Split", 1): lambda use: [sizes[use.attribute("axis", 0)] for sizes in use.outputs],
     ("Squeeze", 1): _choose_reduced,
     ("Tile", 1): _choose_ratios,
     ("TopK", 1): lambda use: [use.out[use.attribute("axis", -1)]] if use.out else [1] * use.count,
@@ -414,104 +421,106 @@ _RULES: dict[tuple[str, int], Callable[[_Use], Sequence[float]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class GivenData:
-    """What a folder holds for a program; outputs are all of them, in their order, or none."""
+class InputData:
+    """The content of a folder for a program; outputs are all of them, in order, or none."""
 
     inputs: tuple[InputChoice, ...]
     outputs: tuple[Array, ...]
     notes: tuple[str, ...]
 
 
-def read_data(path: Path, program: OnnxProgram) -> GivenData:
-    """Reads the inputs of a program, by name or as `input_0`, …, and its expected outputs where they are there.
+def read_data(path: Path, program: OnnxProgram) -> InputData:
+    """Read the inputs of a program, by name or as `input_0`, …, and its expected outputs if there are any.
 
-    The path is one of a folder with files of tensors, of one with `test_data_set_0` in it, of which the first set is
-    read, or of an .npz file.
+    The path is a folder of tensor files, a folder with `test_data_set_0`, of which the first set is read, or an .npz
+    file.
     """
     if not path.exists():
-        raise UsageError(f"--data {path}: there is no such folder", _EXPECTED)
-    sets = sorted(path.glob(f"{_SET}*"), key=lambda item: (len(item.name), item.name)) if path.is_dir() else []
+        raise UsageError(f"--data {path}: there is no such folder", _DATA_HINT)
+    sets = sorted(path.glob(f"{_SET_PREFIX}*"), key=lambda item: (len(item.name), item.name)) if path.is_dir() else []
     folder = sets[0] if sets else path
     arrays = _read_arrays(folder)
     inputs = tuple(_read_input(folder, item, index, arrays) for index, item in enumerate(program.inputs))
-    declared = program.model.graph.output
-    found = [arrays.get(f"output_{index}", arrays.get(value.name)) for index, value in enumerate(declared)]
+    infos = program.model.graph.output
+    output_arrays = [arrays.get(f"output_{index}", arrays.get(value.name)) for index, value in enumerate(infos)]
     outputs = tuple(
-        _check_output(folder, value, array) for value, array in zip(declared, found, strict=True) if array is not None
+        _check_output(folder, value, array)
+        for value, array in zip(infos, output_arrays, strict=True)
+        if array is not None
     )
-    if outputs and len(outputs) != len(declared):
-        what = f"--data {folder}: {len(outputs)} of {len(declared)} outputs are there"
-        raise UsageError(what, "Give all of them, or none to have them recorded.")
-    used = {f"input_{index}" for index in range(len(inputs))} | {f"output_{index}" for index in range(len(declared))}
-    used |= {item.name for item in program.inputs} | {value.name for value in declared}
-    notes = tuple(f"{name} is no input or output of the model: left out" for name in arrays if name not in used)
-    return GivenData(inputs, outputs, notes)
+    if outputs and len(outputs) != len(infos):
+        message = f"--data {folder}: {len(outputs)} of {len(infos)} outputs are there"
+        raise UsageError(message, "Give all of them, or none to have them recorded.")
+    names = {f"input_{index}" for index in range(len(inputs))} | {f"output_{index}" for index in range(len(infos))}
+    names |= {item.name for item in program.inputs} | {value.name for value in infos}
+    notes = tuple(f"{name} is no input or output of the model: left out" for name in arrays if name not in names)
+    return InputData(inputs, outputs, notes)
 
 
 def _read_arrays(path: Path) -> dict[str, Array]:
-    """Tensors by their names: those of files, or within a .npz file."""
+    """Read tensors by their names: those of files, or within an .npz file."""
     import onnx  # noqa: PLC0415 - the program was read with it
 
     files = (
         sorted(item for item in path.iterdir() if item.suffix in (".pb", ".npy", ".npz")) if path.is_dir() else [path]
     )
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for file in files:
         try:
             if file.suffix == ".npz":
                 with np.load(file, allow_pickle=False) as archive:
-                    found |= {name: archive[name] for name in archive.files}
+                    arrays |= {name: archive[name] for name in archive.files}
             elif file.suffix == ".npy":
-                found[file.stem] = np.load(file, allow_pickle=False)
+                arrays[file.stem] = np.load(file, allow_pickle=False)
             else:
                 tensor = onnx.TensorProto()
                 tensor.ParseFromString(file.read_bytes())
-                found[file.stem] = onnx.numpy_helper.to_array(tensor)
-        # Of NumPy, zip and protobuf, each with its own.
+                arrays[file.stem] = onnx.numpy_helper.to_array(tensor)
+        # NumPy, zip and protobuf each have exceptions of their own.
         except Exception as error:
-            what = f"--data {file}: no tensor can be read from it: {str(error)[:200] or type(error).__name__}"
-            raise UsageError(what, _EXPECTED) from error
-    if not found:
-        raise UsageError(f"--data {path}: there are no tensors in it", _EXPECTED)
-    return found
+            message = f"--data {file}: no tensor can be read from it: {str(error)[:200] or type(error).__name__}"
+            raise UsageError(message, _DATA_HINT) from error
+    if not arrays:
+        raise UsageError(f"--data {path}: there are no tensors in it", _DATA_HINT)
+    return arrays
 
 
-def _read_input(folder: Path, item: OnnxInput, index: int, arrays: Mapping[str, Array]) -> InputChoice:
-    array = arrays.get(f"input_{index}", arrays.get(item.name))
+def _read_input(folder: Path, tensor: OnnxInput, index: int, arrays: Mapping[str, Array]) -> InputChoice:
+    array = arrays.get(f"input_{index}", arrays.get(tensor.name))
     if array is None:
-        there = ", ".join(name for name in arrays if not name.startswith("output_"))
-        raise UsageError(f"--data {folder}: input {item.name} is not there, nor input_{index}", f"There: {there}.")
+        names = ", ".join(name for name in arrays if not name.startswith("output_"))
+        raise UsageError(f"--data {folder}: input {tensor.name} is not there, nor input_{index}", f"There: {names}.")
     element = ELEMENT_TYPES.get(array.dtype.name, "")
-    fits = len(array.shape) == len(item.shape) and all(
-        place in item.open_sizes or size == one
-        for place, (size, one) in enumerate(zip(array.shape, item.shape, strict=True))
+    fits = len(array.shape) == len(tensor.shape) and all(
+        axis in tensor.open_sizes or size == expected_size
+        for axis, (size, expected_size) in enumerate(zip(array.shape, tensor.shape, strict=True))
     )
-    if element != item.element_type or not fits:
-        wanted = "x".join(("?" if place in item.open_sizes else str(size)) for place, size in enumerate(item.shape))
-        what = f"--data {folder}: input {item.name} is {array.dtype} {list(array.shape)}"
-        raise UsageError(what, f"The model takes {wanted or 'a scalar'} of {item.element_type}.")
-    return InputChoice(item.name, _format_type(item, array.shape), content=file_content(array), zero=False)
+    if element != tensor.element_type or not fits:
+        sizes = "x".join(("?" if axis in tensor.open_sizes else str(size)) for axis, size in enumerate(tensor.shape))
+        message = f"--data {folder}: input {tensor.name} is {array.dtype} {list(array.shape)}"
+        raise UsageError(message, f"The model takes {sizes or 'a scalar'} of {tensor.element_type}.")
+    return InputChoice(tensor.name, _format_type(tensor, array.shape), content=file_content(array), zero=False)
 
 
-def _check_output(folder: Path, declared: Any, array: Array) -> Array:
-    """An expected output, which has to be of the type that the model declares."""
+def _check_output(folder: Path, graph_output: Any, array: Array) -> Array:
+    """Check that an expected output has the type that the model declares, and return it."""
     import onnx  # noqa: PLC0415 - the program was read with it
 
-    what = f"--data {folder}: output {declared.name} is {array.dtype}"
+    message = f"--data {folder}: output {graph_output.name} is {array.dtype}"
     if array.dtype.name not in ELEMENT_TYPES:
-        raise UsageError(f"{what}, which IREE's tools do not know", "Only tensors of numbers can be compared.")
-    known = declared.type.tensor_type.elem_type
-    wanted = onnx.helper.tensor_dtype_to_np_dtype(known).name if known else array.dtype.name
-    if ELEMENT_TYPES[array.dtype.name] != ELEMENT_TYPES.get(wanted):
-        raise UsageError(what, f"The model gives {wanted}.")
+        raise UsageError(f"{message}, which IREE's tools do not know", "Only tensors of numbers can be compared.")
+    declared_type = graph_output.type.tensor_type.elem_type
+    expected_type = onnx.helper.tensor_dtype_to_np_dtype(declared_type).name if declared_type else array.dtype.name
+    if ELEMENT_TYPES[array.dtype.name] != ELEMENT_TYPES.get(expected_type):
+        raise UsageError(message, f"The model gives {expected_type}.")
     return array
 
 
 def file_content(array: Array) -> bytes:
-    """The content of a file that holds an array: a .npy, or raw bytes where that says another type than modules do."""
+    """Return the content of an array's file: a .npy, or raw bytes if that would have another type than modules use."""
     if array.dtype.kind in "Viu":
         return pack_bytes(array)
     stream = io.BytesIO()
-    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(array.shape)
-    np.lib.format.write_array(stream, little, version=(1, 0))
+    little_endian = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(array.shape)
+    np.lib.format.write_array(stream, little_endian, version=(1, 0))
     return stream.getvalue()

@@ -35,114 +35,116 @@ if TYPE_CHECKING:
     from iree_gauntlet.upkeep.upkeep_requests import BuildRequest
 
 
-_LEAST_OF_COMMIT = 7
-_INSTALLABLE = (ChoiceKind.RELEASE, ChoiceKind.RANGE, ChoiceKind.NIGHTLY, ChoiceKind.COMMIT, ChoiceKind.WHEELS)
+_MIN_COMMIT_CHARS = 7
+_INSTALLABLE_KINDS = (ChoiceKind.RELEASE, ChoiceKind.RANGE, ChoiceKind.NIGHTLY, ChoiceKind.COMMIT, ChoiceKind.WHEELS)
 
 
 def install(versions: Sequence[str], cache_dir: str, *, offline: bool) -> ExitCode:
-    """Installs releases into the cache, each into an environment of its own; where one fails, those before it stay."""
+    """Install releases into the cache, each into its own environment; if one fails, those before it stay."""
     choices = [parse_choice(text, "toolchain.install") for text in _require_some(versions, "install")]
     for text, choice in zip(versions, choices, strict=True):
-        if choice.kind not in _INSTALLABLE:
+        if choice.kind not in _INSTALLABLE_KINDS:
             raise UsageError(
                 f"toolchain.install {text}: that is not installed by this toolkit, but used where it is",
                 f"Use it with --iree {text}. To install, name a release, a range, a nightly, commit:SHA or wheels:DIR.",
             )
-    place = open_store(cache_dir, offline=offline)
+    store = _open_store(cache_dir, offline=offline)
     for choice in choices:
-        found = provide_environment(choice, place)
-        sys.stdout.write(f"{_make_title(found)}: {found.path} ({byte_size(found.bytes)})\n")
+        environment = provide_environment(choice, store)
+        sys.stdout.write(f"{_make_title(environment)}: {environment.path} ({byte_size(environment.bytes)})\n")
         sys.stdout.flush()
     return ExitCode.OK
 
 
-def build(sources: Sequence[str], asked: BuildRequest) -> ExitCode:
-    """Builds checkouts of IREE, or commits of them, into the cache; where one does not build, those before it stay."""
+def build(sources: Sequence[str], request: BuildRequest) -> ExitCode:
+    """Build checkouts of IREE, or commits of them, into the cache; if one does not build, those before it stay."""
     choices = []
     for text in _require_some(sources, "build"):
         choice = parse_choice(text if text.startswith("source:") else f"source:{text}", "toolchain.build")
-        if choice.ref and asked.commit:
-            raise UsageError(f"toolchain.build {text} --commit {asked.commit}: two commits", "Name one of them.")
-        if asked.commit:
-            choice = replace(choice, text=f"{choice.text}@{asked.commit}", ref=asked.commit)
+        if choice.ref and request.commit:
+            raise UsageError(f"toolchain.build {text} --commit {request.commit}: two commits", "Name one of them.")
+        if request.commit:
+            choice = replace(choice, text=f"{choice.text}@{request.commit}", ref=request.commit)
         choices.append(choice)
-    options = [text if text.startswith("-D") else f"-D{text}" for text in asked.option]
-    if asked.runtime_only and asked.bindings:
+    options = [text if text.startswith("-D") else f"-D{text}" for text in request.option]
+    if request.runtime_only and request.bindings:
         raise UsageError("--runtime-only and --bindings exclude each other", "The bindings are the compiler's.")
     for text in options:
         if not is_cmake_option(text):
             raise UsageError(
                 f"--option {text}: no option of CMake's", "Such as --option -DIREE_TARGET_BACKEND_CUDA=ON."
             )
-    place = open_store(asked.cache_dir, offline=False)
-    builds = replace(place.builds, options=(*place.builds.options, *options))
-    parts = frozenset((RUNTIME, *(() if asked.runtime_only else (COMPILER,)), *((IMPORTER,) if asked.bindings else ())))
+    store = _open_store(request.cache_dir, offline=False)
+    builds = replace(store.builds, options=(*store.builds.options, *options))
+    parts = frozenset(
+        (RUNTIME, *(() if request.runtime_only else (COMPILER,)), *((IMPORTER,) if request.bindings else ()))
+    )
     for choice in choices:
-        found = builds.ready(choice, parts)
-        sys.stdout.write(f"{choice.text}: {found.path} ({byte_size(found.bytes)}, {', '.join(found.parts)})\n")
-        # The settings' options are those of every command.
-        named = f"build:{found.path}" if options else choice.text
-        sys.stdout.write(f"  use it: --iree{'-runtime' if asked.runtime_only else ''} {shlex.quote(named)}\n")
+        result = builds.ready(choice, parts)
+        sys.stdout.write(f"{choice.text}: {result.path} ({byte_size(result.bytes)}, {', '.join(result.parts)})\n")
+        # Options of the settings apply to every command, but those of this one need the build's path.
+        choice_text = f"build:{result.path}" if options else choice.text
+        sys.stdout.write(f"  use it: --iree{'-runtime' if request.runtime_only else ''} {shlex.quote(choice_text)}\n")
         sys.stdout.flush()
     return ExitCode.OK
 
 
 def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
-    """Prints what is installed here, and every environment of the cache with its size and last use."""
-    place = open_store(cache_dir, offline=True)
-    here: Toolchain | ToolchainError
+    """Print the installed IREE, and every environment of the cache with its size and last use."""
+    store = _open_store(cache_dir, offline=True)
+    installed: Toolchain | ToolchainError
     try:
-        here = find_installed()
+        installed = find_installed()
     except ToolchainError as error:
-        here = error
-    environments, builds = place.environments.all(), place.builds.all()
-    work = [(path, _measure_folder(path)) for path in place.builds.work_folders()]
+        installed = error
+    environments, builds = store.environments.all(), store.builds.all()
+    work_folders = [(path, _measure_folder(path)) for path in store.builds.work_folders()]
     if as_json:
         document = {
-            "installed": _flatten(here) if isinstance(here, Toolchain) else None,
+            "installed": _flatten(installed) if isinstance(installed, Toolchain) else None,
             "environments": list(map(_describe_folder, environments)),
             "builds": list(map(_describe_folder, builds)),
-            "work": [{"path": str(path), "bytes": size} for path, size in work],
+            "work": [{"path": str(path), "bytes": size} for path, size in work_folders],
         }
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return ExitCode.OK
-    if isinstance(here, Toolchain):
-        sys.stdout.write(f"installed here: {here.compiler.release} ({here.source.partition(': ')[2]})\n")
+    if isinstance(installed, Toolchain):
+        sys.stdout.write(f"installed here: {installed.compiler.release} ({installed.source.partition(': ')[2]})\n")
     else:
-        sys.stdout.write(f"installed here: none: {here}\n")
-    now = time.time()
-    table = [("VERSION", "SIZE", "LAST USE", "PATH")]
-    for path, found, why in (*environments, *builds):
-        if found is not None:
-            title = found.title if isinstance(found, Build) else _make_title(found)
-            table.append((title, byte_size(found.bytes), format_age(now - found.last_use), str(path)))
+        sys.stdout.write(f"installed here: none: {installed}\n")
+    current_time = time.time()
+    rows = [("VERSION", "SIZE", "LAST USE", "PATH")]
+    for path, folder, problem in (*environments, *builds):
+        if folder is not None:
+            title = folder.title if isinstance(folder, Build) else _make_title(folder)
+            rows.append((title, byte_size(folder.bytes), format_age(current_time - folder.last_use), str(path)))
         else:
-            how = "made" if path.parent.name == place.environments.folder.name else "built"
-            table.append((path.name, "", "", f"{path} {why}: it is {how} again when it is needed"))
-    table += [("build folder", byte_size(size), "", str(path)) for path, size in work]
-    if table[1:]:
-        print_table(table)
+            verb = "made" if path.parent.name == store.environments.folder.name else "built"
+            rows.append((path.name, "", "", f"{path} {problem}: it is {verb} again when it is needed"))
+    rows += [("build folder", byte_size(size), "", str(path)) for path, size in work_folders]
+    if rows[1:]:
+        print_table(rows)
     else:
-        sys.stdout.write(f"none in {place.environments.folder}; toolchain.install VERSION installs one\n")
+        sys.stdout.write(f"none in {store.environments.folder}; toolchain.install VERSION installs one\n")
     return ExitCode.OK
 
 
 def _describe_folder(row: tuple[Path, Environment | Build | None, str]) -> dict[str, object]:
-    path, found, why = row
-    return {"path": str(path), "problem": why} | ({**asdict(found), "path": str(path)} if found else {})
+    path, folder, problem = row
+    return {"path": str(path), "problem": problem} | ({**asdict(folder), "path": str(path)} if folder else {})
 
 
 def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
-    """Prints what `--iree` would use; installs nothing."""
+    """Print the toolchain that `--iree` would use; install nothing."""
     configuration = read_configuration(find_project_folder(), os.environ)
-    place = open_place(request.cache_dir, configuration, find_toolchains_folder(), offline=True)
-    found = find_requested(request, os.environ, place)
+    store = open_place(request.cache_dir, configuration, find_toolchains_folder(), offline=True)
+    toolchain = find_requested(request, os.environ, store)
     if as_json:
-        sys.stdout.write(json.dumps(_flatten(found), indent=2) + "\n")
+        sys.stdout.write(json.dumps(_flatten(toolchain), indent=2) + "\n")
         return ExitCode.OK
-    compiler, runtime = found.compiler, found.runtime
+    compiler, runtime = toolchain.compiler, toolchain.runtime
     rows = (
-        ("source", found.source),
+        ("source", toolchain.source),
         ("compiler", format_version(compiler)),
         ("  identity", compiler.identity),
         ("  iree-compile", compiler.compile),
@@ -155,44 +157,44 @@ def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     )
     for name, text in rows:
         sys.stdout.write(f"{name + ':':<25} {text}\n")
-    if found.why:
-        sys.stdout.write(f"note: {found.why}\n")
+    if toolchain.why:
+        sys.stdout.write(f"note: {toolchain.why}\n")
     if compiler.version != runtime.version != UNKNOWN_VERSION:
         sys.stdout.write("note: compiler and runtime differ: modules may not load\n")
     return ExitCode.OK
 
 
 def remove(versions: Sequence[str], cache_dir: str) -> ExitCode:
-    """Deletes environments and builds of the cache, but none that a running process uses."""
-    place = open_store(cache_dir, offline=True)
-    chosen_paths = [_find_removable(name, place) for name in _require_some(versions, "remove")]
+    """Delete environments and builds of the cache, but none that a running process uses."""
+    store = _open_store(cache_dir, offline=True)
+    chosen_paths = [_find_removable(name, store) for name in _require_some(versions, "remove")]
     for path, label, size in chosen_paths:
-        if path in place.builds.work_folders():
-            # Nobody runs what is in it: only who builds there is in the way.
-            place.builds.remove_work(path)
+        if path in store.builds.work_folders():
+            # No process runs a work folder's content; only a build in it prevents the removal.
+            store.builds.remove_work(path)
         else:
             folder = path.parents[1]
             leases = Leases(folder)
             with leases.collecting():
                 if path.relative_to(folder).as_posix() in leases.in_use():
                     raise ToolchainError(f"{path} is in use by a running process", "Remove it when that has ended.")
-                if path.parent.name == place.builds.folder.name:
-                    place.builds.remove(path)
+                if path.parent.name == store.builds.folder.name:
+                    store.builds.remove(path)
                 else:
-                    place.environments.remove(path, label)
+                    store.environments.remove(path, label)
         sys.stdout.write(f"removed {label} ({byte_size(size)})\n")
     return ExitCode.OK
 
 
-def open_store(cache_dir: str, *, offline: bool) -> ToolchainPlace:
-    """Where toolchains are kept: for all projects, or in a cache that is named."""
+def _open_store(cache_dir: str, *, offline: bool) -> ToolchainPlace:
+    """Open the folder of toolchains: that of all projects, or of the cache that is given."""
     configuration = read_configuration(find_project_folder(), os.environ)
     folder = find_cache_folder(cache_dir) / "toolchains" if cache_dir else find_toolchains_folder()
     return open_place(cache_dir, configuration, folder, offline=offline)
 
 
 def open_place(cache_dir: str, configuration: Configuration, folder: Path, *, offline: bool) -> ToolchainPlace:
-    """Where toolchains are looked for; what is found there is in use for as long as this lives."""
+    """Open the places of toolchains; toolchains from it are in use as long as the result lives."""
     root = (find_cache_folder if offline else make_cache_folder)(cache_dir)
     hashes = VerifiedHashes(root / "verified")
     return make_toolchain_place(folder, root, configuration, Leases, hashes.sha256, offline=offline)
@@ -204,50 +206,54 @@ def _require_some(names: Sequence[str], task: str) -> Sequence[str]:
     return names
 
 
-def _find_removable(name: str, place: ToolchainPlace) -> tuple[Path, str, int]:
-    """Folder, label and bytes of what is named by its version, its label, its folder's name, or a build's commit."""
-    environments = place.environments
-    for path, build, _ in place.builds.all():
-        if name == path.name or (build and len(name) >= _LEAST_OF_COMMIT and build.commit.startswith(name)):
+def _find_removable(name: str, store: ToolchainPlace) -> tuple[Path, str, int]:
+    """Find the folder, label and bytes of a version, a label, a folder's name, or a build's commit."""
+    environments = store.environments
+    for path, build, _ in store.builds.all():
+        if name == path.name or (build and len(name) >= _MIN_COMMIT_CHARS and build.commit.startswith(name)):
             return path, path.name, build.bytes if build else 0
-    for path in place.builds.work_folders():
+    for path in store.builds.work_folders():
         if name == path.name:
             return path, path.name, _measure_folder(path)
-    there = environments.all()
-    wanted = {name, environments.path_of(name).name}
+    all_environments = environments.all()
+    folder_names = {name, environments.path_of(name).name}
     if name[:1].isdigit():
-        wanted.add(environments.path_of(str(parse_choice(name, "toolchain.remove").version)).name)
-    for path, found, _ in there:
-        if path.name in wanted:
-            return path, found.label if found else path.name, found.bytes if found else 0
-    kept = [found.label if found else path.name for path, found, _ in there]
-    kept += [path.name for path, _, _ in place.builds.all()] + [path.name for path in place.builds.work_folders()]
-    have = ", ".join(kept) or "none"
-    raise UsageError(f"toolchain.remove {name}: there is no such environment", f"There are: {have}.")
+        folder_names.add(environments.path_of(str(parse_choice(name, "toolchain.remove").version)).name)
+    for path, environment, _ in all_environments:
+        if path.name in folder_names:
+            return path, environment.label if environment else path.name, environment.bytes if environment else 0
+    labels = [environment.label if environment else path.name for path, environment, _ in all_environments]
+    labels += [path.name for path, _, _ in store.builds.all()] + [path.name for path in store.builds.work_folders()]
+    available = ", ".join(labels) or "none"
+    raise UsageError(f"toolchain.remove {name}: there is no such environment", f"There are: {available}.")
 
 
 def _measure_folder(path: Path) -> int:
-    """What its files hold together; those that vanish meanwhile do not count."""
-    sizes = 0
+    """Return the total size of its files; those that vanish meanwhile do not count."""
+    total_bytes = 0
     for folder, _, names in os.walk(path):
         for name in names:
             with suppress(OSError):
-                sizes += Path(folder, name).lstat().st_size
-    return sizes
+                total_bytes += Path(folder, name).lstat().st_size
+    return total_bytes
 
 
-def _make_title(found: Environment) -> str:
-    return found.label if found.label in (found.compiler, found.runtime) else f"{found.label} ({found.compiler or '-'})"
+def _make_title(environment: Environment) -> str:
+    return (
+        environment.label
+        if environment.label in (environment.compiler, environment.runtime)
+        else f"{environment.label} ({environment.compiler or '-'})"
+    )
 
 
 def format_version(part: Part, digits: int | None = None) -> str:
-    """Release, what it calls itself where that differs, and the commit, of which so many digits are shown."""
-    says = "" if part.version == part.release else f" ({part.version})"
-    return f"{part.release}{says}{f' @ {part.commit[:digits]}' if part.commit else ', commit unknown'}"
+    """Format the release, its own version if that differs, and the commit, of which `digits` are shown."""
+    own_version = "" if part.version == part.release else f" ({part.version})"
+    return f"{part.release}{own_version}{f' @ {part.commit[:digits]}' if part.commit else ', commit unknown'}"
 
 
 def _flatten(toolchain: Toolchain) -> dict[str, Any]:
-    """For `--format json`."""
+    """Make the document of `--format json`."""
     compiler, runtime = toolchain.compiler, toolchain.runtime
     return {
         "source": toolchain.source,

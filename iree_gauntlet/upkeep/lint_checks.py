@@ -1,4 +1,4 @@
-"""For `lint`: what of a case is probably not as it was meant, and what is wrong with a project beside its specs."""
+"""The checks of `lint`: probable mistakes of a case, and problems of a project besides its specs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from iree_gauntlet.requests import Defaults, SelectionRequest
 from iree_gauntlet.settings import find_project_folder, shown
 from iree_gauntlet.stages import Kind
 from iree_gauntlet.targets import FAMILIES
-from iree_gauntlet.upkeep.recording import changed_since
+from iree_gauntlet.upkeep.recording import check_recording
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -34,57 +34,57 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.spec import Spec
 
 
-# `1x64xf32`, at the beginning of a value, or behind the kind of a `random://` source.
+# The type is at the beginning of a value, or after the kind of a `random://` source: `1x64xf32`.
 _TYPE = re.compile(r"(?:random://[\w-]+/|\A)((?:\d+x)*)[a-z]+\d+(?![\w.])")
 
 
-# Figures by SKU, or by target.
+# These goldens have keys: SKUs, or targets.
 _KEYED_GOLDENS = ("golden_time_tolerance_multiplier", *SHARKTANK_GOLDENS)
 
 
 def list_doubts(case: Case, store: ArtifactStore) -> Iterator[Problem]:
-    """Expected outputs of something else, a device that no IREE has, sizes that do not fit each other."""
+    """Report expected outputs of something else, a device that no IREE has, sizes that do not fit each other."""
     is_torch = case.dialect.startswith("torch")
     if case.kind is Kind.QUALITY and case.expected_outputs:
         hint = f"`gauntlet golden.record --model {case.model}` records its outputs again."
         field = "expected_outputs" if is_torch else "outputs"
-        yield from (problem_of_field(case.origin.file, field, what, hint) for what in changed_since(case, store))
+        yield from (problem_of_field(case.origin.file, field, change, hint) for change in check_recording(case, store))
     if case.allclose is not None and case.allclose.rtol >= 1:
-        what = f"{case.allclose.rtol:g}: so large a tolerance lets zeros pass, whatever is expected"
-        yield problem_of_field(case.origin.file, "rtol", what, "Give what the outputs may differ by, such as 1e-3.")
+        message = f"{case.allclose.rtol:g}: so large a tolerance lets zeros pass, whatever is expected"
+        yield problem_of_field(case.origin.file, "rtol", message, "Give what the outputs may differ by, such as 1e-3.")
     driver, _ = split_device(case.device)
     if driver and driver not in DRIVERS:
-        what = f"IREE has no driver {driver!r}{did_you_mean(driver, DRIVERS)}"
+        message = f"IREE has no driver {driver!r}{did_you_mean(driver, DRIVERS)}"
         hint = "Where a plugin brings it, all is well."
-        yield problem_of_field(case.origin.file, "run_args" if is_torch else "device", what, hint)
-    # Inputs that are not of the sizes that an ONNX program is imported with, as far as their types are written: where a
-    # file says one, nothing is known.
+        yield problem_of_field(case.origin.file, "run_args" if is_torch else "device", message, hint)
+    # Inputs must have the sizes that an ONNX program is imported with. Only written types are checked, as those of a
+    # file are unknown.
     options = case.modules[0].program.onnx if len(case.modules) == 1 else None
     types = [_TYPE.match(item.value or item.url) for item in case.inputs]
-    given = [tuple(map(int, found[1].split("x")[:-1])) for found in types if found]
-    for name, shape in options.shapes if options is not None and given and len(given) == len(types) else ():
-        if tuple(shape) not in given:
-            what = f"none is {format_shape(shape)}, which onnx_import.shapes says of {name}"
-            yield problem_of_field(case.origin.file, "inputs", what, "Give the same sizes in both.")
+    shapes = [tuple(map(int, type_match[1].split("x")[:-1])) for type_match in types if type_match]
+    for name, shape in options.shapes if options is not None and shapes and len(shapes) == len(types) else ():
+        if tuple(shape) not in shapes:
+            message = f"none is {format_shape(shape)}, which onnx_import.shapes says of {name}"
+            yield problem_of_field(case.origin.file, "inputs", message, "Give the same sizes in both.")
 
 
 def list_unreadable_arrays(case: Case) -> Iterator[Problem]:
-    """The .npy files of a case that cannot be read by what reads them: IREE's tool, or NumPy where that compares."""
+    """Report the .npy files of a case that their reader rejects: IREE's tool, or NumPy if that compares."""
     by_numpy = {item.url for item in case.expected_outputs} if case.allclose is not None else set()
     for field, url in list_urls(case):
         path = Path(file_path(url))
         if path.suffix == ".npy" and path.is_file():
             try:
-                why = explain_refusal(path)
+                reason = explain_refusal(path)
             except TensorError as error:
                 yield problem_of_field(case.origin.file, field, error.what, error.hint or "Record or fetch it again.")
             else:
-                if why and url not in by_numpy:
-                    yield problem_of_field(case.origin.file, field, f"{path}: {why}", f"S{NUMPY_ADVICE[1:]}.")
+                if reason and url not in by_numpy:
+                    yield problem_of_field(case.origin.file, field, f"{path}: {reason}", f"S{NUMPY_ADVICE[1:]}.")
 
 
 def list_project_problems() -> tuple[list[Problem], list[Problem]]:
-    """What keeps files of the project from being used, and what in them has no effect."""
+    """List the problems that make files of the project unusable, and their entries without effect."""
     project = shown(find_project_folder())
     problems: list[Problem] = []
     doubtful: list[Problem] = []
@@ -95,47 +95,47 @@ def list_project_problems() -> tuple[list[Problem], list[Problem]]:
             problems += error.problems
     for path in sorted((project / "suites").glob("*.toml")):
         try:
-            found = select(SelectionRequest(suite=str(path)), Defaults(targets=FAMILIES), for_problems=True).cases
-            own = [problem for problem in found.problems if problem.file == str(path)]
-            problems += own
-            if not own:
-                # Entries that name nothing.
-                doubtful += [item for item in (*found.warnings, *found.unmatched) if item.file == str(path)]
+            cases = select(SelectionRequest(suite=str(path)), Defaults(targets=FAMILIES), for_problems=True).cases
+            suite_problems = [problem for problem in cases.problems if problem.file == str(path)]
+            problems += suite_problems
+            if not suite_problems:
+                # Entries of a valid suite may match nothing.
+                doubtful += [doubt for doubt in (*cases.warnings, *cases.unmatched) if doubt.file == str(path)]
         except SpecError as error:
             problems += error.problems
         except NothingSelectedError as error:
             problems.append(Problem(str(path), 0, "include", "selects nothing", error.what))
         except UsageError as error:
-            # Such as folders of specs that are elsewhere.
+            # A suite's folders of specs may be outside of the project.
             doubtful.append(Problem(str(path), 0, "", f"what it selects was not checked: {error.what}", error.hint))
     return problems, doubtful
 
 
 def find_idle_keys(specs: Sequence[Spec], cases: Iterable[Case], sku: str) -> list[Problem]:
-    """Keys of goldens that are of no target of their spec, and of no SKU: of a suite, a golden time, or `sku`."""
+    """Find keys of goldens that match no target of their spec, and no SKU: of a suite, a golden time, or `sku`."""
     families: dict[str, set[str]] = {}
     for case in cases:
         families.setdefault(case.origin.file, set()).add(case.target.family)
     skus = (sku, *(suite.target.sku for suite in list_project_suites()[0]))
     documents = [(spec, spec.document) for spec in specs if isinstance(spec.document, Benchmark)]
     times = {spec.name: {*document.golden_time, *document.golden_time_ms} for spec, document in documents}
-    known = {*skus, *(key for keys in times.values() for key in keys)} - {""}
-    found = []
+    known_skus = {*skus, *(key for keys in times.values() for key in keys)} - {""}
+    problems = []
     for spec, document in documents:
         if spec.name not in families:
-            # Not selected.
+            # The spec is not selected.
             continue
-        further = families[spec.name].difference(spec.families)
-        targets = {*spec.families, *further}
+        other_families = families[spec.name].difference(spec.families)
+        targets = {*spec.families, *other_families}
         for field in _KEYED_GOLDENS:
-            named = times[spec.name] if field == "golden_time_tolerance_multiplier" else {*targets, *known}
+            keys = times[spec.name] if field == "golden_time_tolerance_multiplier" else {*targets, *known_skus}
             for key in getattr(document, field):
                 family, _, sku = key.partition("-")
-                if key in named or (family in further and sku in known):
+                if key in keys or (family in other_families and sku in known_skus):
                     continue
-                what = f"{key!r} is no target of this spec, and no SKU of a suite or a golden time"
-                if named is times[spec.name]:
-                    what = f"{key!r} has no golden time"
+                text = f"{key!r} is no target of this spec, and no SKU of a suite or a golden time"
+                if keys is times[spec.name]:
+                    text = f"{key!r} has no golden time"
                 hint = "Nothing is held against it."
-                found.append(problem_of_field(spec.name, f"{field}.{key}", f"{what}{did_you_mean(key, named)}", hint))
-    return found
+                problems.append(problem_of_field(spec.name, f"{field}.{key}", f"{text}{did_you_mean(key, keys)}", hint))
+    return problems

@@ -1,6 +1,6 @@
-"""The tasks `golden.show` and `golden.update`: the goldens of specs, and what runs have measured for them.
+"""The tasks `golden.show` and `golden.update`: the goldens of specs, and the figures that runs have measured for them.
 
-Changes of files that people have written are shown as a diff, kept as one, or made.
+Changes of hand-written files are printed as a diff, saved as one, or applied.
 """
 
 from __future__ import annotations
@@ -68,24 +68,24 @@ _COMPILER_FIELD = "golden_compiler"
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """A file as it is, and as it ought to be."""
+    """A file's text before and after a change."""
 
     path: Path
-    before: str
-    after: str
+    old_text: str
+    new_text: str
 
     def diff(self) -> str:
-        """In the form that `git apply` takes; empty where nothing changes."""
+        """Return the diff in the form that `git apply` takes; empty without changes."""
         name = shown(resolve_links(self.path)).as_posix() if self.path.is_absolute() else self.path.as_posix()
-        # By \n alone: `splitlines` splits also where no other program does, such as at U+2028.
-        before, after = (list(io.StringIO(text, newline="\n")) for text in (self.before, self.after))
-        lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
+        # Only \n ends a line: `splitlines` splits also where no other program does, such as at U+2028.
+        old_lines, new_lines = (list(io.StringIO(text, newline="\n")) for text in (self.old_text, self.new_text))
+        lines = difflib.unified_diff(old_lines, new_lines, f"a/{name}", f"b/{name}")
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
-def hand_out(changes: Sequence[FileChange], output: str, *, write: bool) -> None:
-    """Shows changes as a diff on standard output, keeps it, or makes them; words about it go to standard error."""
-    changes = [change for change in changes if change.before != change.after]
+def emit_changes(changes: Sequence[FileChange], output: str, *, write: bool) -> None:
+    """Print changes as a diff on standard output, save it, or apply them; messages about it go to standard error."""
+    changes = [change for change in changes if change.old_text != change.new_text]
     if not changes:
         sys.stderr.write("nothing to change\n")
         return
@@ -102,14 +102,14 @@ def hand_out(changes: Sequence[FileChange], output: str, *, write: bool) -> None
         for change in changes:
             require_ones_own(change.path)
         for change in changes:
-            write_atomic(change.path, change.after.encode())
+            write_atomic(change.path, change.new_text.encode())
         sys.stderr.write(f"changed {counted(len(changes), 'file')}\n")
     elif not output:
         sys.stderr.write("nothing was written: --write changes the files, --output FILE keeps the diff for later\n")
 
 
-def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
-    """Prints the goldens of the selection, of all SKUs and releases unless `--sku` names one."""
+def show(request: SelectionRequest, options: GoldenShowRequest) -> ExitCode:
+    """Print the goldens of the selection, of all SKUs and releases unless `--sku` names one."""
     selection = select(request, Defaults(targets=FAMILIES))
     for problem in selection.cases.problems:
         sys.stderr.write(f"{problem}\n")
@@ -119,14 +119,14 @@ def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
             f"{counted(len({case.chain for case in selection.cases.cases}), 'selected chain')}: no golden",
             "docs/how-to/goldens.md says how to set one.",
         )
-    standings = judge_standings(goldens, list(_read_records(find_runs_folder(), asked.last)), find_runs_folder())
-    if asked.as_json:
+    standings = judge_standings(goldens, list(_read_records(find_runs_folder(), options.last)), find_runs_folder())
+    if options.as_json:
         document = {"schema": _SCHEMA, "goldens": list(map(_describe_standing, standings))}
         sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     elif standings:
-        counts = Counter(item.verdict for item in standings)
+        counts = Counter(standing.verdict for standing in standings)
         verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in GoldenVerdict if counts[verdict])
-        notes = Counter(item.note for item in standings if item.note and item.run)
+        notes = Counter(standing.note for standing in standings if standing.note and standing.run)
         remarks = tuple(f"{count} of them: {note}" for note, count in notes.items())
         table = Table(_COLUMNS, tuple(map(_make_row, standings)))
         title = f"{counted(len(standings), 'golden')}: {verdicts}"
@@ -135,33 +135,33 @@ def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
 
 
 def _collect_goldens(selection: Selection, request: SelectionRequest) -> list[tuple[str, Golden]]:
-    """Chain and golden, each once, in the selection's order; those of other SKUs too unless one was named."""
+    """Collect pairs of chain and golden, each once, in the selection's order; of all SKUs unless one was selected."""
     selections = [selection]
     if not any(target.sku for target in selection.targets):
         files = {case.origin.file for case in selection.cases.cases}
         skus = {key for case in selection.cases.cases for key in case.golden_keys}
         for spec in selection.specs:
             if spec.name in files and isinstance(spec.document, Benchmark):
-                # A family's name is a SKU where a time is for it.
+                # A golden time may have a family's name in place of a SKU.
                 document = spec.document
                 skus |= set().union(*(getattr(document, field) for field in SHARKTANK_GOLDENS)) - {*FAMILIES}
         selections += [select(replace(request, sku=sku), Defaults(targets=FAMILIES)) for sku in sorted(skus)]
-    found: dict[tuple[str, str, str], Golden] = {}
-    for one in selections:
-        for case in one.cases.cases:
+    goldens: dict[tuple[str, str, str], Golden] = {}
+    for sku_selection in selections:
+        for case in sku_selection.cases.cases:
             for golden in case.goldens:
-                found.setdefault((case.chain, golden.origin.file, golden.origin.field), golden)
-    order = {case.chain: place for place, case in reversed(list(enumerate(selection.cases.cases)))}
+                goldens.setdefault((case.chain, golden.origin.file, golden.origin.field), golden)
+    order = {case.chain: index for index, case in reversed(list(enumerate(selection.cases.cases)))}
     metrics = list(Figure)
-    keys = sorted(found, key=lambda key: (order.get(key[0], 0), key[1], metrics.index(found[key].metric), key[2]))
-    return [(key[0], found[key]) for key in keys]
+    keys = sorted(goldens, key=lambda key: (order.get(key[0], 0), key[1], metrics.index(goldens[key].metric), key[2]))
+    return [(key[0], goldens[key]) for key in keys]
 
 
 def _read_records(folder: Path, last: int) -> Iterator[JournalRecord]:
-    """Journals of the newest runs, the newest first; a session over several releases has one for each."""
+    """Read the journals of the newest runs, the newest first; a session over several releases has one for each."""
     paths = [*folder.glob(f"*/{JOURNAL}"), *folder.glob(f"*/*/{JOURNAL}")]
     paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    # An empty one, and one that cannot be read, may be a run.
+    # An empty or unreadable journal may be a run's.
     runs = (path for path in paths if (kind := read_kind(path)) is None or kind.is_run)
     for path in itertools.islice(runs, last):
         try:
@@ -196,19 +196,19 @@ def _describe_standing(standing: Standing) -> dict[str, Any]:
 
 
 def _make_row(standing: Standing) -> tuple[Cell, ...]:
-    """In the order of `_COLUMNS`."""
+    """Make a row in the order of `_COLUMNS`."""
     golden = standing.golden
-    timed = golden.field.rule is GoldenRule.TIMED
-    number = golden.metric.row.write
+    has_statistic = golden.field.rule is GoldenRule.TIMED
+    format_number = golden.metric.row.write
     statistic = "fastest" if golden.statistic is Statistic.MIN else "mean"
     return (
         standing.chain,
-        f"{golden.field.name} ({statistic})" if timed else golden.field.name,
+        f"{golden.field.name} ({statistic})" if has_statistic else golden.field.name,
         " ".join(filter(None, (golden.sku, golden.release))) or "all",
-        number(golden.value),
+        format_number(golden.value),
         f"{golden.factor:g}",
-        number(golden.limit),
-        None if standing.measured is None else number(standing.measured),
+        format_number(golden.limit),
+        None if standing.measured is None else format_number(standing.measured),
         None if standing.ratio is None else f"{standing.ratio:.2f}",
         standing.verdict.value,
         standing.run or standing.note,
@@ -216,84 +216,84 @@ def _make_row(standing: Standing) -> tuple[Cell, ...]:
     )
 
 
-def update(request: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
-    """Shows, and with `write` makes, the goldens that runs speak for."""
+def update(request: SelectionRequest, options: GoldenUpdateRequest) -> ExitCode:
+    """Print, and with `write` apply, the goldens that runs support."""
     refuse_untrusted(request)
-    headroom = asked.size_headroom
+    headroom = options.size_headroom
     if headroom != 0 and not 1 <= headroom < math.inf:
         raise UsageError(f"--size-headroom {headroom:g}: expected a factor of 1 or more", "1.25 leaves a quarter.")
-    if asked.run and asked.last != 1:
+    if options.run and options.last != 1:
         raise UsageError("--run together with --last: which runs?", "Give one of the two.")
-    runs = [run_named(text, "--run") for text in asked.run]
+    runs = [run_named(text, "--run") for text in options.run]
     if not runs:
         find_newest_run(find_runs_folder())
-        # The oldest first.
-        runs = [*itertools.islice(list_runs_of_specs(find_runs_folder()), asked.last)][::-1]
+        # The runs are in order of age, the oldest first.
+        runs = [*itertools.islice(list_runs_of_specs(find_runs_folder()), options.last)][::-1]
     records = [read_journal(run / JOURNAL) for run in runs]
     evidence = collect_evidence([record for record in records if record.runs])
-    names = ", ".join(record.path.parent.name for record in records)
-    today, broken = _as_written(evidence, request)
-    wanted = {
-        golden: items
-        for golden, items in today.items()
-        if not asked.match or fnmatch.fnmatch(items[0].chain, asked.match)
+    run_names = ", ".join(record.path.parent.name for record in records)
+    current_evidence, problems = _match_current_goldens(evidence, request)
+    matches = {
+        golden: samples
+        for golden, samples in current_evidence.items()
+        if not options.match or fnmatch.fnmatch(samples[0].chain, options.match)
     }
-    if broken and not wanted:
-        raise SpecError(broken)
-    for problem in broken:
+    if problems and not matches:
+        raise SpecError(problems)
+    for problem in problems:
         messages.warn(f"{problem}\n    The goldens of this file stay.")
-    if not wanted:
+    if not matches:
         raise NothingSelectedError(
-            f"no golden was measured in {names}{' that is asked for' if evidence else ''}",
+            f"no golden was measured in {run_names}{' that is asked for' if evidence else ''}",
             "A golden must stand in the spec to be updated (docs/how-to/goldens.md); times only with their --sku."
             " More runs: --last N, or --run.",
         )
     proposals: list[Proposal] = []
-    for golden in sorted(wanted, key=lambda golden: (golden.origin.file, golden.origin.field)):
-        outcome = propose(golden, wanted[golden], size_headroom=headroom or None, to_release=asked.to_release)
-        where = f"{golden.origin.file}: {golden.origin.field}"
+    for golden in sorted(matches, key=lambda golden: (golden.origin.file, golden.origin.field)):
+        outcome = propose(golden, matches[golden], size_headroom=headroom or None, to_release=options.to_release)
+        location = f"{golden.origin.file}: {golden.origin.field}"
         if isinstance(outcome, str):
-            sys.stderr.write(f"stays    {where} {_format_golden(golden, golden.value)}: {outcome}\n")
+            sys.stderr.write(f"stays    {location} {_format_golden(golden, golden.value)}: {outcome}\n")
             continue
         verb = "tighten" if outcome.value < golden.value else "relax" if outcome.value > golden.value else "move"
         change = f" ({100 * (outcome.change - 1):+.1f} %)" if math.isfinite(outcome.change) else ""
         values = f"{_format_golden(golden, golden.value)} → {_format_golden(golden, outcome.value)}{change}"
-        sys.stderr.write(f"{verb:<8} {where} {values}: {outcome.basis}\n")
+        sys.stderr.write(f"{verb:<8} {location} {values}: {outcome.basis}\n")
         proposals.append(outcome)
     changes = [
-        _change_file(file, [item for item in proposals if item.golden.origin.file == file])
-        for file in dict.fromkeys(item.golden.origin.file for item in proposals)
+        _change_file(file, [proposal for proposal in proposals if proposal.golden.origin.file == file])
+        for file in dict.fromkeys(proposal.golden.origin.file for proposal in proposals)
     ]
-    hand_out(changes, asked.output, write=asked.write)
-    return ExitCode.USAGE if broken else ExitCode.OK
+    emit_changes(changes, options.output, write=options.write)
+    return ExitCode.USAGE if problems else ExitCode.OK
 
 
-def _as_written(
+def _match_current_goldens(
     evidence: Mapping[Golden, list[GoldenEvidence]], request: SelectionRequest
 ) -> tuple[dict[Golden, list[GoldenEvidence]], list[Problem]]:
-    """The figures by the goldens that stand in the specs today, which may have been edited since the runs.
+    """Assign the evidence to the goldens of the current specs, which may have been edited since the runs.
 
-    Also what is wrong with those of the specs whose goldens cannot be read.
+    Also return the problems of the specs whose goldens cannot be read.
     """
-    everything = request == SelectionRequest()
+    selects_all = request == SelectionRequest()
     try:
         selection = select(request, Defaults(targets=FAMILIES))
     except (UsageError, NothingSelectedError):
-        if not everything:
+        if not selects_all:
             raise
         return dict(evidence), []
-    today = {(golden.origin.file, golden.origin.field): golden for _, golden in _collect_goldens(selection, request)}
-    found: dict[Golden, list[GoldenEvidence]] = {}
-    lost: set[str] = set()
-    for golden, items in evidence.items():
-        present = today.get((golden.origin.file, golden.origin.field), golden if everything else None)
-        if present is not None:
-            found.setdefault(present, []).extend(items)
+    goldens = {(golden.origin.file, golden.origin.field): golden for _, golden in _collect_goldens(selection, request)}
+    current_evidence: dict[Golden, list[GoldenEvidence]] = {}
+    files: set[str] = set()
+    for golden, samples in evidence.items():
+        golden_now = goldens.get((golden.origin.file, golden.origin.field), golden if selects_all else None)
+        if golden_now is not None:
+            current_evidence.setdefault(golden_now, []).extend(samples)
         else:
-            lost.add(golden.origin.file)
+            files.add(golden.origin.file)
     cases = selection.cases
-    problems = {item for item in (*cases.problems, *cases.left_out, *cases.broken) if item.file in lost}
-    return found, sorted(problems)
+    problems = {problem for problem in (*cases.problems, *cases.left_out, *cases.broken) if problem.file in files}
+    return current_evidence, sorted(problems)
 
 
 def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
@@ -301,41 +301,41 @@ def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
     document, _, problems = load_json(path, file, without_comments)
     if document is None:
         raise GauntletError(f"{file}: {problems[0].message}", problems[0].hint or "The runs have named this spec.")
-    after = text = path.read_bytes().decode("utf-8-sig")
+    new_text = text = path.read_bytes().decode("utf-8-sig")
     for proposal in proposals:
         golden, field = proposal.golden, proposal.golden.origin.field
         try:
-            where = find_path(document, field)
-            present: Any = document
-            for part in where:
-                present = present[part]
+            value_path = find_path(document, field)
+            value: Any = document
+            for key in value_path:
+                value = value[key]
         except KeyError:
-            present = None
-        if present != golden.value:
-            what = f"{file}: {field} is {present}, and was {_format_golden(golden, golden.value)} when it was measured"
-            raise GauntletError(what, "Run again with the spec as it is now.")
-        after = with_value(after, where, proposal.value)
-    moved = {proposal.release for proposal in proposals if proposal.release}
-    if moved and document.get(_COMPILER_FIELD) not in moved:
+            value = None
+        if value != golden.value:
+            message = f"{file}: {field} is {value}, and was {_format_golden(golden, golden.value)} when it was measured"
+            raise GauntletError(message, "Run again with the spec as it is now.")
+        new_text = with_value(new_text, value_path, proposal.value)
+    releases = {proposal.release for proposal in proposals if proposal.release}
+    if releases and document.get(_COMPILER_FIELD) not in releases:
         _require_all_measured(file, document, proposals)
-        after = with_value(after, (_COMPILER_FIELD,), moved.pop())
+        new_text = with_value(new_text, (_COMPILER_FIELD,), releases.pop())
     mark = read_mark(path)
-    return FileChange(path, mark + text, mark + after)
+    return FileChange(path, mark + text, mark + new_text)
 
 
 def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Sequence[Proposal]) -> None:
-    """A release is said once for all counts and sizes of a file: they move together or not at all."""
+    """Require that all counts and sizes of a file, which share one release, move together or not at all."""
     fields = {name for figure in JUDGED_FIGURES for name in (figure.golden.sharktank, figure.golden.torch)}
-    there = set()
+    written_fields = set()
     for name, value in document.items():
         if name in fields:
-            there |= {f"{name}.{key}" for key in value} if isinstance(value, dict) else {name}
-    left = sorted(there - {proposal.golden.origin.field for proposal in proposals})
-    if left:
-        what = f"{file}: {', '.join(left)} would come to belong to a release that has not measured it"
-        raise GauntletError(what, "Measure it too and give both runs (--run A --run B), or remove it.")
+            written_fields |= {f"{name}.{key}" for key in value} if isinstance(value, dict) else {name}
+    unmeasured_fields = sorted(written_fields - {proposal.golden.origin.field for proposal in proposals})
+    if unmeasured_fields:
+        message = f"{file}: {', '.join(unmeasured_fields)} would come to belong to a release that has not measured it"
+        raise GauntletError(message, "Measure it too and give both runs (--run A --run B), or remove it.")
 
 
 def _format_golden(golden: Golden, value: float) -> str:
-    """A count as what was measured is written; a time in the digits that the spec has."""
+    """Format a count like a measurement, and a time with the digits of the spec."""
     return f"{value:.10g}" if golden.field.rule is GoldenRule.TIMED else golden.metric.row.write(value)

@@ -9,7 +9,7 @@ from iree_gauntlet.requests import SEVERAL, CacheRequest, FormatRequest, option
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest(CacheRequest):
-    """Which damage of a cache is repaired."""
+    """The options of `cache.verify`."""
 
     check_only: bool = option(False, "Say what is damaged, and change nothing.")
     offline: bool = option(False, "Never touch the network: what is damaged stays, unless it can be made here.")
@@ -17,18 +17,18 @@ class VerifyRequest(CacheRequest):
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest(CacheRequest):
-    """What of IREE is built, and how."""
+    """The options of `toolchain.build`."""
 
     commit: str = option("", "Build this commit, tag or branch, in place of the work tree.")
     runtime_only: bool = option(False, "Build the runtime alone, for use with a compiler from elsewhere.")
     bindings: bool = option(False, "Build the Python bindings too, which import ONNX programs.")
-    # The last one: it has the function's name.
+    # This field must be the last one, as it hides the function of its name.
     option: tuple[str, ...] = option((), "One of CMake's, such as -DIREE_TARGET_BACKEND_CUDA=ON (repeatable).")
 
 
 @dataclass(frozen=True, slots=True)
 class CollectRequest(CacheRequest):
-    """What goes from a cache."""
+    """The options of `cache.gc`: its limits."""
 
     older_than: str = option("", "What was not used for so long goes: 12h, 30d, 8w.")
     max_size: str = option("", "The least recently used goes until the rest fits: 500MB, 50GB, 1.5TiB.")
@@ -37,7 +37,7 @@ class CollectRequest(CacheRequest):
 
 @dataclass(frozen=True, slots=True)
 class LockRequest(CacheRequest):
-    """Which hashes a project's registry gets and loses."""
+    """The options of `cache.lock`."""
 
     refresh: tuple[str, ...] = option(
         (), "Fetch this URL again although it is pinned, and pin what it has now (repeatable)."
@@ -48,14 +48,14 @@ class LockRequest(CacheRequest):
 
 @dataclass(frozen=True, slots=True)
 class GoldenShowRequest(FormatRequest):
-    """Which runs goldens are shown with."""
+    """The runs that `golden.show` shows goldens with."""
 
     last: int = option(20, "How many of the newest runs are looked through.", unit="a number of runs")
 
 
 @dataclass(frozen=True, slots=True)
 class GoldenUpdateRequest:
-    """Which goldens are proposed from which runs, and what becomes of the diff."""
+    """The runs whose figures `golden.update` proposes as goldens, and the use of the diff."""
 
     run: tuple[str, ...] = option((), "Run whose figures count: its folder or name (repeatable; default: the newest).")
     last: int = option(1, "How many of the newest runs count.", unit="a number of runs")
@@ -68,7 +68,7 @@ class GoldenUpdateRequest:
 
 @dataclass(frozen=True, slots=True)
 class XfailUpdateRequest:
-    """Which run's expected failures are proposed, and what becomes of the diff."""
+    """The run whose expected failures `xfail.update` proposes, and the use of the diff."""
 
     run: str = option("", "Run that counts: its folder or name (default: the newest).")
     suite: str = option("", "Suite to change (default: the run's).")
@@ -83,7 +83,7 @@ class XfailUpdateRequest:
 
 @dataclass(frozen=True, slots=True)
 class InitRequest:
-    """A project that is begun, or gets another model."""
+    """A new project, or one that gets another model."""
 
     folder: str = option("", "Where, where no word follows the task (default: here).", takes="folder")
     program: str = option("", "An ONNX file: its spec is written in place of that of an example.")
@@ -103,7 +103,7 @@ class InitRequest:
 
 @dataclass(frozen=True, slots=True)
 class SchemaRequest:
-    """A JSON Schema of files that people write."""
+    """A JSON Schema of hand-written files."""
 
     name: str = option("", "Which, where no word follows the task (default: list them).", takes="name")
     output_dir: str = option("", "Write all of them into this folder.")
@@ -111,7 +111,7 @@ class SchemaRequest:
 
 @dataclass(frozen=True, slots=True)
 class HistoryRequest(CacheRequest):
-    """Which history."""
+    """The choice of a history."""
 
     store: str = option(
         "",
@@ -122,14 +122,14 @@ class HistoryRequest(CacheRequest):
 
 @dataclass(frozen=True, slots=True)
 class AddRequest(HistoryRequest):
-    """Which runs are added."""
+    """The runs that are added."""
 
     runs: tuple[str, ...] = option((), "Folders of runs, or their names in runs/ (default: the latest).", takes=SEVERAL)
 
 
 @dataclass(frozen=True, slots=True)
 class ImportRequest(HistoryRequest):
-    """Which files of other tools are added, and what they do not say."""
+    """The files of other tools that are added, and facts that they lack."""
 
     files: tuple[str, ...] = option(
         (), "Files: job_summary.json, Google Benchmark's JSON, data.js, asv's results.", takes=SEVERAL
@@ -142,7 +142,7 @@ class ImportRequest(HistoryRequest):
 
 @dataclass(frozen=True, slots=True)
 class AskRequest(HistoryRequest):
-    """Which series of a history are looked at."""
+    """The choice of series of a history."""
 
     series: str = option("", "Only series that fit this glob, such as 'dtln/*' or '* time_ms'.", takes="series")
     sku: str = option("", "Only those of this device.")
@@ -151,28 +151,28 @@ class AskRequest(HistoryRequest):
 
 @dataclass(frozen=True, slots=True)
 class CheckRequest(AskRequest):
-    """What a check of a history looks at."""
+    """The choice of changes of a history."""
 
     since: str = option("", "Only changes that came with runs since this day: 2026-11-01.")
 
 
 @dataclass(frozen=True, slots=True)
 class ConfirmRequest(AskRequest):
-    """Which step is confirmed, and for how long."""
+    """The choice of a step to confirm, and the time limit."""
 
     budget: float = option(30.0, "Minutes for the rounds.", unit="minutes")
 
 
 @dataclass(frozen=True, slots=True)
 class PageRequest(AskRequest):
-    """Which series get a page, and where it goes."""
+    """The series of a page, and its file."""
 
     output: str = option("", "File to write (default: history.html).")
 
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest(HistoryRequest):
-    """Where all figures of a history go."""
+    """The destination of all figures of a history."""
 
     output: str = option("", "CSV file to write (default: standard output).")
     series: str = option("", "Only series that fit this glob, such as 'dtln/*' or '* time_ms'.")
@@ -180,7 +180,7 @@ class ExportRequest(HistoryRequest):
 
 @dataclass(frozen=True, slots=True)
 class PruneRequest(HistoryRequest):
-    """What goes from a history."""
+    """The runs that are removed from a history."""
 
     before: str = option("", "Runs before this day: 2026-01-31.")
     delete: bool = option(False, "Delete them; without this, only show what would go.")

@@ -19,8 +19,8 @@ from iree_gauntlet.artifacts.seeded import parse_seeded
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.upkeep.cache_archive import (
-    Packed,
-    PackedKind,
+    FileEntry,
+    FileKind,
     format_manifest,
     import_cache,
     name_member,
@@ -39,11 +39,11 @@ OTHER = "https://models.example/some/b.irpa"
 CONTENTS = {URL: b"weights" * 400, OTHER: b"more"}
 
 
-def packed(url: str, content: bytes) -> Packed:
-    return Packed(PackedKind.ARTIFACT, local_name(url), url, hashlib.sha256(content).hexdigest(), len(content))
+def packed(url: str, content: bytes) -> FileEntry:
+    return FileEntry(FileKind.ARTIFACT, local_name(url), url, hashlib.sha256(content).hexdigest(), len(content))
 
 
-def archive_of(files: list[Packed], contents: list[bytes], manifest: bytes = b"") -> bytes:
+def archive_of(files: list[FileEntry], contents: list[bytes], manifest: bytes = b"") -> bytes:
     manifest = manifest or format_manifest(files, "s", "0")
     parts = [b"".join(member("manifest.json", len(manifest), [manifest]))]
     parts += [b"".join(member(name_member(i), len(content), [content])) for i, content in enumerate(contents)]

@@ -20,7 +20,7 @@ from iree_gauntlet.errors import UsageError
 from iree_gauntlet.formatting import parse_age, parse_bytes
 from iree_gauntlet.upkeep.cache_cleaning import (
     CacheLimits,
-    Users,
+    CacheUsage,
     collect,
     list_leftovers,
     plan_collection,
@@ -107,26 +107,30 @@ def test_a_plan_keeps_what_is_used_and_goes_no_further_than_it_must(
     now = 1000.0
     plan = plan_collection(items, CacheLimits(age, size), now, lambda item: item.path in used)
 
-    goes = {item.path for item in plan.goes}
+    goes = {item.path for item in plan.removable_items}
     stays = [item for item in items if item.path not in goes]
     assert not goes & used, "what is used stays"
-    assert all(item.kind not in _STAYS for item in plan.goes)
-    assert plan.before == sum(item.bytes for item in items)
-    assert plan.after == sum(item.bytes for item in stays)
-    assert list(plan.goes) == sorted(plan.goes, key=lambda item: (item.last_use, item.path)), "the oldest first"
+    assert all(item.kind not in _STAYS for item in plan.removable_items)
+    assert plan.bytes_before == sum(item.bytes for item in items)
+    assert plan.bytes_after == sum(item.bytes for item in stays)
+    assert list(plan.removable_items) == sorted(plan.removable_items, key=lambda item: (item.last_use, item.path)), (
+        "the oldest first"
+    )
     free = [item for item in stays if item.kind not in _STAYS and item.path not in used]
-    if size is not None and plan.after > size:
+    if size is not None and plan.bytes_after > size:
         assert not free, "it does not fit because the rest may not go"
     if age is not None:
         assert all(now - item.last_use <= age for item in free)
-    for item in plan.goes:
+    for item in plan.removable_items:
         old = age is not None and now - item.last_use > age
-        newer = sum(other.bytes for other in plan.goes if (other.last_use, other.path) >= (item.last_use, item.path))
-        assert old or (size is not None and plan.after + newer > size), "nothing goes in vain"
-    if free and plan.goes:
-        younger = max((item.last_use for item in plan.goes), default=0.0)
+        newer = sum(
+            other.bytes for other in plan.removable_items if (other.last_use, other.path) >= (item.last_use, item.path)
+        )
+        assert old or (size is not None and plan.bytes_after + newer > size), "nothing goes in vain"
+    if free and plan.removable_items:
+        younger = max((item.last_use for item in plan.removable_items), default=0.0)
         assert all(item.last_use >= younger for item in free), "nothing goes before what is older"
-    assert {item.path for item in plan.spared} <= used
+    assert {item.path for item in plan.used_items} <= used
 
 
 # the cache itself
@@ -135,7 +139,9 @@ def test_a_plan_keeps_what_is_used_and_goes_no_further_than_it_must(
 def _plan(cache: CacheBuilder, limits: CacheLimits) -> tuple[Item, ...]:
     now = cache.now()
     leases = Leases(cache.root)
-    return plan_collection(cache.items().values(), limits, now, Users(cache.root, leases, now).uses).goes
+    return plan_collection(
+        cache.items().values(), limits, now, CacheUsage(cache.root, leases, now).is_used
+    ).removable_items
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
 from iree_gauntlet.artifacts.sources import local_name
-from iree_gauntlet.upkeep.cache_lock import format_locked_registry, plan_relock, write_registry
+from iree_gauntlet.upkeep.cache_lock import format_locked_registry, plan_registry_update, write_registry
 from tests.support.artifact_server import Server, make_responder
 from tests.support.cache_builder import CacheBuilder
 from tests.support.command_line import LIMIT_SECONDS
@@ -52,7 +52,7 @@ _ENTRIES = st.dictionaries(_NAMES, st.sampled_from("0123")).map(
 def test_a_plan_loses_no_hash_unsaid(
     registry: Registry, learnt: Registry, fresh: Registry, named: set[str] | None, prune: bool
 ) -> None:
-    relock = plan_relock(registry, learnt, fresh.entries.values(), named=named, prune=prune)
+    relock = plan_registry_update(registry, learnt, fresh.entries.values(), used_names=named, prune=prune)
     after = {item.name: item for item in relock.entries}
     assert fresh.entries.items() <= after.items(), "what was asked for is there"
     changed = {change.name: change for change in relock.changes}
@@ -65,10 +65,10 @@ def test_a_plan_loses_no_hash_unsaid(
             assert prune
             assert named is not None
             assert name not in named
-    said = {item.name for item in relock.overruled}
+    said = {item.name for item in relock.conflicting_entries}
     for item in learnt.entries.values():
-        assert (item.name in relock.leaving) != (item in relock.foreign)
-        if item.name in relock.leaving and after.get(item.name) != item:
+        assert (item.name in relock.moved_names) != (item in relock.foreign)
+        if item.name in relock.moved_names and after.get(item.name) != item:
             assert item.name in {*said, *fresh.entries} or item.name in changed or prune
 
 

@@ -18,7 +18,7 @@ from iree_gauntlet.dialects.json_text import read_plain_json
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.torch_models.configuration import ConfigurationContext
 from iree_gauntlet.torch_models.plugins import load_registry
-from iree_gauntlet.upkeep.format_schemas import FORMATS, format_schema, schema_of
+from iree_gauntlet.upkeep.format_schemas import FORMATS, format_schema, make_schema
 from tests.support.command_line import run_here
 from tests.support.places import CORPUS, ROOT
 
@@ -37,7 +37,7 @@ _OTHERS: tuple[Any, ...] = (7, 7.5, "text", True, None, [], {})
 
 @cache
 def validator(name: str) -> Draft7Validator:
-    schema = schema_of(name)
+    schema = make_schema(name)
     Draft7Validator.check_schema(schema)
     return Draft7Validator(schema)
 
@@ -144,7 +144,7 @@ def test_the_committed_schemas_are_current() -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_field_has_a_line_for_editors(name: str) -> None:
-    schema = schema_of(name)
+    schema = make_schema(name)
     objects = [schema, *schema.get("$defs", {}).values()]
     bare = [field for item in objects for field, said in item["properties"].items() if not said.get("description")]
     assert bare == []
@@ -294,7 +294,7 @@ def test_schemas_are_listed_printed_and_written(tmp_path: Path) -> None:
     listed = run_here(("schema",), tmp_path, {}, {})
     assert [line.split()[0] for line in listed.out.splitlines()] == [*FORMATS]
     printed = run_here(("schema", "suite"), tmp_path, {}, {})
-    assert json.loads(printed.out) == schema_of("suite")
+    assert json.loads(printed.out) == make_schema("suite")
     unknown = run_here(("schema", "suit"), tmp_path, {}, {})
     assert (unknown.code, "Did you mean suite?" in unknown.err) == (2, True)
     written = run_here(("schema", "--output-dir", "here/there"), tmp_path, {}, {})

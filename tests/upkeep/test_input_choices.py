@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import pytest
 
-from iree_gauntlet.upkeep.input_choices import InputChoice, input_sets
+from iree_gauntlet.upkeep.input_choices import InputChoice, generate_input_sets
 from iree_gauntlet.upkeep.onnx_program import read_onnx
 from tests.support.own_models import F32, I64, ValueInfo, make_node, write_model
 
@@ -22,7 +22,9 @@ def sets_of(
     folder: Path, nodes: list[onnx.NodeProto], inputs: list[ValueInfo], outputs: list[ValueInfo]
 ) -> list[dict[str, InputChoice]]:
     program = read_onnx(write_model(folder / "m.onnx", nodes, inputs, outputs))
-    return [{choice.name: choice for choice in choices} for choices in input_sets(program.inputs, program.model)]
+    return [
+        {choice.name: choice for choice in choices} for choices in generate_input_sets(program.inputs, program.model)
+    ]
 
 
 def test_sizes_grow_first_alike_then_of_one_input_alone(tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ def test_indices_lie_within_their_table_and_say_so(tmp_path: Path) -> None:
     inputs: list[ValueInfo] = [("table", F32, [5, 3]), ("ids", I64, [40])]
     found = sets_of(tmp_path, [make_node("Gather", "table ids", "y")], inputs, [("y", F32, [40, 3])])[0]["ids"]
     assert {int(value) for value in found.values.split()} == set(range(5))
-    assert found.why == "below 5, where Gather looks"
+    assert found.reason == "below 5, where Gather looks"
 
 
 def test_many_integers_are_a_file_without_a_sign(tmp_path: Path) -> None:

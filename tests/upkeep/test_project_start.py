@@ -21,10 +21,10 @@ from iree_gauntlet.settings import find_shipped_folder
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep import project_start
 from iree_gauntlet.upkeep.format_schemas import FORMATS
-from iree_gauntlet.upkeep.input_choices import input_sets
+from iree_gauntlet.upkeep.input_choices import generate_input_sets
 from iree_gauntlet.upkeep.onnx_program import read_onnx
 from iree_gauntlet.upkeep.project_start import _TEMPLATE
-from iree_gauntlet.upkeep.spec_goldens import FileChange, hand_out
+from iree_gauntlet.upkeep.spec_goldens import FileChange, emit_changes
 from tests.support.checkout import needs_git
 from tests.support.command_line import CommandResult, run_here
 from tests.support.places import ROOT
@@ -110,9 +110,9 @@ def test_what_came_with_the_toolkit_is_not_changed(empty: Path, monkeypatch: pyt
     with pytest.raises(UsageError, match="came with the toolkit, and is not changed"):
         settings.require_ones_own(inside)
     with pytest.raises(UsageError, match="came with the toolkit"):
-        hand_out([FileChange(inside, "a\n", "b\n")], "", write=True)
+        emit_changes([FileChange(inside, "a\n", "b\n")], "", write=True)
     settings.require_ones_own(empty / "x.json")
-    hand_out([FileChange(inside, "a\n", "b\n")], "", write=False)
+    emit_changes([FileChange(inside, "a\n", "b\n")], "", write=False)
 
 
 def test_what_is_there_stays(empty: Path) -> None:
@@ -365,7 +365,7 @@ def test_inputs_of_all_types_are_read(tmp_path: Path) -> None:
     ]
     program = read_onnx(network(tmp_path, *values, opset=11))
     assert (program.name, program.function, program.outputs) == ("My_Net-2", "main_graph", 4)
-    choices = next(input_sets(program.inputs, program.model))
+    choices = next(generate_input_sets(program.inputs, program.model))
     assert [choice.type for choice in choices] == ["2x3xf16", "2x8xi64", "i1", "5xi8"]
     assert [choice.source for choice in choices] == [
         *("random://normal/2x3xf16?seed=1", "", "random://integers/i1?seed=3", "")

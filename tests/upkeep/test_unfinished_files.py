@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.upkeep.project_start import UnfinishedFiles, whole_or_nothing
+from iree_gauntlet.upkeep.project_start import FileTransaction, open_file_transaction
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from iree_gauntlet.upkeep.project_start import whole_or_nothing
-with whole_or_nothing() as writing:
+from iree_gauntlet.upkeep.project_start import open_file_transaction
+with open_file_transaction() as writing:
     folder = Path(sys.argv[1])
     writing.begin(folder)
     folder.mkdir()
@@ -27,7 +27,7 @@ with whole_or_nothing() as writing:
 """
 
 
-def _begin_and_fail(writing: UnfinishedFiles, path: Path) -> None:
+def _begin_and_fail(writing: FileTransaction, path: Path) -> None:
     writing.begin(path)
     raise ZeroDivisionError
 
@@ -40,9 +40,9 @@ def test_what_was_there_survives_commands_that_are_killed(tmp_path: Path) -> Non
         killed = subprocess.run([sys.executable, "-c", KILLED, str(folder), text], check=False)
         assert killed.returncode == -signal.SIGKILL
     # One that fails puts back what it found, one that ends well leaves nothing of its own.
-    with pytest.raises(ZeroDivisionError), whole_or_nothing() as writing:
+    with pytest.raises(ZeroDivisionError), open_file_transaction() as writing:
         _begin_and_fail(writing, folder)
-    with whole_or_nothing() as writing:
+    with open_file_transaction() as writing:
         writing.begin(folder)
         folder.mkdir()
         (folder / "file").write_text("last")

@@ -15,7 +15,7 @@ from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.requests import RunRequest
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
-from iree_gauntlet.upkeep.xfail_update import NewFailure, update, with_expected_failures
+from iree_gauntlet.upkeep.xfail_update import NewFailure, replace_expected_failures, update
 from tests.support.journal_builder import JournalBuilder
 
 if TYPE_CHECKING:
@@ -206,9 +206,11 @@ _ENTRIES = st.builds(NewFailure, _TEXT, st.sampled_from(Stage), _TEXT, st.just("
 def test_the_list_is_what_it_should_be_whatever_stands_in_it(
     entries: list[NewFailure], removed: set[int], added: list[NewFailure]
 ) -> None:
-    text = with_expected_failures('name = "x" # n\n\n# one\n[[include]]\nmodel = "m"\n', removed=(), added=entries)
+    text = replace_expected_failures(
+        'name = "x" # n\n\n# one\n[[include]]\nmodel = "m"\n', removals=(), additions=entries
+    )
     removed = {index for index in removed if index < len(entries)}
-    changed = with_expected_failures(text, removed=removed, added=added)
+    changed = replace_expected_failures(text, removals=removed, additions=added)
     found = tomllib.loads(changed)
     kept = [entry for index, entry in enumerate(entries) if index not in removed]
     expected = [{name: value for name, value in asdict(entry).items() if value} for entry in [*kept, *added]]
