@@ -286,9 +286,11 @@ class CompstatTest(_Test):
     module: Annotated[_ModuleName, BeforeValidator(_unpack_module), WithJsonSchema(_ONE_MODULE)] = Field(
         description="Name of a module definition below the module folder."
     )
-    golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = about(None, "Most dispatches.")
+    golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = about(
+        None, "Maximum dispatches."
+    )
     golden_binary_size: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = about(
-        None, "Most bytes of the module."
+        None, "Maximum bytes of the module."
     )
     golden_compiler: GoldenCompiler  # ours
 

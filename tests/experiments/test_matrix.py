@@ -262,7 +262,7 @@ def test_a_resumed_matrix_keeps_what_it_was_asked_for(project: Project) -> None:
         done = project.gauntlet("matrix", "--resume", *words)
         assert done.code == 2, done.text
         assert f"{words[0]} {words[1]}: runs/" in done.err
-        assert "was begun with" in done.err
+        assert "was started with" in done.err
     again = project.gauntlet("matrix", "--resume", *BOTH, "--model", "toy", "--stages", "compile")
     assert again.code == 0, again.text
     assert again.out.count("finished before") == 2

@@ -146,7 +146,7 @@ def test_what_has_failed_is_no_evidence_for_one_that_goes_on(
         ("", "does not say what was to be done"),
         ('{"event":"remark","text":"one"}\n', "does not say what was to be done"),
         ('{"event":"opening","kind":"compare"}\n', ":1: the opening event cannot be read: sides: is missing"),
-        ('{"event":"comparison"}\n', "was written by an earlier version, whose records this one cannot read"),
+        ('{"event":"comparison"}\n', "was written by an earlier version, whose records this version cannot read"),
     ],
 )
 def test_a_log_without_a_whole_opening_is_told(tmp_path: Path, line: str, says: str) -> None:
