@@ -106,7 +106,7 @@ def test_a_stream_that_falls_silent_begins_anew(server: Server, tmp_path: Path) 
     progress = OnNote("after 500.0 kB; retry", seen.set)
     fetched = store(tmp_path, policy=policy, progress=progress).fetch(server.url("/m.mlir", answer))
     assert fetched.path.read_bytes() == _CONTENT
-    assert "no byte for 0.2 s" in fetched.notes[0]
+    assert "no data for 0.2 s" in fetched.notes[0]
 
 
 def test_a_server_that_never_answers(server: Server, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_server_that_never_answers(server: Server, tmp_path: Path) -> None:
 
     url = server.url("/m.mlir", silent)
     policy = replace(QUICK, stall_timeout=SHORT, retries=0)
-    refused(tmp_path, url, r"no byte for 0\.2 s, after 0 B", policy=policy)
+    refused(tmp_path, url, r"no data for 0\.2 s, after 0 B", policy=policy)
 
 
 @pytest.mark.parametrize("length", [True, False])
@@ -188,7 +188,7 @@ def test_redirects_without_end(server: Server, tmp_path: Path) -> None:
 
 def test_a_file_larger_than_the_disk(server: Server, tmp_path: Path) -> None:
     huge = whole(Content_Length=str(10**18))
-    error = refused(tmp_path, server.url("/m.mlir", huge), r"no room for 1000000\.0 TB")
+    error = refused(tmp_path, server.url("/m.mlir", huge), r"no space for 1000000\.0 TB")
     assert "Free disk space" in error.hint
 
 

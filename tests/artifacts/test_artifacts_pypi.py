@@ -131,7 +131,7 @@ def test_links_are_refused(kept: Path, tmp_path: Path) -> None:
 def test_a_name_that_stands_there_twice_is_refused(kept: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(kept, "a") as wheel:
         wheel.writestr("test-Model/model/Net-v2.onnx", b"another")
-    with pytest.raises(ArtifactError, match="stands there 2 times"):
+    with pytest.raises(ArtifactError, match="is listed 2 times"):
         store(tmp_path / "cache").fetch(_URL)
 
 

@@ -268,7 +268,7 @@ def test_queries_and_passwords_of_stores_are_not_repeated(url: str) -> None:
     with pytest.raises(ArtifactError, match="query, a fragment or a user") as caught:
         parse_source(url)
     assert "SECRET" not in str(caught.value)
-    assert "Credentials do not belong into a URL" in caught.value.hint
+    assert "Credentials do not belong in a URL" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_seeded_data_of_a_cache_that_is_read_only(tmp_path: Path) -> None:
 def test_seeded_data_is_taken_from_nowhere(tmp_path: Path) -> None:
     temporary = tmp_path / "x"
     temporary.write_bytes(b"anything")
-    with pytest.raises(ArtifactError, match="seeded data, which no archive has"):
+    with pytest.raises(ArtifactError, match="seeded data, which is never in archives"):
         store(tmp_path).adopt("random://zeros/4xf32", temporary, "0" * 64, Progress())
     assert published(tmp_path) == {}
 

@@ -93,7 +93,7 @@ def test_files_may_be_links_to_others_without_a_type(project: Project, inside: b
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("abs.mlir", "is a link that leads round in a circle"),
+        ("abs.mlir", "is a link in a loop of links"),
         ("nowhere", "is missing"),
         ("/dev/zero", "is a folder or a device: expected a file"),
         pytest.param(".", "is a folder or a device: expected a file", marks=pytest.mark.stress),
