@@ -540,7 +540,7 @@ _ENDS = ["--good", "3.9.0", "--bad", "3.12.0"]
         ([*_ENDS, "--metric", "time", "--disturbed", "ignore"], 2, "--disturbed ignore: unknown"),
         ([*_ENDS, "--metric", "time", "--cpus", "9999"], 2, "there is no CPU 9999"),
         (["--good", "3.9", "--bad", "3.9.0", "--metric", "size", "--submodel", "abs"], 2, "are both 3.9.0"),
-        (["--good", "build:x", "--bad", "3.9.0", "--metric", "size", "--submodel", "abs"], 2, "is no version"),
+        (["--good", "build:x", "--bad", "3.9.0", "--metric", "size", "--submodel", "abs"], 2, "is not a version"),
         (
             [*_ENDS, "--metric", "size", "--submodel", "abs", "--among", "3.10.0", "--nightlies"],
             2,
