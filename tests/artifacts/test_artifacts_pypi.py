@@ -123,7 +123,7 @@ def test_a_missing_member_names_the_nearest(kept: Path, tmp_path: Path) -> None:
 
 
 def test_links_are_refused(kept: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="no regular file: refused"):
+    with pytest.raises(ArtifactError, match="not a regular file: refused"):
         store(tmp_path / "cache").fetch("pypi://test-model-wheel==1.2.0/test-Model/link.onnx")
 
 

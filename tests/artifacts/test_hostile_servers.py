@@ -188,7 +188,7 @@ def test_a_page_is_not_taken_for_the_file(server: Server, tmp_path: Path, page: 
     url = server.url("/m.mlir", whole(page, Content_Type="text/html"))
     with pytest.raises(ArtifactError, match="received an HTML page instead of the file") as caught:
         make_store(tmp_path).fetch(url)
-    assert "sign in" in caught.value.hint
+    assert "sign-in page" in caught.value.hint
     assert files_in(tmp_path) == []
     # One that is meant, by its name or its hash, is.
     assert make_store(tmp_path).fetch(server.url("/m.html", whole(page))).bytes == len(page)
@@ -212,5 +212,5 @@ def test_the_limit_is_an_option_of_a_run(project: Project, server: Server) -> No
     project.regression(mlir=server.url("/abs.mlir", stream(40)))
     done = project.gauntlet("run", "--stages", "compile", "--max-download", "2MB")
     assert done.code == 3
-    assert "more than 2.0 MB came from" in done.out
+    assert "received more than 2.0 MB from" in done.out
     assert project.gauntlet("run", "--max-download", "lots").code == 2

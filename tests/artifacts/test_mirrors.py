@@ -153,7 +153,7 @@ def test_a_server_that_forgets_about_ranges(server: Server, tmp_path: Path) -> N
     url = server.url("/m.mlir", _ranged(_CONTENT, limit=2))
     fetched = _store(tmp_path).fetch(url)
     assert fetched.sha256 == _SHA256
-    assert "beginning again" in fetched.notes[0]
+    assert "starting again" in fetched.notes[0]
 
 
 def test_a_part_of_an_unknown_whole_is_not_taken_for_the_whole(server: Server, tmp_path: Path) -> None:

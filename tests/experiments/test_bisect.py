@@ -324,7 +324,7 @@ def test_a_record_that_was_cut_short_is_reported_as_far_as_it_goes(tmp_path: Pat
             assert any("--resume continues" in remark for remark in found.remarks)
             assert found.exit_code is ExitCode.ERROR
     for content, says in (
-        (b"", "does not say what was to be done"),
+        (b"", "first line, which describes the command, is missing"),
         (b'{"event":"opening","kind":"bisect"}\n', "opening event cannot be read: confidence: is missing"),
     ):
         (tmp_path / JOURNAL).write_bytes(content)

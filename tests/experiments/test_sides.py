@@ -143,8 +143,8 @@ def test_what_has_failed_is_no_evidence_for_one_that_goes_on(
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("", "does not say what was to be done"),
-        ('{"event":"remark","text":"one"}\n', "does not say what was to be done"),
+        ("", "first line, which describes the command, is missing"),
+        ('{"event":"remark","text":"one"}\n', "first line, which describes the command, is missing"),
         ('{"event":"opening","kind":"compare"}\n', ":1: the opening event cannot be read: sides: is missing"),
         ('{"event":"comparison"}\n', "was written by an earlier version, whose records this version cannot read"),
     ],

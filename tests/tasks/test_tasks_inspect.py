@@ -419,7 +419,7 @@ def test_a_missing_file_has_a_near_one_or_is_recorded(project: Path, run: Run, w
 def test_a_spec_outside_of_a_models_folder_is_pointed_out(project: Path, run: Run, without_iree: None) -> None:
     shutil.copyfile(project / "specs/regression_tests/b/y.json", project / "specs/regression_tests/y.json")
     result = run("lint")
-    assert "y.json: is not read: specs lie in their model's folder, specs/regression_tests/MODEL/" in result.out
+    assert "y.json: is not read: specs must be in their model's folder, specs/regression_tests/MODEL/" in result.out
     assert "b" in run("list").out
 
 

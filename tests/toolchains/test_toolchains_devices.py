@@ -195,7 +195,7 @@ def test_a_driver_that_hangs_is_a_finding(
 
 @pytest.mark.iree
 def test_a_runtime_without_drivers(toolchain: Toolchain) -> None:
-    with pytest.raises(ToolchainError, match="listed none"):
+    with pytest.raises(ToolchainError, match="listed no driver"):
         list_drivers(with_fields(toolchain, {"run_module": "/bin/true"}))
 
 

@@ -213,7 +213,7 @@ def test_an_unknown_commit_is_empty(wheels: tuple[Path, Path]) -> None:
 def test_a_python_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").touch()
-    with pytest.raises(ToolchainError, match="no virtual environment"):
+    with pytest.raises(ToolchainError, match="not belong to a virtual environment"):
         found_in(tmp_path / "bin" / "python")
 
 

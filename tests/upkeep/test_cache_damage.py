@@ -252,6 +252,6 @@ def test_a_flipped_bit_in_the_hashes_themselves_is_told(kept: Kept) -> None:
     try:
         done = kept.run("seeded")
         assert done.code == 3
-        assert "registry.lock.txt says" in done.text
+        assert "registry.lock.txt requires" in done.text
     finally:
         file.write_text(text)
