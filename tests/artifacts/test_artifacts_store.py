@@ -187,7 +187,7 @@ def test_seeded_data_without_a_record_is_what_its_url_makes(tmp_path: Path, url:
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     mended = store(tmp_path / "there").fetch(url)
     assert (mended.cached, mended.sha256, path.read_bytes()) == (False, fetched.sha256, content)
-    assert "is has unexpected content" in mended.notes[0]
+    assert "has unexpected content" in mended.notes[0]
 
 
 def test_seeded_data_of_a_cache_that_is_read_only(tmp_path: Path) -> None:

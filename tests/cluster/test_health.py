@@ -154,16 +154,13 @@ def test_a_compiler_that_is_killed_is_tried_again_once(tmp_path: Path) -> None:
     twice = Toolchain(replace(found.compiler, compile=write_killed_tool(tmp_path, tool, 2)), found.runtime)
     checks, missing = make_checks(tmp_path / "other", twice)
     assert not checks
-    assert missing["cpu"].endswith("iree-compile ends by SIGKILL, as when it was first tried: it says nothing")
+    assert missing["cpu"].endswith("iree-compile ends by SIGKILL, as on the first attempt: it says nothing")
 
 
 def test_a_program_that_is_killed_on_the_device_is_tried_again_once(compiled: HealthCheck, tmp_path: Path) -> None:
     found = find_installed()
     tool = shlex.quote(found.runtime.run_module)
-    for times, says in (
-        (1, ""),
-        (2, "a known-good program ends by SIGKILL, as when it was first tried: it says nothing"),
-    ):
+    for times, says in ((1, ""), (2, "a known-good program ends by SIGKILL, as on the first attempt: it says nothing")):
         runtime = replace(found.runtime, run_module=write_killed_tool(tmp_path, tool, times))
         assert check_with(compiled, tmp_path, Toolchain(found.compiler, runtime)).find_error() == says
 

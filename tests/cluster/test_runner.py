@@ -102,7 +102,7 @@ def test_a_step_is_done_again_when_its_worker_dies(tmp_path: Path) -> None:
     lost, other = ("one", "two") if died == ["1"] else ("two", "one")
     result = engine.results["a:threshold"]
     assert result.worker == f"{other}/gpu0"
-    assert result.notes == (f"begun on worker {lost}, and done again: it was lost",)
+    assert result.notes == (f"started on worker {lost}, and run again: it was lost",)
     assert progress.said == [f"worker {lost} is gone; it was doing a:threshold"]
     assert engine.begun.count("a:threshold") == 1
 
@@ -136,7 +136,7 @@ def test_a_step_that_takes_down_all_workers_is_given_up_and_no_other_is(tmp_path
     verdicts = runner.run()
     assert verdicts.pop("bad:compile") is Verdict.ERROR
     assert set(verdicts.values()) == {Verdict.PASSED}
-    assert "given up after 3 workers that did not finish it: w, w, w" in engine.results["bad:compile"].reason
+    assert "abandoned after 3 workers did not finish it: w, w, w" in engine.results["bad:compile"].reason
     # The last time it is alone, so that nothing else was there each time.
     assert beside[-1] == {"bad:compile"}
     assert len(beside) == 3
@@ -158,7 +158,7 @@ def test_a_crash_of_the_product_is_a_verdict(tmp_path: Path) -> None:
 def broken(link: SimulatedLink, name: str) -> ProcessDeathEvent:
     """The process of the run ends on worker 1, with an order undone."""
     del link.out[name]
-    return ProcessDeathEvent("1", name, "its process ended with -9: it says nothing")
+    return ProcessDeathEvent("1", name, "its process ended with -9: it printed nothing")
 
 
 def test_a_broken_run_process_is_not_given_more_before_it_is_back(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_broken_run_process_is_not_given_more_before_it_is_back(tmp_path: Path
     runner, link, engine, _ = simulated(steps, {"1": offer("w")}, played(script), tmp_path)
     assert set(runner.run().values()) == {Verdict.PASSED}
     assert engine.results["a:compile"].notes == (
-        "begun on worker w, and done again: its process ended with -9: it says nothing",
+        "started on worker w, and run again: its process ended with -9: it printed nothing",
     )
     assert [order.attempt for _, order in link.sent] == [0, 0, 1, 1, 0]
 
@@ -192,7 +192,7 @@ def test_a_worker_that_dies_while_its_part_of_the_run_is_broken_takes_no_order_a
 
     runner, _, engine, progress = simulated(steps, {"1": offer("w")}, played(script), tmp_path)
     assert set(runner.run().values()) == {Verdict.PASSED}
-    assert engine.results["b:compile"].notes == ("begun on worker w, and done again: it was lost",)
+    assert engine.results["b:compile"].notes == ("started on worker w, and run again: it was lost",)
     assert progress.said[0] == "worker w is gone; it was doing b:compile"
     assert list(engine.machines) == ["w", "other"]
 
@@ -277,7 +277,7 @@ def test_a_worker_that_comes_back_in_time_goes_on(tmp_path: Path) -> None:
     steps, workers = [step("a:threshold", device="hip")], {"1": offer("box", GPU)}
     runner, _, engine, progress = simulated(steps, workers, played(script), tmp_path, patience=30.0)
     assert runner.run() == {"a:threshold": Verdict.PASSED}
-    assert engine.remarks == ["worker other takes no part: it has Gauntlet 0, and the run 1"]
+    assert engine.remarks == ["worker other does not take part: it has Gauntlet 0, and the run 1"]
     # Nothing runs meanwhile, and a moment is not worth a word.
     assert engine.waiting == ["a:threshold"]
     assert progress.waits == ["for a worker with device hip: none is there", ""]
@@ -301,9 +301,9 @@ def test_files_that_a_worker_cannot_get_are_brought_once(tmp_path: Path, ok: boo
     assert link.supplies == [("1", "a:fetch", ("https://x/y",))]
     result = engine.results["a:fetch"]
     assert result.verdict is (Verdict.PASSED if ok else Verdict.ERROR)
-    brought = "files came from where the run was started: the worker could not get them"
+    brought = "the machine that started the run sent files that the worker could not get"
     assert result.notes == (
-        brought if ok else "nor did the files come from where the run was started: https://x/y: 404",
+        brought if ok else "nor did the machine that started the run send the files: https://x/y: 404",
     )
     assert engine.concluded["a:fetch"] == 1
 
@@ -328,8 +328,8 @@ def test_a_device_that_fails_its_health_check_takes_no_further_steps(tmp_path: P
     assert set(runner.run().values()) == {Verdict.PASSED}
     assert len(unfit) == 1
     assert {result.worker for result in engine.results.values()} == {"good/gpu0"}
-    assert engine.results[unfit[0]].notes[0].startswith("not done on bad/gpu0, which failed its health check: a known")
-    assert engine.remarks[0].startswith("worker bad/gpu0 takes no further part: a known-good program takes 9 ms")
+    assert engine.results[unfit[0]].notes[0].startswith("not run on bad/gpu0, which failed its health check: a known")
+    assert engine.remarks[0].startswith("worker bad/gpu0 no longer takes part: a known-good program takes 9 ms")
 
 
 def test_files_of_a_step_are_kept_below_its_folder_and_nowhere_else(tmp_path: Path) -> None:

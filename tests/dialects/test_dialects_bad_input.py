@@ -165,7 +165,7 @@ def test_mistakes_in_a_regression_spec(
             "mlir_file_path",
             ["mlir_file_name", "keep one"],
         ),
-        ({"compilation_required": True, "mlir_file_path": "../a.mlir"}, "mlir_file_path", ["is outside of the external"]),
+        ({"compilation_required": True, "mlir_file_path": "../a.mlir"}, "mlir_file_path", ["outside of the external"]),
         ({"compilation_required": True, "mlir_file_name": "a/b"}, "mlir_file_name", ["without folders", "'a/b'"]),
         (
             {"compilation_required": True, "mlir_url": "https://h/a.mlir", "mlir_file_url": "https://h/a.mlir"},

@@ -120,7 +120,7 @@ def test_a_model_is_in_the_log_as_a_whole(tmp_path: Path, rounds: tuple[RoundsLo
 @pytest.mark.parametrize(
     ("result", "events", "why"),
     [
-        (Result(Verdict.ERROR, "given up after 3 workers"), [], "given up after 3 workers"),
+        (Result(Verdict.ERROR, "abandoned after 3 workers"), [], "abandoned after 3 workers"),
         (Result(Verdict.PASSED), taken(block(), failure="B: it crashed"), "B: it crashed"),
     ],
 )
