@@ -153,14 +153,14 @@ def find_azure_access(account: str, configuration: Configuration, url: str = "")
     endpoint = options.pop("endpoint", "")
     instance = options.pop("instance_profile", "") == "true"
     sas = (options.pop("sas_token", "") or options.pop("sas_key", "")).strip()
-    source = "[stores] of gauntlet.toml" if sas or "account_key" in options else ""
+    source = "[stores] in gauntlet.toml" if sas or "account_key" in options else ""
     configured_string = options.pop("connection_string", "")
     connection = _parse_connection(configured_string or environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
     if connection and connection.account == account:
         endpoint = endpoint or connection.endpoint
         if not source:
             sas, options = connection.sas, {**options, **connection.options}
-            source = "[stores] of gauntlet.toml" if configured_string else "AZURE_STORAGE_CONNECTION_STRING"
+            source = "[stores] in gauntlet.toml" if configured_string else "AZURE_STORAGE_CONNECTION_STRING"
     if not source:
         sas, key, source = _read_environment(account, environ)
         options |= {"account_key": key} if key else {}

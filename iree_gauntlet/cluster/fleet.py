@@ -492,7 +492,7 @@ class ClusterRunner:
         }
         if not name:
             return
-        orders_note = f"; it was doing {', '.join(order.step.id for order in orders)}" if orders else ""
+        orders_note = f"; it was running {', '.join(order.step.id for order in orders)}" if orders else ""
         self._progress.message(f"worker {name} is gone{orders_note}")
         for order in orders:
             self._retry(order, "it was lost")

@@ -108,7 +108,7 @@ class HealthCheck:
             previous_times = known_times.get(name, ())
             usual_ms = statistics.median(previous_times) if len(previous_times) >= _MIN_CHECKS else time_ms
             if time_ms > _MAX_SLOWDOWN * usual_ms:
-                message = f"a known-good program takes {time_ms:.3g} ms, and took {usual_ms:.3g} ms in earlier checks"
+                message = f"a known-good program takes {time_ms:.3g} ms, but took {usual_ms:.3g} ms in earlier checks"
                 return f"{message} (remove {self.records} on the worker if that is expected)"
             known_times[name] = (*previous_times, time_ms)[-_MAX_CHECKS:]
             write_atomic(self.records, json.dumps(known_times, indent=1).encode())

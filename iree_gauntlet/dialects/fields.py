@@ -297,7 +297,7 @@ class ImportOptions(StrictDocument):
         None, "Version of ONNX's operators to convert the program to first."
     )
     shapes: dict[Text, list[Count]] = Field(
-        default_factory=dict, description="Sizes of inputs by name, where the file leaves them open."
+        default_factory=dict, description="Sizes of inputs by name, if the file leaves them open."
     )
 
 

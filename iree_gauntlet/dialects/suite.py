@@ -57,7 +57,7 @@ class _IncludeTable(StrictDocument):
 class _ExpectTable(StrictDocument):
     case: str = Field(description="Glob of model/submodel.")
     stage: _Stage = Field(description="The stage that fails.")
-    reason: Annotated[str, AfterValidator(_check_reason)] = Field(description="Why, with a link where there is one.")
+    reason: Annotated[str, AfterValidator(_check_reason)] = Field(description="Why, with a link if there is one.")
     kind: _Kind | None = about(None, "How it fails: any other failure is reported. Without it, any kind is expected.")
     match: str = about("", "A text that the failure's reason or the tool's output contains.")
 

@@ -201,7 +201,7 @@ class Weight(StrictDocument):
     )
     url: Text | None = about(None, "Where it comes from: a file, or a URL.")
     module: _ModuleName | None = about(None, "Name of a module definition below the module folder.")
-    seed: Count | None = about(None, "Of the values that are made.")
+    seed: Count | None = about(None, "Seed of the generated values.")
     value: Annotated[float, Field(allow_inf_nan=False)] | None = about(
         None, "A type with a url, a value such as 1xf32=3.0, or a file: @name.npy."
     )

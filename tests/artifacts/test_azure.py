@@ -244,7 +244,7 @@ def test_the_first_that_has_credentials_counts() -> None:
         "AZURE_STORAGE_KEY": "a2V5Mg==",
     }
     found = find_azure_access("mine", configured(everything, {"az://mine": {"sas_token": "sig=file"}}))
-    assert (found.sas, found.credentials_source) == ("sig=file", "[stores] of gauntlet.toml")
+    assert (found.sas, found.credentials_source) == ("sig=file", "[stores] in gauntlet.toml")
     found = find_azure_access("mine", configured(everything))
     assert (found.sas, found.options["account_key"]) == ("", _KEY)
     assert found.credentials_source == "AZURE_STORAGE_CONNECTION_STRING"

@@ -93,7 +93,7 @@ def test_a_device_that_became_slow_is_found_when_enough_is_known(compiled: Healt
     assert check_with(compiled, tmp_path, timed(tmp_path, 4.0)).find_slowdown() == ""
     assert check_with(compiled, tmp_path, timed(tmp_path, 2.9)).find_slowdown() == ""
     slow = check_with(compiled, tmp_path, timed(tmp_path, 3.1)).find_slowdown()
-    assert slow.startswith("a known-good program takes 3.1 ms, and took 1 ms in earlier checks (remove ")
+    assert slow.startswith("a known-good program takes 3.1 ms, but took 1 ms in earlier checks (remove ")
     assert str(tmp_path / "health.json") in slow
     # What is slow is not what is usual from then on.
     times = next(iter(json.loads((tmp_path / "health.json").read_text()).values()))

@@ -103,7 +103,7 @@ def test_a_step_is_done_again_when_its_worker_dies(tmp_path: Path) -> None:
     result = engine.results["a:threshold"]
     assert result.worker == f"{other}/gpu0"
     assert result.notes == (f"started on worker {lost}, and run again: it was lost",)
-    assert progress.said == [f"worker {lost} is gone; it was doing a:threshold"]
+    assert progress.said == [f"worker {lost} is gone; it was running a:threshold"]
     assert engine.begun.count("a:threshold") == 1
 
 
@@ -193,7 +193,7 @@ def test_a_worker_that_dies_while_its_part_of_the_run_is_broken_takes_no_order_a
     runner, _, engine, progress = simulated(steps, {"1": offer("w")}, played(script), tmp_path)
     assert set(runner.run().values()) == {Verdict.PASSED}
     assert engine.results["b:compile"].notes == ("started on worker w, and run again: it was lost",)
-    assert progress.said[0] == "worker w is gone; it was doing b:compile"
+    assert progress.said[0] == "worker w is gone; it was running b:compile"
     assert list(engine.machines) == ["w", "other"]
 
 
@@ -321,7 +321,7 @@ def test_a_device_that_fails_its_health_check_takes_no_further_steps(tmp_path: P
         if worker == "1":
             del link.out[name]
             unfit.append(name)
-            return UnfitDeviceEvent("1", name, "a known-good program takes 9 ms, and took 1 ms in earlier checks")
+            return UnfitDeviceEvent("1", name, "a known-good program takes 9 ms, but took 1 ms in earlier checks")
         return link.answer(name)
 
     runner, _, engine, _ = simulated(steps, {"1": offer("bad", GPU), "2": offer("good", GPU)}, turn, tmp_path)

@@ -106,7 +106,7 @@ def sha256(data: bytes) -> str:
 def configured(
     environ: Mapping[str, str] | None = None, stores: Mapping[str, Mapping[str, str]] | None = None
 ) -> Configuration:
-    """What is set: an environment, and [stores] of gauntlet.toml."""
+    """What is set: an environment, and [stores] in gauntlet.toml."""
     # Nothing of the home of whoever runs the tests.
     return Configuration(stores=stores or {}, environ={"HOME": "/nonexistent", **(environ or {})})
 
