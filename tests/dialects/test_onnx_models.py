@@ -274,7 +274,7 @@ def test_configs_of_one_name(tmp_path: Path) -> None:
     config(tmp_path / "iree", file="cpu.json")
     cases = load(root, configs=(root / "configs" / "cpu.json", tmp_path / "iree" / "cpu.json"))
     (problem,) = cases.problems
-    assert str(problem).startswith(f"{tmp_path}/iree/cpu.json:2: config_name: 'cpu' is the name of {tmp_path}")
+    assert str(problem).startswith(f"{tmp_path}/iree/cpu.json:2: config_name: 'cpu' is also the name of {tmp_path}")
 
 
 def test_entries_that_name_no_test_are_warnings(tmp_path: Path) -> None:

@@ -134,8 +134,8 @@ def test_what_is_skipped_may_be_expected_to_fail_too(tmp_path: Path) -> None:
     assert not cases.problems
     why = "and is skipped: what does not run cannot fail"
     assert [(item.line, item.field, item.message) for item in cases.warnings] == [
-        (18, "expected_compile_failures[0]", f"'node/compile' is also in skip_compile_tests {why}"),
-        (22, "expected_run_failures[0]", f"'node/run' is also in skip_run_tests {why}"),
+        (18, "expected_compile_failures[0]", f"'node/compile' is also in skip_compile_tests, {why}"),
+        (22, "expected_run_failures[0]", f"'node/run' is also in skip_run_tests, {why}"),
     ]
     made = plan(cases, (Stage.COMPILE, Stage.THRESHOLD))
     assert [step.id.replace("node/", "") for step in made.steps if not step.skip] == [
@@ -269,7 +269,7 @@ def test_two_configs_that_cannot_be_told_apart(tmp_path: Path) -> None:
     assert (
         str(problem)
         .replace(f"{tmp_path}/", "")
-        .startswith("elsewhere/configs/cpu.json:2: config_name: 'cpu' is the name of configs/cpu.json too")
+        .startswith("elsewhere/configs/cpu.json:2: config_name: 'cpu' is also the name of configs/cpu.json")
     )
 
 
@@ -315,7 +315,7 @@ def test_suites_with_configs_of_their_own(tmp_path: Path) -> None:
             {"run_module_io_flags.txt": "--input=2xf32=@../input_0.bin"},
             "1: input: '../input_0.bin' is outside of the case's folder",
         ),
-        ({"run_module_io_flags.txt": "--expected_output=@/etc/x.npy"}, "1: expected_output: '/etc/x.npy' leaves"),
+        ({"run_module_io_flags.txt": "--expected_output=@/etc/x.npy"}, "1: expected_output: '/etc/x.npy' is outside"),
         (
             {"second.mlirbc": "x"},
             " expected one program next to it, *.mlir or *.mlirbc; found model.mlir and second.mlirbc",
@@ -335,7 +335,7 @@ def test_mistakes_in_the_folder_of_a_case(tmp_path: Path, files: dict[str, str],
     assert [(case.submodel, bool(case.blocked_reason)) for case in cases.cases] == [("test_a", True), ("test_b", False)]
     steps = {step.id: step for step in plan(cases, (Stage.COMPILE, Stage.THRESHOLD)).steps}
     blocked = [name for name, step in steps.items() if step.blocked]
-    at = "threshold" if "missing" in expected or "leaves" in expected else "compile"
+    at = "threshold" if "missing" in expected or "is outside" in expected else "compile"
     assert blocked == [f"node/test_a@cpu:{at}"]
     what, _, hint = problem.partition("\n")
     hint = hint.strip().removesuffix(".")

@@ -133,7 +133,7 @@ def test_an_expected_failure_of_a_case_that_is_not_selected_is_warned_of(project
         ('model = "a"', 'modell = "a"', "include[0].modell", "did you mean 'model'"),
         ('markers = "not slow"', 'markers = "not"', "include[1].markers", "expected a marker"),
         ('reason = "a known bug: https://h/issue"', "", "expect_failure[0].reason", "is missing"),
-        ('reason = "a known bug: https://h/issue"', 'reason = " "', "expect_failure[0].reason", "say why"),
+        ('reason = "a known bug: https://h/issue"', 'reason = " "', "expect_failure[0].reason", "explain why"),
         ('stage = "compile"', 'stage = "run"', "expect_failure[0].stage", "unknown stage 'run'"),
         (
             'stage = "compile"',
