@@ -123,7 +123,7 @@ def _find_version(text: str, option: str, locations: ToolchainPlace) -> Version:
     if choice.version is not None:
         return choice.version
     if choice.kind is not ChoiceKind.NIGHTLY:
-        message = f"{option} {choice.text}is not a version: the candidates between the ends are unknown"
+        message = f"{option} {choice.text}: is not a version: the candidates between the ends are unknown"
         raise UsageError(message, "Name a release such as 3.12.0, or list the candidates in order with --among.")
     environments = locations.environments
     if environments.offline:

@@ -424,7 +424,7 @@ def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
     missing = [tool for tool, path in tool_paths.items() if path is None]
     if missing:
         hint = "Add the folder of IREE's tools: export PATH=<build>/tools:$PATH"
-        raise ToolchainError(f"no {' and '.join(missing)} on the PATH: {search_path or 'the PATH is empty'}", hint)
+        raise ToolchainError(f"no {' and '.join(missing)} on the PATH: {search_path or 'it is empty'}", hint)
     paths = [Path(path).absolute() for path in tool_paths.values() if path is not None]
     folders = sorted({str(path.parent) for path in paths})
     if len(folders) > 1:

@@ -174,8 +174,8 @@ def test_a_row_that_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("good", "bad", "among", "says"),
     [
-        ("3.5.0", "3.9.0", ["3.6.0", "3.5.0"], "--good 3.5.0 is not the first in --among"),
-        ("3.5.0", "3.9.0", ["3.9.0", "3.6.0"], "--bad 3.9.0 is not the last one"),
+        ("3.5.0", "3.9.0", ["3.6.0", "3.5.0"], "--good 3.5.0 is not first in --among"),
+        ("3.5.0", "3.9.0", ["3.9.0", "3.6.0"], "--bad 3.9.0 is not last in --among"),
         ("3.5.0", "3.9.0", ["3.6.0", "3.6"], "3.6 is listed twice"),
         ("3.5.0", "3.5", ["3.6.0"], "3.5 is listed twice"),
         ("3.5.0", "3.9.0", ["bananas"], "--among bananas: not a known IREE"),

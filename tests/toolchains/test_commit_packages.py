@@ -157,7 +157,7 @@ def test_what_has_no_packages_is_told_apart(github: GitHub, wheels: list[Path]) 
     assert error.what == f"the packages of commit {_COMMIT[:12]} have expired: GitHub keeps them for 90 days"
     assert error.hint == f"Build it: source:DIR@{_COMMIT[:12]}, with a checkout of IREE."
     github.artifacts(3, {"id": 1, "name": "macos_arm64_release_packages", "size_in_bytes": 1})
-    assert "there is macos_arm64_release_packages" in github.refused().what
+    assert "it has macos_arm64_release_packages" in github.refused().what
 
 
 def _status(status: int, **headers: str) -> Callable[[GitHub], None]:

@@ -321,7 +321,7 @@ def test_a_full_disk_is_called_one(source: IreeSource, tmp_path: Path, monkeypat
     (tmp_path / "cc" / "full").unlink()
     assert builds.ready(of(source, "main"), _BOTH).path.exists()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**6))
-    with pytest.raises(GauntletError, match=r"a build needs about 1.1 GB, and .* has 1.0 MB left"):
+    with pytest.raises(GauntletError, match=r"a build needs about 1.1 GB, but .* has 1.0 MB left"):
         builds_in(tmp_path / "other").ready(of(source, "main"), _BOTH)
 
 

@@ -255,7 +255,7 @@ def test_of_several_irees_it_is_said_which_was_chosen_and_why(tmp_path: Path) ->
     assert why({}, as_shell=True) == (f"path: {tools}", f"IREE is path: {tools}, {shell}")
     variable = {"IREE_GAUNTLET_IREE": "installed"}
     for as_shell in (False, True):
-        said = f"IREE is {wheels}, as $IREE_GAUNTLET_IREE says: installed"
+        said = f"IREE is {wheels}, set by $IREE_GAUNTLET_IREE: installed"
         assert why(variable, as_shell=as_shell) == (wheels, said)
     assert why(variable, iree="path") == (f"path: {tools}", ""), "an option says it"
     # Where a shell finds only some, it is no IREE.
