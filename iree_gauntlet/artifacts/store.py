@@ -151,7 +151,7 @@ class _Fetch:
             message = f"offline, and no usable copy of {url} is in the cache"
             raise ArtifactError(url, message, "Fetch once with network access, or `cache.import` an archive.")
         if not self.failures:
-            message = f"no location to fetch {url} from: mirrors replace it"
+            message = f"no location to fetch {url} from: only its mirrors may be used"
             raise ArtifactError(url, message, "Check `only` in [[mirrors]].")
         # The error of the last location is raised, with those of the others as hints.
         *earlier, last = self.failures

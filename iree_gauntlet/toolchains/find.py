@@ -174,7 +174,7 @@ class CommitPackages:
             raise ToolchainError(message, "Try again.") from error
         digest_match = _SHA256_DIGEST.fullmatch(artifact.digest)
         if digest_match and digest.hexdigest() != digest_match[1]:
-            message = f"the packages of commit {commit[:12]} have a different content than GitHub reports"
+            message = f"the packages of commit {commit[:12]} differ from what GitHub reports"
             raise ToolchainError(
                 message, f"Try again. Expected sha256 {digest_match[1]}, received {digest.hexdigest()}."
             )

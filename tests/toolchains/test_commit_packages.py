@@ -205,7 +205,7 @@ def test_what_comes_damaged_is_not_installed(github: GitHub, wheels: list[Path])
     github.server.url("/repo/actions/artifacts/7/zip", whole(content[:-40], Content_Length=str(len(content))))
     assert "were truncated after" in github.refused().what
     github.server.url("/repo/actions/artifacts/7/zip", whole(content[:-1] + b"x"))
-    assert "have a different content than GitHub reports" in github.refused().what
+    assert "differ from what GitHub reports" in github.refused().what
     github.artifacts(3, github.archive(content[:-10]))
     assert "are damaged" in github.refused().what
     github.artifacts(3, github.archive(packed(("notes.txt", b"x"))))
