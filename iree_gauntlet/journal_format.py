@@ -214,9 +214,7 @@ def explain_unreadable(subject: str, hint: str) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        raise GauntletError(
-            f"{subject} cannot be read: it refers to {error}, which it does not contain", hint
-        ) from error
+        raise GauntletError(f"{subject} cannot be read: it refers to a missing {error}", hint) from error
     except ValueError as error:
         raise GauntletError(f"{subject} cannot be read: {error}", hint) from error
 
@@ -312,8 +310,7 @@ class EventReader(Generic[OpeningT]):
                 opening = content
                 if opening.kind not in self._schema.kinds:
                     message = (
-                        f"{self._path}: belongs to {opening.kind.description}, not to "
-                        f"{self._schema.kinds[0].description}"
+                        f"{self._path}: describes {opening.kind.description}, not {self._schema.kinds[0].description}"
                     )
                     raise GauntletError(message, f"`gauntlet report {self._path.parent}` shows it.")
             yield JournalEvent(name, str(fields.get("time", "")), step, content, fields)

@@ -111,9 +111,7 @@ class ArchiveReader:
         except ValueError:
             size = -1
         if size < 0 or header != _make_header(name, size):
-            raise DamagedArchiveError(
-                f"it does not start with {name} as this toolkit writes it, but with {_describe(header)}"
-            )
+            raise DamagedArchiveError(f"it must start with {name} as we write it, not with {_describe(header)}")
         if size > max_bytes:
             raise DamagedArchiveError(f"its {name} has {size} bytes, but at most {max_bytes} are allowed")
         content = self._read_exactly(size)

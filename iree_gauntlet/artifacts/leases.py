@@ -74,9 +74,7 @@ class Leases:
                 self._append_path(lease, relative)
             except OSError as error:
                 if error.errno not in _PERMISSION_ERRNOS | _EXHAUSTION_ERRNOS:
-                    message = (
-                        f"cannot record in {self._folder} which files are in use: {error.strerror} ({error.filename})"
-                    )
+                    message = f"cannot record in {self._folder} what is in use: {error.strerror} ({error.filename})"
                     hint = "The cache must be a folder on a file system with locks (flock)."
                     raise ArtifactError("", message, hint) from error
             lease.used.add(relative)

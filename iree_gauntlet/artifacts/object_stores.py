@@ -69,9 +69,7 @@ S3_HINT = (
     "For a private bucket set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles work if boto3 is installed), "
     'and its region: AWS_REGION, or [stores."s3://bucket"] in gauntlet.toml.'
 )
-GCS_HINT = (
-    "For a private bucket set GOOGLE_APPLICATION_CREDENTIALS to the credentials file of a service account or a user."
-)
+GCS_HINT = "For a private bucket set GOOGLE_APPLICATION_CREDENTIALS to a service account's or user's credentials file."
 
 # The names of variables are derived from these options, except the last four.
 _AWS_CREDENTIALS = (

@@ -422,9 +422,7 @@ def _make_parameter(reference: ParameterReference, location: str) -> Parameter:
     is_type = f"is {reference.type}"
     match = _TENSOR.fullmatch(reference.type)
     if match is None:
-        raise explain(
-            f"{is_type}, not a tensor", "Values can be made only for tensors of known size, such as tensor<4x4xf32>."
-        )
+        raise explain(f"{is_type}, not a tensor", "Values require tensors of known size, such as tensor<4x4xf32>.")
     dims, name, encoding = match.groups()
     if "?" in dims:
         hint = "Values require a static shape: write the sizes in the program, or use weights from a URL."

@@ -75,9 +75,7 @@ class Registry:
         except UnicodeDecodeError as error:
             raise ArtifactError("", f"{path}: not UTF-8 at byte {error.start}", "Save it as UTF-8.") from error
         except OSError as error:
-            raise ArtifactError(
-                "", f"{path}: cannot be read: {error.strerror}", "It must be a readable text file."
-            ) from error
+            raise ArtifactError("", f"{path}: cannot be read: {error.strerror}", "It must be a text file.") from error
         return cls.parse(text, path)
 
     @classmethod

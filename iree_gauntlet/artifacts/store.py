@@ -354,9 +354,7 @@ class ArtifactStore:
         """
         source, path = self._located(url)
         if isinstance(source, FileSource):
-            raise ArtifactError(
-                url, f"a file on this machine, which is not kept in any store: {url}", "Copy it by hand."
-            )
+            raise ArtifactError(url, f"a file on this machine, which no store keeps: {url}", "Copy it by hand.")
         if isinstance(source, RandomSource):
             raise ArtifactError(url, f"seeded data, which is never in archives: {url}", "It is generated when needed.")
         self._leases.use(path)
@@ -366,8 +364,7 @@ class ArtifactStore:
             pin = self._pin(source)
             if pin is not None and pin.sha256 != sha256:
                 error = (
-                    f"wrong content: {url} has sha256 {sha256}, but {pin.path} requires {pin.sha256}; nothing "
-                    "was replaced"
+                    f"wrong content: {url} has sha256 {sha256}, not {pin.sha256} of {pin.path}; nothing was replaced"
                 )
                 raise ArtifactError(url, error, "Recreate the archive from a cache that passes `cache.verify`.")
             with explain_disk_errors(path.parent, url):

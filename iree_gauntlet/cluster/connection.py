@@ -104,9 +104,7 @@ def find_security(address: str, request: TlsRequest) -> Security | None:
     """
     scheme, host, port = _split_address(address)
     if scheme not in ("tcp", "tls") or not host or not port:
-        raise UsageError(
-            f"{address}: not the address of a scheduler", f"It is tcp://HOST:PORT or tls://…. {_START_HINT}"
-        )
+        raise UsageError(f"{address}: not a scheduler's address", f"It is tcp://HOST:PORT or tls://…. {_START_HINT}")
     files = {"--tls-ca-file": request.tls_ca_file, "--tls-cert": request.tls_cert, "--tls-key": request.tls_key}
     if scheme == "tcp":
         if tls_options := [name for name, file in files.items() if file]:

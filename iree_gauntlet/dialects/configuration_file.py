@@ -156,9 +156,7 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
     modules = next((table.modules for table in tables if table.modules), None)
     write_value = environ.get(_WRITE_VARIABLE, "") if modules else ""
     if write_value not in ("", "0", "1"):
-        raise UsageError(
-            f"${_WRITE_VARIABLE} is {write_value!r}: expected 0 or 1", "Unset it to use the file's setting."
-        )
+        raise UsageError(f"${_WRITE_VARIABLE} is {write_value!r}: expected 0 or 1", "Unset it to use the setting.")
     downloads = next((table.downloads for table in tables if table.downloads), _DownloadsTable())
     history = next((table.history for table in tables if table.history), None)
     toolchains = next((table.toolchains for table in tables if table.toolchains), _ToolchainsTable())
@@ -251,13 +249,7 @@ def read_marks(file: Path) -> tuple[Mark, ...]:
         return ()
     text, table = read_table(file, MarksFile, _MARKS_KIND)
     problems = [
-        Problem(
-            str(file),
-            0,
-            f"mark[{index}].to",
-            "a mark `moved` must name the IREE that really introduced it",
-            "Add `to`.",
-        )
+        Problem(str(file), 0, f"mark[{index}].to", "a `moved` mark must name the IREE that caused it", "Add `to`.")
         for index, item in enumerate(table.mark)
         if (item.mark == "moved") != bool(item.to)
     ]

@@ -293,9 +293,7 @@ def present(*names: str) -> dict[str, Any]:
 class ImportOptions(StrictDocument):
     """How an `.onnx` program is prepared and imported (*ours*)."""
 
-    opset: Annotated[int, Field(ge=1, le=64)] | None = about(
-        None, "Version of ONNX's operators to convert the program to first."
-    )
+    opset: Annotated[int, Field(ge=1, le=64)] | None = about(None, "ONNX operator version to convert to first.")
     shapes: dict[Text, list[Count]] = Field(
         default_factory=dict, description="Sizes of inputs by name, if the file leaves them open."
     )

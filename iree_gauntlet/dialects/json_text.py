@@ -341,9 +341,7 @@ def _apply_changes(document: dict[str, Any], changes: Sequence[Removal | Additio
         entries = lists.setdefault(change.list, list(old_entries))
         if isinstance(change, Removal) == (change.entry not in entries):
             state = "is not in" if isinstance(change, Removal) else "is already in"
-            raise GauntletError(
-                f"{change.entry} {state} {change.list}", "The config has changed in the meantime: run again."
-            )
+            raise GauntletError(f"{change.entry} {state} {change.list}", "The config has changed: run again.")
         if isinstance(change, Removal):
             lists[change.list] = [entry for entry in entries if entry != change.entry]
         else:

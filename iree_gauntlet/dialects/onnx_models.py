@@ -220,11 +220,7 @@ def _check_names(configs: Sequence[ModelsConfig], test_names: set[str]) -> list[
         unknown_tests = [entry for entry in config.tests if test_names and entry not in test_names]
         unmatched_entries = [
             make_problem_at(
-                config.name,
-                config.text,
-                [OUTCOMES, entry],
-                f"is not the name of a test{did_you_mean(entry, test_names)}",
-                hint,
+                config.name, config.text, [OUTCOMES, entry], f"is not a test{did_you_mean(entry, test_names)}", hint
             )
             for entry in unknown_tests
         ]

@@ -253,9 +253,7 @@ class OpConfig(SuiteDocument):
     skip_compile_tests: list[Text] = _make_case_list_field("neither compiled nor run")
     skip_run_tests: list[Text] = _make_case_list_field("compiled only")
     expected_compile_failures: list[Text] = _make_case_list_field("the compile is expected to fail")
-    expected_run_failures: list[Text] = _make_case_list_field(
-        "the run is expected to fail, or to give different values"
-    )
+    expected_run_failures: list[Text] = _make_case_list_field("the run is expected to fail or give other values")
     expected_compile_crashes: list[Text] = _make_case_list_field("the compiler is expected to be killed by a signal")
     expected_run_crashes: list[Text] = _make_case_list_field("the run is expected to be killed by a signal")
     golden_times_ms: dict[Text, Factor] = Field(

@@ -231,9 +231,7 @@ def _read_flags(spec: OpSpec) -> OpInputs:
         with open(f"{spec.folder.path}/{FLAGFILE}", encoding="utf-8") as file:  # noqa: PTH123 - one of thousands
             text = file.read()
     except OSError as error:
-        return _make_invalid(
-            spec, Problem(spec.name, 0, "", f"cannot be read: {error.strerror}", "Check its permissions.")
-        )
+        return _make_invalid(spec, Problem(spec.name, 0, "", f"cannot be read: {error.strerror}", "Check its rights."))
     except UnicodeDecodeError:
         return _make_invalid(spec, Problem(spec.name, 0, "", "is not UTF-8", "Save the file as UTF-8."))
     lines, problems = read_flagfile(text, spec.name)

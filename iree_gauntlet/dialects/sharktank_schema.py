@@ -171,9 +171,7 @@ class RegressionV2(_Regression, WithTargets):
     device: Device
     run_test_expecting_to_fail: Truth = about(False, "The threshold step is expected to fail.")
     compile_chip_expecting_to_fail: Texts = Field(description="Chips on which the compile is expected to fail.")
-    custom_real_weights_group: Text | None = about(
-        None, "Accepted, but ignored: every file is fetched only once anyway."
-    )
+    custom_real_weights_group: Text | None = about(None, "Accepted, but ignored: each file is fetched once anyway.")
 
     @model_validator(mode="after")
     def _has_a_device(self) -> RegressionV2:

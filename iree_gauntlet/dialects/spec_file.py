@@ -340,9 +340,7 @@ def read_toml(path: Path, kind: str = "spec files") -> tuple[str, dict[str, Any]
         raise SpecError([_make_depth_problem(name, "Such a file")], kind)
     if match := _NUL_ESCAPE.search(text):
         line = text[: match.start()].count("\n") + 1
-        raise SpecError(
-            [Problem(name, line, "", f"contains {match[0]}, which is not allowed in names", "Remove it.")], kind
-        )
+        raise SpecError([Problem(name, line, "", f"contains {match[0]}, invalid in names", "Remove it.")], kind)
     # Editors use this key to find the fields' descriptions.
     content.pop("$schema", None)
     return text, content

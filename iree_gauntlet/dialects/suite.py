@@ -125,11 +125,7 @@ def read_suite(path: Path) -> Suite:
         )
     if not path.is_file():
         files = sorted(str(file) for file in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        hint = (
-            f"Suites in its folder: {', '.join(files)}."
-            if files
-            else "Suites are TOML files; see docs/reference/suites.md."
-        )
+        hint = f"Available: {', '.join(files)}." if files else "Suites are TOML files; see docs/reference/suites.md."
         raise UsageError(f"suite {name} does not exist", hint)
     _, table = read_table(path, SuiteTable)
     includes = tuple(Include(entry.model, entry.submodel, entry.filename, entry.markers) for entry in table.include)
@@ -174,9 +170,7 @@ def find_idle_includes(suite: Suite, specs: Iterable[AnySpec]) -> list[Problem]:
             reason = find_unmatched(include, tests) or "No spec matches all of its globs."
             hint = "Fix the entry, or remove it; `list` shows every model and submodel."
             problems.append(
-                Problem(
-                    str(suite.path), 0, f"include[{index}]", f"matches no spec: {reason[0].lower()}{reason[1:]}", hint
-                )
+                Problem(str(suite.path), 0, f"include[{index}]", f"no match: {reason[0].lower()}{reason[1:]}", hint)
             )
     return problems
 

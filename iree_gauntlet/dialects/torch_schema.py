@@ -286,9 +286,7 @@ class CompstatTest(_Test):
     module: Annotated[_ModuleName, BeforeValidator(_unpack_module), WithJsonSchema(_ONE_MODULE)] = Field(
         description="Name of a module definition below the module folder."
     )
-    golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = about(
-        None, "Maximum dispatches."
-    )
+    golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = about(None, "Dispatch limit.")
     golden_binary_size: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = about(
         None, "Maximum bytes of the module."
     )

@@ -239,9 +239,7 @@ def _make_binding_python(base: str, bindings: Path, folder: Path) -> None:
     ):
         result = ask(argv, timeout=_TIMEOUT_SECONDS)
         if result.exit_code != 0:
-            raise ToolchainError(
-                f"{base} -m venv failed: {result.stderr.strip()}", "The build's Python must be intact."
-            )
+            raise ToolchainError(f"{base} -m venv failed: {result.stderr.strip()}", "The build's Python must work.")
     (site,) = folder.glob("lib/python3.*/site-packages")
     (site / "iree-build.pth").write_text(f"{bindings}\n{result.stdout}", encoding="utf-8")
 

@@ -48,9 +48,7 @@ class Checkout:
             raise NoSuchToolchainError(f"source:{folder} is not a folder", f"Get the sources: {clone}")
         git = shutil.which("git", path=search_path)
         if git is None:
-            raise ToolchainError(
-                "git is not on the PATH, but a source build needs it", "Install it: sudo apt install git"
-            )
+            raise ToolchainError("a source build needs git on the PATH", "Install it: sudo apt install git")
         checkout = cls(folder, git)
         top_level = checkout._run(["rev-parse", "--show-toplevel"])
         if top_level.exit_code != 0:

@@ -283,9 +283,7 @@ class Environments:
                 release = find_wheel(kind, search_path, str(python)).release if version else ""
                 if version and Version(release) != Version(version):
                     hint = "Check the index settings and the wheel's metadata."
-                    raise ToolchainError(
-                        f"{kind.distribution} {version} was requested, but {release} was installed", hint
-                    )
+                    raise ToolchainError(f"expected {kind.distribution} {version}, found {release}", hint)
             seal(new_folder, SEAL, {**asdict(recipe), "installer": "uv"})
         news(f"installed in {time.monotonic() - start_time:.0f} s")
 

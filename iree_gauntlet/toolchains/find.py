@@ -175,9 +175,7 @@ class CommitPackages:
         digest_match = _SHA256_DIGEST.fullmatch(artifact.digest)
         if digest_match and digest.hexdigest() != digest_match[1]:
             message = f"the packages of commit {commit[:12]} differ from what GitHub reports"
-            raise ToolchainError(
-                message, f"Try again. Expected sha256 {digest_match[1]}, received {digest.hexdigest()}."
-            )
+            raise ToolchainError(message, f"Try again. Expected sha256 {digest_match[1]}, got {digest.hexdigest()}.")
 
     def _request(self, url: str, commit: str, *, stream: bool = False) -> requests.Response:
         import requests  # noqa: PLC0415 - a plan needs none
@@ -198,14 +196,10 @@ class CommitPackages:
             token_hint = "" if token else f" A token in ${_TOKEN_VARIABLES[0]} raises the limit."
             raise ToolchainError(f"GitHub refuses further requests {limit}", f"{_make_build_hint(commit)}{token_hint}")
         if response.status_code in _NO_ACCESS_CODES:
-            message = (
-                f"GitHub requires a token that can read actions to download packages (status {response.status_code})"
-            )
+            message = f"GitHub requires a token that can read actions (status {response.status_code})"
             if token:
                 message = f"the token cannot read GitHub's actions (status {response.status_code})"
-            hint = (
-                f"Set ${_TOKEN_VARIABLES[0]}, for example to the output of `gh auth token`. {_make_build_hint(commit)}"
-            )
+            hint = f"Set ${_TOKEN_VARIABLES[0]}, e.g. to the output of `gh auth token`. {_make_build_hint(commit)}"
             raise ToolchainError(message, hint)
         if response.status_code in (404, 422):
             raise NoSuchToolchainError(f"GitHub knows no commit {commit} at {self.api}", "Check its spelling.")
@@ -295,9 +289,7 @@ def find_requested(
     if from_variable:
         reason = f"IREE is {iree.source}, set by ${IREE_VARIABLE}: {from_variable}"
     elif default is ChoiceKind.PATH:
-        reason = (
-            f"IREE is {iree.source}, because its tools are on the PATH; {IREE_VARIABLE}=installed selects this Python's"
-        )
+        reason = f"IREE is {iree.source}, since its tools are on the PATH; {IREE_VARIABLE}=installed uses this Python's"
     elif shell_tool:
         reason = (
             f"IREE is {iree.source}; {shell_tool}, which is on the PATH, "
@@ -429,9 +421,7 @@ def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
     folders = sorted({str(path.parent) for path in paths})
     if len(folders) > 1:
         hint = "Put the folder with all tools of one IREE first."
-        raise ToolchainError(
-            f"{' and '.join(tools)} on the PATH come from different folders: {', '.join(folders)}", hint
-        )
+        raise ToolchainError(f"{' and '.join(tools)} on the PATH come from several folders: {', '.join(folders)}", hint)
     return paths[0]
 
 
@@ -526,9 +516,7 @@ def _find_newest(choice: Choice, locations: ToolchainPlace, list_local: Callable
         releases = environments.installer.list_versions(COMPILER_WHEEL.distribution, SpecifierSet(), index_sources)
         raise NoSuchToolchainError(
             f"no release of IREE matches {choice.text}",
-            f"Available: {releases[0]} to {releases[-1]}."
-            if releases
-            else "The index has no release: check its settings.",
+            f"Available: {releases[0]} to {releases[-1]}." if releases else "The index is empty: check its settings.",
         )
     if not versions:
         hint = "Name its page in gauntlet.toml: [toolchains] nightly_links."

@@ -208,7 +208,7 @@ def test_a_worker_joins_an_encrypted_cluster_by_its_certificate_and_once(tmp_pat
             assert f"{address}: the certificates do not match" in stranger.err
             with started(worker, tmp_path / "second", os.environ) as (second, refused):
                 assert second.wait(300) == 2
-                assert "a worker box is already running on this machine" in refused.read_text()
+                assert "a worker box already runs on this machine" in refused.read_text()
 
 
 def test_what_nobody_offers_is_said_before_anything_runs(cluster: LocalCluster, project: Project) -> None:
@@ -224,10 +224,10 @@ def test_what_nobody_offers_is_said_before_anything_runs(cluster: LocalCluster, 
     ("words", "message"),
     [
         (("--cluster", "tcp://192.0.2.1:8786"), "is not encrypted: whoever can reach it"),
-        (("--cluster", "127.0.0.1:8786"), "not the address of a scheduler"),
-        (("--cluster", "tcp://127.0.0.1:99999"), "not the address of a scheduler"),
-        (("--cluster", "tcp://127.0.0.1:abc"), "not the address of a scheduler"),
-        (("--cluster", "tcp://[127.0.0.1:8786"), "not the address of a scheduler"),
+        (("--cluster", "127.0.0.1:8786"), "not a scheduler's address"),
+        (("--cluster", "tcp://127.0.0.1:99999"), "not a scheduler's address"),
+        (("--cluster", "tcp://127.0.0.1:abc"), "not a scheduler's address"),
+        (("--cluster", "tcp://[127.0.0.1:8786"), "not a scheduler's address"),
         (("--cluster", ""), "--cluster is empty: expected an address"),
         (("--cluster", "tcp://127.0.0.1:1", "--tls-cert", "x"), "--tls-cert: tcp://127.0.0.1:1 is not encrypted"),
         (("--cluster", "tcp://127.0.0.1:1"), "no scheduler answers at tcp://127.0.0.1:1"),

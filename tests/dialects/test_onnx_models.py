@@ -280,7 +280,7 @@ def test_configs_of_one_name(tmp_path: Path) -> None:
 def test_entries_that_name_no_test_are_warnings(tmp_path: Path) -> None:
     config(suite(tmp_path), tests_and_expected_outcomes={name_of("mnist/model/mnist-13.onnx"): "pass"})
     (warning,) = load(tmp_path).unmatched
-    assert warning.message == f"is not the name of a test; did you mean {name_of('mnist/model/mnist-12.onnx')!r}?"
+    assert warning.message == f"is not a test; did you mean {name_of('mnist/model/mnist-12.onnx')!r}?"
 
 
 @pytest.mark.parametrize(

@@ -300,11 +300,11 @@ def test_an_include_that_fits_no_spec_is_named_with_those_that_fit(project: Path
         selection.require_sound()
     (problem,) = caught.value.problems
     assert (problem.file, problem.line) == (str(project / "suites/x.toml"), 11)
-    assert (problem.field, problem.message) == ("include[1]", "matches no spec: no model 'bb'; did you mean 'b'?")
+    assert (problem.field, problem.message) == ("include[1]", "no match: no model 'bb'; did you mean 'b'?")
     write(project, SUITE.replace('["trees"]', '["../trees"]').replace('model = "a"', 'model = "b"\nsubmodel = "yy"'))
     (problem,) = chosen(project).cases.problems
     assert (problem.line, problem.field) == (8, "include[0]")
-    assert problem.message == "matches no spec: no submodel 'yy'; did you mean 'y'? 'b' has: x, y."
+    assert problem.message == "no match: no submodel 'yy'; did you mean 'y'? 'b' has: x, y."
 
 
 def test_a_suite_of_the_project_goes_before_a_folder_of_its_name(
@@ -327,7 +327,7 @@ def test_folders_without_specs_are_what_is_wrong(project: Path) -> None:
 
 def test_an_include_alone_that_fits_no_spec(project: Path) -> None:
     write(project, 'name = "x"\ntarget = "cpu"\nspec_dirs = ["../trees"]\n[[include]]\nmodel = "aa*"\n')
-    with pytest.raises(SpecError, match=r"x.toml:4: include\[0\]: matches no spec: no model 'aa\*'"):
+    with pytest.raises(SpecError, match=r"x.toml:4: include\[0\]: no match: no model 'aa\*'"):
         chosen(project).require_sound()
 
 

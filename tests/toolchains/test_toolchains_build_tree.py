@@ -170,7 +170,7 @@ def test_tools_on_the_path(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match="no iree-compile on the PATH: it is empty"):
         find_toolchain(choice, choice, place_of(tmp_path))
     (root / "tools" / "iree-run-module").unlink()
-    with pytest.raises(ToolchainError, match="come from different folders"):
+    with pytest.raises(ToolchainError, match="come from several folders"):
         find_toolchain(choice, choice, place_of(tmp_path, f"{root / 'tools'}:{other / 'tools'}"))
 
 
@@ -251,7 +251,7 @@ def test_of_several_irees_it_is_said_which_was_chosen_and_why(tmp_path: Path) ->
 
     other = f"{tools / 'iree-compile'}, which is on the PATH, is used with --iree path or IREE_GAUNTLET_IREE=path"
     assert why({}) == (wheels, f"IREE is {wheels}; {other}")
-    shell = "because its tools are on the PATH; IREE_GAUNTLET_IREE=installed selects this Python's"
+    shell = "since its tools are on the PATH; IREE_GAUNTLET_IREE=installed uses this Python's"
     assert why({}, as_shell=True) == (f"path: {tools}", f"IREE is path: {tools}, {shell}")
     variable = {"IREE_GAUNTLET_IREE": "installed"}
     for as_shell in (False, True):

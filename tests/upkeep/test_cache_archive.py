@@ -169,7 +169,7 @@ def test_a_name_twice_is_refused(tmp_path: Path) -> None:
 
 def test_other_files_are_no_archives(tmp_path: Path) -> None:
     assert "it is truncated after 0 bytes" in taken(tmp_path, b"")
-    assert "does not start with manifest.json" in taken(tmp_path, b"no archive" * 100)
+    assert "it must start with manifest.json" in taken(tmp_path, b"no archive" * 100)
     with pytest.raises(UsageError, match="No such file"):
         import_cache(tmp_path / "none.tar", "")
     with pytest.raises(UsageError, match="Is a directory"):
