@@ -152,7 +152,7 @@ def test_a_killed_workers_step_is_done_by_another_and_leaves_nothing_behind(
     wait_until(lambda: not hanging.is_running())
     assert run.wait(300) == 0
     result = results(project.folder / "there")["toy/abs@cpu:threshold"]
-    first = next(note for note in result.notes if "done again" in note)
+    first = next(note for note in result.notes if "run again" in note)
     assert first.endswith("and run again: it was lost")
     assert result.worker.partition("/")[0] not in first
     # The one that was killed is there again.

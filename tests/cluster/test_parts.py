@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.cluster.link import Event
     from iree_gauntlet.cluster.offers import WorkerOffer
 
-SLOW = "a known-good program ends with 1: it says nothing"
+SLOW = "a known-good program exits with 1: it printed nothing"
 
 
 class Planning:

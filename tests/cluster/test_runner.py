@@ -261,7 +261,7 @@ def test_what_nobody_offers_any_more_is_an_error_after_a_while(tmp_path: Path) -
     runner.run()
     assert engine.results["a:threshold"].reason == "no worker with device hip has come back within 30 s"
     assert engine.results["a:next"].verdict is Verdict.SKIPPED
-    assert progress.waits == ["for a worker with device hip: none is there"]
+    assert progress.waits == ["for a worker with device hip: there is none"]
     assert 1030 <= link.clock() <= 1032
 
 
@@ -280,7 +280,7 @@ def test_a_worker_that_comes_back_in_time_goes_on(tmp_path: Path) -> None:
     assert engine.remarks == ["worker other does not take part: it has Gauntlet 0, and the run 1"]
     # Nothing runs meanwhile, and a moment is not worth a word.
     assert engine.waiting == ["a:threshold"]
-    assert progress.waits == ["for a worker with device hip: none is there", ""]
+    assert progress.waits == ["for a worker with device hip: there is none", ""]
 
 
 @pytest.mark.parametrize("ok", [True, False])
@@ -438,7 +438,7 @@ def test_whatever_happens_every_step_has_one_result(
     assert engine.concluded == Counter(item.id for item in steps)
     assert not link.out
     for name, count in charged.items():
-        assert len([note for note in engine.results[name].notes if "done again" in note]) == count
+        assert len([note for note in engine.results[name].notes if "run again" in note]) == count
 
 
 def check_room(link: SimulatedLink, alive: Mapping[str, WorkerOffer]) -> None:
