@@ -413,7 +413,7 @@ def test_a_missing_file_has_a_near_one_or_is_recorded(project: Path, run: Run, w
     path.write_text(json.dumps(spec | {"mlir": "progam.mlir", "outputs": [{"source": "x_cpu/output_0.npy"}]}))
     found = run("lint").err
     assert "a/progam.mlir is missing; did you mean 'program.mlir'?" in found
-    assert "x_cpu/output_0.npy is missing\n    `gauntlet golden.record --model a` makes it" in found
+    assert "x_cpu/output_0.npy is missing\n    `gauntlet golden.record --model a` creates it" in found
 
 
 def test_a_spec_outside_of_a_models_folder_is_pointed_out(project: Path, run: Run, without_iree: None) -> None:
