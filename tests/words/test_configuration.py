@@ -109,7 +109,10 @@ def test_a_switch_that_is_none(tmp_path: Path) -> None:
     [
         ("[[mirrors]]\nprefix = 'host'\nto = ['/x']", "mirrors[0].prefix: expected the beginning of a URL"),
         ("[[mirrors]]\nprefix = 'https://h/'\nto = ['rel']", "expected a URL or an absolute folder, found 'rel'"),
-        ("[[mirrors]]\nprefix = 'https://[h/'\nto = ['/x']", "'https://[h/' is not a URL: Invalid IPv6 URL. Write brackets"),
+        (
+            "[[mirrors]]\nprefix = 'https://[h/'\nto = ['/x']",
+            "'https://[h/' is not a URL: Invalid IPv6 URL. Write brackets",
+        ),
         ("[[mirrors]]\nprefix = 'https://h/'\nto = ['http://[x/']", "'http://[x/' is not a URL: Invalid IPv6 URL"),
         ("[[mirrors]]\nprefix = 'https://h/'\nto = []", "mirrors[0].to"),
         ("[[mirrors]]\nto = ['/x']", "mirrors[0].prefix: is missing"),
