@@ -14,15 +14,15 @@ def main() -> None:
     """Run a command line."""
     system, machine = platform.system(), platform.machine()
     if system not in _SYSTEMS:
-        advice = "WSL, a Linux in Windows, will do" if system == "Windows" else "a container or another machine will do"
-        sys.stderr.write(f"error: {_SUPPORTED}, and this is {system or 'another system'}\n  {advice}.\n")
+        advice = "Use WSL, which runs Linux on Windows" if system == "Windows" else "Use a container or another machine"
+        sys.stderr.write(f"error: {_SUPPORTED}, but this is {system or 'another system'}\n  {advice}.\n")
         sys.exit(2)
     if machine not in _MACHINES:
-        sys.stderr.write(f"note: {_SUPPORTED}; nobody has tried {machine or 'this machine'}\n")
+        sys.stderr.write(f"note: {_SUPPORTED}; it is untested on {machine or 'this machine'}\n")
     try:
         from iree_gauntlet.tasks.program import main as program  # noqa: PLC0415 - it needs one of these systems
     except ImportError as error:
-        sys.stderr.write(f"error: the installation is not whole: {error}\n  Install iree-gauntlet again.\n")
+        sys.stderr.write(f"error: the installation is incomplete: {error}\n  Reinstall iree-gauntlet.\n")
         sys.exit(70)
     program()
 

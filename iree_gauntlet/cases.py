@@ -283,7 +283,7 @@ class Golden(Recorded):
 
     def __post_init__(self) -> None:
         if self.metric.row.golden is None:
-            raise RecordError("metric", f"no golden is of {self.metric}")
+            raise RecordError("metric", f"{self.metric} has no golden")
 
 
 @dataclass(frozen=True, slots=True)

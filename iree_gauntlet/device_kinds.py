@@ -109,7 +109,7 @@ ROCM = DeviceKind(
     drivers=(
         Driver(
             "hip",
-            hint="install AMD's ROCm runtime (it brings libamdhip64.so) on a machine with a supported AMD GPU; "
+            hint="install AMD's ROCm runtime (which includes libamdhip64.so) on a machine with a supported AMD GPU; "
             "/dev/kfd and /dev/dri must be accessible (groups render and video)",
             visibility=("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
         ),
@@ -131,8 +131,8 @@ CUDA = DeviceKind(
     drivers=(
         Driver(
             "cuda",
-            hint="install NVIDIA's driver (it brings libcuda.so) on a machine with an NVIDIA GPU, until nvidia-smi "
-            "lists it",
+            hint="install NVIDIA's driver (which includes libcuda.so) on a machine with an NVIDIA GPU; nvidia-smi "
+            "must list it",
             bus_order=False,
             visibility=("CUDA_VISIBLE_DEVICES",),
         ),
@@ -146,7 +146,7 @@ CUDA = DeviceKind(
     chip_flags=("--iree-cuda-target",),
     # The compiler reports the first one even for chips that its own help names.
     unknown_chip=r"missing GPU target in #hal\.executable\.target|Unknown CUDA target",
-    chip_hint=", as sm_89 (a newer NVIDIA GPU runs what is compiled for an older one)",
+    chip_hint=", such as sm_89 (a newer NVIDIA GPU runs code compiled for an older one)",
     state_tools=("nvidia-smi",),
     torch_device="cuda",
 )
@@ -155,7 +155,7 @@ _VULKAN = DeviceKind(
     drivers=(
         Driver(
             "vulkan",
-            hint="install the Vulkan loader and a driver, until `vulkaninfo --summary` lists a device; Mesa's are "
+            hint="install the Vulkan loader and a driver (`vulkaninfo --summary` must list a device); for Mesa's: "
             "apt install mesa-vulkan-drivers (Debian, Ubuntu), dnf install mesa-vulkan-drivers vulkan-loader (Fedora), "
             "pacman -S vulkan-icd-loader vulkan-swrast (Arch), with lavapipe, which needs no GPU",
             has_ordinals=False,
@@ -174,7 +174,7 @@ _VULKAN = DeviceKind(
 )
 _METAL = DeviceKind(
     "metal",
-    drivers=(Driver("metal", hint="only the runtime for macOS has it: run there"),),
+    drivers=(Driver("metal", hint="only the macOS runtime has it: run on macOS"),),
     device="metal",
     backend="metal-spirv",
     target_flags=("--iree-hal-target-device=metal",),

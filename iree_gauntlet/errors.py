@@ -45,7 +45,7 @@ _MEANINGS = {
     ExitCode.INTERRUPTED: "interrupted",
     ExitCode.FAULT: "a fault of the toolkit itself",
     ExitCode.USAGE: "usage or spec error, nothing ran",
-    ExitCode.ERROR: "an error kept something from being judged",
+    ExitCode.ERROR: "an error prevented a verdict",
     ExitCode.FAILED: "something failed",
     ExitCode.INCONCLUSIVE: "a measurement is inconclusive",
     ExitCode.NOTHING_SELECTED: "nothing selected",

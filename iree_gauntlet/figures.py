@@ -257,7 +257,7 @@ class Figure(StrEnum):
     def golden(self) -> GoldenField:
         """Its golden field; TypeError if it has none."""
         if self.row.golden is None:
-            raise TypeError(f"no golden is of {self}")
+            raise TypeError(f"{self} has no golden")
         return self.row.golden
 
     @property
@@ -299,7 +299,7 @@ class Figure(StrEnum):
         column=Column("time", ColumnKind.NUMBER, "ms", rank=1),
         matrix=MatrixView("time_ms", "time ms", 0, milliseconds, "Run time", "ms", milliseconds),
         # The IREEs were measured one after the other, so smaller differences mean little.
-        jump=Jump("time", "Run time (a quarter and more; not yet proved to be real)", 5, Margin(0.25)),
+        jump=Jump("time", "Run time (25 % and more; not confirmed)", 5, Margin(0.25)),
         metric="time",
         since="time ms",
         # Smaller differences of two runs are noise.
@@ -369,12 +369,12 @@ class Figure(StrEnum):
             baseline=1.0,
             least=0.0,
         ),
-        limit="Most dispatches",
+        limit="Maximum dispatches",
         column=Column("dispatches", ColumnKind.NUMBER, rank=2),
         matrix=MatrixView("dispatch_count", "dispatches", 0, whole, "Dispatches", "", whole),
         jump=Jump("dispatches", "Dispatches", 1, Margin()),
         metric="dispatches",
-        missing="the compiler gives no dispatches",
+        missing="the compiler reports no dispatch count",
         pair="dispatches",
         since="dispatches",
         trend=Trend("dispatches", "", 5),
@@ -392,7 +392,7 @@ class Figure(StrEnum):
         golden=GoldenField(
             "bytes", GoldenRule.ROOM, Stage.COMPSTAT, "golden_size", "golden_binary_size", baseline=1.01, whole=True
         ),
-        limit="Most bytes of the module",
+        limit="Maximum bytes of the module",
         column=Column("bytes", ColumnKind.NUMBER, rank=4),
         matrix=MatrixView(
             "binary_size_bytes", "size", 3, byte_size, "Module size", "kB", lambda value: f"{value / 1e3:,.0f}"
@@ -402,7 +402,7 @@ class Figure(StrEnum):
         metric="size",
         # Modules contain paths and names of releases.
         margin=Margin(0.001),
-        missing="the compiler gives no bytes",
+        missing="the compiler reports no size",
         pair="module size",
         since="bytes",
         trend=Trend("size_bytes", "B", 6, Effect.SIZE),
@@ -438,7 +438,7 @@ class Figure(StrEnum):
         golden=GoldenField(
             "instructions", GoldenRule.WITHIN, Stage.COUNT, "golden_instructions", margin=_WORK_MARGIN, whole=True
         ),
-        limit="Instructions in dispatches, as valgrind counts them, exceeded by 0.1 % at most",
+        limit="Instructions in dispatches, counted by valgrind; up to 0.1 % more passes",
         jump=Jump(
             "instructions",
             "Instructions in dispatches, or of one call where these are not known (0.1 % and more)",
@@ -447,7 +447,7 @@ class Figure(StrEnum):
         ),
         metric="instructions",
         margin=CALL_MARGIN,
-        missing="they were not counted",
+        missing="instructions were not counted",
         since="instructions in dispatches",
         trend=Trend("instructions_in_dispatches", "", 1, margin=_WORK_MARGIN),
     )
@@ -472,7 +472,7 @@ class Figure(StrEnum):
             whole=True,
             needs_golden=True,
         ),
-        limit="Those outside of dispatches, exceeded by 1 % or by 2,000 at most",
+        limit="Instructions outside of dispatches; up to 1 % or 2,000 more passes",
         matrix=MatrixView("instructions_outside"),
         jump=Jump(
             "instructions outside of dispatches",

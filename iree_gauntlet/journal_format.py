@@ -111,9 +111,7 @@ class ExperimentRecord(Generic[OpeningT]):
     def opening(self) -> OpeningT:
         """The last opening; GauntletError if there is none."""
         if not self.openings:
-            raise GauntletError(
-                f"{self.path}: does not say what was to be done: its first line is missing", _BEGIN_ANEW
-            )
+            raise GauntletError(f"{self.path}: its first line, which describes the command, is missing", _BEGIN_ANEW)
         return self.openings[-1]
 
     @property
@@ -216,20 +214,20 @@ def explain_unreadable(subject: str, hint: str) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        raise GauntletError(f"{subject} cannot be read: {error} is named, and is nowhere in it", hint) from error
+        raise GauntletError(f"{subject} cannot be read: it refers to a missing {error}", hint) from error
     except ValueError as error:
         raise GauntletError(f"{subject} cannot be read: {error}", hint) from error
 
 
-_BEGIN_ANEW = "Begin anew."
+_BEGIN_ANEW = "Start again."
 
 
 def _advise(opening: Opening | None) -> str:
     version, kind = (opening.version, opening.kind) if opening else ("", ExperimentKind.RUN)
     # The folder of an explanation is inside of the run's folder.
-    advice = "remove it and explain anew" if kind is ExperimentKind.EXPLAIN else f"begin a new {kind.noun}"
+    advice = "remove it and explain again" if kind is ExperimentKind.EXPLAIN else f"start a new {kind.noun}"
     origin = f"It was written by version {version or 'unknown'}: use that version to report on it"
-    return f"{origin}; or it was changed since: {advice}."
+    return f"{origin}; or it was changed afterwards: {advice}."
 
 
 def read_kind(path: Path) -> ExperimentKind | None:
@@ -312,7 +310,7 @@ class EventReader(Generic[OpeningT]):
                 opening = content
                 if opening.kind not in self._schema.kinds:
                     message = (
-                        f"{self._path}: is of {opening.kind.description}, not of {self._schema.kinds[0].description}"
+                        f"{self._path}: describes {opening.kind.description}, not {self._schema.kinds[0].description}"
                     )
                     raise GauntletError(message, f"`gauntlet report {self._path.parent}` shows it.")
             yield JournalEvent(name, str(fields.get("time", "")), step, content, fields)
@@ -321,8 +319,8 @@ class EventReader(Generic[OpeningT]):
 def explain_earlier(path: Path) -> GauntletError:
     """Return the error for a record of an earlier version."""
     return GauntletError(
-        f"{path}: was written by an earlier version, whose records this one cannot read",
-        "Use that version to report on it or to resume it, or begin anew.",
+        f"{path}: was written by an earlier version, whose records this version cannot read",
+        "Use that version to report on it or to resume it, or start again.",
     )
 
 
@@ -351,7 +349,7 @@ class _LineReader:
                     # After a truncated line the next complete one is the opening of a resumed experiment; in between
                     # there may be truncated openings.
                     if broken_line and event.get("event") != OPENING:
-                        _raise_line_error(self._path, broken_line, f"is no JSON object: {reason}")
+                        _raise_line_error(self._path, broken_line, f"is not a JSON object: {reason}")
                     broken_line = 0
                     if "time" in event and not _is_time(event["time"]):
                         _raise_line_error(self._path, number, f"has a time that cannot be read: {event['time']!r}")
@@ -378,11 +376,11 @@ def _parse(line: bytes) -> dict[str, Any] | str:
         event = read_json(line)
     except ValueError as error:
         return str(error)
-    return event if isinstance(event, dict) else "it is another value"
+    return event if isinstance(event, dict) else "it is another type of value"
 
 
 def _raise_line_error(path: Path, number: int, problem: str) -> NoReturn:
     raise GauntletError(
         f"{path}:{number}: the line {problem}",
-        "it was changed by something else than this toolkit; remove that line to use the rest of it",
+        "something other than this toolkit changed it; remove that line to use the rest",
     )

@@ -208,7 +208,7 @@ def read_json(data: bytes) -> Any:
     try:
         document = (_BOUNDED_DECODER if _LONG_NUMBER.search(text) else _DECODER).decode(text)
     except RecursionError:
-        raise ValueError(f"it is nested more than {_MAX_DEPTH} deep") from None
+        raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep") from None
     if text.count("[") + text.count("{") > _MAX_DEPTH:
         _refuse_depth(document)
     if "\\ud" in text or "\\uD" in text:
@@ -223,11 +223,11 @@ def _refuse_depth(document: Any) -> None:
         level = [item for node in nodes for item in node if isinstance(item, dict | list)]
         if not level:
             return
-    raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
+    raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number in JSON")
+    raise ValueError(f"{name} is not a valid number in JSON")
 
 
 def _read_integer(digits: str) -> int:

@@ -104,7 +104,7 @@ def suggest_each(name: str, text: str, known: Container[str]) -> str:
     words = [word.strip() for word in text.split(",")]
     if len(words) == 1 or not all(word in known for word in words):
         return ""
-    return f"Give each by itself: {' '.join(f'{dashed(name)} {word}' for word in words)}"
+    return f"Give each one separately: {' '.join(f'{dashed(name)} {word}' for word in words)}"
 
 
 _Request = TypeVar("_Request")
@@ -171,8 +171,8 @@ class SelectionRequest:
         (), "Spec files to select (glob over file stems, such as clip_rocm; repeatable)."
     )
     markers: str = option("", "Marker expression, such as 'cpu and not slow'.")
-    suite: str = option("", "Suite: a file, or its name in suites/; the other options narrow it down.")
-    spec_dir: tuple[str, ...] = option((), "Folder of specs, in place of specs/ or the suite's (repeatable).")
+    suite: str = option("", "Suite: a file, or a name in suites/; the other options narrow it down.")
+    spec_dir: tuple[str, ...] = option((), "Folder of specs, instead of specs/ or the suite's (repeatable).")
     external_file_directory: str = option(
         "", "Folder of the files that specs name without a URL (tuner files, pipelines)."
     )
@@ -181,20 +181,18 @@ class SelectionRequest:
     )
     config: tuple[str, ...] = option(
         (),
-        "Config of an operator suite or of ONNX models, in place of all in its folder configs/ or the suite's "
+        "Config of an operator suite or of ONNX models, instead of all in its folder configs/ or the suite's "
         "(repeatable).",
     )
-    model_root: str = option(
-        "", "Folder or URL to fetch the models of an onnx_models suite from, in place of its URLs."
-    )
+    model_root: str = option("", "Folder or URL to fetch the models of an onnx_models suite from, instead of its URLs.")
     target: tuple[str, ...] = option((), f"Where to run: {', '.join(FAMILIES)}, or a chip such as gfx942 (repeatable).")
-    backend: str = option("", "The same as --target, under the sharktank benchmarks' name.")
+    backend: str = option("", "The same as --target, as sharktank's benchmarks call it.")
     rocm_chip: str = option("", "Chip of ROCm targets (default gfx942).")
     sku: str = option("", "Machine whose golden times are checked, such as mi300.")
-    device: str = option("", "IREE device in place of the specs', such as hip://1 or local-sync.")
+    device: str = option("", "IREE device instead of the specs', such as hip://1 or local-sync.")
     untrusted: bool = option(
         False,
-        "The specs are a stranger's: refuse flags that start programs, load code or write elsewhere, files outside of "
+        "The specs are not trusted: refuse flags that start programs, load code or write elsewhere, files outside of "
         "the project, and its gauntlet.toml.",
     )
 
@@ -215,8 +213,8 @@ class ToolchainRequest(CacheRequest):
         "Which IREE: installed (the default, or $IREE_GAUNTLET_IREE), 3.12.0, '>=3.9,<3.12', nightly, wheels:DIR, "
         "venv:DIR, build:DIR, source:DIR, source:DIR@REF, commit:SHA, path.",
     )
-    iree_compiler: str = option("", "The compiler, where it is not that of --iree.")
-    iree_runtime: str = option("", "The runtime, where it is not that of --iree.")
+    iree_compiler: str = option("", "The compiler, if it is not that of --iree.")
+    iree_runtime: str = option("", "The runtime, if it is not that of --iree.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,21 +234,21 @@ class OutputRequest:
     """The verbosity."""
 
     quiet: bool = option(
-        False, "Neither progress nor notes, and where all is as expected one line; warnings stay.", short="q"
+        False, "No progress or notes, and only one line if all is as expected; warnings stay.", short="q"
     )
-    verbose: bool = option(False, "Each step with its command, cache key and log; reports with every row.", short="v")
+    verbose: bool = option(False, "Show each step's command, cache key and log, and every row of reports.", short="v")
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkRequest:
     """The network options."""
 
-    offline: bool = option(False, "Never touch the network; missing files are errors that name them.")
-    timeout_stall: float = option(60.0, "Seconds without a byte after which a download is given up.", unit="seconds")
+    offline: bool = option(False, "Never use the network; each missing file is reported as an error.")
+    timeout_stall: float = option(60.0, "Seconds without any data after which a download is abandoned.", unit="seconds")
     max_download: str = option(
         "",
-        "Most that one file may bring, such as 20GB (default: what the disk has room for, and where a server says no "
-        "length, half of that; 1 GB of what has no pinned hash either).",
+        "Maximum size of one file, such as 20GB (default: the free disk space; half of that if the server states no "
+        "length, or 1 GB if the file has no pinned hash either).",
     )
 
 
@@ -259,7 +257,7 @@ class ShardRequest:
     """The shard of a selection."""
 
     shard: str = option("", "Only one shard of the selection, for one of several machines: 3/8 is the third of eight.")
-    shard_costs: str = option("", "What shards are balanced by: a file of `shard.costs`, or the folder of a run.")
+    shard_costs: str = option("", "How shards are balanced: by a file of `shard.costs`, or the folder of a run.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,17 +265,17 @@ class FolderRequest:
     """The folder of a run, and the continuation of an earlier one."""
 
     run_dir: str = option("", "Folder of this run (default: runs/<time>-<suite>).")
-    resume: bool = option(False, "Continue the newest run (or --run-dir), with its own selection, where it was killed.")
-    last_failed: bool = option(
-        False, "Only what failed in the newest run; without a selection, of what that run had selected."
+    resume: bool = option(
+        False, "Continue the newest run (or --run-dir), with its own selection, from where it was killed."
     )
+    last_failed: bool = option(False, "Only what failed in the newest run, by default with that run's selection.")
 
 
 def _disturbed() -> Any:
     """Declare the option that all requests for rounds have."""
     return option(
         "replace",
-        "What becomes of rounds that other work on the machine disturbed: replace, or count (for machines that are "
+        "What to do with rounds that other work on the machine disturbed: replace, or count (for machines that are "
         "never quiet).",
         choices=("replace", "count"),
     )
@@ -288,28 +286,28 @@ class ConductRequest:
     """The execution and judgement of steps."""
 
     jobs: int = option(
-        0, "Steps at once before benchmarks (default: the cores of this machine).", short="j", unit="a number"
+        0, "Steps to run at once before benchmarks (default: the cores of this machine).", short="j", unit="a number"
     )
     fail_fast: bool = option(False, "Stop at the first failure.")
     keep_going: bool = option(True, "Continue after failures (the default).")
-    force_recompile: bool = option(False, "Compile again even what is in the cache, and compare.")
+    force_recompile: bool = option(False, "Recompile even what is in the cache, and compare.")
     lenient: bool = option(False, "An unexpected pass does not fail the run.")
     verdict: str = option(
         "confirm",
-        "What a broken golden time is: confirm (more rounds decide) or strict (a failure, by the spec's plain rule).",
+        "If a golden time is exceeded: confirm (more rounds decide) or strict (a failure, by the spec's plain rule).",
         choices=("confirm", "strict"),
     )
     unapplied_goldens: str = option(
         "warn",
-        "What a golden is that is not applied, since it is for another release: warn, or fail (exit code 4).",
+        "What to do about a golden that is not applied because it is for another release: warn, or fail (exit code 4).",
         choices=("warn", "fail"),
     )
     baseline: str = option(
         "",
-        "Earlier run that this one must not be worse than, in dispatches, size and error: a folder, its name in runs/, "
-        "or latest.",
+        "Earlier run that this one must match or improve on in dispatches, size and error: a folder, its name in "
+        "runs/, or latest.",
     )
-    confirm_seconds: float = option(300.0, "Seconds that one golden time may take to be confirmed.", unit="seconds")
+    confirm_seconds: float = option(300.0, "Maximum seconds to confirm one golden time.", unit="seconds")
     disturbed: str = _disturbed()
     timeouts: tuple[tuple[Stage, float], ...] = field(default=(), metadata={"options": _TIMEOUTS})
     counter: str = option(
@@ -319,12 +317,12 @@ class ConductRequest:
     )
     count_cpu: str = option(
         "",
-        "CPU that modules are compiled for to count their instructions, with features that are added or left out "
+        "CPU that modules are compiled for to count their instructions, with features to add or leave out "
         "(default under valgrind: x86-64-v3,-fma).",
     )
     batch: int = option(
         0,
-        "Operator suites: compile this many cases as one module, for a quick answer (0: one by one).",
+        "Operator suites: compile this many cases as one module, for a quick answer (0: one at a time).",
         unit="a number of cases",
     )
 
@@ -363,9 +361,9 @@ class RunRequest:
         choices=SPEC_STAGES,
     )
     instructions: bool = option(
-        False, "Count the instructions of one call too: exact, however busy the machine is (on a CPU)."
+        False, "Also count the instructions of one call: exact, however busy the machine is (CPU only)."
     )
-    explain: bool = option(False, "Explain what failed when the run is over, as `explain` does (not what should fail).")
+    explain: bool = option(False, "Explain failures after the run, as `explain` does (except expected ones).")
     chains: frozenset[str] | None = None
 
     @classmethod
@@ -417,7 +415,7 @@ class CompareRequest:
 
     sides: tuple[str, ...] = option(
         (),
-        "A and B, as for --iree, where no words follow the task: --sides 3.12.0 --sides 3.13.0 with `inv`.",
+        "A and B, as for --iree, if no words follow the task: --sides 3.12.0 --sides 3.13.0 with `inv`.",
         takes=SEVERAL,
     )
     metric: str = option(
@@ -426,15 +424,15 @@ class CompareRequest:
         choices=("time", "compile-time", "instructions"),
     )
     least_work: float = option(
-        0.001, "Two counts of a dispatch's instructions are the same work within so many per cent.", unit="per cent"
+        0.001, "Two counts of a dispatch's instructions within this many per cent are the same work.", unit="per cent"
     )
-    no_work: bool = option(False, "Do not count instructions beside the times.")
+    no_work: bool = option(False, "Do not count instructions in addition to the times.")
     least: float = option(1.0, "Minimum effect: the smallest difference that matters, in per cent.")
-    band: float = option(3.0, "Equivalence margin: two times are the same within so many per cent.")
-    allow: float = option(0.0, "A slowdown of so many per cent is allowed: `not slower` (default: --band).")
-    budget: float = option(30.0, "Minutes for the rounds of all models together.", unit="minutes")
+    band: float = option(3.0, "Equivalence margin: two times within this many per cent are the same.")
+    allow: float = option(0.0, "A slowdown of this many per cent is allowed: `not slower` (default: --band).")
+    budget: float = option(30.0, "Total minutes for the rounds of all models.", unit="minutes")
     repetitions: int = option(5, "Repetitions of a benchmark in each process.", unit="a number")
-    min_time: float = option(0.05, "Seconds that a repetition takes at least.", unit="seconds")
+    min_time: float = option(0.05, "Minimum seconds per repetition.", unit="seconds")
     cpus: str = option("", "CPUs that rounds run on: 2, 4-7, or all (default: where each model is steadiest).")
     seed: int = option(1, "Seed of the random order of rounds.")
 
@@ -444,28 +442,26 @@ class BisectRequest:
     """A search for a change between two IREEs by a metric."""
 
     good: str = option(
-        "", "The IREE that is good: a release, a nightly, a commit with --source, or any form of --iree with --among."
+        "", "The good IREE: a release, a nightly, a commit with --source, or any form of --iree with --among."
     )
-    bad: str = option("", "The IREE that is bad; it may be older than the good one.")
+    bad: str = option("", "The bad IREE; it may be older than the good one.")
     metric: str = option(
         "",
         "What to look at: time, compile-time, instructions, instructions-outside, size, dispatches, error, compiles or "
         "runs.",
     )
     bundle: str = option(
-        "", "In place of a metric and a model: a bundle that `explain` has written, the archive or its folder."
+        "", "Instead of a metric and a model: a bundle written by `explain` (the archive or its folder)."
     )
-    nightlies: bool = option(False, "Search among nightlies (so it is where an end is one).")
-    source: str = option("", "A checkout of IREE: good and bad are its commits, and what is tried is built.")
-    packages: bool = option(False, "Take packages of IREE's CI where a commit has them, and build the others.")
-    into: str = option("", "A checkout of IREE: when two releases are found, go on with the commits between them.")
-    among: tuple[str, ...] = option((), "What lies between, in order, in any form of --iree (repeatable).")
-    every: bool = option(False, "Try every candidate: finds changes back and forth too.")
+    nightlies: bool = option(False, "Search among nightlies (the default if an end is one).")
+    source: str = option("", "A checkout of IREE: good and bad are its commits, and each candidate is built.")
+    packages: bool = option(False, "Use packages of IREE's CI for commits that have them, and build the others.")
+    into: str = option("", "A checkout of IREE: when two releases are found, continue with the commits between them.")
+    among: tuple[str, ...] = option((), "The candidates between them, in order, in any form of --iree (repeatable).")
+    every: bool = option(False, "Try every candidate: also finds changes that come and go.")
     budget: float = option(0.0, "Minutes for the rounds of each candidate (default 30; times only).", unit="minutes")
     repetitions: int = option(0, "Repetitions of a benchmark in each process (default 5; times only).", unit="a number")
-    min_time: float = option(
-        0.0, "Seconds that a repetition takes at least (default 0.05; times only).", unit="seconds"
-    )
+    min_time: float = option(0.0, "Minimum seconds per repetition (default 0.05; times only).", unit="seconds")
     cpus: str = option("", "CPUs that rounds run on: 2, 4-7, or all (default: the steadiest; times only).")
 
 
@@ -475,15 +471,15 @@ class ExplainRequest:
 
     failures: tuple[str, ...] = option(
         (),
-        "The run and the cases, where no words follow the task: --failures latest --failures 'dtln/*' with `inv` "
+        "The run and the cases, if no words follow the task: --failures latest --failures 'dtln/*' with `inv` "
         "(default: all of the latest run).",
         takes=SEVERAL,
     )
     slower: bool = option(
-        False, "Explain what a comparison found slower, in place of failures: the words name it and its models."
+        False, "Explain what a comparison found slower, instead of failures: the words name it and its models."
     )
     budget: float = option(5.0, "Minutes for the reduction of each program that does not compile.", unit="minutes")
-    no_weights: bool = option(False, "Leave the model's own values out of bundles: its inputs are made up.")
+    no_weights: bool = option(False, "Leave the model's own values out of bundles: inputs are made up.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,22 +492,22 @@ class MicroRequest:
     output: str = option("", "File for the results as records of the PyTorch OSS benchmark database.")
     list: bool = option(False, "List the recipes, model types and shape sets that a configuration can name.")
     plugin: tuple[str, ...] = option(
-        (), "Python file with further recipes, architectures, activations or shape sets (repeatable)."
+        (), "Python file with more recipes, architectures, activations or shape sets (repeatable)."
     )
     device: str = option(
-        "", f"Where to run, in place of the configuration's: {TORCH_NAMES}, or IREE's own, such as hip://0."
+        "", f"Where to run, instead of the configuration's: {TORCH_NAMES}, or IREE's own, such as hip://0."
     )
     target: str = option("", "Chip to compile for, such as gfx942 or sm_80.")
-    dtype: str = option("", "Element type in place of the configuration's: float32, float16, bfloat16.")
+    dtype: str = option("", "Element type instead of the configuration's: float32, float16, bfloat16.")
     against: str = option(
         "torch",
         "What IREE is compared with, on a CPU: torch (eager and torch.compile), torch-eager, or none.",
         choices=("torch", "torch-eager", "none"),
     )
     disturbed: str = _disturbed()
-    targets: str = option("", "JSON file of the values that metrics should have, for the target_value of the records.")
-    torch_python: str = option("", "Python that has torch and makes the models (default: this one).")
-    resume: bool = option(False, "Continue the newest run of `micro` (or --run-dir) where it was killed.")
+    targets: str = option("", "JSON file of the metrics' target values, for the target_value of the records.")
+    torch_python: str = option("", "Python that has torch and creates the models (default: this one).")
+    resume: bool = option(False, "Continue the newest run of `micro` (or --run-dir) from where it was killed.")
     run_dir: str = option("", "With --resume: folder of the run to continue.")
 
 
@@ -531,7 +527,7 @@ def require_as_begun(
         new_values, old_values = _list_values(value), _list_values(kept_options[name])
         if new_values != old_values:
             origin = f"with {' '.join(map(str, old_values))}" if old_values else "without it"
-            message = f"{dashed(name)} {' '.join(map(str, new_values))}: {folder} was begun {origin}"
+            message = f"{dashed(name)} {' '.join(map(str, new_values))}: {folder} was started {origin}"
             raise UsageError(message, f"Leave it out to resume that {kind}, or start a new one.")
 
 
@@ -549,8 +545,8 @@ def _list_values(value: Any) -> list[Any]:
 class TlsRequest:
     """The certificates for a cluster on a network."""
 
-    tls_ca_file: str = option("", "Certificates that are trusted, where the address is tls:// (a PEM file).")
-    tls_cert: str = option("", "Certificate of this side, where the address is tls:// (a PEM file).")
+    tls_ca_file: str = option("", "Trusted certificates, if the address is tls:// (a PEM file).")
+    tls_cert: str = option("", "Certificate of this side, if the address is tls:// (a PEM file).")
     tls_key: str = option("", "Key of that certificate (a PEM file).")
 
 
@@ -567,7 +563,7 @@ class ClusterRequest(TlsRequest):
 class StatusRequest(TlsRequest):
     """A cluster whose status is requested."""
 
-    scheduler: str = option("", "The address, where no word follows the task.", takes="address")
+    scheduler: str = option("", "The address, if no word follows the task.", takes="address")
 
 
 @dataclass(frozen=True, slots=True)
@@ -576,19 +572,19 @@ class OfferRequest(ToolchainRequest):
 
     device: tuple[str, ...] = option(
         (),
-        "A device of this machine (repeatable): cpu, or NAME=URI[,sku=SKU] such as gpu0=hip://0,sku=mi300. Without "
-        "one it compiles only.",
+        "A device of this machine (repeatable): cpu, or NAME=URI[,sku=SKU] such as gpu0=hip://0,sku=mi300. Without a "
+        "device the worker only compiles.",
     )
-    jobs: int = option(0, "Steps at once (default: the cores of this machine).", short="j", unit="a number")
-    name: str = option("", "What the worker is called in reports (default: the machine's name and a number).")
+    jobs: int = option(0, "Steps to run at once (default: the cores of this machine).", short="j", unit="a number")
+    name: str = option("", "Name of the worker in reports (default: the machine's name and a number).")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRequest(TlsRequest):
     """A worker's connection to its scheduler."""
 
-    scheduler: str = option("", "The address of the scheduler, where no word follows the task.", takes="address")
-    probe: bool = option(False, "Show what the worker would offer, and end.")
+    scheduler: str = option("", "The address of the scheduler, if no word follows the task.", takes="address")
+    probe: bool = option(False, "Show what the worker would offer, and exit.")
     port: int = option(0, "Port that the worker listens on (default: any), for tunnels.", unit="a number")
     nanny_port: int = option(0, "Port that its nanny listens on (default: any), for tunnels.", unit="a number")
 
@@ -597,6 +593,6 @@ class WorkerRequest(TlsRequest):
 class LocalRequest(OfferRequest):
     """A scheduler with workers on this machine."""
 
-    count: int = option(2, "How many workers, where no number follows the task.", unit="a number", takes="number")
-    port: int = option(8786, "Port of the scheduler (0: any that is free).")
+    count: int = option(2, "Number of workers, if no number follows the task.", unit="a number", takes="number")
+    port: int = option(8786, "Port of the scheduler (0: any free port).")
     dashboard: bool = option(False, "Have the scheduler serve Dask's dashboard.")

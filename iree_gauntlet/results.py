@@ -55,9 +55,9 @@ class UnsupportedOperator(Recorded):
         """The sentence `operator Det of ai.onnx, version 17, has no lowering in this IREE …; the model has it once`."""
         version = "" if self.version is None else f", version {self.version},"
         frequency = "once" if self.count == 1 else f"{self.count} times"
-        uses = f"; the model has it {frequency}" if self.count else ""
+        uses = f"; the model uses it {frequency}" if self.count else ""
         domain = f" of {self.domain}" if self.domain else ""
-        return f"operator {self.name}{domain}{version} has no lowering in this IREE as it is used{uses}"
+        return f"operator {self.name}{domain}{version} has no lowering in this IREE for this use{uses}"
 
 
 @dataclass(frozen=True, slots=True)

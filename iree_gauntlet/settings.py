@@ -141,8 +141,8 @@ def require_ones_own(path: Path) -> None:
     """Raise a UsageError for a file to be changed that belongs to the installed toolkit."""
     shipped_folder = Path(__file__).parent / "shipped"
     if resolve_links(path).is_relative_to(shipped_folder.resolve()):
-        message = f"{path.name} in {path.parent} came with the toolkit, and is not changed"
-        raise UsageError(message, "`gauntlet init` begins a project of your own; or name other specs with --spec-dir.")
+        message = f"{path.name} in {path.parent} is part of the toolkit and must not be changed"
+        raise UsageError(message, "Start your own project with `gauntlet init`, or name other specs with --spec-dir.")
 
 
 def expand_home(text: str) -> Path:
@@ -152,7 +152,7 @@ def expand_home(text: str) -> Path:
     except RuntimeError as problem:
         user = text.partition("/")[0][1:]
         reason = f"there is no user {user}" if user else "this user has no home folder"
-        hint = "Set $HOME, or write the whole path (the cache's: --cache-dir FOLDER)."
+        hint = "Set $HOME, or write the full path (for the cache: --cache-dir FOLDER)."
         raise UsageError(f"{text} cannot be found: {reason}", hint) from problem
 
 

@@ -87,7 +87,7 @@ def member(name: str, size: int, blocks: Iterable[bytes]) -> Iterator[bytes]:
         written_bytes += len(block)
         yield block
     if written_bytes != size:
-        raise DamagedArchiveError(f"{name} has {written_bytes} bytes instead of {size}: it was changed meanwhile")
+        raise DamagedArchiveError(f"{name} has {written_bytes} bytes instead of {size}: it was changed in the meantime")
     yield bytes(-size % _RECORD_BYTES)
 
 
@@ -111,9 +111,9 @@ class ArchiveReader:
         except ValueError:
             size = -1
         if size < 0 or header != _make_header(name, size):
-            raise DamagedArchiveError(f"it does not begin with {name} as we write it, but with {_describe(header)}")
+            raise DamagedArchiveError(f"it must start with {name} as we write it, not with {_describe(header)}")
         if size > max_bytes:
-            raise DamagedArchiveError(f"its {name} has {size} bytes, and may have {max_bytes}")
+            raise DamagedArchiveError(f"its {name} has {size} bytes, but at most {max_bytes} are allowed")
         content = self._read_exactly(size)
         self._check_padding(name, size)
         return content
@@ -139,12 +139,12 @@ class ArchiveReader:
         if self._read_exactly(len(END)) != END:
             raise DamagedArchiveError("it continues after its last file")
         if self._stream.read(1):
-            raise DamagedArchiveError("something follows its end")
+            raise DamagedArchiveError("there is data after its end")
 
     def _check_header(self, name: str, size: int) -> None:
         header = self._read_exactly(_RECORD_BYTES)
         if header != _make_header(name, size):
-            raise DamagedArchiveError(f"where {name} of {size} bytes should be, it has {_describe(header)}")
+            raise DamagedArchiveError(f"expected {name} of {size} bytes, found {_describe(header)}")
 
     def _check_padding(self, name: str, size: int) -> None:
         if any(self._read_exactly(-size % _RECORD_BYTES)):
@@ -157,7 +157,7 @@ class ArchiveReader:
         while size:
             part = self._stream.read(min(size, BLOCK_BYTES))
             if not part:
-                raise CutArchiveError(f"it ends after {self.position} bytes, in the middle")
+                raise CutArchiveError(f"it is truncated after {self.position} bytes")
             self.position += len(part)
             size -= len(part)
             yield part
@@ -167,7 +167,7 @@ def _make_header(name: str, size: int) -> bytes:
     """Return the header of a plain file, with fields as laid out in POSIX.1-1988."""
     name_bytes = name.encode("ascii")
     if not 0 < len(name_bytes) <= _MAX_NAME_BYTES or not name.isprintable():
-        raise ValueError(f"{name!r} is no name of an archive's file")
+        raise ValueError(f"{name!r} is not a valid file name in an archive")
     size_field = b"%011o\0" % size if size < _MAX_OCTAL_SIZE else b"\x80" + size.to_bytes(11, "big")
     head = name_bytes.ljust(100, b"\0") + b"0000644\0" + 2 * b"0000000\0" + size_field + b"%011o\0" % 0
     tail = b"0" + bytes(100) + b"ustar\x0000" + bytes(247)
@@ -183,8 +183,8 @@ def _describe(header: bytes) -> str:
     if compression:
         return f"{compression}: decompress it first"
     if header[257:262] != b"ustar":
-        return "something that is no tar archive"
-    entry_type = _ENTRY_TYPES.get(chr(header[156]), "something unknown")
+        return "something that is not a tar archive"
+    entry_type = _ENTRY_TYPES.get(chr(header[156]), "unknown entry")
     name = header[:100].partition(b"\0")[0].decode("ascii", "backslashreplace")
     try:
         size = f"{int(header[124:135], 8)} bytes"

@@ -74,7 +74,7 @@ class Leases:
                 self._append_path(lease, relative)
             except OSError as error:
                 if error.errno not in _PERMISSION_ERRNOS | _EXHAUSTION_ERRNOS:
-                    message = f"cannot note in {self._folder} what is in use: {error.strerror} ({error.filename})"
+                    message = f"cannot record in {self._folder} what is in use: {error.strerror} ({error.filename})"
                     hint = "The cache must be a folder on a file system with locks (flock)."
                     raise ArtifactError("", message, hint) from error
             lease.used.add(relative)
@@ -109,8 +109,8 @@ class Leases:
             except TimeoutError as error:
                 raise GauntletError(
                     str(error),
-                    "Another collection is under way, or a run found the disk full and holds on to all of the cache: "
-                    "wait for its end.",
+                    "Another collection is running, or a run found the disk full and keeps all of the cache: "
+                    "wait until it ends.",
                 ) from error
             yield
 

@@ -66,10 +66,10 @@ _AZURE_VARIABLES = frozenset(
 )
 _ENTRA_CREDENTIALS = ("client_secret", "federated_token_file", "use_azure_cli", "msi_endpoint", "token")
 S3_HINT = (
-    "For a private bucket set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles work where boto3 is installed), "
+    "For a private bucket set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles work if boto3 is installed), "
     'and its region: AWS_REGION, or [stores."s3://bucket"] in gauntlet.toml.'
 )
-GCS_HINT = "For a private bucket set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account or of a sign-in."
+GCS_HINT = "For a private bucket set GOOGLE_APPLICATION_CREDENTIALS to a service account's or user's credentials file."
 
 # The names of variables are derived from these options, except the last four.
 _AWS_CREDENTIALS = (
@@ -151,14 +151,14 @@ def find_azure_access(account: str, configuration: Configuration, url: str = "")
     endpoint = options.pop("endpoint", "")
     instance = options.pop("instance_profile", "") == "true"
     sas = (options.pop("sas_token", "") or options.pop("sas_key", "")).strip()
-    source = "[stores] of gauntlet.toml" if sas or "account_key" in options else ""
+    source = "[stores] in gauntlet.toml" if sas or "account_key" in options else ""
     configured_string = options.pop("connection_string", "")
     connection = _parse_connection(configured_string or environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
     if connection and connection.account == account:
         endpoint = endpoint or connection.endpoint
         if not source:
             sas, options = connection.sas, {**options, **connection.options}
-            source = "[stores] of gauntlet.toml" if configured_string else "AZURE_STORAGE_CONNECTION_STRING"
+            source = "[stores] in gauntlet.toml" if configured_string else "AZURE_STORAGE_CONNECTION_STRING"
     if not source:
         sas, key, source = _read_environment(account, environ)
         options |= {"account_key": key} if key else {}
@@ -172,7 +172,7 @@ def find_azure_access(account: str, configuration: Configuration, url: str = "")
         base64.b64decode(options.get("account_key", ""), validate=True)
     except binascii.Error as error:
         # The key is secret and must not appear in the message.
-        message = f"the key of the account {account} is none: not base64 ({source}); needed for {url or base}"
+        message = f"the key of the account {account} is invalid: not base64 ({source}); needed for {url or base}"
         raise ArtifactError(url or base, message, "Copy it again from the account's page.") from error
     endpoint = endpoint.rstrip("/") or f"https://{account}.blob.core.windows.net"
     return AzureAccess(account, endpoint, sas, options, instance, source)
@@ -186,7 +186,7 @@ def _read_environment(account: str, environ: Mapping[str, str]) -> tuple[str, st
         return "", "", ""
     if env_account != account:
         reason = f"AZURE_STORAGE_ACCOUNT is {env_account!r}" if env_account else "AZURE_STORAGE_ACCOUNT is not set"
-        return "", "", f"not used: {variable}, as {reason}"
+        return "", "", f"not used: {variable}, because {reason}"
     return (
         (environ[variable], "", variable)
         if variable == "AZURE_STORAGE_SAS_TOKEN"
@@ -238,7 +238,7 @@ def _parse_connection(text: str) -> AzureAccess | None:
         account = endpoint.partition("://")[2].partition(".")[0]
     if not account:
         # The string is secret and must not appear in the message.
-        message = "AZURE_STORAGE_CONNECTION_STRING names no account"
+        message = "AZURE_STORAGE_CONNECTION_STRING does not name an account"
         raise ArtifactError("az:", message, "Copy it from the account's page: AccountName=…;AccountKey=…")
     endpoint = endpoint or f"{protocol}://{account}.blob.{suffix}"
     return AzureAccess(account, endpoint, sas, {"account_key": key} if key else {})
@@ -283,7 +283,7 @@ def open_store(
     if scheme == "gs":
         return _open_gcs(bucket, path, url, configuration, client)
     hint = "Expected az://account/container/path, s3://bucket/path, gs://bucket/path or file:///folder"
-    raise ArtifactError(url, f"no object store: {url}", hint)
+    raise ArtifactError(url, f"not an object store: {url}", hint)
 
 
 def open_azure(

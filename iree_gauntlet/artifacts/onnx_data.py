@@ -100,4 +100,4 @@ def _read_varint(content: mmap.mmap, begin: int) -> tuple[int, int]:
         value |= (byte & 127) << 7 * index
         if byte < 128:
             return value, begin + index + 1
-    raise ValueError("a number has no end")
+    raise ValueError("a number is too long")

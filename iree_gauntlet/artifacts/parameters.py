@@ -99,7 +99,7 @@ class RandomContent:
 
     def __post_init__(self) -> None:
         if self.seed < 0:
-            raise ParameterError(f"seed {self.seed} of random weights is negative", "Use a whole number from 0 on.")
+            raise ParameterError(f"seed {self.seed} of random weights is negative", "Use a whole number, 0 or greater.")
 
 
 def make_random_bytes(parameter: Parameter, seed: int, *, piece: int = _PIECE_WORDS) -> Iterator[bytes]:
@@ -330,7 +330,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Write an IREE parameter archive (.irpa) for the named parameters of an MLIR program.",
     )
     parser.add_argument("program", type=Path, help=".mlir text or .mlirbc bytecode, of any size")
-    parser.add_argument("--scope", default="", help="whose parameters (default: the anonymous scope)")
+    parser.add_argument("--scope", default="", help="scope of the parameters (default: the anonymous one)")
     values = parser.add_mutually_exclusive_group(required=True)
     values.add_argument("--random", type=int, metavar="SEED", help="floats normal(0, 0.01), integers of all values")
     values.add_argument("--splat", type=float, metavar="VALUE", help="this value everywhere")

@@ -62,7 +62,7 @@ _MIN_DIALECT_VERSION = 1  # first version in which dialects may carry a version 
 _STRINGS, _DIALECTS, _ATTRIBUTES, _OFFSETS = 0, 1, 2, 3
 _ALIGNMENT_FLAG = 0x80
 _CHUNK_BYTES = 1 << 20
-_MLIR_HINT = "See what iree-opt says to this program; it is damaged, or no MLIR."
+_MLIR_HINT = "Run iree-opt on this program; it is damaged, or not MLIR."
 _MAX_PRODUCER_BYTES = 4096
 _MAX_BYTES = (1 << 63) - 1  # IREE's offsets in files are signed 64-bit numbers
 
@@ -149,7 +149,7 @@ class Parameter:
         """The properties of the element type; ParameterError if values cannot be generated for it."""
         element = element_type(self.element_type)
         if element is None:
-            raise ParameterError(f"parameter {self.label}: element type {self.element_type} has no values here")
+            raise ParameterError(f"parameter {self.label}: values of element type {self.element_type} cannot be made")
         return element
 
     @property
@@ -194,7 +194,7 @@ def select_scope(parameters: Iterable[Parameter], scope: str) -> tuple[Parameter
         scopes = ", ".join(sorted({repr(parameter.scope) for parameter in all_parameters}))
         raise ParameterError(
             f"no parameter in scope {scope!r}",
-            f"Scopes that have parameters: {scopes}." if scopes else "The program names no parameters at all.",
+            f"Scopes with parameters: {scopes}." if scopes else "The program has no named parameters.",
         )
     return selection
 
@@ -240,7 +240,7 @@ def _parse_reference(text: _Text, start: int, *, has_outer_bracket: bool) -> tup
     for _ in range(2 if has_outer_bracket else 1):
         token_end = _match_token(text, position, b">")
         if not token_end:
-            raise MalformedReferenceError('">" is expected behind its name')
+            raise MalformedReferenceError('expected ">" after its name')
         position = token_end
     type_text = b""
     if token_end := _match_token(text, position, b":"):
@@ -248,7 +248,7 @@ def _parse_reference(text: _Text, start: int, *, has_outer_bracket: bool) -> tup
         begin = _skip_blanks(text, token_end)
         match = _TYPE_NAME.match(text, begin)
         if match is None:
-            raise MalformedReferenceError("a type is expected behind its colon")
+            raise MalformedReferenceError("expected a type after its colon")
         position = match.end()
         if text[position : position + 1] == b"<":
             position = _skip_brackets(text, position)
@@ -273,7 +273,7 @@ def _match_token(text: _Text, position: int, token: bytes) -> int:
 def _parse_string(text: _Text, position: int) -> tuple[bytes, int]:
     match = _STRING.match(text, _skip_blanks(text, position))
     if match is None:
-        raise MalformedReferenceError("a name in double quotes is expected, on one line and with MLIR's escapes")
+        raise MalformedReferenceError("expected a name in double quotes, on one line and with MLIR's escapes")
     name = _ESCAPE.sub(lambda one: _ESCAPE_CHARACTERS.get(one[1]) or bytes.fromhex(one[1].decode("ascii")), match[1])
     return name, match.end()
 
@@ -289,7 +289,7 @@ def _skip_brackets(text: _Text, position: int) -> int:
         if token in _CLOSING_BRACKETS:
             closing_brackets.append(_CLOSING_BRACKETS[token])
         elif not closing_brackets:
-            raise MalformedReferenceError("an opening bracket is expected")
+            raise MalformedReferenceError("expected an opening bracket")
         elif token in _CLOSING_BRACKETS.values():
             if token != closing_brackets.pop():
                 raise MalformedReferenceError("its brackets do not match")
@@ -316,7 +316,7 @@ def find_references_in_text(text: _Text, source: str, *, lines: bool = True) -> 
         try:
             reference, position = _parse_reference(text, marker.end(), has_outer_bracket=marker[1] == b"<")
         except MalformedReferenceError as error:
-            raise ParameterError(f"{location}: a parameter is not written as MLIR does: {error}", _MLIR_HINT) from error
+            raise ParameterError(f"{location}: a parameter is not in MLIR's syntax: {error}", _MLIR_HINT) from error
         if reference.type.startswith("!") and not aliases:
             aliases = {
                 f"!{alias[1].decode('ascii')}": re.sub(r"\s", "", alias[2].decode(errors="backslashreplace"))
@@ -371,11 +371,11 @@ def collect_parameters(program: Path, ir_tool: str) -> tuple[Parameter, ...]:
                 first = parameters.setdefault((parameter.scope, parameter.name), parameter)
                 if first != parameter:
                     raise ParameterError(
-                        f"{location}: parameter {parameter.label} is {parameter.type} here and {first.type} before",
-                        "One parameter has one type: name one of the two differently in the program.",
+                        f"{location}: parameter {parameter.label} is {parameter.type}, but was {first.type} before",
+                        "A parameter can have only one type: rename one of the two in the program.",
                     )
     except OSError as error:
-        hint = "Check the path and the rights there."
+        hint = "Check the path and its permissions."
         raise ParameterError(f"{program}: cannot be read: {error.strerror}", hint) from error
     return tuple(parameters.values())
 
@@ -403,12 +403,12 @@ def _find_references_through_tool(program: Path, ir_tool: str) -> Iterator[Param
         try:
             process = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE, check=False)
         except OSError as error:
-            hint = f"{program} needs the compiler's iree-opt to be read: give the path of the one in the toolchain."
+            hint = f"Reading {program} requires the compiler's iree-opt: give the path of the toolchain's one."
             raise ParameterError(f"{ir_tool}: cannot be started: {error.strerror}", hint) from error
         if process.returncode != 0:
-            details = process.stderr.decode(errors="backslashreplace").strip() or "nothing"
+            details = process.stderr.decode(errors="backslashreplace").strip() or "no output"
             message = f"{program}: iree-opt cannot read it (exit code {process.returncode}): {details[:_MAX_CHARS]}"
-            raise ParameterError(message, "Use the compiler that the program was written for.")
+            raise ParameterError(message, "Use the compiler version that the program was written for.")
         yield from find_references_in_text(_map_file(output), f"{program} as iree-opt prints it")
 
 
@@ -422,17 +422,17 @@ def _make_parameter(reference: ParameterReference, location: str) -> Parameter:
     is_type = f"is {reference.type}"
     match = _TENSOR.fullmatch(reference.type)
     if match is None:
-        raise explain(f"{is_type}, not a tensor", "Values are made for tensors of known size, such as tensor<4x4xf32>.")
+        raise explain(f"{is_type}, not a tensor", "Values require tensors of known size, such as tensor<4x4xf32>.")
     dims, name, encoding = match.groups()
     if "?" in dims:
-        hint = "Values need a static shape: write the sizes in the program, or use weights from a URL."
+        hint = "Values require a static shape: write the sizes in the program, or use weights from a URL."
         raise explain(f"{is_type}, of unknown size", hint)
     if encoding:
         hint = "Remove the encoding from the global, or use weights from a URL."
         raise explain(f"{is_type}, whose encoding has no known size", hint)
     if element_type(name) is None:
-        hint = "Known are i1, i2, i4, i8 to i64 (also si…, ui…), f16, bf16, f32, f64 and the f8 types with a sign."
-        raise explain(f"{is_type}, whose element type has no values here", hint)
+        hint = "Supported: i1, i2, i4, i8 to i64 (also si…, ui…), f16, bf16, f32, f64 and the f8 types with a sign."
+        raise explain(f"{is_type}, for whose element type no values can be made", hint)
     parameter = Parameter(reference.scope, reference.name, tuple(int(size) for size in dims.split("x") if size), name)
     parameter.check()
     return parameter
@@ -456,13 +456,13 @@ def find_references_in_bytecode(file: BinaryIO, source: str) -> Iterator[Paramet
     try:
         yield from _find_stored_references(_BytecodeReader(file), source)
     except _MalformedBytecodeError as error:
-        hint = "Fetch or write it again; iree-opt must be able to read it."
+        hint = "Fetch or write it again, and check that iree-opt can read it."
         raise ParameterError(f"{source}: damaged MLIR bytecode: {error}", hint) from error
 
 
 def _find_stored_references(reader: _BytecodeReader, source: str) -> Iterator[ParameterReference]:
     if reader.take(len(MAGIC)) != MAGIC:
-        raise _MalformedBytecodeError("it does not begin with MLIR's magic number")
+        raise _MalformedBytecodeError("it does not start with MLIR's magic number")
     version = reader.varint()
     if version > _MAX_VERSION:
         raise UnknownEncodingError(f"bytecode version {version}")
@@ -474,7 +474,7 @@ def _find_stored_references(reader: _BytecodeReader, source: str) -> Iterator[Pa
     offset = attributes.start
     for dialect, size, has_dialect_encoding in list(_read_attribute_entries(reader, sections[_OFFSETS])):
         if offset + size > attributes.stop:
-            raise _MalformedBytecodeError("an attribute lies beyond its section")
+            raise _MalformedBytecodeError("an attribute is outside of its section")
         if has_dialect_encoding:
             if _read_dialect_name(reader, sections, dialect, version) in ("stream", "flow"):
                 raise UnknownEncodingError("parameters in an encoding of their dialect's own")
@@ -490,7 +490,7 @@ def _find_sections(reader: _BytecodeReader) -> dict[int, range]:
         if reader.take(1) == b"\0":
             break
     else:
-        raise _MalformedBytecodeError("the name of its producer has no end")
+        raise _MalformedBytecodeError("the name of its producer is too long")
     sections: dict[int, range] = {}
     while reader.position < reader.size:
         number = reader.take(1)[0]
@@ -515,7 +515,7 @@ def _read_attribute_entries(reader: _BytecodeReader, section: range) -> Iterator
             raise _MalformedBytecodeError("the table of attributes does not add up")
         for _ in range(count):
             if reader.position > section.stop:
-                raise _MalformedBytecodeError("the table of attributes is cut short")
+                raise _MalformedBytecodeError("the table of attributes is truncated")
             value = reader.varint()
             yield dialect, value >> 1, bool(value & 1)
         position += count
@@ -561,12 +561,12 @@ class _BytecodeReader:
 
     def seek(self, position: int) -> None:
         if position > self.size:
-            raise _MalformedBytecodeError("it is cut short")
+            raise _MalformedBytecodeError("it is truncated")
         self.position = self._file.seek(position)
 
     def take(self, count: int) -> bytes:
         if count > self.size - self.position:
-            raise _MalformedBytecodeError("it is cut short")
+            raise _MalformedBytecodeError("it is truncated")
         content = self._file.read(count)
         self.position += count
         return content
@@ -581,5 +581,5 @@ class _BytecodeReader:
 
     def align(self, alignment: int) -> None:
         if alignment < 1:
-            raise _MalformedBytecodeError("an alignment of nothing")
+            raise _MalformedBytecodeError("an alignment is zero")
         self.seek(-(-self.position // alignment) * alignment)

@@ -50,7 +50,7 @@ def require_space(folder: Path, url: str, size: int) -> None:
     """Raise an ArtifactError, early, if a file of `size` bytes does not fit."""
     free = shutil.disk_usage(folder).free
     if size > free:
-        message = f"no room for {byte_size(size)} of {url} in {folder}: {byte_size(free)} are free"
+        message = f"no space for {byte_size(size)} of {url} in {folder}: {byte_size(free)} are free"
         raise ArtifactError(url, message, "Free disk space, or use a cache on a larger disk.")
 
 
@@ -67,11 +67,11 @@ def explain_disk_errors(folder: Path, url: str) -> Iterator[None]:
         if error.errno in _PERMISSION_ERRNOS:
             name = errno.errorcode[error.errno]
             message = f"cannot write to {folder}: {error.strerror} ({name}); {url} is not in the cache"
-            hint = "Make the cache writable, use another cache, or fetch with an account that may write to it."
+            hint = "Make the cache writable, use another cache, or fetch with an account that can write to it."
             raise ArtifactError(url, message, hint) from error
         if error.errno in _PATH_ERRNOS:
             message = f"cannot write {url} to {folder}: {error.strerror} ({error.filename})"
-            raise ArtifactError(url, message, "Look at what lies at that path.") from error
+            raise ArtifactError(url, message, "Check what is at that path.") from error
         raise
 
 

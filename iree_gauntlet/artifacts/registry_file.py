@@ -75,7 +75,7 @@ class Registry:
         except UnicodeDecodeError as error:
             raise ArtifactError("", f"{path}: not UTF-8 at byte {error.start}", "Save it as UTF-8.") from error
         except OSError as error:
-            raise ArtifactError("", f"{path}: cannot be read: {error.strerror}", "It is a text file.") from error
+            raise ArtifactError("", f"{path}: cannot be read: {error.strerror}", "It must be a text file.") from error
         return cls.parse(text, path)
 
     @classmethod
@@ -88,8 +88,8 @@ class Registry:
             if entry is None:
                 continue
             if entry.name in entries:
-                message = f"{path}:{number}: {entry.name} stands there twice (first in line {lines[entry.name]})"
-                raise ArtifactError(entry.url, message, "Keep the line whose hash is right.")
+                message = f"{path}:{number}: {entry.name} is listed twice (first on line {lines[entry.name]})"
+                raise ArtifactError(entry.url, message, "Keep the line with the correct hash.")
             entries[entry.name], lines[entry.name] = entry, number
         return cls(path, MappingProxyType(entries))
 
@@ -141,7 +141,7 @@ def _parse_entry(line: str, location: str) -> RegistryEntry | None:
     name, digest, url = (*fields, "")[:3]
     algorithm, colon, hexdigest = digest.rpartition(":")
     if colon and algorithm.lower() != "sha256":
-        raise ArtifactError(url, f"{location}: hash of algorithm {algorithm!r}, not sha256", hint)
+        raise ArtifactError(url, f"{location}: hash algorithm {algorithm!r} instead of sha256", hint)
     if not _SHA256.match(hexdigest.lower()):
         raise ArtifactError(url, f"{location}: not a SHA-256: {digest!r}", hint)
     if name.startswith(("/", "\\")) or ".." in name.split("/") or not name:

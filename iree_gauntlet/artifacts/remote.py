@@ -19,7 +19,7 @@ BLOCK_BYTES = 1 << 18
 # These are temporary by definition (RFC 9110, RFC 6585). Other statuses from 500 on are permanent.
 TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
-NETWORK_HINT = "Run again later: what has arrived is kept. Check the network and the proxy settings (HTTPS_PROXY)."
+NETWORK_HINT = "Run again later: received data is kept. Check the network and the proxy settings (HTTPS_PROXY)."
 
 _QUERY = re.compile(r"\?[^\s'\")]+")
 

@@ -120,8 +120,8 @@ class HttpRemote:
     target: Callable[[], str] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     stall_timeout: float = 60.0
-    access_hint: str = "It needs credentials: put them into ~/.netrc, or use a source that is public."
-    missing_hint: str = "There is no such file: check the spelling, or whether it was moved."
+    access_hint: str = "It needs credentials: put them into ~/.netrc, or use a public source."
+    missing_hint: str = "There is no such file: check the spelling; it may have been moved."
     # This is the URL of the last response to any thread, after redirections; later requests go there directly.
     _resolved_url: str = ""
     # All threads share the session, so that connections are reused.
@@ -146,8 +146,8 @@ class HttpRemote:
             except (HTTPError, ValueError, ArithmeticError) as error:
                 # Examples are a `Location` that is not UTF-8, or a length of thousands of digits.
                 cause = f"{type(error).__name__}: {_find_cause(error)[:200]}"
-                message = f"the server's answer cannot be understood: {cause}: {self.url}"
-                hint = "Its redirection or one of its headers is damaged: tell who runs it, or name another source."
+                message = f"the server's response is invalid: {cause}: {self.url}"
+                hint = "Its redirect or one of its headers is malformed: tell its operator, or use another source."
                 raise ArtifactError(self.url, message, hint) from error
             yield body
 
@@ -208,13 +208,13 @@ class HttpRemote:
         if not is_complete:
             match = _CONTENT_RANGE.match(headers.content_range)
             if not match or match[1] is None:
-                raise TransientError(f"a part without a proper Content-Range: {headers.content_range or None!r}")
+                raise TransientError(f"a part without a valid Content-Range: {headers.content_range or None!r}")
             first, size = int(match[1]), int(match[2]) if match[2] != "*" else None
         if first != start and not (is_complete and start):
-            raise TransientError(f"the server sent bytes from {first} on, asked for were those from {start} on")
+            raise TransientError(f"the server sent bytes from {first} on instead of from {start} on")
         file = RemoteFile(size, headers.etag or headers.last_modified, not is_complete, _read_checksums(response))
         if version and file.version != version:
-            raise ChangedError(f"{version} has become {file.version or 'something without an ETag'}")
+            raise ChangedError(f"{version} became {file.version or 'a version without an ETag'}")
         return Body(file, first, self._read_blocks(response, first, progress))
 
     def _read_blocks(self, response: requests.Response, first: int, progress: list[int]) -> Iterator[bytes]:
@@ -239,7 +239,7 @@ class HttpRemote:
         message = f"{reason}: {self.url}"
         if status in _MISSING_STATUSES:
             raise MissingError(self.url, message, self.missing_hint)
-        hint = "Open the URL in a browser to see what the server says."
+        hint = "Open the URL in a browser to see the server's message."
         raise ArtifactError(self.url, message, self.access_hint if status in _ACCESS_STATUSES else hint)
 
     def _make_error(self, error: requests.RequestException | HTTPError, received_bytes: int) -> Exception:
@@ -247,7 +247,7 @@ class HttpRemote:
         is_timeout = bool(error.args) and isinstance(error.args[0], ReadTimeoutError)
         match error:
             case requests.exceptions.SSLError() | SSLError():
-                hint = "Where a proxy signs with its own certificate, name it with REQUESTS_CA_BUNDLE."
+                hint = "If a proxy signs with its own certificate, set REQUESTS_CA_BUNDLE to it."
                 return ArtifactError(self.url, f"TLS to the server failed: {_find_cause(error)}: {self.url}", hint)
             case requests.exceptions.ConnectTimeout():
                 return TransientError(f"no connection within {self.stall_timeout:g} s")
@@ -260,7 +260,7 @@ class HttpRemote:
                 if not is_timeout:
                     return TransientError(f"connection lost after {byte_size(received_bytes)}: {_find_cause(error)}")
         if is_timeout:
-            return TransientError(f"no byte for {self.stall_timeout:g} s, after {byte_size(received_bytes)}")
+            return TransientError(f"no data for {self.stall_timeout:g} s, after {byte_size(received_bytes)}")
         return ArtifactError(self.url, f"cannot be fetched: {_find_cause(error)}: {self.url}", "Check the URL.")
 
 
@@ -358,7 +358,7 @@ def list_remotes(location: str, configuration: Configuration, stall_timeout: flo
         yield _make_hub_remote(location, remainder, configuration, stall_timeout)
     else:
         raise ArtifactError(
-            location, f"not a place that files are fetched from: {location}", "See docs/how-to/artifacts.md."
+            location, f"not a location to fetch files from: {location}", "See docs/how-to/artifacts.md."
         )
 
 
@@ -398,7 +398,7 @@ def _make_azure_remote(url: str, access: AzureAccess, target: Callable[[], str],
         stall_timeout=stall_timeout,
         access_hint=hint,
         # Azure reports a private blob as missing if the request has no credentials.
-        missing_hint=f"There is no such blob: check the spelling; or it is private. {hint}",
+        missing_hint=f"There is no such blob, or it is private: check the spelling. {hint}",
     )
 
 
@@ -458,12 +458,12 @@ class _FileRemote:
             raise MissingError(self.url, f"not in the mirror: {self.path}", "Put it there.") from error
         except OSError as error:
             message = f"cannot read {self.path}: {error.strerror}"
-            raise ArtifactError(self.url, message, "Check the mirror's path and rights.") from error
+            raise ArtifactError(self.url, message, "Check the mirror's path and permissions.") from error
         with file:
             status = self.path.stat()
             present_version = f'"{"-".join(map(str, FileState.of(status)))}"'
             if version and present_version != version:
-                raise ChangedError(f"{self.path} was written to")
+                raise ChangedError(f"{self.path} was modified")
             file.seek(start)
             blocks = iter(lambda: file.read(BLOCK_BYTES), b"")
             yield Body(RemoteFile(status.st_size, present_version, ranged=True), start, blocks)
@@ -500,7 +500,7 @@ class ObjectRemote:
         metadata = response.meta
         etag = metadata["e_tag"] or ""
         if version and etag != version:
-            raise ChangedError(f"{version} has become {etag}")
+            raise ChangedError(f"{version} became {etag}")
         md5 = _HEX_MD5.match(etag) if self.etag_is_md5 else None
         file = RemoteFile(metadata["size"], etag, ranged=True, checksums={"md5": md5[1]} if md5 else {})
         yield Body(file, response.range[0], self._read_blocks(response))
@@ -520,7 +520,7 @@ class ObjectRemote:
 
         reason = without_queries(str(error).partition("\n")[0])
         if isinstance(error, FileNotFoundError):
-            hint = "There is no such object: check the spelling, or whether it was moved."
+            hint = "There is no such object: check the spelling; it may have been moved."
             return MissingError(self.url, f"not found: {self.url}", hint)
         status = _find_status(error)
         if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):

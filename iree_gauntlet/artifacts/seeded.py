@@ -248,14 +248,14 @@ def _parse_url(url: str) -> SeededSpec:
         hint = f"Distributions: {', '.join(_DEFAULTS)}."
         raise _SourceError(f"unknown distribution {distribution!r}{suggestion}", hint)
     if parts.fragment:
-        raise _SourceError(f"#{parts.fragment} has no meaning here", "Parameters follow a ?.")
+        raise _SourceError(f"#{parts.fragment} has no meaning in a random:// URL", "Parameters follow a ?.")
     shape, element_type = _parse_value(parts.path.removeprefix("/"))
     if distribution in _FLOAT_DISTRIBUTIONS and element_type not in _FLOAT_TYPES:
         hint = f"Use random://integers/..., or one of {', '.join(sorted(_FLOAT_TYPES))}."
-        raise _SourceError(f"{distribution} makes floating-point values, not {element_type}", hint)
+        raise _SourceError(f"{distribution} generates floating-point values, not {element_type}", hint)
     if distribution == "integers" and element_type in _FLOAT_TYPES:
         hint = "Use random://uniform/..., or an integer type."
-        raise _SourceError(f"integers makes no {element_type} values", hint)
+        raise _SourceError(f"integers does not generate {element_type} values", hint)
     parameters = _parse_parameters(distribution, element_type, parts.query)
     if distribution == "text":
         _check_text(shape, **{name: int(value) for name, value in parameters.items() if name != "seed"})
@@ -265,7 +265,7 @@ def _parse_url(url: str) -> SeededSpec:
 def _parse_value(text: str) -> tuple[tuple[int, ...], str]:
     match = _SHAPE.fullmatch(text)
     if match is None:
-        raise _SourceError(f"{text!r} is no shape with an element type", "Write 1x64xf32, or f32 for a scalar.")
+        raise _SourceError(f"{text!r} is not a shape with an element type", "Write 1x64xf32, or f32 for a scalar.")
     dims, element_type = match.groups()
     if element_type not in _ELEMENT_TYPES:
         suggestion = _suggest_nearest(element_type, _ELEMENT_TYPES)
@@ -275,7 +275,7 @@ def _parse_value(text: str) -> tuple[tuple[int, ...], str]:
     size = math.prod(shape) * max(1, int(re.findall(r"[0-9]+", element_type)[0]) // 8)
     if size > _MAX_BYTES:
         hint = "Check the shape."
-        raise _SourceError(f"{size} bytes are more than the {_MAX_BYTES} that are made here", hint)
+        raise _SourceError(f"{size} bytes exceed the maximum of {_MAX_BYTES} for generated data", hint)
     return shape, element_type
 
 
@@ -302,15 +302,15 @@ def _parse_parameters(distribution: str, element_type: str, query: str) -> dict[
         parameters = {"seed": 0, "low": minimum, "high": maximum + 1, **parameters}
         low, high = parameters["low"], parameters["high"]
         if not minimum <= low < high <= maximum + 1:
-            hint = f"low < high (exclusive) are wanted, within {minimum} and {maximum + 1}."
+            hint = f"Expected low < high (exclusive), between {minimum} and {maximum + 1}."
             raise _SourceError(f"{element_type} integers from {low} below {high} do not exist", hint)
         return parameters
     parameters = {name: parameters.get(name, default) for name, default in defaults.items() if default is not None}
     if distribution == "formula" and (seed := parameters["seed"]) > _MAX_FORMULA_SEED:
-        raise _SourceError(f"seed={seed} is too large", f"NumPy takes seeds up to {_MAX_FORMULA_SEED}.")
+        raise _SourceError(f"seed={seed} is too large", f"NumPy accepts seeds up to {_MAX_FORMULA_SEED}.")
     low, high = parameters.get("low", 0.0), parameters.get("high", 1.0)
     if distribution == "uniform" and not 0 <= high - low < math.inf:
-        raise _SourceError(f"no values lie between low={low} and high={high}", "low <= high are wanted.")
+        raise _SourceError(f"no values lie between low={low} and high={high}", "Expected low <= high.")
     return parameters
 
 
@@ -321,9 +321,9 @@ def _parse_number(name: str, text: str, *, integer: bool) -> int | float:
         raise _SourceError(f"{name}={text!r} is not {description}", f"Write {name}=3, for example.")
     number = int(text) if integer else float(text)
     if name in ("seed", "skip", "stddev") and number < 0:
-        raise _SourceError(f"{name}={text} is negative", "0 or more is wanted.")
+        raise _SourceError(f"{name}={text} is negative", "Expected 0 or more.")
     if not integer and not math.isfinite(number):
-        raise _SourceError(f"{name}={text} is beyond binary64", "Write a smaller number.")
+        raise _SourceError(f"{name}={text} exceeds binary64", "Write a smaller number.")
     if name in ("coeff", "offset"):
         # The sign of zero affects the computation.
         return number
@@ -335,7 +335,7 @@ def _check_text(shape: tuple[int, ...], scale: int, lines: int) -> None:
     if len(shape) != _NCHW_RANK:
         raise _SourceError(f"a picture of text has 4 dimensions, not {len(shape)}", "Write 1x3x48x320.")
     if scale < 1 or lines < 1:
-        raise _SourceError("scale and lines begin at 1", "Write scale=4&lines=1.")
+        raise _SourceError("scale and lines must be at least 1", "Write scale=4&lines=1.")
     _, _, height, width = shape
     min_height, min_width = lines * (_GLYPH_HEIGHT + _GAP_DOTS) * scale, (_GLYPH_WIDTH + 2 * _GAP_DOTS) * scale
     if height < min_height or width < min_width:
@@ -374,7 +374,7 @@ def write_seeded(url: str, path: Path) -> None:
         write_atomic(path, content)
     except OSError as error:
         raise ArtifactError(
-            url, f"{path}: cannot be written: {error.strerror or error}", "Check the disk space and the rights there."
+            url, f"{path}: cannot be written: {error.strerror or error}", "Check the disk space and the permissions."
         ) from error
 
 

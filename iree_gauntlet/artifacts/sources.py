@@ -127,14 +127,14 @@ def parse_source(url: str) -> Source:
     scheme = match[1].lower() if match else ""
     if scheme not in _SCHEMES:
         message = f"unknown scheme {match[1]!r} in {url!r}" if match else f"URL without a scheme: {url!r}"
-        raise ArtifactError(url, message, f"Known are: {', '.join(_SCHEMES.values())}")
+        raise ArtifactError(url, message, f"Known: {', '.join(_SCHEMES.values())}")
     if not url.isascii():
         escaped_url = quote(url, safe=":/?#[]@!$&'()*+,;=%~")
-        raise ArtifactError(url, f"URL with characters beyond ASCII: {url!r}", f"Write it as {escaped_url}")
+        raise ArtifactError(url, f"URL with non-ASCII characters: {url!r}", f"Write it as {escaped_url}")
     if _BLANK_OR_CONTROL.search(url):
         raise ArtifactError(url, f"URL with a space or control character: {url!r}", "Write a space as %20.")
     if "\\" in url:
-        raise ArtifactError(url, f"URL with a backslash: {url}", "Folders are parted by /.")
+        raise ArtifactError(url, f"URL with a backslash: {url}", "Separate folders with /.")
     try:
         return _PARSERS[scheme](url, urlsplit(url))
     except ValueError as error:  # a broken port or IPv6 address
@@ -154,7 +154,7 @@ def missing(path: Path) -> tuple[str, str]:
     if path.is_symlink():
         target = Path(os.path.realpath(path))
         if target.is_symlink():
-            return f"{path} is a link that leads round in a circle", "Make it a file, or a link to one."
+            return f"{path} is a link in a loop of links", "Make it a file, or a link to one."
         shown_target = target.relative_to(path.parent) if target.is_relative_to(path.parent) else target
         return f"{path} is a link to {shown_target}, which is missing", "Put the file there, or fix the link."
     try:
@@ -164,7 +164,7 @@ def missing(path: Path) -> tuple[str, str]:
     message = f"the file {path} is missing" + (f"; did you mean {matches[0]!r}?" if matches else "")
     if _RECORDED_OUTPUT.match(path.name):
         model = path.parent.parent.name
-        return message, f"`gauntlet golden.record --model {model}` makes it, where the model is an ONNX file."
+        return message, f"`gauntlet golden.record --model {model}` creates it if the model is an ONNX file."
     return message, "Put it there, or fix the path."
 
 
@@ -179,7 +179,7 @@ def _parse_http(url: str, parts: SplitResult) -> RemoteSource:
         raise ArtifactError(url, f"URL without a host: {url}", f"Expected {_SCHEMES[scheme]}")
     if "@" in parts.netloc:
         # The URL is not repeated in the message: the secret would appear in logs.
-        hint = "Put them into ~/.netrc, which is used for the host by itself."
+        hint = "Put them into ~/.netrc, which is used automatically for this host."
         raise ArtifactError(f"{scheme}://{hostname}", f"URL with a user or password in it, for {hostname}", hint)
     if "#" in url:
         raise ArtifactError(url, f"URL with a fragment: {url}", "Write a # in a name as %23.")
@@ -253,7 +253,7 @@ def _parse_hub(url: str, _parts: SplitResult) -> RemoteSource:
         raise ArtifactError(url, f"not the path of a file in a repository of the hub: {url}", hint)
     if not separator or not _COMMIT.match(revision):
         description = f"the revision {revision!r}" if separator else "no revision"
-        raise ArtifactError(url, f"{description}, where a commit is needed: branches and tags move: {url}", hint)
+        raise ArtifactError(url, f"{description}, but a commit is required because branches and tags move: {url}", hint)
     return RemoteSource(url, _make_store_name("hf", [repository_type, organisation, name, revision, *path[:-2]], url))
 
 
@@ -263,9 +263,7 @@ def _split_components(url: str, scheme: str, hint: str) -> list[str]:
         # The message must not contain the complete URL: a query may contain a signature, a host a password.
         safe_url = f"{scheme}://…/{re.split('[?#]', url)[0].rpartition('/')[2]}"
         message = f"{scheme}: URL with a query, a fragment or a user: {safe_url}"
-        hint = (
-            "Credentials do not belong into a URL (docs/how-to/artifacts.md); a ? or # of a name is written %3F or %23."
-        )
+        hint = "Credentials do not belong in a URL (docs/how-to/artifacts.md); write a ? or # in a name as %3F or %23."
         raise ArtifactError(safe_url, message, hint)
     remainder = url[len(scheme) + 1 :]
     components = remainder.removeprefix("//").split("/")
@@ -305,7 +303,7 @@ def _decode(url: str, path: str) -> str:
     try:
         text = unquote_to_bytes(path).decode()
     except UnicodeDecodeError as error:
-        raise ArtifactError(url, f"URL whose %-escapes are not UTF-8: {url}", "Escape its UTF-8.") from error
+        raise ArtifactError(url, f"URL whose %-escapes are not UTF-8: {url}", "Escape the name as UTF-8.") from error
     if _CONTROL.search(text):
         raise ArtifactError(url, f"URL with an escaped control character: {url}", "Rename the file.")
     return text

@@ -151,8 +151,8 @@ class _Fetch:
             message = f"offline, and no usable copy of {url} is in the cache"
             raise ArtifactError(url, message, "Fetch once with network access, or `cache.import` an archive.")
         if not self.failures:
-            message = f"no place to fetch {url} from: its mirrors take its place"
-            raise ArtifactError(url, message, "Look at `only` in [[mirrors]].")
+            message = f"no location to fetch {url} from: only its mirrors may be used"
+            raise ArtifactError(url, message, "Check `only` in [[mirrors]].")
         # The error of the last location is raised, with those of the others as hints.
         *earlier, last = self.failures
         if not earlier:
@@ -184,7 +184,7 @@ class _Fetch:
             if remote is None or checked_file is None or not is_mirror:
                 return checked_file
             if self.pin is None:
-                self.progress.note(url, f"its hash is learnt from the mirror {remote.url}, not from itself")
+                self.progress.note(url, f"its hash comes from the mirror {remote.url}, not from the source itself")
             return replace(checked_file, notes=(*checked_file.notes, f"from the mirror {remote.url}"))
 
     def _fetch(self, remote: Remote) -> CheckedFile:
@@ -202,7 +202,7 @@ class _Fetch:
                 remove_partial(self.folder)
                 if not download.resumed or fresh:
                     raise self._make_content_error(remote.url, error) from error
-                self.progress.note(url, f"what an earlier attempt had left is damaged ({error}): beginning again")
+                self.progress.note(url, f"data left by an earlier attempt is damaged ({error}): starting again")
         raise AssertionError("the second attempt resumes nothing")
 
     def _check(self, write: Callable[[Path], None], file: RemoteFile) -> CheckedFile:
@@ -228,8 +228,8 @@ class _Fetch:
             is_html = _HTML_START.match(stream.read(_HTML_START_BYTES))
         if is_html and not urlsplit(url).path.lower().endswith((".html", ".htm", ".xhtml")):
             remove_partial(self.folder)
-            message = f"an HTML page came in place of the file: {url}; nothing was kept"
-            hint = "Open the URL in a browser: it may be a page about the file, or one to sign in."
+            message = f"received an HTML page instead of the file: {url}; nothing was kept"
+            hint = "Open the URL in a browser: it may be a page about the file, or a sign-in page."
             raise ArtifactError(url, message, hint)
         hashed_bytes = 0
 
@@ -241,7 +241,7 @@ class _Fetch:
         hexdigests = hash_watched(path, count_bytes, {"sha256", *file.checksums})
         for algorithm, hexdigest in file.checksums.items():
             if hexdigests[algorithm] != hexdigest:
-                reason = f"{algorithm} {hexdigests[algorithm]}, where the server says {hexdigest}"
+                reason = f"{algorithm} {hexdigests[algorithm]}, but the server reports {hexdigest}"
                 raise _WrongContentError(reason, size)
         has_evidence = not isinstance(self.source, RemoteSource) or file.size is not None or bool(file.checksums)
         return CheckedFile(path, size, hexdigests["sha256"], has_evidence)
@@ -249,13 +249,13 @@ class _Fetch:
     def _make_content_error(self, location: str, error: _WrongContentError) -> ArtifactError:
         url, pin = self.source.url, self.pin
         if pin is None:
-            message = f"damaged on its way: {location} arrived with {error}; nothing was kept"
+            message = f"damaged in transit: {location} arrived with {error}; nothing was kept"
             return ArtifactError(
-                url, message, "Fetch again; if it stays so, the server's copy or its checksum is wrong."
+                url, message, "Fetch again; if this persists, the server's copy or its checksum is wrong."
             )
         message = (
-            f"wrong content: {location} has {error} ({byte_size(error.size)}), "
-            f"{pin.path} says {pin.sha256}; nothing was replaced"
+            f"wrong content: {location} has {error} ({byte_size(error.size)}), but "
+            f"{pin.path} requires {pin.sha256}; nothing was replaced"
         )
         hint = f"If the source was changed on purpose: `cache.lock --refresh {url}`; if not, do not trust the source."
         return ArtifactError(url, message, hint)
@@ -354,17 +354,19 @@ class ArtifactStore:
         """
         source, path = self._located(url)
         if isinstance(source, FileSource):
-            raise ArtifactError(url, f"a file of this machine's, which no store keeps: {url}", "Copy it by hand.")
+            raise ArtifactError(url, f"a file on this machine, which no store keeps: {url}", "Copy it by hand.")
         if isinstance(source, RandomSource):
-            raise ArtifactError(url, f"seeded data, which no archive has: {url}", "It is made where it is needed.")
+            raise ArtifactError(url, f"seeded data, which is never in archives: {url}", "It is generated when needed.")
         self._leases.use(path)
         with locked(self.root / "locks" / f"{make_arrival_name(source.local_name)}.lock", url, progress):
             if self._find_usable(source, path, progress):
                 return
             pin = self._pin(source)
             if pin is not None and pin.sha256 != sha256:
-                error = f"wrong content: {url} has sha256 {sha256}, {pin.path} says {pin.sha256}; nothing was replaced"
-                raise ArtifactError(url, error, "Make the archive again from a cache that `cache.verify` calls good.")
+                error = (
+                    f"wrong content: {url} has sha256 {sha256}, not {pin.sha256} of {pin.path}; nothing was replaced"
+                )
+                raise ArtifactError(url, error, "Recreate the archive from a cache that passes `cache.verify`.")
             with explain_disk_errors(path.parent, url):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 temporary.chmod(0o644)
@@ -392,7 +394,7 @@ class ArtifactStore:
             return self.verified.sha256(path, expected_sha256)
         except OSError as error:
             message = f"cannot read {path}: {error.strerror}"
-            raise ArtifactError(url, message, f"Check the path and its rights; it is needed for {url}") from error
+            raise ArtifactError(url, message, f"Check the path and its permissions; it is needed for {url}") from error
 
     def _find_usable(self, source: MadeSource, path: Path, progress: Progress) -> str:
         """Return the SHA-256 of the present file; empty if it is missing or must be replaced."""
@@ -406,7 +408,7 @@ class ArtifactStore:
         sha256 = self._hash(source.url, path, expected_sha256)
         if expected_sha256 and sha256 != expected_sha256:
             digests = f"sha256 {sha256[:12]}…, not {expected_sha256[:12]}…"
-            progress.note(source.url, f"{path} is not what it should be ({digests}): getting it again")
+            progress.note(source.url, f"{path} has unexpected content ({digests}): fetching it again")
             return ""
         if pin is None and self.verified.is_vouched(path):
             self._pin_hash(source, sha256, progress)
@@ -426,7 +428,7 @@ class ArtifactStore:
         progress.notes[:0] = checked_file.notes
         self.verified.remember(path, checked_file.sha256, vouched=checked_file.vouched)
         if not checked_file.vouched:
-            progress.note(source.url, "its hash is not pinned: its server said neither its length nor a checksum")
+            progress.note(source.url, "its hash is not pinned: its server reported neither its length nor a checksum")
         elif pin is None:
             self._pin_hash(source, checked_file.sha256, progress)
         return checked_file.sha256
@@ -437,7 +439,7 @@ class ArtifactStore:
             return
         entry = RegistryEntry(source.local_name, sha256, source.url)
         if self.learnt.add(entry, self.root / "locks" / "registry.lock", progress):
-            message = f"sha256 {sha256} is now pinned in {self.learnt.path} (`cache.lock` puts it into the registry)"
+            message = f"sha256 {sha256} is now pinned in {self.learnt.path} (`cache.lock` adds it to the registry)"
             progress.pinned(source.url, message)
 
 

@@ -305,9 +305,9 @@ class Transfer:
             try:
                 return self._download_version(resume=number == 0 and not fresh)
             except ChangedError as error:
-                self.progress.note(self.name, f"changed at its source ({error}): beginning again")
+                self.progress.note(self.name, f"changed at its source ({error}): starting again")
         message = f"changed {_MAX_VERSIONS} times while it was fetched: {self.remote.url}"
-        raise ArtifactError(self.name, message, "Wait until nobody writes it any more.")
+        raise ArtifactError(self.name, message, "Wait until it is no longer being written.")
 
     def _download_version(self, *, resume: bool) -> CompleteDownload:
         def report_check(done: int, total: int) -> None:
@@ -361,7 +361,7 @@ class Transfer:
         """Raise an error for a file that is too large, before more is downloaded; `present_bytes` are there."""
         max_bytes = self.policy.most_bytes
         if max_bytes is not None and size > max_bytes:
-            error = f"{self.remote.url} has {byte_size(size)}, and --max-download allows {byte_size(max_bytes)}"
+            error = f"{self.remote.url} has {byte_size(size)}, but --max-download allows {byte_size(max_bytes)}"
             raise ArtifactError(self.name, error, "Allow more with --max-download, if this is the file that you want.")
         require_space(self.folder, self.name, size - present_bytes)
 
@@ -387,8 +387,8 @@ class Transfer:
         if end is not None and cursor.position < end:
             raise TransientError(f"cut off after {byte_size(cursor.position)} of {byte_size(end)}")
         if end is None and cursor.position > limit:
-            message = f"more than {byte_size(limit)} came from {self.remote.url}, which does not say how much it has"
-            hint = "Nothing of it was kept. Allow more with --max-download, if this is the file that you want."
+            message = f"received more than {byte_size(limit)} from {self.remote.url}, which does not report a length"
+            hint = "Nothing was kept. Allow more with --max-download, if this is the file that you want."
             raise ArtifactError(self.name, message, hint)
 
     def _download_missing_parts(self, partial: Partial, file: RemoteFile, size: int) -> None:
@@ -440,9 +440,9 @@ class Transfer:
             try:
                 with self.remote.open(start, cursor.stop, file.version) as body:
                     if body.start != start:
-                        raise ChangedError("the server gives no parts any more")
+                        raise ChangedError("the server no longer sends parts")
                     if body.file.size not in (None, file.size):
-                        raise ChangedError(f"{file.size} bytes have become {body.file.size}")
+                        raise ChangedError(f"{file.size} bytes became {body.file.size}")
                     self._write_blocks(partial, body, cursor, file.size)
                 self._require_complete_part(cursor)
             except TransientError as error:
@@ -501,7 +501,7 @@ class Transfer:
             self._interruptions += 1
             may_report = self._interruptions <= _MAX_NOTES
         if may_report:
-            suffix = "; further ones are not reported" if self._interruptions == _MAX_NOTES else ""
+            suffix = "; more retries are not reported" if self._interruptions == _MAX_NOTES else ""
             retry_text = f"retry {max(1, failures)} of {policy.retries}"
             self.progress.note(self.name, f"{error}; {retry_text} in {wait:.1f} s{suffix}")
         policy.wait(self._stop, wait)

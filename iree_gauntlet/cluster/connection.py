@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 _EVENT_TIMEOUT_SECONDS = 0.5
 _CONNECT_TIMEOUT_SECONDS = 15.0
 _HANDSHAKE_TIMEOUT_SECONDS = 0.2
-_START_HINT = "Start a scheduler (`dask scheduler`, or `gauntlet cluster.local 4`), and give the address that it shows."
+_START_HINT = "Start a scheduler (`dask scheduler`, or `gauntlet cluster.local 4`), and use the address that it prints."
 # Workers end a run whose heartbeats stop for half a minute, and a run gives up a worker that does not answer for that
 # long: it is stopped by a signal, or its machine hangs.
 _HEARTBEAT_SECONDS = 5.0
@@ -91,7 +91,7 @@ _CLOSE_TIMEOUT_SECONDS = 30.0
 for _name in ("distributed", "distributed.client"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
-_VERSION_HINT = "install the same on both"
+_VERSION_HINT = "install the same version on both"
 # The scheduler's metadata key under which `cluster.status` finds the running steps.
 STATES = "gauntlet-runs"
 
@@ -104,12 +104,12 @@ def find_security(address: str, request: TlsRequest) -> Security | None:
     """
     scheme, host, port = _split_address(address)
     if scheme not in ("tcp", "tls") or not host or not port:
-        raise UsageError(f"{address}: no address of a scheduler", f"It is tcp://HOST:PORT or tls://…. {_START_HINT}")
+        raise UsageError(f"{address}: not a scheduler's address", f"It is tcp://HOST:PORT or tls://…. {_START_HINT}")
     files = {"--tls-ca-file": request.tls_ca_file, "--tls-cert": request.tls_cert, "--tls-key": request.tls_key}
     if scheme == "tcp":
         if tls_options := [name for name, file in files.items() if file]:
             raise UsageError(
-                f"{tls_options[0]}: {address} is not encrypted", "Give the scheduler's address as tls://…."
+                f"{tls_options[0]}: {address} is not encrypted", "Use a tls://… address for the scheduler."
             )
         try:
             is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -117,13 +117,13 @@ def find_security(address: str, request: TlsRequest) -> Security | None:
             is_loopback = False
         if not is_loopback:
             raise UsageError(
-                f"{address} is not encrypted: whoever reaches it has anything done on every worker",
+                f"{address} is not encrypted: whoever can reach it can run anything on every worker",
                 "Use tls:// with certificates, or a tunnel to this machine (docs/how-to/cluster.md).",
             )
         return None
     missing = [name for name, file in files.items() if not file]
     if missing:
-        raise UsageError(f"{address} needs {', '.join(missing)}", "docs/how-to/cluster.md says how they are made.")
+        raise UsageError(f"{address} needs {', '.join(missing)}", "docs/how-to/cluster.md explains how to create them.")
     for name, file in files.items():
         if not os.path.isfile(file):  # noqa: PTH113 - as it was typed
             raise UsageError(f"{name} {file}: there is no such file", "Name a PEM file.")
@@ -159,9 +159,9 @@ def require_scheduler(address: str, security: Security | None) -> None:
                     with suppress(TimeoutError):
                         tls_socket.recv(1)
     except ssl.SSLError as error:
-        message = f"{address}: the certificates do not fit: {error.reason or error}"
+        message = f"{address}: the certificates do not match: {error.reason or error}"
         raise UsageError(
-            message, "Both sides' have to be signed by the --tls-ca-file of the other, each with its key."
+            message, "Each side's certificate must be signed by the other's --tls-ca-file, and have its key."
         ) from error
     except OSError as error:
         raise UsageError(f"no scheduler answers at {address}: {error.strerror or error}", _START_HINT) from error
@@ -236,7 +236,7 @@ class Cluster:
             run_info = RunFacts(f"{name}-{uuid.uuid4().hex[:8]}", project.sha256, project.cwd, runs, comparison)
             link = DaskLink(self._client, run_info, project, store)
             try:
-                progress.waiting("for the workers of the cluster to plan the run")
+                progress.waiting("for the cluster's workers to plan the run")
                 link.open()
                 yield link
             finally:
@@ -276,7 +276,7 @@ class ClusterRunExecutor:
                 for resource, needing_steps in unserved_steps.items()
             ]
             message = f"no worker of the cluster has {'; nor '.join(lines)}"
-            raise UsageError(message, f"There are: {'; '.join(resources.text for resources in workers.values())}.")
+            raise UsageError(message, f"Available: {'; '.join(resources.text for resources in workers.values())}.")
         self._early_events = _wait_for_first_worker(self._link, self._progress)
         return replace(plan, steps=tuple(steps))
 
@@ -348,7 +348,7 @@ def _wait_for_first_worker(link: DaskLink, progress: Progress) -> list[Event]:
             remaining -= 1
     if rejected_count and rejected_count == len(link.list_workers()):
         reasons = [event.text for event in events if isinstance(event, RejectionEvent)]
-        raise GauntletError(f"no worker can take part: {'; '.join(reasons)}", "Mend one, and run again.")
+        raise GauntletError(f"no worker can take part: {'; '.join(reasons)}", "Fix one, and run again.")
     progress.waiting("")
     return events
 
@@ -414,7 +414,7 @@ class DaskLink:
         except queue.Empty:
             if self._client.status not in ("running", "connecting"):
                 raise MachinesLostError(
-                    "the scheduler of the cluster is gone", "Start it again, and go on with `--resume`."
+                    "the scheduler of the cluster is gone", "Restart it, and continue with `--resume`."
                 ) from None
             return None
 
@@ -509,7 +509,7 @@ class DaskLink:
                 self._events.put(RejectionEvent(name, reason, device))
             if any(device.name in device_errors and is_cpu(device.uri) for device in resources.devices):
                 # A processor that computes wrong does not compile correctly either.
-                self._events.put(RejectionEvent(name, "its processor failed the health check"))
+                self._events.put(RejectionEvent(name, "its CPU failed the health check"))
             else:
                 devices = tuple(device for device in resources.devices if device.name not in device_errors)
                 self._events.put(Joined(address, replace(resources, devices=devices)))

@@ -135,7 +135,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
     async def close(self, *arguments: Any, **options: Any) -> Any:
         """End all runs, then the worker."""
         self._watch_task.cancel()
-        await asyncio.gather(*(self.end_run(name, "the worker was ended") for name in list(self._runs)))
+        await asyncio.gather(*(self.end_run(name, "the worker was stopped") for name in list(self._runs)))
         self._runs_folder.__exit__()
         return await super().close(*arguments, **options)
 
@@ -261,7 +261,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
                 else:
                     pending_answer.set_result(message)
         except (ValueError, KeyError, TypeError) as error:
-            run.end_reason = f"its process says what is not understood: {error!r}"
+            run.end_reason = f"its process sent an invalid message: {error!r}"
             run.process.kill()
         code = await run.process.wait()
         if self._runs.get(name) is run:
@@ -279,7 +279,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
             now_seconds = time.monotonic()
             for name, run in list(self._runs.items()):
                 if now_seconds - run.heard_at > _SILENCE_TIMEOUT_SECONDS:
-                    await self.end_run(name, f"nothing was heard of the run for {_SILENCE_TIMEOUT_SECONDS:g} s")
+                    await self.end_run(name, f"no message from the run for {_SILENCE_TIMEOUT_SECONDS:g} s")
                 elif not _is_stopped(run.process.pid):
                     run.stopped_at = None
                 elif run.stopped_at is None:
@@ -311,8 +311,8 @@ def _read_last_line(log: Path) -> str:
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
-        return "its log is gone"
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it says nothing")
+        return "its log is missing"
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
 class Transfers:
@@ -377,7 +377,7 @@ class Transfers:
                 await _receive(comm, file)
                 file.seek(0)
                 if (await asyncio.to_thread(hashlib.file_digest, file, "sha256")).hexdigest() != sha256:
-                    return "the copy of the project was damaged on its way"
+                    return "the copy of the project was damaged in transit"
                 file.seek(0)
                 try:
                     await asyncio.to_thread(unpack_project, file, self.locate_project(sha256))
@@ -508,7 +508,7 @@ class _WorkerSupervisor:
         except _START_ERRORS as error:
             raise UsageError(
                 f"worker {self._resources.name} cannot take part in {self._config.scheduler}: {error}",
-                "See that no other worker has this name (--name), and that its ports are free (--port, --nanny-port).",
+                "Check that no other worker has this name (--name) and that its ports are free (--port, --nanny-port).",
             ) from error
 
     async def supervise(self) -> None:
@@ -527,7 +527,7 @@ class _WorkerSupervisor:
             try:
                 await self._start_nanny()
             except _START_ERRORS as error:
-                self._show_message(f"worker {self._resources.name} is not there, and is tried again: {error!r}")
+                self._show_message(f"worker {self._resources.name} cannot start, and is retried: {error!r}")
             else:
                 self._show_message(f"worker {self._resources.name} takes part again")
 

@@ -84,7 +84,7 @@ class ResourceRequest:
         if not self.device:
             return "any worker"
         if is_cpu(self.device):
-            return f"the processor as a device (--device cpu{f',sku={self.sku}' if self.sku else ''})"
+            return f"the CPU as a device (--device cpu{f',sku={self.sku}' if self.sku else ''})"
         return f"device {self.device}" + (f" of SKU {self.sku}" if self.sku else "")
 
     def is_met_by(self, resources: WorkerOffer) -> bool:
@@ -492,7 +492,7 @@ class ClusterRunner:
         }
         if not name:
             return
-        orders_note = f"; it was doing {', '.join(order.step.id for order in orders)}" if orders else ""
+        orders_note = f"; it was running {', '.join(order.step.id for order in orders)}" if orders else ""
         self._progress.message(f"worker {name} is gone{orders_note}")
         for order in orders:
             self._retry(order, "it was lost")
@@ -503,11 +503,11 @@ class ClusterRunner:
         losses = self._lost_workers[running.step.id]
         losses.append(running.worker_name)
         if len(losses) > _MAX_RETRIES:
-            message = f"given up after {len(losses)} workers that did not finish it: {', '.join(losses)} ({reason})"
-            hint = "See whether it takes down what it runs on: its memory, its device; then `--resume`."
+            message = f"abandoned after {len(losses)} workers did not finish it: {', '.join(losses)} ({reason})"
+            hint = "Check whether it crashes its machine (memory, device); then `--resume`."
             self._conclude(running.step, Result(Verdict.ERROR, message, tail=(hint,), notes=running.step.notes))
             return
-        self._notes[running.step.id].append(f"begun on worker {running.worker_name}, and done again: {reason}")
+        self._notes[running.step.id].append(f"started on worker {running.worker_name}, and run again: {reason}")
         if self._plan_handler:
             self._plan_handler.put_back(running.step)
         if len(losses) == _MAX_RETRIES:
@@ -520,10 +520,10 @@ class ClusterRunner:
         del self._running_orders[running.step.id]
         location = running.location
         self._fleet.withdraw(running.slot.worker, running.slot.device)
-        self._handler.remark(f"worker {location} takes no further part: {reason}")
+        self._handler.remark(f"worker {location} no longer takes part: {reason}")
         if self._plan_handler:
             self._plan_handler.put_back(running.step)
-        self._notes[running.step.id].append(f"not done on {location}, which failed its health check: {reason}")
+        self._notes[running.step.id].append(f"not run on {location}, which failed its health check: {reason}")
         self._queue.put_back(running.step)
 
     def _handle_answer(self, running: _RunningOrder, answer: OrderAnswer) -> None:
@@ -547,10 +547,10 @@ class ClusterRunner:
             return
         notes = self._notes[running.step.id]
         if missing:
-            notes.append(f"nor did the files come from where the run was started: {missing}")
+            notes.append(f"nor did the machine that started the run send the files: {missing}")
             self._handle_answer(running, running.answer)
             return
-        notes.append("files came from where the run was started: the worker could not get them")
+        notes.append("the machine that started the run sent files that the worker could not get")
         self._link.send(running.slot.worker, running.order)
 
     def _conclude(self, step: Step, result: Result) -> None:
@@ -569,7 +569,7 @@ class ClusterRunner:
         ]
         if overdue != self._reported_requests:
             self._reported_requests = overdue
-            self._progress.waiting(f"for a worker with {overdue[0].text}: none is there" if overdue else "")
+            self._progress.waiting(f"for a worker with {overdue[0].text}: there is none" if overdue else "")
         self._unserved_since = unserved_since
         for request, since in unserved_since.items():
             if current_time - since < self._timeout:
@@ -577,7 +577,7 @@ class ClusterRunner:
             message = f"no worker with {request.text} has come back within {self._timeout:g} s"
             for step in self._queue.take_all(request):
                 self._handler.begin(step, again=step.id in self._notes)
-                hint = "Start one (`gauntlet worker`), and go on with `--resume`."
+                hint = "Start one (`gauntlet worker`), and continue with `--resume`."
                 self._conclude(step, Result(Verdict.ERROR, message, tail=(hint,), notes=step.notes))
 
     def _show(self) -> None:
@@ -595,5 +595,5 @@ class ClusterRunner:
         self._link.show(running, waiting)
         if not self._reported_requests:
             waiting_note = ", ".join(f"{count} for {resource_text}" for resource_text, count in waiting.items())
-            status = f"{counted(len(self._fleet), 'worker')}, {counted(len(running), 'step')} under way"
+            status = f"{counted(len(self._fleet), 'worker')}, {counted(len(running), 'step')} running"
             self._progress.status(status + (f"; waiting: {waiting_note}" if waiting_note else ""))

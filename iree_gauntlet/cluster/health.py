@@ -108,8 +108,8 @@ class HealthCheck:
             previous_times = known_times.get(name, ())
             usual_ms = statistics.median(previous_times) if len(previous_times) >= _MIN_CHECKS else time_ms
             if time_ms > _MAX_SLOWDOWN * usual_ms:
-                message = f"a known-good program takes {time_ms:.3g} ms, and took {usual_ms:.3g} ms in earlier checks"
-                return f"{message} (remove {self.records} on the worker if that is as it should be)"
+                message = f"a known-good program takes {time_ms:.3g} ms, but took {usual_ms:.3g} ms in earlier checks"
+                return f"{message} (remove {self.records} on the worker if that is expected)"
             known_times[name] = (*previous_times, time_ms)[-_MAX_CHECKS:]
             write_atomic(self.records, json.dumps(known_times, indent=1).encode())
         return ""
@@ -193,10 +193,10 @@ def _name_signal_of(answer: Answer) -> str:
 
 def _describe_end(answer: Answer) -> str:
     lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
-    last_line = lines[-1] if lines else "it says nothing"
+    last_line = lines[-1] if lines else "it printed nothing"
     name = _name_signal_of(answer)
-    retry_note = ", as when it was first tried" if name in SENT_SIGNALS else ""
-    return f"ends by {name}{retry_note}: {last_line}" if name else f"ends with {answer.exit_code}: {last_line}"
+    retry_note = ", as on the first attempt" if name in SENT_SIGNALS else ""
+    return f"is killed by {name}{retry_note}: {last_line}" if name else f"exits with {answer.exit_code}: {last_line}"
 
 
 def _find_amd_target() -> Target | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Part, Toolchain
 
 
-_IREE_HINT = "`--iree RELEASE` is installed on each worker; other IREEs have to be there already, and be the same"
+_IREE_HINT = "`--iree RELEASE` is installed on each worker; other IREEs must already be present there, and be the same"
 
 
 class RunProcessError(Exception):
@@ -51,7 +51,7 @@ def decode(line: bytes) -> Any:
     try:
         return pickle.loads(base64.b64decode(line.removesuffix(b"\n"), validate=True))  # noqa: S301 - from our own process
     except Exception as error:
-        raise ValueError(f"{line[:60]!r} is no message: {error!r}") from error
+        raise ValueError(f"{line[:60]!r} is not a message: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class RejectionEvent:
     @property
     def text(self) -> str:
         """One line for people."""
-        return f"worker {self.name}{f'/{self.device}' if self.device else ''} takes no part: {self.reason}"
+        return f"worker {self.name}{f'/{self.device}' if self.device else ''} does not take part: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class SharedRun:
         for name, identity in (("compiler", self.compiler), ("runtime", self.runtime)):
             part: Part | None = getattr(toolchain, name) if toolchain else None
             if identity and (part is None or part.identity != identity):
-                message = f"its {name} is {part.version if part else 'missing'}, and not the same as the run's"
+                message = f"its {name} is {part.version if part else 'missing'}, but the run has a different one"
                 raise GauntletError(message, _IREE_HINT)
 
     def map_paths(self, run_dir: Path, machine: Workbench) -> dict[str, str]:

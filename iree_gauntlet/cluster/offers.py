@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MACHINE_KEYS = ("host", "cpu", "cores", "memory_bytes", "os")
 _NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_DEVICE_HINT = "--device is NAME=URI, with ,sku=SKU where golden times are checked: gpu0=hip://0,sku=mi300, or cpu."
+_DEVICE_HINT = "--device is NAME=URI, with ,sku=SKU if golden times are checked: gpu0=hip://0,sku=mi300, or cpu."
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -88,7 +88,7 @@ def parse_device(text: str) -> DeviceOffer:
     options = dict(part.partition("=")[::2] for part in option_parts)
     sku = options.pop("sku", "")
     if not _NAME_PATTERN.fullmatch(name) or not uri or options or (option_parts and not sku):
-        raise UsageError(f"--device {text}: not understood", _DEVICE_HINT)
+        raise UsageError(f"--device {text}: invalid", _DEVICE_HINT)
     return DeviceOffer(name, uri, sku)
 
 
@@ -103,15 +103,15 @@ def measured(
     names = [device.name for device in declared_devices]
     duplicate_name = next((candidate for candidate in names if names.count(candidate) > 1), "")
     if duplicate_name:
-        raise UsageError(f"--device: two devices are called {duplicate_name}", "Give each a name of its own.")
+        raise UsageError(f"--device: two devices are named {duplicate_name}", "Give each one a different name.")
     if name and not _NAME_PATTERN.fullmatch(name):
-        raise UsageError(f"--name {name}: no name of a worker", "Letters, digits, '_', '-' and '.' make one.")
+        raise UsageError(f"--name {name}: not a name for a worker", "Use letters, digits, '_', '-' and '.'.")
     machine_info = read_machine_facts()
     devices = tuple(_check_device(device, toolchain) for device in declared_devices)
     uris = [device.uri for device in devices]
     duplicate = next((device for device in devices if uris.count(device.uri) > 1), None)
     if duplicate is not None:
-        raise UsageError(f"--device: {duplicate.uri} is named more than once", "Name each device once.")
+        raise UsageError(f"--device: {duplicate.uri} is given more than once", "Give each device once.")
     cache_dir.mkdir(parents=True, exist_ok=True)
     folders = dict.fromkeys((find_toolchains_folder(), cache_dir.absolute() / "toolchains"))
     environments = [row for folder in folders for row in Environment.list_in(folder / "envs")]
@@ -144,20 +144,20 @@ def measured(
 def _check_device(device: DeviceOffer, toolchain: Toolchain | None) -> DeviceOffer:
     if toolchain is None:
         raise UsageError(
-            f"--device {device.name}: there is no IREE here to look for {device.uri}",
-            "Install one (pip install 'iree-gauntlet[iree]'), or name one with --iree.",
+            f"--device {device.name}: this machine has no IREE to look for {device.uri}",
+            "Install one (pip install 'iree-gauntlet[iree]'), or select one with --iree.",
         )
     try:
         info = find_device(toolchain, device.uri)
     except ToolchainError as error:
-        raise UsageError(f"--device {device.name}: {device.uri} is not here: {error.what}", error.hint) from error
+        raise UsageError(f"--device {device.name}: {device.uri} is not available: {error.what}", error.hint) from error
     is_cpu_device = is_cpu(device.uri)
     product = read_host_cpu().name if is_cpu_device else info.name
     if device.sku and _normalise(device.sku) not in _normalise(product):
         mismatch = f"its name is {product}" if product else "its driver does not name the product"
         raise UsageError(
-            f"--device {device.name}: {device.uri} cannot be taken for a {device.sku}: {mismatch}",
-            "Correct the SKU, or leave it out: then golden times are not checked on it.",
+            f"--device {device.name}: {device.uri} cannot be a {device.sku}: {mismatch}",
+            "Correct the SKU, or omit it: then golden times are not checked on it.",
         )
     return DeviceOffer(device.name, device.uri if is_cpu_device else info.uri, device.sku, product, info.driver)
 

@@ -157,7 +157,7 @@ class ExclusiveFolder:
     def __enter__(self) -> Self:
         self.path.mkdir(parents=True, exist_ok=True)
         if not self._lock.acquire_now():
-            raise UsageError(f"a worker {self.path.name} runs here already", "Give this one another --name.")
+            raise UsageError(f"a worker {self.path.name} already runs on this machine", "Use another --name.")
         # Folders of dead workers are removed.
         for lock in self.path.parent.glob(f"*/{_LOCK_NAME}"):
             dead_lock = LockFile(lock)

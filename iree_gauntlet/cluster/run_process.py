@@ -147,7 +147,7 @@ class LocalSteps:
                         result = self._results[name] = self._engine.result_of(needed_step)
             if not result.verdict.counts_as_pass:
                 missing = self._list_missing(needed_step) if needed_step.stage.row.fetches else ()
-                reason = f"{name} failed here: {result.reason}"
+                reason = f"{name} failed on the worker: {result.reason}"
                 return LocalResult(replace(result, verdict=Verdict.ERROR, reason=reason), missing)
         return None
 

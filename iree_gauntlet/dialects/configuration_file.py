@@ -51,7 +51,7 @@ def _check_url(text: str) -> str:
     """Reject a URL that cannot be parsed, or that contains a secret, which is not repeated."""
     if "://" in text and ("@" in text.partition("://")[2].partition("/")[0] or "?" in text or "#" in text):
         raise ValueError(
-            "a URL with a user, a password or a query: leave it out (docs/how-to/artifacts.md: where credentials go)"
+            "a URL with a user, a password or a query: remove it (docs/how-to/artifacts.md: where credentials go)"
         )
     if "://" in text and (reason := describe_url_error(text)):
         raise ValueError(f"{reason}. {BRACKETS_HINT}")
@@ -74,24 +74,24 @@ _CMakeOption = Annotated[str, expect("an option of CMake, -DNAME=VALUE", is_cmak
 class _MirrorTable(StrictDocument):
     prefix: _Url
     to: Annotated[list[_UrlOrFolder], Field(min_length=1)] = Field(
-        description="What takes its place: URLs, or absolute folders."
+        description="What replaces it: URLs, or absolute folders."
     )
-    only: bool = about(False, "Never go to the URL itself.")
+    only: bool = about(False, "Never use the URL itself.")
 
 
 class _ModulesTable(StrictDocument):
     url: _Shared
-    write: bool = about(False, "Whether this machine may fill it.")
+    write: bool = about(False, "Whether this machine may write to it.")
 
 
 class _DownloadsTable(StrictDocument):
-    connections: Annotated[int, Field(ge=1, le=64)] = about(4, "At once, for one large file.")
-    retries: Annotated[int, Field(ge=0, le=100)] = about(4, "Further attempts without any progress.")
+    connections: Annotated[int, Field(ge=1, le=64)] = about(4, "Simultaneous connections for one large file.")
+    retries: Annotated[int, Field(ge=0, le=100)] = about(4, "More attempts without any progress.")
 
 
 class _SourceTable(StrictDocument):
     options: list[_CMakeOption] = Field(
-        default_factory=list, description="CMake's, -DNAME=VALUE, of every source build."
+        default_factory=list, description="Options of CMake, -DNAME=VALUE, for every source build."
     )
 
 
@@ -107,7 +107,7 @@ class _HistoryTable(StrictDocument):
     )
     add: bool = about(False, "Every run adds itself.")
     least_time: Annotated[float, Field(gt=0, lt=1)] = about(
-        HistorySettings().least_time, "Share below which a change of a time is none: 0.02 is 2 %."
+        HistorySettings().least_time, "Smallest change of a time that counts, as a share: 0.02 is 2 %."
     )
     least_other: Annotated[float, Field(gt=0, lt=1)] = about(
         HistorySettings().least_other, "The same for memory and compile times."
@@ -119,11 +119,11 @@ class SettingsFile(StrictDocument):
     """Settings of a project, or of a user."""
 
     mirrors: list[_MirrorTable] = Field(
-        default_factory=list, description="Where files may be had instead of at their URL, in the order of trying."
+        default_factory=list, description="Other locations of files, in the order in which they are tried."
     )
     stores: dict[str, dict[str, str | bool | int]] = Field(
         default_factory=dict,
-        description="Options of object stores by the beginning of their URLs; $NAME is a variable of the environment.",
+        description="Options of object stores by the beginning of their URLs; $NAME is an environment variable.",
     )
     modules: _ModulesTable | None = about(None, "The shared module cache.")
     downloads: _DownloadsTable | None = about(None, "How files are fetched.")
@@ -156,7 +156,7 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
     modules = next((table.modules for table in tables if table.modules), None)
     write_value = environ.get(_WRITE_VARIABLE, "") if modules else ""
     if write_value not in ("", "0", "1"):
-        raise UsageError(f"${_WRITE_VARIABLE} is {write_value!r}: expected 0 or 1", "Unset it for what the file says.")
+        raise UsageError(f"${_WRITE_VARIABLE} is {write_value!r}: expected 0 or 1", "Unset it to use the setting.")
     downloads = next((table.downloads for table in tables if table.downloads), _DownloadsTable())
     history = next((table.history for table in tables if table.history), None)
     toolchains = next((table.toolchains for table in tables if table.toolchains), _ToolchainsTable())
@@ -225,21 +225,21 @@ class Mark:
 class _MarkTable(StrictDocument):
     series: Annotated[str, Field(min_length=1)] = Field(description="Glob of series, or of cases.")
     iree: Annotated[str, Field(min_length=1)] = Field(
-        description="With which IREE it came: a version, the beginning of a commit, or a day."
+        description="The IREE that introduced it: a version, the beginning of a commit, or a day."
     )
     mark: Literal["accepted", "invalid", "moved"] = Field(
-        description="accepted: it is meant; invalid: what was measured with it does not count; or moved."
+        description="accepted: it is intended; invalid: measurements with it do not count; or moved."
     )
-    reason: Annotated[str, Field(min_length=1)] = Field(description="Why, with a link where there is one.")
-    to: str = about("", "Of one that was moved: with which IREE it really came.")
+    reason: Annotated[str, Field(min_length=1)] = Field(description="Why, with a link if there is one.")
+    to: str = about("", "For `moved`: the IREE that really introduced it.")
 
 
 class MarksFile(StrictDocument):
-    """What people say about changes in a history."""
+    """Users' comments on changes in a history."""
 
     mark: list[_MarkTable] = Field(
         default_factory=list,
-        description="accepted: it is meant; invalid: what was measured with it does not count; or moved.",
+        description="accepted: it is intended; invalid: measurements with it do not count; or moved.",
     )
 
 
@@ -249,7 +249,7 @@ def read_marks(file: Path) -> tuple[Mark, ...]:
         return ()
     text, table = read_table(file, MarksFile, _MARKS_KIND)
     problems = [
-        Problem(str(file), 0, f"mark[{index}].to", "a mark `moved` says with which IREE it really came", "Add `to`.")
+        Problem(str(file), 0, f"mark[{index}].to", "a `moved` mark must name the IREE that caused it", "Add `to`.")
         for index, item in enumerate(table.mark)
         if (item.mark == "moved") != bool(item.to)
     ]

@@ -185,5 +185,5 @@ def make_names_unique(configs: Sequence[_Config]) -> list[_Config]:
 def find_name_conflicts(config: Config, configs: Iterable[Config]) -> Iterator[Problem]:
     """Find the problems of a config whose name others have too."""
     for file in sorted({file.name for file in configs} - {config.name}):
-        message = f"{config.target.config!r} is the name of {file} too"
-        yield make_problem_at(config.name, config.text, ["config_name"], message, "Give each its own name.")
+        message = f"{config.target.config!r} is also the name of {file}"
+        yield make_problem_at(config.name, config.text, ["config_name"], message, "Give each one its own name.")

@@ -58,8 +58,8 @@ _HEX_BYTES = re.compile(r"(?:[0-9a-fA-F]{2})+")
 _FILE_PREFIXES = ("@", "+")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _DEVICES = [*dict.fromkeys(Target(family).kind.device for family in FAMILIES)]
-OWN_TARGET = "is what the file is for anyway"
-OWN_TARGET_HINT = "Name further targets only."
+OWN_TARGET = "is already the file's own target"
+OWN_TARGET_HINT = "Name only other targets."
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +145,10 @@ def require_type(value: str, source: str, field: str) -> None:
         raise FieldError(
             "value",
             f"{value!r} with an .npy file: iree-run-module would read the file's header as numbers; "
-            "remove 'value', an .npy file carries its own type",
+            "remove 'value', because an .npy file has its own type",
         )
     if source.startswith("random:"):
-        raise FieldError("value", f"{value!r} with a random:// source: its URL says the type; remove 'value'")
+        raise FieldError("value", f"{value!r} with a random:// source: its URL has the type; remove 'value'")
     if not TENSOR_TYPE.fullmatch(value):
         raise FieldError("value", f"expected a tensor type with {field!r}, such as 1x64xf16, found {value!r}")
 
@@ -169,7 +169,7 @@ def _check_flag(text: str) -> str:
     if not text.startswith("-"):
         raise ValueError(f"expected a flag that starts with '-', found {text!r}")
     if "\0" in text or "\n" in text:
-        raise ValueError("a flag holds neither a line break nor a NUL")
+        raise ValueError("a flag must not contain a line break or a NUL")
     return text
 
 
@@ -266,13 +266,13 @@ _Document = TypeVar("_Document", bound=StrictDocument)
 
 def _check_family(name: str) -> str:
     if name not in FAMILIES:
-        hint = f"; known are {', '.join(FAMILIES)}"
+        hint = f"; known: {', '.join(FAMILIES)}"
         raise ValueError(f"unknown target {name!r}{did_you_mean(name, FAMILIES) or hint}")
     return name
 
 
 Family = Annotated[str, Checked(_check_family, {"enum": [*FAMILIES]})]
-FURTHER_TARGETS = f"Further targets, and what is otherwise there: {', '.join(FAMILIES)}."
+FURTHER_TARGETS = f"Other targets, and what differs on them: {', '.join(FAMILIES)}."
 
 
 def in_schema(**conditions: Any) -> ConfigDict:
@@ -293,14 +293,14 @@ def present(*names: str) -> dict[str, Any]:
 class ImportOptions(StrictDocument):
     """How an `.onnx` program is prepared and imported (*ours*)."""
 
-    opset: Annotated[int, Field(ge=1, le=64)] | None = about(None, "Version of ONNX's operators to convert to first.")
+    opset: Annotated[int, Field(ge=1, le=64)] | None = about(None, "ONNX operator version to convert to first.")
     shapes: dict[Text, list[Count]] = Field(
-        default_factory=dict, description="Sizes of inputs by name, where the file leaves them open."
+        default_factory=dict, description="Sizes of inputs by name, if the file leaves them open."
     )
 
 
 class TargetOptions(StrictDocument):
-    """What is otherwise on a further target (*ours*)."""
+    """What differs on another target (*ours*)."""
 
     compiler_flags: Flags = Field(description="Flags of iree-compile.")
     device: Device
@@ -329,7 +329,7 @@ class ProgramDocument(StrictDocument):
     @model_validator(mode="after")
     def _import_is_of_onnx(self) -> Self:
         if self.onnx_import and not self._is_onnx:
-            raise FieldError("onnx_import", f"is given together with mlir {self.mlir!r}, which is not an .onnx file")
+            raise FieldError("onnx_import", f"is given with mlir {self.mlir!r}, which is not an .onnx file")
         return self
 
     @property

@@ -307,7 +307,7 @@ def with_changes(text: str, changes: Sequence[Removal | Addition]) -> str:
             text = _with_field(text, name, additions, style)
     if json.dumps(_read(text), sort_keys=True) != json.dumps(result, sort_keys=True):
         raise GauntletError(
-            "the config cannot be edited so that it means the same otherwise",
+            "the config cannot be edited without changing its meaning elsewhere",
             "Change its lists by hand; the changes are listed above.",
         )
     return text
@@ -341,7 +341,7 @@ def _apply_changes(document: dict[str, Any], changes: Sequence[Removal | Additio
         entries = lists.setdefault(change.list, list(old_entries))
         if isinstance(change, Removal) == (change.entry not in entries):
             state = "is not in" if isinstance(change, Removal) else "is already in"
-            raise GauntletError(f"{change.entry} {state} {change.list}", "The config was changed since: run again.")
+            raise GauntletError(f"{change.entry} {state} {change.list}", "The config has changed: run again.")
         if isinstance(change, Removal):
             lists[change.list] = [entry for entry in entries if entry != change.entry]
         else:

@@ -114,7 +114,7 @@ def read_torch_specs(
 def _make_tree(folder: Path, external: Path | None, modules: Path | None) -> SpecTree:
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
-        raise UsageError(f"spec folder {folder} {problem}", "Give --spec-dir a folder that holds spec files.")
+        raise UsageError(f"spec folder {folder} {problem}", "Give --spec-dir a folder that contains spec files.")
     if external is None:
         # They are in the spec folder or next to it; for the folder of one model or of a root, next to those of all
         # models.
@@ -319,7 +319,7 @@ def _find_unmatched(failures: Sequence[ExpectedFailure], names: Collection[str])
     problems: set[Problem] = set()
     for failure in failures:
         if not any(fnmatchcase(name, failure.case) for name in names):
-            message = f"{failure.case!r} fits no spec{did_you_mean(failure.case, names)}"
+            message = f"{failure.case!r} matches no spec{did_you_mean(failure.case, names)}"
             hint = "Write a glob over model/submodel, or remove the entry."
             problems.add(Problem(failure.origin.file, 0, f"{failure.origin.field}.case", message, hint))
     return problems

@@ -40,7 +40,7 @@ _VARIABLE = re.compile(r"\$\{([^{}]*)\}")
 _TARGET_FLAGS = ("iree-hal-target-device", "iree-hal-target-backends", "iree-hal-local-target-device-backends")
 _FAMILY_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 # The hint for a URL that cannot be parsed.
-BRACKETS_HINT = "Brackets in a path are written %5B and %5D."
+BRACKETS_HINT = "Write brackets in a path as %5B and %5D."
 
 
 def file_path(url: str) -> str:
@@ -100,7 +100,7 @@ class SpecReader:
         file = Path(os.path.normpath(self.spec.path.parent / source))
         if file.is_relative_to(self.spec.tree.folder):
             return file.as_uri()
-        message = f"{source!r} leaves the spec folder {self.spec.tree.folder}"
+        message = f"{source!r} is outside of the spec folder {self.spec.tree.folder}"
         self.add_problem(path, message, "Keep the file inside, or write file:///…")
         return ""
 
@@ -149,8 +149,8 @@ class SpecReader:
 
     def _is_inside(self, path: Sequence[str | int], name: str, folder: str) -> bool:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
-            message = f"{name!r} leaves the {folder} folder: expected a relative path without '..'"
-            self.add_problem(path, message, "Name the file alone and put it there, or write file:///….")
+            message = f"{name!r} is outside of the {folder} folder: expected a relative path without '..'"
+            self.add_problem(path, message, "Put the file into that folder and give only its name, or write file:///….")
             return False
         if PurePosixPath(name).parts:
             return self._is_short(path, name)
@@ -162,7 +162,7 @@ class SpecReader:
         noun = "name" if any(len(part.encode()) > _MAX_NAME_BYTES for part in parts) else "path"
         if noun == "path" and len(name.encode()) <= _MAX_PATH_BYTES:
             return True
-        self.add_problem(path, f"{name[:40] + '…'!r} has a longer {noun} than a file can have", "Shorten it.")
+        self.add_problem(path, f"{name[:40] + '…'!r} has a {noun} longer than the system allows", "Shorten it.")
         return False
 
 
@@ -182,7 +182,7 @@ def find_unknown_variables(flag: str, values: Mapping[str, str]) -> Iterator[tup
         if name in _FLAG_VARIABLES and name not in values:
             yield f"${{{name}}}: the variable is not set", f"Set {name} in the environment."
         elif name not in values:
-            yield f"${{{name}}} is not a variable of flags", f"Known: {', '.join(_FLAG_VARIABLES)}."
+            yield f"${{{name}}} is not a variable for flags", f"Known: {', '.join(_FLAG_VARIABLES)}."
 
 
 def find_target(flags: Iterable[str]) -> Target:

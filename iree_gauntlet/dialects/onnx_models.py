@@ -56,7 +56,7 @@ _STAGES_BY_EXCEPTION = {
     "IreeCompileException": Stage.COMPILE,
     "IreeRunException": Stage.THRESHOLD,
 }
-_HINT = "What is read is described in docs/reference/onnx-models.md."
+_HINT = "docs/reference/onnx-models.md describes what is read."
 _MODELS_FOLDER = "onnx_models"
 # Upstream's `ONNX_CONVERTER_OUTPUT_MIN_VERSION`.
 _MIN_OPSET = 17
@@ -70,10 +70,10 @@ _STAGES_BY_OUTCOME = {"fail-import": Stage.IMPORT, "fail-compile": Stage.COMPILE
 
 
 class OutcomesDocument(SuiteDocument):
-    """How a suite of ONNX models is compiled and run, and what comes of each test."""
+    """How a suite of ONNX models is compiled and run, and the outcome of each test."""
 
     tests_and_expected_outcomes: dict[str, Annotated[str, one_of("outcome", ("pass", *_STAGES_BY_OUTCOME, "skip"))]] = (
-        Field(description="What comes of each test, and of all others as default.")
+        Field(description="Outcome of each test, and of all others as default.")
     )
 
 
@@ -220,7 +220,7 @@ def _check_names(configs: Sequence[ModelsConfig], test_names: set[str]) -> list[
         unknown_tests = [entry for entry in config.tests if test_names and entry not in test_names]
         unmatched_entries = [
             make_problem_at(
-                config.name, config.text, [OUTCOMES, entry], f"names no test{did_you_mean(entry, test_names)}", hint
+                config.name, config.text, [OUTCOMES, entry], f"is not a test{did_you_mean(entry, test_names)}", hint
             )
             for entry in unknown_tests
         ]
@@ -243,7 +243,7 @@ def _make_spec(suite: _ModelSuite, name: str, test: OnnxModelTest, base: str, ba
         paths = [part for part in (path, _find_path_in_zoo(test.url)) if is_outside(part) or not part.isprintable()]
         if paths:
             message = f"{paths[0]!r} is not a path inside the folder of models"
-            hint = "A model's path has no '..' and no backslash, and begins at the suite's base."
+            hint = "A model's path has no '..' and no backslash, and is relative to the suite's base."
     if message:
         return ModelSpec(suite, name, kind, stem, None, stem, problems=(Problem(name, 0, function, message, hint),))
     if base_override:
@@ -266,7 +266,7 @@ def _read_named_tests(config: ModelsConfig) -> tuple[list[OnnxModelTest], list[P
     if not unknown_tests:
         return tests, list(config.problems)
     count_note = f" (and {len(unknown_tests) - 1} more)" if len(unknown_tests) > 1 else ""
-    message = f"the test does not name its model{count_note}, and the suite's tests are not here"
+    message = f"the test does not name its model{count_note}, and the suite's tests are not available"
     hint = f"Give the suite: --spec-dir iree-test-suites/{_MODELS_FOLDER} --config {config.name}."
     return tests, [make_problem_at(config.name, config.text, [OUTCOMES, unknown_tests[0]], message, hint)]
 
@@ -286,7 +286,7 @@ def _parse_base(model_root: str) -> str:
         return f"{model_root.rstrip('/')}/" if model_root else ""
     if not Path(model_root).is_dir():
         raise UsageError(
-            f"--model-root {model_root} is not a folder", "Name the folder or URL that holds `validated/`."
+            f"--model-root {model_root} is not a folder", "Name the folder or URL that contains `validated/`."
         )
     return f"file://{quote(str(resolve_links(Path(model_root))))}/"
 
@@ -342,7 +342,7 @@ def _read_test_file(path: Path, name: str, file: str) -> tuple[list[OnnxModelTes
         return [], [Problem(name, 0, "", f"cannot be read: {error.strerror}", "Check its rights.")]
     except (SyntaxError, ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 0) or 0
-        return [], [Problem(name, line, "", f"is not Python: {error}", "Is the file cut off?")]
+        return [], [Problem(name, line, "", f"is not Python: {error}", "Is the file truncated?")]
 
 
 def _read_tests(tree: ast.Module, name: str, file: str) -> tuple[list[OnnxModelTest], list[Problem]]:
@@ -399,7 +399,7 @@ def _read_function(function: ast.FunctionDef, constants: Mapping[str, str], file
     for parameter_id, names, own_marks in _read_parameters(parameter_marks[0]) if parameter_marks else [("", {}, [])]:
         model_url = _read_text(url, {**constants, **names})
         if model_url is None:
-            raise _UnreadableError(calls[0], "its model_url is not text that can be read without running it")
+            raise _UnreadableError(calls[0], "its model_url cannot be read as text without running it")
         name = f"{file}::{function.name}" + (f"[{parameter_id}]" if parameter_marks else "")
         # This is the order in which pytest keeps them.
         yield _apply_marks(OnnxModelTest(name, model_url), [*reversed(marks), *own_marks])
@@ -438,7 +438,7 @@ def _apply_marks(test: OnnxModelTest, marks: Sequence[ast.expr]) -> OnnxModelTes
         elif name == "xfail":
             exception = _join_names(_find_keyword(call, "raises")) if call else ""
             if not exception:
-                raise _UnreadableError(node, "xfail does not say what is raised, and so at which stage it fails")
+                raise _UnreadableError(node, "xfail does not name the exception, which would show the stage that fails")
             if exception not in _STAGES_BY_EXCEPTION:
                 # The suite's own error occurs before IREE runs.
                 skip = skip or f"the suite expects {exception}: it cannot test this model"

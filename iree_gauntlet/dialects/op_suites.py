@@ -154,14 +154,14 @@ def _find_useless_entries(name: str, text: str, document: OpConfig) -> Iterator[
         stage = _FAILURE_LISTS[list_name][0][0] if list_name in _FAILURE_LISTS else None
         for index, entry in enumerate(getattr(document, list_name)):
             if first_indices.setdefault(entry, index) != index:
-                message = f"{entry!r} stands in this list before ([{first_indices[entry]}])"
+                message = f"{entry!r} is already in this list ([{first_indices[entry]}])"
                 yield make_problem_at(name, text, [list_name, index], message, "Remove one of the two.")
                 continue
             skip = next(
                 (skip for skip, stages in _SKIP_LISTS.items() if stage in stages and entry in skipped_entries[skip]), ""
             )
             if skip:
-                message = f"{entry!r} stands in {skip} too, and is skipped: what does not run cannot fail"
+                message = f"{entry!r} is also in {skip}, and is skipped: what does not run cannot fail"
                 yield make_problem_at(name, text, [list_name, index], message, "Remove it from one of the two.")
 
 
@@ -185,8 +185,8 @@ def _find_unmatched(config: SuiteConfig, case_names: Collection[str], roots: Seq
         lines = find_item_lines(config.text, [key]) if entries else []
         for index, entry in entries:
             suggestion = _suggest_case(entry, case_names) if suggests else ""
-            message = f"{entry!r} names no case" + (f"; did you mean {suggestion!r}?" if suggestion else "")
-            hint = "Write the case's folder from the suite's root, or remove the entry."
+            message = f"{entry!r} is not a case" + (f"; did you mean {suggestion!r}?" if suggestion else "")
+            hint = "Write the case's folder relative to the suite's root, or remove the entry."
             if key == "golden_times_ms":
                 yield make_problem_at(config.name, config.text, [key, entry], message, hint)
             else:
@@ -250,16 +250,16 @@ class OpConfig(SuiteDocument):
     The lists name case folders, relative to the suite's root.
     """
 
-    skip_compile_tests: list[Text] = _make_case_list_field("not compiled, and not run")
+    skip_compile_tests: list[Text] = _make_case_list_field("neither compiled nor run")
     skip_run_tests: list[Text] = _make_case_list_field("compiled only")
     expected_compile_failures: list[Text] = _make_case_list_field("the compile is expected to fail")
-    expected_run_failures: list[Text] = _make_case_list_field("the run is expected to fail, or to give other values")
-    expected_compile_crashes: list[Text] = _make_case_list_field("the compiler is expected to die by a signal")
-    expected_run_crashes: list[Text] = _make_case_list_field("the run is expected to die by a signal")
+    expected_run_failures: list[Text] = _make_case_list_field("the run is expected to fail or give other values")
+    expected_compile_crashes: list[Text] = _make_case_list_field("the compiler is expected to be killed by a signal")
+    expected_run_crashes: list[Text] = _make_case_list_field("the run is expected to be killed by a signal")
     golden_times_ms: dict[Text, Factor] = Field(
         default_factory=dict, description="Milliseconds by case; these are measured too."
     )
-    tolerance_factor: Factor = about(1.0, "How many times the golden time may be exceeded.")
+    tolerance_factor: Factor = about(1.0, "Limit as a multiple of the golden time.")
 
 
 class FormulaFields(StrictDocument):
@@ -267,8 +267,8 @@ class FormulaFields(StrictDocument):
 
     shape: list[Count] = Field(description="Sizes.")
     dtype: ElementType = about("float32", "Element type, as NumPy calls it.")
-    coeff: _Finite = about(1.0, "Times what is random.")
-    offset: _Finite = about(0.0, "Added to that.")
+    coeff: _Finite = about(1.0, "Factor of the random values.")
+    offset: _Finite = about(0.0, "Added to the product.")
 
 
 class FormulaArgument(StrictDocument):
@@ -278,14 +278,14 @@ class FormulaArgument(StrictDocument):
 
 
 class TensorMeta(StrictDocument):
-    """What a raw file holds."""
+    """The content of a raw file."""
 
     dtype: ElementType = Field(description="Element type, as NumPy calls it.")
     shape: list[Count] = Field(description="Sizes.")
 
 
 class ExpectedOutput(StrictDocument):
-    """An expected output: a URL or file, or one value; the name of a file may stand in either."""
+    """An expected output: a URL or file, or one value; a file name may be given in either."""
 
     model_config = in_schema(oneOf=[present("url"), present("value")])
 
@@ -293,14 +293,14 @@ class ExpectedOutput(StrictDocument):
     value: Annotated[Any, AfterValidator(_check_number_or_file), WithJsonSchema(_NUMBER_OR_FILE)] = about(
         None, "A number, or the name of a file."
     )
-    meta: TensorMeta | None = about(None, "What raw bytes hold.")
+    meta: TensorMeta | None = about(None, "Type and sizes of raw bytes.")
 
     @model_validator(mode="after")
     def _check_source(self) -> ExpectedOutput:
         if (self.url is None) == (self.value is None):
             raise FieldError("url", "expected one of 'url' and 'value'")
         if self.file.split("?")[0].endswith(".bin") and self.meta is None:
-            raise FieldError("meta", "is missing: a .bin file does not say its shape and type")
+            raise FieldError("meta", "is missing: a .bin file does not contain its shape and type")
         return self
 
     @property
@@ -336,12 +336,12 @@ class TorchOp(StrictDocument):
     flat_args: list[_FlatArgument] = Field(
         default_factory=list, description="Arguments in order: numbers, and formulas."
     )
-    seed: Annotated[int, Field(ge=0, le=(1 << 32) - 1)] = about(0, "Of the values that are made.")
-    rtol: Tolerance = about(1e-05, "Relative tolerance, as of numpy.allclose.")
-    atol: Tolerance = about(1e-08, "Absolute tolerance, as of numpy.allclose.")
-    equal_nan: bool = about(False, "Whether two NaN are equal.")
+    seed: Annotated[int, Field(ge=0, le=(1 << 32) - 1)] = about(0, "Seed of the generated values.")
+    rtol: Tolerance = about(1e-05, "Relative tolerance, as in numpy.allclose.")
+    atol: Tolerance = about(1e-08, "Absolute tolerance, as in numpy.allclose.")
+    equal_nan: bool = about(False, "Whether two NaN values are equal.")
     mode: Literal["compare", "quality", "benchmark"] = about(
-        "compare", "compare (or quality), or benchmark: measured, and not compared."
+        "compare", "compare (or quality), or benchmark: measured, but not compared."
     )
     file_name: Text = about("test.mlir", "The program.")
     vmfb_name: Text = about("out.vmfb", "Accepted, and ignored.")
@@ -353,7 +353,7 @@ class TorchOp(StrictDocument):
     @model_validator(mode="after")
     def _check_expected(self) -> TorchOp:
         if self.mode != "benchmark" and not self.expected_output:
-            raise FieldError("expected_output", "is missing: a case that compares needs what is expected")
+            raise FieldError("expected_output", "is missing: a case that compares needs expected outputs")
         return self
 
 

@@ -95,15 +95,15 @@ class OpTests(ConfiguredBuilder[OpSpec]):
             return
         files = spec.folder.files
         if FLAGFILE in files and TORCH_FILE in files:
-            problem = Problem(spec.name, 0, "", f"is next to a {TORCH_FILE}: which one counts?", "Remove one.")
+            problem = Problem(spec.name, 0, "", f"is next to a {TORCH_FILE}: only one may be present", "Remove one.")
             op = OpInputs(problems=(problem,), compiles=False)
         elif FLAGFILE in files:
             op = _read_flags(spec)
         elif TORCH_FILE in files:
             op = _read_torch(spec)
         else:
-            message = f"is of a form before {TORCH_FILE}, which is not read"
-            op = _make_invalid(spec, Problem(spec.name, 0, "", message, "Take a newer state of the suite."))
+            message = f"is in a format older than {TORCH_FILE}, which is not supported"
+            op = _make_invalid(spec, Problem(spec.name, 0, "", message, "Use a newer version of the suite."))
         self.collector.case_problems.update(op.problems)
         self.collector.warnings.update(op.warnings)
         program = Program(f"file://{quote(f'{spec.folder.path}/{op.program}')}", name=op.program)
@@ -239,11 +239,11 @@ def _read_flags(spec: OpSpec) -> OpInputs:
     if program == _ANY_PROGRAM:
         programs = " and ".join(sorted(_list_programs(spec))) or "none"
         message = f"expected one program next to it, *.mlir or *.mlirbc; found {programs}"
-        problems.append(Problem(spec.name, 0, "", message, "Leave one program in the folder."))
+        problems.append(Problem(spec.name, 0, "", message, "Keep one program in the folder."))
     for line in lines:
         name = find_argument_file(line)
         if name and is_outside(name):
-            message = f"{name!r} leaves the case's folder"
+            message = f"{name!r} is outside of the case's folder"
             problems.append(Problem(spec.name, line.number, line.name, message, "Put the file next to the flagfile."))
         elif name and name not in spec.folder.files and not Path(spec.folder.path, name).is_file():
             message = f"the file {name} is missing"
@@ -320,7 +320,7 @@ class _CaseReader:
     def check_local_file(self, field: list[str | int], name: str) -> None:
         """Check a file of the case's folder."""
         if is_outside(name):
-            self._add_problem(field, f"{name!r} leaves the case's folder", "Put the file into the folder.")
+            self._add_problem(field, f"{name!r} is outside of the case's folder", "Put the file into the folder.")
         elif name not in self._spec.folder.files and not Path(self._spec.folder.path, name).is_file():
             self._add_problem(field, f"the file {name} is missing", "Put it into the case's folder.")
 
@@ -329,7 +329,7 @@ class _CaseReader:
             self.check_local_file(["expected_output", index], output)
             if output.endswith(".bin"):
                 hint = 'Write {"url": …, "meta": {"dtype": …, "shape": […]}}.'
-                self._add_problem(["expected_output", index], f"{output} does not say its shape and type", hint)
+                self._add_problem(["expected_output", index], f"{output} does not contain its shape and type", hint)
             return Argument(f"@{output}")
         if not output.file:
             return Argument(_format_scalar(output.value, output.meta))
@@ -380,7 +380,7 @@ def read_flagfile(text: str, file: str) -> tuple[list[FlagLine], list[Problem]]:
         match = _FLAG_SYNTAX.fullmatch(content)
         if match is None or "\0" in content:
             message = f"expected a flag such as --input=3x4xf32=@input_0.bin, found {_shorten(content)!r}"
-            problems.append(Problem(file, number, "", message, "Write one flag a line; a comment begins with #."))
+            problems.append(Problem(file, number, "", message, "Write one flag per line; a comment starts with #."))
             continue
         name, value = match.groups()
         if value is not None and name in _ARGUMENT_FLAGS:
@@ -402,7 +402,7 @@ def _check_flag(flag: FlagLine) -> tuple[str, str] | None:
     if not flag.value:
         return "has no value: expected for example 3x4xf32=@input_0.bin", "Write the value after '='."
     if flag.value[0] == flag.value[-1] == '"' and _FILE_ARGUMENT.fullmatch(flag.value[1:-1]):
-        return "the tools take quotes around a file for a part of its name", "Write it without quotes."
+        return "the tools treat quotes around a file as a part of its name", "Write it without quotes."
     match = _FILE_ARGUMENT.fullmatch(flag.value)
     tensor_type = match[1] if match else None
     if tensor_type is not None and not TENSOR_TYPE.fullmatch(tensor_type):

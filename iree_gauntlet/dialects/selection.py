@@ -84,12 +84,12 @@ class MarkerExpression:
         while text[position:].strip():
             match = _TOKEN.match(text, position)
             if not match:
-                self._fail(f"{text[position:].strip()[0]!r} is not a marker, 'and', 'or', 'not' or parenthesis")
+                self._fail(f"{text[position:].strip()[0]!r} is not a marker, 'and', 'or', 'not' or a parenthesis")
             tokens.append(match.group().strip())
             position = match.end()
         self.words = set(tokens) - _OPERATORS
         if sum(symbol in ("(", "not") for symbol in tokens) > _MAX_DEPTH:
-            self._fail(f"more than {_MAX_DEPTH} times 'not' or '('")
+            self._fail(f"more than {_MAX_DEPTH} uses of 'not' or '('")
         self._check_order(tokens)
         # Python's operators mean the same; an empty expression matches everything.
         terms = [symbol if symbol in _OPERATORS else f"({symbol!r} in markers)" for symbol in tokens]
@@ -115,14 +115,13 @@ class MarkerExpression:
             else:
                 self._fail("a parenthesis is not closed" if depth else f"unexpected {symbol!r}")
         if tokens and expects_marker:
-            self._fail("expected a marker, found 'the end'")
+            self._fail("expected a marker, found the end")
         if depth:
             self._fail("a parenthesis is not closed")
 
     def _fail(self, message: str) -> NoReturn:
         raise UsageError(
-            f"marker expression {self.text!r}: {message}",
-            "Write for example: --markers 'cpu and not (slow or vision)'.",
+            f"marker expression {self.text!r}: {message}", "For example: --markers 'cpu and not (slow or vision)'."
         )
 
 
@@ -148,10 +147,10 @@ def explain_no_match(
     other_models = sorted({spec.model for spec in suite_tests} - set(models))
     lines = [text for include in includes if (text := find_unmatched(include, target_tests))]
     if markers:
-        lines.append(f"Markers of what matches otherwise: {_format_names(sorted(markers))}.")
+        lines.append(f"Markers of what otherwise matches: {_format_names(sorted(markers))}.")
     if other_targets:
         targets = _format_names(sorted(other_targets))
-        lines.append(f"What matches otherwise is for {targets}: name it with --target, or add a target to its spec.")
+        lines.append(f"What otherwise matches is for {targets}: select one with --target, or add a target to its spec.")
     lines.append(f"Models for {', '.join(sorted(families))}: {_format_names(models)}.")
     if other_models and not models:
         lines.append(f"Models for other targets: {_format_names(other_models)}; see --target.")

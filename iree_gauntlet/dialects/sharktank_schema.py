@@ -118,11 +118,11 @@ class _Regression(ProgramDocument, _Common):
     inputs: list[Blob] = Field(default_factory=list, description="Arguments of the function, in order.")
     outputs: list[Blob] = Field(default_factory=list, description="Expected outputs, in order.")
     real_weights: Text | None = about(
-        None, "Archive of weights (IRPA). Without it the compile writes one of equal values."
+        None, "Archive of weights (IRPA). Without it, the compile writes one with equal values."
     )
-    pipeline_mlir: Text | None = about(None, "A second module, which is compiled as well.")
-    add_pipeline_module: Truth = about(False, "Load the second module too, after the main one.")
-    compile_only: Truth = about(False, "Compile, and do not run.")
+    pipeline_mlir: Text | None = about(None, "A second module to compile.")
+    add_pipeline_module: Truth = about(False, "Also load the second module, after the main one.")
+    compile_only: Truth = about(False, "Compile without running.")
     tuner_file: dict[str, Text] = Field(
         default_factory=dict, description="Transform dialect libraries by SKU, on ROCm."
     )
@@ -130,7 +130,7 @@ class _Regression(ProgramDocument, _Common):
     @model_validator(mode="after")
     def _check_parts(self) -> _Regression:
         if self.add_pipeline_module and not self.pipeline_mlir:
-            raise FieldError("add_pipeline_module", "is true, but there is no pipeline_mlir to add")
+            raise FieldError("add_pipeline_module", "is true, but pipeline_mlir is missing")
         return self
 
 
@@ -139,24 +139,22 @@ class RegressionV1(_Regression):
 
     cpu_compiler_flags: Flags = Field(description="Flags of iree-compile on the CPU.")
     rocm_compiler_flags: Flags = Field(description="Flags of iree-compile on ROCm.")
-    rocm_pipeline_compiler_flags: Flags = Field(
-        description="A second module, which is compiled as well: its flags on ROCm."
-    )
-    cpu_threshold_args: Flags = Field(description="Further flags of iree-run-module on the CPU.")
-    rocm_threshold_args: Flags = Field(description="Further flags of iree-run-module on ROCm.")
+    rocm_pipeline_compiler_flags: Flags = Field(description="Flags on ROCm for the second module.")
+    cpu_threshold_args: Flags = Field(description="More flags for iree-run-module on the CPU.")
+    rocm_threshold_args: Flags = Field(description="More flags for iree-run-module on ROCm.")
     run_cpu_function: Text | None = about(None, "Function to run on the CPU.")
     run_rocm_function: Text | None = about(None, "Function to run on ROCm.")
     cpu_run_test_expecting_to_fail: Truth = about(False, "The threshold step is expected to fail on the CPU.")
     rocm_run_test_expecting_to_fail: Truth = about(False, "The threshold step is expected to fail on ROCm.")
     rocm_compile_chip_expecting_to_fail: Texts = Field(description="Chips on which the compile is expected to fail.")
-    rocm_tests_only: Truth = about(False, "Nothing is done on the CPU.")
+    rocm_tests_only: Truth = about(False, "Skip everything on the CPU.")
 
 
 class RegressionTarget(TargetOptions):
-    """What is otherwise on a further target of a regression test (*ours*)."""
+    """What differs on another target of a regression test (*ours*)."""
 
     threshold_args: list[Flag] | None = about(
-        None, "Further flags of iree-run-module, such as --expected_f16_threshold=1.0f."
+        None, "More flags for iree-run-module, such as --expected_f16_threshold=1.0f."
     )
 
 
@@ -166,21 +164,19 @@ class RegressionV2(_Regression, WithTargets):
     model_config = in_schema(**{"if": require_true("compile_only"), "else": present("device")})
 
     compiler_flags: Flags = Field(description="Flags of iree-compile.")
-    pipeline_compiler_flags: Flags = Field(description="A second module, which is compiled as well: its flags.")
-    threshold_args: Flags = Field(
-        description="Further flags of iree-run-module, such as --expected_f16_threshold=1.0f."
-    )
+    pipeline_compiler_flags: Flags = Field(description="Flags for the second module.")
+    threshold_args: Flags = Field(description="More flags for iree-run-module, such as --expected_f16_threshold=1.0f.")
     targets: Mapping[Family, RegressionTarget] = Field(default_factory=dict, description=FURTHER_TARGETS)  # ours
-    run_function: Text | None = about(None, "Function to run; it may be left out where a module exports one.")
+    run_function: Text | None = about(None, "Function to run; optional if a module exports only one.")
     device: Device
     run_test_expecting_to_fail: Truth = about(False, "The threshold step is expected to fail.")
     compile_chip_expecting_to_fail: Texts = Field(description="Chips on which the compile is expected to fail.")
-    custom_real_weights_group: Text | None = about(None, "Accepted, and ignored: every file is fetched once anyway.")
+    custom_real_weights_group: Text | None = about(None, "Accepted, but ignored: each file is fetched once anyway.")
 
     @model_validator(mode="after")
     def _has_a_device(self) -> RegressionV2:
         if not self.compile_only and not self.device:
-            raise FieldError("device", "is missing: a spec that is not compile_only names the device it runs on")
+            raise FieldError("device", "is missing: a spec that is not compile_only must name its device")
         return self
 
 
@@ -201,24 +197,20 @@ class Benchmark(_Common):
     inputs: list[InputText] = Field(description="Each is one --input=: 1x64xi64 (zeros), 1xf32=3.0.")
     function_run: Text = Field(description="Function to measure.")
     device: Device
-    submodel_name: Text | None = about(
-        None, "Submodel whose module and weights are measured, where it is not the file's own."
-    )
-    benchmark_repetitions: WholeNumber | None = about(None, "--benchmark_repetitions, as older files write it.")
+    submodel_name: Text | None = about(None, "Submodel whose module and weights are measured, if not the file's own.")
+    benchmark_repetitions: WholeNumber | None = about(None, "--benchmark_repetitions, in the style of older files.")
     benchmark_min_warmup_time: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = about(
-        None, "--benchmark_min_warmup_time, as older files write it."
+        None, "--benchmark_min_warmup_time, in the style of older files."
     )
-    benchmark_flags: Flags = Field(description="Further flags of iree-benchmark-module.")
+    benchmark_flags: Flags = Field(description="More flags for iree-benchmark-module.")
     compilation_required: Truth = about(False, "It compiles a program of its own.")
-    compiled_file_name: RelativePath | None = about(None, "Accepted, and ignored: modules are kept in the cache.")
+    compiled_file_name: RelativePath | None = about(None, "Accepted, but ignored: modules are kept in the cache.")
     compile_flags: Flags = Field(description="Flags of iree-compile for its own program.")
     mlir_file_name: PlainName | None = about(None, "Its own program: an external file.")
     mlir_file_path: Text | None = about(None, "Its own program: a path.")
     mlir_file_url: Text | None = about(None, "Its own program: a URL.")
     mlir_url: Text | None = about(None, "Its own program: a URL.")
-    modules: Texts = Field(
-        description="<model>_<submodel> of modules that are loaded before it, each with its weights."
-    )
+    modules: Texts = Field(description="<model>_<submodel> of modules to load before it, each with its weights.")
     real_weights_file_name: PlainName | None = about(None, "Another file of weights that the paired test downloads.")
     real_weights_file_path: Text | None = about(None, "A file of weights on this machine.")
     specific_chip_to_ignore: Texts = Field(description="Chips on which it is skipped.")
@@ -226,7 +218,7 @@ class Benchmark(_Common):
     golden_time_ms: _Factors = Field(description="Milliseconds that a run may take, by SKU, or by cpu.")
     golden_time: _Factors = Field(description="The older name of golden_time_ms.")
     golden_time_tolerance_multiplier: _Factors = Field(
-        description="How many times a golden time may be exceeded, by SKU, or by cpu."
+        description="Limit as a multiple of the golden time, by SKU, or by cpu."
     )
     # Those of instructions are ours.
     __annotations__ |= {
@@ -237,7 +229,7 @@ class Benchmark(_Common):
 
     def list_notes(self) -> tuple[str, ...]:
         """Return a note for each outdated field."""
-        device_note = "device is missing, as in the first generation: hip with --device_allocator=caching is meant"
+        device_note = "device is missing, as in the first generation: using hip with --device_allocator=caching"
         notes = [f"{old} is the older name of {new}" for old, new in _NEWER_NAMES.items() if getattr(self, old)]
         return tuple(notes if self.device else [device_note, *notes])
 
@@ -246,13 +238,13 @@ class Benchmark(_Common):
         if self.device is None and (self.benchmark_flags or self.benchmark_repetitions is None):
             raise FieldError("device", "is missing: the field is required")
         if self.compilation_required and not any(getattr(self, name) for name in PROGRAMS):
-            message = "is true, but neither mlir_file_name nor mlir_file_path nor mlir_file_url says what to compile"
+            message = "is true, but none of mlir_file_name, mlir_file_path and mlir_file_url is given"
             raise FieldError("compilation_required", message)
         archives = ("real_weights_file_name", "real_weights_file_path")
         for names in (PROGRAMS, archives, ("golden_time_ms", "golden_time")):
             first, *duplicates = [name for name in names if getattr(self, name)] or [""]
             if duplicates:
-                raise FieldError(duplicates[0], f"says what {first} does; keep one of the two")
+                raise FieldError(duplicates[0], f"duplicates {first}; keep one of the two")
         return self
 
     @model_validator(mode="after")
@@ -264,7 +256,7 @@ class Benchmark(_Common):
             ]
             differing = [value for value in flag_values if field is not None and not _is_same_number(value, field)]
             if differing:
-                raise FieldError(name, f"is {field:g}, but benchmark_flags say {differing[0]}; keep one of the two")
+                raise FieldError(name, f"is {field:g}, but benchmark_flags set {differing[0]}; keep one of the two")
         return self
 
 
@@ -289,7 +281,7 @@ def read_sharktank_specs(tree: SpecTree, root: Path) -> Iterator[Spec]:
     files = [path for model in models for path in _list_json(model)]
     if root.name in ROOT_NAMES:
         # A file outside of the models' folders may have been meant as a spec.
-        message = f"is not read: specs lie in their model's folder, {shorten_path(root)}/MODEL/"
+        message = f"is not read: specs must be in their model's folder, {shorten_path(root)}/MODEL/"
         for path in _list_json(root):
             spec = _make_spec(tree, root, path, None)
             yield replace(spec, warnings=(Problem(spec.name, 0, "", message, "Move it there."),))
@@ -318,14 +310,14 @@ def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
     family = path.stem.rpartition("_")[2]
     is_first = isinstance(document, RegressionV1) or (isinstance(document, Benchmark) and document.device is None)
     if document is not None and not is_first and family not in _FAMILIES_IN_NAMES:
-        message = "the file name does not say the backend: expected "
+        message = "the file name does not contain the backend: expected "
         message += " or ".join(f"{path.stem}_{name}.json" for name in _FAMILIES_IN_NAMES)
         problems = [*problems, Problem(name, 0, "", message, "Rename the file.")]
     if isinstance(document, RegressionV2) and family in document.targets:
         problems = [*problems, make_problem_at(name, text, ["targets", family], OWN_TARGET, OWN_TARGET_HINT)]
     if isinstance(document, Benchmark) and is_first and family == CPU.family:
         problems = [
-            make_problem_at(name, text, ["device"], "is missing: only the first generation, for ROCm, has none")
+            make_problem_at(name, text, ["device"], "is missing: only the first generation, for ROCm, omits it")
         ]
         document = None
     return _make_spec(tree, root, path, document, problems, words)

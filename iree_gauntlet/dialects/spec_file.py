@@ -66,9 +66,9 @@ def read_text(path: Path, name: str, kind: str = "spec files") -> str:
     try:
         content = read_file(path)
     except OSError as error:
-        reason, hint = error.strerror, "Check the path and its rights."
+        reason, hint = error.strerror, "Check the path and its permissions."
         if path.is_symlink() and not path.exists():
-            reason, hint = f"it is a link to {os.readlink(path)}, which is not there", "Fix the link, or remove it."  # noqa: PTH115
+            reason, hint = f"it is a link to {os.readlink(path)}, which does not exist", "Fix the link, or remove it."  # noqa: PTH115
         problem = Problem(name, 0, "", f"cannot be read: {reason}", hint)
         raise SpecError([problem], kind) from error
     try:
@@ -112,18 +112,18 @@ def _parse(text: str, name: str) -> dict[str, Any]:
             json.dumps(document, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             escape = f"\\u{ord(error.object[error.start]):04x}"
-            message = f"holds half of a surrogate pair, which is not a character: {escape}"
+            message = f"contains half of a surrogate pair, which is not a character: {escape}"
             raise _make_error(name, 0, message, "Write the character itself.") from error
     return document
 
 
 def _make_depth_problem(name: str, noun: str) -> Problem:
-    return Problem(name, 0, "", "is nested too deeply", f"{noun} is two or three levels deep.")
+    return Problem(name, 0, "", "is nested too deeply", f"{noun} has two or three levels.")
 
 
 def _make_number_problem(name: str, error: ValueError) -> Problem:
     """Make the problem of an integer with more digits than Python converts."""
-    return Problem(name, 0, "", f"holds a number that cannot be read: {error}", "Write a shorter number.")
+    return Problem(name, 0, "", f"contains an invalid number: {error}", "Write a shorter number.")
 
 
 def _load_strictly(text: str, name: str) -> object:
@@ -174,7 +174,7 @@ def drop_unknown_fields(
     """
     unknown = [field for field in content if field not in valid_fields and not find_nearest(field, valid_fields)]
     hint = f"Known fields: {', '.join(sorted(valid_fields))}."
-    warnings = [make_problem_at(name, text, [field], "unknown field, which is passed over", hint) for field in unknown]
+    warnings = [make_problem_at(name, text, [field], "unknown field, which is ignored", hint) for field in unknown]
     return {field: value for field, value in content.items() if field not in unknown}, warnings
 
 
@@ -275,7 +275,7 @@ def _make_syntax_error(text: str, name: str, error: json.JSONDecodeError) -> Spe
     next_character = text[error.pos :].lstrip()[:1]
     if (next_character in ("}", "]") and preceding.endswith(",")) or "Illegal trailing comma" in error.msg:
         line = preceding.count("\n") + 1
-        return _make_error(name, line, "trailing comma: JSON has none before ']' or '}'", "Remove the comma.")
+        return _make_error(name, line, "trailing comma: JSON does not allow one before ']' or '}'", "Remove the comma.")
     if next_character == "":
         return _make_error(name, error.lineno, "ends in the middle of a value", "Is the file cut off?")
     if error.msg == "Expecting ',' delimiter" and "\n" in text[len(preceding) : error.pos]:
@@ -340,7 +340,7 @@ def read_toml(path: Path, kind: str = "spec files") -> tuple[str, dict[str, Any]
         raise SpecError([_make_depth_problem(name, "Such a file")], kind)
     if match := _NUL_ESCAPE.search(text):
         line = text[: match.start()].count("\n") + 1
-        raise SpecError([Problem(name, line, "", f"holds {match[0]}, which no name has", "Remove it.")], kind)
+        raise SpecError([Problem(name, line, "", f"contains {match[0]}, invalid in names", "Remove it.")], kind)
     # Editors use this key to find the fields' descriptions.
     content.pop("$schema", None)
     return text, content

@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 
 def _check_reason(text: str) -> str:
     if not text.strip():
-        raise ValueError("expected a reason: say why this fails, with a link where there is one")
+        raise ValueError("expected a reason: explain why this fails, with a link if there is one")
     return text
 
 
@@ -51,21 +51,21 @@ class _IncludeTable(StrictDocument):
     model: str = about("*", "Glob of models.")
     submodel: str = about("*", "Glob of submodels.")
     filename: str = about("*", "Glob of spec files, without .json.")
-    markers: str = about("", "Expression of markers: small and not audio.")
+    markers: str = about("", "Marker expression: small and not audio.")
 
 
 class _ExpectTable(StrictDocument):
     case: str = Field(description="Glob of model/submodel.")
     stage: _Stage = Field(description="The stage that fails.")
-    reason: Annotated[str, AfterValidator(_check_reason)] = Field(description="Why, with a link where there is one.")
-    kind: _Kind | None = about(None, "How it fails: any other failure counts. Without it, any kind is expected.")
-    match: str = about("", "A text that the failure's reason, or the tool's output, has in it.")
+    reason: Annotated[str, AfterValidator(_check_reason)] = Field(description="Why, with a link if there is one.")
+    kind: _Kind | None = about(None, "How it fails: any other failure is reported. Without it, any kind is expected.")
+    match: str = about("", "A text that the failure's reason or the tool's output contains.")
 
     @model_validator(mode="after")
     def _check_kind(self) -> _ExpectTable:
         valid_kinds = Stage(self.stage).row.failures
         if self.kind is not None and self.kind not in valid_kinds:
-            message = f"{self.kind!r} cannot come of the stage {self.stage!r}"
+            message = f"{self.kind!r} cannot result from the stage {self.stage!r}"
             raise FieldError("kind", f"{message}: expected {', '.join(valid_kinds) or 'no kind'}")
         return self
 
@@ -73,18 +73,18 @@ class _ExpectTable(StrictDocument):
 class SuiteTable(StrictDocument):
     """A suite: what is run, where, and what is expected to fail."""
 
-    name: Annotated[str, expect("letters, digits, '_', '-' and '.', first a letter or digit", _NAME.fullmatch)]
+    name: Annotated[str, expect("letters, digits, '_', '-' and '.', starting with a letter or digit", _NAME.fullmatch)]
     description: ForPeople
     target: Annotated[str, AfterValidator(lambda text: _require_target(text) and text)] = Field(
-        description=f"{', '.join(FAMILIES)}, or a chip such as gfx942; the command line may name another.",
+        description=f"{', '.join(FAMILIES)}, or a chip such as gfx942; the command line can select another.",
         examples=[*FAMILIES, "gfx942", "sm_80"],
     )
-    sku: str = about("", "Machine that golden times are for.")
-    device_optional: bool = about(False, "Where there is no such device, compile only, without an error.")
+    sku: str = about("", "Machine to which golden times belong.")
+    device_optional: bool = about(False, "If there is no such device, only compile, without an error.")
     stages: list[_Stage] = Field(
         default_factory=lambda: [stage.value for stage in DEFAULT_STAGES],
         min_length=1,
-        description="What is done, with the stages that these need.",
+        description="What is run, including the stages that these need.",
     )
     spec_dirs: list[str] = Field(
         default_factory=lambda: ["../specs"], description="Folders of specs, relative to this file."
@@ -94,7 +94,7 @@ class SuiteTable(StrictDocument):
     )
     include: list[_IncludeTable] = Field(
         default_factory=lambda: [_IncludeTable()],
-        description="What is selected; without one, everything. All fields that are given must match.",
+        description="What is selected; without one, everything. All given fields must match.",
     )
     expect_failure: list[_ExpectTable] = Field(
         default_factory=list, description="What is known to fail: an unexpected pass is reported."
@@ -121,11 +121,11 @@ def read_suite(path: Path) -> Suite:
     name = str(path)
     if path.is_dir():
         raise UsageError(
-            f"suite {name} is a folder", "Name a suite's file, or a suite of suites/; see docs/reference/suites.md."
+            f"suite {name} is a folder", "Name a suite's file, or a suite in suites/; see docs/reference/suites.md."
         )
     if not path.is_file():
         files = sorted(str(file) for file in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        hint = f"Suites there: {', '.join(files)}." if files else "Suites are TOML files; see docs/reference/suites.md."
+        hint = f"Available: {', '.join(files)}." if files else "Suites are TOML files; see docs/reference/suites.md."
         raise UsageError(f"suite {name} does not exist", hint)
     _, table = read_table(path, SuiteTable)
     includes = tuple(Include(entry.model, entry.submodel, entry.filename, entry.markers) for entry in table.include)
@@ -167,10 +167,10 @@ def find_idle_includes(suite: Suite, specs: Iterable[AnySpec]) -> list[Problem]:
         return [Problem(str(suite.path), 0, "spec_dirs", f"there is no spec in {folders}", hint)]
     for index, include in enumerate(suite.includes):
         if not any(include.matches_spec(spec) for spec in tests):
-            reason = find_unmatched(include, tests) or "Its globs fit none together."
+            reason = find_unmatched(include, tests) or "No spec matches all of its globs."
             hint = "Fix the entry, or remove it; `list` shows every model and submodel."
             problems.append(
-                Problem(str(suite.path), 0, f"include[{index}]", f"fits no spec: {reason[0].lower()}{reason[1:]}", hint)
+                Problem(str(suite.path), 0, f"include[{index}]", f"no match: {reason[0].lower()}{reason[1:]}", hint)
             )
     return problems
 
@@ -194,7 +194,7 @@ def with_failures_of(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, 
                 new_cases[case.id] = adjusted(current_case, failures)
                 applied_failures.update({f"{name} {failure.stage}": None for failure in failures})
         if applied_failures:
-            notes.append(f"expected to fail, as {suite.path} lists them: {', '.join(applied_failures)}")
+            notes.append(f"expected to fail, according to {suite.path}: {', '.join(applied_failures)}")
     return replace(
         cases,
         cases=tuple(new_cases.get(case.id, case) for case in cases.cases),

@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _NOTES = {
-    "golden_time": "golden_time is of the first generation: the mean is held against it, without a factor;"
-    " golden_time_ms, which goes before it, is for the fastest repetition, with tolerance_factor",
-    "pipeline_mlir": "pipeline_mlir is passed over, as in iree-test-suites: a module definition in 'modules' counts",
+    "golden_time": "golden_time is from the first generation: the mean is compared with it, without a factor;"
+    " golden_time_ms, which overrides it, is for the fastest repetition, with tolerance_factor",
+    "pipeline_mlir": "pipeline_mlir is ignored, as in iree-test-suites: use a module definition in 'modules'",
 }
 
 
@@ -296,7 +296,7 @@ class TorchModules:
         spec_there = self._specs.get(path)
         if spec_there and spec_there.document and not isinstance(spec_there.document, ModuleDefinition):
             description = "the test itself" if path == spec.path else "a test"
-            hint = "Name the file that holds 'mlir' and 'compiler_flags'."
+            hint = "Name the file that contains 'mlir' and 'compiler_flags'."
             reader.add_problem(field, f"{name!r} is {description}, not a module definition", hint)
             return None
         module_case, problems = self.build_definition(path, spec)

@@ -106,7 +106,7 @@ def _check_module_name(name: str) -> str:
 def _check_run_flag(text: str) -> str:
     name = text.lstrip("-").split("=")[0]
     if name in ("benchmark_format", "benchmark_out", "benchmark_out_format"):
-        raise ValueError(f"--{name} would keep the results from being read: remove it")
+        raise ValueError(f"--{name} would prevent the results from being read: remove it")
     return text
 
 
@@ -195,13 +195,13 @@ class Weight(StrictDocument):
         ]
     )
 
-    type: Literal["url", "random", "splat"] = about("url", "What the file is.")
+    type: Literal["url", "random", "splat"] = about("url", "Type of the file.")
     scope: Annotated[str, Field(pattern=r"^[^=\x00]*$")] = Field(
-        description="Name that an archive is loaded under: --parameters=<scope>=…."
+        description="Name under which an archive is loaded: --parameters=<scope>=…."
     )
     url: Text | None = about(None, "Where it comes from: a file, or a URL.")
     module: _ModuleName | None = about(None, "Name of a module definition below the module folder.")
-    seed: Count | None = about(None, "Of the values that are made.")
+    seed: Count | None = about(None, "Seed of the generated values.")
     value: Annotated[float, Field(allow_inf_nan=False)] | None = about(
         None, "A type with a url, a value such as 1xf32=3.0, or a file: @name.npy."
     )
@@ -228,7 +228,7 @@ class _Test(StrictDocument):
     def _check_timeouts(self) -> _Test:
         for stage in self.timeouts:
             if stage in _MODULE_STAGES and not Stage(stage).row.fetches:
-                raise FieldError("timeouts", f"{stage!r} is a stage of module definitions: write it there")
+                raise FieldError("timeouts", f"{stage!r} is a stage of module definitions: set it in one")
         return self
 
 
@@ -255,40 +255,40 @@ class _RunTest(_Test):
 class QualityTest(_RunTest):
     """Runs modules and compares their outputs with the expected ones."""
 
-    type: Literal["quality"] = Field(description="What the file is.")
+    type: Literal["quality"] = Field(description="Type of the file.")
     expected_outputs: list[ArgumentSpec] = Field(
         default_factory=list, description="What outputs are compared with; without any, the test only has to run."
     )
     outputs: list[OutputSpec] = Field(
-        default_factory=list, description="Files in which outputs are kept: {value: @name.npy}."
+        default_factory=list, description="Files to which outputs are written: {value: @name.npy}."
     )
 
 
 class BenchmarkTest(_RunTest):
-    """Measures modules: the fastest repetition is held against golden × factor.
+    """Measures modules: the fastest repetition is compared with golden × factor.
 
     The first generation of iree-test-suites holds the mean against `golden_time`, without a factor.
     """
 
-    type: Literal["benchmark"] = Field(description="What the file is.")
+    type: Literal["benchmark"] = Field(description="Type of the file.")
     golden_time_ms: Positive | None = about(
         None, "Milliseconds that the fastest repetition may take, times the factor."
     )
-    golden_time: Positive | None = about(None, "As of the first generation: the mean may not exceed it.")
-    tolerance_factor: Positive = about(1.1, "How many times the golden time may be exceeded.")
+    golden_time: Positive | None = about(None, "From the first generation: the mean must not exceed it.")
+    tolerance_factor: Positive = about(1.1, "Limit as a multiple of the golden time.")
     sku: Word | None = about(None, "The golden time is checked only with this --sku.")  # ours
 
 
 class CompstatTest(_Test):
-    """Holds a module's dispatch count and size against upper bounds."""
+    """Compares a module's dispatch count and size with upper bounds."""
 
-    type: Literal["compstat"] = Field(description="What the file is.")
+    type: Literal["compstat"] = Field(description="Type of the file.")
     module: Annotated[_ModuleName, BeforeValidator(_unpack_module), WithJsonSchema(_ONE_MODULE)] = Field(
         description="Name of a module definition below the module folder."
     )
-    golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = about(None, "Most dispatches.")
+    golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = about(None, "Dispatch limit.")
     golden_binary_size: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = about(
-        None, "Most bytes of the module."
+        None, "Maximum bytes of the module."
     )
     golden_compiler: GoldenCompiler  # ours
 
@@ -328,7 +328,7 @@ def _choose_document(content: dict[str, Any]) -> type[_TorchDocument] | str | No
     valid_types = ", ".join(_TEST_TYPES)
     if not isinstance(kind, str):
         return f"expected the type of a test ({valid_types})"
-    return f"unknown type {kind!r}{did_you_mean(kind, _TEST_TYPES) or f' of a test; types are {valid_types}'}"
+    return f"unknown type {kind!r}{did_you_mean(kind, _TEST_TYPES) or f' of a test; known: {valid_types}'}"
 
 
 def has_type(path: Path) -> bool:

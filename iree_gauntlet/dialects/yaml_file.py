@@ -81,7 +81,7 @@ def read_yaml(path: Path, kind: str, example: str) -> YamlFile:
         root = loader.get_single_node()
         content = loader.construct_document(root) if root else None
     except RecursionError as error:
-        raise SpecError([Problem(name, 0, "", "is nested too deeply", "Look for brackets left open.")], kind) from error
+        raise SpecError([Problem(name, 0, "", "is nested too deeply", "Look for unclosed brackets.")], kind) from error
     except yaml.YAMLError as error:
         raise SpecError([_explain_syntax(name, error)], kind) from error
     if root is None:
@@ -118,7 +118,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             name, line = str(key.value), _count_line(key)
             if name in lines:
-                self.duplicate_fields.append((line, name, f"this field is there already, at line {lines[name]}"))
+                self.duplicate_fields.append((line, name, f"this field is already on line {lines[name]}"))
             lines.setdefault(name, line)
         return node
 

@@ -29,19 +29,19 @@ class ToolkitFaultError(GauntletError):
 def explain_escaped(error: Exception) -> GauntletError:
     """Return the message for an unforeseen error; write the traceback of an error in the toolkit to a file."""
     if isinstance(error, MemoryError):
-        return GauntletError("there is not enough memory", "End what else runs here, or give -j a smaller number.")
+        return GauntletError("there is not enough memory", "Stop other programs on this machine, or use a smaller -j.")
     if isinstance(error, OSError) and error.errno in _RESOURCE_ERRNOS:
         prefix = f"{error.filename}: " if error.filename else ""
         return GauntletError(
-            f"{prefix}{error.strerror}", "Make room there, or have this machine looked at; then run again."
+            f"{prefix}{error.strerror}", "Free space there, or have this machine checked; then run again."
         )
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return UsageError(f"{str(error.filename)[:_MAX_FILENAME_CHARS]}…: {error.strerror}", "Give a shorter name.")
+        return UsageError(f"{str(error.filename)[:_MAX_FILENAME_CHARS]}…: {error.strerror}", "Use a shorter name.")
     frames = traceback.extract_tb(error.__traceback__)
     toolkit_frames = [frame for frame in frames if Path(frame.filename).is_relative_to(Path(__file__).parent.parent)]
     origin = f" ({Path(toolkit_frames[-1].filename).name}:{toolkit_frames[-1].lineno})" if toolkit_frames else ""
     error_line = (str(error).splitlines() or [""])[0]
-    summary = f"a fault of IREE Gauntlet itself, not of what it was given: {type(error).__name__}: {error_line}{origin}"
+    summary = f"a fault of IREE Gauntlet itself, not of its input: {type(error).__name__}: {error_line}{origin}"
     lines = [
         f"iree-gauntlet {__version__}, Python {platform.python_version()}, {platform.platform()}",
         f"$ {shlex.join(format_typed_command())}",
@@ -56,11 +56,11 @@ def explain_escaped(error: Exception) -> GauntletError:
             file.write(report)
     except OSError as write_error:
         return ToolkitFaultError(
-            summary, f"Report it with this text, for which there is no room ({write_error.strerror}):\n{report}"
+            summary, f"Report it with this text, which could not be saved ({write_error.strerror}):\n{report}"
         )
     hint = (
-        f"Report it with {file.name}, which has the traceback and the command line: read first what they show of yours."
+        f"Report it with {file.name}, which has the traceback and the command line: first check them for private data."
     )
     return ToolkitFaultError(
-        summary, f"{hint}\n  What was recorded before is kept; commands with --resume go on from there."
+        summary, f"{hint}\n  What was recorded before is kept; commands with --resume continue from there."
     )

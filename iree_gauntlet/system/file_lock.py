@@ -103,7 +103,7 @@ class LockFile:
     def acquire_now(self, *, exclusive: bool = True) -> bool:
         """Take the lock unless another holds it, and return True if it was taken. Errors as of `wait_for_lock`."""
         if self._descriptor is not None:
-            raise RuntimeError(f"{self._path} is held already")
+            raise RuntimeError(f"{self._path} is already held")
         self._descriptor = take_lock(self._path, exclusive=exclusive, mode=self._mode)
         if self._descriptor is None:
             return False

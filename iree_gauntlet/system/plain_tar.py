@@ -24,7 +24,7 @@ def unpack_plain(tar: tarfile.TarFile, folder: Path) -> None:
     for member in tar:
         path = Path(os.path.normpath(folder / member.name))
         if not path.is_relative_to(folder) or not (member.isfile() or member.isdir()):
-            raise NotPlainError(f"{member.name!r} is no plain file below it")
+            raise NotPlainError(f"{member.name!r} is not a plain file below it")
         content = tar.extractfile(member)
         if content is None:
             path.mkdir(parents=True, exist_ok=True)

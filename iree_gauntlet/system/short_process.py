@@ -121,7 +121,7 @@ def show_last_words(program: str, output: str, most: int) -> str:
     """Return the last non-empty lines of a program's output, at most `most`, as part of a hint."""
     lines = ["".join(char for char in line if char.isprintable()) for line in output.splitlines()]
     printed_lines = [line for line in lines if line.strip()]
-    return "\n  ".join((f"{program} said:", *(f"  {line}" for line in printed_lines[-most:])))
+    return "\n  ".join((f"{program} printed:", *(f"  {line}" for line in printed_lines[-most:])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +192,12 @@ def ask(
     except OSError as error:
         raise ToolchainError(
             f"{argv[0]} cannot be started: {error.strerror or error}",
-            "it may be built for another system; reinstall it for this one",
+            "it may be built for another system; reinstall it for this system",
         ) from error
     except subprocess.TimeoutExpired:
         raise ToolchainError(
             f"{shlex.join(argv)} did not answer within {timeout:g} s and was killed",
-            "a device driver may hang; try the command by hand, and look at the system's log",
+            "a device driver may hang; try the command by hand, and check the system's log",
         ) from None
 
 
@@ -214,7 +214,7 @@ def run_logged(
     with log.open("a", encoding="utf-8") as file:
         file.write(f"$ {shlex.join(argv)}\n")
         process = _start(argv, environment, held, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
-        assert process.stdout is not None, "a pipe was asked for"
+        assert process.stdout is not None, "a pipe was requested"
         try:
             with process.stdout as lines:
                 for line in lines:

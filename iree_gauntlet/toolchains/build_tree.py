@@ -71,7 +71,7 @@ class BuildTree:
     def find(cls, root: Path, required_tools: Sequence[str]) -> BuildTree:
         """Find the build in a folder; ToolchainError where it lacks one of the required tools."""
         if not root.is_dir():
-            raise NoSuchToolchainError(f"build:{root} is not a folder", "Name the folder that CMake has built IREE in.")
+            raise NoSuchToolchainError(f"build:{root} is not a folder", "Name the folder in which CMake built IREE.")
         for name in _TOOL_FOLDERS:
             if all((root / name / tool).is_file() for tool in required_tools):
                 return cls(root, root / name, f"build: {root}")
@@ -92,8 +92,8 @@ def find_built_compiler(tree: BuildTree, hash_of: Callable[[Path], str], environ
     result, match = _ask_version(compile_tool)
     if result.exit_code != 0 or match is None:
         message = (result.stderr.strip().splitlines() or ["no error message"])[-1]
-        summary = f"{compile_tool} --version does not say its version (exit code {result.exit_code}): {message}"
-        raise ToolchainError(summary, "Run it by hand; build it again where it does not start.")
+        summary = f"{compile_tool} --version did not report its version (exit code {result.exit_code}): {message}"
+        raise ToolchainError(summary, "Run it by hand; rebuild it if it does not start.")
     version, commit = match[1], match[2] or ""
     identity = _compute_build_identity(_list_compiler_files(tree), version, commit, hash_of)
     bindings = tree.bindings or find_bindings(tree.root / name for name in _BINDING_DIRS)
@@ -154,7 +154,7 @@ def _ask_version(compile_tool: str) -> tuple[Answer, re.Match[str] | None]:
 def _require_executable(tree: BuildTree, name: str) -> str:
     path = tree.tools / name
     if not os.access(path, os.X_OK):
-        raise ToolchainError(f"{path} may not be executed", f"chmod +x {path}, or build it again.")
+        raise ToolchainError(f"{path} is not executable", f"chmod +x {path}, or rebuild it.")
     return str(path)
 
 
@@ -226,7 +226,7 @@ def _provide_binding_python(root: Path, bindings: Path, environments: Path) -> t
                 _make_binding_python(base, bindings, new_folder)
         except OSError as error:
             message = f"cannot make an environment for the bindings in {bindings} with {base}: {error}"
-            raise ToolchainError(message, "The cache must be writable, and that Python must start.") from error
+            raise ToolchainError(message, "The cache must be writable, and this Python must start.") from error
     program = "import importlib.metadata as m; print(m.version('onnx'))"
     result = ask([str(python), "-c", program], timeout=_TIMEOUT_SECONDS)
     return str(python), result.stdout.strip() if result.exit_code == 0 else ""
@@ -239,7 +239,7 @@ def _make_binding_python(base: str, bindings: Path, folder: Path) -> None:
     ):
         result = ask(argv, timeout=_TIMEOUT_SECONDS)
         if result.exit_code != 0:
-            raise ToolchainError(f"{base} -m venv failed: {result.stderr.strip()}", "The build's Python must be whole.")
+            raise ToolchainError(f"{base} -m venv failed: {result.stderr.strip()}", "The build's Python must work.")
     (site,) = folder.glob("lib/python3.*/site-packages")
     (site / "iree-build.pth").write_text(f"{bindings}\n{result.stdout}", encoding="utf-8")
 
@@ -247,8 +247,8 @@ def _make_binding_python(base: str, bindings: Path, folder: Path) -> None:
 def _suggest_nearby(root: Path, required_tools: Sequence[str]) -> str:
     """Suggest where the build may be."""
     if any((root / tool).is_file() for tool in required_tools):
-        return f"This is the folder of the tools: name the one above, build:{root.parent}."
+        return f"This is the folder of the tools: name its parent, build:{root.parent}."
     for folder in (root / "build", root.parent / f"{root.name}-build", root.parent):
         if any(all((folder / name / tool).is_file() for tool in required_tools) for name in _TOOL_FOLDERS):
-            return f"There is one in {folder}: write build:{folder}."
-    return "Name the folder that CMake has built IREE in (cmake --build BUILD), not the sources."
+            return f"There is a build in {folder}: write build:{folder}."
+    return "Name the folder in which CMake built IREE (cmake --build BUILD), not the sources."

@@ -97,15 +97,15 @@ def list_candidates_among(good: str, bad: str, among: Sequence[str]) -> tuple[Ca
     keys = [_make_key(choice) for choice in choices]
     for option, choice, position, index in (("--good", first, "first", 0), ("--bad", last, "last", len(choices) - 1)):
         if _make_key(choice) in keys and keys.index(_make_key(choice)) != index:
-            hint = "Name what lies between in order: good first, bad last."
-            raise UsageError(f"{option} {choice.text} is not the {position} one of --among", hint)
+            hint = "Name the candidates in order: good first, bad last."
+            raise UsageError(f"{option} {choice.text} is not {position} in --among", hint)
     all_choices = [*([] if keys and keys[0] == _make_key(first) else [first]), *choices]
     all_choices += [] if keys and keys[-1] == _make_key(last) else [last]
     used_keys: set[str] = set()
     labels: list[str] = []
     for choice in all_choices:
         if _make_key(choice) in used_keys:
-            raise UsageError(f"--among: {choice.text} is there twice", "Name each IREE once.")
+            raise UsageError(f"--among: {choice.text} is listed twice", "Name each IREE once.")
         used_keys.add(_make_key(choice))
         name = str(choice.version) if choice.version else choice.place.name if choice.place else choice.text
         label = _LABEL_SEPARATORS.sub("-", name).strip(".-")[:60] or str(choice.kind)
@@ -123,8 +123,8 @@ def _find_version(text: str, option: str, locations: ToolchainPlace) -> Version:
     if choice.version is not None:
         return choice.version
     if choice.kind is not ChoiceKind.NIGHTLY:
-        message = f"{option} {choice.text}: is no version, so that nothing is known to lie between the ends"
-        raise UsageError(message, "Name a release such as 3.12.0, or say with --among, in order, what lies between.")
+        message = f"{option} {choice.text}: is not a version: the candidates between the ends are unknown"
+        raise UsageError(message, "Name a release such as 3.12.0, or list the candidates in order with --among.")
     environments = locations.environments
     if environments.offline:
         nightlies = [version for version in list_local_versions(environments) if version.is_prerelease]

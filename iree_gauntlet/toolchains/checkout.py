@@ -48,18 +48,18 @@ class Checkout:
             raise NoSuchToolchainError(f"source:{folder} is not a folder", f"Get the sources: {clone}")
         git = shutil.which("git", path=search_path)
         if git is None:
-            raise ToolchainError("no git on the PATH, which a source build needs", "Install it: sudo apt install git")
+            raise ToolchainError("a source build needs git on the PATH", "Install it: sudo apt install git")
         checkout = cls(folder, git)
         top_level = checkout._run(["rev-parse", "--show-toplevel"])
         if top_level.exit_code != 0:
             reason = (top_level.stderr.strip().splitlines() or ["no reason given"])[0]
-            raise NoSuchToolchainError(f"source:{folder} is no git checkout: {reason}", f"Get one: {clone}")
+            raise NoSuchToolchainError(f"source:{folder} is not a git checkout: {reason}", f"Get one: {clone}")
         if not folder.samefile(top_level.stdout.rstrip("\n")):
-            hint = f"Name its top: source:{top_level.stdout.strip()}"
-            raise NoSuchToolchainError(f"source:{folder} lies within a checkout", hint)
+            hint = f"Name its top folder: source:{top_level.stdout.strip()}"
+            raise NoSuchToolchainError(f"source:{folder} is a subfolder of a checkout", hint)
         if missing := [name for name in ("CMakeLists.txt", "runtime") if not (folder / name).exists()]:
             hint = f"Get one: {clone}"
-            raise NoSuchToolchainError(f"source:{folder} is no checkout of IREE: it has no {missing[0]}", hint)
+            raise NoSuchToolchainError(f"source:{folder} is not a checkout of IREE: it has no {missing[0]}", hint)
         return checkout
 
     def resolve_commit(self, ref: str) -> str:
@@ -72,7 +72,7 @@ class Checkout:
             remote = [name for name in refs if name.endswith(f"/{ref}")]
             suggestions = remote or difflib.get_close_matches(ref, refs, n=3)
             question = f"Did you mean {' or '.join(suggestions)}? " if suggestions else ""
-            hint = f"{question}Get what is new: git -C {self.folder} fetch --tags"
+            hint = f"{question}Fetch new commits: git -C {self.folder} fetch --tags"
             raise NoSuchToolchainError(f"source:{self.folder} has no commit {ref}", hint)
         return commit
 
@@ -99,8 +99,8 @@ class Checkout:
                 return [low, *revisions.split()], low == first
         base = self._run(["merge-base", first, second]).stdout.strip()[:12]
         raise UsageError(
-            f"neither of {first[:12]} and {second[:12]} leads to the other",
-            f"Take the commit where they part for one end: {base}." if base else "They have no commit in common.",
+            f"neither {first[:12]} nor {second[:12]} is an ancestor of the other",
+            f"Use their merge base as one end: {base}." if base else "They have no commit in common.",
         )
 
     def describe(self, commit: str) -> dict[str, str]:
@@ -175,7 +175,7 @@ class Checkout:
         result = self._run(arguments)
         if result.exit_code != 0:
             output = " ".join(result.stderr.split())[-300:]
-            hint = "Run it by hand, and mend what it says."
+            hint = "Run it by hand, and fix what it reports."
             raise ToolchainError(f"git -C {self.folder} {' '.join(arguments)} failed: {output}", hint)
         return result.stdout
 

@@ -75,13 +75,13 @@ def parse_choice(text: str, option: str = "--iree") -> Choice:
     kind, colon, argument = text.partition(":")
     if colon and kind in _FOLDER_KINDS:
         if not argument:
-            raise UsageError(f"{option} {text}: a folder must follow the colon", f"Such as {kind}:/path/to/it.")
+            raise UsageError(f"{option} {text}: a folder must follow the colon", f"For example {kind}:/path/to/it.")
         if kind == ChoiceKind.SOURCE:
             return _parse_checkout(text, argument, option)
         return Choice(ChoiceKind(kind), text, folder=_make_absolute(argument))
     if colon and kind == ChoiceKind.COMMIT:
         if not _COMMIT.fullmatch(argument):
-            hint = "Such as commit:89ece87b."
+            hint = "For example commit:89ece87b."
             raise UsageError(f"{option} {text}: 7 to 40 digits of a commit's hash must follow", hint)
         return Choice(ChoiceKind.COMMIT, text, ref=argument)
     return _parse_versions(text, option)
@@ -93,7 +93,7 @@ def _parse_versions(text: str, option: str) -> Choice:
         try:
             return Choice(ChoiceKind.RANGE, text, range=SpecifierSet(text))
         except InvalidSpecifier as error:
-            hint = "Such as '>=3.9,<3.12' (in quotes: < and > mean something to the shell)."
+            hint = "For example '>=3.9,<3.12' (in quotes, because the shell interprets < and >)."
             raise UsageError(f"{option} {text}: not a range of versions", hint) from error
     try:
         version = Version(text)
@@ -111,7 +111,7 @@ def _parse_checkout(text: str, argument: str, option: str) -> Choice:
     if not separator or expand_home(argument).is_dir():
         return Choice(ChoiceKind.SOURCE, text, folder=_make_absolute(argument))
     if not folder or not ref or ref.startswith("-"):
-        raise UsageError(f"{option} {text}: a commit must follow the @", "Such as source:../iree@main.")
+        raise UsageError(f"{option} {text}: a commit must follow the @", "For example source:../iree@main.")
     return Choice(ChoiceKind.SOURCE, text, folder=_make_absolute(folder), ref=ref)
 
 
@@ -127,7 +127,7 @@ def _suggest_syntax(text: str) -> str:
         if (folder / "pyvenv.cfg").is_file():
             return f"{text} is a virtual environment: write venv:{text}."
         if any(folder.glob("*.whl")):
-            return f"{text} holds wheels: write wheels:{text}."
+            return f"{text} contains wheels: write wheels:{text}."
         if (folder / ".git").exists():
             return f"{text} is a checkout: write source:{text} to have it built. Known: {_SYNTAX_SUMMARY}."
         return f"Write build:{text} for a source build. Known: {_SYNTAX_SUMMARY}."

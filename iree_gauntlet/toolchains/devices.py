@@ -85,8 +85,8 @@ def list_drivers(toolchain: Toolchain) -> tuple[str, ...]:
     result = ask([toolchain.runtime.run_module, "--list_drivers"], timeout=_TIMEOUT_SECONDS)
     drivers = tuple(_DRIVER_LINE.findall(result.stdout))
     if not drivers:
-        message = f"{toolchain.runtime.run_module} --list_drivers listed none (exit code {result.exit_code})"
-        raise ToolchainError(message, "run it by hand; reinstall the runtime where it does not start")
+        message = f"{toolchain.runtime.run_module} --list_drivers listed no driver (exit code {result.exit_code})"
+        raise ToolchainError(message, "run it by hand; reinstall the runtime if it does not start")
     return drivers
 
 
@@ -166,7 +166,7 @@ def _find_uri(toolchain: Toolchain, device: str) -> str:
         raise ToolchainError(message, find_driver(driver).hint or "check the spelling of the device")
     uris = devices(toolchain, driver)
     if not uris:
-        raise ToolchainError(f"the driver {driver} works and finds no device", find_driver(driver).hint)
+        raise ToolchainError(f"the driver {driver} works but finds no device", find_driver(driver).hint)
     # An empty path means the first device; others are an ordinal, or the device's own name.
     path = path.partition("?")[0]
     if not path:
@@ -262,5 +262,5 @@ def ask_host_cpu(toolchain: Toolchain) -> str:
     cpu = re.search(r'\bcpu = "([^"]+)"', result.stdout)
     if cpu is None:
         hint = "name the CPU in the flags: --iree-llvmcpu-target-cpu=<cpu>"
-        raise ToolchainError(f"the compiler does not say what CPU `host` is (exit code {result.exit_code})", hint)
+        raise ToolchainError(f"the compiler does not report which CPU `host` is (exit code {result.exit_code})", hint)
     return cpu[1]

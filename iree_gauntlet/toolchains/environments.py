@@ -86,7 +86,7 @@ class SealedFolder(Recorded):
             document |= {"path": str(path), "bytes": sum(files.values()), "last_use": last_use}
             return cls.from_dict(document), ""
         except FileNotFoundError:
-            return None, "was not made to its end"
+            return None, "is incomplete"
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None, f"has a damaged {cls.seal_name}"
 
@@ -131,7 +131,7 @@ def convert_file_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = f"Check its rights and the space there, or name another folder with ${TOOLCHAINS_VARIABLE}."
+        hint = f"Check its permissions and free space, or name another folder with ${TOOLCHAINS_VARIABLE}."
         raise ToolchainError(f"{name_place(error) or folder}: {error.strerror or error}", hint) from error
 
 
@@ -226,7 +226,7 @@ class Environments:
         path = self.path_of(recipe.label)
         _, reason = Environment.inspect(path)
         if self.offline:
-            hint = f"Install it where there is a network: gauntlet toolchain.install {recipe.asked}"
+            hint = f"Install it with network access: gauntlet toolchain.install {recipe.asked}"
             raise ToolchainError(f"IREE {recipe.asked} is not installed: {path} {reason}", hint)
         with convert_file_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -235,11 +235,11 @@ class Environments:
                 if (environment := self.find(recipe.label)) is not None:
                     return environment
                 if path.exists():
-                    self.news(f"{path} {reason}: it is made again")
+                    self.news(f"{path} {reason}: recreating it")
                 self._install(recipe, path, lock_fd)
         environment, reason = Environment.inspect(path)
         if environment is None:
-            raise ToolchainError(f"{path} {reason}, although it was just installed", "Look at the disk, and run again.")
+            raise ToolchainError(f"{path} {reason}, although it was just installed", "Check the disk, and run again.")
         return environment
 
     def all(self) -> list[tuple[Path, Environment | None, str]]:
@@ -282,8 +282,8 @@ class Environments:
             for kind, version in ((COMPILER_WHEEL, recipe.compiler), (RUNTIME_WHEEL, recipe.runtime)):
                 release = find_wheel(kind, search_path, str(python)).release if version else ""
                 if version and Version(release) != Version(version):
-                    hint = "Look at the index settings, and at the wheel's metadata."
-                    raise ToolchainError(f"{kind.distribution} {version} was asked for, and {release} came", hint)
+                    hint = "Check the index settings and the wheel's metadata."
+                    raise ToolchainError(f"expected {kind.distribution} {version}, found {release}", hint)
             seal(new_folder, SEAL, {**asdict(recipe), "installer": "uv"})
         news(f"installed in {time.monotonic() - start_time:.0f} s")
 

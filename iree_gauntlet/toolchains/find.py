@@ -113,7 +113,7 @@ class CommitPackages:
         try:
             _unpack(archive, folder)
         except (zipfile.BadZipFile, OSError, EOFError) as error:
-            message = f"the packages of commit {commit[:12]} came damaged: {error}"
+            message = f"the packages of commit {commit[:12]} are damaged: {error}"
             raise ToolchainError(message, "Try again.") from error
         archive.unlink()
 
@@ -134,8 +134,8 @@ class CommitPackages:
         elif has_expired:
             message = f"the packages of commit {commit[:12]} have expired: GitHub keeps them for 90 days"
         else:
-            available = ", ".join(sorted(other_names)) or "nothing"
-            message = f"IREE's CI has no {name} of commit {commit[:12]}: there is {available}"
+            available = ", ".join(sorted(other_names)) or "no package"
+            message = f"IREE's CI has no {name} of commit {commit[:12]}: it has {available}"
         raise NoSuchToolchainError(message, _make_build_hint(commit))
 
     def _list_pages(self, path: str, key: str, commit: str) -> Iterator[dict[str, Any]]:
@@ -155,7 +155,7 @@ class CommitPackages:
         try:
             return response.json()
         except ValueError as error:
-            raise ToolchainError(f"{self.api}/{path} answers with no JSON", "Is that GitHub's API?") from error
+            raise ToolchainError(f"{self.api}/{path} does not answer with JSON", "Is that GitHub's API?") from error
 
     def _download(self, artifact: _CiArtifact, path: Path, commit: str) -> None:
         response = self._request(f"{self.api}/actions/artifacts/{artifact.id}/zip", commit, stream=True)
@@ -170,12 +170,12 @@ class CommitPackages:
                         last_report = time.monotonic()
                         self.news(f"commit:{commit[:12]}: {byte_size(size)} so far")
         except OSError as error:  # All of requests' errors are OSErrors.
-            message = f"the packages of commit {commit[:12]} were cut short after {byte_size(size)}: {error}"
+            message = f"the packages of commit {commit[:12]} were truncated after {byte_size(size)}: {error}"
             raise ToolchainError(message, "Try again.") from error
         digest_match = _SHA256_DIGEST.fullmatch(artifact.digest)
         if digest_match and digest.hexdigest() != digest_match[1]:
-            message = f"the packages of commit {commit[:12]} came with another content than GitHub says"
-            raise ToolchainError(message, f"Try again. Expected sha256 {digest_match[1]}, came {digest.hexdigest()}.")
+            message = f"the packages of commit {commit[:12]} differ from what GitHub reports"
+            raise ToolchainError(message, f"Try again. Expected sha256 {digest_match[1]}, got {digest.hexdigest()}.")
 
     def _request(self, url: str, commit: str, *, stream: bool = False) -> requests.Response:
         import requests  # noqa: PLC0415 - a plan needs none
@@ -193,16 +193,16 @@ class CommitPackages:
         if response.ok:
             return response
         if response.status_code in _NO_ACCESS_CODES and (limit := _describe_rate_limit(response.headers)):
-            token_hint = "" if token else f" With a token in ${_TOKEN_VARIABLES[0]} there are more."
-            raise ToolchainError(f"GitHub answers no more questions {limit}", f"{_make_build_hint(commit)}{token_hint}")
+            token_hint = "" if token else f" A token in ${_TOKEN_VARIABLES[0]} raises the limit."
+            raise ToolchainError(f"GitHub refuses further requests {limit}", f"{_make_build_hint(commit)}{token_hint}")
         if response.status_code in _NO_ACCESS_CODES:
-            message = f"GitHub gives no packages without a token that may read actions (status {response.status_code})"
+            message = f"GitHub requires a token that can read actions (status {response.status_code})"
             if token:
-                message = f"the token may not read GitHub's actions (status {response.status_code})"
-            hint = f"Set ${_TOKEN_VARIABLES[0]}, such as to what `gh auth token` prints. {_make_build_hint(commit)}"
+                message = f"the token cannot read GitHub's actions (status {response.status_code})"
+            hint = f"Set ${_TOKEN_VARIABLES[0]}, e.g. to the output of `gh auth token`. {_make_build_hint(commit)}"
             raise ToolchainError(message, hint)
         if response.status_code in (404, 422):
-            raise NoSuchToolchainError(f"GitHub knows no commit {commit} at {self.api}", "Mind its spelling.")
+            raise NoSuchToolchainError(f"GitHub knows no commit {commit} at {self.api}", "Check its spelling.")
         raise ToolchainError(f"GitHub answers with status {response.status_code} at {url}", _make_build_hint(commit))
 
 
@@ -287,9 +287,9 @@ def find_requested(
     if request.iree or (request.iree_compiler and request.iree_runtime):
         return iree
     if from_variable:
-        reason = f"IREE is {iree.source}, as ${IREE_VARIABLE} says: {from_variable}"
+        reason = f"IREE is {iree.source}, set by ${IREE_VARIABLE}: {from_variable}"
     elif default is ChoiceKind.PATH:
-        reason = f"IREE is {iree.source}, as its tools are on the PATH; {IREE_VARIABLE}=installed takes this Python's"
+        reason = f"IREE is {iree.source}, since its tools are on the PATH; {IREE_VARIABLE}=installed uses this Python's"
     elif shell_tool:
         reason = (
             f"IREE is {iree.source}; {shell_tool}, which is on the PATH, "
@@ -415,13 +415,13 @@ def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
     tool_paths = {tool: shutil.which(tool, path=search_path) for tool in tools}
     missing = [tool for tool, path in tool_paths.items() if path is None]
     if missing:
-        hint = "Put the folder of IREE's tools on it: export PATH=<build>/tools:$PATH"
+        hint = "Add the folder of IREE's tools: export PATH=<build>/tools:$PATH"
         raise ToolchainError(f"no {' and '.join(missing)} on the PATH: {search_path or 'it is empty'}", hint)
     paths = [Path(path).absolute() for path in tool_paths.values() if path is not None]
     folders = sorted({str(path.parent) for path in paths})
     if len(folders) > 1:
-        hint = "Put the folder of one IREE first."
-        raise ToolchainError(f"{' and '.join(tools)} on the PATH come from several places: {', '.join(folders)}", hint)
+        hint = "Put the folder with all tools of one IREE first."
+        raise ToolchainError(f"{' and '.join(tools)} on the PATH come from several folders: {', '.join(folders)}", hint)
     return paths[0]
 
 
@@ -437,8 +437,8 @@ def _find_venv_python(folder: Path) -> Path:
         return folder
     python = folder / "bin" / "python"
     if not python.exists():
-        hint = f"Make one: python -m venv {folder}, and install IREE there."
-        raise NoSuchToolchainError(f"venv:{folder} is no virtual environment: {python} does not exist", hint)
+        hint = f"Create one: python -m venv {folder}, and install IREE in it."
+        raise NoSuchToolchainError(f"venv:{folder} is not a virtual environment: {python} does not exist", hint)
     return python
 
 
@@ -480,8 +480,8 @@ def _install_commit(choice: Choice, locations: ToolchainPlace) -> Environment:
     if len(labels) == 1 and (env := environments.find(labels[0])):
         return env
     if environments.offline:
-        hint = f"Install it where there is a network: gauntlet toolchain.install {choice.text}"
-        raise ToolchainError(f"{choice.text} is not installed, and this is offline", hint)
+        hint = f"Install it with network access: gauntlet toolchain.install {choice.text}"
+        raise ToolchainError(f"{choice.text} is not installed, and offline mode is on", hint)
     commit = locations.packages.resolve_commit(choice.ref)
     label = f"commit-{commit[:_COMMIT_DIGITS]}"
     with convert_file_errors(environments.folder):
@@ -506,8 +506,8 @@ def _find_newest(choice: Choice, locations: ToolchainPlace, list_local: Callable
         if not matches:
             names = ", ".join(map(str, local_versions)) or "none"
             raise ToolchainError(
-                f"no IREE here is {choice.text}, and this is offline: installed are {names}",
-                f"Install one where there is a network: gauntlet toolchain.install '{choice.text}'",
+                f"no installed IREE matches {choice.text}, and offline mode is on: installed: {names}",
+                f"Install one with network access: gauntlet toolchain.install '{choice.text}'",
             )
         return max(matches)
     index_sources = sources if choice.range is not None else Sources(sources.find_links, only_links=True, pre=True)
@@ -515,8 +515,8 @@ def _find_newest(choice: Choice, locations: ToolchainPlace, list_local: Callable
     if not versions and choice.range is not None:
         releases = environments.installer.list_versions(COMPILER_WHEEL.distribution, SpecifierSet(), index_sources)
         raise NoSuchToolchainError(
-            f"no release of IREE is {choice.text}",
-            f"There are {releases[0]} to {releases[-1]}." if releases else "The index has none: check its settings.",
+            f"no release of IREE matches {choice.text}",
+            f"Available: {releases[0]} to {releases[-1]}." if releases else "The index is empty: check its settings.",
         )
     if not versions:
         hint = "Name its page in gauntlet.toml: [toolchains] nightly_links."
@@ -549,7 +549,7 @@ def _find_nearest(version: Version, locations: ToolchainPlace, sources: Sources)
 def _make_wheels_recipe(folder: Path, hash_of: Callable[[Path], str]) -> Recipe:
     """Make the recipe of a folder of wheels: the one of each distribution that fits this Python."""
     if not folder.is_dir():
-        raise NoSuchToolchainError(f"wheels:{folder} is not a folder", "Name the folder that holds IREE's wheels.")
+        raise NoSuchToolchainError(f"wheels:{folder} is not a folder", "Name the folder that contains IREE's wheels.")
     tags = frozenset(sys_tags())
     matches: dict[str, list[tuple[Version, Path]]] = {}
     other_names = []
@@ -568,12 +568,12 @@ def _make_wheels_recipe(folder: Path, hash_of: Callable[[Path], str]) -> Recipe:
         raise ToolchainError(
             f"no wheel of iree-base-compiler or iree-base-runtime for {make_environment_tag()} in {folder}: "
             f"it has {available}",
-            "Name the folder of wheels that were built for this Python and platform.",
+            "Name a folder of wheels built for this Python and platform.",
         )
     for wheels in matches.values():
         if len(wheels) > 1:
             names = ", ".join(path.name for _, path in wheels)
-            raise ToolchainError(f"several wheels of one kind in {folder}: {names}", "Leave one of each kind.")
+            raise ToolchainError(f"several wheels of one kind in {folder}: {names}", "Keep one of each kind.")
     by_name = {name: matches[name][0] for name in sorted(matches)}
     digest = hashlib.sha256("".join(f"{name} {hash_of(path)}\n" for name, (_, path) in by_name.items()).encode())
     extras = {COMPILER_WHEEL.distribution: "[onnx]"}

@@ -171,7 +171,7 @@ def _read_tool_flags(toolchain: Toolchain, tool: str) -> FlagSet:
     flags = (parse_compiler_help if tool == COMPILE else parse_runtime_help)(result.stdout)
     if result.exit_code != 0 or _EXPECTED_FLAGS[tool] not in flags.names:
         error = (result.stderr.strip().splitlines() or ["no error message"])[-1]
-        hint = "run it by hand; reinstall the toolchain where it does not start"
+        hint = "run it by hand; reinstall the toolchain if it does not start"
         raise ToolchainError(f"{path} {help_flag} did not list its flags (exit code {result.exit_code}): {error}", hint)
     return flags
 
@@ -328,14 +328,14 @@ def translate(flags: Sequence[str], flag_set: FlagSet, tool: str) -> Translation
         has_readable_form = tool == COMPILE or flag.words == (flag.text,)
         if _PRINTING_FLAGS[tool].fullmatch(flag.name) and (flag.value or "").lower() not in _FALSE_VALUES:
             words.extend(flag.words)
-            message = f"with {flag.words[0]} {tool} prints something and ends: nothing would be done"
+            message = f"with {flag.words[0]} {tool} only prints something and exits"
             unknown.append(UnknownFlag(flag.words[0], message, "Remove it."))
             continue
         if not flag.name or (flag.name in flag_set.names and has_readable_form):
             words.extend(flag.words)
             continue
         if _is_implied(flag, tool):
-            notes.append(f"{' '.join(flag.words)} was left out: this release allows no more than that without it")
+            notes.append(f"{' '.join(flag.words)} was omitted: the default of this release allows no more")
             continue
         try:
             successors, reason = _find_successors(flag, parsed_flags, flag_set, tool)
@@ -348,7 +348,7 @@ def translate(flags: Sequence[str], flag_set: FlagSet, tool: str) -> Translation
         if successors:
             notes.append(f"{original} was written as {' '.join(s.text for s in successors)} ({reason})")
         else:
-            notes.append(f"{original} is said by another flag here ({reason})")
+            notes.append(f"{original} is covered by another flag ({reason})")
     return Translation(tuple(words), tuple(notes), tuple(unknown))
 
 
@@ -363,7 +363,7 @@ def _is_implied(flag: Flag, tool: str) -> bool:
 def _find_successors(flag: Flag, parsed_flags: Sequence[Flag], flag_set: FlagSet, tool: str) -> tuple[list[Flag], str]:
     """Return the equivalents of a flag, and the reason for rewriting it."""
     if flag.name in flag_set.names:
-        return [Flag(flag.name, flag.value, ())], f"{tool} reads no other form"
+        return [Flag(flag.name, flag.value, ())], f"{tool} accepts only this form"
     renames = [rename for rename in FLAG_RENAMES if tool in rename.tools]
     for rename in renames:
         if rename.old == flag.name and rename.new in flag_set.names:
@@ -397,7 +397,7 @@ def _translate_to_new(flag: Flag, rename: FlagRename, parsed_flags: Sequence[Fla
         differing = next((peer for peer in peers if peer.value != name.value), None)
         if differing is not None:
             raise _UntranslatableError(
-                f"it is called --{name.name} here, which {differing.text} sets too: keep one of them"
+                f"this IREE calls it --{name.name}, which {differing.text} also sets: keep one of them"
             )
     # A value that another flag gives already is not repeated.
     if any(peer.name in old_names and peer.value == flag.value for peer in parsed_flags[: parsed_flags.index(flag)]):
@@ -411,7 +411,7 @@ def _require_companion(rename: FlagRename, companion: tuple[str, str], parsed_fl
     values = [parsed_flag.value for parsed_flag in parsed_flags if parsed_flag.name == name]
     if values != [value] or all(parsed_flag.name != rename.new for parsed_flag in parsed_flags):
         raise _UntranslatableError(
-            f"it is called --{rename.old} here, which means --{rename.new}=... "
+            f"this IREE calls it --{rename.old}, which means --{rename.new}=... "
             f"together with --{name}={value}: the spec must give both"
         )
 
@@ -424,7 +424,7 @@ def _map_value(flag: Flag, values: Iterable[tuple[str, str]], name: str) -> str 
     value = table.get((flag.value or "").lower())
     if value is None:
         values_text = ", ".join(old_value for old_value in table if old_value)
-        raise _UntranslatableError(f"it is called --{name} here, which can say --{flag.name}={values_text} only")
+        raise _UntranslatableError(f"this IREE calls it --{name}, which can express only --{flag.name}={values_text}")
     return value
 
 
@@ -435,8 +435,8 @@ def _make_unknown_flag_hint(flag: Flag, renames: Sequence[FlagRename], flag_set:
     if supporting and not any(flag.name in (rename.old, rename.new) for rename in renames):
         missing = [release for release in releases.releases if release not in supporting]
         is_in_newest = supporting[-1] == releases.releases[-1]
-        advice = "use one of those that have it" if is_in_newest else "nothing took its place: remove it from the spec"
-        return f"{_format_supporting_releases(supporting)} it, {_format_supporting_releases(missing)} not; {advice}"
+        advice = "use a release that has it" if is_in_newest else "it has no replacement: remove it from the spec"
+        return f"{_format_supporting_releases(supporting)} it, {_format_supporting_releases(missing)} not: {advice}"
     for rename in renames:
         if flag.name in (rename.old, rename.new):
             other_name = rename.new if flag.name == rename.old else rename.old

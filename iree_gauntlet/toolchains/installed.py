@@ -38,7 +38,7 @@ IMPORTER = "iree.compiler.tools.import_onnx"
 
 
 _BUILD_HINT = (
-    "a source build is used by its folder, --iree build:DIR, or by its tools on the PATH, --iree path "
+    "use a source build by its folder, --iree build:DIR, or by its tools on the PATH, --iree path "
     "(IREE_GAUNTLET_IREE=path)"
 )
 
@@ -105,7 +105,7 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
     release = distribution.version if distribution is not None else ""
     if distribution is None or not release:
         message = f"the IREE {kind.noun} in {root} was not installed from a wheel: it has no package metadata"
-        raise ToolchainError(message, f"take it off PYTHONPATH, or install the wheel: {install}; {_BUILD_HINT}")
+        raise ToolchainError(message, f"remove it from PYTHONPATH, or install the wheel: {install}; {_BUILD_HINT}")
     version, commit = _read_version(root / kind.version_file, install)
     key_inputs = [
         ("platform", f"{platform.system()}-{platform.machine()}"),
@@ -125,8 +125,8 @@ def _require_executable(wheel: Wheel, name: str, python: str) -> str:
         message = f"{name} is missing from the IREE {wheel.kind.noun} {wheel.release}: {path} does not exist"
         raise ToolchainError(message, f"the installation is damaged; repair it: {reinstall}")
     if not os.access(path, os.X_OK):
-        hint = f"chmod +x {path}, or see that its file system is not mounted noexec, or reinstall: {reinstall}"
-        raise ToolchainError(f"{name} of the IREE {wheel.kind.noun} {wheel.release} may not be executed: {path}", hint)
+        hint = f"chmod +x {path}, or check that its file system is not mounted noexec, or reinstall: {reinstall}"
+        raise ToolchainError(f"{name} of the IREE {wheel.kind.noun} {wheel.release} is not executable: {path}", hint)
     return str(path)
 
 
@@ -185,8 +185,8 @@ def find_site_packages(python: Path) -> list[Path]:
     """Return the package folders of the virtual environment of an interpreter, read from its layout."""
     prefix = python.parent.parent
     if not (prefix / "pyvenv.cfg").is_file():
-        message = f"{python} belongs to no virtual environment: {prefix / 'pyvenv.cfg'} does not exist"
-        raise ToolchainError(message, f"make one and install IREE there: {python} -m venv <folder>")
+        message = f"{python} does not belong to a virtual environment: {prefix / 'pyvenv.cfg'} does not exist"
+        raise ToolchainError(message, f"create one and install IREE in it: {python} -m venv <folder>")
     return sorted(prefix.glob("lib*/python3.*/site-packages"))
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _RESOLVE_SECONDS = 180.0
 _TAIL_LINES = 12
-_RESOLVE_FAILED_MESSAGE = "uv cannot say what there is of {}"
+_RESOLVE_FAILED_MESSAGE = "uv cannot list the versions of {}"
 _NETWORK_HINT = "Check the network and uv's index settings."
 # The message has a path, and the number of the operating system's error.
 _OS_ERROR = re.compile(r"`([^`\n]+)`: [^`\n]*\(os error (\d+)\)")
@@ -112,7 +112,7 @@ class Installer:
             timeout=math.inf,
             grace=5.0,
             held=(lock_fd,),
-            news=lambda seconds: news(f"uv is at work ({seconds:.0f} s so far)"),
+            news=lambda seconds: news(f"uv is running ({seconds:.0f} s so far)"),
         )
         if result.exit_code != 0:
             raise _make_uv_error(message, result)
@@ -144,8 +144,8 @@ def _make_uv_error(message: str, result: Answer, hint: str = "") -> ToolchainErr
     if os_error is not None:
         number = int(os_error[2])
         cause = f": {os_error[1]}: {'disk full' if number in _DISK_FULL_ERRNOS else os.strerror(number)}"
-        hint = "Free disk space there" if number in _DISK_FULL_ERRNOS else "Give the right to write there"
-        hint += f", or name other folders: $UV_CACHE_DIR is uv's own, ${TOOLCHAINS_VARIABLE} that of IREEs."
+        hint = "Free disk space there" if number in _DISK_FULL_ERRNOS else "Grant write permission there"
+        hint += f", or name other folders: uv's with $UV_CACHE_DIR, that of IREEs with ${TOOLCHAINS_VARIABLE}."
     elif any(os.strerror(number) in result.text for number in _DISK_FULL_ERRNOS):
         cause, hint = ": disk full", "Free disk space."
     return ToolchainError(f"{message}{cause}", f"{hint}\n{show_last_words('uv', result.text, _TAIL_LINES)}".strip())

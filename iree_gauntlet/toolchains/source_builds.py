@@ -148,7 +148,7 @@ def _find_compiler_by_variable(name: str, environ: Mapping[str, str], missing: l
     program = environ.get(name, "")
     path = shutil.which(program, path=environ.get("PATH", "")) if program else None
     if program and path is None:
-        missing.append(f"${name}, which is {program!r} and no program on the PATH")
+        missing.append(f"${name}, which is {program!r} and not a program on the PATH")
     return path
 
 
@@ -162,7 +162,7 @@ def _find_recent_tool(name: str, search_path: str, missing: list[str]) -> str:
         version = _VERSION.search(ask([path, "--version"], timeout=_ASK_SECONDS).stdout)
         if version and Version(version[1]) >= min_version:
             return path
-        old_version_note = f" ({path} is {version[1] if version else 'of no known version'})"
+        old_version_note = f" ({path} is {version[1] if version else 'of unknown version'})"
     missing.append(f"{name} {min_version} or newer{old_version_note}")
     return ""
 
@@ -204,7 +204,7 @@ class BuildFolder:
         if previous_argv == argv and (self.folder / "build.ninja").is_file():
             return
         if previous_argv is not None and previous_argv[3:7] != argv[3:7]:
-            self.news("the folder of this build has another place than it had: it begins again")
+            self.news("the folder of this build has been moved: starting again")
             shutil.rmtree(self.folder)
         stamp.unlink(missing_ok=True)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -212,7 +212,7 @@ class BuildFolder:
         match = _UNUSED_OPTIONS.search(self._run(argv, "cannot configure"))
         names = match[1].split() if match else []
         if unused_options := [name for name in names if any(option.startswith(f"-D{name}") for option in options)]:
-            self.news(f"CMake says that the project has no option {', '.join(unused_options)}: is it misspelt?")
+            self.news(f"CMake reports that the project has no option {', '.join(unused_options)}: check the spelling")
         write_atomic(stamp, json.dumps(argv))
 
     def build(self, targets: Sequence[str], seconds_before: float) -> bool:
@@ -257,7 +257,7 @@ class BuildFolder:
         folder = next(path for path in self.folder.parents if path.exists())
         if (free := shutil.disk_usage(folder).free) < required_bytes:
             raise GauntletError(
-                f"a build needs about {byte_size(required_bytes)}, and {folder} has {byte_size(free)} left",
+                f"a build needs about {byte_size(required_bytes)}, but {folder} has {byte_size(free)} left",
                 f"Free disk space (toolchain.remove), or name another folder with ${TOOLCHAINS_VARIABLE}.",
             )
 
@@ -268,7 +268,7 @@ class BuildFolder:
         try:
             code = run_logged(argv, self.log, environment=environment, held=(self.lock_fd,), follow=follow)
         except OSError as error:
-            raise ToolchainError(f"{argv[0]} cannot be started: {error}", "Install it again.") from error
+            raise ToolchainError(f"{argv[0]} cannot be started: {error}", "Reinstall it.") from error
         with self.log.open("rb") as file:
             file.seek(start)
             output = file.read().decode("utf-8", "replace")
@@ -277,7 +277,7 @@ class BuildFolder:
         if any(text in output for text in _DISK_FULL_MESSAGES):
             # The build is not at fault: a search over several commits stops here.
             raise GauntletError(f"{action} {self.title}: disk full", f"Free space, and run again. Log: {self.log}")
-        exit_reason = f"it was ended with signal {-code}" if code < 0 else f"exit code {code}"
+        exit_reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         summary = find_first_error(output).removeprefix(f"{self.source}/") or exit_reason
         raise ToolchainError(f"{action} {self.title}: {summary}", f"Log: {self.log}\n  To repeat: {shlex.join(argv)}")
 
@@ -393,10 +393,10 @@ class SourceBuilds:
         for work in (full_work, runtime_work) if parts == {RUNTIME} else (full_work,):
             if (choice.ref or self.offline) and (build := self._find_finished(work, choice, commit, parts)):
                 if not choice.ref:
-                    self.news(f"{choice.text}: its last build is used, {build.title}; the work tree is not looked at")
+                    self.news(f"{choice.text}: using its last build, {build.title}; the work tree is not checked")
                 return build
         if self.offline:
-            message = f"{choice.text} is not built: nothing is in {self.folder} for {commit[:12]} and these options"
+            message = f"{choice.text} is not built: {self.folder} has no build of {commit[:12]} with these options"
             raise ToolchainError(message, f"Build it: gauntlet toolchain.build {choice.text}")
         work = runtime_work if parts == {RUNTIME} else full_work
         lock = work.folder.with_name(f".{work.folder.name}.lock")
@@ -431,7 +431,7 @@ class SourceBuilds:
         with convert_file_errors(path), ExitStack() as stack:
             lock_fd = take_lock(path.with_name(f".{path.name}.lock"))
             if lock_fd is None:
-                raise ToolchainError(f"a running process builds in {path}", "Remove it when that has ended.")
+                raise ToolchainError(f"a running process builds in {path}", "Remove it when the process has ended.")
             stack.callback(os.close, lock_fd)
             source = json.loads((path / "source.json").read_bytes()) if (path / "source.json").is_file() else ""
             tree = path / "tree"
@@ -540,8 +540,8 @@ class SourceBuilds:
         self._remove_replaced_builds(prefix, label)
         build, reason = Build.inspect(self.folder / label)
         if build is None:
-            raise ToolchainError(f"{self.folder / label} {reason}, although it was just built", "Look at the disk.")
-        news(f"built in {build.seconds:.0f} s" if is_new else "up to date: nothing of what is run has changed")
+            raise ToolchainError(f"{self.folder / label} {reason}, although it was just built", "Check the disk.")
+        news(f"built in {build.seconds:.0f} s" if is_new else "up to date: no program or library has changed")
         return build if is_new else replace(build, commit=commit, modified=modified)
 
     def _copy_build(self, build: Path, path: Path, document: Mapping[str, Any]) -> None:

@@ -116,7 +116,7 @@ def test_a_stream_that_falls_silent_begins_anew(server: Server, tmp_path: Path) 
     progress = NoteTrigger("after 500.0 kB; retry", seen.set)
     fetched = make_store(tmp_path, policy=policy, progress=progress).fetch(server.url("/m.mlir", answer))
     assert fetched.path.read_bytes() == _CONTENT
-    assert "no byte for 0.2 s" in fetched.notes[0]
+    assert "no data for 0.2 s" in fetched.notes[0]
 
 
 def test_a_server_that_never_answers(server: Server, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_server_that_never_answers(server: Server, tmp_path: Path) -> None:
 
     url = server.url("/m.mlir", silent)
     policy = replace(QUICK_POLICY, stall_timeout=SHORT_STALL_SECONDS, retries=0)
-    fail_fetch(tmp_path, url, r"no byte for 0\.2 s, after 0 B", policy=policy)
+    fail_fetch(tmp_path, url, r"no data for 0\.2 s, after 0 B", policy=policy)
 
 
 @pytest.mark.parametrize("length", [True, False])
@@ -200,7 +200,7 @@ def test_redirects_without_end(server: Server, tmp_path: Path) -> None:
 
 def test_a_file_larger_than_the_disk(server: Server, tmp_path: Path) -> None:
     huge = make_responder(Content_Length=str(10**18))
-    error = fail_fetch(tmp_path, server.url("/m.mlir", huge), r"no room for 1000000\.0 TB")
+    error = fail_fetch(tmp_path, server.url("/m.mlir", huge), r"no space for 1000000\.0 TB")
     assert "Free disk space" in error.hint
 
 

@@ -257,7 +257,7 @@ def test_malformed_urls_of_stores(url: str) -> None:
 
 @pytest.mark.parametrize("revision", ["", "@main", "@v1.0", f"@{'0A' * 20}", "@0a0a0a0"])
 def test_a_revision_that_moves_is_refused(revision: str) -> None:
-    with pytest.raises(ArtifactError, match="commit is needed"):
+    with pytest.raises(ArtifactError, match="commit is required"):
         parse_source(f"hf://org/repo{revision}/m.onnx")
 
 
@@ -268,7 +268,7 @@ def test_queries_and_passwords_of_stores_are_not_repeated(url: str) -> None:
     with pytest.raises(ArtifactError, match="query, a fragment or a user") as caught:
         parse_source(url)
     assert "SECRET" not in str(caught.value)
-    assert "Credentials do not belong into a URL" in caught.value.hint
+    assert "Credentials do not belong in a URL" in caught.value.hint
 
 
 @pytest.mark.parametrize(

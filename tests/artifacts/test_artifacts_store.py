@@ -96,7 +96,7 @@ def test_a_damaged_file_is_noticed_and_fetched_again(server: Server, tmp_path: P
     assert caught.value.hint
     fetched = make_store(tmp_path).fetch(url)
     assert not fetched.cached
-    assert "not what it should be" in fetched.notes[0]
+    assert "has unexpected content" in fetched.notes[0]
     assert path.read_bytes() == _CONTENT
     assert server.hits["/m.mlir"] == 2
 
@@ -187,7 +187,7 @@ def test_seeded_data_without_a_record_is_what_its_url_makes(tmp_path: Path, url:
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     mended = make_store(tmp_path / "there").fetch(url)
     assert (mended.cached, mended.sha256, path.read_bytes()) == (False, fetched.sha256, content)
-    assert "is not what it should be" in mended.notes[0]
+    assert "has unexpected content" in mended.notes[0]
 
 
 def test_seeded_data_of_a_cache_that_is_read_only(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_seeded_data_of_a_cache_that_is_read_only(tmp_path: Path) -> None:
 def test_seeded_data_is_taken_from_nowhere(tmp_path: Path) -> None:
     temporary = tmp_path / "x"
     temporary.write_bytes(b"anything")
-    with pytest.raises(ArtifactError, match="seeded data, which no archive has"):
+    with pytest.raises(ArtifactError, match="seeded data, which is never in archives"):
         make_store(tmp_path).adopt("random://zeros/4xf32", temporary, "0" * 64, Progress())
     assert read_artifacts(tmp_path) == {}
 

@@ -256,7 +256,7 @@ def test_the_first_that_has_credentials_counts() -> None:
         "AZURE_STORAGE_KEY": "a2V5Mg==",
     }
     found = find_azure_access("mine", configure(everything, {"az://mine": {"sas_token": "sig=file"}}))
-    assert (found.sas, found.credentials_source) == ("sig=file", "[stores] of gauntlet.toml")
+    assert (found.sas, found.credentials_source) == ("sig=file", "[stores] in gauntlet.toml")
     found = find_azure_access("mine", configure(everything))
     assert (found.sas, found.options["account_key"]) == ("", _KEY)
     assert found.credentials_source == "AZURE_STORAGE_CONNECTION_STRING"
@@ -271,10 +271,13 @@ def test_the_first_that_has_credentials_counts() -> None:
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        ({"AZURE_STORAGE_SAS_TOKEN": "sig=SECRET"}, "AZURE_STORAGE_SAS_TOKEN, as AZURE_STORAGE_ACCOUNT is not set"),
+        (
+            {"AZURE_STORAGE_SAS_TOKEN": "sig=SECRET"},
+            "AZURE_STORAGE_SAS_TOKEN, because AZURE_STORAGE_ACCOUNT is not set",
+        ),
         (
             {"AZURE_STORAGE_KEY": _KEY, "AZURE_STORAGE_ACCOUNT": "other"},
-            "not used: AZURE_STORAGE_KEY, as AZURE_STORAGE_ACCOUNT is 'other'",
+            "not used: AZURE_STORAGE_KEY, because AZURE_STORAGE_ACCOUNT is 'other'",
         ),
         (
             {"AZURE_STORAGE_SAS_TOKEN": "se=2020-01-01T00:00:00Z&sig=SECRET", "AZURE_STORAGE_ACCOUNT": "mine"},

@@ -127,7 +127,7 @@ def test_an_answer_without_end_is_left_at_the_limit_and_leaves_nothing(
     url = server.url("/m.bin", stream(64))
     files = make_store(tmp_path, 1 << 20, pins={url: "0" * 64} if pinned else None)
     with pytest.raises(
-        ArtifactError, match=r"more than 1\.0 MB came from .*which does not say how much it has"
+        ArtifactError, match=r"received more than 1\.0 MB from .*which does not report a length"
     ) as caught:
         files.fetch(url)
     assert "--max-download" in caught.value.hint
@@ -147,19 +147,19 @@ def test_without_a_limit_the_disk_and_what_is_pinned_set_one(
         if pins is None:
             assert files.fetch(url).bytes == len(content)
         else:
-            with pytest.raises(ArtifactError, match="does not say how much it has"):
+            with pytest.raises(ArtifactError, match="does not report a length"):
                 files.fetch(url)
     # A tebibyte is free: of what nobody knows, 1 GB may come.
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=1 << 40))
     monkeypatch.setattr("iree_gauntlet.artifacts.transfer._MAX_UNVERIFIED_BYTES", len(content) - 1)
-    with pytest.raises(ArtifactError, match="does not say how much it has"):
+    with pytest.raises(ArtifactError, match="does not report a length"):
         make_store(tmp_path / "unpinned").fetch(url)
     assert make_store(tmp_path / "pinned", pins={url: sha256(content)}).fetch(url).bytes == len(content)
 
 
 def test_a_file_larger_than_the_limit_is_refused_before_it_comes(server: Server, tmp_path: Path) -> None:
     url = server.url("/m.bin", make_responder(bytes(2_000_000)))
-    with pytest.raises(ArtifactError, match=r"has 2\.0 MB, and --max-download allows 1\.0 MB"):
+    with pytest.raises(ArtifactError, match=r"has 2\.0 MB, but --max-download allows 1\.0 MB"):
         make_store(tmp_path, 1_000_000).fetch(url)
     assert files_in(tmp_path) == []
     assert make_store(tmp_path, 2_000_000).fetch(url).bytes == 2_000_000
@@ -186,9 +186,9 @@ def test_what_nobody_vouches_for_is_used_and_not_pinned(server: Server, tmp_path
 )
 def test_a_page_is_not_taken_for_the_file(server: Server, tmp_path: Path, page: bytes) -> None:
     url = server.url("/m.mlir", make_responder(page, Content_Type="text/html"))
-    with pytest.raises(ArtifactError, match="an HTML page came in place of the file") as caught:
+    with pytest.raises(ArtifactError, match="received an HTML page instead of the file") as caught:
         make_store(tmp_path).fetch(url)
-    assert "sign in" in caught.value.hint
+    assert "sign-in page" in caught.value.hint
     assert files_in(tmp_path) == []
     # One that is meant, by its name or its hash, is.
     assert make_store(tmp_path).fetch(server.url("/m.html", make_responder(page))).bytes == len(page)
@@ -203,7 +203,7 @@ def test_a_server_that_answers_nonsense_keeps_no_other_case_from_being_judged(pr
     project.regression("bad", mlir=server.url("/bad.mlir", redirect))
     done = project.gauntlet("run", "--stages", "threshold")
     assert done.code == 3
-    assert "the server's answer cannot be understood: UnicodeDecodeError" in done.out
+    assert "the server's response is invalid: UnicodeDecodeError" in done.out
     assert "2 cases: 1 error, 1 passed" in done.out
 
 
@@ -212,5 +212,5 @@ def test_the_limit_is_an_option_of_a_run(project: Project, server: Server) -> No
     project.regression(mlir=server.url("/abs.mlir", stream(40)))
     done = project.gauntlet("run", "--stages", "compile", "--max-download", "2MB")
     assert done.code == 3
-    assert "more than 2.0 MB came from" in done.out
+    assert "received more than 2.0 MB from" in done.out
     assert project.gauntlet("run", "--max-download", "lots").code == 2

@@ -210,7 +210,7 @@ def test_a_full_disk_protects_everything(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_file_in_the_place_of_a_folder_is_an_error_that_says_so(tmp_path: Path) -> None:
     (tmp_path / "leases").write_text("")
-    with pytest.raises(ArtifactError, match=r"cannot note in .*leases what is in use: File exists"):
+    with pytest.raises(ArtifactError, match=r"cannot record in .*leases what is in use: File exists"):
         Leases(tmp_path).use(tmp_path / "a")
 
 

@@ -77,7 +77,7 @@ def test_a_mirror_that_fails_is_told_and_passed_over(
 def test_a_hash_that_is_learnt_from_a_mirror_is_told(server: Server, origin: str, tmp_path: Path) -> None:
     mirror = server.url("/mirror/m.mlir", make_responder(b"who knows"))
     notes = _store(tmp_path, _mirror(server)).fetch(origin).notes
-    assert f"its hash is learnt from the mirror {mirror}, not from itself" in notes
+    assert f"its hash comes from the mirror {mirror}, not from the source itself" in notes
 
 
 def test_a_mirror_whose_credentials_are_missing_is_passed_over(server: Server, origin: str, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_server_that_forgets_about_ranges(server: Server, tmp_path: Path) -> N
     url = server.url("/m.mlir", _ranged(_CONTENT, limit=2))
     fetched = _store(tmp_path).fetch(url)
     assert fetched.sha256 == _SHA256
-    assert "beginning again" in fetched.notes[0]
+    assert "starting again" in fetched.notes[0]
 
 
 def test_a_part_of_an_unknown_whole_is_not_taken_for_the_whole(server: Server, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_the_servers_own_checksums_decide_where_no_hash_is_known(
     if right:
         assert _store(tmp_path).fetch(url).sha256 == _SHA256
         return
-    with pytest.raises(ArtifactError, match="the server says"):
+    with pytest.raises(ArtifactError, match="the server reports"):
         _store(tmp_path).fetch(url)
     assert not _store(tmp_path).present(url)
     assert not (tmp_path / "registry.lock.txt").exists(), "nothing was learnt from it"
@@ -218,7 +218,7 @@ def test_content_md5_is_that_of_the_body_which_may_be_a_part(
     if right or ranges:
         assert _store(tmp_path).fetch(url).sha256 == _SHA256
         return
-    with pytest.raises(ArtifactError, match="the server says"):
+    with pytest.raises(ArtifactError, match="the server reports"):
         _store(tmp_path).fetch(url)
 
 
@@ -242,7 +242,7 @@ def test_an_etag_of_s3_is_a_checksum_but_of_what_is_encrypted(
         if name == "right" or not is_md5:
             assert _store(tmp_path).fetch(url).sha256 == _SHA256
         else:
-            with pytest.raises(ArtifactError, match="the server says"):
+            with pytest.raises(ArtifactError, match="the server reports"):
                 _store(tmp_path).fetch(url)
 
 
@@ -257,5 +257,5 @@ def test_a_checksum_of_the_server_is_not_forgotten_by_a_resumption(server: Serve
     with pytest.raises(ArtifactError, match="HTTP 500"):
         _store(tmp_path).fetch(url)
     server.responders["/m.mlir"] = answer
-    with pytest.raises(ArtifactError, match="the server says"):
+    with pytest.raises(ArtifactError, match="the server reports"):
         _store(tmp_path).fetch(url)

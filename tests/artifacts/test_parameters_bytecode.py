@@ -127,7 +127,7 @@ def test_newer_bytecode_goes_through_the_tool(program: Path, tmp_path: Path) -> 
         collect_parameters(newer, find_native_tool("iree-opt"))
     with pytest.raises(ParameterError, match=r"missing/iree-opt: cannot be started: No such file") as raised:
         collect_parameters(newer, str(tmp_path / "missing" / "iree-opt"))
-    assert "newer.mlirbc needs the compiler's iree-opt" in raised.value.hint
+    assert "newer.mlirbc requires the compiler's iree-opt" in raised.value.hint
 
 
 @given(data=st.data())

@@ -154,20 +154,20 @@ def test_weights_in_the_text_are_not_kept(tmp_path: Path) -> None:
         ('#stream.parameter.named<"w"> : vector<4xf32>', "not a tensor"),
         ('#stream.parameter.named<"w"> : !undefined', "!undefined, not a tensor"),
         ('#stream.parameter.named<"w"> : !torch.vtensor<[4],f32>', "not a tensor"),
-        ('#stream.parameter.named<"w"> : tensor<4xindex>', "element type has no values"),
-        ('#stream.parameter.named<"w"> : tensor<4xi3>', "element type has no values"),
-        ('#stream.parameter.named<"w"> : tensor<4xcomplex<f32>>', "element type has no values"),
+        ('#stream.parameter.named<"w"> : tensor<4xindex>', "for whose element type no values can be made"),
+        ('#stream.parameter.named<"w"> : tensor<4xi3>', "for whose element type no values can be made"),
+        ('#stream.parameter.named<"w"> : tensor<4xcomplex<f32>>', "for whose element type no values can be made"),
         ('#stream.parameter.named<"w"> : tensor<4xi1, #iree_encoding.packed_storage>', "encoding has no known size"),
         ('#stream.parameter.named<"w"> : tensor<4xf32, affine_map<(d0) -> (d0)>>', "encoding has no known size"),
         ('#stream.parameter.named<"w"> : tensor<9999999999x9999999999xf32>', "more than a file can hold"),
         ('#stream.parameter.named<"w"> : tensor<' + "9" * 5000 + "xf32>", "not a tensor|element type"),
         ("#stream.parameter.named<w> : tensor<4xf32>", "a name in double quotes"),
         ('#stream.parameter.named<"w\\q"> : tensor<4xf32>', "a name in double quotes"),
-        ('#stream.parameter.named<"w" "x"> : tensor<4xf32>', '">" is expected'),
+        ('#stream.parameter.named<"w" "x"> : tensor<4xf32>', 'expected ">"'),
         ('#stream.parameter.named<"w", {a = [}> : tensor<4xf32>', "brackets do not match"),
         ('#stream.parameter.named<"w", a> : tensor<4xf32>', "opening bracket"),
         ('#stream.parameter.named<"w"> : tensor<4xf32', "brackets are not closed"),
-        ('#stream.parameter.named<"w"> : 4', "a type is expected"),
+        ('#stream.parameter.named<"w"> : 4', "expected a type"),
         ('#stream.parameter.named<"w', "a name in double quotes"),
         ('@x = "no end', "program.mlir:1: the text ends within a string"),
     ],
@@ -188,7 +188,7 @@ def test_the_same_parameter_with_two_types_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ParameterError) as raised:
         collected(text, tmp_path)
     assert raised.value.what.endswith(
-        'program.mlir:2: parameter "m"::"w" is tensor<2x2xf32> here and tensor<4xf32> before'
+        'program.mlir:2: parameter "m"::"w" is tensor<2x2xf32>, but was tensor<4xf32> before'
     )
 
 
@@ -224,7 +224,7 @@ def test_parameters_of_a_scope() -> None:
     assert select_scope([one, other], "") == (other,)
     with pytest.raises(ParameterError, match="no parameter in scope 'b'") as raised:
         select_scope([one, other], "b")
-    assert raised.value.hint == "Scopes that have parameters: '', 'a'."
+    assert raised.value.hint == "Scopes with parameters: '', 'a'."
     with pytest.raises(ParameterError) as raised:
         select_scope([], "")
-    assert "no parameters at all" in raised.value.hint
+    assert "no named parameters" in raised.value.hint

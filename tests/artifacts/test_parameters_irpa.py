@@ -233,7 +233,7 @@ def test_an_archive_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     before = archive.read_bytes()
     with pytest.raises(ParameterError, match="i4 holds whole numbers"):
         write_archive(archive, PARAMETERS, 99)
-    with pytest.raises(ArtifactError, match="no room for"):
+    with pytest.raises(ArtifactError, match="no space for"):
         write_archive(archive, [Parameter("m", "huge", (1 << 50,), "f32")], RandomContent(1))
     assert archive.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["m.irpa"]

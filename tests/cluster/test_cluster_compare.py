@@ -147,7 +147,7 @@ def test_a_model_whose_worker_is_killed_is_measured_by_another_from_the_beginnin
     (measured,) = _measured(project, "cmp")
     assert (model["verdict"], model["blocks"], len(measured["blocks"])) == ("slower", 10, 20)
     (note,) = measured["notes"]
-    assert note.endswith("and done again: it was lost")
+    assert note.endswith("and run again: it was lost")
     assert model["worker"].partition("/")[0] not in note
     assert note in (project.folder / "cmp" / "comparison.md").read_text()
 

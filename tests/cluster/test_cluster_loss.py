@@ -175,7 +175,7 @@ def test_a_run_that_loses_its_connection_to_the_scheduler_for_a_moment_goes_on(
         assert way.cut_connections() > 0
         assert run.wait(300) == 0
         result = read_results(project.folder / "there")["toy/abs@cpu:threshold"]
-        assert result.notes[-1].endswith("and done again: the connection to the scheduler was lost")
+        assert result.notes[-1].endswith("and run again: the connection to the scheduler was lost")
         assert not find_processes(str(tools.folder))
 
 
@@ -190,7 +190,7 @@ def test_a_run_that_sleeps_for_longer_than_workers_wait_goes_on_when_it_wakes(tm
         run.send_signal(signal.SIGCONT)
         assert run.wait(300) == 0
         note = read_results(project.folder / "there")["toy/abs@cpu:threshold"].notes[-1]
-        assert note.endswith("and done again: nothing was heard of the run for 30 s")
+        assert note.endswith("and run again: no message from the run for 30 s")
 
 
 def test_a_step_whose_process_is_stopped_is_done_again(tmp_path: Path, project: Project) -> None:
@@ -204,7 +204,7 @@ def test_a_step_whose_process_is_stopped_is_done_again(tmp_path: Path, project: 
         wait_until(lambda: not hanging.is_running() and not process.is_running())
         assert run.wait(300) == 0
         note = read_results(project.folder / "there")["toy/abs@cpu:threshold"].notes[-1]
-        assert note.endswith("and done again: its process was stopped by a signal for 30 s")
+        assert note.endswith("and run again: its process was stopped by a signal for 30 s")
 
 
 def test_a_worker_that_is_stopped_has_its_steps_done_by_others(tmp_path: Path, project: Project) -> None:
@@ -219,7 +219,7 @@ def test_a_worker_that_is_stopped_has_its_steps_done_by_others(tmp_path: Path, p
             tools.stop_hanging()
             assert run.wait(300) == 0
             note = read_results(project.folder / "there")["toy/abs@cpu:threshold"].notes[-1]
-            assert note.endswith("and done again: it was lost")
+            assert note.endswith("and run again: it was lost")
             # One that does not answer keeps no other run from beginning, either.
             words = ("run", "--spec-dir", "ops", "--run-dir", "meanwhile", "--cluster", cluster.address)
             assert project.gauntlet(*words).code == 0
@@ -273,7 +273,7 @@ def test_two_hosts_of_which_one_is_cut_off(tmp_path: Path) -> None:
         hanging = tools.wait_for_hang()
         fetched = read_results(project.folder / "run")["toy/abs@cpu:fetch"]
         assert fetched.worker == "there"
-        assert fetched.notes == ("files came from where the run was started: the worker could not get them",)
+        assert fetched.notes == ("the machine that started the run sent files that the worker could not get",)
         assert [path.name for path in (theirs / "cache" / "artifacts").rglob("*.npy")] == ["in.npy"]
         tools.stop_hanging()
         here = [*worker, "--name", "here", "--cache-dir", str(ours / "cache2"), *lab.make_options("here")]
@@ -283,7 +283,7 @@ def test_two_hosts_of_which_one_is_cut_off(tmp_path: Path) -> None:
         assert run.wait(500) == 0
         result = read_results(project.folder / "run")["toy/abs@cpu:threshold"]
         assert result.worker == "here/cpu"
-        assert result.notes[-1] == "begun on worker there, and done again: it was lost"
+        assert result.notes[-1] == "started on worker there, and run again: it was lost"
         # Cut off, it ends what it did; back on the cable, it takes part again.
         wait_until(lambda: not hanging.is_running())
         host.reconnect()

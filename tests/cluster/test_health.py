@@ -73,11 +73,10 @@ def test_a_device_that_computes_wrong_is_found(compiled: HealthCheck, tmp_path: 
     real = shlex.quote(find_installed().runtime.run_module)
     # Something goes in that does not come out as it should.
     wrong = with_runtime(tmp_path, run_module=f'exec {real} "$@" --input=64x64xf32=2')
-    assert "a known-good program ends with 1" in check_with(compiled, tmp_path, wrong).find_error()
+    assert "a known-good program exits with 1" in check_with(compiled, tmp_path, wrong).find_error()
     crashes = with_runtime(tmp_path, run_module="kill -SEGV $$")
-    assert (
-        "a known-good program ends by SIGSEGV: it says nothing" in check_with(compiled, tmp_path, crashes).find_error()
-    )
+    error = check_with(compiled, tmp_path, crashes).find_error()
+    assert "a known-good program is killed by SIGSEGV: it printed nothing" in error
 
 
 def timed(folder: Path, milliseconds: float) -> Toolchain:
@@ -93,7 +92,7 @@ def test_a_device_that_became_slow_is_found_when_enough_is_known(compiled: Healt
     assert check_with(compiled, tmp_path, timed(tmp_path, 4.0)).find_slowdown() == ""
     assert check_with(compiled, tmp_path, timed(tmp_path, 2.9)).find_slowdown() == ""
     slow = check_with(compiled, tmp_path, timed(tmp_path, 3.1)).find_slowdown()
-    assert slow.startswith("a known-good program takes 3.1 ms, and took 1 ms in earlier checks (remove ")
+    assert slow.startswith("a known-good program takes 3.1 ms, but took 1 ms in earlier checks (remove ")
     assert str(tmp_path / "health.json") in slow
     # What is slow is not what is usual from then on.
     times = next(iter(json.loads((tmp_path / "health.json").read_text()).values()))
@@ -108,11 +107,11 @@ def test_a_compiler_that_fails_is_said(tmp_path: Path) -> None:
     broken = Toolchain(replace(found.compiler, compile=str(script)), found.runtime)
     checks, missing = make_checks(tmp_path, broken)
     assert not checks
-    what = "a known-good program does not compile for it: iree-compile ends"
-    assert missing == {"cpu": f"{what} with 1: error: no such target"}
+    what = "a known-good program does not compile for it: iree-compile"
+    assert missing == {"cpu": f"{what} exits with 1: error: no such target"}
     script.write_text("#!/bin/sh\nkill -SEGV $$\n")
     checks, missing = make_checks(tmp_path, broken)
-    assert missing == {"cpu": f"{what} by SIGSEGV: it says nothing"}
+    assert missing == {"cpu": f"{what} is killed by SIGSEGV: it printed nothing"}
 
 
 def test_the_known_good_module_is_kept_and_a_damaged_one_compiled_again(tmp_path: Path) -> None:
@@ -127,7 +126,7 @@ def test_the_known_good_module_is_kept_and_a_damaged_one_compiled_again(tmp_path
         file.write(b"damage")
     checks, missing = make_checks(tmp_path, broken)
     assert not checks
-    assert missing["cpu"].startswith("a known-good program does not compile for it: iree-compile ends with 1")
+    assert missing["cpu"].startswith("a known-good program does not compile for it: iree-compile exits with 1")
     assert check_of(tmp_path, found).find_error() == ""
     other = Toolchain(replace(broken.compiler, identity="another"), found.runtime)
     assert make_checks(tmp_path, other)[1]
@@ -154,16 +153,14 @@ def test_a_compiler_that_is_killed_is_tried_again_once(tmp_path: Path) -> None:
     twice = Toolchain(replace(found.compiler, compile=write_killed_tool(tmp_path, tool, 2)), found.runtime)
     checks, missing = make_checks(tmp_path / "other", twice)
     assert not checks
-    assert missing["cpu"].endswith("iree-compile ends by SIGKILL, as when it was first tried: it says nothing")
+    assert missing["cpu"].endswith("iree-compile is killed by SIGKILL, as on the first attempt: it printed nothing")
 
 
 def test_a_program_that_is_killed_on_the_device_is_tried_again_once(compiled: HealthCheck, tmp_path: Path) -> None:
     found = find_installed()
     tool = shlex.quote(found.runtime.run_module)
-    for times, says in (
-        (1, ""),
-        (2, "a known-good program ends by SIGKILL, as when it was first tried: it says nothing"),
-    ):
+    killed = "a known-good program is killed by SIGKILL, as on the first attempt: it printed nothing"
+    for times, says in ((1, ""), (2, killed)):
         runtime = replace(found.runtime, run_module=write_killed_tool(tmp_path, tool, times))
         assert check_with(compiled, tmp_path, Toolchain(found.compiler, runtime)).find_error() == says
 

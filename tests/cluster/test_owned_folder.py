@@ -32,7 +32,7 @@ def test_a_name_is_of_one_worker_at_a_time(tmp_path: Path) -> None:
     folder = get_worker_folder(tmp_path, "box")
     with (
         ExclusiveFolder(folder),
-        pytest.raises(UsageError, match="a worker box runs here already"),
+        pytest.raises(UsageError, match="a worker box already runs on this machine"),
         ExclusiveFolder(folder),
     ):
         pytest.fail("two of one name")

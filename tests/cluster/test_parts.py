@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.cluster.link import Event
     from iree_gauntlet.cluster.offers import WorkerOffer
 
-SLOW = "a known-good program ends with 1: it says nothing"
+SLOW = "a known-good program exits with 1: it printed nothing"
 
 
 class Planning:
@@ -61,9 +61,11 @@ def test_when_all_are_refused_each_says_why(tmp_path: Path) -> None:
         RejectionEvent("two", SLOW, "gpu0"),
         RejectionEvent("two", "sick"),
     )
-    with pytest.raises(GauntletError, match="no worker can take part: worker one takes no part: no room; ") as error:
+    with pytest.raises(
+        GauntletError, match="no worker can take part: worker one does not take part: no room; "
+    ) as error:
         cluster.on_devices_there(PLAN, optional=False)
-    assert "worker two takes no part: sick" in str(error.value)
+    assert "worker two does not take part: sick" in str(error.value)
 
 
 def test_workers_that_die_while_they_plan_are_not_waited_for_here(tmp_path: Path) -> None:

@@ -69,5 +69,5 @@ def test_a_message_is_what_was_said() -> None:
     ],
 )
 def test_what_is_no_message_is_said_to_be_none(line: bytes) -> None:
-    with pytest.raises(ValueError, match="is no message"):
+    with pytest.raises(ValueError, match="is not a message"):
         decode(line)

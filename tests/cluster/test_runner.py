@@ -102,8 +102,8 @@ def test_a_step_is_done_again_when_its_worker_dies(tmp_path: Path) -> None:
     lost, other = ("one", "two") if died == ["1"] else ("two", "one")
     result = engine.results["a:threshold"]
     assert result.worker == f"{other}/gpu0"
-    assert result.notes == (f"begun on worker {lost}, and done again: it was lost",)
-    assert progress.messages == [f"worker {lost} is gone; it was doing a:threshold"]
+    assert result.notes == (f"started on worker {lost}, and run again: it was lost",)
+    assert progress.messages == [f"worker {lost} is gone; it was running a:threshold"]
     assert engine.started_steps.count("a:threshold") == 1
 
 
@@ -136,7 +136,7 @@ def test_a_step_that_takes_down_all_workers_is_given_up_and_no_other_is(tmp_path
     verdicts = runner.run()
     assert verdicts.pop("bad:compile") is Verdict.ERROR
     assert set(verdicts.values()) == {Verdict.PASSED}
-    assert "given up after 3 workers that did not finish it: w, w, w" in engine.results["bad:compile"].reason
+    assert "abandoned after 3 workers did not finish it: w, w, w" in engine.results["bad:compile"].reason
     # The last time it is alone, so that nothing else was there each time.
     assert beside[-1] == {"bad:compile"}
     assert len(beside) == 3
@@ -158,7 +158,7 @@ def test_a_crash_of_the_product_is_a_verdict(tmp_path: Path) -> None:
 def broken(link: FakeLink, name: str) -> ProcessDeathEvent:
     """The process of the run ends on worker 1, with an order undone."""
     del link.open_orders[name]
-    return ProcessDeathEvent("1", name, "its process ended with -9: it says nothing")
+    return ProcessDeathEvent("1", name, "its process ended with -9: it printed nothing")
 
 
 def test_a_broken_run_process_is_not_given_more_before_it_is_back(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_broken_run_process_is_not_given_more_before_it_is_back(tmp_path: Path
     runner, link, engine, _ = make_runner(steps, {"1": make_offer("w")}, played(script), tmp_path)
     assert set(runner.run().values()) == {Verdict.PASSED}
     assert engine.results["a:compile"].notes == (
-        "begun on worker w, and done again: its process ended with -9: it says nothing",
+        "started on worker w, and run again: its process ended with -9: it printed nothing",
     )
     assert [order.attempt for _, order in link.sent_orders] == [0, 0, 1, 1, 0]
 
@@ -192,8 +192,8 @@ def test_a_worker_that_dies_while_its_part_of_the_run_is_broken_takes_no_order_a
 
     runner, _, engine, progress = make_runner(steps, {"1": make_offer("w")}, played(script), tmp_path)
     assert set(runner.run().values()) == {Verdict.PASSED}
-    assert engine.results["b:compile"].notes == ("begun on worker w, and done again: it was lost",)
-    assert progress.messages[0] == "worker w is gone; it was doing b:compile"
+    assert engine.results["b:compile"].notes == ("started on worker w, and run again: it was lost",)
+    assert progress.messages[0] == "worker w is gone; it was running b:compile"
     assert list(engine.machines) == ["w", "other"]
 
 
@@ -261,7 +261,7 @@ def test_what_nobody_offers_any_more_is_an_error_after_a_while(tmp_path: Path) -
     runner.run()
     assert engine.results["a:threshold"].reason == "no worker with device hip has come back within 30 s"
     assert engine.results["a:next"].verdict is Verdict.SKIPPED
-    assert progress.waits == ["for a worker with device hip: none is there"]
+    assert progress.waits == ["for a worker with device hip: there is none"]
     assert 1030 <= link.clock() <= 1032
 
 
@@ -277,10 +277,10 @@ def test_a_worker_that_comes_back_in_time_goes_on(tmp_path: Path) -> None:
     steps, workers = [plan_step("a:threshold", device="hip")], {"1": make_offer("box", GPU_OFFER)}
     runner, _, engine, progress = make_runner(steps, workers, played(script), tmp_path, timeout=30.0)
     assert runner.run() == {"a:threshold": Verdict.PASSED}
-    assert engine.remarks == ["worker other takes no part: it has Gauntlet 0, and the run 1"]
+    assert engine.remarks == ["worker other does not take part: it has Gauntlet 0, and the run 1"]
     # Nothing runs meanwhile, and a moment is not worth a word.
     assert engine.requeued_steps == ["a:threshold"]
-    assert progress.waits == ["for a worker with device hip: none is there", ""]
+    assert progress.waits == ["for a worker with device hip: there is none", ""]
 
 
 @pytest.mark.parametrize("ok", [True, False])
@@ -301,9 +301,9 @@ def test_files_that_a_worker_cannot_get_are_brought_once(tmp_path: Path, ok: boo
     assert link.supplies == [("1", "a:fetch", ("https://x/y",))]
     result = engine.results["a:fetch"]
     assert result.verdict is (Verdict.PASSED if ok else Verdict.ERROR)
-    brought = "files came from where the run was started: the worker could not get them"
+    brought = "the machine that started the run sent files that the worker could not get"
     assert result.notes == (
-        brought if ok else "nor did the files come from where the run was started: https://x/y: 404",
+        brought if ok else "nor did the machine that started the run send the files: https://x/y: 404",
     )
     assert engine.conclusion_counts["a:fetch"] == 1
 
@@ -321,7 +321,7 @@ def test_a_device_that_fails_its_health_check_takes_no_further_steps(tmp_path: P
         if worker == "1":
             del link.open_orders[name]
             unfit.append(name)
-            return UnfitDeviceEvent("1", name, "a known-good program takes 9 ms, and took 1 ms in earlier checks")
+            return UnfitDeviceEvent("1", name, "a known-good program takes 9 ms, but took 1 ms in earlier checks")
         return link.answer(name)
 
     runner, _, engine, _ = make_runner(
@@ -330,8 +330,8 @@ def test_a_device_that_fails_its_health_check_takes_no_further_steps(tmp_path: P
     assert set(runner.run().values()) == {Verdict.PASSED}
     assert len(unfit) == 1
     assert {result.worker for result in engine.results.values()} == {"good/gpu0"}
-    assert engine.results[unfit[0]].notes[0].startswith("not done on bad/gpu0, which failed its health check: a known")
-    assert engine.remarks[0].startswith("worker bad/gpu0 takes no further part: a known-good program takes 9 ms")
+    assert engine.results[unfit[0]].notes[0].startswith("not run on bad/gpu0, which failed its health check: a known")
+    assert engine.remarks[0].startswith("worker bad/gpu0 no longer takes part: a known-good program takes 9 ms")
 
 
 def test_files_of_a_step_are_kept_below_its_folder_and_nowhere_else(tmp_path: Path) -> None:
@@ -440,7 +440,7 @@ def test_whatever_happens_every_step_has_one_result(
     assert engine.conclusion_counts == Counter(item.id for item in steps)
     assert not link.open_orders
     for name, count in charged.items():
-        assert len([note for note in engine.results[name].notes if "done again" in note]) == count
+        assert len([note for note in engine.results[name].notes if "run again" in note]) == count
 
 
 def check_room(link: FakeLink, alive: Mapping[str, WorkerOffer]) -> None:

@@ -63,7 +63,7 @@ def test_other_variables_of_the_machine_are_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     problems = loaded(tmp_path, quality=QUALITY | {"run_args": [f"--x=${{{name}}}"]}).problems
     assert [problem.field for problem in problems] == ["run_args[0]"]
-    assert f"${{{name}}} is not a variable of flags" in problems[0].message
+    assert f"${{{name}}} is not a variable for flags" in problems[0].message
     assert "IREE_TEST_PATH_EXTENSION" in problems[0].hint
 
 
@@ -89,4 +89,4 @@ def test_a_config_with_another_variable_is_refused(tmp_path: Path) -> None:
     add_onnx(tmp_path)
     write_config(tmp_path, iree_compile_flags=[*TUNED, "--x=${HOME}"])
     (line,) = list_op_problems(tmp_path)
-    assert line.startswith("configs/cpu.json:7: iree_compile_flags[3]: ${HOME} is not a variable of flags")
+    assert line.startswith("configs/cpu.json:7: iree_compile_flags[3]: ${HOME} is not a variable for flags")

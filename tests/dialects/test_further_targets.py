@@ -106,8 +106,8 @@ def test_a_chip_is_compiled_for_and_a_benchmark_without_a_pair_follows_nothing(t
     ("targets", "message"),
     [
         ({"vulcan": {}}, "unknown target 'vulcan'; did you mean 'vulkan'?"),
-        ({"abacus": {}}, "unknown target 'abacus'; known are cpu, rocm,"),
-        ({"cpu": {}}, "is what the file is for anyway"),
+        ({"abacus": {}}, "unknown target 'abacus'; known: cpu, rocm,"),
+        ({"cpu": {}}, "is already the file's own target"),
         ({"vulkan": {"compile_flags": []}}, "unknown field; did you mean 'compiler_flags'?"),
         (["vulkan"], "expected an object"),
     ],

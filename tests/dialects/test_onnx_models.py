@@ -238,7 +238,7 @@ def test_irees_folder_of_configs_alone(tmp_path: Path) -> None:
     )
     (problem,) = load(tmp_path).problems
     assert (problem.line, problem.field) == (13, f"tests_and_expected_outcomes.{TEST_FILE}::test_b")
-    assert problem.message == "the test does not name its model (and 1 more), and the suite's tests are not here"
+    assert problem.message == "the test does not name its model (and 1 more), and the suite's tests are not available"
     assert "--spec-dir iree-test-suites/onnx_models --config" in problem.hint
     assert len(load(tmp_path).cases) == 1
 
@@ -267,7 +267,7 @@ def test_fields_that_nobody_knows_are_warnings(tmp_path: Path) -> None:
     write_config(suite(tmp_path), added_upstream=True)
     assert [case.chain for case in load(tmp_path).cases] == [CHAIN]
     (warning,) = load(tmp_path).warnings
-    assert (warning.field, warning.message) == ("added_upstream", "unknown field, which is passed over")
+    assert (warning.field, warning.message) == ("added_upstream", "unknown field, which is ignored")
 
 
 def test_a_broken_config_alone_is_told(tmp_path: Path) -> None:
@@ -286,13 +286,13 @@ def test_configs_of_one_name(tmp_path: Path) -> None:
     write_config(tmp_path / "iree", file="cpu.json")
     cases = load(root, configs=(root / "configs" / "cpu.json", tmp_path / "iree" / "cpu.json"))
     (problem,) = cases.problems
-    assert str(problem).startswith(f"{tmp_path}/iree/cpu.json:2: config_name: 'cpu' is the name of {tmp_path}")
+    assert str(problem).startswith(f"{tmp_path}/iree/cpu.json:2: config_name: 'cpu' is also the name of {tmp_path}")
 
 
 def test_entries_that_name_no_test_are_warnings(tmp_path: Path) -> None:
     write_config(suite(tmp_path), tests_and_expected_outcomes={make_test_name("mnist/model/mnist-13.onnx"): "pass"})
     (warning,) = load(tmp_path).unmatched
-    assert warning.message == f"names no test; did you mean {make_test_name('mnist/model/mnist-12.onnx')!r}?"
+    assert warning.message == f"is not a test; did you mean {make_test_name('mnist/model/mnist-12.onnx')!r}?"
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_entries_that_name_no_test_are_warnings(tmp_path: Path) -> None:
             ":2: test_a: is parametrized",
         ),
         ("@pytest.mark.skipif(True, reason='x')\n{}", ":1: test_a: a mark whose meaning cannot be read"),
-        ("@pytest.mark.xfail\n{}", ":1: test_a: xfail does not say what is raised"),
+        ("@pytest.mark.xfail\n{}", ":1: test_a: xfail does not name the exception"),
         ("{}    compare_between_iree_and_onnxruntime('b')\n", ":3: test_a: compares 2 models"),
         ("@pytest.mark.parametrize('m')\n{}", ":1: test_a: expected pytest.mark.parametrize("),
         (

@@ -116,7 +116,7 @@ def test_an_entry_that_stands_twice_is_warned_of(tmp_path: Path) -> None:
         (12, "expected_run_failures[1]"),
         (16, "expected_compile_crashes[1]"),
     ]
-    assert "stands in this list before ([0])" in cases.warnings[0].message
+    assert "is already in this list ([0])" in cases.warnings[0].message
 
 
 def test_what_is_skipped_may_be_expected_to_fail_too(tmp_path: Path) -> None:
@@ -132,10 +132,10 @@ def test_what_is_skipped_may_be_expected_to_fail_too(tmp_path: Path) -> None:
     )
     cases = load_ops(tmp_path)
     assert not cases.problems
-    why = "too, and is skipped: what does not run cannot fail"
+    why = "and is skipped: what does not run cannot fail"
     assert [(item.line, item.field, item.message) for item in cases.warnings] == [
-        (18, "expected_compile_failures[0]", f"'node/compile' stands in skip_compile_tests {why}"),
-        (22, "expected_run_failures[0]", f"'node/run' stands in skip_run_tests {why}"),
+        (18, "expected_compile_failures[0]", f"'node/compile' is also in skip_compile_tests, {why}"),
+        (22, "expected_run_failures[0]", f"'node/run' is also in skip_run_tests, {why}"),
     ]
     made = plan(cases, (Stage.COMPILE, Stage.THRESHOLD))
     assert [step.id.replace("node/", "") for step in made.steps if not step.skip] == [
@@ -153,7 +153,7 @@ def test_fields_that_are_new_are_passed_over_and_misspelt_ones_are_not(tmp_path:
     write_config(tmp_path, **new)
     cases = load_ops(tmp_path)
     (warning,) = cases.warnings
-    assert (warning.field, warning.message, warning.line) == ("owner", "unknown field, which is passed over", 11)
+    assert (warning.field, warning.message, warning.line) == ("owner", "unknown field, which is ignored", 11)
     assert [case.chain for case in cases.cases] == ["node/test_a@cpu"]
     assert not cases.problems
 
@@ -269,7 +269,7 @@ def test_two_configs_that_cannot_be_told_apart(tmp_path: Path) -> None:
     assert (
         str(problem)
         .replace(f"{tmp_path}/", "")
-        .startswith("elsewhere/configs/cpu.json:2: config_name: 'cpu' is the name of configs/cpu.json too")
+        .startswith("elsewhere/configs/cpu.json:2: config_name: 'cpu' is also the name of configs/cpu.json")
     )
 
 
@@ -313,14 +313,14 @@ def test_suites_with_configs_of_their_own(tmp_path: Path) -> None:
         ({"run_module_io_flags.txt": "--input=2xf32=@none.bin"}, "1: input: the file none.bin is missing"),
         (
             {"run_module_io_flags.txt": "--input=2xf32=@../input_0.bin"},
-            "1: input: '../input_0.bin' leaves the case's folder",
+            "1: input: '../input_0.bin' is outside of the case's folder",
         ),
-        ({"run_module_io_flags.txt": "--expected_output=@/etc/x.npy"}, "1: expected_output: '/etc/x.npy' leaves"),
+        ({"run_module_io_flags.txt": "--expected_output=@/etc/x.npy"}, "1: expected_output: '/etc/x.npy' is outside"),
         (
             {"second.mlirbc": "x"},
             " expected one program next to it, *.mlir or *.mlirbc; found model.mlir and second.mlirbc",
         ),
-        ({"run_module_io.json": "{}"}, " is next to a run_module_io.json: which one counts?"),
+        ({"run_module_io.json": "{}"}, " is next to a run_module_io.json: only one may be present"),
     ],
 )
 def test_mistakes_in_the_folder_of_a_case(tmp_path: Path, files: dict[str, str], expected: str) -> None:
@@ -335,7 +335,7 @@ def test_mistakes_in_the_folder_of_a_case(tmp_path: Path, files: dict[str, str],
     assert [(case.submodel, bool(case.blocked_reason)) for case in cases.cases] == [("test_a", True), ("test_b", False)]
     steps = {step.id: step for step in plan(cases, (Stage.COMPILE, Stage.THRESHOLD)).steps}
     blocked = [name for name, step in steps.items() if step.blocked]
-    at = "threshold" if "missing" in expected or "leaves" in expected else "compile"
+    at = "threshold" if "missing" in expected or "is outside" in expected else "compile"
     assert blocked == [f"node/test_a@cpu:{at}"]
     what, _, hint = problem.partition("\n")
     hint = hint.strip().removesuffix(".")

@@ -171,7 +171,7 @@ def test_cases_of_an_earlier_form_are_refused_each_by_itself(tmp_path: Path) -> 
     add_torch(tmp_path)
     write_config(tmp_path)
     (problem,) = list_op_problems(tmp_path)
-    assert problem.startswith("test_a_b/run_module_io_flags.json: is of a form before run_module_io.json")
+    assert problem.startswith("test_a_b/run_module_io_flags.json: is in a format older than run_module_io.json")
     assert not load_ops(tmp_path).problems
 
 
@@ -181,7 +181,7 @@ def test_fields_that_are_new_are_passed_over(tmp_path: Path) -> None:
     cases = load_ops(tmp_path)
     assert (cases.problems, cases.broken) == ((), ())
     assert [(item.field, item.message) for item in cases.warnings] == [
-        ("dynamic_shapes", "unknown field, which is passed over")
+        ("dynamic_shapes", "unknown field, which is ignored")
     ]
     assert [case.submodel for case in cases.cases] == ["small"]
 
@@ -201,15 +201,18 @@ def test_fields_that_are_new_are_passed_over(tmp_path: Path) -> None:
         ({"flat_args": [{"Formula": {"shape": [2], "size": 1}}]}, "flat_args[0].Formula.size: unknown field"),
         ({"flat_args": [{"Formula": {"shape": [-2]}}]}, "flat_args[0].Formula.shape[0]: expected a value greater"),
         ({"file_name": "none.mlir"}, "file_name: the file none.mlir is missing"),
-        ({"file_name": "../small/test.mlir"}, "file_name: '../small/test.mlir' leaves the case's folder"),
+        ({"file_name": "../small/test.mlir"}, "file_name: '../small/test.mlir' is outside of the case's folder"),
         ({"expected_output": None}, "expected_output: is missing"),
         ({"expected_output": ["none.npy"]}, "expected_output[0]: the file none.npy is missing"),
-        ({"expected_output": ["/e.npy"]}, "expected_output[0]: '/e.npy' leaves the case's folder"),
-        ({"expected_output": [{"url": "../e.npy"}]}, "expected_output[0].url: '../e.npy' leaves the case's folder"),
+        ({"expected_output": ["/e.npy"]}, "expected_output[0]: '/e.npy' is outside of the case's folder"),
+        (
+            {"expected_output": [{"url": "../e.npy"}]},
+            "expected_output[0].url: '../e.npy' is outside of the case's folder",
+        ),
         ({"expected_output": [{"url": "x.bin"}]}, "expected_output[0].meta: is missing"),
         ({"expected_output": [{"value": "x.bin"}]}, "expected_output[0].meta: is missing"),
         ({"expected_output": [{"value": "no.npy"}]}, "expected_output[0].value: the file no.npy is missing"),
-        ({"expected_output": [{"value": "../e.npy"}]}, "expected_output[0].value: '../e.npy' leaves the case's"),
+        ({"expected_output": [{"value": "../e.npy"}]}, "expected_output[0].value: '../e.npy' is outside of the case's"),
         ({"expected_output": [{}]}, "expected_output[0].url: expected one of 'url' and 'value'"),
     ],
 )

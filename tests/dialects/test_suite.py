@@ -122,7 +122,7 @@ def test_an_expected_failure_of_a_case_that_is_not_selected_is_warned_of(project
     ("old", "new", "field", "says"),
     [
         ('name = "nightly"', "", "name", "is missing"),
-        ('name = "nightly"', 'name = "../x"', "name", "first a letter or digit, found '../x'"),
+        ('name = "nightly"', 'name = "../x"', "name", "starting with a letter or digit, found '../x'"),
         ('target = "gfx942"', 'target = "vulkn"', "target", "unknown target 'vulkn'"),
         ('target = "gfx942"', "target = 5", "target", "expected a string, found the number 5"),
         ('target = "gfx942"', "target = 2026-11-23", "target", 'expected a string, found the value "2026-11-23"'),
@@ -133,7 +133,7 @@ def test_an_expected_failure_of_a_case_that_is_not_selected_is_warned_of(project
         ('model = "a"', 'modell = "a"', "include[0].modell", "did you mean 'model'"),
         ('markers = "not slow"', 'markers = "not"', "include[1].markers", "expected a marker"),
         ('reason = "a known bug: https://h/issue"', "", "expect_failure[0].reason", "is missing"),
-        ('reason = "a known bug: https://h/issue"', 'reason = " "', "expect_failure[0].reason", "say why"),
+        ('reason = "a known bug: https://h/issue"', 'reason = " "', "expect_failure[0].reason", "explain why"),
         ('stage = "compile"', 'stage = "run"', "expect_failure[0].stage", "unknown stage 'run'"),
         (
             'stage = "compile"',
@@ -145,7 +145,7 @@ def test_an_expected_failure_of_a_case_that_is_not_selected_is_warned_of(project
             'stage = "compile"',
             'stage = "compile"\nkind = "wrong numbers"',
             "expect_failure[0].kind",
-            "'wrong numbers' cannot come of the stage 'compile': expected does not compile, crashes",
+            "'wrong numbers' cannot result from the stage 'compile': expected does not compile, crashes",
         ),
     ],
 )
@@ -228,7 +228,7 @@ def test_a_model_that_is_named_keeps_the_suites_expected_failures(
     assert [[item.reason for item in case.expectations] for case in selection.cases.cases] == [
         ["a known bug: https://h/issue"]
     ] * 2
-    assert selection.notes == ("expected to fail, as suites/x.toml lists them: a/x compile",)
+    assert selection.notes == ("expected to fail, according to suites/x.toml: a/x compile",)
 
 
 @pytest.mark.parametrize("options", [{"model": "b"}, {"model": "a", "target": ["gfx1100"]}])
@@ -300,11 +300,11 @@ def test_an_include_that_fits_no_spec_is_named_with_those_that_fit(project: Path
         selection.require_sound()
     (problem,) = caught.value.problems
     assert (problem.file, problem.line) == (str(project / "suites/x.toml"), 11)
-    assert (problem.field, problem.message) == ("include[1]", "fits no spec: no model 'bb'; did you mean 'b'?")
+    assert (problem.field, problem.message) == ("include[1]", "no match: no model 'bb'; did you mean 'b'?")
     write(project, SUITE.replace('["trees"]', '["../trees"]').replace('model = "a"', 'model = "b"\nsubmodel = "yy"'))
     (problem,) = chosen(project).cases.problems
     assert (problem.line, problem.field) == (8, "include[0]")
-    assert problem.message == "fits no spec: no submodel 'yy'; did you mean 'y'? 'b' has: x, y."
+    assert problem.message == "no match: no submodel 'yy'; did you mean 'y'? 'b' has: x, y."
 
 
 def test_a_suite_of_the_project_goes_before_a_folder_of_its_name(
@@ -327,7 +327,7 @@ def test_folders_without_specs_are_what_is_wrong(project: Path) -> None:
 
 def test_an_include_alone_that_fits_no_spec(project: Path) -> None:
     write(project, 'name = "x"\ntarget = "cpu"\nspec_dirs = ["../trees"]\n[[include]]\nmodel = "aa*"\n')
-    with pytest.raises(SpecError, match=r"x.toml:4: include\[0\]: fits no spec: no model 'aa\*'"):
+    with pytest.raises(SpecError, match=r"x.toml:4: include\[0\]: no match: no model 'aa\*'"):
         chosen(project).require_sound()
 
 

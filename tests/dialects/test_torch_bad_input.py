@@ -86,7 +86,7 @@ TEST_ERRORS: list[tuple[str, Any, str, str]] = [
     *COMMON_ERRORS,
     ("type", "Quality", "", "did you mean 'quality'?"),
     ("type", "", "", "unknown type ''"),
-    ("type", "zzz", "", "unknown type 'zzz' of a test; types are quality, benchmark, compstat"),
+    ("type", "zzz", "", "unknown type 'zzz' of a test; known: quality, benchmark, compstat"),
     *(
         ("type", value, "", "expected the type of a test (quality, benchmark, compstat)")
         for value in (None, 1, ["quality"])
@@ -136,7 +136,7 @@ RUN_ERRORS: list[tuple[str, Any, str, str]] = [
     ("weights", [remove_fields(URL_WEIGHT, "url")], "[0].url", "weights of type 'url' need it"),
     ("weights", [URL_WEIGHT | {"url": None}], "[0].url", "weights of type 'url' need it"),
     ("weights", [URL_WEIGHT | {"url": " "}], "[0].url", "non-empty string"),
-    ("weights", [URL_WEIGHT | {"url": "../w.irpa"}], "[0].url", "leaves the external files folder"),
+    ("weights", [URL_WEIGHT | {"url": "../w.irpa"}], "[0].url", "is outside of the external files folder"),
     ("weights", [URL_WEIGHT | {"seed": 1}], "[0].seed", "no meaning for weights of type 'url'"),
     ("weights", [URL_WEIGHT | {"module": "m/modules/a"}], "[0].module", "no meaning for weights of type 'url'"),
     ("weights", [URL_WEIGHT | {"value": 0}], "[0].value", "no meaning for weights of type 'url'"),
@@ -169,14 +169,14 @@ RUN_ERRORS: list[tuple[str, Any, str, str]] = [
     ("inputs", [{"url": 1}], "[0].url", "expected a string"),
     ("inputs", [{"value": "1xf32=3", "url": "https://h/x.bin"}], "[0].value", "expected a tensor type with 'url'"),
     ("inputs", [{"value": "1xf32", "url": "https://h/x.npy"}], "[0].value", "'1xf32' with an .npy file"),
-    ("inputs", [{"value": "1xf32", "url": "random://normal/1xf32"}], "[0].value", "its URL says the type"),
+    ("inputs", [{"value": "1xf32", "url": "random://normal/1xf32"}], "[0].value", "its URL has the type"),
     ("inputs", [{"source": "https://h/x.bin"}], "[0].source", "unknown field"),
     ("run_args", 5, "", "expected an array"),
     *(("run_args", *error) for error in FLAG_ERRORS),
     ("pipeline_mlir", "", "", "non-empty string"),
     *(("pipeline_compiler_flags", *error) for error in FLAG_ERRORS),
-    ("run_args", ["--benchmark_format=console"], "[0]", "keep the results from being read"),
-    ("run_args", ["-x", "-benchmark_out=f"], "[1]", "keep the results from being read"),
+    ("run_args", ["--benchmark_format=console"], "[0]", "prevent the results from being read"),
+    ("run_args", ["-x", "-benchmark_out=f"], "[1]", "prevent the results from being read"),
 ]
 NUMBER_ERRORS: list[tuple[Any, str]] = [
     ("5", "expected a number"),
@@ -192,13 +192,13 @@ ERRORS: dict[str, list[tuple[str, Any, str, str]]] = {
         ("type", 5, "", "'azure' or 'git-lfs'"),
         ("mlir", "", "", "non-empty string"),
         ("mlir", "a.mlir\0", "", "non-empty string"),
-        ("mlir", "../a.onnx", "", "leaves the external files folder"),
+        ("mlir", "../a.onnx", "", "is outside of the external files folder"),
         *(("mlir", value, "", f"expected a string, found {found}") for value, found in TEXT_ERRORS),
         *(("compiler_flags", *error) for error in FLAG_ERRORS),
         ("targets", [], "", "expected an object"),
         ("targets", {"vulkan": []}, ".vulkan", "expected an object"),
         ("targets", {"vulcan": {}}, ".vulcan", "did you mean 'vulkan'?"),
-        ("targets", {"cpu": {}}, ".cpu", "is what the file is for anyway"),
+        ("targets", {"cpu": {}}, ".cpu", "is already the file's own target"),
         ("targets", {"cuda": {"threshold_args": []}}, ".cuda.threshold_args", "unknown field"),
         *(("targets", {"cuda": {"device": value}}, ".cuda.device", found) for value, found in TEXT_ERRORS[1:4]),
         ("onnx_import", [], "", "expected an object"),
@@ -216,7 +216,7 @@ ERRORS: dict[str, list[tuple[str, Any, str, str]]] = {
         ("expected_outputs", None, "", "expected an array"),
         ("expected_outputs", [{}], "[0]", "has neither 'value' nor 'url'"),
         ("expected_outputs", [{"valeu": "1xf32"}], "[0].valeu", "did you mean 'value'?"),
-        ("expected_outputs", [{"url": "/x"}], "[0].url", "leaves the external files folder"),
+        ("expected_outputs", [{"url": "/x"}], "[0].url", "is outside of the external files folder"),
         ("outputs", None, "", "expected an array"),
         ("outputs", ["@x.npy"], "[0]", "expected an object"),
         ("outputs", [{}], "[0].value", "is missing"),
@@ -381,7 +381,7 @@ def test_fields_that_nobody_knows_are_warnings(tmp_path: Path, name: str) -> Non
     assert not cases.problems
     assert cases.cases
     assert [(item.field, item.message) for item in cases.warnings] == [
-        (field, "unknown field, which is passed over") for field in ("comment", "owner")
+        (field, "unknown field, which is ignored") for field in ("comment", "owner")
     ]
     assert all(item.line > 1 for item in cases.warnings)
     # So are those of what it names.

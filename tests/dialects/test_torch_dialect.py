@@ -174,7 +174,7 @@ def test_nothing_selected_names_the_targets_that_there_is_something_for(tmp_path
     include = Include(submodel="q_mi*")
     cases = load_torch(tmp_path, CPU, includes=[include])
     error = explain_no_match([include], read_specs([tmp_path]), {"cpu"}, cases.known_markers, cases.elsewhere)
-    assert "is for rocm-gfx90a, rocm-gfx942: name it with --target" in error.hint
+    assert "is for rocm-gfx90a, rocm-gfx942: select one with --target" in error.hint
 
 
 # Selection by names and markers
@@ -250,7 +250,7 @@ def test_a_suite_expects_failures_of_tests_and_of_modules(tree: Path) -> None:
         ExpectedFailure("m/nothing", Stage.COMPILE, "gone", Origin("x.toml", "expect_failure[2]")),
     ]
     cases = load_torch(tree, expected_failures=failures)
-    assert "'m/nothing' fits no spec" in only(cases).message
+    assert "'m/nothing' matches no spec" in only(cases).message
     expected = {step.id: step.expect_failure for step in plan(cases, ALL_STAGES).steps if step.expect_failure}
     assert expected == {
         "m/quality@cpu:threshold": "wrong numbers (x.toml)",

@@ -107,8 +107,8 @@ def test_what_is_made_by_the_toolkit_itself_is_never_excused(stage: Stage) -> No
 @pytest.mark.parametrize(
     ("outcome", "line", "another"),
     [
-        (Outcome(1), "t.mlir:4:7: error: missing GPU target in #hal.executable.target", ", as sm_89"),
-        (Outcome(None, signal="SIGABRT"), "<unknown>:0: error: Unknown CUDA target 'hopper'", ", as sm_89"),
+        (Outcome(1), "t.mlir:4:7: error: missing GPU target in #hal.executable.target", ", such as sm_89"),
+        (Outcome(None, signal="SIGABRT"), "<unknown>:0: error: Unknown CUDA target 'hopper'", ", such as sm_89"),
         (Outcome(1), "<unknown>:0: error: Unknown ROCM target 'gfx9999'", ""),
         (Outcome(None, signal="SIGABRT"), "<unknown>:0: error: Unknown Vulkan target 'foo'", ""),
     ],

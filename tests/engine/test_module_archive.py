@@ -174,7 +174,7 @@ def test_only_plain_files_are_members(entry: Path, kind: bytes) -> None:
 def test_it_is_said_what_was_found(archive: bytes, kind: str, name: str) -> None:
     at = archive.index(b"module\0")
     changed = archive[:at] + b"../m\0\0" + archive[at + 6 : at + 156] + kind.encode() + archive[at + 157 :]
-    assert refused(changed) == f"where module of 1200 bytes should be, it has a {name} '../m' of 1200 bytes"
+    assert refused(changed) == f"expected module of 1200 bytes, found a {name} '../m' of 1200 bytes"
 
 
 @pytest.mark.parametrize("kind", [tarfile.FIFOTYPE, tarfile.CONTTYPE, tarfile.GNUTYPE_SPARSE])
@@ -192,7 +192,7 @@ def test_members_twice_missing_or_added_are_refused(archive: bytes) -> None:
     refused(archive[:first] + archive)
     refused(archive[:first] + archive[first + 2048 :])
     refused(archive[:-1024] + b"".join(member("more", 3, [b"abc"])) + bytes(1024))
-    assert refused(archive + b"\0") == "something follows its end"
+    assert refused(archive + b"\0") == "there is data after its end"
     refused(archive[first:])
 
 
@@ -250,7 +250,7 @@ def test_a_huge_size_does_not_fill_the_disk(entry: Path, tmp_path: Path) -> None
 
 
 def test_a_huge_document_is_not_read(tmp_path: Path) -> None:
-    with pytest.raises(DamageError, match="may have"):
+    with pytest.raises(DamageError, match="at most"):
         unpack(Blocks(member("entry.json", 5 << 20, [])), KEY, tmp_path)
 
 

@@ -74,7 +74,7 @@ def test_a_compile_names_the_operator_of_an_onnx_model_first(
         (summary,) = project.newest.glob("summary.json")
         (chain,) = json.loads(summary.read_text())["chains"]
         (step,) = (step for step in chain["steps"] if step["stage"] == "compile")
-        assert step["reason"].startswith(f"{first}{operator.version}, has no lowering in this IREE as it is")
+        assert step["reason"].startswith(f"{first}{operator.version}, has no lowering in this IREE for this use")
         assert "; iree-compile failed with exit code 1: " in step["reason"]
         assert step["unsupported"]["count"] == operator.count
         assert f'message="{first}' in (project.newest / "junit.xml").read_text()

@@ -324,7 +324,7 @@ def test_a_record_that_was_cut_short_is_reported_as_far_as_it_goes(tmp_path: Pat
             assert any("--resume continues" in remark for remark in found.remarks)
             assert found.exit_code is ExitCode.ERROR
     for content, says in (
-        (b"", "does not say what was to be done"),
+        (b"", "first line, which describes the command, is missing"),
         (b'{"event":"opening","kind":"bisect"}\n', "opening event cannot be read: confidence: is missing"),
     ):
         (tmp_path / JOURNAL).write_bytes(content)
@@ -540,7 +540,7 @@ _ENDS = ["--good", "3.9.0", "--bad", "3.12.0"]
         ([*_ENDS, "--metric", "time", "--disturbed", "ignore"], 2, "--disturbed ignore: unknown"),
         ([*_ENDS, "--metric", "time", "--cpus", "9999"], 2, "there is no CPU 9999"),
         (["--good", "3.9", "--bad", "3.9.0", "--metric", "size", "--submodel", "abs"], 2, "are both 3.9.0"),
-        (["--good", "build:x", "--bad", "3.9.0", "--metric", "size", "--submodel", "abs"], 2, "is no version"),
+        (["--good", "build:x", "--bad", "3.9.0", "--metric", "size", "--submodel", "abs"], 2, "is not a version"),
         (
             [*_ENDS, "--metric", "size", "--submodel", "abs", "--among", "3.10.0", "--nightlies"],
             2,

@@ -73,7 +73,7 @@ def test_the_first_iree_with_which_a_bundle_fails(project: Project, tmp_path: Pa
     reported = project.gauntlet("report", folder.name)
     assert (reported.code, reported.out in done.out) == (4, True), reported.text
     again = project.gauntlet("bisect", "--resume", "--bundle", str(tmp_path / "another"))
-    assert (again.code, "was begun with" in again.err) == (2, True), again.text
+    assert (again.code, "was started with" in again.err) == (2, True), again.text
 
 
 def test_a_bundle_of_explain_is_asked_as_it_is(project: Project, tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_one_that_was_killed_goes_on_where_it_was(project: Project, slow: Synthe
     assert "already holds a run" in again.err
     other = project.gauntlet("compare", usual.iree, slow.iree, "--run-dir", "cmp", "--resume", "--seed", "9", *_QUICK)
     assert other.code == 2
-    assert "--seed 9: cmp was begun with 1" in other.err
+    assert "--seed 9: cmp was started with 1" in other.err
     with (project.regressions / "abs.mlir").open("a") as program:
         program.write("// edited\n")
     slow.stop_hanging()

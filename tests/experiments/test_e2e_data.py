@@ -93,7 +93,7 @@ def test_files_may_be_links_to_others_without_a_type(project: Project, inside: b
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("abs.mlir", "is a link that leads round in a circle"),
+        ("abs.mlir", "is a link in a loop of links"),
         ("nowhere", "is missing"),
         ("/dev/zero", "is a folder or a device: expected a file"),
         pytest.param(".", "is a folder or a device: expected a file", marks=pytest.mark.stress),
@@ -230,7 +230,7 @@ def test_a_missing_expected_output_is_an_error_of_its_comparison_alone(project: 
     gone = project.regressions / "abs_cpu" / "output_0.npy"
     assert result["reason"] == f"the file {gone} is missing"
     assert result["notes"] == [f"the file {project.regressions / 'more.npy'} is missing"]
-    assert "`gauntlet golden.record --model toy` makes it" in done.out
+    assert "`gauntlet golden.record --model toy` creates it" in done.out
     assert "1 error" in done.out
     junit = ET.parse(project.newest / "junit.xml").getroot()
     assert [case.get("name") for case in junit.iter("testcase") if case.find("error") is not None] == ["threshold"]

@@ -459,7 +459,7 @@ def test_a_flag_with_which_a_tool_does_nothing_is_caught_before_anything_runs(
     done = project.gauntlet("run")
     assert done.code == 2, done.text
     (flag,) = (words[-1] for words in flags.values())
-    assert f"with {flag} {tool} prints something and ends: nothing would be done" in done.err
+    assert f"with {flag} {tool} only prints something and exits" in done.err
     assert f"abs_cpu.json:{21 if tool == 'iree-run-module' else 18}: {next(iter(flags))}" in done.err
 
 

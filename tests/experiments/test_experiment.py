@@ -44,7 +44,7 @@ def test_what_may_change_is_taken_as_it_is_given_now(tmp_path: Path) -> None:
     now = {"disturbed": "replace", "metric": "time"}
     assert experiment.keep_options(now, ("disturbed",)) == now
     assert experiment.keep_options({}, ("disturbed",)) == kept.options
-    with pytest.raises(UsageError, match=r"--metric size: .* was begun with time"):
+    with pytest.raises(UsageError, match=r"--metric size: .* was started with time"):
         experiment.keep_options({"metric": "size"}, ("disturbed",))
 
 

@@ -77,10 +77,10 @@ def test_one_report_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert [line for line in done.out.splitlines() if line.endswith(" of 3)")] == headings
     # The broken one is reported before anything runs.
     assert "error: venv:nowhere: " in done.err
-    assert "is no virtual environment" in done.err
+    assert "is not a virtual environment" in done.err
     made = document(project)
     assert [iree["exit_code"] for iree in made["irees"]] == [0, 3, 0]
-    assert "Make one: python -m venv" in made["irees"][1]["hint"]
+    assert "Create one: python -m venv" in made["irees"][1]["hint"]
     (chain,) = made["chains"]
     assert set(chain["irees"]) == {"installed", label}
     first, second = chain["irees"].values()
@@ -262,7 +262,7 @@ def test_a_resumed_matrix_keeps_what_it_was_asked_for(project: Project) -> None:
         done = project.gauntlet("matrix", "--resume", *words)
         assert done.code == 2, done.text
         assert f"{words[0]} {words[1]}: runs/" in done.err
-        assert "was begun with" in done.err
+        assert "was started with" in done.err
     again = project.gauntlet("matrix", "--resume", *BOTH, "--model", "toy", "--stages", "compile")
     assert again.code == 0, again.text
     assert again.out.count("finished before") == 2

@@ -143,7 +143,7 @@ def test_a_changed_sweep_is_not_gone_on_with(second: Micro) -> None:
     done = second.gauntlet("micro", "--resume", "--dtype", "float16")
     assert done.code == 2
     assert "--dtype float16: " in done.err
-    assert "was begun without it" in done.err
+    assert "was started without it" in done.err
 
 
 def test_a_sweep_is_not_taken_for_a_run_of_specs(second: Micro) -> None:

@@ -143,7 +143,7 @@ def test_mistakes(
         choose_shard(plan, ShardRequest(shard="1/2", shard_costs="nope"))
     for content, message in [
         ("[", "cannot be read"),
-        ("[" * 100_000, "cannot be read: it is nested more than 64 deep"),
+        ("[" * 100_000, "cannot be read: it is nested more than 64 levels deep"),
         ('{"m": 1' + "0" * 400 + "}", "cannot be read: a number has more than 64 bits: 1000"),
         ("[]", "an object"),
         ('{"a": "b"}', 'a: expected seconds, found "b"'),

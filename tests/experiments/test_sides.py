@@ -120,7 +120,7 @@ def test_a_model_is_in_the_log_as_a_whole(tmp_path: Path, rounds: tuple[RoundsLo
 @pytest.mark.parametrize(
     ("result", "events", "why"),
     [
-        (Result(Verdict.ERROR, "given up after 3 workers"), [], "given up after 3 workers"),
+        (Result(Verdict.ERROR, "abandoned after 3 workers"), [], "abandoned after 3 workers"),
         (Result(Verdict.PASSED), taken(block(), failure="B: it crashed"), "B: it crashed"),
     ],
 )
@@ -143,10 +143,10 @@ def test_what_has_failed_is_no_evidence_for_one_that_goes_on(
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("", "does not say what was to be done"),
-        ('{"event":"remark","text":"one"}\n', "does not say what was to be done"),
+        ("", "first line, which describes the command, is missing"),
+        ('{"event":"remark","text":"one"}\n', "first line, which describes the command, is missing"),
         ('{"event":"opening","kind":"compare"}\n', ":1: the opening event cannot be read: sides: is missing"),
-        ('{"event":"comparison"}\n', "was written by an earlier version, whose records this one cannot read"),
+        ('{"event":"comparison"}\n', "was written by an earlier version, whose records this version cannot read"),
     ],
 )
 def test_a_log_without_a_whole_opening_is_told(tmp_path: Path, line: str, says: str) -> None:

@@ -413,7 +413,7 @@ def test_from_releases_to_the_commit(project: Project, source: IreeSource) -> No
     [
         (("--good", "main", "--bad", "main"), "both ends are "),
         (("--good", "main", "--bad", "nothing"), "has no commit nothing"),
-        (("--good", "main", "--bad", "apart"), "leads to the other"),
+        (("--good", "main", "--bad", "apart"), "is an ancestor of the other"),
         (("--good", "main~", "--bad", "main", "--nightlies"), "--source and --nightlies exclude each other"),
         (("--good", "main~", "--bad", "main", "--into", "x"), "--source and --into exclude each other"),
     ],

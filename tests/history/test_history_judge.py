@@ -304,7 +304,7 @@ def test_a_loss_that_is_none_when_both_are_measured_in_turns_is_refuted(verdict:
     [
         ('[[mark]]\nseries = "x"\niree = "y"\nmark = "acepted"\nreason = "z"\n', "accepted"),
         ('[[mark]]\nseries = "x"\niree = "y"\nmark = "accepted"\nreason = ""\n', "reason"),
-        ('[[mark]]\nseries = "x"\niree = "y"\nmark = "moved"\nreason = "z"\n', "really came"),
+        ('[[mark]]\nseries = "x"\niree = "y"\nmark = "moved"\nreason = "z"\n', "the IREE that caused it"),
     ],
 )
 def test_marks_that_say_nothing_are_refused(text: str, said: str, tmp_path: Path) -> None:

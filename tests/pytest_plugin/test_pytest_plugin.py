@@ -598,7 +598,7 @@ def test_tools_that_a_shell_finds_are_the_iree_and_the_variable_takes_the_wheels
     path, tools = put_on_path(project), project.folder / "build" / "tools"
     done = project.pytest("-q", "-k", "quality", PATH=path)
     assert done.code == 0, done.text
-    assert f"note: IREE is path: {tools}, as its tools are on the PATH; " in done.out
+    assert f"note: IREE is path: {tools}, since its tools are on the PATH; " in done.out
     run = project.journal()[0]
     assert run["toolchain"]["source"] == f"path: {tools}"
     assert run["remarks"][0].startswith(f"IREE is path: {tools}, ")

@@ -148,12 +148,15 @@ def test_every_damage_of_every_place_of_a_file_of_a_history(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[" * 100_000, "is no JSON object: it is nested more than 64 deep"),
-        ('{"event":"run","a":' + "[" * 70 + "]" * 70 + "}", "is no JSON object: it is nested more than 64 deep"),
-        ('{"event":"run","a":1' + "0" * 400 + "}", "is no JSON object: a number has more than 64 bits: 1000"),
-        ('{"event":"run","a":1' + "0" * 5000 + "}", "is no JSON object: a number has more than 64 bits: 1000"),
-        ('{"event":"run","a":NaN}', "is no JSON object: NaN is no number in JSON"),
-        ("[1]", "is no JSON object: it is another value"),
+        ("[" * 100_000, "is not a JSON object: it is nested more than 64 levels deep"),
+        (
+            '{"event":"run","a":' + "[" * 70 + "]" * 70 + "}",
+            "is not a JSON object: it is nested more than 64 levels deep",
+        ),
+        ('{"event":"run","a":1' + "0" * 400 + "}", "is not a JSON object: a number has more than 64 bits: 1000"),
+        ('{"event":"run","a":1' + "0" * 5000 + "}", "is not a JSON object: a number has more than 64 bits: 1000"),
+        ('{"event":"run","a":NaN}', "is not a JSON object: NaN is not a valid number in JSON"),
+        ("[1]", "is not a JSON object: it is another type of value"),
     ],
 )
 def test_what_no_reader_follows_is_said_with_its_line(text: str, says: str, tmp_path: Path) -> None:

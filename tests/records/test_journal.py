@@ -151,7 +151,7 @@ def test_what_is_started_again_has_no_result_until_then(tmp_path: Path) -> None:
 def test_a_journal_of_another_kind_is_no_run(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_text('{"event": "opening", "kind": "matrix", "irees": []}\n')
-    with pytest.raises(GauntletError, match=r"journal\.jsonl: is of a matrix, not of a run"):
+    with pytest.raises(GauntletError, match=r"journal\.jsonl: describes a matrix, not a run"):
         read_journal(path)
 
 

@@ -133,7 +133,7 @@ def test_a_record_of_an_earlier_version_is_told(project: Project, name: str) -> 
     folder = project.folder / "runs" / "old"
     folder.mkdir(parents=True)
     (folder / f"{name}.jsonl").write_text(f'{{"event":"{name}"}}\n')
-    says = f"old/{name}.jsonl: was written by an earlier version, whose records this one cannot read"
+    says = f"old/{name}.jsonl: was written by an earlier version, whose records this version cannot read"
     for words in (
         ["report", "old"],
         ["compare", "--resume", "--run-dir", "runs/old"],
@@ -142,7 +142,7 @@ def test_a_record_of_an_earlier_version_is_told(project: Project, name: str) -> 
     ):
         done = project.gauntlet(*words)
         assert (done.code, says in done.err) == (3, True), done.text
-        assert "Use that version to report on it or to resume it, or begin anew." in done.err
+        assert "Use that version to report on it or to resume it, or start again." in done.err
     assert project.gauntlet("run", "--run-dir", "runs/old").code == 2
 
 

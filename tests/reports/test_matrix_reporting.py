@@ -403,7 +403,7 @@ def test_the_reports_are_the_same_each_time_and_go_to_the_step_summary_once(tmp_
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("no JSON\n", "is no JSON object"),
+        ("no JSON\n", "is not a JSON object"),
         (
             '{"event":"start","step":"a","time":"2026-11-2!T"}\n',
             "jsonl:7: the line has a time that cannot be read: '2026-11-2!T'",
@@ -448,7 +448,7 @@ def test_there_is_no_record(tmp_path: Path) -> None:
     with pytest.raises(GauntletError, match="there is no"):
         read_matrix_outcome(tmp_path)
     (tmp_path / "journal.jsonl").write_text("")
-    with pytest.raises(GauntletError, match="does not say what was to be done: its first line is missing"):
+    with pytest.raises(GauntletError, match="its first line, which describes the command, is missing"):
         read_matrix_outcome(tmp_path)
 
 

@@ -529,7 +529,7 @@ def test_the_end_names_cause_measure_and_command(tmp_path: Path) -> None:
             " 3 skipped (2 behind a failure) · 18 steps of 8 cases"
         ),
         f"reports in runs/{RUN_NAME}: junit.xml, summary.md, summary.html, summary.json",
-        "exit code 3: an error kept something from being judged",
+        "exit code 3: an error prevented a verdict",
     ]
 
 

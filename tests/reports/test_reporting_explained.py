@@ -134,7 +134,7 @@ def test_what_is_no_explanation_of_this_failure_is_left_out(tmp_path: Path, reas
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("nonsense", f"explain/{JOURNAL}:2: the line is no JSON object"),
+        ("nonsense", f"explain/{JOURNAL}:2: the line is not a JSON object"),
         (
             '{"event": "opening", "kind": "explain", "cases": [{"case": "m/a@cpu"}]}',
             "the opening event cannot be read: cases.kind: is missing",

@@ -108,7 +108,7 @@ def sha256(data: bytes) -> str:
 def configure(
     environ: Mapping[str, str] | None = None, stores: Mapping[str, Mapping[str, str]] | None = None
 ) -> Configuration:
-    """Make a configuration: an environment, and [stores] of gauntlet.toml."""
+    """Make a configuration: an environment, and [stores] in gauntlet.toml."""
     # The home directory of the tests' user must not be read.
     return Configuration(stores=stores or {}, environ={"HOME": "/nonexistent", **(environ or {})})
 

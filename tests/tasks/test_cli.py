@@ -32,10 +32,14 @@ pytestmark = pytest.mark.iree
         (["run", "--markers", "cpu and ("], 2, "marker"),
         (["list", "--markers", "a and"], 2, "expected a marker"),
         (["run", "--stages", "compyle"], 2, "--stages compyle: unknown\n  Known: fetch, import, "),
-        (["run", "--stages", "compile,threshold"], 2, "Give each by itself: --stages compile --stages threshold\n"),
+        (
+            ["run", "--stages", "compile,threshold"],
+            2,
+            "Give each one separately: --stages compile --stages threshold\n",
+        ),
         (["run", "--stages", "compile,cook"], 2, "--stages compile,cook: unknown\n  Known: fetch, import, "),
-        (["run", "--target", "cpu, rocm"], 2, "Give each by itself: --target cpu --target rocm\n"),
-        (["run", "--model", "toy,toy"], 5, "Give each by itself: --model toy --model toy."),
+        (["run", "--target", "cpu, rocm"], 2, "Give each one separately: --target cpu --target rocm\n"),
+        (["run", "--model", "toy,toy"], 5, "Give each one separately: --model toy --model toy."),
         (["run", "--external-file-directory", "nope"], 2, "nope"),
         (["run", "--resume", "--last-failed"], 2, "exclude"),
         (["run", "--model"], 2, "error: --model needs a value\n"),
@@ -221,4 +225,4 @@ def test_a_run_of_several_names_is_resumed(project: Project) -> None:
     assert {step.partition(":")[0] for step in project.journal.results} == {"toy/abs@cpu", "toy/neg@cpu"}
     assert project.gauntlet(*words).code == 0
     other = project.gauntlet("run", "--resume", "--submodel", "abs")
-    assert (other.code, "was begun with abs neg" in other.err) == (2, True), other.text
+    assert (other.code, "was started with abs neg" in other.err) == (2, True), other.text

@@ -45,7 +45,7 @@ def require_fault(done: CommandResult, kept: Path) -> str:
     assert done.code == 70, done.text
     (file,) = kept.glob("gauntlet-fault-*.txt")
     said = done.out + done.err
-    assert "a fault of IREE Gauntlet itself, not of what it was given: IndexError: pop from empty list" in said
+    assert "a fault of IREE Gauntlet itself, not of its input: IndexError: pop from empty list" in said
     assert f"Report it with {file}, which has the traceback and the command line" in said
     text = file.read_text()
     assert "Traceback (most recent call last)" in text

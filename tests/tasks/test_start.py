@@ -18,7 +18,8 @@ def asked_for_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("asked_for_its_version")
 @pytest.mark.parametrize(
-    ("system", "hint"), [("Windows", "WSL, a Linux in Windows, will do."), ("FreeBSD", "will do.")]
+    ("system", "hint"),
+    [("Windows", "Use WSL, which runs Linux on Windows."), ("FreeBSD", "Use a container or another machine.")],
 )
 def test_another_system_gets_one_sentence_and_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], system: str, hint: str
@@ -30,7 +31,7 @@ def test_another_system_gets_one_sentence_and_no_traceback(
         start.main()
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    first = f"error: IREE Gauntlet runs on Linux (x86-64 and aarch64) and macOS, and this is {system}"
+    first = f"error: IREE Gauntlet runs on Linux (x86-64 and aarch64) and macOS, but this is {system}"
     assert said.splitlines()[0] == first
     assert said.endswith(f"{hint}\n")
 
@@ -42,7 +43,7 @@ def test_another_machine_is_pointed_out_and_tried(
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     start.main()
     said = capsys.readouterr()
-    assert said.err.endswith("; nobody has tried riscv64\n")
+    assert said.err.endswith("; it is untested on riscv64\n")
     assert __version__ in said.out
 
 

@@ -413,13 +413,13 @@ def test_a_missing_file_has_a_near_one_or_is_recorded(project: Path, run: Run, w
     path.write_text(json.dumps(spec | {"mlir": "progam.mlir", "outputs": [{"source": "x_cpu/output_0.npy"}]}))
     found = run("lint").err
     assert "a/progam.mlir is missing; did you mean 'program.mlir'?" in found
-    assert "x_cpu/output_0.npy is missing\n    `gauntlet golden.record --model a` makes it" in found
+    assert "x_cpu/output_0.npy is missing\n    `gauntlet golden.record --model a` creates it" in found
 
 
 def test_a_spec_outside_of_a_models_folder_is_pointed_out(project: Path, run: Run, without_iree: None) -> None:
     shutil.copyfile(project / "specs/regression_tests/b/y.json", project / "specs/regression_tests/y.json")
     result = run("lint")
-    assert "y.json: is not read: specs lie in their model's folder, specs/regression_tests/MODEL/" in result.out
+    assert "y.json: is not read: specs must be in their model's folder, specs/regression_tests/MODEL/" in result.out
     assert "b" in run("list").out
 
 

@@ -226,7 +226,7 @@ def test_what_is_in_use_is_not_removed(project: Project) -> None:
         (["toolchain.install"], 2, "error: expected toolchain.install VERSION…\n"),
         (["toolchain.remove", "3.9.0"], 2, "There are: none."),
         (["toolchain.show", "--iree", "3.12.0"], 3, "gauntlet toolchain.install 3.12.0"),
-        (["toolchain.show", "--iree", "venv:nowhere"], 2, "is no virtual environment"),
+        (["toolchain.show", "--iree", "venv:nowhere"], 2, "is not a virtual environment"),
         (["toolchain.show", "--format", "xml"], 2, "--format xml"),
         (["run", "--model", "toy", "--iree", "banana"], 2, "--iree banana: not a known IREE"),
         (["run", "--model", "toy", "--iree-runtime", "build:nowhere"], 2, "is not a folder"),

@@ -106,7 +106,7 @@ def test_from_releases_a_bisect_goes_on_to_their_nightlies(place: ToolchainPlace
     nowhere = make_place(tmp_path, str(tmp_path / "nowhere"))
     assert list_nightlies_inside(old, new, nowhere, said.append) == ()
     assert said[1].startswith(
-        "no nightlies between 3.12.0 and 3.13.0: uv cannot say what there is of iree-base-compiler"
+        "no nightlies between 3.12.0 and 3.13.0: uv cannot list the versions of iree-base-compiler"
     )
     assert said[1].endswith("; on to the commits")
 
@@ -139,7 +139,7 @@ def test_without_a_network_what_is_installed_is_all_there_is(place: ToolchainPla
 def test_an_index_that_does_not_answer(place: ToolchainPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-    with pytest.raises(ToolchainError, match=r"cannot say what there is of iree-base-compiler"):
+    with pytest.raises(ToolchainError, match=r"cannot list the versions of iree-base-compiler"):
         labels("3.5.0", "3.12.0", place)
 
 
@@ -148,9 +148,9 @@ def test_an_index_that_does_not_answer(place: ToolchainPlace, monkeypatch: pytes
     [
         ("3.5.0", "3.5", "both 3.5.0"),
         ("banana", "3.5.0", "--good banana: not a known IREE"),
-        ("3.5.0", "venv:/somewhere", "--bad venv:/somewhere: is no version"),
-        ("installed", "3.5.0", "--good installed: is no version"),
-        (">=3.5", "3.12.0", "is no version"),
+        ("3.5.0", "venv:/somewhere", "--bad venv:/somewhere: is not a version"),
+        ("installed", "3.5.0", "--good installed: is not a version"),
+        (">=3.5", "3.12.0", "is not a version"),
     ],
 )
 def test_ends_that_are_none(tmp_path: Path, good: str, bad: str, says: str) -> None:
@@ -174,10 +174,10 @@ def test_a_row_that_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("good", "bad", "among", "says"),
     [
-        ("3.5.0", "3.9.0", ["3.6.0", "3.5.0"], "--good 3.5.0 is not the first one of --among"),
-        ("3.5.0", "3.9.0", ["3.9.0", "3.6.0"], "--bad 3.9.0 is not the last one"),
-        ("3.5.0", "3.9.0", ["3.6.0", "3.6"], "3.6 is there twice"),
-        ("3.5.0", "3.5", ["3.6.0"], "3.5 is there twice"),
+        ("3.5.0", "3.9.0", ["3.6.0", "3.5.0"], "--good 3.5.0 is not first in --among"),
+        ("3.5.0", "3.9.0", ["3.9.0", "3.6.0"], "--bad 3.9.0 is not last in --among"),
+        ("3.5.0", "3.9.0", ["3.6.0", "3.6"], "3.6 is listed twice"),
+        ("3.5.0", "3.5", ["3.6.0"], "3.5 is listed twice"),
         ("3.5.0", "3.9.0", ["bananas"], "--among bananas: not a known IREE"),
     ],
 )

@@ -157,7 +157,7 @@ def test_what_has_no_packages_is_told_apart(github: GitHub, wheels: list[Path]) 
     assert error.what == f"the packages of commit {_COMMIT[:12]} have expired: GitHub keeps them for 90 days"
     assert error.hint == f"Build it: source:DIR@{_COMMIT[:12]}, with a checkout of IREE."
     github.artifacts(3, {"id": 1, "name": "macos_arm64_release_packages", "size_in_bytes": 1})
-    assert "there is macos_arm64_release_packages" in github.refused().what
+    assert "it has macos_arm64_release_packages" in github.refused().what
 
 
 def _status(status: int, **headers: str) -> Callable[[GitHub], None]:
@@ -168,21 +168,21 @@ def _status(status: int, **headers: str) -> Callable[[GitHub], None]:
 @pytest.mark.parametrize(
     ("fault", "token", "what", "hint"),
     [
-        (_status(401), {}, "GitHub gives no packages without a token", "Set $GITHUB_TOKEN"),
-        (_status(403), {"GH_TOKEN": "secret"}, "the token may not read GitHub's actions (status 403)", "source:DIR@"),
+        (_status(401), {}, "GitHub requires a token that can read actions", "Set $GITHUB_TOKEN"),
+        (_status(403), {"GH_TOKEN": "secret"}, "the token cannot read GitHub's actions (status 403)", "source:DIR@"),
         (
             _status(403, x_ratelimit_remaining="0", x_ratelimit_reset="1795700000"),
             {},
-            "GitHub answers no more questions until 13:33 UTC",
-            "With a token in $GITHUB_TOKEN there are more.",
+            "GitHub refuses further requests until 13:33 UTC",
+            "A token in $GITHUB_TOKEN raises the limit.",
         ),
         (
             _status(403, retry_after="60"),
             {"GITHUB_TOKEN": "secret"},
-            "GitHub answers no more questions for 60 s",
+            "GitHub refuses further requests for 60 s",
             "source:DIR@",
         ),
-        (_status(404), {}, f"GitHub knows no commit {_COMMIT}", "Mind its spelling."),
+        (_status(404), {}, f"GitHub knows no commit {_COMMIT}", "Check its spelling."),
         (_status(500), {}, "GitHub answers with status 500", "source:DIR@"),
     ],
 )
@@ -203,11 +203,11 @@ def test_what_comes_damaged_is_not_installed(github: GitHub, wheels: list[Path])
     github.artifacts(3, artifact)
 
     github.server.url("/repo/actions/artifacts/7/zip", make_responder(content[:-40], Content_Length=str(len(content))))
-    assert "were cut short after" in github.refused().what
+    assert "were truncated after" in github.refused().what
     github.server.url("/repo/actions/artifacts/7/zip", make_responder(content[:-1] + b"x"))
-    assert "came with another content than GitHub says" in github.refused().what
+    assert "differ from what GitHub reports" in github.refused().what
     github.artifacts(3, github.archive(content[:-10]))
-    assert "came damaged" in github.refused().what
+    assert "are damaged" in github.refused().what
     github.artifacts(3, github.archive(packed(("notes.txt", b"x"))))
     assert "it has no wheel" in github.refused().what
 
@@ -215,11 +215,11 @@ def test_what_comes_damaged_is_not_installed(github: GitHub, wheels: list[Path])
 def test_nobody_who_answers_and_no_network(tmp_path: Path, github: GitHub) -> None:
     with pytest.raises(ToolchainError, match="GitHub does not answer: ConnectionError"):
         provide_environment(parse_choice(f"commit:{_COMMIT}"), make_toolchain_place(tmp_path))
-    with pytest.raises(ToolchainError, match="and this is offline") as caught:
+    with pytest.raises(ToolchainError, match="and offline mode is on") as caught:
         github.environment(offline=True)
     assert f"gauntlet toolchain.install commit:{_COMMIT}" in caught.value.hint
     github.answers(f"commits/{_COMMIT[:8]}", b"<html>")
-    with pytest.raises(ToolchainError, match="answers with no JSON"):
+    with pytest.raises(ToolchainError, match="does not answer with JSON"):
         github.environment(f"commit:{_COMMIT[:8]}")
     with pytest.raises(NoSuchToolchainError, match="knows no commit 7777777"):
         github.environment("commit:7777777")

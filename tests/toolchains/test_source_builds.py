@@ -153,7 +153,7 @@ def test_a_build_outlives_the_compiler_that_made_it(source: IreeSource, tmp_path
     (tools / "git").symlink_to(shutil.which("git") or "")
     without = make_source_builds(tmp_path / "cache", PATH=str(tools), CC="/gone/cc")
     assert without.ready(of(source, "main"), _BOTH) == built
-    with pytest.raises(ToolchainError, match=r"\$CC, which is '/gone/cc' and no program on the PATH"):
+    with pytest.raises(ToolchainError, match=r"\$CC, which is '/gone/cc' and not a program on the PATH"):
         without.ready(of(source), _BOTH)
 
 
@@ -217,7 +217,7 @@ def test_an_option_that_the_project_does_not_have_is_named(
     source: IreeSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_source_builds(tmp_path / "cache", options=("-DIREE_BULD_TESTS=ON",)).ready(of(source, "main"), _BOTH)
-    assert "the project has no option IREE_BULD_TESTS: is it misspelt?" in capsys.readouterr().out
+    assert "the project has no option IREE_BULD_TESTS: check the spelling" in capsys.readouterr().out
 
 
 def test_a_branch_of_the_remote_is_named_whole(source: IreeSource, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_cache_that_was_moved_builds_again(
     (tmp_path / "cache").rename(tmp_path / "moved")
     source.write(flag="--iree-opt-level=O1")
     assert make_source_builds(tmp_path / "moved").ready(of(source), _BOTH).modified
-    assert "has another place than it had" in capsys.readouterr().out
+    assert "has been moved" in capsys.readouterr().out
 
 
 def test_a_damaged_build_is_made_again(source: IreeSource, tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_a_full_disk_is_called_one(source: IreeSource, tmp_path: Path, monkeypat
     (tmp_path / "cc" / "full").unlink()
     assert builds.ready(of(source, "main"), _BOTH).path.exists()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**6))
-    with pytest.raises(GauntletError, match=r"a build needs about 1.1 GB, and .* has 1.0 MB left"):
+    with pytest.raises(GauntletError, match=r"a build needs about 1.1 GB, but .* has 1.0 MB left"):
         make_source_builds(tmp_path / "other").ready(of(source, "main"), _BOTH)
 
 
@@ -373,9 +373,9 @@ def test_what_is_no_checkout_is_said(source: IreeSource, tmp_path: Path) -> None
     source.git("init", "-q", cwd=other)
     for folder, words in (
         (tmp_path / "none", "is not a folder"),
-        (tmp_path / "empty", "is no git checkout"),
-        (source.folder / "compiler", "lies within a checkout"),
-        (other, "is no checkout of IREE: it has no CMakeLists.txt"),
+        (tmp_path / "empty", "is not a git checkout"),
+        (source.folder / "compiler", "is a subfolder of a checkout"),
+        (other, "is not a checkout of IREE: it has no CMakeLists.txt"),
     ):
         with pytest.raises(NoSuchToolchainError, match=words):
             builds.ready(parse_choice(f"source:{folder}"), _BOTH)

@@ -149,14 +149,14 @@ def test_a_build_that_is_not_there_or_elsewhere(tmp_path: Path) -> None:
     root = sketch(tmp_path / "iree" / "build")
     assert error(tmp_path / "none").what == f"build:{tmp_path / 'none'} is not a folder"
     assert f"write build:{root}." in error(tmp_path / "iree").hint
-    assert f"name the one above, build:{root}." in error(root / "tools").hint
+    assert f"name its parent, build:{root}." in error(root / "tools").hint
     (tmp_path / "empty").mkdir()
     assert "not the sources" in error(tmp_path / "empty").hint
     (root / "tools" / "iree-compile").write_text("#!/bin/sh\necho broken >&2; exit 1\n")
-    with pytest.raises(ToolchainError, match=r"does not say its version \(exit code 1\): broken"):
+    with pytest.raises(ToolchainError, match=r"did not report its version \(exit code 1\): broken"):
         find_built_compiler(BuildTree.find(root, ("iree-compile",)), hash_file, tmp_path)
     (root / "tools" / "iree-compile").chmod(0o644)
-    with pytest.raises(ToolchainError, match="may not be executed"):
+    with pytest.raises(ToolchainError, match="is not executable"):
         find_built_compiler(BuildTree.find(root, ("iree-compile",)), hash_file, tmp_path)
 
 
@@ -170,7 +170,7 @@ def test_tools_on_the_path(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match="no iree-compile on the PATH: it is empty"):
         find_toolchain(choice, choice, place_of(tmp_path))
     (root / "tools" / "iree-run-module").unlink()
-    with pytest.raises(ToolchainError, match="come from several places"):
+    with pytest.raises(ToolchainError, match="come from several folders"):
         find_toolchain(choice, choice, place_of(tmp_path, f"{root / 'tools'}:{other / 'tools'}"))
 
 
@@ -251,11 +251,11 @@ def test_of_several_irees_it_is_said_which_was_chosen_and_why(tmp_path: Path) ->
 
     other = f"{tools / 'iree-compile'}, which is on the PATH, is used with --iree path or IREE_GAUNTLET_IREE=path"
     assert why({}) == (wheels, f"IREE is {wheels}; {other}")
-    shell = "as its tools are on the PATH; IREE_GAUNTLET_IREE=installed takes this Python's"
+    shell = "since its tools are on the PATH; IREE_GAUNTLET_IREE=installed uses this Python's"
     assert why({}, as_shell=True) == (f"path: {tools}", f"IREE is path: {tools}, {shell}")
     variable = {"IREE_GAUNTLET_IREE": "installed"}
     for as_shell in (False, True):
-        said = f"IREE is {wheels}, as $IREE_GAUNTLET_IREE says: installed"
+        said = f"IREE is {wheels}, set by $IREE_GAUNTLET_IREE: installed"
         assert why(variable, as_shell=as_shell) == (wheels, said)
     assert why(variable, iree="path") == (f"path: {tools}", ""), "an option says it"
     # Where a shell finds only some, it is no IREE.

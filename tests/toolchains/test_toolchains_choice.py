@@ -54,7 +54,7 @@ def test_a_short_version_is_the_release_that_an_index_takes_it_for() -> None:
     [
         ("instaled", "Did you mean installed?"),
         ("bild:/x", "Did you mean build:?"),
-        ("build:", "Such as build:/path/to/it."),
+        ("build:", "For example build:/path/to/it."),
         (">=banana", "in quotes"),
         ("latest", "Known: installed, a release"),
         ("3.12.x", "Known: installed, a release"),

@@ -176,7 +176,7 @@ def test_the_driver_of_an_nvidia_gpu_is_what_its_tool_says(
 @pytest.mark.iree
 def test_a_driver_that_works_and_finds_nothing(toolchain: Toolchain, tmp_path: Path) -> None:
     available = check_device(with_runtime(toolchain, tmp_path, _TWO_GPUS), "vulkan")
-    assert available.reason == "the driver vulkan works and finds no device"
+    assert available.reason == "the driver vulkan works but finds no device"
     assert available.hint
 
 
@@ -195,7 +195,7 @@ def test_a_driver_that_hangs_is_a_finding(
 
 @pytest.mark.iree
 def test_a_runtime_without_drivers(toolchain: Toolchain) -> None:
-    with pytest.raises(ToolchainError, match="listed none"):
+    with pytest.raises(ToolchainError, match="listed no driver"):
         list_drivers(with_fields(toolchain, {"run_module": "/bin/true"}))
 
 
@@ -371,5 +371,5 @@ def test_the_compilers_host_and_its_default(tmp_path: Path) -> None:
 
 @pytest.mark.iree
 def test_a_compiler_that_does_not_say() -> None:
-    with pytest.raises(ToolchainError, match="does not say what CPU `host` is"):
+    with pytest.raises(ToolchainError, match="does not report which CPU `host` is"):
         ask_host_cpu(with_fields(find_installed(), {"compile": "/bin/true"}))

@@ -132,10 +132,10 @@ def test_a_range_means_its_newest_release(releases: Releases) -> None:
     with pytest.raises(ToolchainError) as raised:
         releases.environment(">=4")
     assert raised.value.exit_code is ExitCode.USAGE
-    assert str(raised.value) == "no release of IREE is >=4\n  There are 3.8.0 to 3.12.0."
+    assert str(raised.value) == "no release of IREE matches >=4\n  Available: 3.8.0 to 3.12.0."
     place = releases.place(offline=True)
     assert provide_environment(parse_choice(">=3.8"), place).label == "3.11.0"
-    with pytest.raises(ToolchainError, match=r"no IREE here is >=3\.12, .* installed are 3\.8\.0, 3\.11\.0"):
+    with pytest.raises(ToolchainError, match=r"no installed IREE matches >=3\.12, .* installed: 3\.8\.0, 3\.11\.0"):
         provide_environment(parse_choice(">=3.12"), place)
 
 
@@ -235,12 +235,12 @@ def _a_file(path: Path) -> None:
     [
         (lambda path: next(path.rglob("iree-run-module")).unlink(), "iree-run-module is missing"),
         (lambda path: next(path.rglob("iree-compile")).write_text("#!/bin/sh\n"), "iree-compile has changed"),
-        (lambda path: (path / SEAL).unlink(), "not made to its end"),
+        (lambda path: (path / SEAL).unlink(), "is incomplete"),
         (lambda path: os.truncate(path / SEAL, 100), "damaged gauntlet-environment.json"),
         (lambda path: (path / "bin" / "python").unlink(), "lost its Python"),
         (_another_version, "is missing"),
         (_of_another_time, "another version of this toolkit"),
-        (_a_file, "not made to its end"),
+        (_a_file, "is incomplete"),
     ],
 )
 def test_a_broken_environment_is_seen_and_made_again(
@@ -253,7 +253,7 @@ def test_a_broken_environment_is_seen_and_made_again(
     with pytest.raises(ToolchainError, match=why):
         provide_environment(parse_choice("3.9.0"), releases.place(offline=True))
     assert releases.environment("3.9.0") == path
-    assert any(why in line and "made again" in line for line in releases.news)
+    assert any(why in line and "recreating it" in line for line in releases.news)
     assert releases.installs() == 1
     assert [child.name for child in releases.folder.iterdir() if child.is_dir()] == [path.name]
 
@@ -361,12 +361,12 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_names_it(releases: Rele
         (
             "error: Failed to begin\n  cause: cannot make `/home/me/.cache/uv`: Permission denied (os error 13)",
             "/home/me/.cache/uv: Permission denied",
-            "Give the right to write there, or name other folders: $UV_CACHE_DIR is uv's own, ",
+            "Grant write permission there, or name other folders: uv's with $UV_CACHE_DIR, ",
         ),
         (
             "error: Failed to write to the cache\n  cause: failed to write to file `/x/y`: No space (os error 28)",
             "/x/y: disk full",
-            "Free disk space there, or name other folders: $UV_CACHE_DIR is uv's own, ",
+            "Free disk space there, or name other folders: uv's with $UV_CACHE_DIR, ",
         ),
         ("error: write: No space left on device", "disk full", "Free disk space.\n"),
         (
@@ -384,7 +384,7 @@ def test_what_the_system_refuses_uv_is_no_fault_of_the_network(
     program.chmod(0o755)
     with pytest.raises(ToolchainError) as raised:
         Installer(str(program)).list_versions("iree-base-compiler", SpecifierSet(">=3"), Sources())
-    assert raised.value.what.startswith("uv cannot say what there is of iree-base-compiler>=3")
+    assert raised.value.what.startswith("uv cannot list the versions of iree-base-compiler>=3")
     assert raised.value.what.endswith(what)
     assert raised.value.hint.startswith(hint)
 

@@ -323,22 +323,26 @@ def test_new_names_for_an_old_compiler(new: list[str], old: list[str]) -> None:
         (
             ["--iree-codegen-llvmgpu-use-wmma"],
             _NEW,
-            "3.5.0 and 3.9.0 have it, 3.12.0 and 3.13.0 have not; nothing took its place",
+            "3.5.0 and 3.9.0 have it, 3.12.0 and 3.13.0 have not: it has no replacement",
         ),
-        (["--iree-rocm-use-spirv"], _OLD, "3.12.0 and 3.13.0 have it, 3.5.0 and 3.9.0 have not; use one of those"),
+        (
+            ["--iree-rocm-use-spirv"],
+            _OLD,
+            "3.12.0 and 3.13.0 have it, 3.5.0 and 3.9.0 have not: use a release that has it",
+        ),
         (["--iree-rocm-targt=gfx942"], _NEW, "did you mean --iree-rocm-target?"),
         (["--nothing-like-it"], _NEW, "see all flags: iree-compile --help-list-hidden"),
         (["--iree-hip-target=gfx942"], FlagSet(frozenset({"verify"})), "--iree-rocm-target, is not known either"),
-        ([f"{_STAGES}=3"], _OLD, f"{_PREFETCH} here, which can say {_STAGES}=0, 1, 2 only"),
-        ([f"{_PREFETCH}=maybe"], _NEW, "can say --iree-llvmgpu-enable-prefetch=true, 1, false, 0 only"),
+        ([f"{_STAGES}=3"], _OLD, f"{_PREFETCH}, which can express only {_STAGES}=0, 1, 2"),
+        ([f"{_PREFETCH}=maybe"], _NEW, "can express only --iree-llvmgpu-enable-prefetch=true, 1, false, 0"),
         ([f"{_OPERATIONS}=all"], _OLD, f"together with {_TYPE}=bf16: the spec must give both"),
         ([f"{_TYPE}=bf16"], _OLD, "the spec must give both"),
         ([f"{_TYPE}=f16", f"{_OPERATIONS}=all"], _OLD, "the spec must give both"),
-        ([f"{_TO_BF16}=all", f"{_TYPE}=f16"], _NEW, f"{_TYPE}=f16 sets too"),
+        ([f"{_TO_BF16}=all", f"{_TYPE}=f16"], _NEW, f"{_TYPE}=f16 also sets"),
         (
             ["--iree-llvmcpu-general-matmul-tile-bytes=64", "--iree-llvmcpu-narrow-matmul-tile-bytes=32"],
             _NEW,
-            "--iree-llvmcpu-narrow-matmul-tile-bytes=32 sets too: keep one of them",
+            "--iree-llvmcpu-narrow-matmul-tile-bytes=32 also sets: keep one of them",
         ),
     ],
 )
@@ -371,7 +375,7 @@ def test_flags_with_which_a_tool_does_not_do_its_work(
     assert list(translation.flags) == flags
     assert [item.flag for item in translation.unknown] == (flags if listing else [])
     assert {item.message for item in translation.unknown} == {
-        f"with {item.flag} {tool} prints something and ends: nothing would be done" for item in translation.unknown
+        f"with {item.flag} {tool} only prints something and exits" for item in translation.unknown
     }
 
 
@@ -386,7 +390,7 @@ def test_forms_that_the_runtime_would_ignore() -> None:
     translation = translate(["--function", "main", "-trace_execution", "x"], known, RUN_MODULE)
     assert translation.flags == ("--function=main", "--trace_execution", "x")
     assert translation.notes[0] == (
-        "--function main was written as --function=main (iree-run-module reads no other form)"
+        "--function main was written as --function=main (iree-run-module accepts only this form)"
     )
     renamed = translate(["--device_profiling_output=x"], _OLD_BENCHMARK, BENCHMARK_MODULE)
     assert renamed.flags == ("--device_profiling_file=x",)

@@ -183,7 +183,7 @@ def test_both_missing_is_one_error(environment: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     ("harm", "says", "hint"),
     [
-        (lambda site: (site / _TOOLS["runtime"][0]).chmod(0o644), "iree-run-module .* may not be executed", "chmod +x"),
+        (lambda site: (site / _TOOLS["runtime"][0]).chmod(0o644), "iree-run-module .* is not executable", "chmod +x"),
         (
             lambda site: (site / _TOOLS["compiler"][0]).unlink(),
             *("iree-compile is missing", "--force-reinstall --no-deps iree-base-compiler==3.13.0"),
@@ -213,7 +213,7 @@ def test_an_unknown_commit_is_empty(wheels: tuple[Path, Path]) -> None:
 def test_a_python_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").touch()
-    with pytest.raises(ToolchainError, match="no virtual environment"):
+    with pytest.raises(ToolchainError, match="not belong to a virtual environment"):
         find_wheels_of(tmp_path / "bin" / "python")
 
 

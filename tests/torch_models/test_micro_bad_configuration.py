@@ -71,7 +71,7 @@ model_params:
         "3: sparsity_config_recipe_names[0]: int8wo is a quantization recipe\n    List it under quantization_config",
         "3: sparsity_config_recipe_names[1]: no such recipe: 'blok'\n    Did you mean block?",
         "5: output_dir: expected a folder below the working directory, found '../results'\n",
-        "5: output_dir: this field is there already, at line 4\n    Remove one of them.",
+        "5: output_dir: this field is already on line 4\n    Remove one of them.",
         "6: model_parms: unknown field; did you mean 'model_params'?",
         "10: model_params[0].matrix_shapes[0].name: no such shape set: 'pow3'\n    Did you mean pow2? Available: bro",
         "12: model_params[0].matrix_shapes[1].min_power: min_power 12 is above max_power 11\n    Give both.",
@@ -128,10 +128,7 @@ model_params:
         ("model_params: !!bool maybe", "x.yml:1: model_params: expected an array, found maybe"),
         ("model_params: " + "9" * 5000, 'x.yml:1: model_params: expected an array, found the value "999999'),
         ("<<: 5", "x.yml:1: is not YAML: while constructing a mapping, expected a mapping or list of mappings"),
-        (
-            f"<<: {{output_dir: a}}\n<<: {{output_dir: b}}\n{MODELS}",
-            "x.yml:2: <<: this field is there already, at line 1",
-        ),
+        (f"<<: {{output_dir: a}}\n<<: {{output_dir: b}}\n{MODELS}", "x.yml:2: <<: this field is already on line 1"),
     ],
 )
 def test_files_that_are_no_configuration(folder: Path, registry: PluginRegistry, text: str, said: str) -> None:
@@ -248,7 +245,7 @@ def test_single_fields_of_the_document(folder: Path, registry: PluginRegistry, t
         ("compile: 1", "'true' or 'false', found 1"),
         ("device: cuda:0", "there is no device 'cuda:0'"),
         ("model_type: 5", "expected a string, found 5"),
-        ("matrix_shapes: [{name: llama}]", "this field is there already"),
+        ("matrix_shapes: [{name: llama}]", "this field is already on line"),
     ],
 )
 def test_single_fields_of_an_entry(folder: Path, registry: PluginRegistry, field: str, said: str) -> None:

@@ -145,7 +145,7 @@ def test_a_cut_archive_says_where_and_counts_nothing_behind_that(tmp_path: Path)
         ({"kind": "device"}, "no place in a cache"),
         ({"size": -1}, "is not as it was written"),
         ({"size": True}, "is not as it was written"),
-        ({"size": 1 << 50}, "where files/000001 of 1125899906842624 bytes should be"),
+        ({"size": 1 << 50}, "expected files/000001 of 1125899906842624 bytes"),
         ({"sha256": "00"}, "is not as it was written"),
         ({"name": None}, "is not as it was written"),
         ({"more": 1}, "is not as it was written"),
@@ -168,8 +168,8 @@ def test_a_name_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_other_files_are_no_archives(tmp_path: Path) -> None:
-    assert "it ends after 0 bytes" in taken(tmp_path, b"")
-    assert "does not begin with manifest.json" in taken(tmp_path, b"no archive" * 100)
+    assert "it is truncated after 0 bytes" in taken(tmp_path, b"")
+    assert "it must start with manifest.json" in taken(tmp_path, b"no archive" * 100)
     with pytest.raises(UsageError, match="No such file"):
         import_cache(tmp_path / "none.tar", "")
     with pytest.raises(UsageError, match="Is a directory"):

@@ -240,7 +240,7 @@ def test_nor_does_one_in_a_cache_that_was_moved(kept: Kept, kind: str) -> None:
         shutil.rmtree(kept.cache / "verified")
         done = kept.run(kept.made_by[path])
         assert kept.seen() == kept.verdicts[kept.made_by[path]], done.text
-        assert f"{path} is not what it should be (sha256 " in done.text
+        assert f"{path} has unexpected content (sha256 " in done.text
         assert path.read_bytes() == content
 
 
@@ -252,6 +252,6 @@ def test_a_flipped_bit_in_the_hashes_themselves_is_told(kept: Kept) -> None:
     try:
         done = kept.run("seeded")
         assert done.code == 3
-        assert "registry.lock.txt says" in done.text
+        assert "registry.lock.txt requires" in done.text
     finally:
         file.write_text(text)

@@ -219,5 +219,5 @@ def test_a_registry_that_cannot_be_read_is_left_alone(project: Project) -> None:
     file.write_text("a md5:0\n")
     done = project.gauntlet("cache.lock")
     assert done.code == 3
-    assert "registry.txt:1: hash of algorithm 'md5'" in done.err
+    assert "registry.txt:1: hash algorithm 'md5'" in done.err
     assert file.read_text() == "a md5:0\n"

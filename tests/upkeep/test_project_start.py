@@ -107,9 +107,9 @@ def test_what_came_with_the_toolkit_is_not_changed(empty: Path, monkeypatch: pyt
     # As in a wheel, where specs lie in the package.
     monkeypatch.setattr(settings, "__file__", str(ROOT / "specs" / "settings.py"))
     inside = ROOT / "specs" / "shipped" / "x.json"
-    with pytest.raises(UsageError, match="came with the toolkit, and is not changed"):
+    with pytest.raises(UsageError, match="is part of the toolkit and must not be changed"):
         settings.require_ones_own(inside)
-    with pytest.raises(UsageError, match="came with the toolkit"):
+    with pytest.raises(UsageError, match="is part of the toolkit"):
         emit_changes([FileChange(inside, "a\n", "b\n")], "", write=True)
     settings.require_ones_own(empty / "x.json")
     emit_changes([FileChange(inside, "a\n", "b\n")], "", write=False)

@@ -109,7 +109,10 @@ def test_a_switch_that_is_none(tmp_path: Path) -> None:
     [
         ("[[mirrors]]\nprefix = 'host'\nto = ['/x']", "mirrors[0].prefix: expected the beginning of a URL"),
         ("[[mirrors]]\nprefix = 'https://h/'\nto = ['rel']", "expected a URL or an absolute folder, found 'rel'"),
-        ("[[mirrors]]\nprefix = 'https://[h/'\nto = ['/x']", "'https://[h/' is not a URL: Invalid IPv6 URL. Brackets"),
+        (
+            "[[mirrors]]\nprefix = 'https://[h/'\nto = ['/x']",
+            "'https://[h/' is not a URL: Invalid IPv6 URL. Write brackets",
+        ),
         ("[[mirrors]]\nprefix = 'https://h/'\nto = ['http://[x/']", "'http://[x/' is not a URL: Invalid IPv6 URL"),
         ("[[mirrors]]\nprefix = 'https://h/'\nto = []", "mirrors[0].to"),
         ("[[mirrors]]\nto = ['/x']", "mirrors[0].prefix: is missing"),
@@ -251,7 +254,7 @@ def test_a_folder_or_a_link_to_nowhere_in_place_of_a_file_is_named(bare: Path) -
         (Path.mkdir, "cannot be read: Is a directory"),
         (
             lambda path: (path.rmdir(), path.symlink_to("gone")),
-            "cannot be read: it is a link to gone, which is not there",
+            "cannot be read: it is a link to gone, which does not exist",
         ),
     ):
         for place in _PLACES:
