@@ -192,14 +192,14 @@ def test_a_resumed_comparison_goes_on_with_the_blocks_and_judges_again(tmp_path:
     assert (record.begun["cut"], record.begun["judged"], record.begun["there"]) == (3, 1, 2)
     assert (record.worker_of("there"), record.verdicts, record.end) == ("box/cpu", {}, None)
     record.verdicts["judged"] = RecordedVerdict.from_dict({**verdict, "verdict": "fastr"})
-    with pytest.raises(GauntletError, match="the verdict of judged, 'fastr', is none that this version knows"):
+    with pytest.raises(GauntletError, match="the verdict of judged, 'fastr', is unknown to this version"):
         list_rows(record)
     del record.verdicts["judged"]
     assert {row.model: row.reason.partition(";")[0] for row in list_rows(record)} == {
         "cut": "cut short after 3 blocks of rounds",
         "judged": "cut short after 1 blocks of rounds",
         "there": "cut short after 2 blocks of rounds",
-        "untouched": "its turn did not come",
+        "untouched": "it was not reached",
     }
 
 

@@ -349,7 +349,7 @@ def test_the_commit_is_found_that_made_the_compiler_crash(project: Project, sour
         "pull": None,
     }
     assert document["commits"].endswith(f"{source.commits['j']}...{source.commits['k']}")
-    assert f"It was {source.commits['k'][:12]} of 2026-11-" in (project.folder / "b" / "bisect.md").read_text()
+    assert f"Changed by {source.commits['k'][:12]} of 2026-11-" in (project.folder / "b" / "bisect.md").read_text()
     built = len(folders(project, "builds"))
     # Those that are there are taken where they do as well.
     again = project.gauntlet(*words, "--metric", "runs", "--run-dir", "r")

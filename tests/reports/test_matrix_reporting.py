@@ -118,11 +118,11 @@ def test_the_worst_exit_code_wins_and_each_iree_has_its_line(matrix: MatrixOutco
     assert "3.12.0 12 passed 0 3.12.0rc1 3.12.0rc1 3.12.0" in results
     assert lines[-3].startswith("2 of 4 IREEs as expected")
     assert lines[-1] == "exit code 1: something failed"
-    assert text.index("What changed") < text.index("verdict") < text.index("one IREE after the other")
+    assert text.index("What changed") < text.index("verdict") < text.index("one IREE after another")
 
 
 def test_how_times_were_taken_is_said_where_there_are_some(matrix: MatrixOutcome, tmp_path: Path) -> None:
-    assert "Times were taken one IREE after the other" in printed(matrix)
+    assert "Times were measured one IREE after another" in printed(matrix)
     compiled = {name: release_run(name, m=failed("compile", "no")) for name in ("3.5.0", "3.9.0")}
     text = printed(read_matrix_outcome(write_record(tmp_path / "untimed", dict(compiled))))
     assert "Times were taken" not in text
