@@ -199,7 +199,7 @@ def _require_another(project: Project, what: str) -> None:
     for _ in range(2):
         done = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
         assert done.code == 3, done.text
-        why = f"A: its {what} is not the one that was measured so far; begin a new comparison"
+        why = f"A: its {what} is not the one that was measured so far; start a new comparison"
         assert _document(project)["not_measured"] == {"toy/abs@cpu": why}
 
 
@@ -213,7 +213,7 @@ def test_what_was_found_slower_is_not_lost_with_its_spec(
     for _ in range(2):
         done = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
         assert done.code == 3, done.text
-        gone = "the comparison was begun with it: its spec is gone"
+        gone = "the comparison was started with it: its spec is gone"
         assert _document(project)["not_measured"] == {"toy/abs@cpu": gone}
         assert set(_document(project)["models"]) == {"toy/b@cpu"}
 

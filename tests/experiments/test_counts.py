@@ -356,5 +356,5 @@ def test_the_same_work_and_counts_of_two_counters_that_are_not_compared(counted:
     journal.write_text(text.replace('"counter":"valgrind ', '"counter":"valgrind 2.'))
     done = counted.gauntlet("compare", "--resume", "--run-dir", "cmp")
     assert done.code == 3, done.text
-    assert "its sides were counted by different counters: begin a new comparison" in done.text
+    assert "its sides were counted by different counters: start a new comparison" in done.text
     assert _comparison(counted.folder, "cmp")["models"] == {}

@@ -344,7 +344,7 @@ def test_a_module_is_another_one_where_its_key_is_not_that_at_the_first_block(
 ) -> None:
     sides = (side(tmp_path / "a", "A", {"01": "k"}), side(tmp_path / "b", "B", made))
     found = find_changed_models(sides, measured_so_far(tmp_path, *times, kind=kind))
-    why = "B: its module is not the one that was measured so far; begin a new comparison"
+    why = "B: its module is not the one that was measured so far; start a new comparison"
     assert found == ({UNIT.chain: why} if changed else {})
 
 
@@ -363,7 +363,7 @@ def test_a_benchmark_is_another_one_where_it_is_not_that_of_the_first_part(
 ) -> None:
     sides = [side(tmp_path / name, name, {"01": "k"}, now) for name in "AB"]
     found = find_changed_models(sides, measured_so_far(tmp_path, "02", words=words))
-    why = "A: its benchmark is not the one that was measured so far; begin a new comparison"
+    why = "A: its benchmark is not the one that was measured so far; start a new comparison"
     assert found == ({UNIT.chain: why} if changed else {})
     assert find_changed_models(sides, measured_so_far(tmp_path, words=words)) == {}, "nothing is measured yet"
 
