@@ -296,10 +296,10 @@ def test_what_was_made_from_a_file_that_has_changed_is_done_again(
     assert project.verdict("toy/abs@cpu:threshold") == "failed"
     results = project.journal.results
     read_by = "compile" if file == "abs.mlir" else "threshold"
-    changed = f"done again: specs/regression_tests/toy/{file} has changed since the run began"
+    changed = f"repeated: specs/regression_tests/toy/{file} has changed since the run started"
     assert changed in results[f"toy/abs@cpu:{read_by}"].notes
     if read_by == "compile":
-        assert f"done again, as {_COMPILE} is" in results["toy/abs@cpu:benchmark"].notes
+        assert f"repeated, because {_COMPILE} is" in results["toy/abs@cpu:benchmark"].notes
     before = len((project.newest / "journal.jsonl").read_text().splitlines())
     assert project.gauntlet("run", "--resume").code == 1
     added = (project.newest / "journal.jsonl").read_text().splitlines()[before:]

@@ -247,7 +247,7 @@ def test_what_has_changed_since_it_was_recorded_is_pointed_out(empty: Path) -> N
     assert done.code == 0, done.text
     line = next(number for number, text in enumerate(spec.read_text().splitlines(), 1) if '"outputs"' in text)
     for what in (
-        "output_0.npy is not what was recorded",
+        "output_0.npy differs from what was recorded",
         "heavy.data has changed since it was recorded",
         "it was recorded with another input than random://normal/1x4xf32?seed=2",
     ):
@@ -381,7 +381,7 @@ def test_without_a_project_the_two_ways_on_are_named(empty: Path) -> None:
     done = gauntlet(empty, "run")
     assert done.code == 2
     assert "`gauntlet run --suite cpu` runs the pretrained models that come with the toolkit" in done.err
-    assert "`gauntlet init` begins a project of your own here" in done.err
+    assert "`gauntlet init` starts a project of your own in this folder" in done.err
 
 
 def test_suites_that_come_with_the_toolkit_are_found_anywhere(empty: Path) -> None:
