@@ -280,7 +280,7 @@ def test_times_that_stay_in_the_middle_end_the_search_with_a_range(tmp_path: Pat
     # The ends' comparison, and not one more than the confidence was shared out over.
     assert len(found.judged) == 1 + most_comparisons(7)
     assert "not judged" in found.answer or "could not be judged" in found.answer
-    assert all("holds the middle" in found.judged[label].reason for label in found.judged if label not in "ag")
+    assert all("contains the middle" in found.judged[label].reason for label in found.judged if label not in "ag")
 
 
 def test_times_of_a_session_that_is_void_decide_nothing(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_a_fit_machine_has_no_warnings() -> None:
         (replace(FIT, smt=True), "SMT"),
         (replace(FIT, throttle_count=2), "throttled 2 times"),
         (replace(FIT, swap_used_bytes=1 << 30), "swap"),
-        (replace(FIT, free_memory_bytes=1 << 20), "memory are free"),
+        (replace(FIT, free_memory_bytes=1 << 20), "memory is free"),
         (replace(FIT, on_battery=True), "plug it in"),
         (replace(FIT, cpu_temperature_c=97.0), "97 °C"),
         (replace(FIT, gpus=(GpuState(1, "H200", reasons=(Slowdown.HEAT,)),)), "GPU 1 (H200) is slowed down (heat)"),

@@ -60,7 +60,7 @@ def test_a_candidate_is_placed_by_its_whole_interval() -> None:
     across = np.tile([middle - 0.05, middle + 0.05], 10)
     spent = place(across, plan, middle)
     assert (spent.bad, spent.next_look) == (None, None)
-    assert "holds the middle" in spent.reason
+    assert "contains the middle" in spent.reason
     assert "budget is spent" in spent.reason
 
 

@@ -68,10 +68,10 @@ def matrix(tmp_path: Path) -> MatrixOutcome:
 
 def test_what_changed_between_releases(matrix: MatrixOutcome) -> None:
     assert texts(matrix, VerdictChange.FAILING) == [
-        "m/l3@cpu: 3.5.0 → 3.9.0: failed: threshold: output 1: the module gives element type i64"
+        "m/l3@cpu: 3.5.0 → 3.9.0: failed: threshold: output 1: the module returns element type i64"
     ]
     assert texts(matrix, VerdictChange.PASSING) == [
-        "m/l3@cpu: 3.9.0 → 3.12.0: was failed: threshold: output 1: the module gives element type i64",
+        "m/l3@cpu: 3.9.0 → 3.12.0: was failed: threshold: output 1: the module returns element type i64",
         "m/rec@cpu: 3.5.0 → 3.9.0: was failed: compile: error: large vector sizes | in a `softmax`",
         "m/common@cpu: 3.5.0 → 3.9.0: was failed: threshold: output 0: 12 of 384 elements differ",
     ]

@@ -136,7 +136,7 @@ def four_releases(folder: Path) -> Path:
         ),
         "3.9.0": release_run(
             "3.9.0",
-            l3=failed("threshold", "output 1: the module gives element type i64"),
+            l3=failed("threshold", "output 1: the module returns element type i64"),
             rec=chain(ms=97.0),
             common=chain(ms=41.0),
             cls=chain(ms=2.6, size=1_176_754),

@@ -280,5 +280,5 @@ def _describe_reason(interval: Interval, middle: float, bad: bool | None, next_l
     span = f"{math.exp(interval.low):.3f} to {math.exp(interval.high):.3f} × the good end's time"
     if bad is None:
         budget = "" if next_look else "; the budget is spent"
-        return f"{span} holds the middle of the ends, {math.exp(middle):.3f}{budget}"
-    return f"{span} lies on the {'bad' if bad else 'good'} end's side of the middle, {math.exp(middle):.3f}"
+        return f"{span} contains the middle of the ends, {math.exp(middle):.3f}{budget}"
+    return f"{span} is on the {'bad' if bad else 'good'} end's side of the middle, {math.exp(middle):.3f}"
