@@ -146,7 +146,7 @@ def test_shapes_types_and_counts_that_differ() -> None:
     assert "1xbf16=@file.bin" in message(tensor([1], "bf16"), Tensor("*16", (1,), np.zeros(1, "V2")))
     missing = compare_outputs([tensor([1])], [tensor([1]), None], Tolerances())
     assert [entry.passed for entry in missing] == [True, False]
-    assert missing[1].message == "the module returns 1 outputs, expected 2:  this one is missing"
+    assert missing[1].message == "the module returns 1 outputs, expected 2: this one is missing"
     extra = compare_outputs([tensor([1]), tensor([2])], [None], Tolerances())
     assert [entry.passed for entry in extra] == [True, False]
     assert compare_outputs([], [], Tolerances()) == []
