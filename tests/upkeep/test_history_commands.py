@@ -138,7 +138,7 @@ def test_a_damaged_file_is_reported_and_the_others_are_judged(project: Project) 
         (("history.import",), 2, "no file is named"),
         (("history.prune",), 2, "which runs?"),
         (("history.prune", "--before", "soon"), 2, "expected a day"),
-        (("history.list", "--store", "ftp://x"), 2, "no such kind of place"),
+        (("history.list", "--store", "ftp://x"), 2, "unknown kind of place"),
     ],
 )
 def test_what_cannot_be_asked_is_a_clear_word(project: Project, words: tuple[str, ...], code: int, said: str) -> None:
