@@ -300,8 +300,8 @@ def explain_task(request: ExplainRequest, cache: CacheRequest) -> ExitCode:
     """Find what fails to compile, crashes or gives wrong numbers, and pack it as a bundle that reproduces it.
 
     RUN [CASE…]: the run (a folder, its name in runs/, or latest) and globs of cases; without them, all that failed in
-    the latest run. --slower [COMPARISON [MODEL…]]: the dispatches that a comparison found slower, in bundles that measure
-    both IREEs. Exit codes: 0 each failure has a bundle, 2 usage, 3 an error, 4 not all have a bundle, 5
+    the latest run. --slower [COMPARISON [MODEL…]]: the dispatches that a comparison found slower, in bundles that
+    measure both IREEs. Exit codes: 0 each failure has a bundle, 2 usage, 3 an error, 4 not all have a bundle, 5
     nothing failed, 130 interrupted.
 
     Examples: explain

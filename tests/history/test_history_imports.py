@@ -138,7 +138,7 @@ def test_the_job_summary_of_iree_test_suites(tmp_path: Path) -> None:
     assert (time.golden, time.limit) == (7.48, 8.228)
     with pytest.raises(UsageError, match="has no date"):
         read(tmp_path, JOB_SUMMARY)
-    with pytest.raises(UsageError, match="no date"):
+    with pytest.raises(UsageError, match="not a date"):
         read(tmp_path, JOB_SUMMARY, date="yesterday")
 
 
