@@ -253,9 +253,7 @@ def describe_cost(row: Sequence[Candidate], tries: int, place: ToolchainPlace) -
     suffix = (
         f", about {duration(max(durations) * max_builds)} going by earlier builds" if durations and max_builds else ""
     )
-    return (
-        f"{counted(len(row), 'commit')}, {len(ready)} already available; at most {counted(max_builds, 'build')}{suffix}"
-    )
+    return f"{counted(len(row), 'commit')}, {len(ready)} already built; at most {counted(max_builds, 'build')}{suffix}"
 
 
 def find_ready(row: Sequence[Candidate], place: ToolchainPlace) -> set[int]:

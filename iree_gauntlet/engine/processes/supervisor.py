@@ -353,8 +353,7 @@ def _make_start_error(report: Report, request: Request) -> GauntletError:
         return GauntletError(f"{report.error_file}: cannot write the log: {text}", "make room there")
     if not folder.is_dir():
         return GauntletError(
-            f"{folder}: cannot run {program} there: no such folder",
-            "create the folder, or correct the working directory",
+            f"{folder}: cannot run {program} there: no such folder", "create it, or correct the working directory"
         )
     path = folder / program if "/" in program else None
     if number == errno.ENOENT and path is not None and path.is_file():
