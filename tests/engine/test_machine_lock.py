@@ -183,7 +183,7 @@ def test_folder_of_a_stranger_or_a_link_is_refused(tmp_path: Path) -> None:
     plain.touch()
     for place in (link, plain):
         require_refusal(locks_in(place).device_lock("x", silent), "does not belong to you")
-    require_refusal(locks_in(tmp_path / "a/b").device_lock("x", silent), "cannot make")
+    require_refusal(locks_in(tmp_path / "a/b").device_lock("x", silent), "cannot create")
     assert list(elsewhere.iterdir()) == []
 
 

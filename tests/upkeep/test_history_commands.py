@@ -177,7 +177,7 @@ def test_a_run_that_never_began_is_refused(project: Project) -> None:
     (project.folder / "runs" / "empty").mkdir(parents=True)
     (project.folder / "runs" / "empty" / "journal.jsonl").touch()
     done = project.gauntlet("history.add", "empty")
-    assert (done.code, "never began" in done.err) == (3, True), done.text
+    assert (done.code, "never started" in done.err) == (3, True), done.text
 
 
 def test_a_series_that_is_not_there_names_those_that_are(project: Project) -> None:

@@ -247,7 +247,7 @@ def test_what_has_changed_since_it_was_recorded_is_pointed_out(empty: Path) -> N
     assert done.code == 0, done.text
     line = next(number for number, text in enumerate(spec.read_text().splitlines(), 1) if '"outputs"' in text)
     for what in (
-        "output_0.npy differs from what was recorded",
+        "output_0.npy is not what was recorded",
         "heavy.data has changed since it was recorded",
         "it was recorded with another input than random://normal/1x4xf32?seed=2",
     ):
