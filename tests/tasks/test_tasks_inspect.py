@@ -460,7 +460,7 @@ def test_lint_checks_tolerances(project: Path, run: Run, name: str) -> None:
     for value, what in (
         ("abc", "not a number"),
         ("1e-05x", "not a number"),
-        ("nan", "nothing pass"),
+        ("nan", "only equal values pass"),
         ("-1", "nothing"),
     ):
         found = linted(value)
