@@ -248,7 +248,7 @@ class Engine:
         inputs = step.inputs if is_failure and step.command and not has_cause else ()
         if missing_path := next((step_input.path for step_input in inputs if not Path(step_input.path).exists()), ""):
             # The missing file is the cause.
-            message = f"{missing_path} is not there any more: was the cache or the run's folder cleared while this ran?"
+            message = f"{missing_path} no longer exists: was the cache or the run's folder cleared while this ran?"
             tail, notes = ("Run again; `--resume` makes what is missing.",), step.notes
             result = Result(Verdict.ERROR, message, notes=notes, tail=tail, command=result.command, log=result.log)
         delay += result.waited_seconds
@@ -325,7 +325,7 @@ class Engine:
         all_hits = all(file.cached for file in files)
         reason = "all files present" if all_hits else "downloaded"
         if missing_count:
-            reason += f", but for {counted(missing_count, 'expected output')}: the threshold step says why"
+            reason += f", except {counted(missing_count, 'expected output')}: the threshold step says why"
         cache = CacheUse(all_hits and not missing_count, reason=reason)
         return Result(Verdict.PASSED, cache=cache, fetched=tuple(files), notes=(*step.notes, *notes))
 
@@ -416,7 +416,7 @@ class Engine:
         checks = self._check_metrics(step, result, step.goldens if is_usual else ())
         if step.goldens and not is_usual:
             counter_text = f"{counter_info.counter}, for {counter_info.cpu or 'the CPU of the spec'}"
-            note = f"its golden is of valgrind's usual count, and this is by {counter_text}: measured only"
+            note = f"its golden is valgrind's usual count, but this one is by {counter_text}: measured only"
             checks = [replace(check, note=note) for check in checks]
         judgement = self._judge(step, checks)
         return replace(
@@ -473,7 +473,7 @@ def _describe_dispatch_changes(cache: ModuleCache, step: Step, limit: float) -> 
     changes = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in (("new", new), ("gone", missing)) if names)
     dispatches = f"{count} dispatch" + ("" if count == 1 else "es")
     day = newest.created[:16].replace("T", " ")
-    return f"against the newest module with {dispatches} (of {day} UTC): {changes or 'the same names'}"
+    return f"compared with the newest module with {dispatches} (of {day} UTC): {changes or 'the same names'}"
 
 
 def _list_dispatch_names(module: Path | str) -> list[str]:

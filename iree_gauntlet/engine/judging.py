@@ -51,11 +51,11 @@ _MISTAKES = tuple(
         ),
         (
             r"(?:flags\.c:\d+: \w+; |iree-compile: )((?:flag |Unknown command line argument |for the --)[^;\n]+)",
-            "does not take a flag: {name} ({see})",
+            "does not accept a flag: {name} ({see})",
         ),
         (
             r"(unknown custom value for --[^\n]+|unrecognized allocator '[^']*')",
-            "does not take a flag's value: {name} ({see})",
+            "does not accept a flag's value: {name} ({see})",
         ),
         (
             r"(unregistered device alias [^\n]+|target backend '[^']*' not registered[^\n]*)",
@@ -65,14 +65,14 @@ _MISTAKES = tuple(
             r"(?:unable to open file|failed to open file|cannot open input file) [`']([^`']*)[`']",
             "cannot open {name}: was it removed, or is its name misspelt? ({see})",
         ),
-        (r"/io/formats/\S+: \w+; ([^;\n]+)", "cannot read the parameters: {name}; fetch or make them again ({see})"),
+        (r"/io/formats/\S+: \w+; ([^;\n]+)", "cannot read the parameters: {name}; fetch or create them again ({see})"),
         (
             r"OUT_OF_RANGE; end-of-file[^\n]*; parsing input `([^`]*)`",
             "cannot use {name}: the file is cut short; fetch or record it again ({see})",
         ),
         (
             r"(?:input data string|invalid tensor specification)[^\n]*; parsing input `([^`]*)`",
-            "cannot use {name}: it is no value, or has not as many as its shape says ({see})",
+            "cannot use {name}: it is not a value, or not as many as its shape requires ({see})",
         ),
     )
 )
@@ -113,7 +113,7 @@ def judge_process(
             bool(lost_device),
             f"lost its device ({lost_device}): see dmesg, and whether `gauntlet devices` lists it again",
         ),
-        (outcome.out_of_memory, f"ran into its limit of memory: {'; '.join(outcome.notes)}"),
+        (outcome.out_of_memory, f"hit its memory limit: {'; '.join(outcome.notes)}"),
         (outcome.signal == "SIGKILL", "was killed from outside, for lack of memory or by someone (see dmesg)"),
         (outcome.signal in SENT_SIGNALS, f"was ended from outside with {outcome.signal}"),
     )
@@ -298,7 +298,7 @@ def find_changed_goldens(command: Command) -> list[str]:
         record = read_provenance(path.parent) if mark and path.is_file() else None
         recorded_hash = record.hashes.get(path.name) if record is not None else None
         if recorded_hash and hash_file(path) != recorded_hash:
-            changes[f"{path.name} is not what was recorded ({PROVENANCE_FILE} has another hash)"] = None
+            changes[f"{path.name} differs from what was recorded ({PROVENANCE_FILE} has another hash)"] = None
         model = record.model if record is not None and recorded_hash else None
         for recorded_file in (model, *model.data) if model else ():
             file = path.parent / recorded_file.source

@@ -124,7 +124,7 @@ class CompileServerProcesses(Processes):
         )
         if outcome.exit_code in (EXIT_DEFECT, EXIT_UNWRITABLE):
             # The failure is not the compiler's.
-            cause = outcome.tail[-1] if outcome.tail else "it does not say why"
+            cause = outcome.tail[-1] if outcome.tail else "it gave no reason"
             raise GauntletError(f"a compile did not finish: {cause}", f"See {folder}, and `doctor` for the disk.")
         return outcome
 
@@ -168,11 +168,11 @@ class OperatorSteps:
         if compile_step is not None:
             compile_result = self.maker.make(compile_step)
             if compile_result.verdict is not Verdict.PASSED:
-                summary = f"its batch gave no good result ({result.reason}), and by itself it does not compile"
+                summary = f"its batch gave no valid result ({result.reason}), and by itself it does not compile"
                 return replace(compile_result, reason=f"{summary}: {compile_result.reason}")
             module.with_name(_BATCH_RECORD).unlink(missing_ok=True)
         own_result = self._check(runs, step)
-        note = f"it was run from {batch} first: {result.reason}; this is what its own module gives"
+        note = f"it ran from {batch} first: {result.reason}; this is the result of its own module"
         return replace(own_result, notes=(*own_result.notes, note))
 
     def _check(self, runs: RunServers, step: Step) -> Result:
@@ -202,7 +202,7 @@ def make_batches(
         return Batched(tuple(steps), {})
     if machine.toolchain is None or not _has_compiler(machine.toolchain):
         raise UsageError(
-            "--batch: this IREE has no Python bindings, through which programs are put together, or this is not Linux",
+            "--batch: this IREE has no Python bindings, which combine the programs, or this is not Linux",
             "Leave --batch out, or choose another IREE with --iree.",
         )
     return with_batches(steps, size, run_dir, _is_small, finished_ids)
@@ -384,8 +384,8 @@ def _run_tool_instead(step: Step, processes: Processes) -> Result:
     if result.verdict is not Verdict.PASSED:
         return result
     note = (
-        "its outputs were not as expected in a process that runs many cases, and are in one of its own: its results"
-        " are not deterministic, or it reads memory that nothing has written"
+        "its outputs were wrong in a process that runs many cases, but right in one of its own: its results"
+        " are not deterministic, or it reads uninitialised memory"
     )
     return replace(result, notes=(*result.notes, note))
 
@@ -557,7 +557,7 @@ class BatchCompiler:
         key = make_key(dict(step.cache.ingredients))
         lookup = Lookup(None) if self.force else self.cache.lookup(key)
         if lookup.note:
-            self.progress.message(f"{step.id}: in the cache it is {lookup.note}: making it again")
+            self.progress.message(f"{step.id}: its cache entry is {lookup.note}: rebuilding it")
         tally = _Tally()
         members = self.members[step.id]
         cached_parts = self._read_cached_parts(lookup.entry, folder)
@@ -584,8 +584,8 @@ class BatchCompiler:
         cached_count = sum(member.cache.hit for member in members)
         alone = max(len(members) - cached_count - in_batch, 0)
         note = f"{in_batch} cases in {len(parts)} module{'' if len(parts) == 1 else 's'}"
-        note += f"; {alone} are compiled by themselves" if alone else ""
-        note += f"; {cached_count} are in the cache by themselves" if cached_count else ""
+        note += f"; {alone} are compiled separately" if alone else ""
+        note += f"; {cached_count} are in the cache separately" if cached_count else ""
         return Result(
             Verdict.PASSED,
             cache=CacheUse(

@@ -190,7 +190,7 @@ def _makes_modules(case: Case) -> bool:
 def _explain_no_count(case: Case) -> str:
     """Return why the instructions of a case are not counted; empty if they are."""
     if not case.target.kind.is_cpu:
-        return f"instructions are counted on CPUs, and {case.target.name} is none"
+        return f"instructions are counted on CPUs, but {case.target.name} is not one"
     crashes = {FailureKind.CRASHES, FailureKind.DOES_NOT_RUN}
     expectations = (entry for entry in case.expectations if entry.stage is Stage.COUNT.row.beside)
     expectation = next((entry for entry in expectations if crashes.intersection(entry.kinds)), None)
@@ -343,7 +343,7 @@ class _Planner:
         if not inputs:
             return
         missing = sum(not file.sha256 for file in inputs.values())
-        reason = f"{missing} of {len(inputs)} files not fetched before" if missing else "all files are known by hash"
+        reason = f"{missing} of {len(inputs)} files not fetched yet" if missing else "all files are known by hash"
         step = self._make_step(cases[0], Stage.FETCH, inputs=tuple(inputs.values()))
         self._add(replace(step, cache=CacheLookup(reason=reason)))
 
@@ -773,7 +773,7 @@ def _make_lookup(context: PlanContext, name: str, ingredients: Mapping[str, str]
     if context.force_recompile and not ingredients["kind"].startswith(("parameters", "reference")):
         return CacheLookup(reason="--force-recompile", ingredients=pairs)
     if makes_dumps(argv):
-        return CacheLookup(reason="asked for dump files, which the cache does not keep", ingredients=pairs)
+        return CacheLookup(reason="dump files were requested, which the cache does not keep", ingredients=pairs)
     if not ingredients["program"]:
         return CacheLookup(reason="the program's content is not known before it is fetched", ingredients=pairs)
     missing_roles = [role for role, value in ingredients.items() if role.startswith(FILE_ROLE) and not value]

@@ -193,7 +193,7 @@ def _find_profile_tool(toolchain: Toolchain, flag_set: FlagSet) -> Path:
         )
     tool = Path(toolchain.runtime.benchmark_module).with_name(_PROFILE_TOOL)
     if not tool.is_file():
-        raise _NoProfileError(f"{tool}: {release} writes profiles, but {_PROFILE_TOOL} is not there to read them")
+        raise _NoProfileError(f"{tool}: {release} writes profiles, but {_PROFILE_TOOL} is missing to read them")
     return tool
 
 

@@ -82,7 +82,7 @@ def on_devices_here(plan: Plan, machine: Workbench, *, optional: bool = False) -
         if isinstance(result, ToolchainError):
             if optional:
                 return replace(step, skip=step.skip or f"compiled only: {result.what}", resources=Resources(cores=0))
-            return blocked(step, f"no device {device!r} here: {result.what}; {result.hint}")
+            return blocked(step, f"no device {device!r} on this machine: {result.what}; {result.hint}")
         return step.place_on(result)
 
     steps = tuple(assign_device(step) for step in plan.steps)
@@ -142,7 +142,7 @@ def require_importer(toolchain: Toolchain) -> None:
     if not toolchain.compiler.python or not toolchain.compiler.onnx_version:
         raise ToolchainError(
             f"{toolchain.source} has no Python bindings, or no onnx package with them",
-            "A model is imported and measured through them; choose another IREE with --iree.",
+            "Models are imported and measured with them; choose another IREE with --iree.",
         )
 
 
@@ -219,7 +219,7 @@ def redo_changed(
                     step_input, old_hashes.get((step_input.role, step_input.url, step_input.path), ""), start, sha256
                 ):
                     path = shown(Path(file_path(step_input.url) or step_input.path))
-                    causes[step.id] = f"done again: {path} has changed since the run began"
+                    causes[step.id] = f"repeated: {path} has changed since the run started"
         elif old_step is not None and step.id in record.results and old_step.command != step.command:
             causes[step.id] = ""
     # A fetch only checks files: their fate is reported by the steps that read them.
@@ -229,7 +229,7 @@ def redo_changed(
         for step in steps
         if step.id in finished and step.id not in causes and not repeated_ids.isdisjoint(step.needs)
     }:
-        causes |= {step_id: f"done again, as {need} is" for step_id, need in repeats.items()}
+        causes |= {step_id: f"repeated, because {need} is" for step_id, need in repeats.items()}
         repeated_ids |= repeats.keys()
     new_steps = (
         replace(step, notes=(*step.notes, causes[step.id])) if step.id in finished and step.id in causes else step
@@ -305,7 +305,7 @@ def describe_missing(files: Sequence[MissingFile]) -> str:
         suffix = f" and {file.more} more" if file.more else ""
         lines.append(f"  {file.url} ({file.needed_by}{suffix})")
     lines.append(
-        "  Fetch once with network access, or `cache.import` an archive; `cache.where URL` shows where it would lie."
+        "  Fetch once with network access, or `cache.import` an archive; `cache.where URL` shows its place there."
     )
     return "\n".join(lines)
 

@@ -106,7 +106,7 @@ def check_error(step: Step, result: Result) -> Result:
         return result
     error = result.max_abs_error
     if error is None:
-        note = f"its error is not held against {step.goldens[0].origin.file}: no output was compared value by value"
+        note = f"its error is not compared with {step.goldens[0].origin.file}: no output was compared value by value"
         return replace(result, notes=(*result.notes, note))
     check = check_figure(Figure.ERROR, error, step.goldens, "")
     result = replace(result, checks=(check,))
@@ -181,7 +181,7 @@ def judge_mismatch(step: Step, job: RunJob, response: RunResponse, processes: Pr
         comparisons = compare_allclose(actual, expected_tensors, step.allclose)
     complaints = _list_complaints(comparisons)
     if not complaints:
-        note = "the two comparisons of these outputs do not agree: report this as a fault of the toolkit"
+        note = "the two comparisons of these outputs disagree: report this as a bug in the toolkit"
         result = replace(result, notes=(*result.notes, note))
     lines = [f"[FAILED] {complaint}" for complaint in complaints]
     return replace(
@@ -242,7 +242,7 @@ def _add_metrics(step: Step, processes: Processes, result: Result, complaints: S
     errors = _list_complaints(comparisons)
     if bool(errors) == (result.verdict is Verdict.PASSED):
         note = (
-            "a second run of the same module gives another verdict than the first: its results are not "
+            "a second run of the same module gives a different verdict from the first: its results are not "
             "deterministic, or near the tolerance"
         )
         return replace(result, notes=(*result.notes, note))

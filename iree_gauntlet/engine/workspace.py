@@ -127,7 +127,7 @@ class Selection:
             lines.append(f"{file}: {counted(count, 'warning')}; `lint` lists them")
         for file, count in sorted(Counter(problem.file for problem in self.cases.unmatched).items()):
             entries = "1 entry names" if count == 1 else f"{count} entries name"
-            lines.append(f"{file}: {entries} no case that is here; `lint` of the whole suite lists them")
+            lines.append(f"{file}: {entries} no existing case; `lint` of the whole suite lists them")
         return [*lines, *self.unselected_configs]
 
     def source_problems(self, broken: Iterable[Problem] = ()) -> list[Problem]:
@@ -286,7 +286,7 @@ def _note_several_formats(cases: CaseSet) -> Iterator[str]:
     if models:
         names = ", ".join(models[:_MAX_NAMES]) + (" …" if len(models) > _MAX_NAMES else "")
         files = " and ".join(sorted(formats[models[0]].values()))
-        yield f"selected in several formats, each of which is run: {names} ({files}); --suite or --spec-dir takes one"
+        yield f"selected in several formats, each of which is run: {names} ({files}); --suite or --spec-dir selects one"
 
 
 def _add_line_numbers(suite: Suite, problems: Sequence[Problem]) -> tuple[Problem, ...]:
@@ -339,7 +339,7 @@ def _list_unselected_configs(specs: Iterable[AnySpec], targets: Sequence[Target]
     for config in _list_configs(specs):
         if not any(target.covers(config.target) for target in targets):
             family = replace(config.target, config="").name
-            lines.append(f"{config.name} is for {family}, which was not asked for: --target {family} does what it says")
+            lines.append(f"{config.name} is for {family}, which was not requested: --target {family} runs it")
     return tuple(lines)
 
 
@@ -384,8 +384,8 @@ def _find_project_specs() -> Path:
     if not folder.is_dir():
         raise UsageError(
             f"there are no specs here: {Path.cwd()} is not inside a project with specs/ and suites/",
-            "`gauntlet run --suite cpu` runs the pretrained models that come with the toolkit; `gauntlet init` begins "
-            "a project of your own here; --spec-dir FOLDER takes specs from elsewhere.",
+            "`gauntlet run --suite cpu` runs the pretrained models that come with the toolkit; `gauntlet init` starts "
+            "a project of your own in this folder; --spec-dir FOLDER reads specs from elsewhere.",
         )
     return shown(folder)
 
@@ -437,7 +437,7 @@ def find_risky_flags(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
         name, text = flag.name.replace("_", "-"), flag.text if flag.name else flag.words[0]
         outside = _OUTSIDE_PATH.search(flag.value or ("" if flag.name else text))
         if text.startswith("@") or _FLAG_FILE_FLAGS.fullmatch(name):
-            risky_flags.append((text, "takes more flags from a file"))
+            risky_flags.append((text, "reads more flags from a file"))
         elif _PROGRAM_FLAGS.fullmatch(name) or _TOOL_OPTION in text:
             risky_flags.append((text, "names a program, which is started"))
         elif _CODE_FLAGS.fullmatch(name):
@@ -494,6 +494,6 @@ def _require_plain_settings(project: Path) -> None:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{shown(path)}: not TOML: {error}", "Correct it.") from error
     if tables:
-        message = f"{shown(path)} sets {', '.join(sorted(tables))}, which --untrusted does not take from a project"
+        message = f"{shown(path)} sets {', '.join(sorted(tables))}, which --untrusted does not accept from a project"
         hint = "Read it, and move what you want to ~/.config/iree-gauntlet/config.toml; then remove the file."
         raise UsageError(message, hint)

@@ -353,7 +353,7 @@ class BlockSource:
         """Compare the candidate with the good end in the spec's own way; None if that is how it was measured anyway."""
         pair = self._make_pair(candidate)
         evidence = self._evidence.setdefault(pair.chain, PairEvidence())
-        self._progress.status(f"{pair.chain}: rounds as its spec has it")
+        self._progress.status(f"{pair.chain}: rounds run as in its spec")
         take_own(pair, evidence, self._taker, _SEED, lambda: self._taker.goes_on(evidence))
         return compare_in_spec_way(evidence.own, DEFAULT_LEAST, DEFAULT_BAND)
 
@@ -422,7 +422,7 @@ class RoundsJudge:
         while True:
             has_blocks = self._measure_to_next_look(candidate, blocks)
             if not blocks:
-                return replace(check, reason=self._source.find_problem(candidate) or "no rounds could be taken")
+                return replace(check, reason=self._source.find_problem(candidate) or "no rounds could be measured")
             ends = compare(blocks, self._plan)
             if not has_blocks or self._plan.next_look(len(blocks)) is None or ends.verdict is TimeVerdict.SAME:
                 break
@@ -430,15 +430,15 @@ class RoundsJudge:
             ratio = ends.ratio
             if ends.differs and find_middle(ratio, ends.low, ends.high) == find_middle(ratio, ratio, ratio):
                 break
-        reason = "" if ends.differs else f"the ends do not differ for certain: {ends.verdict}: {ends.reason}"
+        reason = "" if ends.differs else f"the ends do not clearly differ: {ends.verdict}: {ends.reason}"
         reason = self._source.find_problem(candidate) or reason
         result = self._measure(check, ends, bad=True, reason=reason)
         spec = None if reason else self._source.measure_spec_way(candidate)
         if spec is not None:
             # Other candidates are compared with the good end on the same CPUs: one comparison in this way is enough.
-            suffix = ", which contradicts that" if spec.low > ends.high or spec.high < ends.low else ""
+            suffix = ", which contradicts this" if spec.low > ends.high or spec.high < ends.low else ""
             result = replace(
-                result, text=f"{result.text}; as its spec has it {spec.low:.3f} to {spec.high:.3f}{suffix}"
+                result, text=f"{result.text}; run as in its spec {spec.low:.3f} to {spec.high:.3f}{suffix}"
             )
         return result
 
@@ -462,7 +462,7 @@ class RoundsJudge:
         while True:
             has_blocks = self._measure_to_next_look(candidate, blocks)
             if not blocks:
-                return replace(check, reason=self._source.find_problem(candidate) or "no rounds could be taken")
+                return replace(check, reason=self._source.find_problem(candidate) or "no rounds could be measured")
             placing = place(compute_log_ratios(blocks), self._plan, self._middle)
             if placing.next_look is None or not has_blocks:
                 break

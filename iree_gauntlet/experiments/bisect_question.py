@@ -193,12 +193,10 @@ def _require_one_row(request: BisectRequest, metric: str) -> None:
     names = [name for name, value in options.items() if value] + (["--into"] if request.source and request.into else [])
     if len(names) > 1:
         hint = "--source names a checkout, --among IREEs in order, --nightlies nothing."
-        raise UsageError(f"{names[0]} and {names[1]} exclude each other", f"Say in one way what lies between: {hint}")
+        raise UsageError(f"{names[0]} and {names[1]} exclude each other", f"Name what lies between in one way: {hint}")
     if request.into and metric in _TIMED_METRICS:
-        hint = (
-            f"When the releases are known: --source {request.into} --good … --bad … (their confidence is for one row)."
-        )
-        raise UsageError(f"--into is for exact metrics, and {metric} is none", hint)
+        hint = f"Once the releases are known: --source {request.into} --good … --bad … (the confidence is for one row)."
+        raise UsageError(f"--into is for exact metrics, and {metric} is not exact", hint)
 
 
 def _require_metric(bisect_request: BisectRequest, request: RunRequest) -> None:
@@ -223,7 +221,7 @@ def resume_question(opening: BisectOpening, bisect_request: BisectRequest, reque
     else:
         setup = choose(request)
         if _find_chain(setup, opening.metric) != opening.chain:
-            raise UsageError(f"the selection does not mean {opening.chain} any more", "Start a new bisect.")
+            raise UsageError(f"the selection no longer contains {opening.chain}", "Start a new bisect.")
     place = make_place(request)
     return Question(opening.metric, opening.chain, row, opening.good_is_older, bisect_request, setup, place)
 
@@ -234,13 +232,13 @@ def _find_chain(setup: Chosen, metric: str) -> str:
     chains = sorted({case.chain for case in setup.selection.cases.cases if case.kind in kinds})
     if not chains:
         raise UsageError(
-            f"nothing that is selected has a {kinds[0]} spec, which --metric {metric} needs",
+            f"no selected model has a {kinds[0]} spec, which --metric {metric} needs",
             "`list` shows the checks of each model.",
         )
     if len(chains) > 1:
         names = ", ".join(chains[:8]) + (f" and {len(chains) - 8} more" if len(chains) > 8 else "")
         raise UsageError(
-            f"bisect looks at one model, and {len(chains)} are selected: {names}",
+            f"bisect takes one model, but {len(chains)} are selected: {names}",
             "Select one with --model, --submodel and --target.",
         )
     return chains[0]
@@ -252,8 +250,10 @@ def describe_cost(row: Sequence[Candidate], tries: int, place: ToolchainPlace) -
     durations = [build.seconds for _, build, _ in place.builds.all() if build and build.seconds]
     ends = sum(end not in ready for end in (0, len(row) - 1))
     max_builds = min(tries + ends, len(row) - len(ready))
-    suffix = f", about {duration(max(durations) * max_builds)} by the builds before" if durations and max_builds else ""
-    return f"{counted(len(row), 'commit')}, {len(ready)} there already; at most {counted(max_builds, 'build')}{suffix}"
+    suffix = (
+        f", about {duration(max(durations) * max_builds)} going by earlier builds" if durations and max_builds else ""
+    )
+    return f"{counted(len(row), 'commit')}, {len(ready)} already built; at most {counted(max_builds, 'build')}{suffix}"
 
 
 def find_ready(row: Sequence[Candidate], place: ToolchainPlace) -> set[int]:
@@ -274,7 +274,7 @@ def resolve_package(candidate: Candidate, place: ToolchainPlace, say: Callable[[
     try:
         provide_environment(parse_choice(package_choice), place)
     except NoSuchToolchainError as error:
-        say(f"{candidate.label}: {error.what}; it is built")
+        say(f"{candidate.label}: {error.what}; building it instead")
         return candidate
     return replace(candidate, iree=package_choice)
 
@@ -288,7 +288,7 @@ def list_nightlies_inside(
     try:
         row, _ = list_candidates_between(old.iree, new.iree, place, nightlies=True)
     except ToolchainError as error:
-        say(f"no nightlies between {old.label} and {new.label}: {error.what}; on to the commits")
+        say(f"no nightlies between {old.label} and {new.label}: {error.what}; continuing with the commits")
         return ()
     if row[1:-1]:
         say(f"between {old.label} and {new.label}: nightlies ({len(row) - 2})")
@@ -357,9 +357,9 @@ class ExactJudge:
         self._good, self._bad = good.known, bad.known
         if self._is_same(good.known, bad.known):
             values = good.text if good.text == bad.text else f"{good.text}, and {bad.text}"
-            return f"nothing to look for: both ends give the same ({values})"
+            return f"nothing to search for: both ends give the same value ({values})"
         if self._name in _PASS_FAIL_METRICS and good.known < bad.known:
-            return f"good and bad are the wrong way round: the good end {good.text}, the bad one {bad.text}"
+            return f"good and bad are swapped: the good end is {good.text}, the bad one {bad.text}"
         return ""
 
     def judge(self, candidate: Candidate) -> Judged:
@@ -400,7 +400,7 @@ def _find_fault(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
         result = record.results.get(step.id)
         if result and result.verdict.counts_as_pass:
             continue
-        reason = (result.full_reason if result else "") or "it did not end"
+        reason = (result.full_reason if result else "") or "it did not finish"
         label = step.id.removeprefix(f"{chain}:")
         is_fault = result and (result.verdict.counts_as_failure or result.crashed or result.timed_out)
         return bool(is_fault and step.stage.row.failures), f"{label}: {reason}"
@@ -413,7 +413,7 @@ def _require_bundle_alone(bisect_request: BisectRequest, request: RunRequest) ->
     options |= {name: value for name, value in given([bisect_request]).items() if name in ("metric", *_TIMING_OPTIONS)}
     if options:
         flag = dashed(next(iter(options)))
-        hint = "A bundle has its program, inputs and expected values with it: leave one of the two out."
+        hint = "A bundle contains its program, inputs and expected values: leave one of the two out."
         raise UsageError(f"{flag} and --bundle exclude each other", hint)
 
 
@@ -446,7 +446,7 @@ def run_bundle_with(
             return Judged(value=1.0, text="passes", toolchain=toolchain)
         if code == STILL_THERE:
             return Judged(value=0.0, text="fails", toolchain=toolchain)
-        ending = "did not end in time" if code is None else f"ends with {code}"
+        ending = "did not finish in time" if code is None else f"exits with {code}"
         lines = (run_dir / REPRO_LOG).read_text(encoding="utf-8", errors="replace").splitlines() or [""]
         return Judged(reason=f"repro.sh {ending}: {find_first_error(lines) or lines[-1]}", toolchain=toolchain)
 

@@ -87,7 +87,7 @@ _CODES = {
 _WITHOUT_FMA = ",-fma"
 # The maximum number of dispatches listed for a model that do less.
 _MAX_DECREASES = 10
-_OUTSIDE = "outside of dispatches (the runtime, and what dispatches call of the C library)"
+_OUTSIDE = "outside of dispatches (the runtime, and C library functions that dispatches call)"
 
 
 def compare(
@@ -104,7 +104,7 @@ def compare(
         if opening.elsewhere != (machines is not None):
             local_texts = "this machine", "Leave --cluster out"
             location, hint = ("a cluster", "Give --cluster") if opening.elsewhere else local_texts
-            raise UsageError(f"{shown(experiment.folder)} was begun on {location}", f"{hint} to go on with it.")
+            raise UsageError(f"{shown(experiment.folder)} was started on {location}", f"{hint} to continue it.")
         new_options = given((options, request.selection, request.toolchain, request.conduct))
         previous = experiment.keep_options(new_options, _MAY_CHANGE)
         budget = {} if "budget" in new_options else {"budget": opening.rules.budget_seconds / 60}
@@ -165,7 +165,7 @@ class _Comparison:
         left_out |= find_removed_models((*steps, *left_out), events)
         verdicts = self._judge_counts(steps)
         for chain in steps.keys() - verdicts.keys():
-            left_out[chain] = "its sides were counted by different counters: begin a new comparison"
+            left_out[chain] = "its sides were counted by different counters: start a new comparison"
         self._write_prepared(verdicts, left_out, {})
         verdicts = self._count_with_fma(verdicts)
         for chain, work in verdicts.items():
@@ -270,7 +270,7 @@ class _Comparison:
                 if verdict.verdict == TimeVerdict.INCONCLUSIVE:
                     suffix = f" as compiled for {work.cpu}" if work.cpu else ""
                     change = f"{work.verdict} ({work.change_by_part}){suffix}"
-                    same_work = f"the {change}: the code that was counted does no more"
+                    same_work = f"the {change}: the counted code does no more"
                     summary = same_work if work.verdict == Work.SAME else change
                     event = replace(event, reason=f"{event.reason}; {summary}")
             self.log.write("result", ComparisonVerdict(times=event), step=chain)
@@ -317,7 +317,7 @@ class _Comparison:
         if not chains or request.conduct.count_cpu or not all(cpu.endswith(_WITHOUT_FMA) for cpu in cpus):
             return verdicts
         self.presenter.line(
-            "\nthe work has changed: counting again with fused multiply-adds, which takes valgrind long"
+            "\nthe work has changed: counting again with fused multiply-adds, which is slow in valgrind"
         )
         conduct = replace(request.conduct, count_cpu=cpus.pop().removesuffix(_WITHOUT_FMA))
         setup = replace(self.setup, request=replace(request, conduct=conduct, chains=frozenset(chains)))
@@ -357,7 +357,7 @@ def _choose(request: RunRequest, options: CompareRequest, machines: ComparingMac
     setup = choose(request, machines)
     stage = METRICS[options.metric].row.stage
     if Figure.COMPILE_TIME.row.stage not in setup.stages:
-        raise UsageError("a comparison compiles, and this suite does not", "Take another suite, or name models.")
+        raise UsageError("a comparison compiles, but this suite does not", "Use another suite, or name models.")
     if not any(case.kind in stage.row.kinds for case in setup.selection.cases.cases):
         raise NothingSelectedError(
             "the selection has no benchmark to compare", "`list` shows which models have one; or --metric compile-time."
@@ -374,7 +374,7 @@ def _choose(request: RunRequest, options: CompareRequest, machines: ComparingMac
                 find_counter(request.conduct.counter, request.conduct.count_cpu)
                 stages = (*stages, Figure.CALL_INSTRUCTIONS.row.stage)
             except ToolchainError as why_not:
-                messages.note(f"the work is not counted beside the times: {why_not.what}")
+                messages.note(f"the work is not counted along with the times: {why_not.what}")
         stages = (*stages, stage)
     return replace(setup, stages=tuple(dict.fromkeys(stages)))
 
@@ -388,10 +388,10 @@ def compare_settings(request: CompareRequest, conduct: ConductRequest, *, here: 
             "The defaults are 1 and 3.",
         )
     if request.allow < 0:
-        raise UsageError(f"--allow {request.allow:g}: expected per cent, 0 or more", "Leave it out for that of --band.")
+        raise UsageError(f"--allow {request.allow:g}: expected a percentage, 0 or more", "Leave it out to use --band.")
     if not 0 <= request.least_work < 100:
         raise UsageError(
-            f"--least-work {request.least_work:g}: expected per cent, from 0 to 100", "Leave it out for 0.001."
+            f"--least-work {request.least_work:g}: expected a percentage from 0 to 100", "Leave it out for 0.001."
         )
     if request.seed < 0:
         raise UsageError(f"--seed {request.seed}: expected 0 or more", "Any number will do.")
@@ -416,9 +416,7 @@ def _count_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str, work
     Every dispatch that does more is listed, and the work outside of dispatches; of those that do less, the largest.
     """
     if work.outside is None:
-        return ComparedDispatches(
-            reason="the CPU's own counter does not know dispatches; --counter valgrind counts each"
-        )
+        return ComparedDispatches(reason="the CPU's own counter cannot tell dispatches apart; --counter valgrind can")
     a, b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
     rises = {name for part in work.parts for name in part.more}
     drops = [name for part in work.parts for name in part.less][:_MAX_DECREASES]

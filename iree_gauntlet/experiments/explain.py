@@ -100,7 +100,7 @@ def explain(request: ExplainRequest, cache: CacheRequest, presenter: Presenter) 
     run, *patterns = request.failures or (LATEST,)
     if _CASE_MARKS.search(run) and not Path(run).exists():
         command = shlex.join((LATEST, run, *patterns))
-        raise UsageError(f"explain {run}: the first word is a run, and cases follow it", f"gauntlet explain {command}")
+        raise UsageError(f"explain {run}: the first argument is a run, cases follow it", f"gauntlet explain {command}")
     run_dir = resolve_links(run_named(run, "explain"))
     record = read_journal(run_dir / JOURNAL)
     failures = find_failures(record, patterns)
@@ -135,9 +135,9 @@ def open_iree(run_dir: Path, facts: Mapping[str, Any], cache: CacheRequest, prog
     for part, identity, name in (("compiler", "identity", "IREE"), ("runtime", "runtime_identity", "the runtime")):
         tools = getattr(machine.iree, part)
         if facts.get(identity) != tools.identity:
-            current_text = f"{names['iree'] or 'what is installed'} is {tools.version} now"
+            current_text = f"{names['iree'] or 'what is installed'} is now {tools.version}"
             run_text = f"{shown(run_dir)} was made with {name} {facts.get(part)}"
-            raise GauntletError(f"{run_text}, and {current_text}", "Run again, and explain that run.")
+            raise GauntletError(f"{run_text}, but {current_text}", "Run again, and explain that run.")
     return machine
 
 
@@ -237,13 +237,13 @@ class _FailureExplainer:
         failure = self.tools.failure
         hint = "run again, and explain that run"
         if file := self._find_changed(by_time=False):
-            self.notes.add("nothing", {"why": f"{file} is not what it was in the run: {hint}"})
+            self.notes.add("nothing", {"why": f"{file} has changed since the run: {hint}"})
             return None
         symptom = self._repeat_failure()
         if symptom is None:
             rewritten = self._find_changed(by_time=True)
             reason = f"{rewritten} was written to since the run: {hint}" if rewritten else "it is intermittent"
-            self.notes.add("nothing", {"why": f"it did not fail again, twice: {reason}"})
+            self.notes.add("nothing", {"why": f"it did not fail again in two attempts: {reason}"})
             return None
         forms = FailureForms(failure, symptom, self.tools.workbench.iree)
         with ThreadPoolExecutor(read_machine_facts().cores) as pool:
@@ -297,7 +297,7 @@ class _FailureExplainer:
         if self.tools.failure.stage.row.makes_modules:
             self.notes.say("reducing the program")
             reduction: Reduction | None = None
-            reason = "what was made of it does not show the failure"
+            reason = "the program made from it does not show the failure"
             try:
                 reduction = reduce(forms.symptom, self.tools, 60 * self.request.budget, self.notes.say)
                 part, is_earliest = reduction.part, reduction.phase == FIRST_PHASE
@@ -320,7 +320,7 @@ class _FailureExplainer:
         if not is_earliest:
             self.notes.add("probes", {"probes": [probe.as_dict() for probe in probe_results]})
         switches = ", ".join(f"{probe.name} (`{probe.flag}`)" for probe in probe_results if probe.verdict == "passes")
-        return self._write_bundle(labelled_forms, f"Mended by: {switches}." if switches else "")
+        return self._write_bundle(labelled_forms, f"Fixed by: {switches}." if switches else "")
 
     def _locate(self, symptom: Symptom) -> SearchResult:
         """Find the dispatch at fault, or the reason if there is none."""
@@ -366,7 +366,7 @@ class _FailureExplainer:
                 raise GauntletError(suspect.withheld, "")
             *function, flow = forms.make_dispatch_forms(suspect)
             if self.request.no_weights and has_constants(flow.program):
-                raise GauntletError("its text holds constants of the model, which --no-weights leaves out", "")
+                raise GauntletError("its text contains constants of the model, which --no-weights leaves out", "")
             yield from (("a program for any release", form) for form in function)
             yield "a program for this release", flow
             reason = f"{suspect.dispatch.name}, cut out, does not show the failure"
@@ -380,7 +380,7 @@ class _FailureExplainer:
 
     def _make_program_form(self, forms: FailureForms, reason: str) -> tuple[str, BundleContents]:
         if self.request.no_weights:
-            raise GauntletError("it would hold the model's own values, which --no-weights leaves out", "")
+            raise GauntletError("it would contain the model's own values, which --no-weights leaves out", "")
         return "the whole program", forms.make_program_form(reason)
 
     def _write_bundle(self, forms: Iterator[tuple[str, BundleContents]], note: str) -> FoundBundle | None:

@@ -126,7 +126,7 @@ class _SlowDispatch:
 def explain_slower(request: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
     """Explain the slower models of a comparison."""
     if request.no_weights:
-        hint = "A slower dispatch is measured on the inputs that it had: leave one of the two out."
+        hint = "A slower dispatch is measured on its original inputs: leave one of the two out."
         raise UsageError("--slower and --no-weights exclude each other", hint)
     name, *patterns = request.failures or (LATEST,)
     folder = resolve_links(comparison_named(name))
@@ -148,7 +148,7 @@ def _choose(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -> 
     if record.opening.metric != "time":
         message = f"{path} compares {record.opening.metric}, not times"
         raise NothingSelectedError(
-            message, "Only what runs slower has slower dispatches: `gauntlet compare A B` times it."
+            message, "Slower dispatches are found from times: `gauntlet compare A B` measures them."
         )
     slower = [
         (chain, verdict.figures.ratio)
@@ -156,12 +156,12 @@ def _choose(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -> 
         if verdict.verdict == TimeVerdict.SLOWER and verdict.figures
     ]
     if not slower:
-        raise NothingSelectedError(f"nothing is slower in {path}", "`explain --slower COMPARISON` takes another one.")
+        raise NothingSelectedError(f"nothing is slower in {path}", "`explain --slower COMPARISON` names another one.")
     matches = [model for model in slower if not patterns or any(fnmatchcase(model[0], glob) for glob in patterns)]
     if not matches:
         names = ", ".join(chain for chain, _ in slower)
         raise NothingSelectedError(
-            f"nothing that is slower in {path} matches {' '.join(patterns)}", f"Slower there: {names}."
+            f"nothing slower in {path} matches {' '.join(patterns)}", f"These are slower: {names}."
         )
     return matches
 
@@ -169,7 +169,7 @@ def _choose(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -> 
 def _make_slower(chain: str, ratio: float, record: ComparisonRecord, folder: Path) -> _Slower:
     benchmarks = record.prepared.benchmarks.get(chain)
     if benchmarks is None or chain not in record.where:
-        hint = f"`compare --resume --run-dir {shown(folder)}` adds them; what was measured stays."
+        hint = f"`compare --resume --run-dir {shown(folder)}` adds them and keeps what was measured."
         raise GauntletError(f"{chain}: the comparison was cut short before its profiles", hint)
     verdict, changes, rounds = record.verdicts[chain], record.where[chain], record.opening.rounds
     compile_steps, failures = [], []
@@ -177,7 +177,7 @@ def _make_slower(chain: str, ratio: float, record: ComparisonRecord, folder: Pat
         steps = side.run.planned if side.run else ()
         step = next((step for step in steps if step.id == f"{chain}:{Stage.COMPILE}"), None)
         if step is None:
-            raise GauntletError(f"{chain}: the comparison has no compile of {side.name}", "Begin a new comparison.")
+            raise GauntletError(f"{chain}: the comparison has no compile of {side.name}", "Start a new comparison.")
         benchmark, result = benchmarks[side.name], Result(Verdict.FAILED, verdict.reason)
         compile_steps.append(step)
         failures.append(describe_failure(step, benchmark.command, Stage.BENCHMARK, result, benchmark.timeout))
@@ -250,7 +250,7 @@ def _find_slow_dispatch(
 ) -> tuple[_SlowDispatch | None, str, list[tuple[SlowSuspect, str]]]:
     """Find the dispatch with the greatest loss that is slower alone, or the reason; also return all tries."""
     if slower.profile.difference is None:
-        return None, f"there is no profile that would say where: {slower.profile.reason}", []
+        return None, f"no profile shows where: {slower.profile.reason}", []
     names = ", ".join(row.name for row in slower.profile.difference.rows if row.b_ns > row.a_ns)
     spread = f"the loss is spread over {names or 'many dispatches'}; none of them alone"
     suspects = find_suspects(slower.profile)
@@ -270,11 +270,11 @@ def _find_slow_dispatch(
     for number, suspect in enumerate(suspects):
         function = functions.get(suspect.name, "")
         if not function:
-            tries.append((suspect, "it cannot be a program that both releases read"))
+            tries.append((suspect, "it cannot be written as a program that both releases read"))
             continue
         tensors = inputs_by_key.get(calls[suspect.name].key)
         if tensors is None:
-            tries.append((suspect, "traced, the program does not run that far"))
+            tries.append((suspect, "when traced, the program does not get that far"))
             continue
         inputs = tuple(tensors[i] for i in calls[suspect.name].places)
         notes.say(f"measuring {suspect.name} by itself")

@@ -53,8 +53,8 @@ def matrix(
         named_irees, request = _resume(experiment, irees, request)
     elif toolchain.iree_compiler and toolchain.iree_runtime:
         raise UsageError(
-            "--iree-compiler and --iree-runtime: with both, every run of the matrix would be of the same IREE",
-            "Give one of them, to vary the other side alone, or none.",
+            "--iree-compiler and --iree-runtime: with both, every run of the matrix would use the same IREE",
+            "Give one of them to vary only the other side, or neither.",
         )
     else:
         named_irees = name_irees(irees)
@@ -100,7 +100,7 @@ class _Runs:
                 self.presenter.line(f"\n{iree.label} ({position} of {len(irees)})")
                 code = self._find_previous_code(iree)
                 if code is not None:
-                    self.presenter.line(f"finished before, exit code {int(code)}: it is not run again")
+                    self.presenter.line(f"finished earlier with exit code {int(code)}: not run again")
                 elif (machine := machines[iree.label]) is None:
                     code = ExitCode.ERROR
                     self.presenter.line("left out: this IREE is not available")
@@ -111,7 +111,7 @@ class _Runs:
                     signal.raise_signal(signal.SIGINT)
                 codes.append(code)
                 if self.setup.request.conduct.stops_early and code is not ExitCode.OK and position < len(irees):
-                    stop_reason = f"--fail-fast, and {iree.label} came out with exit code {int(code)}"
+                    stop_reason = f"--fail-fast, and {iree.label} ended with exit code {int(code)}"
                     break
         except KeyboardInterrupt:
             return ExitCode.INTERRUPTED, stop_reason
@@ -211,7 +211,7 @@ def _parse(text: str) -> Choice:
     names = [word for word in re.split(r"[,\s]+", value) if word]
     if len(names) > 1 and ":" not in value and not value.startswith(_RANGE_BEGINS):
         options = " ".join(f"--iree {word}" for word in names)
-        raise UsageError(f"--iree {value}: names several", f"Give each with an --iree of its own: {options}")
+        raise UsageError(f"--iree {value}: names several", f"Give each its own --iree: {options}")
     return parse_choice(value)
 
 

@@ -198,7 +198,7 @@ def _plan(
         plan, chains = held_against(plan, read_journal(Path(baseline) / JOURNAL), str(display_path), release)
         if chains:
             names = ", ".join(chains[:_MAX_NAMES]) + (", …" if len(chains) > _MAX_NAMES else "")
-            messages.warn(f"not held against {display_path}, which has no figures of it: {names}")
+            messages.warn(f"not compared with {display_path}, which has no figures for it: {names}")
     if request.chains is not None:
         plan, shard = choose_chains(plan, request.chains), None
     else:
@@ -268,7 +268,7 @@ def _open_engine(
         progress.run_started(event, len(remaining_ids), remaining_ids)
         if orphans:
             count = counted(len(orphans), "step")
-            engine.remark(f"results of {count} that are no longer selected or there count: {orphans[0].id}…")
+            engine.remark(f"results of {count} that are no longer selected or are gone still count: {orphans[0].id}…")
         if request.network.offline:
             cases = (*selection.cases.cases, *selection.cases.required)
             missing_files = find_missing_files(plan.steps, cases, machine.store, verdicts)
@@ -294,9 +294,9 @@ def _apply_previous_options(request: RunRequest) -> RunRequest:
     stages = previous.stages or ()
     if folder.resume and request.stages and {*request.stages} != {*stages}:
         suffix = f"for {', '.join(stages)}" if stages else "without --stages"
-        message = f"{', '.join(request.stages)} alone: {shown(previous_dir)} was begun {suffix}"
+        message = f"{', '.join(request.stages)} alone: {shown(previous_dir)} was started {suffix}"
         raise UsageError(
-            message, "`gauntlet run --resume` does all that is left of it; start a new run for some stages."
+            message, "`gauntlet run --resume` does everything that is left; start a new run for some stages."
         )
     previous_request = replace(request, defaults=Defaults.of(previous.defaults), stages=request.stages or stages)
     if folder.last_failed:

@@ -302,7 +302,7 @@ class Comparer:
             evidence = evidence_by_model[pair.chain]
             if find_next_look(evidence, self._rules) is None:
                 # The rest of the budget is for blocks in the spec's own way.
-                self._progress.status(f"{pair.chain}: {OWN_BLOCKS} blocks as its spec has it")
+                self._progress.status(f"{pair.chain}: {OWN_BLOCKS} blocks run as in its spec")
                 take_own(pair, evidence, self._taker, self._rules.seed, partial(self._can_continue, evidence))
         return evidence_by_model
 

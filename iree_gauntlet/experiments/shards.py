@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _SHARD = re.compile(r"(\d+)/(\d+)")
 _MAX_SHARDS = 10_000
-_COSTS_HINT = "`shard.costs RUN --output FILE` makes one: an object with seconds by chain."
+_COSTS_HINT = "`shard.costs RUN --output FILE` writes one: an object with seconds by chain."
 
 
 def parse_shard(request: ShardRequest) -> tuple[int, int] | None:
@@ -49,7 +49,7 @@ def parse_shard(request: ShardRequest) -> tuple[int, int] | None:
     index, count = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= index <= count <= _MAX_SHARDS:
         raise UsageError(
-            f"--shard {text}: expected a shard and how many there are, such as 3/8 (the third of eight)",
+            f"--shard {text}: expected a shard and the number of shards, such as 3/8 (the third of eight)",
             f"Shards are counted from 1; there are at most {_MAX_SHARDS}.",
         )
     return index, count
@@ -183,11 +183,11 @@ def record_costs(names: Sequence[str], output: str) -> ExitCode:
         return ExitCode.OK
     path = Path(output)
     if not path.parent.is_dir():
-        raise UsageError(f"--output {path}: there is no folder {path.parent}", "Make it first.")
+        raise UsageError(f"--output {path}: there is no folder {path.parent}", "Create it first.")
     write_atomic(path, text)
     total = sum(costs.values())
     sys.stderr.write(
-        f"wrote {path}: {len(costs)} chains, {total:.1f} s in all, the longest {max(costs.values()):.1f} s\n"
+        f"wrote {path}: {len(costs)} chains, {total:.1f} s in total, the longest {max(costs.values()):.1f} s\n"
     )
     return ExitCode.OK
 

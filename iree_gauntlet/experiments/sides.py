@@ -198,7 +198,7 @@ def find_changed_models(sides: Sequence[PreparedSide], events: Iterable[JournalE
             benchmark = benchmarks.get(chain, {}).get(side.name) if chain in first_block_times else None
             if benchmark is not None and _strip_folders(benchmark.command) != _strip_folders(step.process):
                 reasons[chain] = f"{side.name}: its benchmark"
-    suffix = "is not the one that was measured so far; begin a new comparison"
+    suffix = "is not the one that was measured so far; start a new comparison"
     return {chain: f"{reason} {suffix}" for chain, reason in reasons.items()}
 
 
@@ -207,7 +207,7 @@ def find_removed_models(models: Iterable[str], events: Iterable[JournalEvent]) -
     parts = [event.content for event in events if isinstance(event.content, PreparedComparison)]
     previous_models = {chain for part in parts for chain in (*part.models, *part.left_out)}
     return dict.fromkeys(
-        sorted(previous_models.difference(models)), "the comparison was begun with it: its spec is gone"
+        sorted(previous_models.difference(models)), "the comparison was started with it: its spec is gone"
     )
 
 

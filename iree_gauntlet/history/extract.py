@@ -39,7 +39,7 @@ _FOLDER = re.compile(r"=.*/")
 def extract(outcome: RunOutcome) -> list[HistoryRun]:
     """Return the history's entries of a run, whatever its result: one for each kind of machine that took part."""
     if not outcome.started:
-        raise GauntletError(f"run {outcome.run} never began: its journal is empty", "Name another run.")
+        raise GauntletError(f"run {outcome.run} never started: its journal is empty", "Name another run.")
     chains_by_machine: dict[HistoryMachine, list[ChainOutcome]] = {}
     for chain in outcome.cases:
         chains_by_machine.setdefault(HistoryMachine.of(_find_machine(chain, outcome)), []).append(chain)

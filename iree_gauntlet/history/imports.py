@@ -64,7 +64,7 @@ def import_figures(file: Path, facts: ImportFacts) -> tuple[HistoryRun, ...]:
         reason = error.strerror if isinstance(error, OSError) else message
         raise GauntletError(
             f"{file} cannot be imported: {reason}",
-            "Known are job_summary.json of iree-test-suites, JSON of Google Benchmark, data.js of "
+            "Supported are job_summary.json of iree-test-suites, JSON of Google Benchmark, data.js of "
             "github-action-benchmark, and results of asv.",
         ) from error
 
@@ -193,12 +193,12 @@ def _run(
     extra: dict[str, Any] | None = None,
 ) -> HistoryRun:
     if not facts.date:
-        raise UsageError(f"{file} does not say when it was made", "Say it: --date 2026-04-24T10:00:00Z.")
+        raise UsageError(f"{file} has no date", "Give it: --date 2026-04-24T10:00:00Z.")
     try:
         time = datetime.fromisoformat(facts.date)
     except ValueError as error:
         raise UsageError(
-            f"{file}: {facts.date!r} is no date", "Expected one such as 2026-04-24 or 2026-04-24T10:00:00Z."
+            f"{file}: {facts.date!r} is not a date", "Expected one such as 2026-04-24 or 2026-04-24T10:00:00Z."
         ) from error
     return HistoryRun(
         run=file.name,

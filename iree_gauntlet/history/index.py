@@ -132,7 +132,7 @@ class HistoryIndex:
                 yield database
         except (OSError, sqlite3.Error) as error:
             message = f"{self._path}: the index of the history cannot be used: {error}"
-            raise GauntletError(message, "Make room there or make it writable; it can be deleted, too.") from error
+            raise GauntletError(message, "Make room there or make it writable; it can also be deleted.") from error
 
     def _connect(self) -> sqlite3.Connection:
         try:
@@ -203,4 +203,4 @@ def add_itself(run_dir: Path, configuration: Configuration, cache: Path) -> None
         runs = extract(read_outcome(read_journal(run_dir / JOURNAL)))
         open_history(find_history(configuration), configuration, cache).add(dict(map(history_file, runs)))
     except GauntletError as error:
-        messages.warn(f"the run was not added to the history (`gauntlet history.add {run_dir}` does it): {error}")
+        messages.warn(f"the run was not added to the history (`gauntlet history.add {run_dir}` adds it): {error}")

@@ -227,7 +227,7 @@ def find_idle_marks(all_series: Iterable[Series], marks: Iterable[Mark]) -> tupl
     """Describe the marks that fit no run of the history, one per line."""
     series_list = tuple(all_series)
     return tuple(
-        f"mark {mark.mark!r} of {mark.series} with {mark.iree} fits no run of the history"
+        f"mark {mark.mark!r} of {mark.series} with {mark.iree} matches no run of the history"
         for mark in marks
         if not any(
             _matches(mark, series.key) and any(_has_version(point, mark.iree) for point in series.points)

@@ -92,7 +92,7 @@ def open_history(text: str, configuration: Configuration, cache: Path) -> Histor
     if text.startswith("git:"):
         match = _GIT.match(text)
         if match is None:
-            hint = "Name it so: git:REPOSITORY#BRANCH, such as git:origin#history."
+            hint = "Write it as git:REPOSITORY#BRANCH, such as git:origin#history."
             raise UsageError(f"history {text}: no branch", hint)
         repository, settings = _find_repository(text, match["repository"])
         branch = match["branch"]
@@ -100,7 +100,7 @@ def open_history(text: str, configuration: Configuration, cache: Path) -> Histor
         return GitHistory(text, repository, settings, branch, _make_local_dir(cache, f"{repository}#{branch}"))
     if "://" in text or _MISSPELT.match(text):
         hint = "Expected a folder, git:REPOSITORY#BRANCH, az://account/container/path, s3://bucket/path or gs://…"
-        raise UsageError(f"history {text}: no such kind of place", hint)
+        raise UsageError(f"history {text}: unknown kind of place", hint)
     folder = expand_home(text)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"history {text}: it is a file", "Name a folder.")
@@ -159,7 +159,7 @@ class FolderHistory:
                 write_atomic(path, data)
             except OSError as error:
                 message = f"{path}: cannot be written: {error.strerror}"
-                raise GauntletError(message, "Make room or give the right to write, and add the run again.") from error
+                raise GauntletError(message, "Free some space or allow writing, and add the run again.") from error
             count += 1
         return count
 
@@ -169,7 +169,7 @@ class FolderHistory:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                raise GauntletError(f"{path}: {error.strerror}", "Give the right to remove it.") from error
+                raise GauntletError(f"{path}: {error.strerror}", "Allow it to be removed.") from error
 
     def _make_path(self, name: str) -> Path:
         return self._folder / name[:4] / name
@@ -190,7 +190,7 @@ def _find_repository(text: str, name: str) -> tuple[str, dict[str, str]]:
     settings = [entry.partition("\n")[::2] for entry in result.stdout.split("\0") if entry]
     url = next((value for key, value in settings if key == f"remote.{name}.url"), "")
     if not url:
-        message = f"history {text}: no folder {name}, and no remote of this name in a git checkout here"
+        message = f"history {text}: no folder {name}, and no git remote of this name in this folder"
         # For example, the checkout may belong to another user.
         reason = f"git: {result.stderr.strip().splitlines()[0]}. " if result.stderr.strip() else ""
         raise UsageError(message, f"{reason}`git remote -v` lists remotes; or name a folder or a URL.")
@@ -257,7 +257,7 @@ class GitHistory:
                 if not any(text in result.stderr for text in _CONFLICT_MESSAGES):
                     raise self._make_git_error("push", result)
         raise GauntletError(
-            f"history {self.place}: others were quicker {_MAX_PUSHES} times in a row", "Add the run again later."
+            f"history {self.place}: others pushed first {_MAX_PUSHES} times in a row", "Add the run again later."
         )
 
     def _fetch(self) -> None:
@@ -287,8 +287,8 @@ class GitHistory:
         except OSError as error:
             raise GauntletError(f"git cannot be started: {error.strerror}", "Install git.") from error
         except subprocess.TimeoutExpired as error:
-            message = f"history {self.place}: git {args[0]} did not end within {_GIT_SECONDS:.0f} s"
-            raise GauntletError(message, "See whether the repository can be reached.") from error
+            message = f"history {self.place}: git {args[0]} did not finish within {_GIT_SECONDS:.0f} s"
+            raise GauntletError(message, "Check that the repository can be reached.") from error
         if check and result.exit_code:
             raise self._make_git_error(args[0], result)
         return result

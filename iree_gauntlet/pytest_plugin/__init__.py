@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--cache-modules",
         action="store_true",
-        help="Use modules that were compiled before: always done, for command lines that ask for it.",
+        help="Use modules that were compiled before: always on; accepted for existing command lines.",
     )
     group.addoption(
         "--job-summary-path",
@@ -64,20 +64,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--verdict",
         choices=("confirm", "strict"),
         default="confirm",
-        help="What a broken golden time is: more rounds decide, or a failure at once (default: confirm).",
+        help="What a broken golden time means: more rounds decide, or it fails at once (default: confirm).",
     )
     group.addoption(
         "--unapplied-goldens",
         choices=("warn", "fail"),
         default="warn",
-        help="What a golden is that is not applied, as it is for another release (default: warn).",
+        help="What it means if a golden is not applied because it is for another release (default: warn).",
     )
     group.addoption(
         "--confirm-seconds",
         type=_parse_seconds,
         default=300.0,
         metavar="SECONDS",
-        help="How long one golden time may take to be confirmed (default: 300).",
+        help="How long it may take to confirm one golden time (default: 300).",
     )
 
 

@@ -463,7 +463,7 @@ def _write_session_reports(run_dir: Path, summary_folder: Path) -> bool:
     try:
         summary_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise GauntletError(f"{summary_folder}: cannot make the folder: {error.strerror}") from error
+        raise GauntletError(f"{summary_folder}: cannot create the folder: {error.strerror}") from error
     for name, make_report in reports.files.items():
         if name.startswith(JOB_SUMMARY):
             write_report(summary_folder / name, make_report(), run_dir)

@@ -99,12 +99,12 @@ _CHANGE_COLUMNS = (
     *(Column(title, ColumnKind.NUMBER) for title in ("A", "B", "change")),
 )
 _CHANGE_NOTE = (
-    "Sizes and counts are exact. ~: one measurement a side, from when the module was made, perhaps with other work "
-    "at the same time. Compile times are compared in rounds alone: --metric compile-time."
+    "Sizes and counts are exact. ~: one measurement per side, taken when the module was compiled, perhaps beside "
+    "other work. Only rounds compare compile times: --metric compile-time."
 )
 _LEGEND = (
-    "A dot is B against A, its line the interval; the dark band is A against itself, the pale one what counts as the "
-    "same (±{1:g} %), dotted lines from where on B is slower or faster (±{0:g} %). Far from 0 the scale is denser."
+    "A dot is B against A, its line the interval. The dark band is A against itself, the pale band what counts as "
+    "the same (±{1:g} %). Beyond the dotted lines, B is slower or faster (±{0:g} %). Far from 0, the scale is denser."
 )
 _ERRORS = ("error", "inconclusive", "not measured")
 _FAILURES = ("slower", "more work")
@@ -188,8 +188,8 @@ def list_rows(record: ComparisonRecord) -> list[TimeRow]:
     for row in rows:
         if row.verdict not in _VERDICT_ORDER:
             raise GauntletError(
-                f"{JOURNAL}: the verdict of {row.model}, {row.verdict!r}, is none that this version knows",
-                "It was written by another version of this toolkit, or changed; start a new comparison.",
+                f"{JOURNAL}: the verdict of {row.model}, {row.verdict!r}, is unknown to this version",
+                "It was written by another version of this toolkit, or edited; start a new comparison.",
             )
     return sorted(rows, key=lambda row: (_VERDICT_ORDER.index(row.verdict), row.model))
 
@@ -199,8 +199,8 @@ def _explain_missing_verdict(record: ComparisonRecord, model: str) -> str:
         return f"cut short after {blocks} blocks of rounds; `compare --resume` continues with them"
     if model in record.under_way:
         hint = "`compare --resume --cluster …` measures it from the beginning"
-        return f"cut short while {record.under_way[model]} measured it; {hint}"
-    return (record.end.problem if record.end else "") or "its turn did not come"
+        return f"cut short while {record.under_way[model]} was measuring it; {hint}"
+    return (record.end.problem if record.end else "") or "it was not reached"
 
 
 def _make_time_row(model: str, verdict: RecordedVerdict, worker: str) -> TimeRow:
@@ -227,7 +227,7 @@ def _make_time_row(model: str, verdict: RecordedVerdict, worker: str) -> TimeRow
     if verdict.own_way is not None and verdict.own_way.contradicts:
         spec = verdict.own_way.figures
         change = f"{format_span(spec.low, spec.high)} ({100 * spec.confidence:g} %, {spec.looked_at} blocks)"
-        spec_note = f"as its spec runs it, B is {change}, which contradicts that"
+        spec_note = f"run as in its spec, B is {change}, which contradicts this verdict"
     a, b = (figures.time_ms[side] for side in SIDES)
     return TimeRow(
         model=model,
@@ -439,7 +439,7 @@ def _format_headline(record: ComparisonRecord, rows: Sequence[TimeRow]) -> str:
         span = format_span(mean.low, mean.high)
         text += f"; geometric mean {format_ratio(mean.ratio)} ({span}, {100 * mean.confidence:g} %)"
     if record.end is None:
-        return f"{text}; unfinished: it was killed, or still runs"
+        return f"{text}; unfinished: it was killed, or is still running"
     return f"{text}; interrupted" if record.end.interrupted else text
 
 
@@ -448,9 +448,9 @@ def _list_rule_lines(record: ComparisonRecord) -> list[str]:
     if record.opening.metric == "instructions":
         return _list_work_lines(record)
     if record.opening.metric == "compile-time":
-        process = "a compile a process"
+        process = "one compile per process"
     else:
-        process = f"{rounds.repetitions} repetitions of {rounds.min_time:g} s a process"
+        process = f"{rounds.repetitions} repetitions of {rounds.min_time:g} s per process"
     cpu_text = f"on CPU {format_cpus(rounds.cpus)}" if rounds.cpus else "on all CPUs"
     if rounds.choose:
         cpu_text = "on the CPUs where A against itself is steadiest"
@@ -461,12 +461,12 @@ def _list_rule_lines(record: ComparisonRecord) -> list[str]:
         *lock_remark(record.opening.lock_folder),
         *(f"work: {line}" for line in _list_counter_lines(works)),
         (
-            f"slower or faster: beyond ±{100 * rules.least:g} %; same: within ±{100 * rules.band:g} %; {allowance}"
+            f"slower or faster: more than ±{100 * rules.least:g} %; same: within ±{100 * rules.band:g} %; {allowance}"
             f"wrong in at most {100 * rules.alpha:g} % of comparisons"
         ),
         (
-            f"blocks of four process starts (A B B A or B A A B), looked at after {analysis_points}; "
-            f"{process}, {cpu_text}; at most {duration(rules.budget_seconds)} each time it is started"
+            f"blocks of four process starts (A B B A or B A A B), judged after {analysis_points}; "
+            f"{process}, {cpu_text}; at most {duration(rules.budget_seconds)} per start"
         ),
     ]
 
@@ -475,8 +475,8 @@ def _list_work_lines(record: ComparisonRecord) -> list[str]:
     """Return the rules for instructions, and their counter."""
     rules = record.opening.rules
     fraction, min_outside = rules.outside
-    rule = f"more or less work: a dispatch beyond ±{100 * rules.least_work:g} %"
-    rule += f"; outside of dispatches beyond ±{100 * fraction:g} % and ±{whole(min_outside)}"
+    rule = f"more or less work: a dispatch changes by more than ±{100 * rules.least_work:g} %"
+    rule += f"; outside of dispatches, by more than ±{100 * fraction:g} % and ±{whole(min_outside)}"
     return [f"{line}; {rule}; outputs are not checked" for line in _list_counter_lines(record.works.values())]
 
 
@@ -484,7 +484,7 @@ def _list_counter_lines(works: Iterable[WorkVerdict]) -> list[str]:
     """Return the counters, each with the CPU for which its modules were compiled."""
     counter_cpus = sorted({(work.counter, work.cpu) for work in works})
     labels = ((counter, f"for {cpu}" if cpu else "as its spec says") for counter, cpu in counter_cpus)
-    return [f"instructions of one call on one thread, by {counter}, compiled {cpu}" for counter, cpu in labels]
+    return [f"instructions of one call on one thread, counted by {counter}, compiled {cpu}" for counter, cpu in labels]
 
 
 def _format_comparison_junit(record: ComparisonRecord, rows: Sequence[TimeRow]) -> str:

@@ -108,7 +108,7 @@ def list_unapplied(step: StepOutcome) -> list[tuple[Origin, str]]:
 
 def format_explanation(explanation: Explanation) -> str:
     """Format the result of `explain`, without the bundle."""
-    mended_note = f"; mended by: {', '.join(explanation.mended_by)}" if explanation.mended_by else ""
+    mended_note = f"; fixed by: {', '.join(explanation.mended_by)}" if explanation.mended_by else ""
     return one_line(f"explained: {explanation.answer}{mended_note}")
 
 

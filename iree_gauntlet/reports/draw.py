@@ -248,7 +248,7 @@ def draw_lanes(lanes: Lanes) -> Markup:
         anchor = "start" if second == 0 else "end" if x > _WIDTH - 60 else "middle"
         parts.insert(0, f'<line class="tick" x1="{x:.0f}" x2="{x:.0f}" y1="0" y2="{height}"/>')
         parts.append(_format_text(x, height + 14, _format_time_label(second), "", anchor))
-    text = f"what ran when, {duration(end)} in all"
+    text = f"what ran when, {duration(end)} in total"
     legend = {f"stage-{span.kind}": span.kind for span in spans}
     legend |= {"wait stage-compile": "waiting"} if any(_describe_wait(span) for span in spans) else {}
     legend |= {"outlined": "failed"} if any(tone(span.word) in _OUTLINED_TONES for span in spans) else {}

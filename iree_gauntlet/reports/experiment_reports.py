@@ -64,7 +64,7 @@ _BISECT_COLUMNS = (
     Column("remarks"),
 )
 _MEANINGS = {ExitCode.OK: "each failure has a bundle", ExitCode.INCONCLUSIVE: "not every failure has a bundle"}
-_PROBE_COLUMNS = (Column("switch"), Column("flag", ColumnKind.NAME), Column("then it", ColumnKind.VERDICT))
+_PROBE_COLUMNS = (Column("switch"), Column("flag", ColumnKind.NAME), Column("outcome", ColumnKind.VERDICT))
 
 
 def _make_bisect_reports(folder: Path) -> Reports:
@@ -85,7 +85,7 @@ def bisect_document(outcome: BisectOutcome) -> Document:
     if tried_labels:
         ends = [outcome.search.last_old, outcome.search.first_new] if outcome.search else []
         end_values = [(results[label].text, label) for label in ends if label in results]
-        note = "Good and bad are what the two ends were named: nothing is said of which figure is the better one."
+        note = "Good and bad are only the names of the two ends: they do not tell which figure is better."
         if len(end_values) == 2 and all(text for text, _ in end_values):
             note = f"From {' to '.join(f'{text} ({label})' for text, label in end_values)}. {note}"
         rows = tuple(_make_candidate_row(outcome, label) for label in tried_labels)
@@ -96,12 +96,12 @@ def bisect_document(outcome: BisectOutcome) -> Document:
     if outcome.change:
         pull = TextLink(f"#{outcome.change.pull}", outcome.change.pull_link)
         request = (" (pull request ", pull, ")") if outcome.change.pull else ()
-        blocks.append(Paragraph(("It was ", str(outcome.change), *request)))
+        blocks.append(Paragraph(("Changed by ", str(outcome.change), *request)))
         source = str(opening.options.get("source") or opening.options.get("into") or ".")
         blocks.append(Code(shlex.join(("git", "-C", source, "show", outcome.change.commit)), "sh"))
     names = [part for label in outcome.labels if label not in results for part in (", ", Name(label))]
     details: list[Block] = [Paragraph(("Not tried: ", *names[1:], "."))] if names else []
-    details += [Paragraph(("Again, in ", Name(opening.cwd), ":")), Code(opening.command, "sh")]
+    details += [Paragraph(("To run it again, in ", Name(opening.cwd), ":")), Code(opening.command, "sh")]
     summary = f"{len(results)} of {len(outcome.labels)} tried"
     return Document(
         f"Bisect of {opening.chain} by {opening.metric}: good {opening.good}, bad {opening.bad}",
@@ -131,7 +131,7 @@ def _make_candidate_line(outcome: BisectOutcome, ends: list[str]) -> Line:
             stops.append(Stop(label, result.text, result.word, value))
     indices = [outcome.labels.index(end) for end in ends if end in outcome.labels]
     between = (indices[0], indices[1]) if len(indices) == 2 else None
-    return Line(tuple(stops), f"{outcome.answer}: the candidates in their order", between)
+    return Line(tuple(stops), f"{outcome.answer}: the candidates in order", between)
 
 
 def _make_candidate_row(outcome: BisectOutcome, label: str) -> tuple[Cell, ...]:
@@ -164,7 +164,7 @@ def _make_explain_document(outcome: ExplainOutcome, folder: Path | None) -> Docu
         (f"IREE {compiler}" + (f" against {opening.base.get('compiler', '')}" if opening.base else ""),),
         tuple(block for case in cases.values() for block in _describe_case(case, folder)),
         (
-            Paragraph(("Again, in ", Name(opening.cwd), ":")),
+            Paragraph(("To run it again, in ", Name(opening.cwd), ":")),
             Code(format_explain_command(opening.command, outcome.run), "sh"),
         ),
         outcome.exit_code,
@@ -196,22 +196,22 @@ def _describe_case(case: ExplainedCase, folder: Path | None) -> Iterator[Block]:
     findings, bundle = case.found, case.found.bundle
     lines: list[str] = []
     if findings.again is not None:
-        manner = "in the same way" if findings.again.same else "in another way each time"
+        manner = "in the same way" if findings.again.same else "in a different way each time"
         lines.append(f"fails again {findings.again.failed} of 2 times, {manner}")
     lines += [*_describe_failure_location(case), *_describe_operator(findings.operator)]
     if not (case.done or case.events):
-        lines.append("not looked at yet: explain the run again, and it goes on here")
+        lines.append("not examined yet: explain the run again to continue")
     probes = findings.probes.probes
     if probes and all(probe.verdict == "fails" for probe in probes):
-        lines.append(f"none of these mends it: {', '.join(probe.name for probe in probes)}")
+        lines.append(f"none of these fixes it: {', '.join(probe.name for probe in probes)}")
         probes = ()
     if case.mended_by:
-        lines.append(f"mended by: {', '.join(case.mended_by)}")
+        lines.append(f"fixed by: {', '.join(case.mended_by)}")
     if bundle is not None and bundle.problem:
         lines.append(f"no bundle: {bundle.problem}")
     items: list[Text] = [(line,) for line in lines]
     if bundle is not None and not bundle.problem:
-        shows = "running it shows the failure" if case.bundled else f"running it ends with {bundle.exit_code}"
+        shows = "running it shows the failure" if case.bundled else f"running it exits with {bundle.exit_code}"
         archive = f"{bundle.folder}.tar.gz"
         link = TextLink(f"{EXPLAIN_FOLDER}/{archive}", str((folder or Path()) / archive))
         items.append(("bundle: ", link, f" ({byte_size(bundle.bytes)}, {bundle.form}); {shows}"))
@@ -232,8 +232,8 @@ def _describe_failure_location(case: ExplainedCase) -> list[str]:
         return [reduced.why]
     if reduced is not None:
         lines = [f"reduced from {reduced.change} in {reduced.tried} compiles: {', '.join(reduced.names)}"]
-        lines += [f"it fails on the way to the phase {reduced.phase}"] if reduced.phase else []
-        lines += [] if reduced.complete else ["the time was up before all was tried: --budget gives more"]
+        lines += [f"it fails when compiled to the phase {reduced.phase}"] if reduced.phase else []
+        lines += [] if reduced.complete else ["the time ran out before everything was tried: --budget allows more"]
         return lines
     if findings.slower is not None:
         return _describe_slower(findings.slower)
@@ -262,14 +262,14 @@ def _describe_located(located: FoundCulprit) -> list[str]:
     location = f"{located.dispatch} (call {located.call} of {located.of})"
     inputs = f"it takes {', '.join(located.inputs)}"
     if not located.reference:
-        return [f"fails in {location}, and in that alone", inputs]
+        return [f"fails in {location}, and only there", inputs]
     error_text = _format_share(located)
-    first_line = f"first wrong dispatch: {location}, off {error_text} on inputs on which {located.reference} is right"
-    lines = [first_line, f"{inputs} and gives {', '.join(located.outputs)}"]
+    first_line = f"first wrong dispatch: {location}, off {error_text} on inputs for which {located.reference} is right"
+    lines = [first_line, f"{inputs} and returns {', '.join(located.outputs)}"]
     if f64_errors := located.in_f64:
         errors = (f64_errors.get(side) for side in ("target", "reference"))
         target, reference = ("infinitely" if error_text is None else f"by {error_text:.2g}" for error_text in errors)
-        lines.append(f"held against the same in f64, it is off {target}, and {located.reference} {reference}")
+        lines.append(f"compared with the same in f64, it is off {target}, and {located.reference} {reference}")
     return lines
 
 
@@ -277,10 +277,10 @@ def _describe_operator(culprit: FoundCulprit) -> list[str]:
     """Describe an ONNX model's operators that are at fault."""
     lines = [text for text in (culprit.why, culprit.note) if text]
     if culprit.operator:
-        note = ", its large tensors with their first values over and over," if culprit.repeated else ""
-        start = f"first wrong operator: {culprit.operator}, off {_format_share(culprit)}{note} on inputs on which"
+        note = ", with the first values of its large tensors repeated," if culprit.repeated else ""
+        start = f"first wrong operator: {culprit.operator}, off {_format_share(culprit)}{note} on inputs for which"
         lines.append(f"{start} {culprit.reference} is right")
-        lines.append(f"it takes {', '.join(culprit.inputs) or 'nothing'} and gives {', '.join(culprit.outputs)}")
+        lines.append(f"it takes {', '.join(culprit.inputs) or 'nothing'} and returns {', '.join(culprit.outputs)}")
     return lines
 
 

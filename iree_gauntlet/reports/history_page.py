@@ -132,7 +132,7 @@ def _order_losses_first(outcome: HistoryOutcome) -> tuple[Block, ...]:
     regressions = tuple(finding for finding in outcome.findings if finding not in better)
     improvement_blocks = make_changes_document(replace(outcome, findings=better, problems=())).blocks
     blocks = make_changes_document(replace(outcome, findings=regressions)).blocks
-    return (*blocks, Folded(f"{len(better)} that are better, or as good again", improvement_blocks))
+    return (*blocks, Folded(f"{len(better)} improved or recovered", improvement_blocks))
 
 
 def _format_identity(finding: Finding) -> str:
@@ -253,7 +253,7 @@ def make_changes_document(outcome: HistoryOutcome) -> Document:
     blocks: list[Block] = [Table(_CHANGE_COLUMNS, rows, _TERMINAL_ROWS)] if rows else [Paragraph(("Nothing changed.",))]
     notes = []
     if any(finding.disturbed for finding in findings):
-        notes.append("* some of its runs were measured on a busy machine, and count for a quarter")
+        notes.append("* some of its runs were measured on a busy machine and have a quarter of the weight")
     if any(finding.same_iree for finding in findings):
         notes.append("† the IREE is the same before and after: something else changed, such as the machine")
     if notes:

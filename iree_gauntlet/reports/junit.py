@@ -159,7 +159,7 @@ def _format_detail(step: StepOutcome, outcome: RunOutcome) -> str:
     if step.log:
         parts += ["", f"full log: {one_line(step.log)} in the folder of run {one_line(outcome.run)}"]
     if step.origin.file:
-        parts += ["", f"written in: {one_line(str(step.origin))}"]
+        parts += ["", f"defined in: {one_line(str(step.origin))}"]
     return _truncate("\n" + "\n".join(parts) + "\n", _LEAN_MAX_CHARS if outcome.many else _MAX_CHARS)
 
 
@@ -232,4 +232,4 @@ def _truncate(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     head = re.sub(r"[^\n]*\Z", "", text[:limit]) or text[:limit]
-    return f"{head}\n… cut here: {len(text) - len(head):,} characters more\n"
+    return f"{head}\n… cut here: {len(text) - len(head):,} more characters\n"

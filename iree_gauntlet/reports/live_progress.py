@@ -442,7 +442,7 @@ class PlainProgress(Painter):
         """Describe what runs; empty if there is nothing to name."""
         run, *steps = self._steps.tasks
         titles = listed([f"{task.description} ({duration(task.elapsed or 0.0)})" for task in steps], _MAX_LISTED_STEPS)
-        parts = [f"still running: {titles}"] if steps else ["nothing runs"] if run.visible else []
+        parts = [f"still running: {titles}"] if steps else ["nothing is running"] if run.visible else []
         if self._status:
             parts.append(one_line(self._status))
         if self._waiting:
@@ -559,7 +559,7 @@ class LiveProgress(Painter):
         if steps:
             yield self._step_table(steps[:max_steps])
         if len(steps) > max_steps:
-            yield Text(f"        and {len(steps) - max_steps} more run", style="dim")
+            yield Text(f"        and {len(steps) - max_steps} more running", style="dim")
         downloads, files = self._list_downloads(), self._list_active_file_tasks()
         if downloads:
             yield Text(f"{format_download_total(downloads)}", style="blue", no_wrap=True, overflow="ellipsis")
@@ -689,12 +689,12 @@ def format_speed(task: Task) -> str:
 
 
 def format_time_left(task: Task) -> str:
-    """Return `2 min 41 s left`; `nothing for 34 s` if the transfer has stalled; empty if unknown."""
+    """Return `2 min 41 s left`; `no data for 34 s` if the transfer has stalled; empty if unknown."""
     if task.finished:
         return ""
     idle_seconds = _compute_idle_seconds(task)
     if idle_seconds >= _STALLED_SECONDS:
-        return f"nothing for {_format_rounded_up_seconds(idle_seconds)}"
+        return f"no data for {_format_rounded_up_seconds(idle_seconds)}"
     return "" if task.time_remaining is None else f"{_format_rounded_up_seconds(task.time_remaining)} left"
 
 

@@ -99,19 +99,19 @@ _NOTES: tuple[tuple[Figure, Text], ...] = (
     (
         Figure.TIME,
         (
-            "Times were taken one IREE after the other: differences of a few per cent need ",
+            "Times were measured one IREE after another: differences of a few per cent need ",
             Name("gauntlet compare A B"),
             ".",
         ),
     ),
     (
         Figure.COMPILE_TIME,
-        ("Compiles ran in parallel, unless with -j 1; times of those from the cache are from when they were made.",),
+        ("Compiles ran in parallel, unless with -j 1; times of cached modules are from when they were compiled.",),
     ),
 )
 _LEGEND = (
-    "×: ratio to {base}. memory: of the compiler at its peak. max error: the largest of all outputs, and which one.",
-    "↑ ↓: times and memory more than 5 % off, counts and sizes that are not the same, errors twice or half.",
+    "×: ratio to {base}. memory: the compiler's peak. max error: the largest of all outputs, with its output.",
+    "↑ ↓: times and memory more than 5 % apart, counts and sizes that differ, errors doubled or halved.",
 )
 _TITLES = {
     VerdictChange.FAILING: "Newly failing",
@@ -245,7 +245,7 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
     lines = (*(line.format(base=matrix.base) for line in _LEGEND), *_list_mean_lines(matrix))
     notes = (note for figure, note in _NOTES if any(figure in cell.figures.values for cell in cells))
     legend = f"Shaded by how far a figure is from that of {matrix.base}: orange for more, blue for less"
-    yield OnPage((Paragraph((f"{legend}; full from double and from half on.",)), *_show_heat_maps(matrix, labels)))
+    yield OnPage((Paragraph((f"{legend}; full from double or half on.",)), *_show_heat_maps(matrix, labels)))
     yield Folded("All figures of each model", (table,), brief=True)
     yield from map(Paragraph, (*((line,) for line in lines), *notes))
 
@@ -282,7 +282,7 @@ def _list_mean_lines(matrix: MatrixOutcome) -> Iterator[str]:
         if metric_means:
             noun = "1 model" if metric_means[0].chains == 1 else f"{metric_means[0].chains} models"
             texts = ", ".join(f"{mean.label} {format_factor(mean.ratio)}" for mean in metric_means)
-            yield f"geometric mean of {title} over {noun} that all have: {texts}"
+            yield f"geometric mean of {title} over {noun} that every IREE has: {texts}"
 
 
 def _show_verdicts(matrix: MatrixOutcome) -> Iterator[Block]:

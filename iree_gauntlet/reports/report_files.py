@@ -30,7 +30,7 @@ _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 # docs.github.com, "Workflow commands for GitHub Actions", step isolation and limits.
 STEP_SUMMARY_LIMIT = 1 << 20
 _MIN_SUMMARY_BYTES = 4096
-_CUT_NOTE = "*Cut here: this page may not be longer. The whole report is in the folder of the run.*"
+_CUT_NOTE = "*Cut here: this page has reached its largest size. The whole report is in the folder of the run.*"
 
 
 def provenance(iree: str, opening: Opening, files: Iterable[str], seconds: float | None = None) -> Provenance:
@@ -111,7 +111,7 @@ def append_document(document: Document, environ: Mapping[str, str]) -> None:
     except OSError as error:
         raise GauntletError(
             f"{path_text}: cannot append the summary: {error.strerror}",
-            f"{_STEP_SUMMARY} must name a file that can be written, or not be set",
+            f"{_STEP_SUMMARY} must name a writable file, or be unset",
         ) from error
 
 
@@ -127,5 +127,5 @@ def write_report(path: Path, content: str | bytes, folder: Path) -> None:
     except OSError as error:
         raise GauntletError(
             f"{path}: cannot write the report: {error.strerror}",
-            f"make room or give the right to write, then `report {folder}` makes it again",
+            f"free some space or allow writing, then `report {folder}` writes it again",
         ) from error

@@ -356,14 +356,14 @@ def run_document(
         # Failed chains come first in case a terminal has no room for all.
         row_chains.sort(key=lambda chain: not chain.verdict.is_bad)
     figures = {chain.id: collect_chain_figures(chain) for chain in row_chains[: _MAX_ROWS if outcome.many else None]}
-    tool_time = f"; IREE's tools ran for {duration(outcome.tool_seconds)} in all" if outcome.tool_seconds else ""
+    tool_time = f"; IREE's tools ran for {duration(outcome.tool_seconds)} in total" if outcome.tool_seconds else ""
     blocks: list[Block] = []
     if len(bad) >= _MIN_GROUPED_FAILURES:
         blocks += _show_groups("What went wrong, by diagnostic", bad)
     blocks += _show_failures("What went wrong", bad[:_TERMINAL_FAILURES], folder)
     if len(bad) > _TERMINAL_FAILURES:
         text = f"{len(bad) - _TERMINAL_FAILURES} more went wrong; "
-        blocks.append(Paragraph((text, Name("junit.xml"), " and ", Name("summary.json"), " have each of them.")))
+        blocks.append(Paragraph((text, Name("junit.xml"), " and ", Name("summary.json"), " list them all.")))
     unstarted_count = len(outcome.bad_steps) - len(bad)
     if unstarted_count:
         blocks.append(Paragraph((f"{unstarted_count} step{'s' if unstarted_count > 1 else ''} did not start.",)))
@@ -373,7 +373,7 @@ def run_document(
     blocks.append(Paragraph((f"time: {duration(outcome.seconds)}{tool_time}",)))
     if any(step.stage.row.is_explained and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
         command = Name(f"gauntlet explain {folder or outcome.run}")
-        blocks.append(Paragraph(("to find what is at fault, and to pack it up for others: ", command)))
+        blocks.append(Paragraph(("to find the cause, and to pack it up for others: ", command)))
     # The condition is a limit in a spec's field; a value measured by an earlier run has no field.
     spec_limits = {
         (step.id, golden.metric, golden.value, golden.factor)
@@ -383,9 +383,9 @@ def run_document(
     }
     failed_checks = ((step.id, check) for step in bad for check in step.checks if check.passed is False)
     if any((name, check.metric, check.golden, check.factor) in spec_limits for name, check in failed_checks):
-        blocks.append(Paragraph(("where a new figure is right: ", Name("gauntlet golden.update"), " proposes it")))
+        blocks.append(Paragraph(("if a new figure is right: ", Name("gauntlet golden.update"), " proposes it")))
     if outcome.state != "complete":
-        blocks.append(Paragraph(("to go on with it: ", *_format_resume_command(outcome, folder))))
+        blocks.append(Paragraph(("to continue it: ", *_format_resume_command(outcome, folder))))
     blocks += _show_time_spent(outcome)
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
@@ -418,7 +418,7 @@ def _show_unapplied(outcome: RunOutcome) -> Iterator[Block]:
         yield Heading("Goldens that were not applied")
         yield Items(tuple((line,) for line in lines), _TERMINAL_FINDINGS)
         command = Name("gauntlet golden.update --to-release")
-        yield Paragraph(("those of another release are moved to this one by ", command))
+        yield Paragraph(("to move those of another release to this one: ", command))
 
 
 def _describe_changed(previous: RunBefore | None) -> Iterator[Block]:
@@ -431,8 +431,8 @@ def _describe_changed(previous: RunBefore | None) -> Iterator[Block]:
     yield Heading(f"Changed since run {previous.run}" + (f", IREE {previous.compiler}" if previous.compiler else ""))
     yield Table(_CHANGE_COLUMNS, rows, _TERMINAL_ROWS)
     if any(change[1] == Figure.TIME.row.since for change in previous.changes):
-        note = "Of times, differences of 10 % and more: "
-        yield Paragraph((note, Name("gauntlet compare"), " says which are real."))
+        note = "Times are listed if they differ by 10 % or more: "
+        yield Paragraph((note, Name("gauntlet compare"), " tells which are real."))
 
 
 def _show_time_spent(outcome: RunOutcome) -> Iterator[Block]:
@@ -453,7 +453,7 @@ def _show_time_spent(outcome: RunOutcome) -> Iterator[Block]:
         times, wait = [span.seconds for span in group], sum(span.waited for span in group)
         rows.append((stage, float(len(group)), sum(times), Bars((sum(times),), ""), max(times), wait or None))
     idle_note = f"; for {duration(outcome.seconds - busy)} no step ran" if outcome.seconds - busy >= 1 else ""
-    text = f"{duration(outcome.seconds)} in all{idle_note}. Steps that ran side by side count in full below."
+    text = f"{duration(outcome.seconds)} in total{idle_note}. Steps that ran in parallel count in full below."
     longest = sorted(spans, key=lambda span: -span.seconds)[:_MAX_LONG_STEPS]
     steps = Table(_STEP_COLUMNS, tuple((span.word, span.name, span.seconds) for span in longest))
     pictures = (Paragraph((text,)), Lanes(spans), Table(_STAGE_COLUMNS, tuple(rows)))
@@ -475,7 +475,7 @@ def _format_resume_command(outcome: RunOutcome, folder: Path | None) -> Sequence
     option = f" --run-dir {folder}" if folder else ""
     dialects = {chain.dialect for chain in outcome.chains} or {outcome.suite}
     if dialects == {"bench"}:
-        return (Name(outcome.command), " again: what is done comes from the cache")
+        return (Name(outcome.command), " again: finished work comes from the cache")
     if dialects == {"micro"}:
         return (Name(f"gauntlet micro --resume{option}"),)
     return (Name(f"gauntlet run --resume{option}{' --cluster …' if outcome.workers else ''}"),)
@@ -488,7 +488,7 @@ def _summarize_verdicts(outcome: RunOutcome) -> Iterator[str]:
     ]
     if no_output_steps:
         titles = listed([step.title for step in no_output_steps], _MAX_LISTED_STEPS)
-        yield f"no expected outputs, only that it runs was checked: {titles}"
+        yield f"no expected outputs, so only that it runs was checked: {titles}"
     verdicts = ", ".join(format_verdicts(Counter(chain.verdict for chain in outcome.cases)).values())
     checks = [(step, check) for step in outcome.steps for check in step.checks]
     decided_counts = Counter(check.metric for _, check in checks if check.passed is not None)
@@ -531,7 +531,7 @@ def _show_details(
     skip_reasons = []
     for step in (step for step in steps if step.verdict is Verdict.SKIPPED):
         cause = "a step that" if many else f"{step.behind}, which"
-        skip_reasons.append((f"behind {cause} did not come out well" if step.behind else step.reason, step))
+        skip_reasons.append((f"behind {cause} did not succeed" if step.behind else step.reason, step))
     yield from _show_step_messages("Skipped", skip_reasons)
     yield from _show_step_messages("Notes", ((note, step) for step in steps for note in step.notes))
     facts = tuple((name, str(value)) for name, value in _list_environment(outcome) if value)
@@ -616,7 +616,7 @@ def _show_groups(title: str, steps: Sequence[StepOutcome]) -> Iterator[Block]:
     yield Heading(title)
     yield Table(_GROUP_COLUMNS, rows, _TERMINAL_GROUPS)
     if others := groups[_MAX_GROUPS:]:
-        yield Paragraph((f"and {len(others)} more kinds, of {sum(group.count for group in others)} steps",))
+        yield Paragraph((f"and {len(others)} more kinds, in {sum(group.count for group in others)} steps",))
 
 
 def _show_failures(title: str, steps: Sequence[StepOutcome], folder: Path | None) -> Iterator[Block]:

@@ -125,7 +125,7 @@ def _read_entries(path: Path) -> dict[str, _IndexEntry]:
     except OSError:
         return {}
     if page and _PAGE_MARK not in page:
-        raise UsageError(f"{shown(path)} is there, and no page of runs: it stays as it is", "Move it away.")
+        raise UsageError(f"{shown(path)} exists but is not a page of runs: it was left unchanged", "Move it away.")
     try:
         memory = read_json((read_memory(page) or "{}").encode())
         return {name: _IndexEntry.from_dict(memory[name]) for name in memory if isinstance(memory, dict)}
@@ -166,7 +166,7 @@ def _make_document(folder: Path, entries: Mapping[str, _IndexEntry], omitted_cou
             verdict = ColouredCell(_VERDICTS[code], ENDINGS.get(code, "inconclusive"))
         cells = (entry.result, entry.started, entry.seconds, entry.iree, entry.command)
         rows.append((verdict, run, entry.kind, *cells))
-    note = f"{counted(omitted_count, 'older folder')} not looked at yet: gauntlet report --index reads all."
+    note = f"{counted(omitted_count, 'older folder')} not read yet: gauntlet report --index reads all."
     failure_count = sum(entry.code not in (None, ExitCode.OK) for entry in entries.values())
     return Document(
         "Runs",

@@ -52,7 +52,7 @@ def open_cluster(request: ClusterRequest, execution_options: ConductRequest) -> 
         message = "--batch and --cluster exclude each other: which cases make up a batch depends on one machine's cache"
         raise UsageError(message, "Leave --batch out: the workers share the cases one by one.")
     if execution_options.jobs:
-        messages.note("-j counts on this machine alone: each worker of the cluster has its own --jobs")
+        messages.note("-j applies only to this machine: each worker of the cluster has its own --jobs")
     from iree_gauntlet.cluster.connection import Cluster, connected  # noqa: PLC0415
 
     with connected(request.cluster, request) as client:
@@ -63,7 +63,7 @@ def open_cluster(request: ClusterRequest, execution_options: ConductRequest) -> 
 def worker_task(resource_request: OfferRequest, request: WorkerRequest) -> ExitCode:
     """Lend this machine and its devices to runs of a cluster, until Ctrl-C: worker ADDRESS --device cpu.
 
-    What is lent is looked for first: a device that is not there, or is not what --device says, is refused.
+    Devices are checked first: one that is missing, or is not what --device says, is refused.
 
     Examples: worker tcp://127.0.0.1:8786 --device gpu0=hip://0,sku=mi300 --device cpu
               worker tls://farm:8786 --tls-ca-file ca.pem --tls-cert box.pem --tls-key box-key.pem
@@ -79,7 +79,7 @@ def worker_task(resource_request: OfferRequest, request: WorkerRequest) -> ExitC
             ("processor", resources.cpu),
             ("memory", byte_size(memory) if memory else "?"),
             ("free disk", byte_size(disk) if disk else "?"),
-            ("IREE", resources.iree or "none: a release is installed when a run asks for it"),
+            ("IREE", resources.iree or "none: a release is installed when a run needs it"),
             ("in its cache", ", ".join(resources.toolchains) or "no releases"),
             *(("device", device.text) for device in resources.devices),
         ]
@@ -111,7 +111,7 @@ def cluster_local_task(request: LocalRequest) -> ExitCode:
 
 @gauntlet_task("cluster.status", StatusRequest, FormatRequest)
 def cluster_status_task(request: StatusRequest, output: FormatRequest) -> ExitCode:
-    """Show the workers of a cluster, what each does, and what waits for which device: cluster.status ADDRESS."""
+    """Show the workers of a cluster, what each is doing, and what waits for which device: cluster.status ADDRESS."""
     _require_dask("cluster.status")
     from iree_gauntlet.cluster.connection import STATES, connected  # noqa: PLC0415
     from iree_gauntlet.cluster.dask_worker import DASHBOARD, ask_worker  # noqa: PLC0415
@@ -176,7 +176,7 @@ def _measure(request: OfferRequest) -> WorkerOffer:
 def _require_ports(*ports: int) -> None:
     bad = [port for port in ports if not 0 <= port < 1 << 16]
     if bad:
-        raise UsageError(f"{bad[0]} is no port", "Ports are numbers from 1 to 65535; 0 takes any that is free.")
+        raise UsageError(f"{bad[0]} is not a port", "Ports are numbers from 1 to 65535; 0 uses any free one.")
 
 
 def _require_address(address: str, task: str) -> str:

@@ -102,7 +102,7 @@ def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
     if compiler.release != runtime.release != UNKNOWN_VERSION:
         message = f"the compiler is {compiler.release}, the runtime {runtime.release}: modules may not load"
         hint = (
-            "use one release of both; where both are installed, another package's requirements may have replaced one: "
+            "use one release of both; if both were installed, another package's requirements may have replaced one: "
             f"{compiler.python or sys.executable} -m pip install iree-base-compiler=={compiler.release} "
             f"iree-base-runtime=={compiler.release}"
         )
@@ -206,10 +206,10 @@ def _check_cache(cache_dir: Path) -> Iterator[DoctorFinding]:
     if _is_writable(parent):
         yield DoctorFinding("cache", "ok", f"{cache_dir} can be written")
     elif parent == cache_dir:
-        message = f"{cache_dir} cannot be written: what is in it is used, nothing is added"
+        message = f"{cache_dir} cannot be written: its contents are used, but nothing is added"
         yield DoctorFinding("cache", "warn", message, hint)
     else:
-        message = f"{cache_dir} cannot be made, as {parent} cannot be written: nothing runs"
+        message = f"{cache_dir} cannot be created, because {parent} cannot be written: nothing can run"
         yield DoctorFinding("cache", "missing", message, hint)
     free = shutil.disk_usage(parent).free
     text = f"{byte_size(free)} free for {cache_dir}"
@@ -232,7 +232,7 @@ def _check_toolchains(folder: Path) -> DoctorFinding:
     parent = _find_existing_parent(folder)
     if parent.is_dir() and _is_writable(parent):
         return DoctorFinding("toolchains", "ok", f"releases that --iree names are in {folder}, for all projects")
-    message = f"{folder} cannot be written: no release is installed there, and none is built"
+    message = f"{folder} cannot be written: no release can be installed or built there"
     hint = f"name another folder with ${TOOLCHAINS_VARIABLE}, or change the owner or mode"
     return DoctorFinding("toolchains", "warn", message, hint)
 
@@ -317,7 +317,7 @@ def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     warnings = list_benchmark_warnings(read_machine_state(measure_cpu_use(cpu_times, read_cpu_times())))
     findings += [DoctorFinding("benchmarking", "warn", warning) for warning in warnings]
     if not warnings:
-        findings.append(DoctorFinding("benchmarking", "ok", "nothing here would spoil a benchmark"))
+        findings.append(DoctorFinding("benchmarking", "ok", "nothing on this machine would spoil a benchmark"))
     if as_json:
         sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
     else:

@@ -53,7 +53,7 @@ _DEFAULTS = Defaults(suite=DEFAULT_SUITE)
 
 _TOOL_OPTIONS = options_of(ToolchainRequest, "iree_compiler", "iree_runtime")
 _TIMEOUTS = tuple(option.name for option in RUNNING if option.name.startswith("timeout_"))
-_BUNDLE_OPTION = Option("bundle", None, "A bundle that `explain` has written: the archive, or its folder.")
+_BUNDLE_OPTION = Option("bundle", None, "A bundle that `explain` wrote: the archive, or its folder.")
 
 
 _RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
@@ -70,7 +70,7 @@ def _run(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
 
 @gauntlet_task("list", SelectionRequest, ShardRequest, FormatRequest)
 def list_task(selection: SelectionRequest, shard: ShardRequest, output: FormatRequest) -> ExitCode:
-    """Show which models, submodels, targets and markers there are."""
+    """Show the available models, submodels, targets and markers."""
     from iree_gauntlet.tasks.inspect import list_cases  # noqa: PLC0415
 
     return list_cases(selection, shard, as_json=output.as_json)
@@ -162,7 +162,7 @@ def run_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
 
 @gauntlet_task("doctor", ToolchainRequest, FormatRequest)
 def doctor_task(toolchain: ToolchainRequest, output: FormatRequest) -> ExitCode:
-    """Say what is here and what is missing: IREE, drivers, devices, disk, and what would spoil a benchmark."""
+    """Show what is present and what is missing: IREE, drivers, devices, disk, and what would spoil a benchmark."""
     from iree_gauntlet.tasks.doctor import doctor  # noqa: PLC0415
 
     return doctor(toolchain, as_json=output.as_json)
@@ -170,9 +170,9 @@ def doctor_task(toolchain: ToolchainRequest, output: FormatRequest) -> ExitCode:
 
 @gauntlet_task("devices", ToolchainRequest, FormatRequest)
 def devices_task(toolchain: ToolchainRequest, output: FormatRequest) -> ExitCode:
-    """List the devices that IREE can run on here, by driver, with their names and driver versions.
+    """List the devices that IREE can use on this machine, by driver, with their names and driver versions.
 
-    What --device takes: a driver (vulkan), an ordinal of it (hip://1), or a device's own name (vulkan://GPU-…).
+    --device accepts a driver (vulkan), a device's ordinal (hip://1), or a device's own name (vulkan://GPU-…).
     """
     from iree_gauntlet.tasks.doctor import list_devices  # noqa: PLC0415
 
@@ -237,7 +237,7 @@ def compare_task(compare_request: CompareRequest, run_request: RunRequest, clust
                 # The failures of one run are known; a matrix has several runs.
                 *(option.name for option in RUNNING if option.name != "last_failed"),
                 fail_fast="Stop at the first failure, and after the first IREE that fails.",
-                resume="Continue the newest matrix (or --run-dir): finished IREEs stay, the one that was killed "
+                resume="Continue the newest matrix (or --run-dir): finished IREEs are kept, and the interrupted one "
                 "continues.",
                 run_dir="Folder of this matrix (default: runs/<time>-matrix).",
             ),
@@ -249,7 +249,7 @@ def compare_task(compare_request: CompareRequest, run_request: RunRequest, clust
     ClusterRequest,
 )
 def matrix_task(irees: tuple[str, ...], request: RunRequest, cluster: ClusterRequest) -> ExitCode:
-    """Run the same selection with several IREEs, one after the other, and report on all of them.
+    """Run the same selection with several IREEs, one after another, and report on all of them.
 
     Examples: matrix --iree 3.5.0 --iree 3.9.0 --iree 3.12.0 --iree 3.13.0 --suite releases
               matrix --iree installed --iree build:../iree-build --model minilm
@@ -275,7 +275,7 @@ def matrix_task(irees: tuple[str, ...], request: RunRequest, cluster: ClusterReq
                 "disturbed",
                 *_TIMEOUTS,
                 run_dir="Folder of this bisect (default: runs/<time>-bisect).",
-                resume="Continue the newest bisect (or --run-dir), as it was asked for, where it was cut short.",
+                resume="Continue the newest bisect (or --run-dir), with its own options, from where it was cut short.",
             ),
             *COUNTING,
         ),
@@ -283,7 +283,7 @@ def matrix_task(irees: tuple[str, ...], request: RunRequest, cluster: ClusterReq
     ),
 )
 def bisect_task(bisect_request: BisectRequest, run_request: RunRequest) -> ExitCode:
-    """Find the release since which something is as it is: since when slower, larger, wrong?
+    """Find the release that made something slower, larger, wrong or otherwise different.
 
     Examples: bisect --good 3.5.0 --bad 3.13.0 --model dtln --submodel temporal --metric dispatches
               bisect --good 3.13.0 --bad nightly --nightlies --model rapidocr --submodel rec --metric compiles
@@ -297,11 +297,11 @@ def bisect_task(bisect_request: BisectRequest, run_request: RunRequest) -> ExitC
 
 @gauntlet_task("explain", ExplainRequest, CacheRequest)
 def explain_task(request: ExplainRequest, cache: CacheRequest) -> ExitCode:
-    """Find what fails to compile, crashes or gives wrong numbers, and pack it up as a bundle that shows it to others.
+    """Find what fails to compile, crashes or gives wrong numbers, and pack it as a bundle that reproduces it.
 
-    RUN [CASE…]: the run (a folder, its name in runs/, or latest) and globs of cases; without, all that failed in the
-    latest run. --slower [COMPARISON [MODEL…]]: the dispatches that a comparison found slower, in bundles that measure
-    both IREEs. Exit codes: 0 each failure has a bundle, 2 usage, 3 an error, 4 not all have a bundle, 5
+    RUN [CASE…]: the run (a folder, its name in runs/, or latest) and globs of cases; without them, all that failed in
+    the latest run. --slower [COMPARISON [MODEL…]]: the dispatches that a comparison found slower, in bundles that
+    measure both IREEs. Exit codes: 0 each failure has a bundle, 2 usage, 3 an error, 4 not all have a bundle, 5
     nothing failed, 130 interrupted.
 
     Examples: explain
@@ -355,7 +355,7 @@ def _make_option(option: BenchOption) -> Option:
 def bench_task(options: BenchOptions) -> ExitCode:
     """Benchmark a model that is a Python function (PyBuda's benchmark.py): built by torch, compiled by IREE, checked.
 
-    The outputs are compared with torch eager once, then the same inputs are pushed again and again; no speed is
+    The outputs are compared with torch eager once, then the same inputs are pushed repeatedly; no speed is
     reported for wrong numbers. Exit codes: 0 measured, 1 wrong or does not compile, 2 usage, 3 an error.
 
     Examples: bench --list
@@ -372,7 +372,7 @@ def bench_task(options: BenchOptions) -> ExitCode:
 def micro_task(request: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
     """Measure recipes (quantisation, sparsity, compiler options) on small models over many shapes (torchao's dialect).
 
-    Each recipe is made by torch, compiled by IREE, compared with torch eager, shown to change what it says it changes,
+    Each recipe is made by torch, compiled by IREE, compared with torch eager, shown to change what it claims to change,
     and measured with the baseline in interleaved rounds. Exit codes: 0 measured, 1 wrong or does not compile,
     2 usage, 3 an error, 4 too disturbed.
 

@@ -113,7 +113,7 @@ def _require_nonempty_values(context: ParserContext) -> None:
         if unit and argument.value == 0:
             raise UsageError(f"{dashed(argument.name)} 0: expected {unit} above 0", "Leave it out for the default.")
         if argument.name in _IREE_OPTIONS:
-            raise UsageError(f"{dashed(argument.name)} is empty: expected an IREE", "Leave it out for the one here.")
+            raise UsageError(f"{dashed(argument.name)} is empty: expected an IREE", "Leave it out for the default.")
         if argument.name == "cluster":
             raise UsageError("--cluster is empty: expected an address", "Leave it out to run on this machine.")
 
@@ -138,7 +138,7 @@ def _add_option_names(argv: Sequence[str]) -> list[str]:
         return [*words[:begin], "", *words[begin:]] if words[start:begin] == ["report", "--index"] else words
     if option.takes != SEVERAL and end > begin + 1:
         message = f"{task} takes one {option.takes}, not {shlex.join(words[begin:end])}"
-        raise UsageError(message, "Put one with blanks in its name in quotes, and its options behind it.")
+        raise UsageError(message, "Quote a name with blanks, and put options after it.")
     return [*words[:begin], *(part for word in words[begin:end] for part in (dashed(option.name), word)), *words[end:]]
 
 
@@ -213,7 +213,7 @@ def _describe_unknown_word(word: str, text: str) -> str:
         return f"{previous} can be given once"
     task = next((part for part in sys.argv if (option := _find_option(part)) and option.default is not None), "")
     if task and any(part.startswith("-") for part in sys.argv[sys.argv.index(task) : sys.argv.index(word)]):
-        return f"{text} What {task} is about comes before its options"
+        return f"{text} Put the arguments of {task} before its options"
     suggestion = _find_nearest(word, [*namespace.task_names, "--help"])
     takes_model = previous in namespace.task_names and any(
         option.name == "model" for option in namespace[previous].options

@@ -61,7 +61,7 @@ def report(runs: Sequence[str], merge: str = "", *, lenient: bool = False) -> Ex
         folder = Path(merge)
         _merge_runs(list(map(_locate_folder, runs)), folder, lenient=lenient)
     elif len(runs) > 1:
-        raise UsageError(f"report makes the reports of one run, not of {len(runs)}", "--merge DIR makes one of them.")
+        raise UsageError(f"report makes the reports of one run, not of {len(runs)}", "--merge DIR makes them one run.")
     else:
         folder = _locate_folder("".join(runs))
     reports = write_reports(folder)
@@ -91,7 +91,7 @@ def _locate_folder(folder_name: str) -> Path:
     require_none_earlier(folder)
     if not (folder / JOURNAL).is_file():
         hint = "--index makes the page of a folder of runs." if any(folder.glob(f"*/{JOURNAL}")) else "Name a run."
-        raise UsageError(f"{folder} is no run: it has no {JOURNAL}", hint)
+        raise UsageError(f"{folder} is not a run: it has no {JOURNAL}", hint)
     return folder
 
 
@@ -100,9 +100,9 @@ def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
     real_paths = [resolve_links(folder) for folder in folders]
     for index, folder in enumerate(folders):
         if real_paths[index] in real_paths[:index]:
-            raise UsageError(f"{folder} is named twice", "Name each run once.")
+            raise UsageError(f"{folder} is given twice", "Name each run once.")
     if (into / JOURNAL).exists():
-        raise UsageError(f"--merge {into} already holds a run", "Give another folder.")
+        raise UsageError(f"--merge {into} already contains a run", "Give another folder.")
     records = [read_journal(folder / JOURNAL) for folder in folders]
     opening = _merge_openings(records, resolve_links(into).name, lenient=lenient)
     journal = merge_journals(opening, _collect_steps(records), records)
@@ -151,7 +151,7 @@ def _merge_openings(records: Sequence[JournalRecord], name: str, *, lenient: boo
     missing, count = _find_missing_shards(records)
     if missing:
         words = f"shard{'s' if len(missing) > 1 else ''} {listed(list(map(str, missing)), _MAX_LISTED)} of {count}"
-        remarks.append(f"{words} {'are' if len(missing) > 1 else 'is'} missing: this is not the whole run")
+        remarks.append(f"{words} {'are' if len(missing) > 1 else 'is'} missing: this run is incomplete")
     kept = runs[0].kept
     if kept is not None:
         # The options apply to all shards: the merged run is complete (for `--last-failed`).
@@ -180,9 +180,9 @@ def _require_one_suite(records: Sequence[JournalRecord]) -> None:
     for record in records:
         folder = record.path.parent
         if not record.runs:
-            raise UsageError(f"{folder}: its journal does not say what was to run", "Leave it out.")
+            raise UsageError(f"{folder}: its journal does not list what was to run", "Leave it out.")
         if record.run.kind is not ExperimentKind.RUN:
-            raise UsageError(f"{folder} is no run of spec files", "Only these have shards that can be merged.")
+            raise UsageError(f"{folder} is not a run of spec files", "Only such runs have shards that can be merged.")
     first, suite = records[0].path.parent, records[0].run.suite
     for record in records:
         if record.run.suite != suite:
@@ -199,7 +199,7 @@ def _list_toolchains(records: Sequence[JournalRecord], *, lenient: bool) -> list
         if tool.identity != tools[0].identity and not lenient:
             raise UsageError(
                 f"{records[0].path.parent} was run with IREE {versions[0]}, {record.path.parent} with {version}",
-                "One run judges one IREE; --lenient merges them all the same.",
+                "One run judges one IREE; --lenient merges them anyway.",
             )
     count = len({tool.identity for tool in tools})
     version_list = listed(list(dict.fromkeys(versions)), _MAX_LISTED)
@@ -218,8 +218,8 @@ def _find_missing_shards(records: Sequence[JournalRecord]) -> tuple[tuple[int, .
         if (part.count, part.cut) != (shard.count, shard.cut):
             raise UsageError(
                 f"{one.path.parent} is shard {shard.text} and {record.path.parent} shard {part.text}, but they were "
-                "not cut out of the same whole",
-                "Shards are of one selection, with one --shard-costs, of one state of the specs.",
+                "not parts of the same run",
+                "Shards have the same selection, --shard-costs and specs.",
             )
         twin = record_by_index.setdefault(part.index, record)
         if twin is not record:
@@ -239,7 +239,7 @@ def _collect_steps(records: Sequence[JournalRecord]) -> list[dict[str, Any]]:
             if duplicate is not record:
                 raise UsageError(
                     f"{chain} is in {duplicate.path.parent} and in {record.path.parent}",
-                    "Merge runs of different cases: which of the two would count?",
+                    "Merge runs of different cases: it is unclear which of the two counts.",
                 )
     steps = [step for record in records for step in record.planned]
     return [step.as_dict() for step in sorted(steps, key=lambda step: step.chain)]

@@ -220,7 +220,7 @@ def run_to_exit_code(command: Callable[[], ExitCode]) -> ExitCode:
             code = ExitCode.OK
         else:
             code = _print_error(
-                GauntletError(f"standard output: {output_error.strerror}", "Send it to where it can be written.")
+                GauntletError(f"standard output: {output_error.strerror}", "Redirect it to a writable place.")
             )
     return code
 

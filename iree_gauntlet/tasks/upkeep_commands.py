@@ -73,9 +73,9 @@ def _make_words_option(name: str, text: str) -> Option:
 
 @gauntlet_task("init", InitRequest)
 def init_task(request: InitRequest) -> ExitCode:
-    """Begin a project: a model with its spec, a suite, settings, and a workflow for GitHub.
+    """Start a project: a model with its spec, a suite, settings, and a workflow for GitHub.
 
-    Nothing is overwritten, unless --again says so; where it fails, nothing is left.
+    Nothing is overwritten without --again; if it fails, nothing is left behind.
 
     Examples: init
               init my-models --program resnet18.onnx
@@ -88,7 +88,7 @@ def init_task(request: InitRequest) -> ExitCode:
 
 @gauntlet_task("schema", SchemaRequest)
 def schema_task(request: SchemaRequest) -> ExitCode:
-    """Print the JSON Schema of a format, by which editors complete and check the files that people write.
+    """Print the JSON Schema of a format, with which editors complete and check the files that people write.
 
     Examples: schema
               schema suite
@@ -111,10 +111,10 @@ def golden_record_task(request: RunRequest) -> ExitCode:
     "golden.sensitivity", _RECORD_PART, Option("write", False, "Write the share into the provenance of the outputs.")
 )
 def golden_sensitivity_task(request: RunRequest, write: bool) -> ExitCode:
-    """Say which weights of ONNX models the expected outputs could see if they were 1 % wrong.
+    """Show in which weights of ONNX models the expected outputs would reveal an error of 1 %.
 
     Scales each weight by 1.01, one at a time, and runs the model with a reference (onnxruntime, else the evaluator of
-    onnx): whether a spec's tolerance and inputs could tell a wrong result from a right one.
+    onnx): this shows whether a spec's tolerance and inputs can tell a wrong result from a right one.
 
     Example: golden.sensitivity --model dtln --write
     """
@@ -125,7 +125,7 @@ def golden_sensitivity_task(request: RunRequest, write: bool) -> ExitCode:
 
 @gauntlet_task("golden.update", SelectionRequest, GoldenUpdateRequest)
 def golden_update_task(selection: SelectionRequest, request: GoldenUpdateRequest) -> ExitCode:
-    """Propose golden times, dispatch counts and sizes from what runs have measured, as a diff of the specs.
+    """Propose golden times, dispatch counts and sizes from what runs measured, as a diff of the specs.
 
     Figures of failed, unfinished or disturbed measurements do not count, and are reported.
 
@@ -144,9 +144,9 @@ def golden_update_task(selection: SelectionRequest, request: GoldenUpdateRequest
     run_part((*CACHE, *(option for option in RUNNING if option.name in _RERUN_OPTIONS)), Defaults()),
 )
 def xfail_update_task(update_request: XfailUpdateRequest, run_request: RunRequest) -> ExitCode:
-    """Propose expected failures as a run has found them, as a diff of the suite, or of operator suites' configs.
+    """Propose expected failures as a run found them, as a diff of the suite, or of operator suites' configs.
 
-    What passes now is removed, what fails newly is added with its stage and first diagnostic. Comments and order stay.
+    Cases that pass now are removed; new failures are added with stage and first diagnostic. Comments and order stay.
 
     Examples: xfail.update --write
               xfail.update --run 20261121-051800-custom --rerun 0 --output xfail.patch
@@ -168,7 +168,7 @@ def golden_show_task(selection: SelectionRequest, request: GoldenShowRequest) ->
 
 
 @gauntlet_task(
-    "cache.list", CacheRequest, FormatRequest, Option("match", "", "Only names that fit this glob, such as '*.irpa'.")
+    "cache.list", CacheRequest, FormatRequest, Option("match", "", "Only names that match this glob, such as '*.irpa'.")
 )
 def cache_list_task(cache: CacheRequest, output: FormatRequest, match: str) -> ExitCode:
     """Show what is in the cache, largest first: size, last use, pinned or not, verified or not.
@@ -182,7 +182,7 @@ def cache_list_task(cache: CacheRequest, output: FormatRequest, match: str) -> E
 
 @gauntlet_task("cache.verify", VerifyRequest)
 def cache_verify_task(request: VerifyRequest) -> ExitCode:
-    """Hash everything in the cache again; fetch again what is damaged. Exit code 3 if damage stays."""
+    """Hash everything in the cache again, and fetch damaged files again. Exit code 3 if damage remains."""
     from iree_gauntlet.upkeep.cache_cleaning import verify  # noqa: PLC0415
 
     return verify(request)
@@ -190,7 +190,7 @@ def cache_verify_task(request: VerifyRequest) -> ExitCode:
 
 @gauntlet_task("cache.gc", CollectRequest)
 def cache_gc_task(request: CollectRequest) -> ExitCode:
-    """Make room: what was not used for long goes, never what a running process uses.
+    """Free space: remove what was not used for long, but never what a running process uses.
 
     Example: cache.gc --older-than 30d --max-size 50GB --delete
     """
@@ -201,14 +201,14 @@ def cache_gc_task(request: CollectRequest) -> ExitCode:
 
 @gauntlet_task("cache.lock", LockRequest)
 def cache_lock_task(request: LockRequest) -> ExitCode:
-    """Write hashes that were learnt here into cache/registry.txt, to be committed, and show what changes."""
+    """Write hashes that were learnt on this machine into cache/registry.txt, to be committed, and show what changes."""
     from iree_gauntlet.upkeep.cache_lock import lock_hashes  # noqa: PLC0415
 
     return lock_hashes(request)
 
 
 @gauntlet_task(
-    "cache.where", Option("url", None, "As it stands in a spec."), CacheRequest, FormatRequest, usage="cache.where URL"
+    "cache.where", Option("url", None, "The URL as in a spec."), CacheRequest, FormatRequest, usage="cache.where URL"
 )
 def cache_where_task(url: str, cache: CacheRequest, output: FormatRequest) -> ExitCode:
     """Print the local path of a URL's file; exit code 3 if it is not there yet.
@@ -237,12 +237,12 @@ def cache_export_task(request: RunRequest, output: str) -> ExitCode:
 
 @gauntlet_task(
     "cache.import",
-    Option("archive", None, "What `cache.export` has written."),
+    Option("archive", None, "An archive that `cache.export` wrote."),
     CacheRequest,
     usage="cache.import ARCHIVE",
 )
 def cache_import_task(archive: str, cache: CacheRequest) -> ExitCode:
-    """Put what an archive holds into the cache; every file is checked, and nothing else is touched."""
+    """Put an archive's contents into the cache; every file is checked, and nothing else is touched."""
     from iree_gauntlet.upkeep.cache_archive import import_cache  # noqa: PLC0415
 
     return import_cache(Path(archive), cache.cache_dir)
@@ -290,7 +290,7 @@ def toolchain_build_task(sources: tuple[str, ...], request: BuildRequest) -> Exi
 
 @gauntlet_task("toolchain.list", CacheRequest, FormatRequest)
 def toolchain_list_task(cache: CacheRequest, output: FormatRequest) -> ExitCode:
-    """Show which IREE is installed here, and those that all projects share, with their size and last use."""
+    """Show which IREE is installed, and those that all projects share, with their size and last use."""
     from iree_gauntlet.upkeep.installed_toolchains import list_toolchains  # noqa: PLC0415
 
     return list_toolchains(cache.cache_dir, as_json=output.as_json)
@@ -309,12 +309,12 @@ def toolchain_show_task(toolchain: ToolchainRequest, output: FormatRequest) -> E
 
 @gauntlet_task(
     "toolchain.remove",
-    _make_words_option("version", "Versions, or names as `toolchain.list` has them."),
+    _make_words_option("version", "Versions, or names as `toolchain.list` shows them."),
     CacheRequest,
     usage="toolchain.remove VERSION…",
 )
 def toolchain_remove_task(versions: tuple[str, ...], cache: CacheRequest) -> ExitCode:
-    """Delete releases of IREE from the cache; one that a running process uses stays.
+    """Delete releases of IREE from the cache; one that a running process uses is kept.
 
     Example: toolchain.remove 3.9.0
     """
@@ -328,13 +328,13 @@ def toolchain_remove_task(versions: tuple[str, ...], cache: CacheRequest) -> Exi
     _make_words_option(
         "run", "Folder of the run, its name in runs/, or `latest`; several to merge: with `inv`, --run for each."
     ),
-    Option("merge", "", "Make one run's folder of several runs (the shards of a suite), and its reports."),
+    Option("merge", "", "Merge several runs (the shards of a suite) into one run's folder, with its reports."),
     Option("lenient", False, "Merge runs of different IREEs too."),
-    Option("index", False, "Make the page of all runs, index.html, of RUN as a folder of runs (default: runs/)."),
+    Option("index", False, "Make index.html, the page of all runs, in RUN, a folder of runs (default: runs/)."),
     usage="report RUN… [--merge DIR] | report --index",
 )
 def report_task(runs: tuple[str, ...], merge: str, lenient: bool, index: bool) -> ExitCode:
-    """Make reports again from what was recorded, also of what was killed: of runs, comparisons, matrices, bisections.
+    """Write reports again from the records of runs, comparisons, matrices and bisections, also of killed ones.
 
     Examples: report latest
               report runs/20261121-051800-cpu
@@ -353,7 +353,7 @@ def report_task(runs: tuple[str, ...], merge: str, lenient: bool, index: bool) -
     usage="shard.costs RUN… --output FILE",
 )
 def shard_costs_task(runs: tuple[str, ...], output: str) -> ExitCode:
-    """Write the seconds that each chain took in some runs (their median), to balance shards by.
+    """Write the seconds that each chain took in some runs (their median), to balance shards.
 
     Example: shard.costs runs/20261121-051800-ops runs/20261122-051800-ops --output ops-costs.json
     """
@@ -364,7 +364,7 @@ def shard_costs_task(runs: tuple[str, ...], output: str) -> ExitCode:
 
 @gauntlet_task("history.add", AddRequest)
 def history_add_task(request: AddRequest) -> ExitCode:
-    """Add runs to a history: what they measured, with what and where, and what came of it.
+    """Add runs to a history: what they measured, with what and where, and the results.
 
     Examples: history.add
               history.add runs/20261124-164453-cpu --store git:origin#history
@@ -376,7 +376,7 @@ def history_add_task(request: AddRequest) -> ExitCode:
 
 @gauntlet_task("history.import", ImportRequest)
 def history_import_task(request: ImportRequest) -> ExitCode:
-    """Add what other tools have kept: job_summary.json, Google Benchmark's JSON, data.js, results of asv.
+    """Add results of other tools: job_summary.json, Google Benchmark's JSON, data.js, results of asv.
 
     Examples: history.import dev/bench/data.js
               history.import job_summary.json --date 2026-04-24T10:00:00Z --commit b48a595557 --sku mi325
@@ -396,7 +396,7 @@ def history_list_task(request: HistoryRequest, output: FormatRequest) -> ExitCod
 
 @gauntlet_task("history.show", AskRequest, FormatRequest)
 def history_show_task(request: AskRequest, output: FormatRequest) -> ExitCode:
-    """Show series of a history: their course, and where they changed.
+    """Show series of a history over time, and where they changed.
 
     Example: history.show --series 'dtln/* time_ms'
     """
@@ -407,9 +407,9 @@ def history_show_task(request: AskRequest, output: FormatRequest) -> ExitCode:
 
 @gauntlet_task("history.check", CheckRequest, FormatRequest)
 def history_check_task(request: CheckRequest, output: FormatRequest) -> ExitCode:
-    """Say what changed over all runs, the largest loss first.
+    """Show what changed over all runs, the largest loss first.
 
-    Exit codes: 0 nothing got worse, 1 something did and has not been won back, 4 something is suspected to, 2 usage,
+    Exit codes: 0 nothing got worse, 1 something did and has not recovered, 4 something is suspected to have, 2 usage,
     3 an error.
 
     Example: history.check --since 2026-11-01
@@ -423,7 +423,7 @@ def history_check_task(request: CheckRequest, output: FormatRequest) -> ExitCode
 def history_confirm_task(request: ConfirmRequest, cluster: ClusterRequest) -> ExitCode:
     """Measure the two IREEs of a step in turns, as `compare` does: is it real, and which bisect finds its cause?
 
-    Of the losses that fit, the surest one that can be measured is taken. What comes of it is kept in the history, and
+    Of the losses that match, the surest one that can be measured is used. The result is kept in the history, and
     shown with the step.
 
     Example: history.confirm --series 'dtln/spectral@cpu time_ms'

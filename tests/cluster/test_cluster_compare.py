@@ -172,7 +172,7 @@ def test_ctrl_c_leaves_what_is_measured_and_another_goes_on_with_the_rest(
     b.stop_hanging()
     here = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
     assert here.code == 2
-    assert "cmp was begun on a cluster" in here.err
+    assert "cmp was started on a cluster" in here.err
     done = project.gauntlet("compare", "--resume", "--run-dir", "cmp", "--cluster", cluster.address)
     assert done.code == 1, done.text
     assert [event["step"] for event in _measured(project, "cmp")] == ["toy/abs@cpu", "toy/square@cpu"]

@@ -242,7 +242,7 @@ def test_lint_of_a_part_sums_up_the_entries_that_name_no_case(
     assert linted()[0] == 2
     count, summed = linted(submodel=["test_abs"])
     assert count == 0
-    assert "2 entries name no case that is here; `lint` of the whole suite lists them" in summed
+    assert "2 entries name no existing case; `lint` of the whole suite lists them" in summed
 
 
 def test_configs_of_one_name_are_called_by_their_files(tmp_path: Path) -> None:

@@ -336,7 +336,7 @@ def test_a_target_of_a_plugin_can_be_named(tmp_path: Path) -> None:
     configs = {**options, "config": [str(path), str(cpu)]}
     one = select(read(SelectionRequest, {**configs, "target": ["cpu"]}), Defaults())
     (warning,) = one.warnings()
-    assert "cpu.json is for amd-aie, which was not asked for" in warning
+    assert "cpu.json is for amd-aie, which was not requested" in warning
     # Where no target is named, the configs are asked for all that they are for.
     both = select(read(SelectionRequest, configs), Defaults())
     assert {case.target.family for case in both.cases.cases} == {"amd-aie", "cpu"}

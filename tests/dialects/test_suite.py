@@ -261,7 +261,7 @@ def test_a_model_of_several_formats_is_pointed_out(monkeypatch: pytest.MonkeyPat
     (note,) = selection.notes
     assert note.startswith("selected in several formats, each of which is run: dtln (specs/")
     assert "specs/torch_models/dtln/" in note
-    assert "--suite or --spec-dir takes one" in note
+    assert "--suite or --spec-dir selects one" in note
 
 
 @pytest.mark.parametrize(

@@ -448,7 +448,7 @@ def test_what_cannot_be_started_is_said(server: CompileServer, job: CompileJob, 
         server.compile(replace(job, cwd=str(tmp_path / "nowhere")))
     with pytest.raises(GauntletError, match="Is a directory"):
         server.compile(replace(job, stderr=tmp_path))
-    with pytest.raises(GauntletError, match="cannot make a folder"):
+    with pytest.raises(GauntletError, match="cannot create a folder"):
         server.compile(replace(job, stderr=tmp_path / "model.mlir" / "logs" / "err.txt"))
     assert server.compile(job).exit_code == 0
 

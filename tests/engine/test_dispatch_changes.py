@@ -49,7 +49,7 @@ def test_the_dispatches_that_are_new_are_named(project: Project) -> None:
     assert done.code == 1, done.text
     (note,) = project.result(_COMPSTAT)["notes"]
     day = r"\d{4}-\d\d-\d\d \d\d:\d\d UTC"
-    against = rf"against the newest module with 1 dispatch \(of {day}\): new: .*mat.*; gone: elementwise_4.*"
+    against = rf"compared with the newest module with 1 dispatch \(of {day}\): new: .*mat.*; gone: elementwise_4.*"
     assert re.fullmatch(against, note), note
     assert "gone: elementwise_4" in (project.newest / "summary.md").read_text()
 

@@ -116,7 +116,7 @@ def test_a_failure_for_want_of_an_input_is_no_failure_of_the_tool(tmp_path: Path
     result = record.results[STEP.id]
     assert code is ExitCode.ERROR
     assert result.verdict == "error"
-    assert result.reason.startswith(f"{tmp_path}/gone.vmfb is not there any more")
+    assert result.reason.startswith(f"{tmp_path}/gone.vmfb no longer exists")
     assert result.log == "steps/stderr.txt"
 
 

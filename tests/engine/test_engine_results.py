@@ -142,7 +142,7 @@ def test_a_chip_that_the_compiler_does_not_know_is_named_as_the_cause(
         ),
         (
             "….c:726: OUT_OF_RANGE; input data string underflow: dst_i=3; parsing input `4xf32=1,2,3`; parsing",
-            "cannot use 4xf32=1,2,3: it is no value, or has not as many as its shape says",
+            "cannot use 4xf32=1,2,3: it is not a value, or not as many as its shape requires",
         ),
     ],
 )
@@ -237,7 +237,7 @@ def test_only_a_record_with_another_hash_says_that_an_output_has_changed(
     (tmp_path / "a.npy").write_bytes(b"values")
     expected = ("--expected_output=@a.npy", "--expected_output=@gone.npy", "--expected_output=2xf32=1 2")
     found = find_changed_goldens(Command(("iree-run-module", *expected), str(tmp_path)))
-    said = ["a.npy is not what was recorded (provenance.json has another hash)"]
+    said = ["a.npy differs from what was recorded (provenance.json has another hash)"]
     assert found == (said if changed else [])
 
 

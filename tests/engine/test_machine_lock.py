@@ -182,8 +182,8 @@ def test_folder_of_a_stranger_or_a_link_is_refused(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.touch()
     for place in (link, plain):
-        require_refusal(locks_in(place).device_lock("x", silent), "not a folder of yours")
-    require_refusal(locks_in(tmp_path / "a/b").device_lock("x", silent), "cannot make")
+        require_refusal(locks_in(place).device_lock("x", silent), "does not belong to you")
+    require_refusal(locks_in(tmp_path / "a/b").device_lock("x", silent), "cannot create")
     assert list(elsewhere.iterdir()) == []
 
 
@@ -191,7 +191,7 @@ def test_foreign_owner_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch)
     folder.mkdir()
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    require_refusal(locks_in(folder).device_lock("x", silent), "not a folder of yours")
+    require_refusal(locks_in(folder).device_lock("x", silent), "does not belong to you")
 
 
 def test_link_in_place_of_a_lock_file_is_not_followed(folder: Path, tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_whoever_may_use_a_named_folder_may_use_its_files(folder: Path, mode: in
 def test_a_file_in_place_of_a_named_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, why in ((tmp_path / "file", "it is not a folder"), (tmp_path / "file" / "locks", "Not a directory")):
-        with pytest.raises(GauntletError, match=f"{path}: cannot make the folder for locks: {why}") as caught:
+        with pytest.raises(GauntletError, match=f"{path}: cannot create the folder for locks: {why}") as caught:
             locks_in(LockFolder(path, from_variable=True)).device_lock("x", silent).__enter__()
         assert f"${LOCKS_VARIABLE}" in caught.value.hint
 
@@ -399,19 +399,19 @@ def test_a_folder_that_another_user_cannot_use_says_what_to_set(tmp_path: Path) 
     closed.mkdir(mode=0o755)
     with nobody_asks(tmp_path, "closed") as said:
         assert "closed/device-x.lock: cannot lock: Permission denied" in said
-        assert f"the folder must be writable, and on a file system with locks (flock); ${LOCKS_VARIABLE} names" in said
+        assert f"the folder must be writable, on a file system that supports locks (flock); ${LOCKS_VARIABLE}" in said
     for mode in (0o755, 0o700):
         closed.chmod(mode)
         with nobody_asks(tmp_path, "closed/locks") as said:
-            assert "closed/locks: cannot make the folder for locks: Permission denied" in said
-            assert f"${LOCKS_VARIABLE} must name a folder that exists or can be made" in said
+            assert "closed/locks: cannot create the folder for locks: Permission denied" in said
+            assert f"${LOCKS_VARIABLE} must name a folder that exists or can be created" in said
 
 
 @two_users
 def test_the_default_folder_of_another_user_is_refused(folder: Path) -> None:
     folder.mkdir()
     os.chown(folder, NOBODY, NOBODY)
-    require_refusal(locks_in(folder).device_lock("x", silent), "not a folder of yours")
+    require_refusal(locks_in(folder).device_lock("x", silent), "does not belong to you")
 
 
 _HOLDER = """

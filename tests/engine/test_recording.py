@@ -132,7 +132,7 @@ def test_inputs_of_every_kind(project: TorchProject) -> None:
 def test_an_input_of_another_type_than_the_models(project: TorchProject) -> None:
     quality(project, inputs=[{"value": "2x4xbf16=1"}, {"url": "ids.npy"}])
     text = record(project, 2)
-    assert "the input '2x4xbf16=1' is a bf16, and the model takes float32" in text
+    assert "the input '2x4xbf16=1' is a bf16, but the model takes float32" in text
 
 
 @pytest.mark.parametrize("there", ["nowhere", "next to it", "external"])

@@ -353,7 +353,7 @@ def test_the_tool_decides_on_a_failure_that_nobody_expects(asked: Asked, tmp_pat
         result = check_served_threshold(asked.step(*flags, "--expected_output=2xf32=1 2"), confused, processes)
         assert result is not None
         assert result.verdict is Verdict.PASSED
-        assert "memory that nothing has written" in result.notes[-1]
+        assert "uninitialised memory" in result.notes[-1]
         bad = asked.step(*flags, "--expected_output=2xf32=1 3")
         result = check_served_threshold(bad, confused, processes)
         assert result is not None
@@ -444,7 +444,7 @@ def test_a_case_is_not_blamed_for_what_another_one_broke(faults: str, tmp_path: 
         workers(servers)[0].send_signal(signal.SIGABRT)
         thread.join()
         assert answers[0].verdict == RunVerdict.PASSED
-        assert "SIGABRT after other cases" in answers[0].outcome.notes[0]
+        assert "SIGABRT after running other cases" in answers[0].outcome.notes[0]
 
 
 @pytest.mark.iree
@@ -480,7 +480,7 @@ def test_memory_has_a_limit(faults: str) -> None:
         answer = servers.run(fault(faults, "fill", "i64=8000000000"))
         assert answer.verdict == RunVerdict.ERROR
         assert answer.message.startswith("RESOURCE_EXHAUSTED; ")
-        assert answer.outcome.notes == ("the memory that it may take is limited to 2.1 GB",)
+        assert answer.outcome.notes == ("its memory is limited to 2.1 GB",)
         assert answer.outcome.peak_rss_bytes < 1 << 30
         assert servers.run(fault(faults, "fill", "i64=1000")).verdict == RunVerdict.PASSED
 

@@ -339,7 +339,7 @@ def test_a_cache_without_room_is_a_note(folder_remote: Remote, first: ModuleCach
     (tmp_path / "third").mkdir()
     (tmp_path / "third" / "modules").write_text("a file where a folder should be")
     shared = folder_remote.seen()
-    assert find(shared, ModuleCache(tmp_path / "third")).note.startswith("what the shared cache has is not used: ")
+    assert find(shared, ModuleCache(tmp_path / "third")).note.startswith("the shared cache's module is not used: ")
     assert find(shared, ModuleCache(tmp_path / "second")).entry is not None
 
 

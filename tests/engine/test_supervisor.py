@@ -388,7 +388,7 @@ def test_folders_that_are_missing(supervisor: Supervisor, tmp_path: Path) -> Non
     log = tmp_path / "log"
     with pytest.raises(GauntletError, match=r"none: cannot run true there: no such folder"):
         supervisor.run(Command(("true",), str(tmp_path / "none")), stdout=log, stderr=log, timeout=9)
-    with pytest.raises(GauntletError, match="cannot make a folder for a process"):
+    with pytest.raises(GauntletError, match="cannot create a folder for a process"):
         supervisor.run(Command(("true",), ""), stdout=log, stderr=log, timeout=9, tmpdir=tmp_path / "none")
     (tmp_path / "folder").mkdir()
     with pytest.raises(GauntletError, match="folder: cannot write the log"):

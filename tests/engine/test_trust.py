@@ -60,8 +60,8 @@ def risks(*flags: str) -> list[str]:
         (["--module=x.vmfb"], "loads code"),
         (["--iree-link-bitcode=x.bc"], "loads code"),
         (["--iree-hal-substitute-executable-objects-from=."], "loads code"),
-        (["--flagfile=x"], "takes more flags"),
-        (["@x"], "takes more flags"),
+        (["--flagfile=x"], "reads more flags"),
+        (["@x"], "reads more flags"),
         (["--mlir-print-ir-tree-dir=/home/me"], "may write outside"),
         (["-o", "/home/me/x"], "may write outside"),
         (["--output=@../x.npy"], "may write outside"),
@@ -185,7 +185,7 @@ def test_a_strangers_settings_are_not_taken(project: Project) -> None:
     (project.folder / "gauntlet.toml").write_text('[downloads]\nretries = 1\n[modules]\nurl = "s3://b/m"\n')
     done = project.gauntlet("list", "--untrusted")
     assert done.code == 2, done.text
-    assert "gauntlet.toml sets modules, which --untrusted does not take from a project" in done.err
+    assert "gauntlet.toml sets modules, which --untrusted does not accept from a project" in done.err
     (project.folder / "gauntlet.toml").write_text('"$schema" = "schema.json"\n[downloads]\nretries = 1\n')
     assert project.gauntlet("list", "--untrusted").code == 0
 

@@ -64,7 +64,7 @@ def test_the_first_iree_with_which_a_bundle_fails(project: Project, tmp_path: Pa
     assert "between b1 (good) and b3 (bad); could not be judged: b2" in done.out
     values = {item["label"]: (item["value"], item["reason"]) for item in found(project)["candidates"] if item["tried"]}
     assert values["b0"] == (1.0, "")
-    assert values["b2"] == (None, "repro.sh ends with 125: unknown op")
+    assert values["b2"] == (None, "repro.sh exits with 125: unknown op")
     assert values["b3"] == values["b5"] == (0.0, "")
     folder = max((project.folder / "runs").glob("*-bisect"))
     for name in ("bisect.md", "bisect.html"):
@@ -100,7 +100,7 @@ def test_a_bundle_of_explain_is_asked_as_it_is(project: Project, tmp_path: Path)
     assert "first bad: b1; last good: b0 · exact · 2 of 2 tried" in done.out
     assert found(project)["candidates"][1]["toolchain"]["compiler_commit"] == iree.compiler.commit
     wrong = project.gauntlet("bisect", "--bundle", str(archive), "--among", bad, "--good", bad, "--bad", good)
-    assert (wrong.code, "good and bad are the wrong way round" in wrong.out) == (1, True), wrong.text
+    assert (wrong.code, "good and bad are swapped" in wrong.out) == (1, True), wrong.text
 
 
 def test_interrupted_it_goes_on_with_the_bundle_that_it_keeps(project: Project, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ _ENDS = ["--good", "3.9.0", "--bad", "3.12.0"]
         ([*_ENDS, "--cpus", "1"], 2, "--cpus and --bundle exclude each other"),
         ([*_ENDS, "--timeout-compile", "3"], 2, "--timeout-compile and --bundle exclude each other"),
         ([*_ENDS, "--bundle", "nowhere.tar.gz"], 2, "there is no bundle nowhere.tar.gz"),
-        ([*_ENDS, "--bundle", "specs"], 3, "is no bundle"),
+        ([*_ENDS, "--bundle", "specs"], 3, "is not a bundle"),
     ],
 )
 def test_wrong_input(project: Project, tmp_path: Path, more: list[str], code: int, says: str) -> None:

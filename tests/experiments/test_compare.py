@@ -199,7 +199,7 @@ def _require_another(project: Project, what: str) -> None:
     for _ in range(2):
         done = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
         assert done.code == 3, done.text
-        why = f"A: its {what} is not the one that was measured so far; begin a new comparison"
+        why = f"A: its {what} is not the one that was measured so far; start a new comparison"
         assert _document(project)["not_measured"] == {"toy/abs@cpu": why}
 
 
@@ -213,7 +213,7 @@ def test_what_was_found_slower_is_not_lost_with_its_spec(
     for _ in range(2):
         done = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
         assert done.code == 3, done.text
-        gone = "the comparison was begun with it: its spec is gone"
+        gone = "the comparison was started with it: its spec is gone"
         assert _document(project)["not_measured"] == {"toy/abs@cpu": gone}
         assert set(_document(project)["models"]) == {"toy/b@cpu"}
 
@@ -366,7 +366,7 @@ def test_compile_time_in_rounds(project: Project, tmp_path: Path, monkeypatch: p
         (("installed", "installed", "--budget", "0"), "--budget 0: expected minutes above 0"),
         (("installed", "installed", "--repetitions", "0"), "--repetitions 0"),
         (("installed", "installed", "--cpus", "x"), "'x' is no CPU"),
-        (("installed", "installed", "--cpus", "4096"), "there is no CPU 4096 here"),
+        (("installed", "installed", "--cpus", "4096"), "there is no CPU 4096 on this machine"),
         (("installed", "installed", "--disturbed", "drop"), "--disturbed drop: unknown"),
         (("installed", "installed", "--seed", "-1"), "--seed -1"),
         (("installed", "installed", "--resume"), "there is no earlier `compare`"),

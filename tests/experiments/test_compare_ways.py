@@ -82,7 +82,7 @@ def test_a_difference_on_all_cpus_alone_contradicts(project: Project, tmp_path: 
     assert model["verdict"] == "same", done.text
     assert model["own_way"]["contradicts"] is True
     for text in (done.out, (project.folder / "cmp" / "comparison.md").read_text()):
-        assert "as its spec runs it, B is" in " ".join(text.split())
+        assert "run as in its spec, B is" in " ".join(text.split())
 
 
 def test_a_trial_that_was_cut_short_is_continued(project: Project, tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_bisect_and_matrix_by_instructions(counted: Project, tmp_path: Path) -> 
 def test_what_valgrind_does_not_know_is_said(project: Project) -> None:
     done = project.gauntlet("run", *_SELECTED, "--stages", "count", "--count-cpu", "x86-64-v4")
     assert done.code == 3, done.text
-    assert "valgrind does not know an instruction of the module" in done.text
+    assert "valgrind does not support an instruction of the module" in done.text
     assert "--count-cpu" in done.text
     assert not list((project.newest / "steps").rglob("counts.json"))
 
@@ -356,5 +356,5 @@ def test_the_same_work_and_counts_of_two_counters_that_are_not_compared(counted:
     journal.write_text(text.replace('"counter":"valgrind ', '"counter":"valgrind 2.'))
     done = counted.gauntlet("compare", "--resume", "--run-dir", "cmp")
     assert done.code == 3, done.text
-    assert "its sides were counted by different counters: begin a new comparison" in done.text
+    assert "its sides were counted by different counters: start a new comparison" in done.text
     assert _comparison(counted.folder, "cmp")["models"] == {}

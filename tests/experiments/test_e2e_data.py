@@ -321,7 +321,7 @@ def test_a_file_that_is_longer_than_its_type_is_an_error_of_the_comparison(
     behind = "" if raw else " after byte 128"
     assert project.result(_THRESHOLD)["verdict"] == "error"
     assert project.result(_THRESHOLD)["reason"] == f"{path}: 4xf32 needs 16 bytes, the file has 24{behind}"
-    assert "nothing reads the rest: correct the shape and type, or the file" in done.out
+    assert "the rest is not read: correct the shape and type, or the file" in done.out
     assert project.verdict(f"{_CHAIN}:benchmark") == "passed"
 
 

@@ -386,7 +386,7 @@ def test_force_recompile_compares(project: Project) -> None:
     assert project.gauntlet("run", "--stages", "compile", "--force-recompile").code == 0
     result = project.result(f"{_CHAIN}:compile")
     assert result["cache"]["hit"] is False
-    assert any("made again" in note for note in result["notes"])
+    assert any("rebuilt" in note for note in result["notes"])
 
 
 def test_iree_in_a_folder_with_blanks_finds_its_linker(cold: Project, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_where_no_reference_has_the_same_dispatches_one_of_the_same_values_is_lo
     monkeypatch.setattr(locate, "trace_sides", trace)
     located = nothing.find_wrong(lambda: False)
     assert (located.reference, traced) == (reference, [True] if reference else [])
-    assert ("which vmvx has too" if reference else "no reference gives the expected numbers") in located.reason
+    assert ("inputs vmvx computes too" if reference else "no reference gives the expected numbers") in located.reason
 
 
 @pytest.mark.stress
@@ -196,7 +196,7 @@ def replays(bundle: Path) -> None:
     if replay.is_file():
         done = subprocess.run([replay, "--device=local-task", file], capture_output=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert "run.ireereplay` does what that run did" in (bundle / "README.md").read_text()
+        assert "run.ireereplay` repeats what that run did" in (bundle / "README.md").read_text()
 
 
 @pytest.mark.stress
@@ -209,7 +209,7 @@ def test_a_target_that_does_not_run_when_traced_is_not_judged(project: Project, 
     assert project.gauntlet("run", "--model", "toy", "--submodel", "sums").code == 1
     done = project.gauntlet("explain")
     assert done.code == 0, done.text
-    assert f"traced, the target does not run to its end, in {dispatch}" in done.out
+    assert f"when traced, the target fails in {dispatch}" in done.out
     (case,) = explained(project)["cases"]
     assert case["found"]["bundle"]["form"] == "the whole program"
 
@@ -263,9 +263,9 @@ def test_what_was_recorded_since_is_no_intermittent_failure(project: Project, *,
     (project.regressions / "abs.npy").write_bytes(right)
     done = project.gauntlet("explain")
     assert (done.code, "intermittent" in done.out) == (4, False), done.text
-    said = "is not what it was in the run" if known else "was written to since the run"
+    said = "has changed since the run" if known else "was written to since the run"
     assert f"specs/regression_tests/toy/abs.npy {said}: run again, and explain that run" in done.out
-    assert ("did not fail again, twice: " in done.out) is not known
+    assert ("did not fail again in two attempts: " in done.out) is not known
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_what_cannot_be_explained_is_a_clear_word(project: Project, tmp_path: Pa
     for damaged in (b"no archive", gzip.compress(bytes(range(256)) * 99)[:90]):
         no_bundle.write_bytes(damaged)
         done = project.gauntlet("bundle.run", str(no_bundle))
-        assert (done.code, "it is no archive, or damaged" in done.err) == (3, True), done.text
+        assert (done.code, "it is not an archive, or is damaged" in done.err) == (3, True), done.text
     (tmp_path / "bundle.json").write_text("{}")
     done = project.gauntlet("bundle.run", str(tmp_path))
     assert (done.code, "it has no repro.sh" in done.err) == (3, True), done.text

@@ -113,4 +113,4 @@ def test_a_program_that_is_gone_says_so(project: Project) -> None:
 
 def test_an_input_that_is_gone_says_so(project: Project) -> None:
     found = lost(project, "gone.npy", outputs=[{"source": "gone.npy"}])
-    assert "gone.npy is not there: toy/abs@cpu cannot be run again" in found["answer"], json.dumps(found)
+    assert "gone.npy is missing: toy/abs@cpu cannot be run again" in found["answer"], json.dumps(found)

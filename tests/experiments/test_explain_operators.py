@@ -114,7 +114,7 @@ def test_expected_values_that_are_not_onnxruntimes_are_a_finding_of_their_own(pr
     case, said = _explained(project, 4)
     assert "operator" not in case["found"]["operator"]
     version = f"onnxruntime {onnxruntime.__version__}"
-    assert f"IREE gives what {version} gives" in said
+    assert f"IREE agrees with {version}" in said
     assert f"the expected values differ from {version}'s, by 1 of the largest value" in said
 
 
@@ -141,7 +141,7 @@ def test_weights_outside_of_the_file_are_a_clear_word(tmp_path: Path) -> None:
     place = tmp_path / "sampled.onnx"
     onnx.save(_model(), place, save_as_external_data=True, location="weights.bin", size_threshold=0)
     done = _described(place)
-    said = "the weights of sampled.onnx lie outside of it, and it cannot be cut\n"
+    said = "the weights of sampled.onnx are in other files, so it cannot be cut\n"
     assert (done.returncode, done.stderr) == (2, said)
 
 

@@ -133,7 +133,7 @@ def test_a_file_that_is_too_large_is_named_by_its_address(
             assert project.gauntlet("bundle.run", str(archive)).code == 1
         else:
             # Nobody else has an address of what lies in the project.
-            assert "large.npy has 16.1 kB, and a bundle at most 8.0 kB" in done.out
+            assert "large.npy is 16.1 kB, but a bundle is at most 8.0 kB" in done.out
         server.shutdown()
 
 
@@ -141,7 +141,7 @@ def test_what_is_fetched_is_checked(tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(b"values")
     url, right = (tmp_path / "there").as_uri(), hashlib.sha256(b"values").hexdigest()
     name = str(tmp_path / "here")
-    assert "is not what it was" in fetch_file.fetch(name, url, "0" * 64)
+    assert "has changed: its SHA-256" in fetch_file.fetch(name, url, "0" * 64)
     assert not Path(name).exists()
     assert "cannot be fetched" in fetch_file.fetch(name, f"{url}_gone", right)
     assert fetch_file.fetch(name, url, right) == ""

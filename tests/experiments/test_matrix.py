@@ -131,11 +131,11 @@ def test_fail_fast_stops_after_the_iree_that_fails_and_can_be_gone_on_with(proje
     assert done.code == 1, done.text
     made = document(project)
     assert (made["state"], made["irees"][1]["exit_code"]) == ("stopped", None)
-    assert "not run: --fail-fast, and build:b came out with exit code 1" in made["irees"][1]["problem"]
+    assert "not run: --fail-fast, and build:b ended with exit code 1" in made["irees"][1]["problem"]
     again = project.gauntlet("matrix", "--resume")
     assert again.code == 1, again.text
     assert shlex.split(document(project)["command"])[1:4] == ["matrix", "--iree", broken], "what began it"
-    assert "finished before, exit code 1" in again.out
+    assert "finished earlier with exit code 1" in again.out
     assert [iree["exit_code"] for iree in document(project)["irees"]] == [1, 0]
 
 
@@ -174,7 +174,7 @@ def test_killed_and_gone_on_with(project: Project, moment: str) -> None:
     assert document(project)["state"] == "complete"
     assert [iree["exit_code"] for iree in document(project)["irees"]] == [0, 0]
     if moment != "first":
-        assert "installed (1 of 2)\nfinished before, exit code 0: it is not run again" in done.out
+        assert "installed (1 of 2)\nfinished earlier with exit code 0: not run again" in done.out
         assert results(folder / other) == before
     for label in ("installed", "build-slow"):
         done_steps = results(folder / label)
@@ -265,7 +265,7 @@ def test_a_resumed_matrix_keeps_what_it_was_asked_for(project: Project) -> None:
         assert "was started with" in done.err
     again = project.gauntlet("matrix", "--resume", *BOTH, "--model", "toy", "--stages", "compile")
     assert again.code == 0, again.text
-    assert again.out.count("finished before") == 2
+    assert again.out.count("finished earlier") == 2
     folder = matrix_of(project)
     taken = project.gauntlet("matrix", *BOTH, "--run-dir", str(folder))
     assert (taken.code, "already holds a run" in taken.err) == (2, True)

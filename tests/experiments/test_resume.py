@@ -296,10 +296,10 @@ def test_what_was_made_from_a_file_that_has_changed_is_done_again(
     assert project.verdict("toy/abs@cpu:threshold") == "failed"
     results = project.journal.results
     read_by = "compile" if file == "abs.mlir" else "threshold"
-    changed = f"done again: specs/regression_tests/toy/{file} has changed since the run began"
+    changed = f"repeated: specs/regression_tests/toy/{file} has changed since the run started"
     assert changed in results[f"toy/abs@cpu:{read_by}"].notes
     if read_by == "compile":
-        assert f"done again, as {_COMPILE} is" in results["toy/abs@cpu:benchmark"].notes
+        assert f"repeated, because {_COMPILE} is" in results["toy/abs@cpu:benchmark"].notes
     before = len((project.newest / "journal.jsonl").read_text().splitlines())
     assert project.gauntlet("run", "--resume").code == 1
     added = (project.newest / "journal.jsonl").read_text().splitlines()[before:]
@@ -339,7 +339,7 @@ def test_a_resumed_run_is_not_narrowed_down_to_what_passes(project: Project, wor
     junit = (project.newest / "junit.xml").read_bytes()
     narrowed = project.gauntlet(*words, "--resume")
     assert narrowed.code == 2, narrowed.text
-    assert f"compile alone: runs/{project.newest.name} was begun without --stages" in narrowed.err
+    assert f"compile alone: runs/{project.newest.name} was started without --stages" in narrowed.err
     assert (project.newest / "junit.xml").read_bytes() == junit
     assert project.gauntlet("run", "--resume").code == 1
     # What it was begun for may be said again.
@@ -361,7 +361,7 @@ def test_a_failure_is_not_lost_with_its_spec(project: Project) -> None:
         assert done.code == 3, done.text
         assert "1 failed, 1 error, 7 passed" in done.out
         assert ": 0 steps, IREE" in done.out, "nothing of it is done again"
-        kept = "results of 6 steps that are no longer selected or there count: toy/abs@cpu:fetch…"
+        kept = "results of 6 steps that are no longer selected or are gone still count: toy/abs@cpu:fetch…"
         assert done.out.count(kept) == 2, "when it begins, and in its report"
         assert _errors(project) == {"threshold"}
         verdicts = {name: project.verdict(f"toy/{name}@cpu:threshold") for name in ("abs", "b", "c")}

@@ -59,7 +59,7 @@ def test_a_folder_of_locks_that_cannot_be_is_found_before_anything_runs(
     done = project.gauntlet("run")
     assert done.code == 2, done.text
     assert done.err.startswith(f"error: $IREE_GAUNTLET_LOCKS is {place}")
-    assert "must name a folder that exists or can be made" in done.err
+    assert "must name a folder that exists or can be created" in done.err
     assert sorted(project.folder.rglob("*")) == before
 
 

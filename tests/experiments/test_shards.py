@@ -129,7 +129,7 @@ def test_costs_decide_from_a_file_and_from_a_run(plan: Plan, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("text", ["3", "0/8", "9/8", "a/b", "1/0", "1/8 ", "-1/2", "1/99999"])
 def test_what_is_no_share_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="expected a shard and how many there are, such as 3/8"):
+    with pytest.raises(UsageError, match="expected a shard and the number of shards, such as 3/8"):
         parse_shard(ShardRequest(shard=text))
 
 

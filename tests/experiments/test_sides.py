@@ -192,14 +192,14 @@ def test_a_resumed_comparison_goes_on_with_the_blocks_and_judges_again(tmp_path:
     assert (record.begun["cut"], record.begun["judged"], record.begun["there"]) == (3, 1, 2)
     assert (record.worker_of("there"), record.verdicts, record.end) == ("box/cpu", {}, None)
     record.verdicts["judged"] = RecordedVerdict.from_dict({**verdict, "verdict": "fastr"})
-    with pytest.raises(GauntletError, match="the verdict of judged, 'fastr', is none that this version knows"):
+    with pytest.raises(GauntletError, match="the verdict of judged, 'fastr', is unknown to this version"):
         list_rows(record)
     del record.verdicts["judged"]
     assert {row.model: row.reason.partition(";")[0] for row in list_rows(record)} == {
         "cut": "cut short after 3 blocks of rounds",
         "judged": "cut short after 1 blocks of rounds",
         "there": "cut short after 2 blocks of rounds",
-        "untouched": "its turn did not come",
+        "untouched": "it was not reached",
     }
 
 
@@ -344,7 +344,7 @@ def test_a_module_is_another_one_where_its_key_is_not_that_at_the_first_block(
 ) -> None:
     sides = (side(tmp_path / "a", "A", {"01": "k"}), side(tmp_path / "b", "B", made))
     found = find_changed_models(sides, measured_so_far(tmp_path, *times, kind=kind))
-    why = "B: its module is not the one that was measured so far; begin a new comparison"
+    why = "B: its module is not the one that was measured so far; start a new comparison"
     assert found == ({UNIT.chain: why} if changed else {})
 
 
@@ -363,7 +363,7 @@ def test_a_benchmark_is_another_one_where_it_is_not_that_of_the_first_part(
 ) -> None:
     sides = [side(tmp_path / name, name, {"01": "k"}, now) for name in "AB"]
     found = find_changed_models(sides, measured_so_far(tmp_path, "02", words=words))
-    why = "A: its benchmark is not the one that was measured so far; begin a new comparison"
+    why = "A: its benchmark is not the one that was measured so far; start a new comparison"
     assert found == ({UNIT.chain: why} if changed else {})
     assert find_changed_models(sides, measured_so_far(tmp_path, words=words)) == {}, "nothing is measured yet"
 

@@ -345,7 +345,7 @@ def test_the_commit_is_found_that_made_the_compiler_crash(project: Project, sour
     words = ("bisect", "--source", str(source.folder), "--good", "9.0.0", "--bad", "9.1.0", "--model", "toy")
     done = project.gauntlet(*words, "--metric", "compiles", "--run-dir", "b")
     assert done.code == 0, done.text
-    assert "15 commits, 0 there already; at most 6 builds" in done.text
+    assert "15 commits, 0 already built; at most 6 builds" in done.text
     document = json.loads((project.folder / "b" / "bisect.json").read_text())
     assert document["first_new"] == source.commits["k"][:12]
     assert document["last_old"] == source.commits["j"][:12]
@@ -357,13 +357,13 @@ def test_the_commit_is_found_that_made_the_compiler_crash(project: Project, sour
         "pull": None,
     }
     assert document["commits"].endswith(f"{source.commits['j']}...{source.commits['k']}")
-    assert f"It was {source.commits['k'][:12]} of 2026-11-" in (project.folder / "b" / "bisect.md").read_text()
+    assert f"Changed by {source.commits['k'][:12]} of 2026-11-" in (project.folder / "b" / "bisect.md").read_text()
     built = len(folders(project, "builds"))
     # Those that are there are taken where they do as well.
     again = project.gauntlet(*words, "--metric", "runs", "--run-dir", "r")
     assert again.code == 0, again.text
     # Both ends are built; what is left is no more than the search may try.
-    said = re.search(r"15 commits, (\d+) there already; at most (\d+) builds?, about (.+) by the builds", again.text)
+    said = re.search(r"15 commits, (\d+) already built; at most (\d+) builds?, about (.+) going by", again.text)
     assert said is not None, again.text
     assert (int(said[1]), int(said[2])) == (built, 4)
     document = json.loads((project.folder / "r" / "bisect.json").read_text())

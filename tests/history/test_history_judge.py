@@ -282,7 +282,7 @@ def test_marks_accept_move_and_leave_out() -> None:
     assert gain.word == "improvement"
     assert find_idle_marks((item,), (accepted,)) == ()
     (idle,) = find_idle_marks((item,), (accepted, replace(accepted, iree="9.9.9")))
-    assert "9.9.9 fits no run of the history" in idle
+    assert "9.9.9 matches no run of the history" in idle
     (left,) = without_invalid((item,), (Mark("toy/abs@cpu dispatches", "3.2.0", "invalid", "wrong clock"),))
     assert [point.iree for point in left.points] == ["3.0.0", "3.1.0", "3.3.0"]
 

@@ -130,7 +130,7 @@ def test_a_remote_is_reached_with_the_settings_of_its_checkout(tmp_path: Path, m
         assert len(store.list_stamps()) == day
     authors = git("-C", tmp_path / "bare", "log", "--format=%an %ae", "history")
     assert authors.splitlines() == ["two two@example.org", "one one@example.org"]
-    with pytest.raises(UsageError, match="no folder elsewhere, and no remote of this name"):
+    with pytest.raises(UsageError, match="no folder elsewhere, and no git remote of this name"):
         open_history("git:elsewhere#history", Configuration(), tmp_path)
 
 
@@ -200,7 +200,7 @@ def test_a_folder_that_can_only_be_read_is_read(tmp_path: Path) -> None:
     [
         ("git:.", "no branch"),
         ("git:.#-x", "no branch"),
-        ("ftp://host/x", "no such kind of place"),
+        ("ftp://host/x", "unknown kind of place"),
         ("{file}", "it is a file"),
     ],
 )

@@ -232,7 +232,7 @@ def test_outputs_of_the_tool_have_no_signs(tmp_path: Path) -> None:
     (tmp_path / "o.bin").write_bytes(bytes(6))
     assert str(read_output(tmp_path / "o.bin", parse_tensor_type("3xbf16")).type) == "3xbf16"
     assert str(read_output(tmp_path / "o.bin", parse_tensor_type("4xbf16")).type) == "6x*8"
-    with pytest.raises(TensorError, match="does not say what it holds"):
+    with pytest.raises(TensorError, match="does not describe its contents"):
         read_output(tmp_path / "o.bin")
 
 

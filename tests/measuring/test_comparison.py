@@ -140,13 +140,13 @@ def test_shapes_types_and_counts_that_differ() -> None:
         assert result.mismatches is None
         return result.message
 
-    assert message(tensor([1, 2]), tensor([[1, 2]])) == "the module gives 2xf32, expected is 1x2xf32"
-    assert message(tensor([1]), tensor([1], "f64")) == "the module gives element type f32, expected is f64"
+    assert message(tensor([1, 2]), tensor([[1, 2]])) == "the module returns 2xf32, expected 1x2xf32"
+    assert message(tensor([1]), tensor([1], "f64")) == "the module returns element type f32, expected f64"
     assert "have a sign" in message(tensor([1], "i32"), tensor([1], "si32", "e.npy"))
     assert "1xbf16=@file.bin" in message(tensor([1], "bf16"), Tensor("*16", (1,), np.zeros(1, "V2")))
     missing = compare_outputs([tensor([1])], [tensor([1]), None], Tolerances())
     assert [entry.passed for entry in missing] == [True, False]
-    assert missing[1].message == "the module gives 1 outputs, 2 are expected: this one is missing"
+    assert missing[1].message == "the module returns 1 outputs, expected 2: this one is missing"
     extra = compare_outputs([tensor([1]), tensor([2])], [None], Tolerances())
     assert [entry.passed for entry in extra] == [True, False]
     assert compare_outputs([], [], Tolerances()) == []

@@ -207,7 +207,7 @@ def test_the_four_verdicts() -> None:
     crossing = judged(*np.linspace(-0.05, 0.08, 10))
     assert crossing.verdict == TimeVerdict.INCONCLUSIVE
     assert crossing.next_look == 14
-    assert "is neither beyond ±1 % nor within ±3 %" in crossing.reason
+    assert "is neither outside ±1 % nor within ±3 %" in crossing.reason
 
 
 def test_too_few_blocks_say_how_many_are_needed() -> None:
@@ -215,14 +215,14 @@ def test_too_few_blocks_say_how_many_are_needed() -> None:
     assert comparison.verdict == TimeVerdict.INCONCLUSIVE
     assert (comparison.low, comparison.high, comparison.p_value) == (0.0, math.inf, 1.0)
     assert comparison.next_look == 10
-    assert comparison.reason == "4 blocks, and 10 are needed for the first verdict"
+    assert comparison.reason == "4 blocks, but 10 are needed for the first verdict"
     assert comparison.ratio == pytest.approx(math.exp(0.5))
 
 
 def test_a_plan_that_is_used_up_is_named() -> None:
     comparison = compare_log_ratios(np.random.default_rng(0).normal(0, 0.3, 40), _PLAN)
     assert comparison.next_look is None
-    assert comparison.reason.endswith("all 40 blocks are taken")
+    assert comparison.reason.endswith("all 40 blocks are used")
 
 
 def test_blocks_that_contradict_earlier_ones_give_no_verdict() -> None:

@@ -100,7 +100,7 @@ def test_a_missing_field_is_named(field: str) -> None:
 
 
 def test_no_dispatches_is_an_error() -> None:
-    with pytest.raises(ProfileError, match="holds no dispatches"):
+    with pytest.raises(ProfileError, match="contains no dispatches"):
         read()
 
 
@@ -110,9 +110,9 @@ def test_rows_that_are_cut_off() -> None:
         parse_dispatch_events(lines[:-1], invocations=INVOCATIONS)
     with pytest.raises(ProfileError, match="line 1 of the profile's rows is not JSON"):
         parse_dispatch_events([lines[0][:50]], invocations=INVOCATIONS)
-    with pytest.raises(ProfileError, match="hold 94 dispatches, and dispatch_summary counts 95"):
+    with pytest.raises(ProfileError, match="contain 94 dispatches, but dispatch_summary counts 95"):
         parse_dispatch_events(lines[1:], invocations=INVOCATIONS)
-    with pytest.raises(ProfileError, match="no JSON object"):
+    with pytest.raises(ProfileError, match="not a JSON object"):
         parse_dispatch_events(["[]"], invocations=INVOCATIONS)
 
 
@@ -131,7 +131,7 @@ def test_dispatches_without_a_valid_time_are_said() -> None:
 
 def test_dispatches_that_differ_between_invocations_are_said() -> None:
     profile = read(row("f", 10), row("f", 20), row("f", 30), invocations=2)
-    assert profile.notes == ("f: 3 dispatches in 2 invocations, not the same in each",)
+    assert profile.notes == ("f: 3 dispatches in 2 invocations, not the same number in each",)
     assert profile.dispatches[0].invocation_ns == 30
 
 

@@ -64,7 +64,7 @@ def test_an_undisturbed_round() -> None:
         (_state(governor="powersave"), "the frequency governor changed from performance to powersave"),
         (
             _state(frequency_mhz=2400),
-            "the CPU frequency was 2400 MHz, 20 % below the 3000 MHz at its begin (10 % is tolerated)",
+            "the CPU frequency was 2400 MHz, 20 % below the 3000 MHz at its start (10 % is tolerated)",
         ),
         (_state(swap_used_bytes=(1 << 30) + (64 << 20)), "64 MiB went to swap (16 MiB is tolerated)"),
         (_state(on_battery=True), "the machine ran on battery"),
@@ -227,7 +227,7 @@ def test_a_watch_sees_what_changes_between_its_readings(tmp_path: Path) -> None:
     assert [line.partition(" (")[0] for line in state.disturbances()] == [
         "other work kept the CPUs 15 % busy",
         "the CPU throttled 2 times",
-        "the CPU frequency was 2000 MHz, 33 % below the 3000 MHz at its begin",
+        "the CPU frequency was 2000 MHz, 33 % below the 3000 MHz at its start",
     ]
     assert state.as_dict()["throttle_events"] == 2
     state = pinned.ended(own_cpu_seconds=1.9)

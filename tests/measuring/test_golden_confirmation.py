@@ -34,14 +34,14 @@ def test_on_the_limit_it_is_inconclusive_until_the_budget_is_spent() -> None:
     assert (early.passed, early.next_look) == (None, 14)
     late = confirm_breach(_rounds(11.0, 40), 10.0, 1.1, Statistic.MEAN, _PLAN)
     assert (late.passed, late.next_look) == (None, None)
-    assert late.reason.endswith("all 40 rounds are taken")
+    assert late.reason.endswith("all 40 rounds are used")
 
 
 def test_too_few_rounds_say_how_many_are_needed() -> None:
     confirmation = confirm_breach(_rounds(99.0, 3), 10.0, 1.1, Statistic.MIN, _PLAN)
     assert confirmation.passed is None
     assert (confirmation.low, confirmation.high) == (0.0, math.inf)
-    assert confirmation.reason == "3 more rounds, and 10 are needed to confirm a breach"
+    assert confirmation.reason == "3 more rounds, but 10 are needed to confirm a breach"
 
 
 def test_a_rate_out_of_reach_is_named() -> None:

@@ -144,10 +144,10 @@ def test_processes_that_may_not_be_seen_are_not_none(tmp_path: Path) -> None:
     ("body", "problem"),
     [
         ("echo 'NVIDIA-SMI has failed because it could not talk to the driver.'; exit 9", "(exit code 9): NVIDIA-SMI"),
-        ("exit 1", "nothing said"),
-        ("echo 'No devices were found'", "printed what is no GPU: No devices were found"),
-        ("printf '\\377\\376 \\000 rubbish'", "printed what is no GPU"),
-        ("", "names no GPU"),
+        ("exit 1", "no message"),
+        ("echo 'No devices were found'", "printed something that is not a GPU: No devices were found"),
+        ("printf '\\377\\376 \\000 rubbish'", "printed something that is not a GPU"),
+        ("", "lists no GPU"),
     ],
 )
 def test_a_sick_tool_is_a_reason_and_no_exception(body: str, problem: str, tmp_path: Path) -> None:

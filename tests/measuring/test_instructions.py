@@ -224,7 +224,7 @@ def test_without_any_counter_the_message_says_how_to_get_one(monkeypatch: pytest
     with pytest.raises(ToolchainError) as error:
         find_counter()
     assert error.value.what == (
-        "nothing here counts instructions: the CPU's own counter is not supported by this machine; "
+        "nothing on this machine counts instructions: the CPU's own counter is not supported by this machine; "
         "valgrind is not installed"
     )
     assert "apt install valgrind" in error.value.hint
@@ -235,7 +235,7 @@ def test_without_any_counter_the_message_says_how_to_get_one(monkeypatch: pytest
     (tmp_path / "valgrind").chmod(0o755)
     with pytest.raises(ToolchainError) as error:
         find_counter("hardware")
-    assert error.value.hint == "valgrind is here: leave --counter out."
+    assert error.value.hint == "valgrind is installed: leave --counter out."
 
 
 def test_hardware_goes_first_and_can_be_declined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

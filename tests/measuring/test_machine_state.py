@@ -160,7 +160,7 @@ def test_a_fit_machine_has_no_warnings() -> None:
         (replace(FIT_STATE, smt=True), "SMT"),
         (replace(FIT_STATE, throttle_count=2), "throttled 2 times"),
         (replace(FIT_STATE, swap_used_bytes=1 << 30), "swap"),
-        (replace(FIT_STATE, free_memory_bytes=1 << 20), "memory are free"),
+        (replace(FIT_STATE, free_memory_bytes=1 << 20), "memory is free"),
         (replace(FIT_STATE, on_battery=True), "plug it in"),
         (replace(FIT_STATE, cpu_temperature_c=97.0), "97 °C"),
         (

@@ -60,7 +60,7 @@ def test_a_candidate_is_placed_by_its_whole_interval() -> None:
     across = np.tile([middle - 0.05, middle + 0.05], 10)
     spent = place(across, plan, middle)
     assert (spent.bad, spent.next_look) == (None, None)
-    assert "holds the middle" in spent.reason
+    assert "contains the middle" in spent.reason
     assert "budget is spent" in spent.reason
 
 
@@ -78,7 +78,7 @@ def test_the_middle_never_lies_beyond_what_is_sure_of_the_bad_end() -> None:
     # The estimate is of all blocks, the interval of all looks.
     assert find_middle(1.3, 1.05, 1.2) == pytest.approx(math.log(1.05))
     for ratio, low, high in ((1.1, 0.9, 1.3), (1.1, 0.0, math.inf), (1.0, 1.0, 1.0), (1.1, 1.2, 1.1)):
-        with pytest.raises(EvidenceError, match="do not differ for certain"):
+        with pytest.raises(EvidenceError, match="do not clearly differ"):
             find_middle(ratio, low, high)
     with pytest.raises(EvidenceError, match="divides nothing"):
         place(np.zeros(10), plan_looks(), 0.0)

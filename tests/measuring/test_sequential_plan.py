@@ -24,7 +24,7 @@ def test_a_look_that_cannot_decide_is_not_made() -> None:
         assert plan.looks[0] == first
         decided = compare_log_ratios(np.full(first, 0.5), plan)
         assert decided.differs == (first != 12)
-    assert decided.reason == ("too few blocks for an interval at such a false-alarm rate; all 12 blocks are taken")
+    assert decided.reason == ("too few blocks for an interval at such a false-alarm rate; all 12 blocks are used")
 
 
 @given(st.floats(1e-6, 0.5), st.integers(1, 500))

@@ -184,7 +184,7 @@ def test_a_summary_that_cannot_be_written_is_said(project: TorchProject) -> None
     done = project.pytest("-q", "-k", "compstat", "--job-summary-path=taken/summary")
     assert outcomes(done) == {"passed": 1, "deselected": 2}
     assert "warning: " in done.out
-    assert "taken/summary: cannot make the folder" in done.out
+    assert "taken/summary: cannot create the folder" in done.out
 
 
 def test_the_toolkits_modules_are_imported_as_they_are_written(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def recorded(name: str, folder: Path, keep: Sequence[str] = (), *, module: str =
         ("run", 0, "toy/abs@cpu"),
         ("compare", 4, "toy/abs@cpu inconclusive"),
         ("matrix", 0, "venv:env"),
-        ("bisect", 1, "nothing to look for: both ends give the same (10,564 bytes)"),
+        ("bisect", 1, "nothing to search for: both ends give the same value (10,564 bytes)"),
         ("micro", 0, "8-64-128"),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_matrix_is_resumed(project: Project) -> None:
     (folder / "journal.jsonl").write_text("".join(lines[:second]))
     done = project.gauntlet("matrix", "--resume")
     assert done.code == 0, done.text
-    assert "finished before, exit code 0: it is not run again" in done.out
+    assert "finished earlier with exit code 0: not run again" in done.out
 
 
 def test_a_comparison_is_resumed(project: Project) -> None:
@@ -104,7 +104,7 @@ def test_a_comparison_whose_module_is_of_another_cpu_is_not_resumed(project: Pro
     recorded("compare", project.folder, ("journal.jsonl", '"event":"result"'), module="0" * 64)
     done = project.gauntlet("compare", "--resume", "--budget", "0.0001")
     assert done.code == 3, done.text
-    assert "its module is not the one that was measured so far; begin a new comparison" in done.out
+    assert "its module is not the one that was measured so far; start a new comparison" in done.out
 
 
 def test_a_bisection_is_resumed(project: Project) -> None:

@@ -116,7 +116,7 @@ def test_a_stall_shows_as_silence() -> None:
     log.fed(A, range(0, 60 * MB, MB), GB)
     assert log.speeds == ["1.0 MB/s"]
     log.clock.advance(14)
-    assert (log.speeds, log.lefts) == ([""], ["nothing for 14 s"])
+    assert (log.speeds, log.lefts) == ([""], ["no data for 14 s"])
 
 
 def test_a_new_beginning_is_measured_from_there() -> None:

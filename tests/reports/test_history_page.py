@@ -92,7 +92,7 @@ def test_where_much_is_better_that_is_folded() -> None:
     items = [series(number, 40) for number in range(12)]
     better = tuple(step(item, 21, FindingKind.IMPROVEMENT) for item in items[1:])
     found = html.fromstring(page(*items, findings=(step(items[0], 21), *better)))
-    assert found.xpath("string(//details/summary)") == "11 that are better, or as good again"
+    assert found.xpath("string(//details/summary)") == "11 improved or recovered"
     assert [len(table.findall("tbody/tr")) for table in found.findall(".//table")][:2] == [1, 11]
 
 

@@ -68,10 +68,10 @@ def matrix(tmp_path: Path) -> MatrixOutcome:
 
 def test_what_changed_between_releases(matrix: MatrixOutcome) -> None:
     assert texts(matrix, VerdictChange.FAILING) == [
-        "m/l3@cpu: 3.5.0 → 3.9.0: failed: threshold: output 1: the module gives element type i64"
+        "m/l3@cpu: 3.5.0 → 3.9.0: failed: threshold: output 1: the module returns element type i64"
     ]
     assert texts(matrix, VerdictChange.PASSING) == [
-        "m/l3@cpu: 3.9.0 → 3.12.0: was failed: threshold: output 1: the module gives element type i64",
+        "m/l3@cpu: 3.9.0 → 3.12.0: was failed: threshold: output 1: the module returns element type i64",
         "m/rec@cpu: 3.5.0 → 3.9.0: was failed: compile: error: large vector sizes | in a `softmax`",
         "m/common@cpu: 3.5.0 → 3.9.0: was failed: threshold: output 0: 12 of 384 elements differ",
     ]
@@ -118,14 +118,14 @@ def test_the_worst_exit_code_wins_and_each_iree_has_its_line(matrix: MatrixOutco
     assert "3.12.0 12 passed 0 3.12.0rc1 3.12.0rc1 3.12.0" in results
     assert lines[-3].startswith("2 of 4 IREEs as expected")
     assert lines[-1] == "exit code 1: something failed"
-    assert text.index("What changed") < text.index("verdict") < text.index("one IREE after the other")
+    assert text.index("What changed") < text.index("verdict") < text.index("one IREE after another")
 
 
 def test_how_times_were_taken_is_said_where_there_are_some(matrix: MatrixOutcome, tmp_path: Path) -> None:
-    assert "Times were taken one IREE after the other" in printed(matrix)
+    assert "Times were measured one IREE after another" in printed(matrix)
     compiled = {name: make_release_run(name, m=make_failed_chain("compile", "no")) for name in ("3.5.0", "3.9.0")}
     text = printed(read_matrix_outcome(write_record(tmp_path / "untimed", dict(compiled))))
-    assert "Times were taken" not in text
+    assert "Times were measured" not in text
     assert "Figures" in text
 
 

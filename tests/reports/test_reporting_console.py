@@ -90,7 +90,7 @@ def test_an_interrupted_run_says_what_goes_on_with_it(tmp_path: Path) -> None:
     builder.start(compile_)
     builder.end(130, interrupted=True)
     lines = printed(builder, tmp_path, io.StringIO()).splitlines()
-    assert f"to go on with it: gauntlet run --resume --run-dir runs/{RUN_NAME}" in lines
+    assert f"to continue it: gauntlet run --resume --run-dir runs/{RUN_NAME}" in lines
     (row,) = [line for line in lines if line.startswith("! error: compile, not started  ocr/det@cpu")]
     assert "threshold" not in row
 
@@ -99,14 +99,14 @@ def test_an_interrupted_run_says_what_goes_on_with_it(tmp_path: Path) -> None:
     ("suite", "said"),
     [
         ("micro", f"gauntlet micro --resume --run-dir runs/{RUN_NAME}"),
-        ("bench", "gauntlet bench -m bert again: what is done comes from the cache"),
+        ("bench", "gauntlet bench -m bert again: finished work comes from the cache"),
     ],
 )
 def test_what_goes_on_with_a_run_is_the_command_that_began_it(tmp_path: Path, suite: str, said: str) -> None:
     builder = JournalBuilder()
     builder.begin(suite=suite, command="gauntlet bench -m bert")
     builder.end(130, interrupted=True)
-    assert f"to go on with it: {said}" in printed(builder, tmp_path, io.StringIO())
+    assert f"to continue it: {said}" in printed(builder, tmp_path, io.StringIO())
 
 
 @pytest.mark.parametrize("end", [True, False])
@@ -141,7 +141,7 @@ def test_what_was_not_compared_is_told(tmp_path: Path) -> None:
     builder.result(step, notes=[NOTHING_COMPARED])
     builder.end()
     text = printed(builder, tmp_path, io.StringIO())
-    assert "\nno expected outputs, only that it runs was checked: ocr/a@cpu threshold\n" in text
+    assert "\nno expected outputs, so only that it runs was checked: ocr/a@cpu threshold\n" in text
 
 
 def test_a_line_for_each_finished_step() -> None:
@@ -283,7 +283,7 @@ def test_silence_is_broken_by_what_is_running() -> None:
     lines = stream.getvalue().splitlines()
     (line,) = [line for line in lines if "still running" in line]
     assert line == "[0/2] still running: ocr/s0@cpu compile (42.0 s); waiting for the device lock of hip://0"
-    assert "downloading m.onnx: 2.0 of 8.0 MB (25.0 %), nothing for 42 s" in lines
+    assert "downloading m.onnx: 2.0 of 8.0 MB (25.0 %), no data for 42 s" in lines
 
 
 def test_a_log_says_what_is_left_where_earlier_steps_tell() -> None:
@@ -449,7 +449,7 @@ def test_live_progress_of_many_steps_is_bounded() -> None:
         for step in builder.planned_steps:
             progress.step_started(step)
         assert len(painted(progress)) == 10
-        assert painted(progress)[-1].strip() == "and 292 more run"
+        assert painted(progress)[-1].strip() == "and 292 more running"
         for index, step in enumerate(builder.planned_steps):
             progress.step_finished(step, result("error" if index == 7 else "passed", "why"))
         assert "300/300 1 error, 299 passed; " in painted(progress)[0]
@@ -520,9 +520,9 @@ def test_the_end_names_cause_measure_and_command(tmp_path: Path) -> None:
     ]
     assert lines[-8:] == [
         "compiles: 2 from cache, 5 made; files: 1 present, 1 fetched",
-        "time: 90.5 s; IREE's tools ran for 89.5 s in all",
-        f"to find what is at fault, and to pack it up for others: gauntlet explain runs/{RUN_NAME}",
-        "where a new figure is right: gauntlet golden.update proposes it",
+        "time: 90.5 s; IREE's tools ran for 89.5 s in total",
+        f"to find the cause, and to pack it up for others: gauntlet explain runs/{RUN_NAME}",
+        "if a new figure is right: gauntlet golden.update proposes it",
         "",
         (
             "2 failed, 2 errors, 1 unexpected pass, 1 inconclusive, 8 passed, 1 expected failure,"
@@ -549,7 +549,7 @@ def test_a_green_run_ends_in_its_table(tmp_path: Path) -> None:
         "",
         "1 case: 1 passed; judged: numbers 0, dispatches 0, sizes 0, times 0",
         "compiles: 1 from cache, 0 made; files: 0 present, 0 fetched",
-        "time: 1.00 s; IREE's tools ran for 1.25 s in all",
+        "time: 1.00 s; IREE's tools ran for 1.25 s in total",
         "",
         "1 passed · 1 step of 1 case",
         f"reports in runs/{RUN_NAME}: junit.xml, summary.md, summary.html, summary.json",
@@ -601,7 +601,7 @@ def test_many_failures_are_bounded_and_counted(tmp_path: Path) -> None:
         )
     builder.end(1)
     text = printed(builder, tmp_path, io.StringIO())
-    assert "80 more went wrong; junit.xml and summary.json have each of them." in text
+    assert "80 more went wrong; junit.xml and summary.json list them all." in text
     assert "  and 120 more, in the reports" in text
     assert text.count("Reproduce:") == 20
     assert "    line 80\n" in text

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _WRONG = "output 0: 9 of 9 values differ"
 _BUNDLE = "explain/m/a.cpu/bundle.tar.gz"
 _DISPATCH = "main$dispatch_1_matmul"
-_EXPLAINED = f"explained: {_DISPATCH} is wrong on right inputs; mended by: data tiling off"
+_EXPLAINED = f"explained: {_DISPATCH} is wrong on right inputs; fixed by: data tiling off"
 
 
 def failed_run(folder: Path, reason: str = _WRONG) -> Path:

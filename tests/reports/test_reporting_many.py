@@ -131,14 +131,14 @@ def test_failures_of_many_are_grouped_everywhere() -> None:
     text = markdown_of(outcome)
     assert text.index("## What went wrong, by diagnostic") < text.index("## What went wrong\n")
     assert f"| 300 | compile | {DIAGNOSTIC} |" in text
-    assert "280 more went wrong; `junit.xml` and `summary.json` have each of them." in text
+    assert "280 more went wrong; `junit.xml` and `summary.json` list them all." in text
     assert text.count("### failed: ") == 200
     stream = io.StringIO()
     make_run_reports(outcome).print(Path("runs") / RUN_NAME, stream, environ={})
     lines = stream.getvalue().splitlines()
     assert lines[3] == "What went wrong, by diagnostic"
     assert lines[5].split()[:6] == ["300", "compile", *DIAGNOSTIC.split()[:4]]
-    assert "280 more went wrong; junit.xml and summary.json have each of them." in lines
+    assert "280 more went wrong; junit.xml and summary.json list them all." in lines
     assert "  and 270 more, in the reports" in lines
 
 

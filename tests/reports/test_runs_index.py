@@ -94,7 +94,7 @@ def test_of_many_new_ones_the_newest_are_read_and_the_rest_is_named(tmp_path: Pa
         _run(tmp_path, f"r{number:02}", number + 1)
     path, count = write_index(tmp_path, make_reports)
     assert count == 20
-    assert "3 older folders not looked at yet: gauntlet report --index reads all." in path.read_text()
+    assert "3 older folders not read yet: gauntlet report --index reads all." in path.read_text()
     path, count = write_index(tmp_path, make_reports, all_of_them=True)
     assert count == 23
     assert "not looked at" not in path.read_text()
@@ -132,7 +132,7 @@ def test_a_page_of_others_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Mo
     _run(tmp_path, "r0", 1)
     page = tmp_path / "index.html"
     page.write_text("<h1>My site</h1>")
-    with pytest.raises(UsageError, match=r"index\.html is there, and no page of runs"):
+    with pytest.raises(UsageError, match=r"index\.html exists but is not a page of runs"):
         write_index(tmp_path, make_reports, all_of_them=True)
     assert page.read_text() == "<h1>My site</h1>"
     # Made by the way, it is no more than a note.
@@ -140,7 +140,7 @@ def test_a_page_of_others_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Mo
     said: list[str] = []
     monkeypatch.setattr("iree_gauntlet.messages.note", said.append)
     assert ConsolePresenter(io.StringIO()).ran(tmp_path / "r0", brief=False) == ExitCode.OK
-    assert [line.partition(" is there")[0] for line in said] == [str(page)]
+    assert [line.partition(" exists")[0] for line in said] == [str(page)]
     assert page.read_text() == "<h1>My site</h1>"
 
 
@@ -148,7 +148,7 @@ def test_a_page_of_others_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Mo
     ("words", "said"),
     [
         (["report", "--index", "empty"], "there is no run in empty"),
-        (["report", "empty"], "empty is no run: it has no journal.jsonl"),
+        (["report", "empty"], "empty is not a run: it has no journal.jsonl"),
         (["report", "runs"], "--index makes the page of a folder of runs"),
     ],
 )

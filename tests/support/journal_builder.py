@@ -348,7 +348,7 @@ def make_every_verdict() -> JournalBuilder:
     builder.result(
         inconclusive_step,
         "inconclusive",
-        "the confidence interval 8.9 to 10.4 ms holds the limit 9.9 ms",
+        "the confidence interval 8.9 to 10.4 ms contains the limit 9.9 ms",
         samples=make_samples(8.9, 10.4),
     )
     builder.end(3, seconds=90.5)

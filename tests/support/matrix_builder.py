@@ -138,7 +138,7 @@ def write_four_releases(folder: Path) -> Path:
         ),
         "3.9.0": make_release_run(
             "3.9.0",
-            l3=make_failed_chain("threshold", "output 1: the module gives element type i64"),
+            l3=make_failed_chain("threshold", "output 1: the module returns element type i64"),
             rec=make_chain(ms=97.0),
             common=make_chain(ms=41.0),
             cls=make_chain(ms=2.6, size=1_176_754),

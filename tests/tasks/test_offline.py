@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 WEIGHTS, PROGRAM = "https://models.example/w.irpa", "https://models.example/m.mlir"
-HINT = "  Fetch once with network access, or `cache.import` an archive; `cache.where URL` shows where it would lie."
+HINT = "  Fetch once with network access, or `cache.import` an archive; `cache.where URL` shows its place there."
 
 
 def store_in(folder: Path, configuration: Configuration | None = None) -> ArtifactStore:

@@ -115,7 +115,7 @@ def test_a_missing_share_is_told_and_no_success(tmp_path: Path, capsys: pytest.C
     four = _run(tmp_path / "four", "d", shard=_shard(4, 4))
     assert _merge(one, four) is ExitCode.ERROR
     printed = capsys.readouterr().err
-    assert "note: shards 2, 3 of 4 are missing: this is not the whole run\n" in printed
+    assert "note: shards 2, 3 of 4 are missing: this run is incomplete\n" in printed
     assert report(("whole",)) is ExitCode.ERROR
 
 
@@ -196,10 +196,10 @@ def test_a_step_in_which_one_run_was_killed_is_not_what_another_has_skipped(tmp_
             {"toolchain": {"compiler": "3.12.0", "identity": "bad"}},
             r"IREE 3\.13\.0rc20261016 \(c0ffee\), .*3\.12\.0 \(bad\)",
         ),
-        ({"shard": _shard(2, 3)}, "were not cut out of the same whole"),
-        ({"shard": _shard(2, 2, "beef")}, "were not cut out of the same whole"),
+        ({"shard": _shard(2, 3)}, "were not parts of the same run"),
+        ({"shard": _shard(2, 2, "beef")}, "were not parts of the same run"),
         ({"shard": _shard(1, 2)}, "are both shard 1/2"),
-        ({"kind": "micro"}, "two is no run of spec files"),
+        ({"kind": "micro"}, "two is not a run of spec files"),
     ],
 )
 def test_runs_that_are_no_parts_of_one_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -222,7 +222,7 @@ def test_mistakes(tmp_path: Path) -> None:
     one, two = _run(tmp_path / "one", "ab"), _run(tmp_path / "two", "bd")
     with pytest.raises(UsageError, match=r"m/b@cpu is in .*one and in .*two"):
         _merge(one, two)
-    with pytest.raises(UsageError, match="one is named twice"):
+    with pytest.raises(UsageError, match="one is given twice"):
         _merge(one, "one")
     with pytest.raises(UsageError, match="there is no run gone"):
         _merge(one, "gone")
@@ -230,7 +230,7 @@ def test_mistakes(tmp_path: Path) -> None:
         report((str(one), str(two)))
     _run(tmp_path / "three", "c")
     _merge(one, "three")
-    with pytest.raises(UsageError, match="whole already holds a run"):
+    with pytest.raises(UsageError, match="whole already contains a run"):
         _merge(one, "three")
 
 

@@ -460,8 +460,8 @@ def test_lint_checks_tolerances(project: Path, run: Run, name: str) -> None:
     for value, what in (
         ("abc", "not a number"),
         ("1e-05x", "not a number"),
-        ("nan", "nothing pass"),
-        ("-1", "nothing"),
+        ("nan", "only equal values pass"),
+        ("-1", "only equal values pass"),
     ):
         found = linted(value)
         assert found.code == 2, value

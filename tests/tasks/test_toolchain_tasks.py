@@ -190,12 +190,12 @@ def test_doctor_says_what_a_run_says_of_a_project_that_cannot_be_written(project
         went = run_here(("run", "--stages", "threshold", *elsewhere), project.folder, environ)
     assert (found.code, ran.code, went.code) == (3, 2, 0), ran.text + went.text
     missing = {item["area"]: item["text"] for item in json.loads(found.out) if item["status"] == "missing"}
-    assert missing["cache"].endswith(f"cannot be made, as {project.folder} cannot be written: nothing runs")
+    assert missing["cache"].endswith(f"cannot be created, because {project.folder} cannot be written: nothing can run")
     assert missing["runs"].startswith(f"no run can be kept in {project.folder / 'runs'}: ")
     (project.folder / "cache").mkdir()
     with mount_read_only(project.folder):
         found = run_here(("doctor",), project.folder, environ)
-    assert "cannot be written: what is in it is used, nothing is added" in found.out
+    assert "cannot be written: its contents are used, but nothing is added" in found.out
     assert "missing or broken: runs" in found.out
 
 

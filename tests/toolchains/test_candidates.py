@@ -108,7 +108,7 @@ def test_from_releases_a_bisect_goes_on_to_their_nightlies(place: ToolchainPlace
     assert said[1].startswith(
         "no nightlies between 3.12.0 and 3.13.0: uv cannot list the versions of iree-base-compiler"
     )
-    assert said[1].endswith("; on to the commits")
+    assert said[1].endswith("; continuing with the commits")
 
 
 def test_releases_at_the_edges(place: ToolchainPlace) -> None:

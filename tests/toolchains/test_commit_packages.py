@@ -230,7 +230,7 @@ def test_a_bisect_takes_a_package_where_there_is_one(github: GitHub, wheels: lis
     candidate = Candidate(_COMMIT[:12], f"source:/x/iree@{_COMMIT}")
     github.runs()
     assert resolve_package(candidate, github.place(), said.append) == candidate
-    assert said == [f"{_COMMIT[:12]}: IREE's CI has not built commit {_COMMIT[:12]}; it is built"]
+    assert said == [f"{_COMMIT[:12]}: IREE's CI has not built commit {_COMMIT[:12]}; building it instead"]
     github.runs(3)
     github.artifacts(3, github.archive(packed_wheels(wheels)))
     assert resolve_package(candidate, github.place(), said.append) == Candidate(_COMMIT[:12], f"commit:{_COMMIT}")

@@ -481,8 +481,8 @@ def test_events_without_a_valid_time_are_counted() -> None:
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        ([], "does not say that it is ireeperf-jsonl"),
-        (['{"record_type": "schema"}'], "does not say that it is ireeperf-jsonl"),
+        ([], "is not marked as ireeperf-jsonl"),
+        (['{"record_type": "schema"}'], "is not marked as ireeperf-jsonl"),
         (["[1]"], "line 1 of the exported profile has no record_type"),
         ([*lines_of([]), '{"record_ty'], "line 2 of the exported profile is not JSON"),
         (lines_of([host_row(1, 2, key=None)]), "line 2 .*host_execution_event.: key is None, expected a name"),

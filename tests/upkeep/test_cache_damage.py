@@ -222,7 +222,7 @@ def test_a_flipped_bit_changes_no_verdict(kept: Kept, kind: str) -> None:
         done = kept.run(by)
         assert kept.seen() == kept.verdicts[by], done.text
         if kind.startswith("modules/"):
-            assert f"{name}: in the cache it is damaged: " in done.text
+            assert f"{name}: its cache entry is damaged: " in done.text
         sound = kept.verify()
         assert sound.code == 0, sound.text
         assert "that no record knows" not in sound.out

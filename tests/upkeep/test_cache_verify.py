@@ -105,7 +105,7 @@ def test_a_damaged_module_goes_and_is_made_anew(project: Project, cache: CacheBu
     done = project.gauntlet("cache.verify", "--offline")
     assert done.code == 0, done.text
     assert "damaged: module toy/file@cpu: the checksum of module.vmfb does not match" in done.out
-    assert "entry.json is not as it was written" in done.out
+    assert "entry.json has changed since it was written" in done.out
     assert "damaged: module toy/missing@cpu: module.vmfb is missing" in done.out
     assert "removed: module toy/file@cpu; it is made again when it is needed" in done.out
     assert "1 good, 3 damaged (3 repaired)" in done.out

@@ -174,7 +174,7 @@ def test_a_golden_of_a_range_keeps_it(project: Path, capsys: pytest.CaptureFixtu
     _run(project, "run-2", times=(2.5, 2.5), release="3.12.0", golden_release=">=3.13")
     capsys.readouterr()
     _update()
-    assert "belongs to release >=3.13, measured was 3.12.0 (--to-release moves it)" in capsys.readouterr().err
+    assert "belongs to release >=3.13, but 3.12.0 was measured (--to-release moves it)" in capsys.readouterr().err
 
 
 def test_another_release_needs_to_be_asked_for_and_moves_all_or_nothing(
@@ -182,7 +182,7 @@ def test_another_release_needs_to_be_asked_for_and_moves_all_or_nothing(
 ) -> None:
     _run(project, "run-1", release="3.14.0")
     _update(match="toy/*")
-    assert "belongs to release 3.13.0, measured was 3.14.0" in capsys.readouterr().err
+    assert "belongs to release 3.13.0, but 3.14.0 was measured" in capsys.readouterr().err
     with pytest.raises(GauntletError, match=r"golden_dispatch\.other would come to belong to a release"):
         _update(to_release=True)
     (project / _FILE).write_text(_SPEC.replace(', "other": 7', ""))
@@ -316,7 +316,7 @@ def test_times_that_cannot_be_are_proposed_by_nobody(
     _update()
     captured = capsys.readouterr()
     assert '"golden_time_ms"' not in "".join(line for line in captured.out.splitlines() if line[:1] in "+-")
-    assert f"its benchmark says {time:g} ms, which cannot be" in captured.err
+    assert f"its benchmark reports {time:g} ms, which is impossible" in captured.err
     assert '"cpu": 20' in captured.out
 
 

@@ -138,7 +138,7 @@ def test_a_damaged_file_is_reported_and_the_others_are_judged(project: Project) 
         (("history.import",), 2, "no file is named"),
         (("history.prune",), 2, "which runs?"),
         (("history.prune", "--before", "soon"), 2, "expected a day"),
-        (("history.list", "--store", "ftp://x"), 2, "no such kind of place"),
+        (("history.list", "--store", "ftp://x"), 2, "unknown kind of place"),
     ],
 )
 def test_what_cannot_be_asked_is_a_clear_word(project: Project, words: tuple[str, ...], code: int, said: str) -> None:
@@ -177,7 +177,7 @@ def test_a_run_that_never_began_is_refused(project: Project) -> None:
     (project.folder / "runs" / "empty").mkdir(parents=True)
     (project.folder / "runs" / "empty" / "journal.jsonl").touch()
     done = project.gauntlet("history.add", "empty")
-    assert (done.code, "never began" in done.err) == (3, True), done.text
+    assert (done.code, "never started" in done.err) == (3, True), done.text
 
 
 def test_a_series_that_is_not_there_names_those_that_are(project: Project) -> None:

@@ -171,7 +171,7 @@ def test_an_expected_output_that_was_changed_is_pointed_out_where_it_fails(
     ran = gauntlet(tmp_path / "p", "run", "--stages", "threshold")
     assert ran.code == 1
     said = (
-        "output_0.npy is not what was recorded (provenance.json has another hash); "
+        "output_0.npy differs from what was recorded (provenance.json has another hash); "
         "`gauntlet golden.record --model relu` records them again; output 0: 6 of 6"
     )
     assert said in ran.out

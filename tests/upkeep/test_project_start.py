@@ -381,7 +381,7 @@ def test_without_a_project_the_two_ways_on_are_named(empty: Path) -> None:
     done = gauntlet(empty, "run")
     assert done.code == 2
     assert "`gauntlet run --suite cpu` runs the pretrained models that come with the toolkit" in done.err
-    assert "`gauntlet init` begins a project of your own here" in done.err
+    assert "`gauntlet init` starts a project of your own in this folder" in done.err
 
 
 def test_suites_that_come_with_the_toolkit_are_found_anywhere(empty: Path) -> None:

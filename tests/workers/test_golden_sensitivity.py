@@ -92,7 +92,7 @@ def test_what_cannot_be_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot read"):
         _tried(tmp_path)
     _model(tmp_path / "net.onnx")
-    with pytest.raises(PlanError, match="0 inputs were given, the model takes 2"):
+    with pytest.raises(PlanError, match="0 inputs were given, but the model takes 2"):
         _tried(tmp_path)
     (tmp_path / "net.onnx").write_bytes(b"nothing")
     with pytest.raises(PlanError, match="cannot read"):

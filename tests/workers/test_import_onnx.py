@@ -88,7 +88,7 @@ def test_without_options_the_model_is_as_it_was() -> None:
         ({"w": (3, 4)}, None, "no input is named 'w'"),
         ({"x": (1, 2, 3)}, None, r"rank 3, but input x=\[batch, 3\] has rank 2"),
         ({"x": ()}, None, "shape scalar has rank 0"),
-        ({"x": (1, 4)}, None, "fixed size of 3 in dimension 1, 4 was asked for"),
+        ({"x": (1, 4)}, None, "fixed size of 3 in dimension 1, but 4 was requested"),
         ({}, 9, "opset 9 is lower than the file's 11"),
         ({}, 999, "opset 999 is unknown to onnx"),
     ],

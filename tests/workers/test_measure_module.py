@@ -191,7 +191,7 @@ def test_an_input_of_another_type_than_it_says(built: Path, run: _Run) -> None:
     inputs = [{"file": str(built / "b.npy"), "type": "f32"}, {"file": str(built / "b.npy"), "type": "i64"}]
     done = run(_plan(built, inputs=inputs))
     assert done.code == 2
-    assert "holds int64, and f32 is held by f4" in done.err
+    assert "contains int64, but f32 is stored as f4" in done.err
 
 
 def _step_plan(built: Path, name: str, **changes: Any) -> dict[str, Any]:
@@ -291,7 +291,7 @@ def test_an_element_type_that_is_not_known_here() -> None:
     device = OpenDevice("local-sync")
     buffer = device.push(np.zeros(4, np.uint8), "ui8").get_buffer()
     view = device.runtime.HalBufferView(buffer, [4], int(device.runtime.HalElementType.FLOAT_8_E4M3_FN))
-    with pytest.raises(PlanError, match=r"an output has the element type 0x[0-9a-f]+, which is not known here"):
+    with pytest.raises(PlanError, match=r"an output has the element type 0x[0-9a-f]+, which is unknown"):
         device.fetch(view)
 
 
@@ -313,10 +313,10 @@ def test_memory_has_a_peak_and_a_device_counts_once() -> None:
         ({"in_flight": 3}, "20 calls, 3 in flight: expected 1 or more, and calls a multiple of it"),
         ({"in_flight": 0}, "20 calls, 0 in flight: expected"),
         ({"in_flight": 20, "devices": ["local-task"] * 2}, "20 calls in groups of 20 on 2 devices: expected"),
-        ({"fetch": [2]}, "fetch: output 2, and the function has 2"),
-        ({"fetch": [-1]}, "fetch: output -1, and the function has 2"),
-        ({"carry": {"outputs": 1, "inputs": 1, "count": 2}}, "carry: inputs 1 to 2, and the function is given 2"),
-        ({"carry": {"outputs": 2, "inputs": 1, "count": 1}}, "carry: output 2, and the function has 2"),
+        ({"fetch": [2]}, "fetch: output 2, but the function has 2"),
+        ({"fetch": [-1]}, "fetch: output -1, but the function has 2"),
+        ({"carry": {"outputs": 1, "inputs": 1, "count": 2}}, "carry: inputs 1 to 2, but the function is given 2"),
+        ({"carry": {"outputs": 2, "inputs": 1, "count": 1}}, "carry: output 2, but the function has 2"),
         ({"carry": {"outputs": 1}}, "the plan lacks 'inputs'"),
     ],
 )

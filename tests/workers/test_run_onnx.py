@@ -115,7 +115,7 @@ def test_the_first_inputs_that_run_and_tell_something_are_taken(tmp_path: Path) 
     found = answered(model, ["3xf32=1 2 3", "2xi64=7"], ["3xf32=1", "2xi64=0 1"], ["3xf32=1 2 3", "2xi64=0 1"])
     assert (found["taken"], found["tells"]) == (2, True)
     assert "onnxruntime cannot run m.onnx" in found["refused"][0]
-    assert "all of them are the same everywhere" in found["refused"][1]
+    assert "all of them are constant" in found["refused"][1]
     idle = answered(model, ["3xf32=1 2 3", "2xi64=7"], ["3xf32=1", "2xi64=0 1"])
     assert (idle["taken"], idle["tells"]) == (1, False)
     with pytest.raises(InferenceFailedError, match="cannot run"):
@@ -129,7 +129,7 @@ def test_outputs_of_other_sizes_than_declared_are_taken_last(tmp_path: Path) -> 
     found = answered(model, [x, "2xi64=1 1"], [x, "2xi64=3 2"])
     assert (found["taken"], found["notes"]) == (1, [])
     alone = answered(model, [x, "2xi64=1 1"])
-    assert alone["notes"] == ["y is [1, 2], and the model declares [3, 2]"]
+    assert alone["notes"] == ["y is [1, 2], but the model declares [3, 2]"]
     assert not alone["tells"]
 
 
@@ -160,8 +160,8 @@ def test_what_is_handed_through_is_known_by_its_way(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("4xf32=@none.bin", "cannot be given"),
-        ("(ignored)", "is no tensor"),
-        ("3xf64=1", "is a f64, and the model takes"),
+        ("(ignored)", "is not a tensor"),
+        ("3xf64=1", "is a f64, but the model takes"),
     ],
 )
 def test_inputs_that_cannot_be_given(tmp_path: Path, text: str, says: str) -> None:
@@ -170,7 +170,7 @@ def test_inputs_that_cannot_be_given(tmp_path: Path, text: str, says: str) -> No
 
 
 def test_the_number_of_inputs_has_to_fit(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="2 inputs were given, the model takes 1: x float32"):
+    with pytest.raises(PlanError, match="2 inputs were given, but the model takes 1: x float32"):
         answered(relu(tmp_path, 4), ["4xf32=1", "4xf32=1"])
 
 

@@ -123,7 +123,7 @@ def open_sealed(data: bytes, key: str) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, RecursionError):
         is_intact = matches = False
     if not is_intact:
-        raise DamageError(f"{ENTRY_FILE} is not as it was written")
+        raise DamageError(f"{ENTRY_FILE} has changed since it was written")
     if not matches:
         raise DamageError(f"{ENTRY_FILE} belongs to another key or format")
     for role in document["files"]:
@@ -147,7 +147,7 @@ def open_foreign(data: bytes, key: str) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         is_valid, actual_key = False, ""
     if not is_valid:
-        raise DamageError(f"{ENTRY_FILE} has fields that are not as they should be")
+        raise DamageError(f"{ENTRY_FILE} has invalid fields")
     if actual_key != key:
         raise DamageError(f"{ENTRY_FILE} names ingredients that make another key")
     return document
@@ -266,7 +266,7 @@ class EntryGoneError(GauntletError):
 
     def __init__(self, key: str) -> None:
         super().__init__(
-            f"module {key[:12]} was removed from the cache while it was used", "run again: it will be compiled again"
+            f"module {key[:12]} was removed from the cache while it was in use", "run again: it will be compiled again"
         )
 
 
@@ -469,7 +469,7 @@ class ModuleCache:
             folder.mkdir(parents=True, exist_ok=True)
             while not lock.acquire_now():
                 if cancel_event.wait(_LOCK_POLL_SECONDS):
-                    raise WaitCancelledError(f"cancelled while another process makes module {key[:12]}")
+                    raise WaitCancelledError(f"cancelled while another process was making module {key[:12]}")
         except OSError:
             yield 0.0
             return
@@ -539,7 +539,7 @@ class ModuleCache:
             if result.entry is not None:
                 return Lookup(result.entry)
             self.remove(key)
-        return Lookup(None, f"not kept in the cache: {result.note or 'it is gone again'}")
+        return Lookup(None, f"not kept in the cache: {result.note or 'it was removed again'}")
 
     def _remember(self, path: Path, status: os.stat_result, sha256: str) -> None:
         self._file_hashes[_read_stamp(status)] = sha256

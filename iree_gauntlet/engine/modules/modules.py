@@ -186,7 +186,7 @@ class ModuleMaker:
             return step.cache.reason
         if not lookup.note:
             return self.workbench.modules.explain_miss(step.id, ingredients)
-        self.session.progress.message(f"{step.id}: in the cache it is {lookup.note}: making it again")
+        self.session.progress.message(f"{step.id}: its cache entry is {lookup.note}: rebuilding it")
         return lookup.note
 
     def _publish_outputs(
@@ -203,12 +203,12 @@ class ModuleMaker:
         if previous is not None:
             role, path = step.outputs[0]
             if role not in previous.files:
-                notes.append("made again: it had failed before")
+                notes.append("rebuilt: it had failed before")
             elif hash_file(Path(path)) == hash_file(previous.files[role]):
-                notes.append("made again: the same bytes as in the cache")
+                notes.append("rebuilt: the same bytes as in the cache")
             else:
                 explanation = "this compiler is not deterministic here, or the entry is stale"
-                notes.append(f"made again: other bytes than in the cache; {explanation}")
+                notes.append(f"rebuilt: different bytes from those in the cache; {explanation}")
             if EntryMetadata.from_dict(previous.metadata).failure is not None:
                 # An entry in the store is never overwritten.
                 self.workbench.modules.remove(key)
@@ -258,7 +258,7 @@ class ModuleMaker:
             return result
         if previous is not None and EntryMetadata.from_dict(previous.metadata).failure is None:
             # The rebuild ended differently: the compiler is not deterministic here, and this result is new.
-            note = "it compiled before: that module was taken out of the cache"
+            note = "it compiled before: that module was removed from the cache"
             result = replace(result, notes=(*result.notes, note))
             self.workbench.modules.remove(key)
         failure = {"reason": result.reason, "exit_code": result.exit_code, "tail": list(result.tail)}
@@ -313,7 +313,7 @@ def read_statistics(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise GauntletError(f"the compile statistics {path} cannot be read: {error}", hint) from error
     if not isinstance(content, dict):
-        raise GauntletError(f"the compile statistics {path} are no JSON object", hint)
+        raise GauntletError(f"the compile statistics {path} are not a JSON object", hint)
     return content
 
 
@@ -335,7 +335,7 @@ def is_program_changed(step: Step) -> bool:
 
 
 def _make_change_error(step: Step) -> Result:
-    message = f"{step.input('program').path} was changed or removed while this ran: what became of it is kept nowhere"
+    message = f"{step.input('program').path} was changed or removed while this ran: its result is not kept"
     return Result(Verdict.ERROR, message, notes=step.notes, tail=("Run again.",))
 
 

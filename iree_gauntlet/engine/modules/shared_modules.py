@@ -39,7 +39,7 @@ _FILE_SCHEME = "file://"
 _STALL_SECONDS = 20.0
 _RETRIES = 1
 _CANCEL_POLL_SECONDS = 0.2
-_CANCEL_MESSAGE = "cancelled while the shared cache was asked"
+_CANCEL_MESSAGE = "cancelled while the shared cache was queried"
 _BLOCK_BYTES = 1 << 20
 # An object up to this size goes into one request, the only kind that can refuse to replace; it is all in memory.
 _MAX_REQUEST_BYTES = 32 << 20
@@ -131,7 +131,7 @@ class SharedModules:
             return SharedLookup(has_response=True, note=f"{self.url}/{_make_path(key)} is not used: {error}")
         except OSError as error:
             # The error is of the local disk: those of the store are wrapped.
-            return SharedLookup(has_response=True, note=f"what the shared cache has is not used: {error.strerror}")
+            return SharedLookup(has_response=True, note=f"the shared cache's module is not used: {error.strerror}")
 
     def _query(self, key: str) -> GetResult | None:
         """Return the object of an entry; None if it is missing, or the store is disabled."""

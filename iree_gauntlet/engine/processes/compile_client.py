@@ -255,7 +255,7 @@ class _ServerProcess:
             self._folder = Path(tempfile.mkdtemp(prefix="gauntlet-compile-", dir=parent))
         except OSError as error:
             raise GauntletError(
-                f"{error.filename}: cannot make a folder for the compile server: {error.strerror}", "make room there"
+                f"{error.filename}: cannot create a folder for the compile server: {error.strerror}", "make room there"
             ) from error
         self._errors = self._folder / "server.txt"
         try:
@@ -371,7 +371,7 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise GauntletError(f"{folder}: cannot make a folder: {error.strerror}", "make room there") from error
+        raise GauntletError(f"{folder}: cannot create a folder: {error.strerror}", "make room there") from error
 
 
 def compile_outcome(response: CompileResponse, job: CompileJob) -> Outcome:

@@ -231,7 +231,7 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
                 if not _may_be_fault_of_other_case(response, job):
                     exit_text = first_outcome.signal or f"exit code {first_outcome.exit_code}"
                     cause = "lack of memory" if first_outcome.out_of_memory else message or exit_text
-                    note = f"its process ended with {cause} after other cases in it; alone in a new one it did not"
+                    note = f"its process ended with {cause} after running other cases; alone in a new one it did not"
                     notes = (*response.outcome.notes, note)
                     response = replace(response, outcome=replace(response.outcome, notes=notes))
         finally:
@@ -372,7 +372,7 @@ def _make_death_response(worker: RunWorker, job: RunJob, seconds: float, *, is_c
 def _describe_memory(worker: RunWorker) -> tuple[str, ...]:
     """Return the note for a case that had too little memory."""
     limit = worker.memory_bytes
-    return (f"the memory that it may take is limited to {byte_size(limit)}",) if limit else ()
+    return (f"its memory is limited to {byte_size(limit)}",) if limit else ()
 
 
 def _may_be_fault_of_other_case(response: RunResponse, job: RunJob) -> bool:

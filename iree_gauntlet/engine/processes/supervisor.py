@@ -169,7 +169,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
                 private = Path(tempfile.mkdtemp(prefix="gauntlet-", dir=tmpdir))
             except OSError as error:
                 raise GauntletError(
-                    f"{error.filename}: cannot make a folder for a process: {error.strerror}",
+                    f"{error.filename}: cannot create a folder for a process: {error.strerror}",
                     "make room there, or make it writable",
                 ) from error
             stack.callback(_remove_folder, private, notes)
@@ -353,7 +353,7 @@ def _make_start_error(report: Report, request: Request) -> GauntletError:
         return GauntletError(f"{report.error_file}: cannot write the log: {text}", "make room there")
     if not folder.is_dir():
         return GauntletError(
-            f"{folder}: cannot run {program} there: no such folder", "make the folder, or correct the working directory"
+            f"{folder}: cannot run {program} there: no such folder", "create it, or correct the working directory"
         )
     path = folder / program if "/" in program else None
     if number == errno.ENOENT and path is not None and path.is_file():

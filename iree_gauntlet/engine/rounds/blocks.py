@@ -213,7 +213,7 @@ def evidence_of(events: Iterable[JournalEvent]) -> dict[str, PairEvidence]:
                 evidence = evidence_by_model[event.step] = PairEvidence()
             case _:
                 continue
-        hint = "It was written by another version of this toolkit, or changed; begin anew."
+        hint = "It was written by another version of this toolkit, or edited; start again."
         with explain_unreadable(f"the record of rounds of {event.step}", hint):
             for block in blocks:
                 evidence.add(block)

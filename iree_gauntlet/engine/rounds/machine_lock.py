@@ -105,8 +105,8 @@ class MachineLocks:
                     break
             except OSError as error:
                 message = f"{error.filename or self.folder.path}: cannot lock: {error.strerror}"
-                hint = "the folder must be writable, and on a file system with locks (flock)"
-                raise GauntletError(message, f"{hint}; ${LOCKS_VARIABLE} names one") from error
+                hint = "the folder must be writable, on a file system that supports locks (flock)"
+                raise GauntletError(message, f"{hint}; ${LOCKS_VARIABLE} can name another") from error
             tries += 1
             # The first wait is not reported: steps of one run pass the gate one by one, in an instant.
             if tries == 2:
@@ -146,8 +146,8 @@ def lock_folder(environ: Mapping[str, str]) -> LockFolder:
     if value:
         if not Path(value).is_absolute():
             raise UsageError(
-                f"${LOCKS_VARIABLE} is {value}: not an absolute path, so that runs in other folders have other locks",
-                f"name the folder by its whole path: {LOCKS_VARIABLE}={Path(value).absolute()}",
+                f"${LOCKS_VARIABLE} is {value}: not an absolute path, so runs in other folders use other locks",
+                f"give the folder's full path: {LOCKS_VARIABLE}={Path(value).absolute()}",
             )
         return LockFolder(Path(value), from_variable=True)
     parent = Path("/tmp")  # noqa: S108 (the folder's owner and mode are checked before use)
@@ -163,13 +163,13 @@ def require_lock_folder(environ: Mapping[str, str]) -> None:
         return
     # A dangling link is in the way of a folder, too.
     parent = next(path for path in (folder.path, *folder.path.parents) if os.path.lexists(path))
-    error = "" if parent.is_dir() else "is a link that leads nowhere" if not parent.exists() else "is not a folder"
+    error = "" if parent.is_dir() else "is a broken link" if not parent.exists() else "is not a folder"
     if not error and not os.access(parent, os.W_OK | os.X_OK):
         error = "is not writable"
     if error:
         raise UsageError(
             f"${LOCKS_VARIABLE} is {folder.path}: {'it' if parent == folder.path else parent} {error}",
-            f"${LOCKS_VARIABLE} must name a folder that exists or can be made; unset it for this user's own.",
+            f"${LOCKS_VARIABLE} must name a folder that exists or can be created; unset it to use this user's own.",
         )
 
 
@@ -189,8 +189,8 @@ def _make_lock_folder(folder: LockFolder) -> int:
     except OSError as error:
         reason = "it is not a folder" if isinstance(error, FileExistsError) else error.strerror
         raise GauntletError(
-            f"{folder.path}: cannot make the folder for locks: {reason}",
-            f"${LOCKS_VARIABLE} must name a folder that exists or can be made",
+            f"{folder.path}: cannot create the folder for locks: {reason}",
+            f"${LOCKS_VARIABLE} must name a folder that exists or can be created",
         ) from error
     # Every user who may create files in it may use those of the others.
     return stat.S_IMODE(folder.path.stat().st_mode) & 0o666 | 0o600
@@ -204,14 +204,14 @@ def _make_private(folder: Path) -> None:
         pass
     except OSError as error:
         raise GauntletError(
-            f"{folder}: cannot make the folder for locks: {error.strerror}",
+            f"{folder}: cannot create the folder for locks: {error.strerror}",
             f"{folder.parent} must exist and be writable",
         ) from error
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise GauntletError(
-            f"{folder}: is not a folder of yours, so locks in it cannot be trusted",
-            "someone else made it; have it removed",
+            f"{folder}: does not belong to you, so locks in it cannot be trusted",
+            "someone else created it; have it removed",
         )
     if status.st_mode & 0o077:
         folder.chmod(0o700)

@@ -139,14 +139,15 @@ def parse_cpus(text: str, available: frozenset[int] | None) -> tuple[int, ...]:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise UsageError(
-                f"--cpus {text}: {part!r} is no CPU and no range of CPUs", "Such as --cpus 2 or --cpus 0,4-7."
+                f"--cpus {text}: {part!r} is not a CPU or a range of CPUs", "Such as --cpus 2 or --cpus 0,4-7."
             )
         cpus |= set(range(int(first), int(last or first) + 1))
     missing = sorted(cpus - available) if available is not None else []
     if available is not None and missing:
         available_text = ", ".join(map(str, sorted(available)))
         raise UsageError(
-            f"--cpus {text}: there is no CPU {missing[0]} here, or it may not be used", f"CPUs here: {available_text}."
+            f"--cpus {text}: there is no CPU {missing[0]} on this machine, or it may not be used",
+            f"Usable CPUs: {available_text}.",
         )
     return tuple(sorted(cpus))
 
@@ -288,7 +289,7 @@ def confirm_time(
         seconds += round_result.seconds
         records.append(round_result.as_dict())
         if round_result.failure:
-            failure = f"a further round failed: {round_result.failure}"
+            failure = f"another round failed: {round_result.failure}"
             return ConfirmResult(Verdict.ERROR, check, shorten(failure), _record(records, None, failure), seconds)
         cost = parse_benchmark_rows(processes.stdout(step, "confirm."))[0].cpu_time_ms
         costs.append(RoundCost(cost, round_result.state.get("steal_share", 0.0)))
@@ -304,7 +305,7 @@ def confirm_time(
     if failure:
         reason, golden_holds = failure, None
     elif verdict is None:
-        reason, golden_holds = f"no further round within {rules.budget:g} s", None
+        reason, golden_holds = f"no more rounds within {rules.budget:g} s", None
     else:
         golden_holds = verdict.passed
         timeout_text = "; the time is up" if golden_holds is None and verdict.next_look is not None else ""
@@ -323,7 +324,7 @@ def _find_excess(costs: Sequence[RoundCost], check: Check, step: Step) -> str:
     min_ms = 0.0 if gpu_of(step) else find_least_time(costs, Statistic(check.statistic), cpus)
     if check.limit is None or min_ms <= check.limit:
         return ""
-    return f"by its CPU time it takes {min_ms:.4g} ms at least, which nothing that disturbed it can explain"
+    return f"by its CPU time it takes at least {min_ms:.4g} ms, which no disturbance can explain"
 
 
 def _record(rounds: list[dict[str, Any]], verdict: Confirmation | None, reason: str) -> dict[str, Any]:

@@ -63,8 +63,8 @@ FIXED, STILL_THERE, CANNOT_BE_JUDGED = 0, 1, 125
 # For each ending: the text if it is fixed; the shell condition of the failure, and the text if that holds.
 _ENDINGS = {
     WRONG: ("the outputs are as expected", "true", "the outputs are not as expected"),
-    FAILURE: ("it does not fail", "[ $code -lt 124 ]", "it fails as it did"),
-    CRASH: ("it does not crash", "[ $code -ge 128 ]", "it crashes as it did"),
+    FAILURE: ("it does not fail", "[ $code -lt 124 ]", "it fails as before"),
+    CRASH: ("it does not crash", "[ $code -ge 128 ]", "it crashes as before"),
     HANG: ("it ends", "[ $code -eq 124 ] || [ $code -eq 137 ]", "it does not end"),
 }
 # The meaning of the script's exit code, for each of the two tasks.
@@ -186,7 +186,7 @@ class FailureForms:
         arguments = _list_arguments(DISPATCH_FUNCTION, suspect.inputs, suspect.expected, files)
         problem = "Wrong numbers" if suspect.expected else self.symptom.said or self.symptom.ending
         title = f"{problem} in {suspect.dispatch.name} ({self.failure.device})"
-        inputs_text = "made-up inputs" if files.recipes else "the inputs that it had"
+        inputs_text = "made-up inputs" if files.recipes else "its original inputs"
         paragraph = _render_finding("dispatch", suspect=suspect, given=inputs_text)
         contents = self._fill(title, suspect.program.encode(), files, paragraph, arguments=arguments)
         if suspect.function:
@@ -201,9 +201,9 @@ class FailureForms:
         if len(model) <= _SMALL_BYTES:
             files.blobs["model.onnx"] = model
         finding = _render_finding("operator", operator=operator, has_model="model.onnx" in files.blobs)
-        repeated = "Its large tensors hold their first values over and over, in place of the model's own."
+        repeated = "Its large tensors repeat their first values in place of the model's own."
         operators = ", ".join(dict.fromkeys(node.op for node in operator.nodes))
-        title = f"Wrong numbers in {operators} of ONNX ({self.failure.device})"
+        title = f"Wrong numbers in ONNX {operators} ({self.failure.device})"
         paragraphs = (finding, *((repeated,) if operator.repeated else ()))
         return self._fill(title, operator.program.read_bytes(), files, *paragraphs, arguments=arguments)
 
@@ -211,7 +211,7 @@ class FailureForms:
         """Return a reduced program."""
         old, new = (counted(size.operations, "operation") for size in (reduction.before, reduction.after))
         verb = "fails" if reduction.after.operations == 1 else "fail"
-        text = f"`program.mlir` is what is left of a program of {old}: {new}, which {verb} in the same way."
+        text = f"`program.mlir` is reduced from a program of {old} to {new}, which {verb} in the same way."
         # The tool's location on this machine is left out.
         library = f"{Path(self.iree.compiler.compile).parent}/"
         log = _CANDIDATE.sub("program.mlir", reduction.text).replace(library, "").strip().splitlines()
@@ -250,8 +250,8 @@ class FailureForms:
                 return path.read_bytes()
             url = self.failure.urls.get(str(path), "")
             if not url.startswith(_URL_PREFIXES):
-                message = f"{path.name} has {byte_size(size)}, and a bundle at most {byte_size(MAX_BYTES)}"
-                raise GauntletError(message, "Where it has an http address, the bundle names that.")
+                message = f"{path.name} is {byte_size(size)}, but a bundle is at most {byte_size(MAX_BYTES)}"
+                raise GauntletError(message, "If it has an http address, the bundle names that instead.")
             with path.open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
@@ -416,8 +416,8 @@ def pack(files: Mapping[str, bytes], readme: str, script: str, facts: Mapping[st
     if len(archive_bytes) > MAX_BYTES:
         largest = sorted(parts, key=lambda name: -len(parts[name]))[:3]
         raise GauntletError(
-            f"the bundle would have {byte_size(len(archive_bytes))}, and {byte_size(MAX_BYTES)} is the limit",
-            f"The largest in it: {listed([f'{name} {byte_size(len(parts[name]))}' for name in largest], 3)}.",
+            f"the bundle would be {byte_size(len(archive_bytes))}, but the limit is {byte_size(MAX_BYTES)}",
+            f"Its largest files: {listed([f'{name} {byte_size(len(parts[name]))}' for name in largest], 3)}.",
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in parts.items():
@@ -464,11 +464,11 @@ def open_bundle(bundle: Path, target_dir: Path) -> BundleInfo:
             with tarfile.open(bundle) as tar:
                 unpack_plain(tar, target_dir)
         except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-            raise GauntletError(f"{bundle} cannot be unpacked: it is no archive, or damaged", hint) from error
+            raise GauntletError(f"{bundle} cannot be unpacked: it is not an archive, or is damaged", hint) from error
         folder = min((path.parent for path in target_dir.glob(f"*/{_BUNDLE_FACTS}")), default=target_dir)
     for name in (_BUNDLE_FACTS, _SCRIPT):
         if not (folder / name).is_file():
-            raise GauntletError(f"{bundle} is no bundle: it has no {name}", "Name one that `explain` wrote.")
+            raise GauntletError(f"{bundle} is not a bundle: it has no {name}", "Name one that `explain` wrote.")
     try:
         facts = json.loads((folder / _BUNDLE_FACTS).read_text(encoding="utf-8"))
         return BundleInfo(folder, str(facts["title"]), tuple(map(str, facts["packages"])))
@@ -521,8 +521,8 @@ def _judge(
             code = run_bundle(info.folder, iree, supervisor, Path(temp_dir))
         if code in (CANNOT_BE_JUDGED, None):
             presenter.line((Path(temp_dir) / REPRO_LOG).read_text(encoding="utf-8", errors="replace")[-3000:])
-    tools = f"IREE {iree.compiler.version}" if iree else f"{', '.join(info.packages)}, in an environment of its own,"
-    default = (f"it cannot be judged (exit code {code}); what it said stands above", ExitCode.ERROR)
+    tools = f"IREE {iree.compiler.version}" if iree else f"{', '.join(info.packages)}, in its own environment,"
+    default = (f"it cannot be judged (exit code {code}); its output is above", ExitCode.ERROR)
     verdict, ending = default if code is None else meanings.get(code, default)
     presenter.line(f"{info.title}: with {tools} {verdict}")
     return ending

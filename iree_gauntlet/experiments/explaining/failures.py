@@ -113,12 +113,12 @@ def find_failures(record: JournalRecord, patterns: Sequence[str]) -> list[Failur
             is_tool_error = result.verdict.is_error and (result.crashed or result.timed_out)
             failing += [step] if is_tool_error or result.verdict.counts_as_failure else []
     if not failing:
-        hint = "`explain RUN` takes another run; `explain` is about compiles and threshold runs."
+        hint = "`explain RUN` explains another run; `explain` covers only compiles and threshold runs."
         raise NothingSelectedError(f"nothing failed in {run} that can be explained", hint)
     matches = [step for step in failing if not patterns or any(fnmatchcase(step.chain, glob) for glob in patterns)]
     if not matches:
         names = ", ".join(dict.fromkeys(step.chain for step in failing))
-        raise NothingSelectedError(f"no failure of {run} matches {' '.join(patterns)}", f"Failed there: {names}.")
+        raise NothingSelectedError(f"no failure of {run} matches {' '.join(patterns)}", f"These failed: {names}.")
     failures: list[Failure | LostFailure] = []
     for step in matches:
         result = record.results[step.id]
@@ -132,7 +132,7 @@ def find_failures(record: JournalRecord, patterns: Sequence[str]) -> list[Failur
 def _make_failure(step: Step, steps: Mapping[str, Step], result: Result, run: Path) -> Failure:
     build = steps.get(f"{step.chain}:{Stage.COMPILE}")
     if build is None or build.command is None:
-        hint = "Run it again with its own compile step: what failed was made from another chain's module."
+        hint = "Run it again with its own compile step: what failed used another chain's module."
         raise GauntletError(f"{step.chain}: the run has no compile of its program", hint)
     threshold = steps.get(f"{step.chain}:{Stage.THRESHOLD}", step)
     command = step.command if step.stage.row.runs_modules else None
@@ -141,8 +141,8 @@ def _make_failure(step: Step, steps: Mapping[str, Step], result: Result, run: Pa
     for file, action in files:
         if not file.is_file():
             raise GauntletError(
-                f"{file} is not there: {step.chain} cannot be {action} again",
-                f"{run} was made on another machine, or its files are gone; run it here again.",
+                f"{file} is missing: {step.chain} cannot be {action} again",
+                f"{run} was made on another machine, or its files are gone; run it again on this machine.",
             )
     # An imported file has another format than its source: the URL is not the file's.
     sources = [file for file in (*build.inputs, *threshold.inputs) if Path(file.url).suffix == Path(file.path).suffix]

@@ -25,9 +25,9 @@ def fetch(name: str, url: str, sha256: str) -> str:
                 digest.update(block)
                 file.write(block)
     except (OSError, ValueError) as error:
-        return f"{url} cannot be fetched: {error}; put it here as {name}"
+        return f"{url} cannot be fetched: {error}; put it in this folder as {name}"
     if digest.hexdigest() != sha256:
-        return f"{url} is not what it was: its SHA-256 is {digest.hexdigest()}, expected {sha256}"
+        return f"{url} has changed: its SHA-256 is {digest.hexdigest()}, expected {sha256}"
     os.replace(f"{name}.part", name)  # noqa: PTH105 - as short as it can be
     return ""
 

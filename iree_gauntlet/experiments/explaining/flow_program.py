@@ -208,7 +208,7 @@ def read_flow(path: Path) -> FlowProgram:
             match = _DISPATCH.search(line)
             if match is None or not key:
                 raise GauntletError(
-                    f"{path}:{number + 1}: a dispatch that is not understood: {line.strip()[:200]}",
+                    f"{path}:{number + 1}: cannot understand this dispatch: {line.strip()[:200]}",
                     "Report this line, with the release of IREE.",
                 )
             dispatches[key] = _make_dispatch(key, match, constants)
@@ -225,7 +225,7 @@ def find_device(flow: str) -> str:
     """
     devices = {text for _, text in _list_devices(flow)}
     if len(devices) != 1:
-        raise GauntletError(f"a program for {len(devices)} devices, where one is expected", "")
+        raise GauntletError(f"the program is for {len(devices)} devices, expected one", "")
     device = devices.pop()
     aliases = _read_aliases(flow)
     while names := [name for name in _ALIAS.findall(device) if name in aliases]:
@@ -274,7 +274,7 @@ def _list_devices(text: str) -> Iterator[tuple[int, str]]:
             if not depth:
                 break
         else:
-            raise GauntletError("a device that is not closed", "Report this program.")
+            raise GauntletError("a device's attributes are not closed", "Report this program.")
         yield start, text[start : mark.end()]
         start = text.find(_DEVICE, mark.end())
 
@@ -316,7 +316,7 @@ def _define_scalars(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> Iter
         else:
             raise GauntletError(
                 f"{dispatch.name} takes {value}, a number that the program computes, and cannot be cut out",
-                "The trace and its tensors are there.",
+                "The trace and its tensors are kept.",
             )
 
 
@@ -467,7 +467,7 @@ def compile_traced(tools: Tools) -> FlowProgram:
 def find_last_error(log: Path) -> str:
     """Return the last error message of a failed side."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line for line in reversed(lines) if "Error" in line or ": " in line), "it says nothing")[:300]
+    return next((line for line in reversed(lines) if "Error" in line or ": " in line), "it printed nothing")[:300]
 
 
 def compile_flow(tools: Tools, name: str, text: str, flags: Sequence[str]) -> Path:

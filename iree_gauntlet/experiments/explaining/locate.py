@@ -183,7 +183,7 @@ class DispatchSearch:
             if code:
                 names = self._name_dispatches(trace.unfinished) or "none of its dispatches"
                 message = find_last_error(trace.folder / f"{side}.txt")
-                reason = f"traced, the {side} does not run to its end, in {names}: {message}"
+                reason = f"when traced, the {side} fails in {names}: {message}"
                 return SearchResult(reason=reason, count=len(traces), reference=pair.reference)
         if trace.differs:
             reason = f"target and reference do not run the same dispatches: {trace.differs}"
@@ -206,13 +206,13 @@ class DispatchSearch:
                 return SearchResult(suspect, "", len(traces), pair.reference, context)
         if suspects:
             name = self._name_dispatches(suspects[:1])
-            reason = f"dispatches differ from the reference, {name} as the first, but none is wrong on its own inputs"
+            reason = f"dispatches differ from the reference, {name} first, but none is wrong on its own inputs"
         elif pair.by_values:
-            reason = f"each dispatch that takes values which {pair.reference} has too gives such values; the others are"
-            reason += " not judged"
+            reason = f"each dispatch whose inputs {pair.reference} computes too gives outputs that it computes too; the"
+            reason += " others are not judged"
         else:
             worst = max(dispatch.worst for dispatch in traces)
-            reason = "no dispatch jumps: each gives what its inputs mean, and errors grow to "
+            reason = "the error jumps at no dispatch: each is right on its inputs, and errors grow to "
             reason += f"{worst:.2g} of the largest value"
         return SearchResult(reason=reason, count=len(traces), reference=pair.reference)
 
@@ -233,7 +233,7 @@ class DispatchSearch:
                 return SearchResult(suspect, "", count)
         if trace.unfinished:
             names = self._name_dispatches(trace.unfinished)
-            return SearchResult(reason=f"it fails in {names}, which alone does not fail on its inputs", count=count)
+            return SearchResult(reason=f"it fails in {names}, but not when that runs alone on its inputs", count=count)
         message = find_last_error(trace.folder / "target.txt")
         return SearchResult(
             reason=f"it fails in none of its {len(self.program.dispatches)} dispatches: {message}", count=count

@@ -42,7 +42,7 @@ _LEVELS = (0, 1, 2, 4, 8)
 # Above this size, the extracted model is also tried with large tensors that repeat their first values.
 _LARGE_BYTES, _REPEATED_VALUES = 5_000_000, 1021
 _NO_ONNXRUNTIME = (
-    "its operators are not held against onnxruntime, which is not installed: pip install 'iree-gauntlet[record]', and "
+    "its operators are not compared with onnxruntime, which is not installed: pip install 'iree-gauntlet[record]', and "
     "explain it again"
 )
 
@@ -254,7 +254,7 @@ def find_first_wrong_operator(source: OnnxSource, tools: Tools, say: Callable[[s
     """Find the first operator with correct inputs and wrong outputs, by onnxruntime, and confirm it by itself."""
     if not onnxruntime_version():
         return OperatorSearch(reason=_NO_ONNXRUNTIME)
-    say("holding it against onnxruntime")
+    say("comparing it with onnxruntime")
     plan = {"model": str(source.file), "prepared": str(tools.folder / _MODEL_FILE), **source.options.as_dict()}
     try:
         response = tools.run_worker("cut_onnx", "describe", plan, source.file.name, timeout=source.timeout)
@@ -288,17 +288,17 @@ class _Search:
         reference = f"onnxruntime {values.onnxruntime}"
         note = ""
         if values.find_wrong(_SPEC):
-            note = f"the expected values differ from {reference}'s, by {_format_share(values.find_worst(_SPEC))}"
+            note = f"the expected values differ from {reference}'s by {_format_share(values.find_worst(_SPEC))}"
         targets = values.find_wrong(_IREE)
         if not targets:
             share = _format_share(values.find_worst(_IREE))
-            result = f"IREE gives what {reference} gives, to {share}"
+            result = f"IREE agrees with {reference}, to within {share}"
             return OperatorSearch(
                 reason=f"{result}: {note}" if note else f"{result}: is the tolerance right?", agrees=True
             )
         group = self._narrow(targets)
         if group is None:
-            reason = f"it differs from {reference}, but not with the values in between as outputs: the fault is in how"
+            reason = f"it differs from {reference}, but not with intermediate values as outputs: the fault is in how"
             return OperatorSearch(reason=f"{reason} operators are fused", note=note)
         operator = self._find_smallest(group)
         if operator is None:
@@ -327,8 +327,8 @@ class _Search:
             values = self._mark(targets, marks, published_files)
             if values.find_wrong(_ORIGINAL):
                 share = _format_share(values.find_worst(_ORIGINAL))
-                message = f"in onnxruntime the model gives other numbers when it is prepared for the import, by {share}"
-                raise GauntletError(message, "Conversion to another opset is onnx's; try without `opset`.")
+                message = f"in onnxruntime, the model as prepared for the import gives other numbers, off by {share}"
+                raise GauntletError(message, "onnx converts it to another opset; try without `opset`.")
             wrong_names = {value.name for value in values.find_wrong(_IREE)}
             if not wrong_names:
                 return None
@@ -347,7 +347,7 @@ class _Search:
             self.rounds += 1
             name = f"onnx_marked_{self.rounds}"
             outputs = [*targets, *marks[stride // 2 :: stride]]
-            self.say(f"looking at {len(outputs)} values of {len(self.graph.nodes)} operators")
+            self.say(f"examining {len(outputs)} values of {len(self.graph.nodes)} operators")
             try:
                 onnx, program = self._cut(name, outputs)
                 files = self._run(name, program, self._inputs, len(outputs))
@@ -357,7 +357,7 @@ class _Search:
                 continue
             sides = {_IREE: files, _ORIGINAL: [published_files.get(value, "") for value in outputs]}
             return self._run_onnxruntime(name, onnx, self._inputs, sides)
-        message = f"the model does not run with values in between as outputs: {errors[0].what}"
+        message = f"the model does not run with intermediate values as outputs: {errors[0].what}"
         raise GauntletError(message, errors[0].hint) from errors[0]
 
     def _find_smallest(self, group: list[Node]) -> WrongOperator | None:
@@ -371,7 +371,7 @@ class _Search:
             self.say(f"confirming {', '.join(node.title for node in nodes[-3:])}")
             operator = self._confirm(nodes, f"onnx_cut_{levels}")
             if operator is not None and operator.bytes > _LARGE_BYTES:
-                self.say("trying it with large tensors that hold their first values over and over")
+                self.say("trying it with large tensors that repeat their first values")
                 return self._confirm(nodes, "onnx_small", repeat=_REPEATED_VALUES) or operator
             if operator is not None:
                 return operator
@@ -415,7 +415,7 @@ class _Search:
         args += [*(f"--input={text}" for text in inputs), *(f"--output=@{file}" for file in files)]
         result = self.tools.run_module(name, args)
         if not result.passed:
-            lines = result.errors.strip().splitlines() or [result.outcome.signal or "it says nothing"]
+            lines = result.errors.strip().splitlines() or [result.outcome.signal or "it printed nothing"]
             raise GauntletError(f"{name} does not run: {lines[0][:300]}")
         return files
 

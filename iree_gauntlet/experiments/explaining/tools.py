@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 # The hint after an error for lack of disk space.
-NO_SPACE_HINT = "Free some space (see `doctor`), and explain the run again: it goes on there."
+NO_SPACE_HINT = "Free some space (see `doctor`), and explain the run again to continue."
 _FAILED = "[FAILED]"
 _MAX_LOG_BYTES = 8_000_000
 _THRESHOLD = re.compile(r"--expected_(\w+)_threshold=")
@@ -96,7 +96,7 @@ def find_symptom(result: ToolResult, timeout: float) -> Symptom | None:
     if ending == WRONG:
         return Symptom(ending, one_line(result.complaints[0]))
     if ending == HANG:
-        return Symptom(ending, f"not done in {timeout:.0f} s", seconds=timeout)
+        return Symptom(ending, f"not finished in {timeout:.0f} s", seconds=timeout)
     if ending == CRASH:
         words = _LAST_WORDS.search(result.errors)
         if words is not None:
@@ -265,7 +265,7 @@ class Tools:
         python = self.workbench.iree.compiler.python
         if not python:
             raise GauntletError(
-                "this IREE was built without its Python bindings, and its dispatches cannot be traced",
+                "this IREE was built without its Python bindings, so its dispatches cannot be traced",
                 "Build it with -DIREE_BUILD_PYTHON_BINDINGS=ON, or explain the failure with a release's wheels.",
             )
         return self._run((python, "-B", *argv), name, self.folder, timeout)

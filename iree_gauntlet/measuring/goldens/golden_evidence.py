@@ -174,7 +174,7 @@ def _collect_figures(
 def _describe_impossible_value(golden: Golden, step: Step, values: Iterable[float]) -> str:
     """Describe the first of a golden's values that no measurement can give; return an empty string if there is none."""
     wrong = next((candidate for candidate in values if not golden.field.least <= candidate < math.inf), None)
-    return "" if wrong is None else f"its {step.stage} says {wrong:g} {golden.metric.row.unit}, which cannot be"
+    return "" if wrong is None else f"its {step.stage} reports {wrong:g} {golden.metric.row.unit}, which is impossible"
 
 
 def _pick_figures(golden: Golden, result: Result) -> list[float]:
@@ -232,7 +232,9 @@ def _find_objection(golden: Golden, usable: Sequence[GoldenEvidence], *, to_rele
     if len(releases) > 1 and (uncovered_releases or not (golden.release or is_time)):
         return f"measured with several releases: {', '.join(releases)}"
     if uncovered_releases and not to_release:
-        return f"it belongs to release {golden.release}, measured was {uncovered_releases[0]} (--to-release moves it)"
+        return (
+            f"it belongs to release {golden.release}, but {uncovered_releases[0]} was measured (--to-release moves it)"
+        )
     values = sorted({item.measured for item in usable})
     if golden.field.rule is GoldenRule.EQUAL and len(values) > 1:
         return f"the counts differ: {', '.join(map(whole, values))}"

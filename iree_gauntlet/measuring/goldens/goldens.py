@@ -111,7 +111,7 @@ def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequenc
             # The fastest repetition is at most the mean.
             return _check_golden(golden, samples.mean_ms, Statistic.MEAN, sku, "")
         note = (
-            "the golden is for the fastest repetition, and the benchmark reported aggregates only:"
+            "the golden is for the fastest repetition, but the benchmark reported only aggregates:"
             f" measured only ({golden.origin})"
         )
         return _make_unchecked(Figure.TIME, samples.mean_ms, note, statistic=Statistic.MEAN, sku=sku)
@@ -226,7 +226,7 @@ def confirm_breach(
     if not 0 < limit < math.inf:
         raise EvidenceError(f"golden {golden!r} × {factor!r}, expected positive finite numbers")
     if not rounds:
-        raise EvidenceError("no rounds to confirm a golden's breach with", "take at least one more round")
+        raise EvidenceError("no rounds to confirm a golden's breach", "run at least one more round")
     location = Location.MIN if statistic == Statistic.MIN else Location.MEAN
     values = [round_.location(location) for round_ in rounds[: plan.max_blocks]]
     low, high = 0.0, math.inf
@@ -239,9 +239,9 @@ def confirm_breach(
     is_kept, reason = _judge(low, high, limit)
     next_look = plan.next_look(len(rounds)) if is_kept is None else None
     if not looks:
-        reason = f"{len(rounds)} more rounds, and {plan.looks[0]} are needed to confirm a breach"
+        reason = f"{len(rounds)} more rounds, but {plan.looks[0]} are needed to confirm a breach"
     elif is_kept is None and next_look is None:
-        reason += f"; all {plan.max_blocks} rounds are taken"
+        reason += f"; all {plan.max_blocks} rounds are used"
     sorted_values = sorted(values[: looks[-1][0]] if looks else values)
     middle = (sorted_values[(len(sorted_values) - 1) // 2] + sorted_values[len(sorted_values) // 2]) / 2
     return Confirmation(is_kept, reason, middle, low, high, limit, 1 - plan.alpha, next_look)
@@ -253,10 +253,10 @@ def _judge(low: float, high: float, limit: float) -> tuple[bool | None, str]:
     if low > high:
         return None, "earlier and later rounds contradict each other: the machine has changed"
     if low > limit:
-        return False, f"the interval, {low:.4g} to {high:.4g}, lies above the limit {limit:.4g}"
+        return False, f"the interval, {low:.4g} to {high:.4g}, is above the limit {limit:.4g}"
     if high <= limit:
-        return True, f"the interval, {low:.4g} to {high:.4g}, lies below the limit {limit:.4g}"
-    return None, f"the interval, {low:.4g} to {high:.4g}, holds the limit {limit:.4g}"
+        return True, f"the interval, {low:.4g} to {high:.4g}, is below the limit {limit:.4g}"
+    return None, f"the interval, {low:.4g} to {high:.4g}, contains the limit {limit:.4g}"
 
 
 @functools.lru_cache(maxsize=1024)

@@ -156,10 +156,10 @@ def _run_benchmark(counter: ProcessCounter, command: Sequence[str], calls: int, 
         counts = counter.count(argv, stdout.fileno())
     benchmarks = parse_benchmark_rows(output.read_text(encoding="utf-8", errors="replace"))
     if len(benchmarks) != 1:
-        raise CountError(f"the module has {len(benchmarks)} functions, and the benchmark names none of them")
+        raise CountError(f"the module has {len(benchmarks)} functions, but the benchmark names none of them")
     iterations = benchmarks[0].iterations
     if sum(iterations) != calls:
-        raise CountError(f"{calls} calls were asked for, and the benchmark made {sum(iterations)}")
+        raise CountError(f"{calls} calls were requested, but the benchmark made {sum(iterations)}")
     return counts
 
 
@@ -185,13 +185,13 @@ class _Valgrind:
             sys.stderr.write(log_message)
             if _UNKNOWN_INSTRUCTION.search(log_message):
                 raise CountError(
-                    "valgrind does not know an instruction of the module (AVX-512 is one that it does not): "
+                    "valgrind does not support an instruction of the module (it lacks AVX-512, for example): "
                     "compile for another CPU, with --count-cpu, or leave that out"
                 )
             raise CountError(f"{Path(argv[0]).name} {_describe_exit(process.returncode)} under valgrind")
         if not output.is_file():
             tool = (self._folder / argv[0]).resolve()
-            raise CountError(f"{tool} starts another program, and valgrind looks into none but the first")
+            raise CountError(f"{tool} starts another program, but valgrind counts only the first")
         with output.open(encoding="utf-8", errors="replace") as lines:
             counts = read_cachegrind(lines)
         output.unlink()
@@ -326,7 +326,7 @@ def refuse_io_uring() -> None:
         _PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(SocketFilter(len(program), instructions)), 0, 0
     )
     if error_code:
-        raise CountError(f"io_uring cannot be kept away: {os.strerror(ctypes.get_errno())}")
+        raise CountError(f"io_uring cannot be disabled: {os.strerror(ctypes.get_errno())}")
 
 
 if __name__ == "__main__":

@@ -62,16 +62,16 @@ def find_counter(kind: str = "auto", cpu: str = "") -> Counter:
         if not error:
             return Counter(CounterKind.HARDWARE, f"hardware counters ({platform.machine()})", cpu)
         if kind == CounterKind.HARDWARE:
-            next_step = "valgrind is here: leave --counter out" if shutil.which("valgrind") else _VALGRIND_HINT
+            next_step = "valgrind is installed: leave --counter out" if shutil.which("valgrind") else _VALGRIND_HINT
             raise ToolchainError(f"the CPU's instruction counter cannot be read: {error}", f"{next_step}.")
     path = shutil.which("valgrind")
     if path is None:
         error_prefix = f"the CPU's own counter is {error}; " if error else ""
-        message = f"nothing here counts instructions: {error_prefix}valgrind is not installed"
+        message = f"nothing on this machine counts instructions: {error_prefix}valgrind is not installed"
         raise ToolchainError(message, f"{_VALGRIND_HINT}.")
     answer = ask([path, "--version"], timeout=60)
     if answer.exit_code != 0 or not answer.stdout.startswith("valgrind-"):
-        first_line = (answer.text.strip().splitlines() or ["it said nothing"])[0]
+        first_line = (answer.text.strip().splitlines() or ["it printed nothing"])[0]
         raise ToolchainError(f"{path} does not work: {first_line}", f"{_VALGRIND_HINT} again.")
     version = answer.stdout.split()[0].removeprefix("valgrind-")
     return Counter(

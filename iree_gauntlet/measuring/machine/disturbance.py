@@ -124,7 +124,7 @@ class RoundState:
         elif end.governor == "performance" and first and last is not None and last < first * (1 - _MAX_MHZ_DROP):
             yield (
                 f"the CPU frequency was {last:.0f} MHz, {_percent(1 - last / first)} below the {first:.0f} MHz"
-                f" at its begin ({_percent(_MAX_MHZ_DROP)} is tolerated)"
+                f" at its start ({_percent(_MAX_MHZ_DROP)} is tolerated)"
             )
         growth = _measure_growth(start.swap_used_bytes, end.swap_used_bytes)
         if growth is not None and growth > _MAX_SWAP_BYTES:

@@ -198,7 +198,7 @@ def read_nvidia(ask: Callable[..., str]) -> tuple[GpuState, ...]:
 def _parse_nvidia_state(line: str, counters: int) -> GpuState:
     words = [word.strip() for word in line.split(",", 8 + counters)]
     if len(words) != 9 + counters or not _NUMBER_PATTERN.fullmatch(words[0]):
-        raise ToolAnswerError(f"printed what is no GPU: {line.strip()[:80]}")
+        raise ToolAnswerError(f"printed something that is not a GPU: {line.strip()[:80]}")
     index, uuid, clock, max_clock, temperature, utilization, power, reasons = words[:8]
     microseconds = [parse_number(word) for word in words[8:-1]]
     seconds = [None if amount is None else amount / 1e6 for amount in microseconds]
@@ -279,13 +279,13 @@ def _parse_document(answer: str) -> Any:
     try:
         return json.loads(answer[begin.start() :] if begin else answer)
     except (ValueError, RecursionError):
-        raise ToolAnswerError(f"printed what is not JSON: {answer.strip()[:80]}") from None
+        raise ToolAnswerError(f"printed something that is not JSON: {answer.strip()[:80]}") from None
 
 
 def _list_gpu_entries(document: Any) -> Iterator[Fields]:
     entries = document.get("gpu_data") if isinstance(document, dict) else document
     if not isinstance(entries, list):
-        raise ToolAnswerError("printed JSON that is no list of GPUs")
+        raise ToolAnswerError("printed JSON that is not a list of GPUs")
     for entry in entries:
         if isinstance(entry, dict) and isinstance(entry.get("gpu"), int):
             yield entry
@@ -397,7 +397,7 @@ def read_gpus(device: str, *, path: str | None = None, timeout: float = _TIMEOUT
             continue
         if gpus:
             return GpuReading(pick_gpus(gpus, device, os.environ))
-        problems.append(f"{tool} names no GPU")
+        problems.append(f"{tool} lists no GPU")
     return GpuReading((), "; ".join(problems))
 
 
@@ -458,6 +458,6 @@ def _run_tool(program: str, timeout: float, *arguments: str) -> str:
         raise ToolAnswerError(f"did not answer within {timeout:g} s") from None
     if answer.exit_code != 0:
         lines = f"{answer.stderr}\n{answer.stdout}".splitlines()
-        message = next((line.strip() for line in lines if line.strip()), "nothing said")
+        message = next((line.strip() for line in lines if line.strip()), "no message")
         raise ToolAnswerError(f"failed (exit code {answer.exit_code}): {message[:160]}")
     return answer.stdout

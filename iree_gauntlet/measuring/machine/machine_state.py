@@ -404,7 +404,7 @@ def _warn_of_clock(state: MachineState) -> Iterator[str]:
         )
     if state.smt:
         yield (
-            "SMT is on: two threads can share a core; give iree-benchmark-module one thread a core"
+            "SMT is on: two threads can share a core; give iree-benchmark-module one thread per core"
             " (--task_topology_group_count), or echo off | sudo tee /sys/devices/system/cpu/smt/control"
         )
     if state.throttle_count:
@@ -430,10 +430,10 @@ def _warn_of_load(state: MachineState) -> Iterator[str]:
 
 def _warn_of_memory(state: MachineState) -> Iterator[str]:
     if state.swap_used_bytes is not None and state.swap_used_bytes > _GIB // 4:
-        yield f"{byte_size(state.swap_used_bytes)} of swap are in use: free memory, then sudo swapoff -a"
+        yield f"{byte_size(state.swap_used_bytes)} of swap is in use: free memory, then sudo swapoff -a"
     if state.free_memory_bytes is not None and state.free_memory_bytes < _GIB:
         yield (
-            f"only {byte_size(state.free_memory_bytes)} of memory are free: end what uses it before large"
+            f"only {byte_size(state.free_memory_bytes)} of memory is free: stop what uses it before large"
             " models are measured"
         )
 
@@ -441,12 +441,12 @@ def _warn_of_memory(state: MachineState) -> Iterator[str]:
 def _warn_of_heat(state: MachineState) -> Iterator[str]:
     if state.cpu_temperature_c is not None and state.cpu_temperature_c >= _HOT_CPU_C:
         yield (
-            f"the CPU is at {state.cpu_temperature_c:.0f} °C, close to where it slows down: let it cool, and look"
-            " after its cooling"
+            f"the CPU is at {state.cpu_temperature_c:.0f} °C, close to where it slows down: let it cool, and check"
+            " its cooling"
         )
     for gpu in state.gpus:
         if gpu.ill_reasons:
             yield (
-                f"{gpu.label} is slowed down ({', '.join(gpu.ill_reasons)}): let it cool, and look after its cooling"
+                f"{gpu.label} is slowed down ({', '.join(gpu.ill_reasons)}): let it cool, and check its cooling"
                 " and power supply"
             )

@@ -180,7 +180,7 @@ class Tensor:
         """Return the same bits under another element type of the same width."""
         dtype = get_storage_dtype(element_type)
         if dtype.itemsize != self.array.dtype.itemsize or TensorType((), element_type).packed:
-            raise TensorError(f"{self.source or 'a tensor'}: {self.type} is no {element_type}: the widths differ")
+            raise TensorError(f"{self.source or 'a tensor'}: {self.type} is not {element_type}: the widths differ")
         return replace(self, element_type=element_type, array=self.array.view(dtype))
 
     @property
@@ -198,7 +198,7 @@ class Tensor:
             return self.with_element_type("bf16")
         if self.lacks_meaning:
             raise TensorError(
-                f"{self.source}: nothing says the type of its values of {self.array.itemsize} bytes each",
+                f"{self.source}: the type of its {self.array.itemsize}-byte values is not given",
                 'store raw bytes as a .bin, and name the type: {"url": …, "meta": {"dtype": …, "shape": […]}}',
             )
         return self
@@ -228,7 +228,7 @@ def read_output(path: Path, tensor_type: TensorType | None = None) -> Tensor:
         tensor = read_npy(path)
         return tensor.with_element_type(tensor.element_type.removeprefix("s"))
     if tensor_type is None:
-        raise TensorError(f"{path}: a raw file does not say what it holds", "give its shape and element type")
+        raise TensorError(f"{path}: a raw file does not describe its contents", "give its shape and element type")
     size = _get_size(path)
     return read_raw(path, tensor_type if size == tensor_type.byte_count else TensorType((size,), "*8"))
 
@@ -283,7 +283,7 @@ class _Offsets:
                 rest = f" after byte {start}" if start else ""
                 raise UnreadError(
                     f"{path}: {tensor_type} needs {tensor_type.byte_count} bytes, the file has {size - start}{rest}",
-                    f"nothing reads the rest: correct the shape and type, or the file; an argument +{name} reads on",
+                    f"the rest is not read: correct the shape and type, or the file; an argument +{name} reads it",
                 )
 
 
@@ -413,7 +413,7 @@ def _map_file(path: Path, dtype: DType, shape: tuple[int, ...], offset: int, par
     if available < size:
         raise TensorError(
             f"{path}: {part} needs {size} bytes, the file has {available}{f' after byte {offset}' if offset else ''}",
-            "the file is cut short, or its shape or type is not the one named",
+            "the file is cut short, or its shape or type is not the given one",
         )
     if size == 0:
         return np.empty(shape, dtype)
@@ -433,8 +433,8 @@ def parse_inline_values(text: str, tensor_type: TensorType) -> Array:
         return np.zeros(shape, dtype)
     if len(tokens) not in (1, capacity) or capacity == 0:
         raise TensorError(
-            f"{tensor_type} holds {capacity} values, {len(tokens)} are written",
-            "write all of them, or one that fills the tensor",
+            f"{tensor_type} holds {capacity} values, but {len(tokens)} are given",
+            "give all of them, or one that fills the tensor",
         )
     values = np.empty(len(tokens), dtype)
     for index, token in enumerate(tokens):

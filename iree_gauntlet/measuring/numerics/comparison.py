@@ -50,7 +50,7 @@ def compare_outputs(
         _compare_output(index, actual_tensor, expected_tensor, tolerances)
         for index, (actual_tensor, expected_tensor) in enumerate(zip(actual, expected, strict=False))
     ]
-    counts = f"the module gives {len(actual)} outputs, {len(expected)} are expected"
+    counts = f"the module returns {len(actual)} outputs, expected {len(expected)}"
     extra, missing = actual[len(expected) :], expected[len(actual) :]
     leftovers = [(tensor, "has no expectation") for tensor in extra] + [(tensor, "is missing") for tensor in missing]
     return comparisons + [
@@ -97,7 +97,7 @@ def _judge_allclose(
     message = _describe_mismatches(comparison, rule)
     nans = comparison.actual_nans, comparison.expected_nans
     if any(nans) and not allclose.equal_nan:
-        message += f"; {nans[0]} NaN, expected {nans[1]}, and NaN equals no NaN here"
+        message += f"; {nans[0]} NaN, expected {nans[1]}, and NaN does not equal NaN here"
     return replace(comparison, message=message)
 
 
@@ -141,11 +141,11 @@ def _compare_output(index: int, actual: Tensor, reference: Tensor | None, tolera
 
 def _describe_types(actual: Tensor, reference: Tensor) -> str:
     if actual.shape != reference.shape:
-        return f"the module gives {actual.type}, expected is {reference.type}"
-    message = f"the module gives element type {actual.element_type}, expected is {reference.element_type}"
+        return f"the module returns {actual.type}, expected {reference.type}"
+    message = f"the module returns element type {actual.element_type}, expected {reference.element_type}"
     if reference.source.endswith(".npy") and f"s{actual.element_type}" == reference.element_type:
         message += (
-            f" (integers in a .npy have a sign, and iree-run-module takes the two for different types:"
+            f" (integers in a .npy have a sign, and iree-run-module treats the two as different types:"
             f" store the expected values as raw bytes, {actual.type}=@file.bin)"
         )
     elif reference.element_type.startswith("*"):

@@ -98,15 +98,14 @@ def parse_tolerance(flag: str) -> tuple[str, float] | None:
 
 
 def _parse_number(flag: str, name: str, text: str) -> float:
-    hint = f"write a number that is not negative: {name}=1e-3 (iree-run-module itself would take this as 0)"
+    hint = f"write a number that is not negative: {name}=1e-3 (iree-run-module itself would read this as 0)"
     try:
         value = parse_c_float(text.strip())
     except ValueError as error:
         raise UsageError(f"flag {flag!r}: {text!r} is not a number", hint) from error
     if value != value or value < 0:  # noqa: PLR0124 - NaN is the one number that differs from itself
         raise UsageError(
-            f"flag {flag!r}: a tolerance of {text} lets nothing pass but equal values",
-            "write a number that is not negative",
+            f"flag {flag!r}: a tolerance of {text} lets only equal values pass", "write a number that is not negative"
         )
     return value
 

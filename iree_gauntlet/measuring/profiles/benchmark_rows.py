@@ -44,7 +44,7 @@ def parse_benchmark_rows(text: str) -> tuple[Samples, ...]:
         used_rows = repetitions or [row for row in rows if row.aggregate == "mean"][:1]
         if not used_rows:
             raise BenchmarkError(
-                f"benchmark {name} has neither repetitions nor a mean", "leave out flags that thin out its report"
+                f"benchmark {name} has neither repetitions nor a mean", "leave out flags that shorten its report"
             )
         real, cpu = (tuple(row.times_ms[index] for row in used_rows) for index in (0, 1))
         samples.append(Samples(name, real, cpu, tuple(row.iterations for row in used_rows), aggregated=not repetitions))

@@ -136,16 +136,16 @@ def parse_dispatch_events(lines: Iterable[str], *, invocations: int, elapsed_ns:
     if summary is None:
         raise ProfileError(
             f"the profile's rows end without their {_SUMMARY_KIND}",
-            "iree-profile was ended early, or this one writes another format",
+            "iree-profile was stopped early, or this one writes another format",
         )
     count = sum(map(len, durations.values()))
     total = summary.get(_COUNT_FIELDS[kind], count)
     if total != count:
-        raise ProfileError(f"the profile's rows hold {count} dispatches, and {_SUMMARY_KIND} counts {total}")
+        raise ProfileError(f"the profile's rows contain {count} dispatches, but {_SUMMARY_KIND} counts {total}")
     if not durations:
         raise ProfileError(
-            "the profile holds no dispatches",
-            "the program dispatches nothing, or its device writes no events of dispatches",
+            "the profile contains no dispatches",
+            "the program dispatches nothing, or its device records no dispatch events",
         )
     notes: list[str] = []
     dispatches = tuple(
@@ -197,10 +197,10 @@ def read_profile_rows(lines: Iterable[str], what: str, field: str, *, needed: bo
         except ValueError as error:
             raise ProfileError(
                 f"line {number} of {what} is not JSON: {line.strip()[:80]}",
-                "iree-profile was ended early, or wrote something else; run it by hand",
+                "iree-profile was stopped early, or wrote something else; run it by hand",
             ) from error
         if not isinstance(row, dict) or (needed and not isinstance(row.get(field), str)):
-            problem = f"has no {field}" if needed else "is no JSON object"
+            problem = f"has no {field}" if needed else "is not a JSON object"
             raise ProfileError(f"line {number} of {what} {problem}: {line.strip()[:80]}")
         yield ProfileRow(row, row.get(field), f"line {number} of {what}")
 
@@ -259,7 +259,7 @@ def _sum_dispatch(name: str, durations: Sequence[int | None], invocations: int, 
     if len(valid_durations) < count:
         notes.append(f"{name}: {count - len(valid_durations)} of {count} dispatches have no valid time")
     elif count % invocations:
-        notes.append(f"{name}: {count} dispatches in {invocations} invocations, not the same in each")
+        notes.append(f"{name}: {count} dispatches in {invocations} invocations, not the same number in each")
     else:
         # The rows are in the order in which the dispatches ran: those of one invocation together.
         per_invocation = count // invocations

@@ -110,11 +110,11 @@ def read_memory_profile(answer: Mapping[str, Any]) -> MemoryProfile:
         )
     except (KeyError, TypeError) as error:
         raise GauntletError(
-            f"{MEMORY_WORKER} answered something else than phases and samples: {error}",
+            f"{MEMORY_WORKER} returned something other than phases and samples: {error}",
             "see its standard output in the step's folder",
         ) from error
     if not profile.phases or not profile.series:
-        raise GauntletError(f"{MEMORY_WORKER} saw nothing", "see its standard error in the step's folder")
+        raise GauntletError(f"{MEMORY_WORKER} recorded nothing", "see its standard error in the step's folder")
     return profile
 
 

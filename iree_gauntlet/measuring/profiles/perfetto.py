@@ -94,7 +94,7 @@ def make_perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
     """
     rows = list(read_profile_rows(lines, _SOURCE_LABEL, "record_type", needed=True))
     if not any(row.kind == "schema" and row.fields.get("format") == _FORMAT for row in rows):
-        raise ProfileError(f"{_SOURCE_LABEL} does not say that it is {_FORMAT}")
+        raise ProfileError(f"{_SOURCE_LABEL} is not marked as {_FORMAT}")
     clocks = _read_clocks(rows)
     candidates = [
         _read_event(row, clocks)
@@ -103,7 +103,7 @@ def make_perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
     ]
     events = [event for event in candidates if event is not None]
     if not events:
-        raise ProfileError("the exported profile holds no events with a time")
+        raise ProfileError("the exported profile contains no events with a time")
     lanes = _assign_lanes(events)
     # Numbers begin at 1: 0 is the idle process of a kernel's trace, which Perfetto names differently.
     processes = {ordinal: pid for pid, ordinal in enumerate(sorted({event.thread.device for event in events}), 1)}

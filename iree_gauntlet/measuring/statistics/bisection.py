@@ -227,7 +227,7 @@ def find_middle(ratio: float, low: float, high: float) -> float:
     interval contains 1, so that the ends may be the same.
     """
     if not 0 < low <= high < math.inf or low <= 1 <= high:
-        raise EvidenceError(f"the ends do not differ for certain: ratio {ratio:.3f}, interval {low:.3f} to {high:.3f}")
+        raise EvidenceError(f"the ends do not clearly differ: ratio {ratio:.3f}, interval {low:.3f} to {high:.3f}")
     # The estimate is from all blocks, the interval is the intersection over looks: it may be slightly outside.
     half = math.log(min(max(ratio, low), high)) / 2
     return min(half, math.log(low)) if half > 0 else max(half, math.log(high))
@@ -280,5 +280,5 @@ def _describe_reason(interval: Interval, middle: float, bad: bool | None, next_l
     span = f"{math.exp(interval.low):.3f} to {math.exp(interval.high):.3f} × the good end's time"
     if bad is None:
         budget = "" if next_look else "; the budget is spent"
-        return f"{span} holds the middle of the ends, {math.exp(middle):.3f}{budget}"
-    return f"{span} lies on the {'bad' if bad else 'good'} end's side of the middle, {math.exp(middle):.3f}"
+        return f"{span} contains the middle of the ends, {math.exp(middle):.3f}{budget}"
+    return f"{span} is on the {'bad' if bad else 'good'} end's side of the middle, {math.exp(middle):.3f}"

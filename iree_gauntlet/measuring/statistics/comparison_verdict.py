@@ -142,10 +142,10 @@ def compare_log_ratios(
     verdict, reason = _judge(interval, least, band, allow)
     next_look = plan.next_look(ratios.size) if verdict == TimeVerdict.INCONCLUSIVE else None
     if not looks:
-        reason = f"{ratios.size} blocks, and {plan.looks[0]} are needed for the first verdict"
+        reason = f"{ratios.size} blocks, but {plan.looks[0]} are needed for the first verdict"
         walsh = sort_walsh_averages(ratios)
     elif verdict == TimeVerdict.INCONCLUSIVE and next_look is None and interval.low <= interval.high:
-        reason += f"; all {plan.max_blocks} blocks are taken"
+        reason += f"; all {plan.max_blocks} blocks are used"
     return Comparison(
         verdict=verdict,
         reason=reason,
@@ -195,13 +195,13 @@ def _judge(interval: Interval, min_effect: float, band: float, allow: float | No
         )
     if low > edge or high < -edge:
         verdict = TimeVerdict.SLOWER if low > edge else TimeVerdict.FASTER
-        return verdict, f"the interval, {span}, lies beyond ±{100 * min_effect:g} %"
+        return verdict, f"the interval, {span}, is outside ±{100 * min_effect:g} %"
     if -equivalence_edge <= low and high <= equivalence_edge:
-        return TimeVerdict.SAME, f"the interval, {span}, lies within ±{100 * band:g} %"
+        return TimeVerdict.SAME, f"the interval, {span}, is within ±{100 * band:g} %"
     if allow is not None and high <= math.log1p(allow):
         bound = f"not slower by more than {100 * max(0.0, math.exp(high) - 1):.1f} %"
-        return TimeVerdict.NOT_SLOWER, f"{bound}: the interval, {span}, lies below +{100 * allow:g} %"
-    explanation = f"is neither beyond ±{100 * min_effect:g} % nor within ±{100 * band:g} %"
+        return TimeVerdict.NOT_SLOWER, f"{bound}: the interval, {span}, is below +{100 * allow:g} %"
+    explanation = f"is neither outside ±{100 * min_effect:g} % nor within ±{100 * band:g} %"
     return TimeVerdict.INCONCLUSIVE, f"the interval, {span}, {explanation}"
 
 

@@ -141,7 +141,7 @@ class SequentialPlan:
         if not self.looks or len(self.looks) != len(self.weights):
             raise EvidenceError(f"a plan with {len(self.looks)} looks and {len(self.weights)} weights")
         if self.looks[0] < 1 or any(later <= earlier for earlier, later in itertools.pairwise(self.looks)):
-            raise EvidenceError(f"looks at {self.looks} blocks, expected rising numbers from 1 on")
+            raise EvidenceError(f"looks at {self.looks} blocks, expected increasing numbers from 1")
         if not all(weight > 0 for weight in self.weights) or not math.isclose(sum(self.weights), 1):
             raise EvidenceError(f"weights {self.weights}, expected positive shares of 1")
 

@@ -241,7 +241,7 @@ def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> MergeRes
                 for name, value in module_attributes.items():
                     target.operation.attributes[name] = value
             if module_attributes != attributes:
-                merge.refused[index] = f"{path}: error: its module has other attributes than the first program's"
+                merge.refused[index] = f"{path}: error: its module's attributes differ from the first program's"
                 continue
             names += _move_operations(ir, target, part, prefix)
         if not merge.refused:

@@ -214,11 +214,11 @@ def _answer_describe(document: dict[str, Any]) -> dict[str, Any]:
     plan = read_plan(_DescribePlan, document)
     path = Path(plan.model)
     if path.stat().st_size > _MAX_MODEL_BYTES:
-        raise PlanError(f"{path.name} has more than 2 GB and cannot be cut")
+        raise PlanError(f"{path.name} is larger than 2 GB and cannot be cut")
     # External weights are not read for this check.
     published_model = onnx.load(path, load_external_data=False)
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in published_model.graph.initializer):
-        raise PlanError(f"the weights of {path.name} lie outside of it, and it cannot be cut")
+        raise PlanError(f"the weights of {path.name} are in other files, so it cannot be cut")
     shapes = {name: tuple(shape) for name, shape in plan.shapes}
     model = prepare_file(path, shapes, plan.opset, plan.least_opset)
     onnx.save(model, plan.prepared)

@@ -87,7 +87,7 @@ class OpenDevice:
     def _find_types(self, view: View) -> tuple[str, np.dtype[Any]]:
         element_type = view.element_type
         if element_type not in self._types:
-            raise PlanError(f"an output has the element type {element_type:#x}, which is not known here")
+            raise PlanError(f"an output has the element type {element_type:#x}, which is unknown")
         return self._types[element_type]
 
     def fence(self) -> Fence:

@@ -91,7 +91,7 @@ def _freeze(model: onnx.ModelProto, shapes: dict[str, Shape]) -> None:
             if dimension.dim_value > 0 and dimension.dim_value != size:
                 raise InputError(
                     f"input {_describe(inputs[name])} has a fixed size of {dimension.dim_value} "
-                    f"in dimension {axis}, {size} was asked for"
+                    f"in dimension {axis}, but {size} was requested"
                 )
             dimension.dim_value = size
 
@@ -266,12 +266,12 @@ def _run(arguments: argparse.Namespace) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
-    parser = argparse.ArgumentParser(prog="import_onnx.py", description="Prepare an ONNX model, import it to MLIR.")
+    parser = argparse.ArgumentParser(prog="import_onnx.py", description="Prepare an ONNX model and import it to MLIR.")
     parser.add_argument("model", type=Path, help="the .onnx file")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the file to write")
     versions = parser.add_mutually_exclusive_group()
     versions.add_argument("--opset", type=int, help="convert to this opset version first")
-    lower_help = "convert to this opset version first where the file's is lower"
+    lower_help = "convert to this opset version first if the file's is lower"
     versions.add_argument("--least-opset", type=int, help=lower_help)
     shape_help = "fix the shape of an input; may be repeated"
     parser.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x48x192", help=shape_help)

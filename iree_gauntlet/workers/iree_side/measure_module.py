@@ -131,7 +131,7 @@ class Context:
         carried_inputs = range(carry.inputs, carry.inputs + carry.count) if carry else range(0)
         if carried_inputs and not 0 <= carried_inputs[0] <= carried_inputs[-1] < len(inputs):
             raise PlanError(
-                f"carry: inputs {carried_inputs[0]} to {carried_inputs[-1]}, and the function is given {len(inputs)}"
+                f"carry: inputs {carried_inputs[0]} to {carried_inputs[-1]}, but the function is given {len(inputs)}"
             )
         self._first_carried = {index: self._device.push(*inputs[index]) for index in carried_inputs}
 
@@ -150,7 +150,7 @@ class Context:
         for field, indices in (("fetch", self._fetch or ()), ("carry", carried_outputs)):
             for index in indices:
                 if not 0 <= index < len(views):
-                    raise PlanError(f"{field}: output {index}, and the function has {len(views)}")
+                    raise PlanError(f"{field}: output {index}, but the function has {len(views)}")
         fetched_indices = range(len(views)) if whole or self._fetch is None else self._fetch
         return [
             (self._device.type_name(view), self._device.fetch(view) if index in fetched_indices else None)

@@ -211,7 +211,7 @@ def _require_inputs(inputs: Sequence[ReferenceInput], arrays: Sequence[object]) 
     """Raise a PlanError if the number of arrays is not that of the model's inputs."""
     if len(inputs) != len(arrays):
         input_list = ", ".join(f"{input_.name} {input_.dtype} {list(input_.shape)}" for input_ in inputs)
-        raise PlanError(f"{len(arrays)} inputs were given, the model takes {len(inputs)}: {input_list}")
+        raise PlanError(f"{len(arrays)} inputs were given, but the model takes {len(inputs)}: {input_list}")
 
 
 def _name_arrays(inputs: Sequence[ReferenceInput], arrays: Sequence[Array]) -> dict[str, Array]:
@@ -235,7 +235,7 @@ def read_input(text: str, cwd: str, dtype_name: str) -> Array:
     except UnsupportedError as error:
         raise PlanError(f"the input {text!r} cannot be given to a reference: {error}") from error
     if value is None:
-        raise PlanError(f"the input {text!r} is no tensor")
+        raise PlanError(f"the input {text!r} is not a tensor")
     dtype = _find_dtype(dtype_name)
     contents = np.frombuffer(value.contents, np.uint8)
     count = int(np.prod(value.shape, dtype=np.int64))
@@ -246,7 +246,7 @@ def read_input(text: str, cwd: str, dtype_name: str) -> Array:
         numbers = fields.astype(np.int8) - modulus * (fields >= sign_bit) if dtype.name.startswith("i") else fields
         return numbers.astype(dtype).reshape(value.shape)
     if contents.size != count * dtype.itemsize:
-        raise PlanError(f"the input {text!r} is a {value.element_type}, and the model takes {dtype_name}")
+        raise PlanError(f"the input {text!r} is a {value.element_type}, but the model takes {dtype_name}")
     return contents.view(dtype).reshape(value.shape)
 
 
@@ -287,7 +287,7 @@ def _find_dtype(name: str) -> np.dtype[Any]:
         import ml_dtypes  # noqa: PLC0415 - slow to import, and most models do without
 
         if name not in ELEMENT_TYPES:
-            raise PlanError(f"an input is a {name}, which no reference can be given") from None
+            raise PlanError(f"an input is a {name}, which no reference supports") from None
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return dtype
 

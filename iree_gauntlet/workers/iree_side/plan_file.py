@@ -68,7 +68,7 @@ def get_host_type(name: str) -> np.dtype[Any]:
 def hold_bits(array: Array, name: str) -> Array:
     """Return an array for the runtime: contiguous, and of the type that stores its bits; else raise a PlanError."""
     if array.dtype != get_host_type(name):
-        raise PlanError(f"holds {array.dtype}, and {name} is held by {ELEMENT_TYPES[name][1][1:]}")
+        raise PlanError(f"contains {array.dtype}, but {name} is stored as {ELEMENT_TYPES[name][1][1:]}")
     return np.ascontiguousarray(array).reshape(array.shape)
 
 

@@ -374,7 +374,7 @@ class _Reducer:
         program = self._edits.write_bytecode(self.best)
         output = self._oracle.get_failure_output(program)
         if output is None:
-            raise ValueError("handed on as bytecode it does not fail in this way")
+            raise ValueError("passed on as bytecode, it does not fail in this way")
         self.output = output
         return self._oracle.narrow(program)
 
@@ -426,7 +426,7 @@ class _Reducer:
         low, high = 0, count()
         while high - low > 1:
             middle = (low + high) // 2
-            if try_operations(range(middle), "the end taken away"):
+            if try_operations(range(middle), "without its end"):
                 # Removing operations may add or remove others.
                 low, high = min(low, count()), min(middle, count())
             else:
@@ -434,7 +434,7 @@ class _Reducer:
         low, high = 0, count()
         while high - low > 1:
             middle = (low + high) // 2
-            if try_operations(range(middle, count()), "the beginning taken away"):
+            if try_operations(range(middle, count()), "without its beginning"):
                 low, high = 0, count()
             else:
                 high = middle

@@ -214,7 +214,7 @@ def _find_expected(plan: _RunPlan) -> dict[str, Any]:
             or (node.op_type == "Resize" and any(attribute.s == b"align_corners" for attribute in node.attribute))
         }
         if second is not None and odd_types and not _find_undeclared(model, second) and _are_apart(run.outputs, second):
-            notes.append(f"onnxruntime computes {', '.join(sorted(odd_types))} otherwise than ONNX says")
+            notes.append(f"onnxruntime computes {', '.join(sorted(odd_types))} differently from what ONNX specifies")
             run, second = replace(run, reference=OnnxEvaluator(model), outputs=second), run.outputs
     tolerances = _choose_allowed(plan.tolerances, run, second)
     fast = None
@@ -274,7 +274,7 @@ def _run_first_fitting(
             raise PlanError("the model has no outputs")
         problems = _find_undeclared(model, outputs)
         if not any(map(_discriminates, outputs.values())):
-            problems.append("its outputs say nothing: all of them are the same everywhere, empty or no numbers")
+            problems.append("its outputs check nothing: all of them are constant, empty or not numbers")
         run = _ReferenceRun(model, reference, index, list(reasons), arrays, outputs)
         if not problems:
             return run
@@ -297,7 +297,7 @@ def _find_undeclared(model: onnx.ModelProto, outputs: Outputs) -> list[str]:
             for size, actual_size in zip(shape, array.shape, strict=False)
         )
         if array.ndim != len(shape) or not is_compatible:
-            messages.append(f"{value.name} is {list(array.shape)}, and the model declares {list(shape)}")
+            messages.append(f"{value.name} is {list(array.shape)}, but the model declares {list(shape)}")
     return messages
 
 

@@ -376,7 +376,7 @@ def _emit(plan: _SidePlan, stream: BinaryIO) -> None:
     for text in plan.inputs:
         value = read_value(text, plan.cwd)
         if value is None:
-            raise PlanError(f"the input {text!r} is no tensor")
+            raise PlanError(f"the input {text!r} is not a tensor")
         arguments.append(device.push(make_array(value), value.element_type))
     trace(_RESULTS, program.invoke(arguments))
 
