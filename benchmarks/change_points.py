@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from iree_gauntlet.measuring.statistics.change_points import _MAX_P_VALUE, _Series, change_points
+from iree_gauntlet.measuring.statistics.change_points import _MAX_P_VALUE, _Series, find_change_points
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -184,7 +184,7 @@ def _draw_recorded_runs(rng: np.random.Generator, models: Sequence[Values], roun
 
 
 def _apply_this_rule(series: Sequence[Sequence[float]]) -> list[list[int]]:
-    return [[change.at for change in change_points(values, _MIN_EFFECT)] for values in series]
+    return [[change.index for change in find_change_points(values, _MIN_EFFECT)] for values in series]
 
 
 def _apply_golden_rule(series: Sequence[Sequence[float]]) -> list[list[int]]:

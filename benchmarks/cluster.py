@@ -33,9 +33,9 @@ from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cluster.connection import DaskLink
 from iree_gauntlet.cluster.dask_worker import GauntletWorker
-from iree_gauntlet.cluster.fleet import ClusterRunner, Fleet, keep_below
-from iree_gauntlet.cluster.link import Answered, Joined, OrderAnswer, RunFacts, SharedRun, decode, encode
-from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
+from iree_gauntlet.cluster.fleet import ClusterRunner, Fleet, make_file_saver
+from iree_gauntlet.cluster.link import AnswerEvent, JoinEvent, OrderAnswer, RunDescription, RunInfo, decode, encode
+from iree_gauntlet.cluster.offers import WorkerDevice, WorkerResources
 from iree_gauntlet.cluster.project_copy import ProjectCopy
 from iree_gauntlet.engine.scheduler import ReadyQueue
 from iree_gauntlet.reports.live_progress import PlainProgress
@@ -115,15 +115,15 @@ def _time_on_workers(count: int) -> tuple[float, dict[str, list[int]]]:
         client.wait_for_workers(_WORKERS)
         archive = folder / "project.tar"
         archive.write_bytes(b"\0" * 10240)
-        shared_run = SharedRun(RunRequest(), "", "", (str(run_dir), "", "", "", ""))
-        facts = RunFacts("there", "0" * 64, str(folder), (shared_run,))
+        shared_run = RunDescription(RunRequest(), "", "", (str(run_dir), "", "", "", ""))
+        facts = RunInfo("there", "0" * 64, str(folder), (shared_run,))
         link = DaskLink(client, facts, ProjectCopy(archive, "0" * 64, str(folder)), ArtifactStore(folder, Registry()))
         link.open()
         stack.callback(link.end)
         fleet = Fleet(steps)
         while len(fleet) < _WORKERS:
             event = link.next_event(1.0)
-            assert event is None or isinstance(event, Joined), event
+            assert event is None or isinstance(event, JoinEvent), event
             if event is not None:
                 fleet.join(event.worker, event.offer)
         memory: dict[str, list[int]] = {"driver": [], "scheduler": []}
@@ -131,7 +131,7 @@ def _time_on_workers(count: int) -> tuple[float, dict[str, list[int]]]:
         observer = _LinkObserver(link, len(steps) // _MEMORY_READINGS, lambda: _record_memory(memory, scheduler.pid))
         queue = ReadyQueue(steps, {}, fleet, fail_fast=False)
         start = time.perf_counter()
-        ClusterRunner(queue, fleet, observer, engine, keep_below(run_dir), PlainProgress(io.StringIO())).run()
+        ClusterRunner(queue, fleet, observer, engine, make_file_saver(run_dir), PlainProgress(io.StringIO())).run()
         return time.perf_counter() - start, memory
 
 
@@ -184,7 +184,7 @@ class _SyntheticWorker(GauntletWorker):
 
 
 async def _run_worker(address: str, name: str, cache: str) -> None:
-    offer = WorkerOffer(name, name, _JOBS, (DeviceOffer("cpu", "local-task"),), version=__version__)
+    offer = WorkerResources(name, name, _JOBS, (WorkerDevice("cpu", "local-task"),), version=__version__)
     worker = _SyntheticWorker(
         address, name=name, nthreads=_JOBS + 2, memory_limit=0, offer=offer.as_dict(), cache_dir=cache, dashboard=False
     )
@@ -231,7 +231,7 @@ class _LinkSimulator:
     def next_event(self, seconds: float) -> Event | None:
         del seconds
         self.now, _, worker, order = heapq.heappop(self._queue)
-        return Answered(worker, order.step, OrderAnswer(_make_result(order)))
+        return AnswerEvent(worker, order.step, OrderAnswer(_make_result(order)))
 
     def show(self, running: Sequence[tuple[str, str, str]], waiting: Mapping[str, int]) -> None:
         pass
@@ -248,11 +248,13 @@ def _time_simulated(count: int, hosts: int, jobs: int) -> float:
         steps = _build_steps(count, run_dir)
         fleet = Fleet(steps)
         for number in range(hosts):
-            fleet.join(f"w{number}", WorkerOffer(f"w{number}", f"h{number}", jobs, (DeviceOffer("cpu", "local-task"),)))
+            fleet.join(
+                f"w{number}", WorkerResources(f"w{number}", f"h{number}", jobs, (WorkerDevice("cpu", "local-task"),))
+            )
         with open_engine(steps, folder, run_dir, 1, {}) as engine:
             queue = ReadyQueue(steps, {}, fleet, fail_fast=False)
             start = time.perf_counter()
-            keep, progress = keep_below(run_dir), PlainProgress(io.StringIO())
+            keep, progress = make_file_saver(run_dir), PlainProgress(io.StringIO())
             ClusterRunner(queue, fleet, _LinkSimulator(), engine, keep, progress).run()
             return time.perf_counter() - start
 

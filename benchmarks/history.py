@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from iree_gauntlet.history.index import HistoryIndex
-from iree_gauntlet.history.judge import Effects, judge
+from iree_gauntlet.history.judge import MinEffects, judge
 from iree_gauntlet.history.stores import open_history
 from iree_gauntlet.records.history_record import (
     HistoryCase,
@@ -24,7 +24,7 @@ from iree_gauntlet.records.history_record import (
     HistoryMachine,
     HistoryRun,
     IreeVersion,
-    history_file,
+    make_history_file,
 )
 from iree_gauntlet.settings import Configuration
 
@@ -40,7 +40,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = open_history(folder, Configuration(), Path(folder))
-        files = dict(map(history_file, _make_runs(options.runs, options.models)))
+        files = dict(map(make_history_file, _make_runs(options.runs, options.models)))
         start = time.perf_counter()
         store.add(files)
         start = _print_seconds("add", start, sum(map(len, files.values())))
@@ -53,7 +53,7 @@ def main() -> None:
         index.update()
         series = index.series()
         start = _print_seconds("read", start, sum(len(one_series.points) for one_series in series))
-        changes = judge(series, Effects())
+        changes = judge(series, MinEffects())
         _print_seconds("judge", start, len(changes))
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from iree import runtime
 
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.workers.iree_side.device_context import LoadedProgram, OpenDevice
+from iree_gauntlet.workers.iree_side.device_context import DeviceProgram, OpenDevice
 from iree_gauntlet.workers.iree_side.measure_module import Context, run_loop
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ def main() -> None:
 
 def _print_row(layers: int, module: Path) -> None:
     values = np.random.default_rng(1).standard_normal((8, _WIDTH)).astype(np.float32)
-    context = Context(LoadedProgram(OpenDevice(_DEVICE), [str(module)], [], "main"), [(values, "f32")])
+    context = Context(DeviceProgram(OpenDevice(_DEVICE), [str(module)], [], "main"), [(values, "f32")])
 
     def toolkit_loop() -> float:
-        return run_loop([context.group], _CALLS_PER_TURN)[0] / _CALLS_PER_TURN
+        return run_loop([context.call_group], _CALLS_PER_TURN)[0] / _CALLS_PER_TURN
 
     manual_loop = _make_manual_loop(module, values)
     for loop in (toolkit_loop, manual_loop):

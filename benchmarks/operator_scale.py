@@ -38,7 +38,7 @@ from iree_gauntlet.reports.live_progress import PlainProgress
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
-from iree_gauntlet.toolchains.find import make_toolchain_place
+from iree_gauntlet.toolchains.find import make_toolchain_locations
 from iree_gauntlet.toolchains.flags import NO_FLAGS
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def read_memory(field: str) -> int:
 def run_local(steps: list[Step], folder: Path, run_dir: Path, jobs: int) -> None:
     """Let a local engine perform steps that return at once."""
     performers = {Stage.COMPILE: make_compile_result, Stage.THRESHOLD: make_threshold_result}
-    with open_engine(steps, folder, run_dir, jobs, performers) as engine, engine.recorded() as recording:
+    with open_engine(steps, folder, run_dir, jobs, performers) as engine, engine.record_end() as recording:
         recording.verdicts = engine.perform(steps, {})
 
 
@@ -137,9 +137,9 @@ def open_engine(
     """Open an engine with a started journal in `run_dir`; its cache is in `folder`."""
     progress, cache = PlainProgress(io.StringIO()), folder / "cache"
     store = ArtifactStore(cache, Registry.read(folder / "registry.toml"))
-    place = make_toolchain_place(cache, cache, store.configuration, Leases, store.verified.sha256, offline=True)
+    place = make_toolchain_locations(cache, cache, store.configuration, Leases, store.verified.sha256, offline=True)
     workbench = Workbench(None, None, NO_FLAGS, cache, store, ModuleCache(cache), None, place)
-    options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, all_goldens=False, confirm=None)
+    options = RunOptions(jobs=jobs, fail_fast=False, rebuilt_dir=None, lenient=False, all_goldens=False, confirm=None)
     # The locks are private to this process, so that it does not wait for others.
     os.environ["IREE_GAUNTLET_LOCKS"] = str(folder)
     with (
@@ -147,7 +147,7 @@ def open_engine(
         open_session(run_dir, journal, progress) as session,
     ):
         event = RunOpening(name=run_dir.name, suite="ops")
-        journal.run(event, steps)
+        journal.write_opening(event, steps)
         progress.run_started(event, len(steps))
         yield Engine(session, workbench, options, performers, lambda: 64 << 30)
     progress.close()

@@ -36,7 +36,7 @@ from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, pack_b
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.support.command_line import run_here
+from tests.support.command_line import run_in_process
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,7 +128,7 @@ def _init_model(model: Model, project: Path) -> tuple[int, str]:
     """Run `init` as a user would and return its exit code and output, cached in a file."""
     cache_file = model.program.with_suffix(".json")
     if not cache_file.exists():
-        result = run_here(["init", str(project), "--program", str(model.program)], project.parent, os.environ)
+        result = run_in_process(["init", str(project), "--program", str(model.program)], project.parent, os.environ)
         cache_file.write_text(json.dumps([result.code, result.text]), encoding="utf-8")
     code, output = json.loads(cache_file.read_text(encoding="utf-8"))
     return code, output

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.sources import make_local_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -116,7 +116,9 @@ def _run_process(project: Path, arguments: Sequence[str]) -> _ProcessCost:
 
 
 def _pin_files(project: Path, urls: set[str]) -> None:
-    lines = [f"{local_name(url)} sha256:{hashlib.sha256(url.encode()).hexdigest()} {url}\n" for url in sorted(urls)]
+    lines = [
+        f"{make_local_name(url)} sha256:{hashlib.sha256(url.encode()).hexdigest()} {url}\n" for url in sorted(urls)
+    ]
     (project / "cache").mkdir()
     (project / "cache" / "registry.txt").write_text("".join(lines), encoding="utf-8")
 

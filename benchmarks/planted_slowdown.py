@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.support.faulty_iree import slow_benchmarks, tree
+from tests.support.faulty_iree import write_build_tree, write_slow_benchmark
 from tests.support.session_folder import SESSION_FOLDER_VARIABLE
 
 _BUILDS = 7
@@ -44,7 +44,9 @@ def main() -> None:
         folder = Path(directory)
         os.environ[SESSION_FOLDER_VARIABLE] = directory
         builds = [
-            tree(folder / f"b{number}", iree_benchmark_module=_make_slow_script(folder / f"b{number}-scripts", factor))
+            write_build_tree(
+                folder / f"b{number}", iree_benchmark_module=_make_slow_script(folder / f"b{number}-scripts", factor)
+            )
             for number, factor in enumerate([1.0] * _FIRST_SLOW + [options.factor] * (_BUILDS - _FIRST_SLOW))
         ]
         candidates = [word for build in builds[1:-1] for word in ("--among", build)]
@@ -54,7 +56,7 @@ def main() -> None:
 
 
 def _make_slow_script(folder: Path, factor: float) -> str:
-    return f'exec "{slow_benchmarks(folder, factor)}" "$@"'
+    return f'exec "{write_slow_benchmark(folder, factor)}" "$@"'
 
 
 if __name__ == "__main__":

@@ -31,13 +31,7 @@ from iree_gauntlet.measuring.statistics.rounds import Location, Round, plan_look
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.support.recorded_noise import (
-    Recording,
-    blocks_from_rounds,
-    log_ratios_from_rounds,
-    read_recording,
-    simulated_rounds,
-)
+from tests.support.recorded_noise import Recording, make_blocks, make_log_ratios, read_recording, simulate_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +89,7 @@ def _print_spreads(recordings: list[Recording]) -> None:
     for recording in recordings:
         for model, times in recording.models.items():
             locations = [np.min(times, axis=1), np.median(times, axis=1), np.mean(times, axis=1)]
-            spreads = [100 * log_ratios_from_rounds(location, 0).std(ddof=1) for location in locations]
+            spreads = [100 * make_log_ratios(location, 0).std(ddof=1) for location in locations]
             cells = " | ".join(f"{spread:.1f} %" for spread in spreads)
             print(f"| {recording.condition} | {model} | {np.median(times):.3g} | {cells} |")
 
@@ -125,9 +119,9 @@ def _print_rules(recording: Recording, plan: SequentialPlan, count: int) -> None
 def _simulate_session(
     times: NDArray[np.float64], plan: SequentialPlan, factor: float, generator: np.random.Generator, seed: int
 ) -> Session:
-    rounds = simulated_rounds(times, _GOLDEN_ROUNDS + 4 * plan.max_blocks, generator)
+    rounds = simulate_rounds(times, _GOLDEN_ROUNDS + 4 * plan.max_blocks, generator)
     golden, rest = rounds[:_GOLDEN_ROUNDS], rounds[_GOLDEN_ROUNDS:]
-    comparison = _compare_sequentially(log_ratios_from_rounds(rest.min(axis=1), seed) + math.log(factor), plan)
+    comparison = _compare_sequentially(make_log_ratios(rest.min(axis=1), seed) + math.log(factor), plan)
     count = 4 * comparison.blocks
     slowed_rounds, half = rest[:count] * factor, count // 2
     first = rest[0] * factor
@@ -193,7 +187,7 @@ def _print_coverage(recordings: list[Recording], count: int) -> None:
         cells = []
         for blocks in _COVERAGE_BLOCKS:
             intervals = [
-                method(simulated_rounds(times, 4 * blocks, np.random.default_rng([7, number, index])), blocks, number)
+                method(simulate_rounds(times, 4 * blocks, np.random.default_rng([7, number, index])), blocks, number)
                 for recording in recordings
                 for index, times in enumerate(recording.models.values())
                 for number in range(session_count)
@@ -205,7 +199,7 @@ def _print_coverage(recordings: list[Recording], count: int) -> None:
 
 
 def _ratios(rounds: NDArray[np.float64], blocks: int, seed: int) -> NDArray[np.float64]:
-    return log_ratios_from_rounds(rounds[: 4 * blocks].min(axis=1), seed)
+    return make_log_ratios(rounds[: 4 * blocks].min(axis=1), seed)
 
 
 def _compute_student_interval(ratios: NDArray[np.float64]) -> tuple[float, float]:
@@ -225,7 +219,7 @@ def _bootstrap_hierarchically(rounds: NDArray[np.float64], count: int, seed: int
     Efron and Tibshirani, An Introduction to the Bootstrap, 1993, §12.5: each resample gives (mean* − mean)/se*, and
     their quantiles replace those of Student's t.
     """
-    blocks = blocks_from_rounds(rounds[: 4 * count], seed)
+    blocks = make_blocks(rounds[: 4 * count], seed)
     # The axes are block, side, round and repetition.
     times = np.log([[[round_.times for round_ in side] for side in (block.a, block.b)] for block in blocks])
     rng, resample_count = np.random.default_rng(seed), 500

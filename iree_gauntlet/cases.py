@@ -54,7 +54,7 @@ class Verdict(StrEnum):
         return _MEANINGS[self].exit_code
 
     @property
-    def past(self) -> str:
+    def past_tense(self) -> str:
         """The end of a sentence about a step: `failed as expected`."""
         return _MEANINGS[self].past
 
@@ -103,7 +103,7 @@ class Verdict(StrEnum):
         return not self.counts_as_pass and self is not Verdict.SKIPPED
 
     @property
-    def stands(self) -> bool:
+    def is_kept_on_resume(self) -> bool:
         """True if a resumed run keeps it; the cause of an error or a skip may be gone by then."""
         return not self.is_error and self is not Verdict.SKIPPED
 
@@ -214,7 +214,7 @@ class Module:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeValues:
+class GeneratedParameters:
     """Generated values of the parameters in one scope of a module's program: seeded, or one value everywhere."""
 
     module: Module
@@ -234,13 +234,13 @@ class Parameters:
     Attributes:
         scope: empty for the anonymous scope.
         splat_of: id of the module whose splat compile generates it.
-        made: generated values; None for an archive that is fetched.
+        generated: generated values; None for an archive that is fetched.
     """
 
     scope: str
     url: str = ""
     splat_of: str = ""
-    made: MadeValues | None = None
+    generated: GeneratedParameters | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,7 @@ class Golden(Recorded):
     def limit(self) -> float:
         """The largest value that passes; an integer for bytes and instructions."""
         limit = self.value * self.factor
-        return float(math.floor(limit)) if self.field.whole else limit
+        return float(math.floor(limit)) if self.field.is_integer else limit
 
     @property
     def field(self) -> GoldenField:
@@ -380,7 +380,7 @@ class Case:
     notes: tuple[str, ...] = ()
     reference: bool = False
 
-    def blocked(self, stage: Stage) -> str:
+    def find_blocking_reason(self, stage: Stage) -> str:
         """Return the reason that blocks a stage; empty if it can run."""
         return self.blocked_reason if self.blocked_at in (None, stage) else ""
 

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.formatting import one_line
+from iree_gauntlet.formatting import join_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,7 +44,7 @@ _EDGE_CHARS = " \t;:,=("
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FailureGroup:
     """Failures with the same cause; `text` is the common part of their diagnostics."""
 
     stage: str
@@ -53,13 +53,14 @@ class Group:
     examples: tuple[str, ...]
 
 
-def group_failures(items: Iterable[tuple[str, str, str]]) -> list[Group]:
+def group_failures(items: Iterable[tuple[str, str, str]]) -> list[FailureGroup]:
     """Group (name, stage, reason) triples, the largest group first; groups of one size keep their order."""
     names: dict[tuple[str, str], list[str]] = {}
     for name, stage, reason in items:
-        names.setdefault((stage, find_same_in_all(reason)), []).append(name)
+        names.setdefault((stage, normalize_diagnostic(reason)), []).append(name)
     groups = [
-        Group(stage, text, len(members), tuple(members[:_MAX_EXAMPLES])) for (stage, text), members in names.items()
+        FailureGroup(stage, text, len(members), tuple(members[:_MAX_EXAMPLES]))
+        for (stage, text), members in names.items()
     ]
     return sorted(groups, key=lambda group: -group.count)
 
@@ -70,7 +71,7 @@ def find_diagnostic(reason: str) -> str:
     `iree-compile failed with exit code 1: failed to legalize operation 'torch.operator': %0 = "torch.operator"(%arg0)
     <{name = "onnx.If"}> …` becomes `failed to legalize operation 'torch.operator' (onnx.If)`.
     """
-    text = _EXIT_CODE.sub("", without_expectation(one_line(reason, _MAX_REASON_CHARS)))
+    text = _EXIT_CODE.sub("", without_expectation(join_lines(reason, _MAX_REASON_CHARS)))
     if match := _PRINTED_OPERATION.search(text):
         custom = _CUSTOM_OPERATION_NAME.search(text, match.start())
         text = text[: match.start()] + (f" ({custom[1]})" if custom else "")
@@ -97,9 +98,9 @@ def without_expectation(reason: str) -> str:
     return _EXPECTATION_SUFFIX.sub("", reason)
 
 
-def find_same_in_all(reason: str) -> str:
+def normalize_diagnostic(reason: str) -> str:
     """Remove all parts of a reason's diagnostic that differ from case to case; one line of at most 160 characters."""
-    if match := _UNEXPECTED_PASS.match(one_line(reason, _MAX_REASON_CHARS)):
+    if match := _UNEXPECTED_PASS.match(join_lines(reason, _MAX_REASON_CHARS)):
         return match[1]
     text = _remove_types(_LOCATION.sub("", find_diagnostic(reason)))
 
@@ -112,7 +113,7 @@ def find_same_in_all(reason: str) -> str:
     text = _SHAPE.sub(lambda match: f"…x{match[1] or match[2]}", text)
     text = _VALUE.sub("%…", text)
     text = _NUMBER.sub("#", _HASH.sub("…", _ADDRESS.sub("0x…", _PATH.sub("…", text))))
-    return one_line(text, _MAX_LINE_CHARS) or "no reason was given"
+    return join_lines(text, _MAX_LINE_CHARS) or "no reason was given"
 
 
 def _remove_types(text: str) -> str:

@@ -7,7 +7,7 @@ from enum import Enum
 from itertools import compress
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.formatting import duration, milliseconds, one_line, whole
+from iree_gauntlet.formatting import format_count, format_duration, format_milliseconds, join_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -71,7 +71,7 @@ class DrawnLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class Shaded:
+class ShadedCell:
     """A figure that a page shades by `share`, from -1 (far better) over 0 to 1 (far worse)."""
 
     text: str
@@ -83,13 +83,13 @@ class DrawnInterval:
     """A drawing of the ratio of two times with its interval; a missing bound is None.
 
     Attributes:
-        behind: bounds of a side's comparison with itself.
+        control: bounds of a side's comparison with itself.
     """
 
     low: float | None
     middle: float
     high: float | None
-    behind: tuple[float, float] | None
+    control: tuple[float, float] | None
     word: str
 
 
@@ -102,7 +102,7 @@ class Bars:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class Sparkline:
     """A sparkline with a mark in front of each value at `changes`, and the newest value as text.
 
     Attributes:
@@ -117,8 +117,8 @@ class Course:
     word: str = ""
 
 
-Drawn = DrawnInterval | Bars | Course
-Cell = str | float | ColouredCell | TextLink | DrawnLimit | Shaded | Drawn | None
+Drawn = DrawnInterval | Bars | Sparkline
+Cell = str | float | ColouredCell | TextLink | DrawnLimit | ShadedCell | Drawn | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,19 +156,19 @@ class Column:
         """True if its cells are aligned to the right."""
         return self.kind in (ColumnKind.NUMBER, ColumnKind.DURATION, ColumnKind.SHARE)
 
-    def written(self, cell: Cell) -> str:
+    def format_cell(self, cell: Cell) -> str:
         """Format a cell on one line; an unknown value, None, is a dash."""
         if cell is None:
             return _NOTHING
         if isinstance(cell, DrawnInterval | Bars):
             return ""
         if not isinstance(cell, float | int):
-            return one_line(cell if isinstance(cell, str) else cell.text)
+            return join_lines(cell if isinstance(cell, str) else cell.text)
         if self.kind is ColumnKind.DURATION:
-            return duration(cell)
+            return format_duration(cell)
         if self.kind is ColumnKind.SHARE:
             return f"{100 * cell:.0f} %"
-        return milliseconds(cell) if self.unit == "ms" else whole(cell)
+        return format_milliseconds(cell) if self.unit == "ms" else format_count(cell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,9 @@ class Table:
     @property
     def lines(self) -> list[str]:
         """The lines of a text file: the headings and all rows."""
-        cells = [[column.written(cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
+        cells = [
+            [column.format_cell(cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows
+        ]
         cells.insert(0, [column.heading for column in self.columns])
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         signs = [f"{'>' if column.right else '<'}{width}" for column, width in zip(self.columns, widths, strict=True)]
@@ -289,7 +291,7 @@ class WorkSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class Timeline:
     """A timeline on a page with a lane for each concurrent step; waiting is pale."""
 
     spans: tuple[WorkSpan, ...]
@@ -320,14 +322,14 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class OnPage:
+class PageOnly:
     """Blocks that only pages show."""
 
     blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class Details:
     """Details that files fold below a title; a terminal shows them if they are `brief`."""
 
     title: str
@@ -335,7 +337,7 @@ class Folded:
     brief: bool = False
 
 
-Block = Heading | Paragraph | Items | Table | Notes | Code | Picture | Chart | Lanes | Line | OnPage | Folded
+Block = Heading | Paragraph | Items | Table | Notes | Code | Picture | Chart | Timeline | Line | PageOnly | Details
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,9 +360,9 @@ class Provenance:
     seconds: float | None = None
 
     @property
-    def took(self) -> str:
+    def duration(self) -> str:
         """The duration, `3 min 05 s`; empty if it has not finished."""
-        return "" if self.seconds is None else duration(self.seconds)
+        return "" if self.seconds is None else format_duration(self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,12 +398,12 @@ class Document:
         return "" if code is None else f"exit code {int(code)}: {self.meaning or code.meaning}"
 
     @property
-    def brief(self) -> Document:
+    def answer_only(self) -> Document:
         """The document with only its answer."""
         return replace(self, title="", facts=(), blocks=(), details=(), remarks=())
 
     @property
-    def whole(self) -> Document:
+    def unfolded_document(self) -> Document:
         """The content of files for a terminal: all rows, and nothing folded."""
         return replace(self, blocks=tuple(_unfold((*self.blocks, *self.details))), details=())
 
@@ -414,8 +416,8 @@ class Document:
 
 def _unfold(blocks: Iterable[Block]) -> Iterator[Block]:
     for block in blocks:
-        if isinstance(block, Folded):
+        if isinstance(block, Details):
             yield Heading(block.title)
             yield from _unfold(block.blocks)
-        elif not isinstance(block, OnPage):
+        elif not isinstance(block, PageOnly):
             yield replace(block, most=0) if isinstance(block, Items | Table) else block

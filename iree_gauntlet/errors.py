@@ -57,7 +57,7 @@ _MEANINGS = {
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def name_place(error: OSError) -> str:
+def find_error_path(error: OSError) -> str:
     """Return the path in a system error, or an empty string; a copy that had no space names its destination."""
     return str((error.filename2 if error.errno in NO_ROOM else None) or error.filename or "")
 
@@ -69,16 +69,16 @@ class GauntletError(Exception):
 
     def __init__(self, what: str, hint: str = "") -> None:
         super().__init__(what)
-        self.what = what
+        self.message = what
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.what}\n  {self.hint}" if self.hint else self.what
+        return f"{self.message}\n  {self.hint}" if self.hint else self.message
 
     @property
     def on_one_line(self) -> str:
         """Message and hint on one line."""
-        return f"{self.what}. {self.hint}" if self.hint else self.what
+        return f"{self.message}. {self.hint}" if self.hint else self.message
 
 
 class MachinesLostError(GauntletError):

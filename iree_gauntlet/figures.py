@@ -8,7 +8,7 @@ from enum import Enum, StrEnum, auto
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.document import Column, ColumnKind
-from iree_gauntlet.formatting import byte_size, format_error, milliseconds, whole
+from iree_gauntlet.formatting import format_bytes, format_count, format_error, format_milliseconds
 from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ class Margin:
     share: float = 0.0
     amount: float = 0.0
 
-    def is_exceeded(self, baseline: float, value: float) -> bool:
+    def is_exceeded(self, baseline_factor: float, value: float) -> bool:
         """Return whether a value differs from its baseline by more than both."""
-        return abs(value - baseline) > max(self.share * abs(baseline), self.amount)
+        return abs(value - baseline_factor) > max(self.share * abs(baseline_factor), self.amount)
 
 
 class Effect(Enum):
@@ -86,8 +86,8 @@ class GoldenField:
         sharktank, torch: names of its field in specs of these dialects; empty if they have none.
         margin: the largest excess that passes.
         baseline: the largest factor by which a figure may exceed that of an earlier run; 0 for no comparison.
-        whole: True if its limit is an integer.
-        least: the smallest possible value.
+        is_integer: True if its limit is an integer.
+        min_value: the smallest possible value.
         needs_golden: True if a step lists the figure among its checks only if a spec has a golden for it.
     """
 
@@ -98,8 +98,8 @@ class GoldenField:
     torch: str = ""
     margin: Margin = Margin()
     baseline: float = 0.0
-    whole: bool = False
-    least: float = math.ulp(0.0)
+    is_integer: bool = False
+    min_value: float = math.ulp(0.0)
     needs_golden: bool = False
 
     def compute_factor(self, value: float) -> float:
@@ -114,14 +114,14 @@ class Trend:
     Attributes:
         name: the name of its series.
         unit: empty for a count and an error.
-        place: position of its chart among those of a model.
+        position: position of its chart among those of a model.
         effect: the setting for the smallest change that counts; None if the margin decides.
         noisy: True if statistics decide.
     """
 
     name: str
     unit: str
-    place: int
+    position: int
     effect: Effect | None = None
     margin: Margin = Margin()
     noisy: bool = False
@@ -143,14 +143,14 @@ class MatrixView:
     key: str
     column: str = ""
     rank: int = 0
-    write_cell: Callable[[float], str] = whole
+    write_cell: Callable[[float], str] = format_count
     title: str = ""
     unit: str = ""
-    write: Callable[[float], str] = whole
+    write: Callable[[float], str] = format_count
 
 
 @dataclass(frozen=True, slots=True)
-class Jump:
+class MatrixChanges:
     """A matrix's list of the changes of a figure from one IREE to the next.
 
     Attributes:
@@ -178,9 +178,9 @@ class FigureRow:
         stage: the stage whose result has it.
         statistic: its name among the statistics of that result; empty if it is derived otherwise.
         combination: the way to combine the results of a chain.
-        word: its name in a list of figures, if it differs from the title.
+        list_name: its name in a list of figures, if it differs from the title.
         noun: the counted things, if they differ from the unit.
-        judged: its noun in the sentence that counts judged figures; empty if it does not appear there.
+        judged_noun: its noun in the sentence that counts judged figures; empty if it does not appear there.
         optional: True if it is present only on request.
         key_in_summary: the key in `summary.json`; empty if it is absent there or has another form.
         golden: None if it has no goldens.
@@ -189,10 +189,10 @@ class FigureRow:
         matrix: None if a matrix does not show it.
         metric: the metric of `bisect`, and of `compare` if that measures it.
         margin: values within it are equal for `bisect`; None if equal values agree in all digits.
-        missing: the reason for a missing value, in a message of `bisect`.
-        pair: its name in `compare` beside a measured figure; empty if it does not appear there.
-        since: its name in a list of changes since the previous run; empty if it does not appear there.
-        since_margin: changes within it are not listed.
+        missing_reason: the reason for a missing value, in a message of `bisect`.
+        compare_title: its name in `compare` beside a measured figure; empty if it does not appear there.
+        change_title: its name in a list of changes since the previous run; empty if it does not appear there.
+        change_margin: changes within it are not listed.
     """
 
     key: str
@@ -202,22 +202,22 @@ class FigureRow:
     stage: Stage
     statistic: str
     combination: Combination
-    word: str = ""
+    list_name: str = ""
     noun: str = ""
-    judged: str = ""
+    judged_noun: str = ""
     optional: bool = False
     key_in_summary: str = ""
     golden: GoldenField | None = None
     limit: str = ""
     column: Column | None = None
     matrix: MatrixView | None = None
-    jump: Jump | None = None
+    matrix_changes: MatrixChanges | None = None
     metric: str = ""
     margin: Margin | None = None
-    missing: str = ""
-    pair: str = ""
-    since: str = ""
-    since_margin: Margin = Margin()
+    missing_reason: str = ""
+    compare_title: str = ""
+    change_title: str = ""
+    change_margin: Margin = Margin()
     trend: Trend | None = None
 
 
@@ -263,7 +263,7 @@ class Figure(StrEnum):
     @property
     def word(self) -> str:
         """Its name in a list of figures."""
-        return self.row.word or self.row.title
+        return self.row.list_name or self.row.title
 
     def describe(self, value: float) -> str:
         """Format a value with its noun: `76 dispatches`, `max error 1.2e-05`."""
@@ -278,7 +278,7 @@ class Figure(StrEnum):
     @property
     def is_counted(self) -> bool:
         """True if it needs modules of its own, and is comparable only between counters of one kind."""
-        return self.row.stage.row.beside is not None
+        return self.row.stage.row.alongside is not None
 
     @property
     def is_compared_in_rounds(self) -> bool:
@@ -289,37 +289,39 @@ class Figure(StrEnum):
         "time_ms",
         "time",
         "ms",
-        milliseconds,
+        format_milliseconds,
         Stage.BENCHMARK,
         "",
         Combination.LAST,
-        judged="times",
+        judged_noun="times",
         key_in_summary="time_ms",
         golden=GoldenField("ms", GoldenRule.TIMED, Stage.BENCHMARK),
         column=Column("time", ColumnKind.NUMBER, "ms", rank=1),
-        matrix=MatrixView("time_ms", "time ms", 0, milliseconds, "Run time", "ms", milliseconds),
+        matrix=MatrixView("time_ms", "time ms", 0, format_milliseconds, "Run time", "ms", format_milliseconds),
         # The IREEs were measured one after the other, so smaller differences mean little.
-        jump=Jump("time", "Run time (25 % and more; not confirmed)", 5, Margin(0.25)),
+        matrix_changes=MatrixChanges("time", "Run time (25 % and more; not confirmed)", 5, Margin(0.25)),
         metric="time",
-        since="time ms",
+        change_title="time ms",
         # Smaller differences of two runs are noise.
-        since_margin=Margin(0.1),
+        change_margin=Margin(0.1),
         trend=Trend("time_ms", "ms", 0, Effect.TIME, noisy=True),
     )
     CALL_INSTRUCTIONS = FigureRow(
         "call_instructions",
         "instructions",
         "instructions",
-        whole,
+        format_count,
         Stage.COUNT,
         "instructions",
         Combination.LAST,
         optional=True,
         key_in_summary="instructions",
         column=Column("instructions", ColumnKind.NUMBER, rank=1),
-        matrix=MatrixView("instructions", "instructions", 1, whole, "Instructions of one call", "", whole),
+        matrix=MatrixView(
+            "instructions", "instructions", 1, format_count, "Instructions of one call", "", format_count
+        ),
         metric="instructions",
-        since="instructions",
+        change_title="instructions",
         trend=Trend("instructions", "", 2, margin=_WORK_MARGIN),
     )
     COMPILE_TIME = FigureRow(
@@ -339,26 +341,26 @@ class Figure(StrEnum):
         "compile_peak_bytes",
         "compile memory",
         "bytes",
-        byte_size,
+        format_bytes,
         Stage.COMPILE,
         "peak_rss_bytes",
         Combination.LARGEST,
         matrix=MatrixView(
             "compile_peak_bytes", "memory MB", 5, _format_megabytes, "Compile memory", "MB", _format_megabytes
         ),
-        pair="compile memory",
+        compare_title="compile memory",
         trend=Trend("compile_peak_bytes", "B", 8, Effect.OTHER, noisy=True),
     )
     DISPATCHES = FigureRow(
         "dispatch_count",
         "dispatch count",
         "dispatches",
-        whole,
+        format_count,
         Stage.COMPILE,
         "dispatch_count",
         Combination.MAIN,
-        word="dispatches",
-        judged="dispatches",
+        list_name="dispatches",
+        judged_noun="dispatches",
         key_in_summary="dispatch_count",
         golden=GoldenField(
             "dispatches",
@@ -367,44 +369,50 @@ class Figure(StrEnum):
             "golden_dispatch",
             "golden_dispatch_count",
             baseline=1.0,
-            least=0.0,
+            min_value=0.0,
         ),
         limit="Maximum dispatches",
         column=Column("dispatches", ColumnKind.NUMBER, rank=2),
-        matrix=MatrixView("dispatch_count", "dispatches", 0, whole, "Dispatches", "", whole),
-        jump=Jump("dispatches", "Dispatches", 1, Margin()),
+        matrix=MatrixView("dispatch_count", "dispatches", 0, format_count, "Dispatches", "", format_count),
+        matrix_changes=MatrixChanges("dispatches", "Dispatches", 1, Margin()),
         metric="dispatches",
-        missing="the compiler reports no dispatch count",
-        pair="dispatches",
-        since="dispatches",
+        missing_reason="the compiler reports no dispatch count",
+        compare_title="dispatches",
+        change_title="dispatches",
         trend=Trend("dispatches", "", 5),
     )
     SIZE = FigureRow(
         "binary_size_bytes",
         "size",
         "bytes",
-        whole,
+        format_count,
         Stage.COMPILE,
         "binary_size_bytes",
         Combination.MAIN,
-        judged="sizes",
+        judged_noun="sizes",
         key_in_summary="binary_size_bytes",
         golden=GoldenField(
-            "bytes", GoldenRule.ROOM, Stage.COMPSTAT, "golden_size", "golden_binary_size", baseline=1.01, whole=True
+            "bytes",
+            GoldenRule.ROOM,
+            Stage.COMPSTAT,
+            "golden_size",
+            "golden_binary_size",
+            baseline=1.01,
+            is_integer=True,
         ),
         limit="Maximum bytes of the module",
         column=Column("bytes", ColumnKind.NUMBER, rank=4),
         matrix=MatrixView(
-            "binary_size_bytes", "size", 3, byte_size, "Module size", "kB", lambda value: f"{value / 1e3:,.0f}"
+            "binary_size_bytes", "size", 3, format_bytes, "Module size", "kB", lambda value: f"{value / 1e3:,.0f}"
         ),
         # The sizes of any two releases differ by a few bytes.
-        jump=Jump("size", "Module size (5 % and more), bytes", 4, Margin(0.05)),
+        matrix_changes=MatrixChanges("size", "Module size (5 % and more), bytes", 4, Margin(0.05)),
         metric="size",
         # Modules contain paths and names of releases.
         margin=Margin(0.001),
-        missing="the compiler reports no size",
-        pair="module size",
-        since="bytes",
+        missing_reason="the compiler reports no size",
+        compare_title="module size",
+        change_title="bytes",
         trend=Trend("size_bytes", "B", 6, Effect.SIZE),
     )
     ERROR = FigureRow(
@@ -420,26 +428,26 @@ class Figure(StrEnum):
         column=Column("quality", rank=5),
         matrix=MatrixView("max_abs_error", "max error", 4, format_error, "Largest error", "", format_error),
         metric="error",
-        missing="no output was compared value by value",
-        pair="largest error",
+        missing_reason="no output was compared value by value",
+        compare_title="largest error",
         trend=Trend("max_error", "", 4),
     )
     INSTRUCTIONS = FigureRow(
         "instructions",
         "instructions",
         "instructions",
-        whole,
+        format_count,
         Stage.COUNT,
         "",
         Combination.LAST,
-        judged="instructions",
+        judged_noun="instructions",
         optional=True,
         key_in_summary="instructions_in_dispatches",
         golden=GoldenField(
-            "instructions", GoldenRule.WITHIN, Stage.COUNT, "golden_instructions", margin=_WORK_MARGIN, whole=True
+            "instructions", GoldenRule.WITHIN, Stage.COUNT, "golden_instructions", margin=_WORK_MARGIN, is_integer=True
         ),
         limit="Instructions in dispatches, counted by valgrind; up to 0.1 % more passes",
-        jump=Jump(
+        matrix_changes=MatrixChanges(
             "instructions",
             "Instructions in dispatches, or of one call where these are not known (0.1 % and more)",
             2,
@@ -447,20 +455,20 @@ class Figure(StrEnum):
         ),
         metric="instructions",
         margin=CALL_MARGIN,
-        missing="instructions were not counted",
-        since="instructions in dispatches",
+        missing_reason="instructions were not counted",
+        change_title="instructions in dispatches",
         trend=Trend("instructions_in_dispatches", "", 1, margin=_WORK_MARGIN),
     )
     INSTRUCTIONS_OUTSIDE = FigureRow(
         "instructions_outside",
         "instructions outside of dispatches",
         "instructions",
-        whole,
+        format_count,
         Stage.COUNT,
         "instructions_outside",
         Combination.LAST,
         noun="instructions outside of dispatches",
-        judged="outside of dispatches",
+        judged_noun="outside of dispatches",
         optional=True,
         key_in_summary="instructions_outside",
         golden=GoldenField(
@@ -469,12 +477,12 @@ class Figure(StrEnum):
             Stage.COUNT,
             "golden_instructions_outside",
             margin=OUTSIDE_MARGIN,
-            whole=True,
+            is_integer=True,
             needs_golden=True,
         ),
         limit="Instructions outside of dispatches; up to 1 % or 2,000 more passes",
         matrix=MatrixView("instructions_outside"),
-        jump=Jump(
+        matrix_changes=MatrixChanges(
             "instructions outside of dispatches",
             "Instructions outside of dispatches (1 %, and 2,000, and more)",
             3,
@@ -482,16 +490,16 @@ class Figure(StrEnum):
         ),
         metric="instructions-outside",
         margin=OUTSIDE_MARGIN,
-        missing="it is not known which instructions are in dispatches",
-        since="instructions outside of dispatches",
-        since_margin=OUTSIDE_MARGIN,
+        missing_reason="it is not known which instructions are in dispatches",
+        change_title="instructions outside of dispatches",
+        change_margin=OUTSIDE_MARGIN,
         trend=Trend("instructions_outside", "", 3, margin=OUTSIDE_MARGIN),
     )
 
 
 # Figures with goldens, and those by the fields of sharktank's benchmarks.
-JUDGED_FIGURES = tuple(figure for figure in Figure if figure.row.golden)
-SHARKTANK_GOLDENS = {figure.golden.sharktank: figure for figure in JUDGED_FIGURES if figure.golden.sharktank}
+GOLDEN_FIGURES = tuple(figure for figure in Figure if figure.row.golden)
+SHARKTANK_GOLDENS = {figure.golden.sharktank: figure for figure in GOLDEN_FIGURES if figure.golden.sharktank}
 # The metrics of `bisect`; if two figures have one metric, the last one counts.
 METRICS = {figure.row.metric: figure for figure in Figure if figure.row.metric}
 FIGURES: Mapping[str, Figure] = {figure.value: figure for figure in Figure}

@@ -25,7 +25,7 @@ _SECONDS_PER_UNIT = {"h": 3600, "d": 86400, "w": 7 * 86400}
 # Figures with these units have the unit in their titles, so it does not follow the number.
 COUNTED_UNITS = ("dispatches", "instructions")
 # (tone, sign) of each verdict; the sign replaces colours where there are none.
-LOOKS: Mapping[str, tuple[str, str]] = {
+VERDICT_STYLES: Mapping[str, tuple[str, str]] = {
     "passed": ("good", "✓"),
     "failed": ("bad", "✗"),
     "error": ("broken", "!"),
@@ -64,7 +64,7 @@ _TERMINAL_COLOURS = {
     "expected": "cyan",
     "faint": "dim",
 }
-STYLES = {word: _TERMINAL_COLOURS[tone] for word, (tone, _) in LOOKS.items()}
+STYLES = {word: _TERMINAL_COLOURS[tone] for word, (tone, _) in VERDICT_STYLES.items()}
 # ECMA-48 control sequences (colours, cursor moves) and operating system commands (titles, links).
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 # Everything but the characters of XML 1.0 (fifth edition, production 2, "Char") without those that its
@@ -79,12 +79,12 @@ _INTEGER = re.compile(r"([+-]?)(?:0[xX]([0-9a-fA-F]+)|0([0-7]*)|([1-9][0-9]*))(?
 _TOKEN = re.compile(r"[^\s,\[\]]+")
 
 
-def signed(text: str, word: str) -> str:
+def add_verdict_sign(text: str, word: str) -> str:
     """Prefix a text with the sign of a verdict, `✓ passed`; other words have no sign."""
-    return f"{LOOKS[word][1]} {text}" if word in LOOKS else text
+    return f"{VERDICT_STYLES[word][1]} {text}" if word in VERDICT_STYLES else text
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format seconds: `0.41 s`, `61.2 s`, `3 min 05 s`, `2 h 03 min`."""
     if seconds < 9.995 or not math.isfinite(seconds):
         return f"{seconds:.2f} s"
@@ -96,7 +96,7 @@ def duration(seconds: float) -> str:
     return f"{total // 3600} h {total % 3600 // 60:02} min"
 
 
-def milliseconds(value: float) -> str:
+def format_milliseconds(value: float) -> str:
     """Format a time in ms with two decimals, below 1 ms with four, below 1 µs with six (one ns)."""
     if not math.isfinite(value):
         return f"{value}"
@@ -108,19 +108,19 @@ def milliseconds(value: float) -> str:
 
 def format_mean_and_spread(mean: float, spread: float | None) -> str:
     """Format a mean in ms and its standard deviation with the same number of decimals: `9.10 ± 0.12`."""
-    text = milliseconds(mean)
+    text = format_milliseconds(mean)
     if spread is None or not math.isfinite(spread):
         return text
     decimals = len(text.partition(".")[2]) if "e" not in text else 4
     return f"{text} ± {spread:.{decimals}f}"
 
 
-def whole(value: float) -> str:
+def format_count(value: float) -> str:
     """Format a count with thousands separators: `833,586`."""
     return f"{int(value):,}" if math.isfinite(value) and value == int(value) else f"{value:,.2f}"
 
 
-def byte_size(value: float) -> str:
+def format_bytes(value: float) -> str:
     """Format a number of bytes in decimal units: `512 B`, `69.1 MB`."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= scale:
@@ -149,12 +149,12 @@ def _parse_quantity(text: str, units: dict[str, int], option: str, example: str)
     return Decimal(match[1]) * factor
 
 
-def counted(count: int, noun: str) -> str:
+def pluralize(count: int, noun: str) -> str:
     """Format a number of things: `1 case`, `2 cases`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def listed(words: Sequence[str], max_words: int) -> str:
+def list_first(words: Sequence[str], max_words: int) -> str:
     """Join the first words and count the remaining ones: `a, b and 3 more`."""
     remaining = len(words) - max_words
     return ", ".join(words[:max_words]) + (f" and {remaining} more" if remaining > 0 else "")
@@ -165,7 +165,7 @@ def format_error(value: float) -> str:
     return f"{value:.3g}"
 
 
-def percent(part: float, total: float) -> str:
+def format_percent(part: float, total: float) -> str:
     """Format a fraction: `3.1 %`; `0 %` of a total of 0."""
     if not total:
         return "0 %"
@@ -189,7 +189,7 @@ def format_span(low: float | None, high: float | None) -> str:
     return f"{100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %"
 
 
-def work_change(a: float, b: float) -> str:
+def format_count_change(a: float, b: float) -> str:
     """Format the change from one exact count to another: `+0.0000 %`; `×3.1` from double or half on."""
     ratio = b / a
     return f"×{ratio:.3g}" if ratio <= 0.5 or ratio >= 2 else f"{100 * (ratio - 1):+.4f} %"
@@ -197,7 +197,7 @@ def work_change(a: float, b: float) -> str:
 
 def format_dispatch_cost(value: float, unit: str) -> str:
     """Format the cost of a dispatch without its unit: `instructions`, or `ms` for a value in ns."""
-    return milliseconds(value / 1e6) if unit == "ms" else whole(value)
+    return format_milliseconds(value / 1e6) if unit == "ms" else format_count(value)
 
 
 def format_dispatch_change(a: float, b: float, unit: str) -> str:
@@ -206,11 +206,11 @@ def format_dispatch_change(a: float, b: float, unit: str) -> str:
     return f"{cost_a} ms → {cost_b} ms in a profile" if unit == "ms" else f"{cost_a} → {cost_b} {unit}"
 
 
-def figure(value: float, unit: str) -> str:
+def format_figure(value: float, unit: str) -> str:
     """Format a measured or golden figure with its unit: `9.10 ms`, `833,586 bytes`; counts and errors have none."""
     if unit == "":
         return format_error(value)
-    text = milliseconds(value) if unit == "ms" else whole(value)
+    text = format_milliseconds(value) if unit == "ms" else format_count(value)
     return text if unit in COUNTED_UNITS else f"{text} {unit}"
 
 
@@ -225,7 +225,7 @@ def format_cpus(cpus: Sequence[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in groups) or "all"
 
 
-def clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """Make text valid in XML 1.0 and UTF-8, with newlines only as line ends.
 
     Terminal escape sequences are removed; every other invalid character (controls, lone surrogates, non-characters)
@@ -238,15 +238,15 @@ def clean(text: str) -> str:
     return _UNFIT_CHARS.sub(_REPLACEMENT, text)
 
 
-def one_line(text: str, limit: int = 300) -> str:
+def join_lines(text: str, limit: int = 300) -> str:
     """Join the lines of a text and truncate it to `limit` characters, with `…` at the end."""
-    line = " ".join(clean(text).split())
+    line = " ".join(clean_text(text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def take_last_lines(lines: tuple[str, ...], *, count: int = 20, width: int = 400) -> list[str]:
     """Take the last `count` lines, cleaned, without surrounding blank lines, each truncated to `width` characters."""
-    text = "\n".join(clean(line) for line in lines).strip("\n")
+    text = "\n".join(clean_text(line) for line in lines).strip("\n")
     last_lines = text.split("\n")[-count:] if text else []
     return [line if len(line) <= width else line[: width - 1] + "…" for line in last_lines]
 

@@ -48,7 +48,7 @@ _NOUNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class ToolchainFacts(Recorded):
+class ToolchainInfo(Recorded):
     """An IREE: versions and commits that its tools print, and the compiler's identity; unknown fields are empty.
 
     Attributes:
@@ -77,7 +77,7 @@ class ToolchainFacts(Recorded):
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for the journal; empty if nothing is known."""
-        return {} if self == ToolchainFacts() else Recorded.as_dict(self)
+        return {} if self == ToolchainInfo() else Recorded.as_dict(self)
 
 
 def _join_version(name: str, commit: str) -> str:
@@ -107,7 +107,7 @@ class Device(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class MachineFacts(Recorded):
+class MachineInfo(Recorded):
     """The properties of a machine that stay constant during a run; unknown ones are None, 0 or empty.
 
     Attributes:
@@ -148,7 +148,7 @@ class RunShard(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class KeptOptions(Recorded):
+class ResumeOptions(Recorded):
     """The options of an experiment that it keeps when it is resumed.
 
     Attributes:
@@ -183,9 +183,9 @@ class Opening(Recorded):
     command: str = ""
     cwd: str = ""
     resumed: bool = False
-    machine: MachineFacts = field(default_factory=MachineFacts, metadata=UNLESS_DEFAULT)
+    machine: MachineInfo = field(default_factory=MachineInfo, metadata=UNLESS_DEFAULT)
     lock_folder: str = field(default="", metadata=UNLESS_DEFAULT)
-    kept: KeptOptions | None = field(default=None, metadata=UNLESS_DEFAULT)
+    kept: ResumeOptions | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -208,7 +208,7 @@ class RunOpening(Opening):
     kind: ExperimentKind = ExperimentKind.RUN
     suite: str = ""
     target: tuple[RunTarget, ...] = ()
-    toolchain: ToolchainFacts = field(default_factory=ToolchainFacts)
+    toolchain: ToolchainInfo = field(default_factory=ToolchainInfo)
     markers: str = field(default="", metadata=UNLESS_DEFAULT)
     last_failed: bool = field(default=False, metadata=UNLESS_DEFAULT)
     again: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)

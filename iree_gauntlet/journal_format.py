@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.journal_events import EndEvent, ExperimentKind, MachineFacts, Opening, Remark, RunOpening, StepStart
+from iree_gauntlet.journal_events import EndEvent, ExperimentKind, MachineInfo, Opening, Remark, RunOpening, StepStart
 from iree_gauntlet.recorded import Recorded, read_json, read_text
 from iree_gauntlet.results import Result
 from iree_gauntlet.steps import Step
@@ -76,7 +76,7 @@ class JournalSchema(Generic[OpeningT]):
             else:
                 record.events.append(event)
                 record.latest.append(event)
-        record.torn = reader.lines.torn
+        record.has_truncated_line = reader.lines.torn
         return record
 
 
@@ -97,7 +97,7 @@ class ExperimentRecord(Generic[OpeningT]):
 
     Attributes:
         end: None if the experiment was killed, is running, or was resumed and has not ended.
-        torn: True if a crash truncated a line, which is ignored.
+        has_truncated_line: True if a crash truncated a line, which is ignored.
     """
 
     path: Path
@@ -105,7 +105,7 @@ class ExperimentRecord(Generic[OpeningT]):
     events: list[JournalEvent] = field(default_factory=list)
     latest: list[JournalEvent] = field(default_factory=list)
     end: EndEvent | None = None
-    torn: bool = False
+    has_truncated_line: bool = False
 
     @property
     def opening(self) -> OpeningT:
@@ -154,18 +154,18 @@ class MoreSteps(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFacts(Recorded):
+class WorkerInfo(Recorded):
     """`worker`: a machine of a cluster joins."""
 
     name: str
-    machine: MachineFacts = field(default_factory=MachineFacts)
+    machine: MachineInfo = field(default_factory=MachineInfo)
 
 
 RUN_JOURNAL = JournalSchema(
     tuple(kind for kind in ExperimentKind if kind.is_run),
     RunOpening,
     {"result": Result},
-    {"steps": MoreSteps, "worker": WorkerFacts},
+    {"steps": MoreSteps, "worker": WorkerInfo},
 )
 
 
@@ -193,7 +193,7 @@ class JournalRecord:
     result_times: dict[str, str] = field(default_factory=dict)
     end: EndEvent | None = None
     torn: bool = False
-    workers: dict[str, MachineFacts] = field(default_factory=dict)
+    workers: dict[str, MachineInfo] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
     @property
@@ -268,7 +268,7 @@ def _add_event(record: JournalRecord, event: JournalEvent) -> JournalRecord:
             record.results[event.step] = result
         case EndEvent() as end:
             return replace(record, end=end)
-        case WorkerFacts(name, machine):
+        case WorkerInfo(name, machine):
             record.workers[name] = machine
         case Remark(text):
             record.remarks.append(text)
@@ -325,7 +325,7 @@ def explain_earlier(path: Path) -> GauntletError:
 
 
 class _LineReader:
-    """An iterator over the events of a log with their line numbers; `torn` is True after a truncated line."""
+    """An iterator over the events of a log with their line numbers; it sets `has_truncated_line`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

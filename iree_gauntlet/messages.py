@@ -40,7 +40,7 @@ def note(text: str) -> None:
     _LOG.info("note: %s", text)
 
 
-def news(text: str) -> None:
+def report_progress(text: str) -> None:
     """Print the current activity, if it takes time, unless quiet."""
     _LOG.info("%s", text)
 
@@ -61,7 +61,7 @@ def is_verbose() -> bool:
 
 
 @contextmanager
-def loudness(*, quiet: bool, verbose: bool) -> Iterator[None]:
+def set_verbosity(*, quiet: bool, verbose: bool) -> Iterator[None]:
     """Set the level of messages inside of the context; verbose overrides quiet."""
     previous_level = _LOG.level
     _LOG.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)

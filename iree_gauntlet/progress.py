@@ -37,13 +37,13 @@ class Progress:
     def step_put_back(self, step: Step) -> None:
         """Receive that a started step waits again."""
 
-    def download(self, url: str, done: int, total: int | None) -> None:
+    def download_progress(self, url: str, done: int, total: int | None) -> None:
         """Receive the number of downloaded bytes and the total, None if unknown.
 
         0 means that the download begins again; other numbers may come out of order.
         """
 
-    def checking(self, url: str, done: int, total: int) -> None:
+    def hash_progress(self, url: str, done: int, total: int) -> None:
         """Receive the number of hashed bytes of a downloaded file, and the total."""
 
     def download_finished(self, url: str) -> None:
@@ -69,7 +69,7 @@ class Progress:
         """Request the end of running work: the next event may raise to end it."""
 
 
-class Presenter(Protocol):
+class Reporter(Protocol):
     """A display of runs."""
 
     def progress(self) -> AbstractContextManager[Progress]:
@@ -78,10 +78,10 @@ class Presenter(Protocol):
     def line(self, text: str) -> None:
         """Print a line between runs."""
 
-    def ran(self, folder: Path, *, brief: bool) -> ExitCode:
+    def report_run(self, folder: Path, *, brief: bool) -> ExitCode:
         """Write the reports of a run's folder and show its result, in one line if `brief`."""
 
-    def to(self, stream: TextIO) -> Presenter:
+    def with_stream(self, stream: TextIO) -> Reporter:
         """Return the same display on another stream."""
 
 
@@ -94,11 +94,11 @@ class Recorder(Progress):
 
     def download(self, url: str, done: int, total: int | None) -> None:
         """Pass the event on."""
-        self.watcher.download(url, done, total)
+        self.watcher.download_progress(url, done, total)
 
     def checking(self, url: str, done: int, total: int) -> None:
         """Pass the event on."""
-        self.watcher.checking(url, done, total)
+        self.watcher.hash_progress(url, done, total)
 
     def download_finished(self, url: str) -> None:
         """Pass the event on."""

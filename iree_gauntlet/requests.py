@@ -57,8 +57,8 @@ _TIMEOUTS = {
     if row.limits
 }
 # A resumed session keeps these options unless they are given again; its other options cannot change.
-KEPT_UNLESS_GIVEN = ("force_recompile", *(option.name for option in _TIMEOUTS.values()))
-_KEPT_CONDUCT = ("batch", "baseline", "unapplied_goldens", "counter", "count_cpu", *KEPT_UNLESS_GIVEN)
+OVERRIDABLE_OPTIONS = ("force_recompile", *(option.name for option in _TIMEOUTS.values()))
+_KEPT_CONDUCT = ("batch", "baseline", "unapplied_goldens", "counter", "count_cpu", *OVERRIDABLE_OPTIONS)
 
 
 def option(
@@ -74,7 +74,7 @@ def option(
     )
 
 
-def options_of(request: type, *names: str) -> tuple[Option, ...]:
+def list_options(request: type, *names: str) -> tuple[Option, ...]:
     """List the options of a request, or only those with the given names."""
     return tuple(item for _, _, item in _list_options(request) if not names or item.name in names)
 
@@ -94,7 +94,7 @@ def _collect_options(request: Any) -> dict[str, Any]:
     }
 
 
-def dashed(name: str) -> str:
+def format_option(name: str) -> str:
     """Format the name of an option: `--spec-dir`."""
     return f"--{name.replace('_', '-')}"
 
@@ -104,22 +104,22 @@ def suggest_each(name: str, text: str, known: Container[str]) -> str:
     words = [word.strip() for word in text.split(",")]
     if len(words) == 1 or not all(word in known for word in words):
         return ""
-    return f"Give each one separately: {' '.join(f'{dashed(name)} {word}' for word in words)}"
+    return f"Give each one separately: {' '.join(f'{format_option(name)} {word}' for word in words)}"
 
 
 _Request = TypeVar("_Request")
 
 
-def read(request: type[_Request], values: Mapping[str, Any]) -> _Request:
+def parse_request(request: type[_Request], values: Mapping[str, Any]) -> _Request:
     """Create a request from the values of options; UsageError for an invalid value."""
     return request(**_parse_values(request, values))
 
 
 def _parse_values(request: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse the values of a request's options, by field; errors as in `read`."""
+    """Parse the values of a request's options, by field; errors as in `parse_request`."""
     arguments: dict[str, Any] = {}
     for name, key, item in _list_options(request):
-        value = value_of(item, values[item.name]) if item.name in values else None
+        value = parse_value(item, values[item.name]) if item.name in values else None
         if key is None and item.name in values:
             arguments[name] = value
         elif key is not None and value:
@@ -127,18 +127,20 @@ def _parse_values(request: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def value_of(item: Option, value: Any) -> Any:
-    """Parse the value of an option; errors as in `read`."""
+def parse_value(item: Option, value: Any) -> Any:
+    """Parse the value of an option; errors as in `parse_request`."""
     if item.repeats:
         value = tuple(value)
     for word in (value if item.repeats else (value,)) if item.choices else ():
         if word not in item.choices:
             several = suggest_each(item.name, word, item.choices) if item.repeats else ""
-            raise UsageError(f"{dashed(item.name)} {word}: unknown", several or f"Known: {', '.join(item.choices)}.")
+            raise UsageError(
+                f"{format_option(item.name)} {word}: unknown", several or f"Known: {', '.join(item.choices)}."
+            )
     # 0 means that the option is omitted.
     if item.unit and (value or item.default) and not 0 < value < math.inf:
         hint = f"Leave it out for {item.default:g}." if item.default else "Leave it out for the default."
-        raise UsageError(f"{dashed(item.name)} {value:g}: expected {item.unit} above 0", hint)
+        raise UsageError(f"{format_option(item.name)} {value:g}: expected {item.unit} above 0", hint)
     return value
 
 
@@ -368,14 +370,14 @@ class RunRequest:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] = ()) -> RunRequest:
-        """Create a request from a command line, or from a task's own `stages`; errors as in `read`."""
+        """Create a request from a command line, or from a task's own `stages`; errors as in `parse_request`."""
         return cls(
-            selection=read(SelectionRequest, values),
-            toolchain=read(ToolchainRequest, values),
-            network=read(NetworkRequest, values),
-            shard=read(ShardRequest, values),
-            folder=read(FolderRequest, values),
-            conduct=read(ConductRequest, values),
+            selection=parse_request(SelectionRequest, values),
+            toolchain=parse_request(ToolchainRequest, values),
+            network=parse_request(NetworkRequest, values),
+            shard=parse_request(ShardRequest, values),
+            folder=parse_request(FolderRequest, values),
+            conduct=parse_request(ConductRequest, values),
             defaults=defaults,
             stages=stages or tuple(map(Stage, _parse_values(cls, values).get("stages", ()))),
             instructions=bool(values.get("instructions")),
@@ -387,25 +389,31 @@ class RunRequest:
         return tuple(dict.fromkeys((*(self.stages or default_stages), *((Stage.COUNT,) if self.instructions else ()))))
 
     @property
-    def kept(self) -> dict[str, Any]:
+    def resume_options(self) -> dict[str, Any]:
         """The options that a resumed run keeps, by name."""
         toolchain = {name: value for name, value in asdict(self.toolchain).items() if name != "cache_dir"}
-        options = self.conduct_options
+        options = self.execution_options
         conduct = {name: options[name] for name in _KEPT_CONDUCT}
         return asdict(self.selection) | toolchain | asdict(self.shard) | conduct | {"instructions": self.instructions}
 
     @property
-    def conduct_options(self) -> dict[str, Any]:
+    def execution_options(self) -> dict[str, Any]:
         """The options of execution, folder and network, by name."""
         parts = (self.conduct, self.folder, self.network)
         return {name: value for part in parts for name, value in _collect_options(part).items()}
 
-    def with_kept(self, values: Mapping[str, Any]) -> RunRequest:
+    def with_resumed_options(self, values: Mapping[str, Any]) -> RunRequest:
         """Return the request with the resumed run's options, unless they are given again."""
-        overrides = {name: value for name, value in given([self.conduct]).items() if name in KEPT_UNLESS_GIVEN}
+        overrides = {
+            name: value
+            for name, value in collect_changed_options([self.conduct]).items()
+            if name in OVERRIDABLE_OPTIONS
+        }
         values = {**values, **overrides}
         parts = {name: getattr(self, name) for name in ("selection", "toolchain", "shard", "conduct")}
-        resumed_parts = {name: read(type(part), _collect_options(part) | values) for name, part in parts.items()}
+        resumed_parts = {
+            name: parse_request(type(part), _collect_options(part) | values) for name, part in parts.items()
+        }
         return replace(self, instructions=self.instructions or bool(values.get("instructions")), **resumed_parts)
 
 
@@ -511,10 +519,10 @@ class MicroRequest:
     run_dir: str = option("", "With --resume: folder of the run to continue.")
 
 
-def require_as_begun(
+def require_unchanged_options(
     kind: str, folder: object, changed_options: Mapping[str, Any], kept_options: Mapping[str, Any]
 ) -> None:
-    """Require that the given options of a resumed session equal those that it keeps, except `KEPT_UNLESS_GIVEN`.
+    """Require that the given options of a resumed session equal those that it keeps, except `OVERRIDABLE_OPTIONS`.
 
     `kind` is `run` or `matrix`; `changed_options` are those that differ from their defaults.
 
@@ -522,16 +530,16 @@ def require_as_begun(
         UsageError: an option has another value.
     """
     for name, value in changed_options.items():
-        if name not in kept_options or name in KEPT_UNLESS_GIVEN:
+        if name not in kept_options or name in OVERRIDABLE_OPTIONS:
             continue
         new_values, old_values = _list_values(value), _list_values(kept_options[name])
         if new_values != old_values:
             origin = f"with {' '.join(map(str, old_values))}" if old_values else "without it"
-            message = f"{dashed(name)} {' '.join(map(str, new_values))}: {folder} was started {origin}"
+            message = f"{format_option(name)} {' '.join(map(str, new_values))}: {folder} was started {origin}"
             raise UsageError(message, f"Leave it out to resume that {kind}, or start a new one.")
 
 
-def given(requests: Iterable[Any]) -> dict[str, Any]:
+def collect_changed_options(requests: Iterable[Any]) -> dict[str, Any]:
     """Collect the options of requests that differ from their defaults, by name."""
     pairs = ((_collect_options(request), _collect_options(type(request)())) for request in requests)
     return {name: value for values, defaults in pairs for name, value in values.items() if value != defaults[name]}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.cases import Verdict  # noqa: TC001 - read by its type
 from iree_gauntlet.figures import Figure, GoldenRule, Statistic
-from iree_gauntlet.formatting import listed, work_change
+from iree_gauntlet.formatting import format_count_change, list_first
 from iree_gauntlet.recorded import UNLESS_DEFAULT, UNRECORDED, Recorded, RecordError, read_number
 from iree_gauntlet.stages import FailureKind
 
@@ -32,7 +32,7 @@ _MAX_NAMES = 3
 MS_PER_UNIT = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 _MAX_REASON_CHARS = 300
 # People, job systems and the kernel (out of memory) send these signals; they are no fault of the tool.
-SENT_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
+EXTERNAL_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class OutputComparison(Recorded):
     expected_path: str = ""
 
     @property
-    def allowed(self) -> str:
+    def tolerance_text(self) -> str:
         """The tolerance as text: `0.0001 + 1e-05·|expected|`, `0.0001`; `0` if values must be equal."""
         parts = [f"{self.atol:.3g}"] if self.atol or not self.rtol else []
         parts += [f"{self.rtol:.3g}·|expected|"] if self.rtol else []
@@ -182,7 +182,7 @@ class Samples(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched(Recorded):
+class FetchedFile(Recorded):
     """A file that was fetched.
 
     Attributes:
@@ -273,7 +273,7 @@ class Result(Recorded):
     notes: tuple[str, ...] = ()
     log: str = ""
     tail: tuple[str, ...] = ()
-    fetched: tuple[Fetched, ...] = ()
+    fetched: tuple[FetchedFile, ...] = ()
     waited_seconds: float = field(default=0.0, metadata=UNLESS_DEFAULT)
     worker: str = field(default="", metadata=UNLESS_DEFAULT)
     failure: FailureKind | None = field(default=None, metadata=UNLESS_DEFAULT)
@@ -286,7 +286,7 @@ class Result(Recorded):
         return f"{self.unsupported.sentence}; {self.reason}" if self.unsupported else self.reason
 
     @property
-    def known(self) -> StepStatistics:
+    def typed_statistics(self) -> StepStatistics:
         """Its parsed statistics."""
         return StepStatistics.from_dict(self.statistics)
 
@@ -334,13 +334,13 @@ class Result(Recorded):
         """Parse a result as `Recorded.from_dict` does, and validate its statistics."""
         result = super(Result, cls).from_dict(data)
         try:
-            _ = result.known, [result.measure(figure) for figure in Figure if figure.row.statistic]
+            _ = result.typed_statistics, [result.measure(figure) for figure in Figure if figure.row.statistic]
         except ValueError as error:
             raise RecordError("statistics", error) from error
         return result
 
 
-def find_unapplied(goldens: Iterable[Golden], checks: Iterable[Check], sku: str) -> tuple[Golden, ...]:
+def find_unapplied_goldens(goldens: Iterable[Golden], checks: Iterable[Check], sku: str) -> tuple[Golden, ...]:
     """Find goldens of a spec that do not apply to a measured figure: of another release, counter or machine.
 
     A golden time applies only to machines of its SKU, and is not reported for others.
@@ -382,9 +382,11 @@ class WorkPart(Recorded):
     @property
     def description(self) -> str:
         """The change of its instructions: `in dispatches +760 (+0.1753 %), more in conv_3x3_f32`."""
-        share = f" ({work_change(self.a, self.b)})" if self.a and self.a != self.b else ""
+        share = f" ({format_count_change(self.a, self.b)})" if self.a and self.a != self.b else ""
         changes = (("more", self.more), ("less", self.less))
-        names = "; ".join(f"{word} in {listed(dispatches, _MAX_NAMES)}" for word, dispatches in changes if dispatches)
+        names = "; ".join(
+            f"{word} in {list_first(dispatches, _MAX_NAMES)}" for word, dispatches in changes if dispatches
+        )
         is_within_limits = self.part == "outside" and self.verdict == "same work" and self.a != self.b
         change = f"{_CALL_PART_PHRASES[self.part]} {self.b - self.a:+,}{share}"
         return ", ".join(filter(None, (change, names, "within its limits" if is_within_limits else "")))

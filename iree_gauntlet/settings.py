@@ -25,12 +25,12 @@ class Mirror:
     """A replacement for the beginning of URLs.
 
     Attributes:
-        to: replacements in the order of attempts: URLs or absolute folders.
+        targets: replacements in the order of attempts: URLs or absolute folders.
         only: True if the URL itself is never used.
     """
 
     prefix: str
-    to: tuple[str, ...]
+    targets: tuple[str, ...]
     only: bool = False
 
 
@@ -83,7 +83,7 @@ class Configuration:
     build_options: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    def options_of(self, url: str) -> Mapping[str, str]:
+    def find_store_options(self, url: str) -> Mapping[str, str]:
         """Find the written options of a URL's store; the longest of several prefixes counts."""
         longest = max((prefix for prefix in self.stores if is_below(url, prefix)), key=len, default="")
         return self.stores.get(longest, {})
@@ -137,7 +137,7 @@ def read_file(path: Path) -> bytes:
         return file.readall()
 
 
-def require_ones_own(path: Path) -> None:
+def require_users_own_file(path: Path) -> None:
     """Raise a UsageError for a file to be changed that belongs to the installed toolkit."""
     shipped_folder = Path(__file__).parent / "shipped"
     if resolve_links(path).is_relative_to(shipped_folder.resolve()):
@@ -170,6 +170,6 @@ def format_typed_command() -> list[str]:
     return [script.name, *words]
 
 
-def shown(path: Path) -> Path:
+def format_path(path: Path) -> Path:
     """Return a path relative to the working folder, if it is inside of it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

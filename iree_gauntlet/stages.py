@@ -54,7 +54,7 @@ class StageRow:
         kinds: kinds of cases that it is planned for, by default all.
         failures: possible failures of IREE; without any, a failure is no fault of the tested program.
         checks: the kind of case whose verdict it gives; None for preparations and for additional measurements.
-        beside: the stage that it accompanies with modules of its own; a reason to skip that stage also skips it.
+        alongside: the stage that it accompanies with modules of its own; a reason to skip that stage also skips it.
         compiles_for: kinds of cases that it is not planned for, but that are compiled if it is selected.
         timeout: default limit of a step in seconds.
         operator_timeout: shorter limit for one of thousands of small cases, so that a hang does not delay the others.
@@ -77,7 +77,7 @@ class StageRow:
     kinds: tuple[Kind, ...] = tuple(Kind)
     failures: tuple[FailureKind, ...] = ()
     checks: Kind | None = None
-    beside: Stage | None = None
+    alongside: Stage | None = None
     compiles_for: tuple[Kind, ...] = ()
     timeout: float = 1800.0
     operator_timeout: float | None = None
@@ -185,7 +185,7 @@ STAGES = {
         (Stage.PARAMETERS,),
         (Kind.BENCHMARK,),
         _NO_GOLDEN,
-        beside=Stage.BENCHMARK,
+        alongside=Stage.BENCHMARK,
         limits="Seconds to count instructions",
         maker="counting instructions",
         prefix="count_call: ",

@@ -42,7 +42,7 @@ class Command(Recorded):
         return tuple(word for word in self.argv[1:] if word.startswith("--"))
 
     @property
-    def typed(self) -> str:
+    def command_line(self) -> str:
         """The command line in a POSIX shell."""
         assignments = [f"{name}={shlex.quote(value)}" for name, value in self.env]
         words = " ".join([*assignments, shlex.join(self.argv)])
@@ -180,17 +180,17 @@ class Step(Recorded):
         """Return the step with the device's own name, so that a device has only one name."""
         return replace(self, resources=replace(self.resources, device=device.uri, software=device.software))
 
-    def input(self, role: str) -> StepInput:
+    def find_input(self, role: str) -> StepInput:
         """Return the first input of a role; there must be one."""
         return next(item for item in self.inputs if item.role == role)
 
     @property
-    def process(self) -> Command:
+    def required_command(self) -> Command:
         """The command; TypeError if it has none."""
         if self.command is None:
             raise TypeError(f"{self.id} has no command")
         return self.command
 
-    def output(self, role: str) -> str:
+    def find_output(self, role: str) -> str:
         """Return the path of the output of a role; KeyError if there is none."""
         return dict(self.outputs)[role]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.diagnostics import find_diagnostic, find_same_in_all, group_failures, strip_unstable
+from iree_gauntlet.diagnostics import find_diagnostic, group_failures, normalize_diagnostic, strip_unstable
 from tests.support.places import DATA
 
 # IREE 3.13.0rc20261016 on ONNX operator cases: `case: first error line`, bounded as the journal bounds it.
@@ -78,7 +78,7 @@ def test_the_largest_comes_first_and_examples_are_few() -> None:
     ],
 )
 def test_what_differs_from_case_to_case_goes(reason: str, text: str) -> None:
-    assert find_same_in_all(reason) == text
+    assert normalize_diagnostic(reason) == text
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ from iree_gauntlet.requests import (
     SelectionRequest,
     ShardRequest,
     ToolchainRequest,
-    dashed,
-    options_of,
+    format_option,
+    list_options,
 )
 from iree_gauntlet.tasks.program import namespace
 from iree_gauntlet.tasks.task_options import GauntletTask
@@ -54,20 +54,20 @@ _INTRODUCTION = """\
 - A number with a unit is above 0; 0 means that the option is left out.
 - A default of – means none; the text says what happens then.
 """
-_TIME_LIMITS = tuple(option.name for option in options_of(ConductRequest) if option.name.startswith("timeout_"))
-_CONDUCT_OPTIONS = tuple(option.name for option in options_of(ConductRequest) if option.name not in _TIME_LIMITS)
+_TIME_LIMITS = tuple(option.name for option in list_options(ConductRequest) if option.name.startswith("timeout_"))
+_CONDUCT_OPTIONS = tuple(option.name for option in list_options(ConductRequest) if option.name not in _TIME_LIMITS)
 # Several commands take these groups of options; a group that contains another one precedes it.
 _GROUPS = {
-    "Selection": ("Which cases of which specs, and where they run.", options_of(SelectionRequest)),
-    "IREE": ("Which IREE, and the folder where it is installed.", options_of(ToolchainRequest)),
-    "Conduct": ("How steps are run and judged.", options_of(ConductRequest, *_CONDUCT_OPTIONS)),
-    "Time limits": ("Of steps.", options_of(ConductRequest, *_TIME_LIMITS)),
-    "Folder": ("Where a run goes, and whether it continues an earlier one.", options_of(FolderRequest)),
-    "Network": ("How files are fetched.", options_of(NetworkRequest)),
-    "Shard": ("Which part of a selection.", options_of(ShardRequest)),
-    "Cache": ("Where downloads, modules and releases of IREE are kept.", options_of(CacheRequest)),
-    "Output": ("How much is said; every command takes them.", options_of(OutputRequest)),
-    "Format": ("How the result is shown.", options_of(FormatRequest)),
+    "Selection": ("Which cases of which specs, and where they run.", list_options(SelectionRequest)),
+    "IREE": ("Which IREE, and the folder where it is installed.", list_options(ToolchainRequest)),
+    "Conduct": ("How steps are run and judged.", list_options(ConductRequest, *_CONDUCT_OPTIONS)),
+    "Time limits": ("Of steps.", list_options(ConductRequest, *_TIME_LIMITS)),
+    "Folder": ("Where a run goes, and whether it continues an earlier one.", list_options(FolderRequest)),
+    "Network": ("How files are fetched.", list_options(NetworkRequest)),
+    "Shard": ("Which part of a selection.", list_options(ShardRequest)),
+    "Cache": ("Where downloads, modules and releases of IREE are kept.", list_options(CacheRequest)),
+    "Output": ("How much is said; every command takes them.", list_options(OutputRequest)),
+    "Format": ("How the result is shown.", list_options(FormatRequest)),
 }
 _TABLE_HEAD = "| option | value | default | |\n| --- | --- | --- | --- |\n"
 _BENCH_TABLE_HEAD = "| option | value | default | | on IREE |\n| --- | --- | --- | --- | --- |\n"
@@ -145,7 +145,7 @@ def _format_docstring(text: str) -> Iterator[str]:
 def _format_table(options: Iterable[Option], positional: Iterable[str] = ()) -> str:
     rows = []
     for option in options:
-        names = (dashed(option.name), f"-{option.short}" if option.short else "")
+        names = (format_option(option.name), f"-{option.short}" if option.short else "")
         if option.name in positional:
             rows.append(_format_row((option.name.upper(),), _describe_value(option), "required", option.help))
         else:
@@ -157,8 +157,8 @@ def _format_bench_table() -> str:
     rows = []
     for option in BENCH_OPTIONS:
         names = (f"-{option.short}" if option.short else "", f"--{option.name}")
-        is_number = option.least is not None and not option.choices
-        value = f"whole number of {option.least} or more" if is_number else _describe_value(option)
+        is_number = option.minimum is not None and not option.choices
+        value = f"whole number of {option.minimum} or more" if is_number else _describe_value(option)
         default = f"`{option.value}`" if option.value else _describe_default(option)
         rows.append(_format_row(names, value, default, option.help, option.on_iree))
     return _BENCH_TABLE_HEAD + "".join(rows)

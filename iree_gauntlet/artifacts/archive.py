@@ -46,7 +46,7 @@ class DamagedArchiveError(Exception):
     """An archive whose content is not as written; the message has the reason."""
 
 
-class CutArchiveError(DamagedArchiveError):
+class TruncatedArchiveError(DamagedArchiveError):
     """An archive that is truncated."""
 
 
@@ -91,7 +91,7 @@ def member(name: str, size: int, blocks: Iterable[bytes]) -> Iterator[bytes]:
     yield bytes(-size % _RECORD_BYTES)
 
 
-def archive_bytes(sizes: Iterable[int]) -> int:
+def compute_archive_size(sizes: Iterable[int]) -> int:
     """Return the size in bytes of an archive of files of these sizes."""
     return sum(_RECORD_BYTES + size + -size % _RECORD_BYTES for size in sizes) + len(END)
 
@@ -157,7 +157,7 @@ class ArchiveReader:
         while size:
             part = self._stream.read(min(size, BLOCK_BYTES))
             if not part:
-                raise CutArchiveError(f"it is truncated after {self.position} bytes")
+                raise TruncatedArchiveError(f"it is truncated after {self.position} bytes")
             self.position += len(part)
             size -= len(part)
             yield part

@@ -43,7 +43,9 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def hash_watched(path: Path, read: Callable[[int], None], algorithms: Collection[str] = ("sha256",)) -> dict[str, str]:
+def hash_with_progress(
+    path: Path, read: Callable[[int], None], algorithms: Collection[str] = ("sha256",)
+) -> dict[str, str]:
     """Return a file's hashes, in hex by hashlib's names; read it once, and call `read` with each block's size."""
     digests = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
     block = bytearray(1 << 20)
@@ -98,7 +100,7 @@ class VerifiedHashes:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def known(self, path: Path) -> str:
+    def get_cached_hash(self, path: Path) -> str:
         """Return the cached SHA-256 of an unchanged file; empty if there is none. Cheap."""
         try:
             status = path.stat()
@@ -108,7 +110,7 @@ class VerifiedHashes:
         is_current = stamp and stamp == _Stamp.of(path, status, stamp.sha256, vouched=stamp.vouched)
         return stamp.sha256 if stamp and is_current else ""
 
-    def last(self, path: Path) -> str:
+    def get_last_hash(self, path: Path) -> str:
         """Return the SHA-256 of the file at this path when it was last hashed, whatever is there now."""
         stamp = _Stamp.read(self._locate_stamp(path))
         return stamp.sha256 if stamp else ""
@@ -123,7 +125,7 @@ class VerifiedHashes:
 
         A hash that differs from `expected_sha256` is not cached: it would replace the expected one.
         """
-        cached_hash = self.known(path)
+        cached_hash = self.get_cached_hash(path)
         if cached_hash:
             return cached_hash
         started_ns = time.time_ns()
@@ -163,14 +165,14 @@ class VerifiedHashes:
         except OSError:
             return None
 
-    def doubt(self, path: Path) -> None:
+    def invalidate(self, path: Path) -> None:
         """Have a file hashed at its next use; its expected hash and last use are kept."""
         stamp, used_at = _Stamp.read(self._locate_stamp(path)), self.last_use(path)
         if stamp is not None:
             self._store(replace(stamp, mtime_ns=-1))
             self.touch(path, used_at)
 
-    def gone(self) -> Iterator[Path]:
+    def list_orphan_stamps(self) -> Iterator[Path]:
         """Yield the stamps of files that no longer exist, and temporary files of killed writers."""
         for file in sorted(self._folder.glob("*/*")):
             if file.name.startswith("."):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
-from iree_gauntlet.artifacts.sources import local_name, make_arrival_name
+from iree_gauntlet.artifacts.sources import hash_local_name, make_local_name
 from iree_gauntlet.artifacts.transfer import merge_blocks, read_partial
 from iree_gauntlet.errors import ArtifactError
 
@@ -33,7 +33,7 @@ _TOOLCHAIN_FOLDERS = ("envs", "builds", "work")
 _BLOCK_BYTES = 512  # the unit of st_blocks, independent of the file system's block size
 
 
-class ItemKind(StrEnum):
+class CacheItemKind(StrEnum):
     """The type of a cache item."""
 
     ARTIFACT = "artifact"
@@ -45,7 +45,7 @@ class ItemKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class CacheItem:
     """A unit of a cache that exists, or is removed, as a whole.
 
     Attributes:
@@ -55,7 +55,7 @@ class Item:
         present, total: received and total bytes of a download; None if the total is unknown.
     """
 
-    kind: ItemKind
+    kind: CacheItemKind
     path: str
     name: str
     bytes: int
@@ -68,10 +68,10 @@ class Item:
     key: str = ""
 
 
-def take_inventory(root: Path, pins: Pins) -> list[Item]:
+def take_inventory(root: Path, pins: Pins) -> list[CacheItem]:
     """Return all items of a cache, unordered; none if there is no such folder. Files that vanish are left out."""
     verified = VerifiedHashes(root / "verified")
-    items: list[Item] = []
+    items: list[CacheItem] = []
     for top in _scan_folder(root):
         if top.name == "artifacts" and top.is_dir():
             items += _list_artifacts(root, verified, pins)
@@ -83,26 +83,26 @@ def take_inventory(root: Path, pins: Pins) -> list[Item]:
             items += _list_wheels(root)
         elif top.name == "toolchains" and top.is_dir():
             items += (toolchains := list_toolchains(root, Path(top.path)))
-            other_files = _describe_path(root, Path(top.path), ItemKind.OTHER)
+            other_files = _describe_path(root, Path(top.path), CacheItemKind.OTHER)
             items.append(replace(other_files, bytes=other_files.bytes - sum(item.bytes for item in toolchains)))
         elif top.name not in _PROJECT_FILES:
-            items.append(_describe_path(root, Path(top.path), ItemKind.OTHER))
+            items.append(_describe_path(root, Path(top.path), CacheItemKind.OTHER))
     return items
 
 
-def list_toolchains(root: Path, folder: Path) -> list[Item]:
+def list_toolchains(root: Path, folder: Path) -> list[CacheItem]:
     """Return environments, builds and build folders in a folder of toolchains; paths are relative to the root."""
     entries = (entry for subfolder in _TOOLCHAIN_FOLDERS for entry in _scan_folder(folder / subfolder))
     return [
-        replace(_describe_path(root, Path(entry.path), ItemKind.TOOLCHAIN), name=entry.name)
+        replace(_describe_path(root, Path(entry.path), CacheItemKind.TOOLCHAIN), name=entry.name)
         for entry in entries
         if entry.is_dir() and not entry.name.startswith(".")
     ]
 
 
-def lock_of(root: Path, url: str) -> Path:
+def locate_lock(root: Path, url: str) -> Path:
     """Return the path of the lock held while a URL's file is fetched; raise an ArtifactError for a malformed URL."""
-    return root / "locks" / f"{make_arrival_name(local_name(url))}.lock"
+    return root / "locks" / f"{hash_local_name(make_local_name(url))}.lock"
 
 
 def find_url(name: str, pinned_url: str) -> str:
@@ -112,51 +112,51 @@ def find_url(name: str, pinned_url: str) -> str:
     scheme, _, remainder = name.partition("/")
     url = f"{scheme}://{remainder}"
     try:
-        return url if local_name(url) == name else ""
+        return url if make_local_name(url) == name else ""
     except ArtifactError:
         return ""
 
 
-def _list_artifacts(root: Path, verified: VerifiedHashes, pins: Pins) -> Iterator[Item]:
+def _list_artifacts(root: Path, verified: VerifiedHashes, pins: Pins) -> Iterator[CacheItem]:
     base = root / "artifacts"
     for entry, status in _walk_files(base):
         name = entry.path[len(str(base)) + 1 :].replace(os.sep, "/")
         path = Path(entry.path)
         if entry.name.startswith("."):  # no URL has such a name: it is a killed writer's temporary file
-            yield _describe_path(root, path, ItemKind.OTHER)
+            yield _describe_path(root, path, CacheItemKind.OTHER)
             continue
         last_use, pin = verified.last_use(path), pins.of(name)
-        yield Item(
-            kind=ItemKind.ARTIFACT,
+        yield CacheItem(
+            kind=CacheItemKind.ARTIFACT,
             path=f"artifacts/{name}",
             name=name,
             bytes=_measure_on_disk(status),
             shared_bytes=_measure_on_disk(status) if status.st_nlink > 1 else 0,
             last_use=status.st_mtime if last_use is None else last_use,
             pin=pin.source if pin else "",
-            verified=bool(verified.known(path)),
+            verified=bool(verified.get_cached_hash(path)),
         )
 
 
-def _describe_unfinished(root: Path, folder: Path) -> Item:
-    item = _describe_path(root, folder, ItemKind.UNFINISHED)
+def _describe_unfinished(root: Path, folder: Path) -> CacheItem:
+    item = _describe_path(root, folder, CacheItemKind.UNFINISHED)
     header, blocks = read_partial(folder)
     # Its hard links are next to it, in the folder of its check.
     item = replace(item, shared_bytes=0, present=sum(block.stop - block.start for block in merge_blocks(blocks)))
     return replace(item, name=header.url, total=header.size) if header else item
 
 
-def _list_modules(root: Path) -> Iterator[Item]:
+def _list_modules(root: Path) -> Iterator[CacheItem]:
     base = root / "modules"
     for folder in _scan_folder(base):
         if len(folder.name) != 2 or not folder.is_dir():  # by-name/, making/
-            yield _describe_path(root, Path(folder.path), ItemKind.OTHER)
+            yield _describe_path(root, Path(folder.path), CacheItemKind.OTHER)
             continue
         for entry in _scan_folder(Path(folder.path)):
             if not _MODULE_KEY.fullmatch(entry.name):
-                yield _describe_path(root, Path(entry.path), ItemKind.OTHER)
+                yield _describe_path(root, Path(entry.path), CacheItemKind.OTHER)
                 continue
-            item = _describe_path(root, Path(entry.path), ItemKind.MODULE)
+            item = _describe_path(root, Path(entry.path), CacheItemKind.MODULE)
             name, last_use = entry.name, item.last_use
             try:
                 file = Path(entry.path) / "entry.json"
@@ -167,18 +167,18 @@ def _list_modules(root: Path) -> Iterator[Item]:
             yield replace(item, name=name, last_use=last_use, key=entry.name)
 
 
-def _list_wheels(root: Path) -> Iterator[Item]:
+def _list_wheels(root: Path) -> Iterator[CacheItem]:
     for entry, status in _walk_files(root / "wheels"):
         path = Path(entry.path).relative_to(root).as_posix()
         if "/." in path:  # a file of a running or killed pip
-            yield _describe_path(root, Path(entry.path), ItemKind.OTHER)
+            yield _describe_path(root, Path(entry.path), CacheItemKind.OTHER)
             continue
         # Only reading shows its use; if the system records no access times, its modification time counts.
         last_use = max(status.st_mtime, status.st_atime)
-        yield Item(ItemKind.WHEEL, path, entry.name, _measure_on_disk(status), last_use)
+        yield CacheItem(CacheItemKind.WHEEL, path, entry.name, _measure_on_disk(status), last_use)
 
 
-def _describe_path(root: Path, path: Path, kind: ItemKind) -> Item:
+def _describe_path(root: Path, path: Path, kind: CacheItemKind) -> CacheItem:
     """Describe a file, or a folder with its content."""
     relative = path.relative_to(root).as_posix()
     statuses = (
@@ -187,7 +187,7 @@ def _describe_path(root: Path, path: Path, kind: ItemKind) -> Item:
     last_use = max((status.st_mtime for status in statuses or _read_status(path)), default=0.0)
     shared_bytes = sum(_measure_on_disk(status) for status in statuses if status.st_nlink > 1)
     name = relative + "/" if path.is_dir() else relative
-    return Item(kind, relative, name, sum(map(_measure_on_disk, statuses)), last_use, shared_bytes=shared_bytes)
+    return CacheItem(kind, relative, name, sum(map(_measure_on_disk, statuses)), last_use, shared_bytes=shared_bytes)
 
 
 def _read_status(path: Path) -> list[os.stat_result]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ArtifactError, GauntletError
-from iree_gauntlet.system.file_lock import file_lock, take_lock, wait_for_lock
+from iree_gauntlet.system.file_lock import file_lock, try_file_lock, wait_for_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +79,7 @@ class Leases:
                     raise ArtifactError("", message, hint) from error
             lease.used.add(relative)
 
-    def in_use(self) -> set[str]:
+    def list_used_paths(self) -> set[str]:
         """Return the cache-relative paths in use by living processes; remove lease files of dead ones."""
         paths: set[str] = set()
         for file, is_alive in self._list_leases():
@@ -96,8 +96,8 @@ class Leases:
         return paths
 
     @contextmanager
-    def collecting(self, timeout: float = _TIMEOUT_SECONDS) -> Iterator[None]:
-        """Block new leases: files that `in_use` does not list in the meantime may be removed.
+    def block_new_leases(self, timeout: float = _TIMEOUT_SECONDS) -> Iterator[None]:
+        """Block new leases: files that `list_used_paths` does not list in the meantime may be removed.
 
         Raises:
             GauntletError: the lock was not available within `timeout` seconds.
@@ -114,7 +114,7 @@ class Leases:
                 ) from error
             yield
 
-    def dead(self) -> list[Path]:
+    def list_dead_leases(self) -> list[Path]:
         """Return lease files of processes that have ended; nothing is removed."""
         return [file for file, is_alive in self._list_leases() if not is_alive]
 
@@ -166,7 +166,7 @@ class _Lease:
 def try_lock(path: Path, *, shared: bool = False) -> Iterator[bool]:
     """Hold a file's flock if available; yield False if the file is missing, inaccessible, or locked elsewhere."""
     try:
-        descriptor = take_lock(path, exclusive=not shared, create=False)
+        descriptor = try_file_lock(path, exclusive=not shared, create=False)
     except OSError:
         descriptor = None
     try:

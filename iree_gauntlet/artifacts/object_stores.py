@@ -146,7 +146,7 @@ def find_azure_access(account: str, configuration: Configuration, url: str = "")
     """
     environ = {name: value.strip() for name, value in configuration.environ.items() if name in _AZURE_VARIABLES}
     base = f"az://{account}"
-    configured_options = configuration.options_of(url or base) or configuration.options_of(base)
+    configured_options = configuration.find_store_options(url or base) or configuration.find_store_options(base)
     options = _expand(configured_options, configuration, base)
     endpoint = options.pop("endpoint", "")
     instance = options.pop("instance_profile", "") == "true"
@@ -339,7 +339,7 @@ def _collect_options(
     """Return the options of the environment and of `gauntlet.toml`, and whether they include credentials."""
     environ = configuration.environ
     options = {option: environ[variable] for variable, option in variables.items() if environ.get(variable)}
-    options |= _expand(configuration.options_of(url), configuration, url)
+    options |= _expand(configuration.find_store_options(url), configuration, url)
     has_credentials = any(options.get(name) for name in credentials) or options.pop("instance_profile", "") == "true"
     return options, has_credentials
 

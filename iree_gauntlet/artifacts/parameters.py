@@ -41,7 +41,7 @@ from iree_gauntlet.artifacts.program_parameters import (
 from iree_gauntlet.artifacts.publishing import replace_artifact, require_space
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.system.atomic import sync_folder
-from iree_gauntlet.system.faults import explain_escaped
+from iree_gauntlet.system.faults import make_unexpected_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -184,8 +184,10 @@ def _make_float_bytes(element: ElementType, value: float) -> bytes:
 
 def _make_integer_bytes(element: ElementType, value: float) -> bytes:
     is_integer = isinstance(value, int) or value.is_integer()
-    if not is_integer or not element.least <= value <= element.most:
-        message = f"splat value {value}: {element.name} holds whole numbers from {element.least} to {element.most}"
+    if not is_integer or not element.min_value <= value <= element.max_value:
+        message = (
+            f"splat value {value}: {element.name} holds whole numbers from {element.min_value} to {element.max_value}"
+        )
         raise ParameterError(message, "Use a value that every parameter of the program can hold.")
     code = int(value) & ((1 << element.bits) - 1)
     if element.bits >= 8:
@@ -272,7 +274,7 @@ def _lay_out(parameters: Sequence[Parameter], content: RandomContent | float) ->
             try:
                 pattern = make_splat_pattern(parameter.element, content)
             except ParameterError as error:
-                message = f"parameter {parameter.label} ({parameter.type}): {error.what}"
+                message = f"parameter {parameter.label} ({parameter.type}): {error.message}"
                 raise ParameterError(message, error.hint) from error
         if 0 < len(pattern) <= _MAX_FILL_BYTES:
             entries.append(_ArchiveEntry(parameter, pattern, None))
@@ -350,7 +352,7 @@ def main() -> int:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - no exception here is a failure of the tested program
-        described_error = explain_escaped(error)
+        described_error = make_unexpected_error(error)
         sys.stderr.write(f"error: {described_error}\n")
         return described_error.exit_code
     size = sum(parameter.byte_size for parameter in parameters)

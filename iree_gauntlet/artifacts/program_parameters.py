@@ -109,8 +109,8 @@ class ElementType:
     kind: BitsKind
     bits: int
     dtype: str
-    least: int = 0
-    most: int = 0
+    min_value: int = 0
+    max_value: int = 0
 
 
 def element_type(name: str) -> ElementType | None:
@@ -199,7 +199,7 @@ def select_scope(parameters: Iterable[Parameter], scope: str) -> tuple[Parameter
     return selection
 
 
-def archive_name(scope: str) -> str:
+def make_archive_name(scope: str) -> str:
     """Return a safe file name for the archive of a scope, different for each; it depends on the scope alone."""
     if _PLAIN_SCOPE.fullmatch(scope):
         return f"{scope}.irpa"

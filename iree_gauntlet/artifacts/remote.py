@@ -77,7 +77,7 @@ class MissingError(ArtifactError):
     """The server has no such file: the only failure after which the next mirror is tried silently."""
 
 
-def without_queries(text: str) -> str:
+def remove_queries(text: str) -> str:
     """Remove the queries of URLs from a library's message: they may carry a signature."""
     return _QUERY.sub("?…", text)
 

@@ -38,10 +38,10 @@ from iree_gauntlet.artifacts.remote import (
     RemoteFile,
     TransientError,
     UnresolvedError,
-    without_queries,
+    remove_queries,
 )
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.formatting import byte_size
+from iree_gauntlet.formatting import format_bytes
 from iree_gauntlet.settings import Configuration, is_below
 from iree_gauntlet.system.file_state import FileState
 
@@ -258,9 +258,9 @@ class HttpRemote:
                 if isinstance(getattr(error.args[0], "reason", None), NameResolutionError) and request is not None:
                     return UnresolvedError(urlsplit(request.url).hostname or "", _find_cause(error))
                 if not is_timeout:
-                    return TransientError(f"connection lost after {byte_size(received_bytes)}: {_find_cause(error)}")
+                    return TransientError(f"connection lost after {format_bytes(received_bytes)}: {_find_cause(error)}")
         if is_timeout:
-            return TransientError(f"no data for {self.stall_timeout:g} s, after {byte_size(received_bytes)}")
+            return TransientError(f"no data for {self.stall_timeout:g} s, after {format_bytes(received_bytes)}")
         return ArtifactError(self.url, f"cannot be fetched: {_find_cause(error)}: {self.url}", "Check the URL.")
 
 
@@ -310,16 +310,16 @@ def _find_cause(error: BaseException) -> str:
         reason = getattr(error, "reason", None)
         error = reason if isinstance(reason, BaseException) else error.args[0]
     text = str(error.args[-1]) if error.args else str(error)
-    return without_queries(" ".join(text.split())) or type(error).__name__
+    return remove_queries(" ".join(text.split())) or type(error).__name__
 
 
-def places(url: str, configuration: Configuration) -> list[str]:
+def list_locations(url: str, configuration: Configuration) -> list[str]:
     """List the locations of a file, in order: URLs, and absolute paths of files in folders."""
     locations, include_url = [], True
     for mirror in configuration.mirrors:
         if is_below(url, mirror.prefix) or (url.startswith(mirror.prefix) and mirror.prefix.endswith("/")):
             rest = url[len(mirror.prefix) :].lstrip("/")
-            locations += [f"{target.rstrip('/')}/{rest}" for target in mirror.to]
+            locations += [f"{target.rstrip('/')}/{rest}" for target in mirror.targets]
             # A mirror with `only` replaces the URL itself.
             include_url = include_url and not mirror.only
     return [*locations, *([url] if include_url else [])]
@@ -518,7 +518,7 @@ class ObjectRemote:
         """Return this package's error for an obstore error."""
         from obstore import exceptions  # noqa: PLC0415 - a large library, which few runs need
 
-        reason = without_queries(str(error).partition("\n")[0])
+        reason = remove_queries(str(error).partition("\n")[0])
         if isinstance(error, FileNotFoundError):
             hint = "There is no such object: check the spelling; it may have been moved."
             return MissingError(self.url, f"not found: {self.url}", hint)

@@ -84,21 +84,21 @@ class FileSource:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeSource:
+class StoredSource:
     """A source whose file is in the store."""
 
     url: str
     local_name: str
 
 
-class RemoteSource(MadeSource):
+class RemoteSource(StoredSource):
     """A file on a web server or in an object store."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class PypiSource(MadeSource):
+class PypiSource(StoredSource):
     """A file in a wheel.
 
     Attributes:
@@ -110,13 +110,13 @@ class PypiSource(MadeSource):
     member: str
 
 
-class RandomSource(MadeSource):
+class RandomSource(StoredSource):
     """Seeded data, generated on this machine."""
 
     __slots__ = ()
 
 
-Source = FileSource | MadeSource
+Source = FileSource | StoredSource
 
 
 def parse_source(url: str) -> Source:
@@ -141,13 +141,13 @@ def parse_source(url: str) -> Source:
         raise ArtifactError(url, f"not a URL: {url} ({error})", f"Expected {_SCHEMES[scheme]}") from error
 
 
-def local_name(url: str) -> str:
+def make_local_name(url: str) -> str:
     """Return the file's path in the store, relative and with `/`; empty for `file:`."""
     source = parse_source(url)
     return "" if isinstance(source, FileSource) else source.local_name
 
 
-def missing(path: Path) -> tuple[str, str]:
+def describe_missing_file(path: Path) -> tuple[str, str]:
     """Return the message and the hint for a user's file that is missing."""
     if path.exists():
         return f"{path} is a folder or a device: expected a file", "Name a file."
@@ -168,7 +168,7 @@ def missing(path: Path) -> tuple[str, str]:
     return message, "Put it there, or fix the path."
 
 
-def make_arrival_name(name: str) -> str:
+def hash_local_name(name: str) -> str:
     """Return the name, for a file's local name, of its folder in `incoming/` and of its lock."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 

@@ -30,28 +30,28 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
+from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_with_progress
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.publishing import explain_disk_errors, link_or_move, locked, replace_artifact
+from iree_gauntlet.artifacts.publishing import explain_disk_errors, hold_lock, link_or_move, replace_artifact
 from iree_gauntlet.artifacts.pypi import Wheels
 from iree_gauntlet.artifacts.registry_file import Pin, Registry, RegistryEntry
 from iree_gauntlet.artifacts.remote import NETWORK_HINT, MissingError, Remote, RemoteFile, UnresolvedError
 from iree_gauntlet.artifacts.sources import (
     FileSource,
-    MadeSource,
     PypiSource,
     RandomSource,
     RemoteSource,
     Source,
-    make_arrival_name,
-    missing,
+    StoredSource,
+    describe_missing_file,
+    hash_local_name,
     parse_source,
 )
 from iree_gauntlet.artifacts.transfer import Policy, Transfer, remove_partial
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.formatting import byte_size
+from iree_gauntlet.formatting import format_bytes
 from iree_gauntlet.progress import Progress, Recorder
-from iree_gauntlet.results import Fetched
+from iree_gauntlet.results import FetchedFile
 from iree_gauntlet.settings import Configuration
 from iree_gauntlet.system.atomic import put_file
 from iree_gauntlet.system.file_state import FileState
@@ -98,7 +98,7 @@ class _Fetch:
     """
 
     store: ArtifactStore
-    source: MadeSource
+    source: StoredSource
     folder: Path
     pin: Pin | None
     progress: Progress
@@ -139,10 +139,10 @@ class _Fetch:
 
     def _download(self) -> CheckedFile:
         """Download the file from the first location that has it."""
-        from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries import slowly
+        from iree_gauntlet.artifacts.remotes import list_locations  # noqa: PLC0415 - the network's libraries import slowly
 
         url = self.source.url
-        for location in places(url, self.store.configuration):
+        for location in list_locations(url, self.store.configuration):
             if self.store.offline and not location.startswith(("/", "file:")):
                 continue
             if checked_file := self._try_location(location):
@@ -157,7 +157,9 @@ class _Fetch:
         *earlier, last = self.failures
         if not earlier:
             raise last
-        raise ArtifactError(url, last.what, "\n  ".join([last.hint, *(f"Before: {error.what}" for error in earlier)]))
+        raise ArtifactError(
+            url, last.message, "\n  ".join([last.hint, *(f"Before: {error.message}" for error in earlier)])
+        )
 
     def _try_location(self, location: str) -> CheckedFile | None:
         """Try one location; return None, and record the failure, if the file is not available there."""
@@ -176,7 +178,7 @@ class _Fetch:
                 checked_file = self._fetch(remote) if remote else None
             except ArtifactError as error:
                 if is_mirror and not isinstance(error, MissingError):
-                    self.progress.note(url, f"not from the mirror: {error.what}")
+                    self.progress.note(url, f"not from the mirror: {error.message}")
                 self.failures.append(error)
                 if isinstance(error.__cause__, UnresolvedError):
                     self.store.unresolved.add(error.__cause__.host)
@@ -196,7 +198,7 @@ class _Fetch:
             download = transfer.run(fresh=fresh)
             try:
                 checked_file = self._check(partial(link_or_move, download.path), download.file)
-                note = f"resuming at {byte_size(download.resumed)} of {byte_size(checked_file.size)}"
+                note = f"resuming at {format_bytes(download.resumed)} of {format_bytes(checked_file.size)}"
                 return replace(checked_file, notes=(note,)) if download.resumed else checked_file
             except _WrongContentError as error:
                 remove_partial(self.folder)
@@ -215,7 +217,7 @@ class _Fetch:
         size = path.stat().st_size
         if file.size not in (None, size):
             raise _WrongContentError(f"{size} bytes instead of {file.size}", size)
-        self.progress.checking(url, 0, size)
+        self.progress.hash_progress(url, 0, size)
         if pin is not None:
             import pooch  # noqa: PLC0415 - it imports slowly, and most files are present
 
@@ -236,9 +238,9 @@ class _Fetch:
         def count_bytes(count: int) -> None:
             nonlocal hashed_bytes
             hashed_bytes += count
-            self.progress.checking(url, hashed_bytes, size)
+            self.progress.hash_progress(url, hashed_bytes, size)
 
-        hexdigests = hash_watched(path, count_bytes, {"sha256", *file.checksums})
+        hexdigests = hash_with_progress(path, count_bytes, {"sha256", *file.checksums})
         for algorithm, hexdigest in file.checksums.items():
             if hexdigests[algorithm] != hexdigest:
                 reason = f"{algorithm} {hexdigests[algorithm]}, but the server reports {hexdigest}"
@@ -254,7 +256,7 @@ class _Fetch:
                 url, message, "Fetch again; if this persists, the server's copy or its checksum is wrong."
             )
         message = (
-            f"wrong content: {location} has {error} ({byte_size(error.size)}), but "
+            f"wrong content: {location} has {error} ({format_bytes(error.size)}), but "
             f"{pin.path} requires {pin.sha256}; nothing was replaced"
         )
         hint = f"If the source was changed on purpose: `cache.lock --refresh {url}`; if not, do not trust the source."
@@ -279,7 +281,7 @@ class ArtifactStore:
     ) -> None:
         self.root = root
         self.registry = registry
-        self.learnt = LearntHashes(root / "registry.lock.txt")
+        self.learnt = HashLock(root / "registry.lock.txt")
         self.configuration = configuration or Configuration()
         self.progress: Progress = progress or Progress()
         settings = self.configuration
@@ -299,21 +301,21 @@ class ArtifactStore:
         """Return the file's path, present or not, from only the URL; raise an ArtifactError for a malformed URL."""
         return self._located(url)[1]
 
-    def known_hash(self, url: str) -> str:
+    def get_known_hash(self, url: str) -> str:
         """Return the SHA-256 that the file has or must have; empty if unknown. Reads no artifact."""
         source, path = self._located(url)
         pin = self._pin(source)
-        return pin.sha256 if pin else self.verified.known(path)
+        return pin.sha256 if pin else self.verified.get_cached_hash(path)
 
-    def present(self, url: str) -> bool:
+    def is_present(self, url: str) -> bool:
         """Return True if the file is there and no record shows that it is the wrong one. Reads no artifact."""
         source, path = self._located(url)
         if not path.is_file():
             return False
-        pin, sha256 = self._pin(source), self.verified.known(path)
+        pin, sha256 = self._pin(source), self.verified.get_cached_hash(path)
         return pin is None or not sha256 or sha256 == pin.sha256
 
-    def fetch(self, url: str) -> Fetched:
+    def fetch(self, url: str) -> FetchedFile:
         """Return the file: verified if present, otherwise downloaded, extracted or generated.
 
         Raises:
@@ -331,7 +333,7 @@ class ArtifactStore:
                 sha256 = self._find_usable(source, path, Recorder(Progress()))
                 is_hit = bool(sha256)
                 if not is_hit:
-                    with locked(self.root / "locks" / f"{make_arrival_name(source.local_name)}.lock", url, recorder):
+                    with hold_lock(self.root / "locks" / f"{hash_local_name(source.local_name)}.lock", url, recorder):
                         # Another run may have fetched it while this one waited for the lock.
                         sha256 = self._find_usable(source, path, recorder)
                         is_hit = bool(sha256)
@@ -342,7 +344,7 @@ class ArtifactStore:
             finally:
                 self.progress.download_finished(url)
         seconds = round(time.perf_counter() - start, 6)
-        return Fetched(url, path, path.stat().st_size, seconds, is_hit, sha256, tuple(recorder.notes))
+        return FetchedFile(url, path, path.stat().st_size, seconds, is_hit, sha256, tuple(recorder.notes))
 
     def adopt(self, url: str, temporary: Path, sha256: str, progress: Progress) -> None:
         """Move a file from elsewhere (an archive) into the store, unless the store has it.
@@ -358,7 +360,7 @@ class ArtifactStore:
         if isinstance(source, RandomSource):
             raise ArtifactError(url, f"seeded data, which is never in archives: {url}", "It is generated when needed.")
         self._leases.use(path)
-        with locked(self.root / "locks" / f"{make_arrival_name(source.local_name)}.lock", url, progress):
+        with hold_lock(self.root / "locks" / f"{hash_local_name(source.local_name)}.lock", url, progress):
             if self._find_usable(source, path, progress):
                 return
             pin = self._pin(source)
@@ -390,19 +392,19 @@ class ArtifactStore:
         try:
             # A pipe or a device may have no end.
             if not path.is_file():
-                raise ArtifactError(url, *missing(path))
+                raise ArtifactError(url, *describe_missing_file(path))
             return self.verified.sha256(path, expected_sha256)
         except OSError as error:
             message = f"cannot read {path}: {error.strerror}"
             raise ArtifactError(url, message, f"Check the path and its permissions; it is needed for {url}") from error
 
-    def _find_usable(self, source: MadeSource, path: Path, progress: Progress) -> str:
+    def _find_usable(self, source: StoredSource, path: Path, progress: Progress) -> str:
         """Return the SHA-256 of the present file; empty if it is missing or must be replaced."""
         if not path.is_file():
             return ""
         pin = self._pin(source)
         # Without a pin, the hash of the last verification is the expected one.
-        expected_sha256 = pin.sha256 if pin else self.verified.last(path)
+        expected_sha256 = pin.sha256 if pin else self.verified.get_last_hash(path)
         if not expected_sha256 and isinstance(source, RandomSource):
             expected_sha256 = self._hash_seeded(source.url)
         sha256 = self._hash(source.url, path, expected_sha256)
@@ -415,10 +417,10 @@ class ArtifactStore:
         self.verified.touch(path)
         return sha256
 
-    def _fetch_file(self, source: MadeSource, path: Path, progress: Recorder) -> str:
+    def _fetch_file(self, source: StoredSource, path: Path, progress: Recorder) -> str:
         """Fetch a file, check it and move it to its path."""
         pin = self._pin(source)
-        folder = self.root / "incoming" / make_arrival_name(source.local_name)
+        folder = self.root / "incoming" / hash_local_name(source.local_name)
         fetch = _Fetch(self, source, folder, pin, progress)
         with explain_disk_errors(path.parent, source.url), fetch.open_file() as checked_file:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -451,7 +453,7 @@ def _hash_seeded(url: str) -> str:
     return hashlib.sha256(make_seeded_content(url)).hexdigest()
 
 
-class LearntHashes:
+class HashLock:
     """The registry of recorded hashes; its file is read again only after a change."""
 
     def __init__(self, path: Path) -> None:
@@ -470,6 +472,6 @@ class LearntHashes:
         """Add an entry; return False if the cache is read-only."""
         if self.path.parent.is_dir() and not os.access(self.path.parent, os.W_OK):
             return False
-        with locked(lock, entry.url, progress), replace_artifact(self.path, entry.url) as temporary:
+        with hold_lock(lock, entry.url, progress), replace_artifact(self.path, entry.url) as temporary:
             temporary.write_text(Registry.read(self.path).with_entries([entry]).text(), encoding="utf-8")
         return True

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Self
 from iree_gauntlet.artifacts.publishing import require_space
 from iree_gauntlet.artifacts.remote import NETWORK_HINT, Body, ChangedError, Remote, RemoteFile, TransientError
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.formatting import byte_size
+from iree_gauntlet.formatting import format_bytes
 from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class Policy:
             runs do not retry in step.
         longest_wait: the longest wait that a server may request (Retry-After).
         stall_timeout: the time without a byte after which a connection is closed. The total has no limit.
-        most_bytes: a file's maximum; None: the free space, or half of it if the server reports no length.
+        max_bytes: a file's maximum; None: the free space, or half of it if the server reports no length.
     """
 
     connections: int = 4
@@ -262,7 +262,7 @@ class Policy:
     longest_backoff: float = 30.0
     longest_wait: float = 120.0
     stall_timeout: float = 60.0
-    most_bytes: int | None = None
+    max_bytes: int | None = None
     now: Callable[[], float] = time.monotonic
     wait: Callable[[threading.Event, float], object] = threading.Event.wait
 
@@ -311,7 +311,7 @@ class Transfer:
 
     def _download_version(self, *, resume: bool) -> CompleteDownload:
         def report_check(done: int, total: int) -> None:
-            self.progress.checking(self.name, done, total)
+            self.progress.hash_progress(self.name, done, total)
 
         previous_attempt = Partial.resume(self.folder, self.remote.url, report_check) if resume else None
         with ExitStack() as stack:
@@ -321,7 +321,7 @@ class Transfer:
             if previous_attempt:
                 self._require_space(file.size or 0, present_bytes)
             self._received_bytes = present_bytes
-            self.progress.download(self.name, present_bytes, file.size)
+            self.progress.download_progress(self.name, present_bytes, file.size)
             if file.size is not None:
                 self._download_missing_parts(partial, file, file.size)
         return CompleteDownload(partial.path, file, present_bytes if previous_attempt else 0)
@@ -359,22 +359,22 @@ class Transfer:
 
     def _require_space(self, size: int, present_bytes: int = 0) -> None:
         """Raise an error for a file that is too large, before more is downloaded; `present_bytes` are there."""
-        max_bytes = self.policy.most_bytes
+        max_bytes = self.policy.max_bytes
         if max_bytes is not None and size > max_bytes:
-            error = f"{self.remote.url} has {byte_size(size)}, but --max-download allows {byte_size(max_bytes)}"
+            error = f"{self.remote.url} has {format_bytes(size)}, but --max-download allows {format_bytes(max_bytes)}"
             raise ArtifactError(self.name, error, "Allow more with --max-download, if this is the file that you want.")
         require_space(self.folder, self.name, size - present_bytes)
 
     def _find_max_bytes(self) -> int:
         """Return the maximum size in bytes of a file whose length the server does not report."""
-        if self.policy.most_bytes is not None:
-            return self.policy.most_bytes
+        if self.policy.max_bytes is not None:
+            return self.policy.max_bytes
         half = shutil.disk_usage(self.folder).free // 2
         return half if self.pinned else min(half, _MAX_UNVERIFIED_BYTES)
 
     def _write_first_part(self, partial: Partial, body: Body) -> None:
         file = body.file
-        self.progress.download(self.name, 0, file.size)
+        self.progress.download_progress(self.name, 0, file.size)
         end = file.size
         if file.ranged and end is not None:
             end = min(end, self.policy.part_bytes)
@@ -385,9 +385,9 @@ class Transfer:
         finally:
             partial.spans.append(ByteRange(0, cursor.position))
         if end is not None and cursor.position < end:
-            raise TransientError(f"cut off after {byte_size(cursor.position)} of {byte_size(end)}")
+            raise TransientError(f"cut off after {format_bytes(cursor.position)} of {format_bytes(end)}")
         if end is None and cursor.position > limit:
-            message = f"received more than {byte_size(limit)} from {self.remote.url}, which does not report a length"
+            message = f"received more than {format_bytes(limit)} from {self.remote.url}, which does not report a length"
             hint = "Nothing was kept. Allow more with --max-download, if this is the file that you want."
             raise ArtifactError(self.name, message, hint)
 
@@ -451,7 +451,7 @@ class Transfer:
 
     def _require_complete_part(self, cursor: _PartCursor) -> None:
         if cursor.position < cursor.stop and not self._stop.is_set():
-            raise TransientError(f"cut off after {byte_size(cursor.position)}")
+            raise TransientError(f"cut off after {format_bytes(cursor.position)}")
 
     def _write_blocks(self, partial: Partial, body: Body, cursor: _PartCursor, size: int | None) -> None:
         """Write blocks up to the part's end; the cursor has the position, also after an error."""
@@ -480,7 +480,7 @@ class Transfer:
             if now - self._last_report < _PROGRESS_INTERVAL_SECONDS and self._received_bytes != size:
                 return
             self._last_report, done_bytes = now, self._received_bytes
-        self.progress.download(self.name, done_bytes, size)
+        self.progress.download_progress(self.name, done_bytes, size)
 
     def _wait_after_failure(self, error: TransientError, failures: int) -> None:
         """Wait before the next attempt, or raise an error; don't wait after a failure that follows progress."""

@@ -32,28 +32,28 @@ from distributed.security import Security
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cluster.dask_worker import ask_worker
-from iree_gauntlet.cluster.fleet import ClusterRunner, Fleet, keep_below, list_resource_requests
+from iree_gauntlet.cluster.fleet import ClusterRunner, Fleet, list_resource_requests, make_file_saver
 from iree_gauntlet.cluster.link import (
-    Answered,
-    Joined,
+    AnswerEvent,
+    JoinEvent,
     LeaveEvent,
     ModuleLocation,
     ProcessDeathEvent,
     RejectionEvent,
-    RunFacts,
+    RunDescription,
+    RunInfo,
     RunProcessError,
     RunRejectionError,
-    SharedRun,
     SupplyEvent,
     UnfitDeviceError,
     UnfitDeviceEvent,
 )
-from iree_gauntlet.cluster.offers import WorkerOffer
+from iree_gauntlet.cluster.offers import WorkerResources
 from iree_gauntlet.cluster.project_copy import pack_project
 from iree_gauntlet.device_kinds import is_cpu
 from iree_gauntlet.engine.scheduler import ReadyQueue
 from iree_gauntlet.errors import GauntletError, MachinesLostError, UsageError
-from iree_gauntlet.formatting import counted
+from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.steps import Resources
 from iree_gauntlet.toolchains.find import IREE_VARIABLE
 
@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.plan import Plan
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.engine.workspace import Selection
-    from iree_gauntlet.experiments.run import Chosen
-    from iree_gauntlet.experiments.sides import MadeByWorker, PreparedSide, RoundsLog
+    from iree_gauntlet.experiments.run import RunSetup
+    from iree_gauntlet.experiments.sides import ComparisonSide, RoundsLog, WorkerModule
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.requests import CompareRequest, TlsRequest
     from iree_gauntlet.steps import Step
@@ -93,10 +93,10 @@ for _name in ("distributed", "distributed.client"):
 
 _VERSION_HINT = "install the same version on both"
 # The scheduler's metadata key under which `cluster.status` finds the running steps.
-STATES = "gauntlet-runs"
+RUN_STATES_KEY = "gauntlet-runs"
 
 
-def find_security(address: str, request: TlsRequest) -> Security | None:
+def make_security(address: str, request: TlsRequest) -> Security | None:
     """Return the encryption of the connection; None for an unencrypted one, which may only reach this machine.
 
     Raises:
@@ -168,9 +168,9 @@ def require_scheduler(address: str, security: Security | None) -> None:
 
 
 @contextmanager
-def connected(address: str, request: TlsRequest) -> Iterator[Client]:
-    """Open a client of a cluster's scheduler; raise a `UsageError` like `find_security`, or if it does not answer."""
-    security = find_security(address, request)
+def open_client(address: str, request: TlsRequest) -> Iterator[Client]:
+    """Open a client of a cluster's scheduler; raise a `UsageError` like `make_security`, or if it does not answer."""
+    security = make_security(address, request)
     require_scheduler(address, security)
     try:
         client = Client(
@@ -195,28 +195,32 @@ class Cluster:
 
     @contextmanager
     def taking_part(
-        self, chosen: Chosen, machine: Workbench, run_dir: Path, progress: Progress
+        self, chosen: RunSetup, machine: Workbench, run_dir: Path, progress: Progress
     ) -> Iterator[ClusterRunExecutor]:
         """Make the workers plan a run, each in a process of its own, which ends with this context."""
         # The IREE is the one that the environment names.
         toolchain_options = chosen.request.toolchain
         toolchain = replace(toolchain_options, iree=toolchain_options.iree or os.environ.get(IREE_VARIABLE, ""))
         request = replace(chosen.request, toolchain=toolchain, stages=chosen.stages)
-        shared_runs = (SharedRun.of(request, machine, run_dir),)
+        shared_runs = (RunDescription.of(request, machine, run_dir),)
         with self._plan(run_dir.name, chosen.selection, shared_runs, machine.store, progress) as link:
             yield ClusterRunExecutor(link, run_dir, progress)
 
     @contextmanager
     def comparing(
-        self, chosen: Chosen, options: CompareRequest, sides: tuple[PreparedSide, PreparedSide], progress: Progress
+        self,
+        chosen: RunSetup,
+        options: CompareRequest,
+        sides: tuple[ComparisonSide, ComparisonSide],
+        progress: Progress,
     ) -> Iterator[ClusterComparisonExecutor]:
         """Make the workers plan both sides of a comparison, as `taking_part` does."""
         shared_runs = []
         for side in sides:
-            request = replace(chosen.within(side.folder, side.asked).request, stages=chosen.stages)
+            request = replace(chosen.within(side.folder, side.iree).request, stages=chosen.stages)
             # Modules that were to be recompiled are recompiled already.
             request = replace(request, conduct=replace(request.conduct, force_recompile=False))
-            shared_runs.append(SharedRun.of(request, side.machine, side.folder))
+            shared_runs.append(RunDescription.of(request, side.machine, side.folder))
         name, store = sides[0].folder.parent.name, sides[0].machine.store
         with self._plan(name, chosen.selection, tuple(shared_runs), store, progress, options) as link:
             yield ClusterComparisonExecutor(link, progress)
@@ -226,14 +230,14 @@ class Cluster:
         self,
         name: str,
         selection: Selection,
-        runs: tuple[SharedRun, ...],
+        runs: tuple[RunDescription, ...],
         store: ArtifactStore,
         progress: Progress,
         comparison: CompareRequest | None = None,
     ) -> Iterator[DaskLink]:
         with tempfile.TemporaryDirectory(prefix="gauntlet-project-") as folder:
             project = pack_project(selection, Path(folder) / "project.tar")
-            run_info = RunFacts(f"{name}-{uuid.uuid4().hex[:8]}", project.sha256, project.cwd, runs, comparison)
+            run_info = RunInfo(f"{name}-{uuid.uuid4().hex[:8]}", project.sha256, project.cwd, runs, comparison)
             link = DaskLink(self._client, run_info, project, store)
             try:
                 progress.waiting("for the cluster's workers to plan the run")
@@ -244,7 +248,7 @@ class Cluster:
 
 
 class ClusterRunExecutor:
-    """Executes one run on a cluster, as `Elsewhere` of the engine."""
+    """Executes one run on a cluster, as `RemoteExecutor` of the engine."""
 
     def __init__(self, link: DaskLink, run_dir: Path, progress: Progress) -> None:
         self._link = link
@@ -272,7 +276,7 @@ class ClusterRunExecutor:
                 steps.append(replace(step, skip=skip, resources=Resources(cores=0)))
         if unserved_steps and not optional:
             lines = [
-                f"{resource}, which {counted(len(needing_steps), 'step')} need: {needing_steps[-1].id}"
+                f"{resource}, which {pluralize(len(needing_steps), 'step')} need: {needing_steps[-1].id}"
                 for resource, needing_steps in unserved_steps.items()
             ]
             message = f"no worker of the cluster has {'; nor '.join(lines)}"
@@ -284,7 +288,7 @@ class ClusterRunExecutor:
         """Run the steps on the workers."""
         fleet = Fleet(steps)
         queue = ReadyQueue(steps, finished, fleet, fail_fast=engine.options.fail_fast)
-        keep = keep_below(self._run_dir)
+        keep = make_file_saver(self._run_dir)
         link, progress = self._link, self._progress
         return ClusterRunner(
             queue, fleet, link, engine, keep, progress, plan_handler=engine, early_events=self._early_events
@@ -298,7 +302,7 @@ class ClusterComparisonExecutor:
         self._link = link
         self._progress = progress
 
-    def measure(self, units: Sequence[Step], made: Sequence[MadeByWorker], rounds: RoundsLog) -> None:
+    def measure(self, units: Sequence[Step], made: Sequence[WorkerModule], rounds: RoundsLog) -> None:
         """Have each unit measured by a worker."""
         addresses: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
         for address, resources in _require_workers(self._link).items():
@@ -337,7 +341,7 @@ def _wait_for_first_worker(link: DaskLink, progress: Progress) -> list[Event]:
     """Wait until a worker has planned the run, or none is left; the run itself waits for those that died."""
     remaining, rejected_count = len(link.list_workers()), 0
     events: list[Event] = []
-    while remaining > 0 and not any(isinstance(event, Joined) for event in events):
+    while remaining > 0 and not any(isinstance(event, JoinEvent) for event in events):
         event = link.next_event(_EVENT_TIMEOUT_SECONDS)
         events += [event] if event is not None else []
         if isinstance(event, RejectionEvent):
@@ -353,7 +357,7 @@ def _wait_for_first_worker(link: DaskLink, progress: Progress) -> list[Event]:
     return events
 
 
-def _require_workers(link: DaskLink) -> dict[str, WorkerOffer]:
+def _require_workers(link: DaskLink) -> dict[str, WorkerResources]:
     """Return the resources of the connected workers, by address."""
     workers = link.list_workers()
     if not workers:
@@ -364,7 +368,7 @@ def _require_workers(link: DaskLink) -> dict[str, WorkerOffer]:
 class DaskLink:
     """The link of one run."""
 
-    def __init__(self, client: Client, run_info: RunFacts, project: ProjectCopy, store: ArtifactStore) -> None:
+    def __init__(self, client: Client, run_info: RunInfo, project: ProjectCopy, store: ArtifactStore) -> None:
         self._client = client
         self._run_info = run_info
         self._project = project
@@ -377,7 +381,7 @@ class DaskLink:
         self._silent_addresses: set[str] = set()
         # The number of times that each worker has restarted the run.
         self._start_counts: Counter[str] = Counter()
-        self._resources: dict[str, WorkerOffer] = {}
+        self._resources: dict[str, WorkerResources] = {}
         self._futures: dict[tuple[str, str], Future] = {}
         self._task_numbers = itertools.count()
         self._background: set[asyncio.Task[Any]] = set()
@@ -389,7 +393,7 @@ class DaskLink:
         self._client.subscribe_topic("all", self._handle_topic_event)
         self._client.sync(self._open)
 
-    def list_workers(self) -> dict[str, WorkerOffer]:
+    def list_workers(self) -> dict[str, WorkerResources]:
         """Return the resources of the workers that were connected when the link was opened, by address."""
         return dict(self._resources)
 
@@ -456,7 +460,7 @@ class DaskLink:
             self._run_in_background(self._begin(address))
         answers = await asyncio.gather(*(self._ask_with_timeout(address, "describe") for address in addresses))
         self._resources = {
-            address: WorkerOffer.from_dict(resources)
+            address: WorkerResources.from_dict(resources)
             for address, resources in zip(addresses, answers, strict=True)
             if resources is not None
         }
@@ -485,7 +489,7 @@ class DaskLink:
             if description is None:
                 # This Dask worker belongs to something else.
                 return
-            resources = WorkerOffer.from_dict(description)
+            resources = WorkerResources.from_dict(description)
             name = resources.name
             if resources.version != __version__:
                 self._events.put(
@@ -512,7 +516,7 @@ class DaskLink:
                 self._events.put(RejectionEvent(name, "its CPU failed the health check"))
             else:
                 devices = tuple(device for device in resources.devices if device.name not in device_errors)
-                self._events.put(Joined(address, replace(resources, devices=devices)))
+                self._events.put(JoinEvent(address, replace(resources, devices=devices)))
         except RunRejectionError as error:
             self._events.put(RejectionEvent(name, str(error)))
         except Exception as error:  # noqa: BLE001 - any error of Dask about a worker that it could not reach
@@ -541,7 +545,7 @@ class DaskLink:
             ask_worker, "do", self._run_info.name, order, workers=[worker], pure=False, key=key, retries=0
         )
         try:
-            self._events.put(Answered(worker, order.step, await future))
+            self._events.put(AnswerEvent(worker, order.step, await future))
         except UnfitDeviceError as error:
             self._events.put(UnfitDeviceEvent(worker, order.step, str(error)))
         except Exception as error:  # noqa: BLE001 - any error of Dask about a task that it could not do
@@ -588,7 +592,7 @@ class DaskLink:
             comm.abort()
 
     async def _show(self, status: dict[str, Any]) -> None:
-        await self._client.scheduler.set_metadata(keys=[STATES, self._run_info.name], value=status)
+        await self._client.scheduler.set_metadata(keys=[RUN_STATES_KEY, self._run_info.name], value=status)
 
     async def _ask_with_timeout(self, address: str, method_name: str, *arguments: Any) -> Any:
         """Call `ask_worker`; return None if the worker does not answer in time, or is gone."""

@@ -35,11 +35,11 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cluster.link import OrderAnswer, RunOrder, RunProcessError, RunRejectionError, decode, encode
-from iree_gauntlet.cluster.offers import WorkerOffer
+from iree_gauntlet.cluster.offers import WorkerResources
 from iree_gauntlet.cluster.project_copy import ExclusiveFolder, get_worker_folder, map_path, map_request, unpack_project
 from iree_gauntlet.engine.modules.module_cache import DamageError, ModuleCache, pack, unpack
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.formatting import counted
+from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.progress import Progress
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from distributed.comm.core import Comm
     from distributed.security import Security
 
-    from iree_gauntlet.cluster.link import ModuleLocation, Order, RunFacts
+    from iree_gauntlet.cluster.link import ModuleLocation, Order, RunInfo
 
 
 # A worker that left may still be listed; its modules are quickly rebuilt.
@@ -75,7 +75,7 @@ _DASK_SETTINGS: dict[str, Any] = {
     "distributed.scheduler.allowed-failures": 0,
 }
 # The scheduler's metadata key under which `cluster.status` finds whether it has a dashboard.
-DASHBOARD = "gauntlet-dashboard"
+DASHBOARD_KEY = "gauntlet-dashboard"
 # The timeouts of a worker that does not reach its scheduler, and of its process, which starts slowly on a busy machine.
 _SCHEDULER_TIMEOUT_SECONDS, _START_TIMEOUT_SECONDS = 30, 300
 _SUPERVISION_SECONDS = 1.0
@@ -116,7 +116,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
     run_process: tuple[str, ...] = ("-m", "iree_gauntlet.cluster.run_process")
 
     def __init__(self, *arguments: Any, offer: dict[str, Any], cache_dir: str, **options: Any) -> None:
-        self.gauntlet_offer = WorkerOffer.from_dict(offer)
+        self.gauntlet_offer = WorkerResources.from_dict(offer)
         self.gauntlet_cache = Path(cache_dir)
         self._work = get_worker_folder(self.gauntlet_cache, self.gauntlet_offer.name)
         self._transfers = Transfers(self.gauntlet_cache, self._work)
@@ -153,7 +153,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         """Return whether the copy of a project is on this worker."""
         return self._transfers.locate_project(sha256).is_dir()
 
-    async def begin_run(self, run_info: RunFacts, term: int) -> dict[str, str]:
+    async def begin_run(self, run_info: RunInfo, term: int) -> dict[str, str]:
         """Plan a run in a process of its own; a run of another term replaces the present one.
 
         Returns:
@@ -214,7 +214,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         run.stdin.write(encode((number, order)))
         return await pending_answer
 
-    async def _start_run(self, run_info: RunFacts, term: int) -> _RunProcess:
+    async def _start_run(self, run_info: RunInfo, term: int) -> _RunProcess:
         folder = self._runs_folder.path / run_info.name
         folder.mkdir(parents=True, exist_ok=True)
         project = self._transfers.locate_project(run_info.sha256)
@@ -350,7 +350,7 @@ class Transfers:
                 file.seek(0)
 
                 def adopt() -> None:
-                    with self._modules.incoming(module.key) as folder:
+                    with self._modules.reserve_entry_folder(module.key) as folder:
                         hashes = unpack(file, module.key, folder)
                         self._modules.adopt(folder, module.key, hashes, module.step)
 
@@ -360,7 +360,7 @@ class Transfers:
 
     async def send_entry(self, comm: Comm, key: str) -> Status:
         """Send an entry of the module cache in blocks; an empty block is the end, and an object is an error."""
-        blocks = _merge_blocks(pack(self._modules.folder_of(key), key))
+        blocks = _merge_blocks(pack(self._modules.get_entry_folder(key), key))
         try:
             while (block := await asyncio.to_thread(next, blocks, b"")) != b"":
                 await comm.write(block)
@@ -430,7 +430,7 @@ def _merge_blocks(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPlace:
+class WorkerConfig:
     """The location of workers; without `security` only loopback is used, and a port of 0 is any free one."""
 
     scheduler: str
@@ -440,7 +440,7 @@ class WorkerPlace:
     nanny_port: int = 0
 
 
-def run_worker(config: WorkerPlace, resources: WorkerOffer, show_message: Callable[[str], None]) -> ExitCode:
+def run_worker(config: WorkerConfig, resources: WorkerResources, show_message: Callable[[str], None]) -> ExitCode:
     """Run a worker until it is interrupted; if its scheduler goes away, it waits for it to come back."""
 
     async def serve() -> ExitCode:
@@ -454,7 +454,13 @@ def run_worker(config: WorkerPlace, resources: WorkerOffer, show_message: Callab
 
 
 def run_local(
-    count: int, resources: WorkerOffer, config: WorkerPlace, port: int, show: Callable[[str], None], *, dashboard: bool
+    count: int,
+    resources: WorkerResources,
+    config: WorkerConfig,
+    port: int,
+    show: Callable[[str], None],
+    *,
+    dashboard: bool,
 ) -> ExitCode:
     """Run a scheduler (port 0 for any) with workers of the same resources until it is interrupted."""
 
@@ -468,7 +474,7 @@ def run_local(
                 raise UsageError(
                     f"port {port} of this machine cannot be used: {error}", "Give another --port."
                 ) from error
-            scheduler.task_metadata[DASHBOARD] = dashboard
+            scheduler.task_metadata[DASHBOARD_KEY] = dashboard
             local = replace(config, scheduler=scheduler.address)
             supervisors = []
             for number in range(count):
@@ -476,7 +482,7 @@ def run_local(
                 stack.enter_context(ExclusiveFolder(get_worker_folder(config.cache_dir, worker.name)))
                 supervisors.append(_WorkerSupervisor(local, worker, show))
             await asyncio.gather(*(supervisor.start() for supervisor in supervisors))
-            show(f"{counted(count, 'worker')} take{'s' if count == 1 else ''} part in {scheduler.address}")
+            show(f"{pluralize(count, 'worker')} take{'s' if count == 1 else ''} part in {scheduler.address}")
             if dashboard:
                 show(f"dashboard: http://127.0.0.1:{scheduler.http_server.port}/status")
             return await _wait_until_interrupted(supervisors)
@@ -495,7 +501,7 @@ class _WorkerSupervisor:
     Dask's nanny gives up when a worker dies while it starts, and when its scheduler is gone for a while.
     """
 
-    def __init__(self, config: WorkerPlace, resources: WorkerOffer, show_message: Callable[[str], None]) -> None:
+    def __init__(self, config: WorkerConfig, resources: WorkerResources, show_message: Callable[[str], None]) -> None:
         self._config = config
         self._resources = resources
         self._show_message = show_message

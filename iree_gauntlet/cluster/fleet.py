@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cluster.link import (
-    Answered,
-    Joined,
+    AnswerEvent,
+    JoinEvent,
     LeaveEvent,
     ModuleLocation,
     Order,
@@ -33,7 +33,7 @@ from iree_gauntlet.cluster.link import (
 from iree_gauntlet.device_kinds import is_cpu, split_device
 from iree_gauntlet.engine.scheduler import Rank
 from iree_gauntlet.figures import GoldenRule
-from iree_gauntlet.formatting import counted
+from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.results import Result
 from iree_gauntlet.system.atomic import write_atomic
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from iree_gauntlet.cluster.link import Event, Link, OrderAnswer
-    from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
+    from iree_gauntlet.cluster.offers import WorkerDevice, WorkerResources
     from iree_gauntlet.engine.scheduler import ReadyQueue
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.steps import Step
@@ -87,11 +87,11 @@ class ResourceRequest:
             return f"the CPU as a device (--device cpu{f',sku={self.sku}' if self.sku else ''})"
         return f"device {self.device}" + (f" of SKU {self.sku}" if self.sku else "")
 
-    def is_met_by(self, resources: WorkerOffer) -> bool:
+    def is_met_by(self, resources: WorkerResources) -> bool:
         """Return whether a worker could do it, were it free."""
         return not self.device or any(self.matches(device) for device in resources.devices)
 
-    def matches(self, device: DeviceOffer) -> bool:
+    def matches(self, device: WorkerDevice) -> bool:
         """Return whether a device is of the requested kind."""
         if self.sku and device.sku != self.sku:
             return False
@@ -132,14 +132,14 @@ class WorkerSlot:
     """The place of one step on a worker, with the device that it uses; `worker` is empty if the step needs none."""
 
     worker: str
-    device: DeviceOffer | None = None
+    device: WorkerDevice | None = None
     exclusive: bool = False
     term: int = 0
 
 
 @dataclass(slots=True)
 class _Worker:
-    resources: WorkerOffer
+    resources: WorkerResources
     term: int
     running: int = 0
     busy_devices: set[str] = field(default_factory=set)
@@ -162,11 +162,11 @@ class Fleet:
     def __len__(self) -> int:
         return len(self._workers)
 
-    def get_resources(self, address: str) -> WorkerOffer:
+    def get_resources(self, address: str) -> WorkerResources:
         """Return the resources of a connected worker."""
         return self._workers[address].resources
 
-    def join(self, address: str, resources: WorkerOffer) -> None:
+    def join(self, address: str, resources: WorkerResources) -> None:
         """Add a worker; one that has joined already is unchanged."""
         if address in self._workers:
             return
@@ -183,7 +183,7 @@ class Fleet:
             if not self._running[worker.resources.host]:
                 self._exclusive_hosts.discard(worker.resources.host)
 
-    def withdraw(self, address: str, device: DeviceOffer | None) -> None:
+    def withdraw(self, address: str, device: WorkerDevice | None) -> None:
         """Withdraw a device of a worker: it gets no further steps."""
         worker = self._workers.get(address)
         if worker is not None:
@@ -307,7 +307,7 @@ class _RunningOrder:
         return f"{self.worker_name}/{self.slot.device.name}" if self.slot.device else self.worker_name
 
 
-def keep_below(run_dir: Path) -> Callable[[Step, OrderAnswer], None]:
+def make_file_saver(run_dir: Path) -> Callable[[Step, OrderAnswer], None]:
     """Return a function that saves the files of an answer in the step's folder of a run, and nowhere else."""
 
     def save_files(step: Step, answer: OrderAnswer) -> None:
@@ -447,7 +447,7 @@ class ClusterRunner:
 
     def _handle_event(self, event: Event) -> None:
         match event:
-            case Joined(worker, offer):
+            case JoinEvent(worker, offer):
                 self._fleet.join(worker, offer)
                 self._worker_names[worker] = offer.name
                 if self._plan_handler and offer.name not in self._recorded_workers:
@@ -470,7 +470,7 @@ class ClusterRunner:
             # The event is from a worker that was given up: another one does the step.
             return
         match event:
-            case Answered():
+            case AnswerEvent():
                 self._handle_answer(running, event.answer)
             case ProcessDeathEvent():
                 self._retry(running, event.reason)
@@ -595,5 +595,5 @@ class ClusterRunner:
         self._link.show(running, waiting)
         if not self._reported_requests:
             waiting_note = ", ".join(f"{count} for {resource_text}" for resource_text, count in waiting.items())
-            status = f"{counted(len(self._fleet), 'worker')}, {counted(len(running), 'step')} running"
+            status = f"{pluralize(len(self._fleet), 'worker')}, {pluralize(len(running), 'step')} running"
             self._progress.status(status + (f"; waiting: {waiting_note}" if waiting_note else ""))

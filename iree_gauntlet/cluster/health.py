@@ -27,21 +27,21 @@ from iree_gauntlet.engine.modules.module_key import join_flags, make_key
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.measuring.profiles.benchmark_rows import BenchmarkError, parse_benchmark_rows
 from iree_gauntlet.recorded import Recorded, read_json
-from iree_gauntlet.results import SENT_SIGNALS
+from iree_gauntlet.results import EXTERNAL_SIGNALS
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.system.short_process import ask, name_signal
+from iree_gauntlet.system.short_process import get_signal_name, run_tool
 from iree_gauntlet.targets import Target, parse_target, target_flags
-from iree_gauntlet.toolchains.devices import means_host, read_host_cpu
+from iree_gauntlet.toolchains.devices import read_host_cpu, targets_host_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.cluster.offers import DeviceOffer
+    from iree_gauntlet.cluster.offers import WorkerDevice
     from iree_gauntlet.engine.modules.module_cache import ModuleCache
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.experiments.run import Opened
-    from iree_gauntlet.system.short_process import Answer
+    from iree_gauntlet.experiments.run import WorkerRun
+    from iree_gauntlet.system.short_process import ProcessOutput
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
@@ -89,7 +89,7 @@ class HealthCheck:
         try:
             answer = _run_tool([*self._compose_arguments(self.toolchain.runtime.run_module), _INPUT, _EXPECTED_OUTPUT])
         except ToolchainError as error:
-            return f"a known-good program does not run: {error.what}"
+            return f"a known-good program does not run: {error.message}"
         return f"a known-good program {_describe_end(answer)}" if answer.exit_code else ""
 
     def find_slowdown(self) -> str:
@@ -118,7 +118,7 @@ class HealthCheck:
         command = self._compose_arguments(self.toolchain.runtime.benchmark_module)
         flags = ["--benchmark_format=json", "--benchmark_repetitions=10", "--benchmark_min_time=0.02s", _INPUT]
         try:
-            answer = ask([*command, *flags], timeout=_TIMEOUT_SECONDS)
+            answer = run_tool([*command, *flags], timeout=_TIMEOUT_SECONDS)
             return min(parse_benchmark_rows(answer.stdout)[0].real_time_ms)
         except (ToolchainError, BenchmarkError):
             # The benchmark itself will fail with a better message.
@@ -129,7 +129,7 @@ class HealthCheck:
 
 
 def make_health_checks(
-    devices: Sequence[DeviceOffer], toolchain: Toolchain, modules: ModuleCache, folder: Path, records: Path
+    devices: Sequence[WorkerDevice], toolchain: Toolchain, modules: ModuleCache, folder: Path, records: Path
 ) -> tuple[dict[str, HealthCheck], dict[str, str]]:
     """Build the module for each device; return checks by URI, and error messages by device name."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ def _make_module(toolchain: Toolchain, target: Target, modules: ModuleCache, mod
         "program": hashlib.sha256(_PROGRAM.encode()).hexdigest(),
         "flags": join_flags(flags),
         "compiler": toolchain.compiler.identity,
-        "host": read_host_cpu().identity if means_host(flags) else "",
+        "host": read_host_cpu().identity if targets_host_cpu(flags) else "",
     }
     if (entry := modules.lookup(make_key(key_inputs)).entry) is not None:
         with suppress(EntryGoneError):
@@ -172,7 +172,7 @@ def _make_module(toolchain: Toolchain, target: Target, modules: ModuleCache, mod
         try:
             answer = _run_tool(argv)
         except ToolchainError as error:
-            return error.what
+            return error.message
     if answer.exit_code:
         return f"iree-compile {_describe_end(answer)}"
     # A cache that cannot store it is no fault of the device.
@@ -180,22 +180,22 @@ def _make_module(toolchain: Toolchain, target: Target, modules: ModuleCache, mod
     return ""
 
 
-def _run_tool(argv: Sequence[str]) -> Answer:
+def _run_tool(argv: Sequence[str]) -> ProcessOutput:
     """Run a program; a second time if a person, a job system or the kernel's lack of memory has killed it."""
-    answer = ask(argv, timeout=_TIMEOUT_SECONDS)
-    return ask(argv, timeout=_TIMEOUT_SECONDS) if _name_signal_of(answer) in SENT_SIGNALS else answer
+    answer = run_tool(argv, timeout=_TIMEOUT_SECONDS)
+    return run_tool(argv, timeout=_TIMEOUT_SECONDS) if _name_signal_of(answer) in EXTERNAL_SIGNALS else answer
 
 
-def _name_signal_of(answer: Answer) -> str:
+def _name_signal_of(answer: ProcessOutput) -> str:
     """Return the signal that ended a program; empty if it ended by itself."""
-    return name_signal(max(0, -answer.exit_code))
+    return get_signal_name(max(0, -answer.exit_code))
 
 
-def _describe_end(answer: Answer) -> str:
+def _describe_end(answer: ProcessOutput) -> str:
     lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
     last_line = lines[-1] if lines else "it printed nothing"
     name = _name_signal_of(answer)
-    retry_note = ", as on the first attempt" if name in SENT_SIGNALS else ""
+    retry_note = ", as on the first attempt" if name in EXTERNAL_SIGNALS else ""
     return f"is killed by {name}{retry_note}: {last_line}" if name else f"exits with {answer.exit_code}: {last_line}"
 
 
@@ -225,7 +225,7 @@ class DeviceHealth:
         self._timed_at = dict.fromkeys(checks, -math.inf)
 
     @classmethod
-    def of(cls, run: Opened, devices: Sequence[DeviceOffer]) -> tuple[DeviceHealth, dict[str, str]]:
+    def of(cls, run: WorkerRun, devices: Sequence[WorkerDevice]) -> tuple[DeviceHealth, dict[str, str]]:
         """Return the checks of a worker's devices, and error messages of those that do not pass, by name."""
         toolchain = run.machine.toolchain
         if toolchain is None or not any(step.stage.row.runs_modules for step in run.steps):
@@ -233,7 +233,7 @@ class DeviceHealth:
         records = run.machine.cache_dir / "cluster" / "health.json"
         names = {device.uri: device.name for device in devices}
         # Nobody's benchmark is to be disturbed by this.
-        with run.session.quiet(exclusive=False):
+        with run.session.exclusive_machine(exclusive=False):
             folder = run.session.folder / "health"
             checks, errors = make_health_checks(devices, toolchain, run.machine.modules, folder, records)
             errors |= {names[uri]: error for uri, check in checks.items() if (error := check.find_error())}
@@ -245,14 +245,14 @@ class DeviceHealth:
         if check is None:
             return ""
         if current_time - self._checked_at[device] > _CHECK_INTERVAL_SECONDS:
-            with self._session.quiet(exclusive=False):
+            with self._session.exclusive_machine(exclusive=False):
                 error = check.find_error()
             if error:
                 return error
             self._checked_at[device] = current_time
         if not for_timing or current_time - self._timed_at[device] < _CHECK_INTERVAL_SECONDS:
             return ""
-        with self._session.quiet("" if is_cpu(device) else device):
+        with self._session.exclusive_machine("" if is_cpu(device) else device):
             # It is checked twice: one slow result may have any cause.
             slowdown = check.find_slowdown() and check.find_slowdown()
         if not slowdown:

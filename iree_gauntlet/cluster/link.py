@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.cases import Golden
-    from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
+    from iree_gauntlet.cluster.offers import WorkerDevice, WorkerResources
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.requests import CompareRequest, RunRequest
     from iree_gauntlet.toolchains.toolchain import Part, Toolchain
@@ -98,10 +98,10 @@ class WorkerEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined(WorkerEvent):
+class JoinEvent(WorkerEvent):
     """A worker is connected and has planned the run."""
 
-    offer: WorkerOffer
+    offer: WorkerResources
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class OrderEvent(WorkerEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class Answered(OrderEvent):
+class AnswerEvent(OrderEvent):
     """A worker has done an order."""
 
     answer: OrderAnswer
@@ -161,7 +161,7 @@ class UnfitDeviceEvent(OrderEvent):
     reason: str
 
 
-Event = Joined | RejectionEvent | LeaveEvent | OrderEvent
+Event = JoinEvent | RejectionEvent | LeaveEvent | OrderEvent
 
 
 class Link(Protocol):
@@ -194,7 +194,7 @@ def _list_paths(run_dir: Path, machine: Workbench) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedRun:
+class RunDescription:
     """A run that workers plan too.
 
     Attributes:
@@ -208,7 +208,7 @@ class SharedRun:
     paths: tuple[str, ...]
 
     @classmethod
-    def of(cls, request: RunRequest, machine: Workbench, run_dir: Path) -> SharedRun:
+    def of(cls, request: RunRequest, machine: Workbench, run_dir: Path) -> RunDescription:
         """Describe a run of this machine."""
         toolchain = machine.toolchain
         identities = (toolchain.compiler.identity, toolchain.runtime.identity) if toolchain else ("", "")
@@ -229,13 +229,13 @@ class SharedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class RunFacts:
+class RunInfo:
     """The description of a run for workers, or of a comparison, whose `runs` are its sides A and B."""
 
     name: str
     sha256: str
     cwd: str
-    runs: tuple[SharedRun, ...]
+    runs: tuple[RunDescription, ...]
     comparison: CompareRequest | None = None
 
 
@@ -248,9 +248,9 @@ class RunOrder:
     """
 
     folder: str
-    runs: tuple[SharedRun, ...]
+    runs: tuple[RunDescription, ...]
     comparison: CompareRequest | None
-    devices: tuple[DeviceOffer, ...]
+    devices: tuple[WorkerDevice, ...]
     path_map: tuple[tuple[str, str], ...]
 
 

@@ -13,7 +13,7 @@ from iree_gauntlet import __version__
 from iree_gauntlet.cache_folders import find_toolchains_folder
 from iree_gauntlet.device_kinds import CPU, is_cpu
 from iree_gauntlet.errors import ToolchainError, UsageError
-from iree_gauntlet.measuring.machine.machine_state import read_machine_facts, total_memory
+from iree_gauntlet.measuring.machine.machine_state import read_machine_facts, read_total_memory
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.toolchains.devices import find_device, read_host_cpu
 from iree_gauntlet.toolchains.environments import Environment, make_environment_tag
@@ -31,7 +31,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceOffer(Recorded):
+class WorkerDevice(Recorded):
     """A device of a worker.
 
     Attributes:
@@ -53,7 +53,7 @@ class DeviceOffer(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerOffer(Recorded):
+class WorkerResources(Recorded):
     """The resources of a worker.
 
     Attributes:
@@ -64,7 +64,7 @@ class WorkerOffer(Recorded):
     name: str
     host: str
     jobs: int
-    devices: tuple[DeviceOffer, ...] = ()
+    devices: tuple[WorkerDevice, ...] = ()
     cpu: str = ""
     memory_bytes: int | None = None
     free_disk_bytes: int | None = None
@@ -79,7 +79,7 @@ class WorkerOffer(Recorded):
         return f"{self.name} with {', '.join(device.text for device in self.devices) or 'no device'}"
 
 
-def parse_device(text: str) -> DeviceOffer:
+def parse_device(text: str) -> WorkerDevice:
     """Parse `NAME=URI,sku=SKU`; `cpu` alone is the processor."""
     device_part, *option_parts = text.split(",")
     name, equals, uri = device_part.partition("=")
@@ -89,12 +89,12 @@ def parse_device(text: str) -> DeviceOffer:
     sku = options.pop("sku", "")
     if not _NAME_PATTERN.fullmatch(name) or not uri or options or (option_parts and not sku):
         raise UsageError(f"--device {text}: invalid", _DEVICE_HINT)
-    return DeviceOffer(name, uri, sku)
+    return WorkerDevice(name, uri, sku)
 
 
-def measured(
-    name: str, jobs: int, declared_devices: Sequence[DeviceOffer], toolchain: Toolchain | None, cache_dir: Path
-) -> WorkerOffer:
+def measure_worker_resources(
+    name: str, jobs: int, declared_devices: Sequence[WorkerDevice], toolchain: Toolchain | None, cache_dir: Path
+) -> WorkerResources:
     """Return this machine's resources, with the declared devices; an empty name is the machine's, 0 jobs are its cores.
 
     Raises:
@@ -114,20 +114,20 @@ def measured(
         raise UsageError(f"--device: {duplicate.uri} is given more than once", "Give each device once.")
     cache_dir.mkdir(parents=True, exist_ok=True)
     folders = dict.fromkeys((find_toolchains_folder(), cache_dir.absolute() / "toolchains"))
-    environments = [row for folder in folders for row in Environment.list_in(folder / "envs")]
+    environments = [row for folder in folders for row in Environment.list_folders(folder / "envs")]
     tag = f"-{make_environment_tag()}"
     try:
         # The boot ID is shared by all containers of a machine; without it, its name is used.
         host = _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
         host = socket.gethostname()
-    return WorkerOffer(
+    return WorkerResources(
         name=name or socket.gethostname(),
         host=host,
         jobs=jobs or machine_info.cores,
         devices=devices,
         cpu=read_host_cpu().name,
-        memory_bytes=total_memory(),
+        memory_bytes=read_total_memory(),
         free_disk_bytes=shutil.disk_usage(cache_dir).free,
         iree=toolchain.compiler.version if toolchain else "",
         # Only complete environments for this Python are listed.
@@ -141,7 +141,7 @@ def measured(
     )
 
 
-def _check_device(device: DeviceOffer, toolchain: Toolchain | None) -> DeviceOffer:
+def _check_device(device: WorkerDevice, toolchain: Toolchain | None) -> WorkerDevice:
     if toolchain is None:
         raise UsageError(
             f"--device {device.name}: this machine has no IREE to look for {device.uri}",
@@ -150,7 +150,9 @@ def _check_device(device: DeviceOffer, toolchain: Toolchain | None) -> DeviceOff
     try:
         info = find_device(toolchain, device.uri)
     except ToolchainError as error:
-        raise UsageError(f"--device {device.name}: {device.uri} is not available: {error.what}", error.hint) from error
+        raise UsageError(
+            f"--device {device.name}: {device.uri} is not available: {error.message}", error.hint
+        ) from error
     is_cpu_device = is_cpu(device.uri)
     product = read_host_cpu().name if is_cpu_device else info.name
     if device.sku and _normalise(device.sku) not in _normalise(product):
@@ -159,7 +161,7 @@ def _check_device(device: DeviceOffer, toolchain: Toolchain | None) -> DeviceOff
             f"--device {device.name}: {device.uri} cannot be a {device.sku}: {mismatch}",
             "Correct the SKU, or omit it: then golden times are not checked on it.",
         )
-    return DeviceOffer(device.name, device.uri if is_cpu_device else info.uri, device.sku, product, info.driver)
+    return WorkerDevice(device.name, device.uri if is_cpu_device else info.uri, device.sku, product, info.driver)
 
 
 def _normalise(text: str) -> str:

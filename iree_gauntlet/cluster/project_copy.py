@@ -47,7 +47,7 @@ class ProjectCopy:
 def pack_project(selection: Selection, archive: Path) -> ProjectCopy:
     """Pack the files that a run reads: the folders of its specs, and the project's suites, settings and hashes."""
     project = find_project_folder()
-    roots = [*selection.read_from, *(project / name for name in _PROJECT_PATHS)]
+    roots = [*selection.source_paths, *(project / name for name in _PROJECT_PATHS)]
     files = {path for root in roots for path in _list_files(Path(os.path.abspath(root)))}  # noqa: PTH100 - links stay as named
     # The files that cases were read from are included too, wherever they are.
     for case in (*selection.cases.cases, *selection.cases.required):
@@ -156,12 +156,12 @@ class ExclusiveFolder:
 
     def __enter__(self) -> Self:
         self.path.mkdir(parents=True, exist_ok=True)
-        if not self._lock.acquire_now():
+        if not self._lock.try_acquire():
             raise UsageError(f"a worker {self.path.name} already runs on this machine", "Use another --name.")
         # Folders of dead workers are removed.
         for lock in self.path.parent.glob(f"*/{_LOCK_NAME}"):
             dead_lock = LockFile(lock)
-            if lock.parent != self.path and dead_lock.acquire_now():
+            if lock.parent != self.path and dead_lock.try_acquire():
                 shutil.rmtree(lock.parent, ignore_errors=True)
                 dead_lock.release()
         return self

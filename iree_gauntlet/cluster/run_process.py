@@ -32,10 +32,10 @@ from iree_gauntlet.cluster.link import (
     replace_paths,
 )
 from iree_gauntlet.device_kinds import is_cpu
-from iree_gauntlet.engine.modules.modules import note_made_again
+from iree_gauntlet.engine.modules.modules import mark_rebuilt
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.experiments.run import choose, opened
+from iree_gauntlet.experiments.run import make_setup, open_worker_run
 from iree_gauntlet.journal_format import JOURNAL, read_events
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.progress import Progress
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.cluster.link import ModuleLocation, Order, RunOrder
     from iree_gauntlet.engine.rounds.blocks import Pair
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.experiments.run import Opened
+    from iree_gauntlet.experiments.run import WorkerRun
     from iree_gauntlet.experiments.session_verdicts import CompareSettings
     from iree_gauntlet.steps import Step
 
@@ -96,7 +96,7 @@ class LocalResult:
 class LocalSteps:
     """The steps, on this worker, of a run that was started on another machine."""
 
-    def __init__(self, run: Opened) -> None:
+    def __init__(self, run: WorkerRun) -> None:
         self.run = run
         self._engine = run.engine
         self._store = run.machine.store
@@ -136,7 +136,7 @@ class LocalSteps:
                 if result is None or not result.verdict.counts_as_pass:
                     if name in cached_modules:
                         # It was built for this run, on another worker.
-                        note_made_again(self._engine.options.made_again, cached_modules[name].key)
+                        mark_rebuilt(self._engine.options.rebuilt_dir, cached_modules[name].key)
                     elif (failure := self.do_dependencies(needed_step, cached_modules)) is not None:
                         return failure
                     result = self._results[name] = self._engine.result_of(needed_step)
@@ -155,13 +155,13 @@ class LocalSteps:
         # A fetch does not fail without the expected outputs.
         optional_roles = (EXPECTED_OUTPUT,) if step.stage.row.fetches else ()
         needed_urls = (item.url for item in step.inputs if item.url and item.role not in optional_roles)
-        return tuple(url for url in needed_urls if not self._store.present(url))
+        return tuple(url for url in needed_urls if not self._store.is_present(url))
 
 
 class RunExecutor:
     """Executes the steps of a run on a worker."""
 
-    def __init__(self, runs: Sequence[Opened], health: DeviceHealth, path_map: Mapping[str, str]) -> None:
+    def __init__(self, runs: Sequence[WorkerRun], health: DeviceHealth, path_map: Mapping[str, str]) -> None:
         self._sides = [LocalSteps(run) for run in runs]
         self._health = health
         self._path_map = path_map
@@ -180,7 +180,7 @@ class RunExecutor:
             device_error = self._health.check_if_due(order.device, for_timing=step.resources.exclusive)
         except GauntletError as error:
             # The machine was not available for the check: it would not have been for the step either.
-            return OrderAnswer(Result(Verdict.ERROR, error.what, tail=(error.hint,), notes=step.notes).as_dict())
+            return OrderAnswer(Result(Verdict.ERROR, error.message, tail=(error.hint,), notes=step.notes).as_dict())
         if device_error:
             raise UnfitDeviceError(device_error)
         outcome = local_steps.do(step, {module.step: module for module in order.cached_modules})
@@ -223,7 +223,7 @@ class ComparisonExecutor(RunExecutor):
 
     def __init__(
         self,
-        runs: Sequence[Opened],
+        runs: Sequence[WorkerRun],
         health: DeviceHealth,
         path_map: Mapping[str, str],
         settings: CompareSettings,
@@ -239,7 +239,7 @@ class ComparisonExecutor(RunExecutor):
 
     def do(self, order: Order) -> OrderAnswer:
         """Do an order's rounds; return the answer with the events of the measurement."""
-        from iree_gauntlet.experiments.sides import pair_of  # noqa: PLC0415 - a run compares nothing
+        from iree_gauntlet.experiments.sides import make_pair  # noqa: PLC0415 - a run compares nothing
 
         steps = []
         for name, side in zip("AB", self._sides, strict=True):
@@ -256,10 +256,10 @@ class ComparisonExecutor(RunExecutor):
             if device_error := self._health.check_if_due(order.device, for_timing=True):
                 raise UnfitDeviceError(device_error)
             settings = self._settings
-            pair = pair_of(steps[0].chain, (steps[0], steps[1]), settings.metric, settings.rounds)
+            pair = make_pair(steps[0].chain, (steps[0], steps[1]), settings.metric, settings.rounds)
             events = self._measure(pair, order.budget_seconds)
         except GauntletError as error:
-            return OrderAnswer(Result(Verdict.ERROR, error.what, tail=(error.hint,)).as_dict())
+            return OrderAnswer(Result(Verdict.ERROR, error.message, tail=(error.hint,)).as_dict())
         return OrderAnswer(Result(Verdict.PASSED).as_dict(), events=tuple(replace_paths(events, self._path_map)))
 
     def abort(self) -> None:
@@ -272,7 +272,7 @@ class ComparisonExecutor(RunExecutor):
     def _measure(self, pair: Pair, seconds: float) -> list[dict[str, Any]]:
         """Measure the rounds of a model; return the events of its journal."""
         from iree_gauntlet.experiments.session_verdicts import Comparer, judge  # noqa: PLC0415 - a run compares nothing
-        from iree_gauntlet.experiments.sides import ENDED, SideTools, explain_differences  # noqa: PLC0415 - a run compares nothing
+        from iree_gauntlet.experiments.sides import WORKER_END_EVENT, SideTools, explain_differences  # noqa: PLC0415 - a run compares nothing
 
         folder = self._folder / "rounds" / str(next(self._numbers))
         folder.mkdir(parents=True)
@@ -284,7 +284,7 @@ class ComparisonExecutor(RunExecutor):
                     session.cancel()
                 evidence = Comparer(session, rules).run([pair], {})
                 failure = evidence[pair.chain].failure
-                log.write(ENDED, {"machine": read_machine_facts().as_dict(), "failure": failure})
+                log.write(WORKER_END_EVENT, {"machine": read_machine_facts().as_dict(), "failure": failure})
                 verdicts = judge(evidence, rules)
                 if self._settings.metric == "time":
                     a, b = (SideTools.of(side.run.machine, side.run.steps) for side in self._sides)
@@ -302,17 +302,19 @@ def _join_run(order: RunOrder, stack: ExitStack) -> tuple[RunExecutor, dict[str,
     for shared_run in order.runs:
         request = shared_run.request
         # The baseline run is on the machine where the run was started, as are its metrics.
-        chosen_run = replace(choose(replace(request, conduct=replace(request.conduct, baseline=""))), request=request)
-        run = stack.enter_context(opened(chosen_run, Progress()))
+        chosen_run = replace(
+            make_setup(replace(request, conduct=replace(request.conduct, baseline=""))), request=request
+        )
+        run = stack.enter_context(open_worker_run(chosen_run, Progress()))
         shared_run.require_same_iree(run.machine.toolchain)
         path_map |= shared_run.map_paths(run.session.folder, run.machine)
         runs.append(run)
     health, device_errors = DeviceHealth.of(runs[0], order.devices)
     if order.comparison is None:
         return RunExecutor(runs, health, path_map), device_errors
-    from iree_gauntlet.experiments.compare import compare_settings  # noqa: PLC0415 - a run compares nothing
+    from iree_gauntlet.experiments.compare import make_compare_settings  # noqa: PLC0415 - a run compares nothing
 
-    settings = compare_settings(order.comparison, order.runs[0].request.conduct, here=True)
+    settings = make_compare_settings(order.comparison, order.runs[0].request.conduct, local=True)
     return ComparisonExecutor(runs, health, path_map, settings, Path(order.folder)), device_errors
 
 

@@ -63,7 +63,7 @@ OWN_TARGET_HINT = "Name only other targets."
 
 
 @dataclass(frozen=True, slots=True)
-class Checked(AfterValidator):
+class SchemaValidator(AfterValidator):
     """A validator with the JSON Schema of the values that it accepts."""
 
     schema: Mapping[str, Any] = field(hash=False)
@@ -78,7 +78,7 @@ def about(default: Any, description: str, **conditions: Any) -> Any:
     return Field(default, description=description, **conditions)
 
 
-def expect(noun: str, fits: Callable[[str], object]) -> Checked:
+def expect(noun: str, fits: Callable[[str], object]) -> SchemaValidator:
     """Make a text validator with an expectation; for a pattern's `fullmatch`, the JSON Schema has the pattern."""
 
     def check(text: str) -> str:
@@ -88,12 +88,12 @@ def expect(noun: str, fits: Callable[[str], object]) -> Checked:
 
     pattern = getattr(fits, "__self__", None)
     schema = {"pattern": f"^(?:{pattern.pattern})$"} if isinstance(pattern, re.Pattern) else {}
-    return Checked(
+    return SchemaValidator(
         check, {"description": noun if "://" in noun.partition(" ")[0] else noun[:1].upper() + noun[1:], **schema}
     )
 
 
-def one_of(noun: str, choices: Collection[str], aliases: Iterable[str] = ()) -> Checked:
+def one_of(noun: str, choices: Collection[str], aliases: Iterable[str] = ()) -> SchemaValidator:
     """Make a validator for one of several words."""
 
     def check(text: str) -> str:
@@ -101,7 +101,7 @@ def one_of(noun: str, choices: Collection[str], aliases: Iterable[str] = ()) -> 
             raise ValueError(f"unknown {noun} {text!r}{did_you_mean(text, choices)} ({', '.join(choices)})")
         return text
 
-    return Checked(check, {"enum": [*choices, *aliases]})
+    return SchemaValidator(check, {"enum": [*choices, *aliases]})
 
 
 def _check_input_text(text: str) -> str:
@@ -213,7 +213,7 @@ def _check_stages(timeouts: dict[str, float]) -> dict[str, float]:
     return timeouts
 
 
-Flag = Annotated[str, Checked(_check_flag, {"pattern": "^-"})]
+Flag = Annotated[str, SchemaValidator(_check_flag, {"pattern": "^-"})]
 Text = Annotated[str, AfterValidator(_check_not_blank)]
 Word = Annotated[str, expect("one word of letters, digits, '_', '-' and '.'", _is_word)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -236,7 +236,7 @@ WholeNumber = Annotated[float, Field(gt=0, lt=1 << 31), AfterValidator(_check_wh
 _STAGES = ", ".join(stage for stage in SPEC_STAGES if any(stage in (one, *one.row.upstream) for one in DEFAULT_STAGES))
 Timeouts = Annotated[
     dict[str, Positive],
-    Checked(_check_stages, {"propertyNames": {"enum": [*SPEC_STAGES]}}),
+    SchemaValidator(_check_stages, {"propertyNames": {"enum": [*SPEC_STAGES]}}),
     Field(default_factory=dict, description=f"Seconds by stage: {_STAGES}; options of the command line override them."),
 ]
 # These fields are optional.
@@ -271,11 +271,11 @@ def _check_family(name: str) -> str:
     return name
 
 
-Family = Annotated[str, Checked(_check_family, {"enum": [*FAMILIES]})]
+Family = Annotated[str, SchemaValidator(_check_family, {"enum": [*FAMILIES]})]
 FURTHER_TARGETS = f"Other targets, and what differs on them: {', '.join(FAMILIES)}."
 
 
-def in_schema(**conditions: Any) -> ConfigDict:
+def make_schema_config(**conditions: Any) -> ConfigDict:
     """Make a model's config with the conditions that its validators check, for the JSON Schema."""
     return ConfigDict(json_schema_extra=conditions)
 
@@ -285,7 +285,7 @@ def require_true(name: str) -> dict[str, Any]:
     return {"required": [name], "properties": {name: {"enum": [True, "True"]}}}
 
 
-def present(*names: str) -> dict[str, Any]:
+def require_fields(*names: str) -> dict[str, Any]:
     """Make the condition of a JSON Schema that fields are present and not null."""
     return {"required": [*names], "properties": {name: {"not": {"type": "null"}} for name in names}}
 

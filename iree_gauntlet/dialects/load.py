@@ -104,11 +104,11 @@ def read_specs(
 
 
 def read_torch_specs(
-    folder: Path, external: Path | None = None, modules: Path | None = None, without: Path | None = None
+    folder: Path, external: Path | None = None, modules: Path | None = None, excluded_folder: Path | None = None
 ) -> list[Spec]:
-    """Read the specs of torch models anywhere below a folder, their root, except below `without`."""
+    """Read the specs of torch models anywhere below a folder, their root, except below `excluded_folder`."""
     tree = _make_tree(folder, external, modules)
-    return list(read_torch_specs_below(tree, tree.folder, without))
+    return list(read_torch_specs_below(tree, tree.folder, excluded_folder))
 
 
 def _make_tree(folder: Path, external: Path | None, modules: Path | None) -> SpecTree:
@@ -214,11 +214,11 @@ class CaseSet:
     problems: tuple[Problem, ...]
     unknown_markers: tuple[str, ...] = ()
     known_markers: tuple[str, ...] = ()
-    elsewhere: tuple[str, ...] = ()
+    other_targets: tuple[str, ...] = ()
     warnings: tuple[Problem, ...] = ()
-    left_out: tuple[Problem, ...] = ()
-    unmatched: tuple[Problem, ...] = ()
-    broken: tuple[Problem, ...] = ()
+    unselected_problems: tuple[Problem, ...] = ()
+    unmatched_entries: tuple[Problem, ...] = ()
+    case_problems: tuple[Problem, ...] = ()
 
 
 def load_cases(
@@ -248,8 +248,8 @@ def load_cases(
     cases.sort(key=lambda case: (case.model, case.submodel, case.target, case.kind is not Kind.QUALITY, case.id))
     words = frozenset().union(*(expression.words for expression in collector.expressions.values()))
     return CaseSet(
-        tuple(adjusted(case, expected_failures, device) for case in cases),
-        tuple(adjusted(required[key], expected_failures, device) for key in sorted(required)),
+        tuple(adjust_case(case, expected_failures, device) for case in cases),
+        tuple(adjust_case(required[key], expected_failures, device) for key in sorted(required)),
         tuple(sorted(problems)),
         tuple(sorted(words - collector.known_markers)),
         tuple(sorted(collector.known_markers)),
@@ -280,7 +280,7 @@ def list_urls(case: Case) -> Iterator[tuple[str, str]]:
         yield from ((pattern.format(index), entry.url) for index, entry in enumerate(entries) if pattern and entry.url)
 
 
-def adjusted(case: Case, failures: Sequence[ExpectedFailure], device: str = "") -> Case:
+def adjust_case(case: Case, failures: Sequence[ExpectedFailure], device: str = "") -> Case:
     """Add those of the expected failures that match a case, and replace its device if one is given."""
     name = f"{case.model}/{case.submodel}"
     expectations = tuple(

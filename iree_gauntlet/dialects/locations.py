@@ -43,7 +43,7 @@ _FAMILY_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 BRACKETS_HINT = "Write brackets in a path as %5B and %5D."
 
 
-def file_path(url: str) -> str:
+def get_url_path(url: str) -> str:
     """Return the path of a `file:` URL; empty for another URL."""
     return unquote(urlsplit(url).path) if url.startswith("file:") else ""
 
@@ -226,7 +226,7 @@ def with_device(flags: Sequence[str], device: str) -> tuple[str, ...]:
     return (*other_flags[:index], f"--device={device}", *other_flags[index:])
 
 
-def problem_of_flag(file: str, flag: str, message: str, hint: str = "") -> Problem:
+def make_flag_problem(file: str, flag: str, message: str, hint: str = "") -> Problem:
     """Make a problem of a flag: at the first value of a JSON file that is the flag, else at the first line with it.
 
     A flag that is not found as written (because it contains variables) gives a problem without a line.

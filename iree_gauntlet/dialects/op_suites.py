@@ -29,7 +29,16 @@ from iree_gauntlet.dialects.configured_suites import (
     make_names_unique,
     read_config,
 )
-from iree_gauntlet.dialects.fields import Count, Positive, StrictDocument, Text, about, in_schema, one_of, present
+from iree_gauntlet.dialects.fields import (
+    Count,
+    Positive,
+    StrictDocument,
+    Text,
+    about,
+    make_schema_config,
+    one_of,
+    require_fields,
+)
 from iree_gauntlet.dialects.json_text import find_item_lines
 from iree_gauntlet.dialects.locations import CASE_FOLDER, find_unknown_variables, read_flag_variables
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, find_nearest, make_problem_at
@@ -106,7 +115,7 @@ class SuiteConfig(Config):
 
     document: OpConfig | None = None
     skips: Mapping[str, tuple[tuple[Stage, str], ...]] = field(default_factory=dict)
-    expected: Mapping[str, tuple[Expectation, ...]] = field(default_factory=dict)
+    expectations: Mapping[str, tuple[Expectation, ...]] = field(default_factory=dict)
 
 
 def _read_op_config(path: Path, name: str) -> SuiteConfig:
@@ -143,7 +152,7 @@ def _read_op_config(path: Path, name: str) -> SuiteConfig:
                 additions = (Expectation(stage, make_reason(list_name, index), origin, kinds) for stage in stages)
                 expectations[entry] = (*previous, *additions)
     warnings = (*config.warnings, *_find_useless_entries(name, text, document))
-    return replace(config, skips=skips, expected=expectations, warnings=warnings)
+    return replace(config, skips=skips, expectations=expectations, warnings=warnings)
 
 
 def _find_useless_entries(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
@@ -287,7 +296,7 @@ class TensorMeta(StrictDocument):
 class ExpectedOutput(StrictDocument):
     """An expected output: a URL or file, or one value; a file name may be given in either."""
 
-    model_config = in_schema(oneOf=[present("url"), present("value")])
+    model_config = make_schema_config(oneOf=[require_fields("url"), require_fields("value")])
 
     url: Text | None = about(None, "Where it comes from: a file, or a URL.")
     value: Annotated[Any, AfterValidator(_check_number_or_file), WithJsonSchema(_NUMBER_OR_FILE)] = about(
@@ -322,7 +331,7 @@ Expected = Annotated[
 class TorchOp(StrictDocument):
     """`run_module_io.json`."""
 
-    model_config = in_schema(
+    model_config = make_schema_config(
         **{
             "if": {"required": ["mode"], "properties": {"mode": {"const": "benchmark"}}},
             "else": {
@@ -420,7 +429,7 @@ def read_op_specs(
         # A missing or unreadable config is reported when it is used.
         op_configs = [_read_op_config(path, str(path).removeprefix(prefix)) for path in overrides if path.is_file()]
         entries = [
-            (*config.skips, *config.expected, *config.document.golden_times_ms)
+            (*config.skips, *config.expectations, *config.document.golden_times_ms)
             for config in op_configs
             if config.document
         ]

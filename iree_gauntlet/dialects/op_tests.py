@@ -122,7 +122,7 @@ def _make_cases(
     origin, flags_origin = Origin(spec.name), Origin(config.name)
     module = Module(f"{spec.model}/{spec.stem}", MAIN, target, program, flags, origin, flags_origin=flags_origin)
     # Each table may have the case under any of its names.
-    expectations = next((config.expected[key] for key in spec.keys if key in config.expected), ())
+    expectations = next((config.expectations[key] for key in spec.keys if key in config.expectations), ())
     if not op.benchmark:
         # A case that is compared too can still be measured if it gives wrong numbers.
         expectations = tuple(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.errors import NothingSelectedError, UsageError
-from iree_gauntlet.formatting import listed
+from iree_gauntlet.formatting import list_first
 from iree_gauntlet.requests import suggest_each
 from iree_gauntlet.targets import FAMILIES
 
@@ -60,14 +60,14 @@ class Include:
     submodel: str = "*"
     filename: str = "*"
     markers: str = ""
-    within: Include | None = None
+    outer: Include | None = None
 
     def matches_spec(self, spec: Selectable) -> bool:
         """Return whether the names of a spec match; markers are ignored."""
         # An invalid file is matched by either form of its name: its problems are shown.
         submodels = {spec.submodel} | ({spec.stem} if spec.document is None else set())
         return (
-            (self.within is None or self.within.matches_spec(spec))
+            (self.outer is None or self.outer.matches_spec(spec))
             and fnmatchcase(spec.model, self.model)
             and any(fnmatchcase(name, self.submodel) for name in submodels)
             and fnmatchcase(spec.stem, self.filename)
@@ -135,7 +135,7 @@ def explain_no_match(
 ) -> NothingSelectedError:
     """Make the error for a selection that matches nothing, with the existing and the nearest names."""
     tests = [spec for spec in specs if spec.is_test]
-    outer_includes = [include.within or Include() for include in includes]
+    outer_includes = [include.outer or Include() for include in includes]
     suite_tests = [spec for spec in tests if any(include.matches_spec(spec) for include in outer_includes)]
     # Tests of torch models may be for any target until their modules are read; `other_targets` then has their targets.
     target_tests = [
@@ -166,7 +166,7 @@ def explain_no_match(
     return NothingSelectedError(f"nothing selected: {message}", "\n  ".join(dict.fromkeys(lines)))
 
 
-def find_idle_globs(includes: Sequence[Include], specs: Sequence[Selectable]) -> list[Include]:
+def find_unmatched_globs(includes: Sequence[Include], specs: Sequence[Selectable]) -> list[Include]:
     """Find includes with a glob, one of several, that matches no spec in any of them: a typing error."""
     idle_includes: list[Include] = []
     for name in ("model", "submodel", "filename"):
@@ -207,4 +207,4 @@ def _format_options(include: Include) -> str:
 
 
 def _format_names(names: Sequence[str]) -> str:
-    return listed(names, 30) or "none"
+    return list_first(names, 30) or "none"

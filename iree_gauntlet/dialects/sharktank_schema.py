@@ -40,8 +40,8 @@ from iree_gauntlet.dialects.fields import (
     WithTargets,
     Word,
     about,
-    in_schema,
-    present,
+    make_schema_config,
+    require_fields,
     require_literal,
     require_true,
     require_type,
@@ -77,7 +77,7 @@ def _require(name: str) -> dict[str, Any]:
 class Blob(StrictDocument):
     """A file and, for raw bytes, its type; or values without a file (*ours*)."""
 
-    model_config = in_schema(
+    model_config = make_schema_config(
         anyOf=[_require("source"), _require("value")],
         **{"if": _require("source"), "then": {"properties": {"value": {"pattern": f"^(?:{TENSOR_TYPE.pattern})?$"}}}},
     )
@@ -161,7 +161,7 @@ class RegressionTarget(TargetOptions):
 class RegressionV2(_Regression, WithTargets):
     """Generation 2: a file for each backend; with `targets`, for others as well."""
 
-    model_config = in_schema(**{"if": require_true("compile_only"), "else": present("device")})
+    model_config = make_schema_config(**{"if": require_true("compile_only"), "else": require_fields("device")})
 
     compiler_flags: Flags = Field(description="Flags of iree-compile.")
     pipeline_compiler_flags: Flags = Field(description="Flags for the second module.")
@@ -186,12 +186,12 @@ class Benchmark(_Common):
     The first generation is for ROCm alone: no `device`, no `benchmark_flags`, and `golden_time`.
     """
 
-    model_config = in_schema(
+    model_config = make_schema_config(
         anyOf=[
-            present("device"),
+            require_fields("device"),
             {"required": ["benchmark_repetitions"], "properties": {"benchmark_flags": {"maxItems": 0}}},
         ],
-        **{"if": require_true("compilation_required"), "then": {"anyOf": [present(name) for name in PROGRAMS]}},
+        **{"if": require_true("compilation_required"), "then": {"anyOf": [require_fields(name) for name in PROGRAMS]}},
     )
 
     inputs: list[InputText] = Field(description="Each is one --input=: 1x64xi64 (zeros), 1xf32=3.0.")

@@ -92,7 +92,7 @@ class Spec:
             return ""
 
     @property
-    def torch(self) -> bool:
+    def is_torch(self) -> bool:
         """True if it is in a tree of torch models."""
         return self.dialect == TORCH_MODELS
 

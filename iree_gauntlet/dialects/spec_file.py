@@ -79,7 +79,7 @@ def read_text(path: Path, name: str, kind: str = "spec files") -> str:
         raise SpecError([Problem(name, line, "", message, "Save the file as UTF-8.")], kind) from error
 
 
-def read_mark(path: Path) -> str:
+def read_byte_order_mark(path: Path) -> str:
     """Return the byte order mark of a file, which `read_text` drops; empty if it has none."""
     with path.open("rb") as file:
         return "\ufeff" if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else ""
@@ -183,7 +183,7 @@ def make_problem_at(name: str, text: str, path: Sequence[str | int], message: st
     return Problem(name, find_line(text, path) if text else 0, _join_path(path), message, hint)
 
 
-def problem_of_field(file: str, field: str, message: str, hint: str = "") -> Problem:
+def make_field_problem(file: str, field: str, message: str, hint: str = "") -> Problem:
     """Make a problem at a field of a file, with its line if that is a JSON file with the field."""
     document, text, _ = load_json(Path(file), file, without_comments)
     try:
@@ -192,7 +192,7 @@ def problem_of_field(file: str, field: str, message: str, hint: str = "") -> Pro
         return Problem(file, 0, field, message, hint)
 
 
-def strings_of(path: Path, keys: Collection[str]) -> Iterator[tuple[str, str]]:
+def iterate_file_strings(path: Path, keys: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield (field, text) of the strings under some keys, at any depth, of a JSON file that may not be a valid spec."""
     for location, value in find_strings(load_json(path, str(path), without_comments)[0]):
         if location[-1] in keys:

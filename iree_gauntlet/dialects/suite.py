@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from iree_gauntlet.cases import Case, Origin
 from iree_gauntlet.dialects.fields import ForPeople, StrictDocument, about, expect, one_of, read_table
-from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, adjusted
+from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, adjust_case
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, find_unmatched
 from iree_gauntlet.dialects.spec_file import FieldError
 from iree_gauntlet.errors import Problem, SpecError, UsageError
@@ -133,7 +133,7 @@ def read_suite(path: Path) -> Suite:
         try:
             MarkerExpression(include.markers)
         except UsageError as error:
-            raise SpecError([Problem(name, 0, f"include[{index}].markers", error.what, error.hint)]) from error
+            raise SpecError([Problem(name, 0, f"include[{index}].markers", error.message, error.hint)]) from error
     return Suite(
         path=path,
         name=table.name,
@@ -157,7 +157,7 @@ def read_suite(path: Path) -> Suite:
     )
 
 
-def find_idle_includes(suite: Suite, specs: Iterable[AnySpec]) -> list[Problem]:
+def find_useless_includes(suite: Suite, specs: Iterable[AnySpec]) -> list[Problem]:
     """Find a suite's includes that match no spec of its folders: misspelt, or outdated."""
     tests = [spec for spec in specs if spec.is_test]
     problems: list[Problem] = []
@@ -175,7 +175,7 @@ def find_idle_includes(suite: Suite, specs: Iterable[AnySpec]) -> list[Problem]:
     return problems
 
 
-def with_failures_of(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, list[str]]:
+def add_expected_failures(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, list[str]]:
     """Add the expected failures of suites that select the cases too; return also a line for each that applies."""
     new_cases: dict[str, Case] = {}
     notes = []
@@ -191,7 +191,7 @@ def with_failures_of(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, 
                 if fnmatchcase(name, failure.case) and failure.stage not in stages and suite.target.covers(case.target)
             ]
             if failures and any(folder in resolve_links(Path(case.origin.file)).parents for folder in folders):
-                new_cases[case.id] = adjusted(current_case, failures)
+                new_cases[case.id] = adjust_case(current_case, failures)
                 applied_failures.update({f"{name} {failure.stage}": None for failure in failures})
         if applied_failures:
             notes.append(f"expected to fail, according to {suite.path}: {', '.join(applied_failures)}")

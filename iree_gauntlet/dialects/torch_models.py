@@ -17,15 +17,15 @@ from iree_gauntlet.cases import (
     ArgumentOrder,
     Case,
     Expectation,
+    GeneratedParameters,
     Golden,
-    MadeValues,
     Module,
     Origin,
     Parameters,
     Program,
 )
 from iree_gauntlet.dialects.fields import OWN_TARGET, OWN_TARGET_HINT
-from iree_gauntlet.dialects.locations import SpecReader, file_path, find_devices, find_target, with_device
+from iree_gauntlet.dialects.locations import SpecReader, find_devices, find_target, get_url_path, with_device
 from iree_gauntlet.dialects.spec import TORCH_MODELS, Builder, Collector, SourceFields, Spec, make_case, make_duplicate
 from iree_gauntlet.dialects.spec_file import find_nearest
 from iree_gauntlet.dialects.torch_schema import (
@@ -37,7 +37,7 @@ from iree_gauntlet.dialects.torch_schema import (
     Weight,
     read_module_definition,
 )
-from iree_gauntlet.figures import JUDGED_FIGURES, Figure, Statistic
+from iree_gauntlet.figures import GOLDEN_FIGURES, Figure, Statistic
 from iree_gauntlet.stages import CHECKS, Kind
 from iree_gauntlet.targets import Target, parse_target
 
@@ -83,7 +83,9 @@ class TorchTest:
         definitions = tuple(definition.replace_target(target) for definition in self.definitions)
         modules = {old.module.id: new.module for old, new in zip(self.definitions, definitions, strict=True)}
         weights = tuple(
-            replace(item, made=replace(item.made, module=modules[item.made.module.id])) if item.made else item
+            replace(item, generated=replace(item.generated, module=modules[item.generated.module.id]))
+            if item.generated
+            else item
             for item in self.case.parameters
         )
         device = definitions[-1].document.choose_device(target)
@@ -103,7 +105,9 @@ class TorchTest:
         return TorchTest(case, definitions)
 
 
-def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> tuple[TorchTest | None, list[Problem]]:
+def build_test(
+    spec: Spec, modules: ModuleDefinitions, targets: Sequence[Target]
+) -> tuple[TorchTest | None, list[Problem]]:
     """Build a test, also for a target that is not requested; None and its problems where nothing can be run."""
     document = spec.document
     assert isinstance(document, QualityTest | BenchmarkTest | CompstatTest), "only these are built"
@@ -156,7 +160,7 @@ class TorchTests(Builder[Spec]):
 
     def __init__(self, specs: Sequence[Spec], collector: Collector) -> None:
         super().__init__(specs, collector)
-        self._modules = TorchModules(specs)
+        self._modules = ModuleDefinitions(specs)
 
     def add(self, spec: Spec, includes: Sequence[Include]) -> None:
         """Add the cases of a test."""
@@ -205,7 +209,7 @@ class TorchTests(Builder[Spec]):
 class _TestReader(SpecReader):
     """A reader that also finds the modules that a test names."""
 
-    def __init__(self, spec: Spec, modules: TorchModules) -> None:
+    def __init__(self, spec: Spec, modules: ModuleDefinitions) -> None:
         super().__init__(spec)
         self._modules = modules
         self.required: dict[str, ModuleCase] = {}
@@ -221,8 +225,8 @@ class _TestReader(SpecReader):
         if weight.url is not None:
             return Parameters(weight.scope, url=self.resolve_torch_url(["weights", index, "url"], weight.url))
         module = self.find_module(["weights", index, "module"], weight.module or "")
-        values = MadeValues(module, weight.seed, weight.value) if module else None
-        return Parameters(weight.scope, made=values)
+        values = GeneratedParameters(module, weight.seed, weight.value) if module else None
+        return Parameters(weight.scope, generated=values)
 
     def read_arguments(self, field: str, items: Sequence[ArgumentSpec]) -> tuple[Argument, ...]:
         return tuple(
@@ -242,7 +246,7 @@ def _read_goldens(spec: Spec, document: QualityTest | BenchmarkTest | CompstatTe
             return ()
         return (Golden(Figure.TIME, value, factor, rule, document.sku or sku, "", Origin(spec.name, field)),)
     release = document.golden_compiler or ""
-    fields = [(figure, figure.golden.torch) for figure in JUDGED_FIGURES if figure.golden.torch]
+    fields = [(figure, figure.golden.torch) for figure in GOLDEN_FIGURES if figure.golden.torch]
     return tuple(
         Golden(figure, value, 1.0, Statistic.MEAN, "", release, Origin(spec.name, field))
         for figure, field in fields
@@ -268,7 +272,7 @@ class ModuleCase:
         return replace(self, case=replace(self.case, target=target, modules=(module,)))
 
 
-class TorchModules:
+class ModuleDefinitions:
     """The module definitions that tests name, found in the module folders of their trees."""
 
     def __init__(self, specs: Iterable[Spec]) -> None:
@@ -360,7 +364,7 @@ def _find_lfs_pointer(document: ModuleDefinition, url: str) -> str:
     """Return why a file of Git LFS cannot be compiled yet; empty where it can, or does not exist."""
     if document.type != "git-lfs" or not url.startswith("file:"):
         return ""
-    path = Path(file_path(url))
+    path = Path(get_url_path(url))
     try:
         if not path.is_file():
             return ""

@@ -39,9 +39,9 @@ from iree_gauntlet.dialects.fields import (
     WithTargets,
     Word,
     about,
-    in_schema,
-    present,
+    make_schema_config,
     read_tolerant,
+    require_fields,
     require_type,
     validate,
 )
@@ -145,7 +145,7 @@ class ModuleDefinition(ProgramDocument, WithTargets):
 class ArgumentSpec(StrictDocument):
     """An input or expected output: `<value>`, `@<file>`, or `<value>=@<file>`."""
 
-    model_config = in_schema(anyOf=[present("value"), present("url")])
+    model_config = make_schema_config(anyOf=[require_fields("value"), require_fields("url")])
 
     value: InputText | None = about(None, "A type with a url, a value such as 1xf32=3.0, or a file: @name.npy.")
     url: Text | None = about(None, "Where it comes from: a file, or a URL.")
@@ -180,10 +180,10 @@ class Weight(StrictDocument):
     The first generation of iree-test-suites has no `type`: it fetches all of them.
     """
 
-    model_config = in_schema(
+    model_config = make_schema_config(
         oneOf=[
             {
-                **present(*fields),
+                **require_fields(*fields),
                 "properties": {
                     "type": {"const": kind},
                     **{name: {"type": "null"} for name in _WEIGHT_FIELDS if name not in fields},
@@ -302,7 +302,7 @@ _TorchDocument = ModuleDefinition | QualityTest | BenchmarkTest | CompstatTest
 _TORCH_FIELDS = frozenset().union(*(kind.model_fields for kind in (ModuleDefinition, *_TEST_TYPES.values())))
 
 
-def sound_markers(content: Mapping[str, Any]) -> tuple[str, ...]:
+def read_valid_markers(content: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the valid markers of a test, and its type, although other fields or some of them are invalid."""
     words = content.get("markers")
     markers = []
@@ -343,7 +343,7 @@ def has_type(path: Path) -> bool:
 
 
 def list_json_files(root: Path, excluded_folder: Path | None = None) -> Iterator[Path]:
-    """Yield the files that may be specs, in a stable order; `without` is skipped."""
+    """Yield the files that may be specs, in a stable order; `excluded_folder` is skipped."""
     for current, subfolders, files in os.walk(root):
         subfolders[:] = sorted(
             name for name in subfolders if not name.startswith(".") and Path(current, name) != excluded_folder

@@ -38,18 +38,18 @@ class YamlFile:
     root: yaml.Node
     duplicate_fields: tuple[Problem, ...]
 
-    def as_(self, model: type[Model], context: object = None) -> Model:
+    def validate(self, model: type[Model], context: object = None) -> Model:
         """Validate the content as a model; SpecError with all problems of its fields."""
         problems = list(self.duplicate_fields)
         try:
             document = model.model_validate(self.content, context=context)
         except ValidationError as error:
-            problems += make_problems(error, model, self.name, self.line_of, self._read_scalar)
+            problems += make_problems(error, model, self.name, self.find_line, self._read_scalar)
         if problems:
             raise SpecError(problems, self.kind)
         return document
 
-    def line_of(self, path: Sequence[str | int]) -> int:
+    def find_line(self, path: Sequence[str | int]) -> int:
         """Return the line (1-based) of a field's name, or of a list's item; its nearest parent's if absent."""
         return self._find(path)[1]
 

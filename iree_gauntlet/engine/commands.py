@@ -9,8 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from iree_gauntlet.artifacts.program_parameters import archive_name
-from iree_gauntlet.cases import COUNTED, MAIN, Argument, ArgumentOrder, Case, MadeValues, Module, OnnxImport, Parameters
+from iree_gauntlet.artifacts.program_parameters import make_archive_name
+from iree_gauntlet.cases import (
+    COUNTED,
+    MAIN,
+    Argument,
+    ArgumentOrder,
+    Case,
+    GeneratedParameters,
+    Module,
+    OnnxImport,
+    Parameters,
+)
 from iree_gauntlet.device_kinds import LOCAL_SYNC
 from iree_gauntlet.stages import Stage
 
@@ -79,14 +89,14 @@ class StepPaths:
 
     def archive(self, parameters: Parameters) -> str:
         """Return the path of an archive that a step of the run makes; empty for one that is fetched, or never made."""
-        if parameters.made is not None:
-            values = parameters.made
+        if parameters.generated is not None:
+            values = parameters.generated
             owner = self.owners.get(values.module.id)
             chain = owner.chain if owner else f"{values.module.name}.{values.module.target.name}"
             folder = locate_step_folder(
                 self.run_dir, chain, Stage.PARAMETERS, make_parameters_role(parameters.scope, values)
             )
-            return f"{folder}/{archive_name(parameters.scope)}"
+            return f"{folder}/{make_archive_name(parameters.scope)}"
         if not parameters.splat_of:
             return ""
         owner = self.owners.get(parameters.splat_of)
@@ -101,9 +111,9 @@ class StepPaths:
         return [f"--parameters={scope}={path}" if scope else f"--parameters={path}" for scope, path in paths if path]
 
 
-def make_parameters_role(scope: str, values: MadeValues) -> str:
+def make_parameters_role(scope: str, values: GeneratedParameters) -> str:
     """Return the role that distinguishes the step that makes an archive: kind of values and scope."""
-    return f"{values.label}.{archive_name(scope).removesuffix('.irpa')}"
+    return f"{values.label}.{make_archive_name(scope).removesuffix('.irpa')}"
 
 
 def add_statistics_flags(flags: Sequence[str], path: str) -> tuple[str, ...]:
@@ -137,7 +147,7 @@ def format_shape(shape: Sequence[int]) -> str:
 
 
 def make_parameters_argv(
-    python: str, program: str, scope: str, spec: MadeValues, ir_tool: str, output: str
+    python: str, program: str, scope: str, spec: GeneratedParameters, ir_tool: str, output: str
 ) -> tuple[str, ...]:
     """Return the command of our own program that makes an archive for the parameters of a program."""
     values = f"--splat={spec.value!r}" if spec.seed is None else f"--random={spec.seed}"

@@ -20,18 +20,18 @@ from iree_gauntlet.engine.judging import apply_expectation, judge_process, requi
 from iree_gauntlet.engine.modules.modules import EntryMetadata, ModuleMaker, read_dispatch_count
 from iree_gauntlet.engine.modules.shared_modules import run_cancellable
 from iree_gauntlet.engine.rounds.machine_lock import QuietStretch
-from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules, confirm_time, gpu_of
+from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules, confirm_time, get_gpu
 from iree_gauntlet.engine.scheduler import ScheduleLimits, Scheduler
-from iree_gauntlet.errors import NO_ROOM, ArtifactError, ExitCode, GauntletError, MachinesLostError, name_place
-from iree_gauntlet.figures import JUDGED_FIGURES, Figure
-from iree_gauntlet.formatting import counted
-from iree_gauntlet.measuring.goldens.goldens import check_figure, check_time, describe
+from iree_gauntlet.errors import NO_ROOM, ArtifactError, ExitCode, GauntletError, MachinesLostError, find_error_path
+from iree_gauntlet.figures import GOLDEN_FIGURES, Figure
+from iree_gauntlet.formatting import pluralize
+from iree_gauntlet.measuring.goldens.goldens import check_figure, check_time, describe_check
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
-from iree_gauntlet.measuring.machine.machine_state import free_memory, list_benchmark_warnings
+from iree_gauntlet.measuring.machine.machine_state import list_benchmark_warnings, read_free_memory
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.measuring.profiles.dispatch_profile import find_dispatch_names, find_new_and_gone
-from iree_gauntlet.results import CacheUse, Check, Fetched, Result, find_unapplied, shorten
+from iree_gauntlet.results import CacheUse, Check, FetchedFile, Result, find_unapplied_goldens, shorten
 from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
@@ -61,7 +61,7 @@ class RunOptions:
 
     Attributes:
         jobs: steps at once before the benchmarks.
-        made_again: with --force-recompile, the directory in which a run's processes mark the modules that they have
+        rebuilt_dir: with --force-recompile, the directory in which a run's processes mark the modules that they have
             rebuilt; None to use the cache.
         lenient: an unexpected pass does not fail the run.
         all_goldens: a golden that is not applied makes its step inconclusive.
@@ -70,17 +70,17 @@ class RunOptions:
 
     jobs: int
     fail_fast: bool
-    made_again: Path | None
+    rebuilt_dir: Path | None
     lenient: bool
     all_goldens: bool
     confirm: ConfirmRules | None
 
 
-class Elsewhere(Protocol):
+class RemoteExecutor(Protocol):
     """An executor on other machines, which performs the steps of a plan."""
 
     def on_devices_there(self, plan: Plan, *, optional: bool) -> Plan:
-        """Return the plan, if the devices that it asks for are available there; as `run_start.on_devices_here`.
+        """Return the plan, if the devices that it asks for are available there; as `run_start.assign_local_devices`.
 
         Raises:
             UsageError: a device is not available.
@@ -109,7 +109,7 @@ class Engine:
     Attributes:
         performers: functions that execute the steps of a stage, in place of those for spec files.
         available_memory: returns the free memory in bytes; None if that is unknown, which delays no step.
-        elsewhere: the executor on other machines; None for this machine.
+        remote_executor: the executor on other machines; None for this machine.
         results: the result of each step, by id.
     """
 
@@ -117,8 +117,8 @@ class Engine:
     workbench: Workbench
     options: RunOptions
     performers: Mapping[Stage, Callable[[Step], Result]] = field(default_factory=dict)
-    available_memory: Callable[[], int | None] = free_memory
-    elsewhere: Elsewhere | None = None
+    available_memory: Callable[[], int | None] = read_free_memory
+    remote_executor: RemoteExecutor | None = None
     results: dict[str, Result] = field(default_factory=dict)
     _quiet_stretch: QuietStretch = field(init=False)
     _maker: ModuleMaker = field(init=False)
@@ -131,7 +131,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._quiet_stretch = QuietStretch(self.session.locks, self.session.progress.waiting)
-        self._maker = ModuleMaker(self.session, self.workbench, self.options.made_again)
+        self._maker = ModuleMaker(self.session, self.workbench, self.options.rebuilt_dir)
         self._performers = {
             Stage.FETCH: self._fetch,
             **{stage: self._maker.make for stage in Stage if stage.row.maker},
@@ -143,7 +143,7 @@ class Engine:
         }
 
     @contextmanager
-    def recorded(self) -> Iterator[EngineOutcome]:
+    def record_end(self) -> Iterator[EngineOutcome]:
         """Journal the end of the steps that are performed inside, and catch the KeyboardInterrupt that ends them."""
         start, outcome = time.monotonic(), EngineOutcome()
         try:
@@ -157,11 +157,11 @@ class Engine:
             outcome.code = ExitCode.ERROR
         seconds = round(time.monotonic() - start, 3)
         is_interrupt = outcome.code is ExitCode.INTERRUPTED
-        self.session.log.end(exit_code=int(outcome.code), seconds=seconds, interrupted=is_interrupt)
+        self.session.log.write_end(exit_code=int(outcome.code), seconds=seconds, interrupted=is_interrupt)
 
     def announce(self, steps: Sequence[Step]) -> None:
         """Journal steps that were not planned when the run began, before they are performed."""
-        self.session.log.more_steps(steps)
+        self.session.log.write_steps(steps)
         self.session.progress.steps_added(len(steps))
 
     def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> dict[str, Verdict]:
@@ -173,8 +173,8 @@ class Engine:
         Raises:
             BaseException: raised by a signal handler; everything that was running has been ended, and the engine too.
         """
-        if self.elsewhere is not None:
-            return self.elsewhere.perform(steps, finished, self)
+        if self.remote_executor is not None:
+            return self.remote_executor.perform(steps, finished, self)
         limits = ScheduleLimits(self.options.jobs, self.options.fail_fast, self._has_memory_for)
         # Steps keep their order, but chains whose modules are all cached come last: they fill the time that compiles
         # take.
@@ -216,7 +216,7 @@ class Engine:
     def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
         """Journal that a step starts, on a `worker` if named; a step that starts `again` is journalled already."""
         if not again:
-            self.session.log.start(step.id)
+            self.session.log.write_start(step.id)
         self.session.progress.step_started(step, worker)
 
     def result_of(self, step: Step) -> Result:
@@ -235,10 +235,10 @@ class Engine:
         except GauntletError as error:
             has_cause = has_cause or isinstance(error, ArtifactError)
             notes = (*step.notes, *(error.notes if isinstance(error, ArtifactError) else ()))
-            result = Result(Verdict.ERROR, error.what, notes=notes, tail=tuple(error.hint.splitlines()))
+            result = Result(Verdict.ERROR, error.message, notes=notes, tail=tuple(error.hint.splitlines()))
         except OSError as error:
             # The error concerns this step only: a full disk, a file that somebody has removed.
-            message = f"{name_place(error)}: {error.strerror}" if error.filename else str(error)
+            message = f"{find_error_path(error)}: {error.strerror}" if error.filename else str(error)
             tail = ("Make room there, then resume the run.",) if error.errno in NO_ROOM else ()
             result = Result(Verdict.ERROR, message, notes=step.notes, tail=tail)
         except Exception as error:  # noqa: BLE001 - any error concerns this step only
@@ -269,7 +269,7 @@ class Engine:
     def conclude(self, step: Step, result: Result) -> Verdict:
         """Journal the result of a step."""
         self.results[step.id] = result
-        self.session.log.result(step.id, result)
+        self.session.log.write_result(step.id, result)
         self.session.progress.step_finished(step, result)
         return result.verdict
 
@@ -300,7 +300,7 @@ class Engine:
                 self._quiet_stretch.rest()
             # A step without cores locks the machine and the device by itself, for each block of its rounds.
             if exclusive and step.resources.cores:
-                stack.enter_context(self.session.quiet(device))
+                stack.enter_context(self.session.exclusive_machine(device))
             elif step.resources.cores:
                 if step.stage.row.waits:
                     stack.enter_context(self._quiet_stretch.hold())
@@ -309,7 +309,7 @@ class Engine:
             yield time.monotonic() - start
 
     def _fetch(self, step: Step) -> Result:
-        files: list[Fetched] = []
+        files: list[FetchedFile] = []
         missing_count = 0
         for step_input in step.inputs:
             if self.session.cancelled.is_set():
@@ -325,11 +325,11 @@ class Engine:
         all_hits = all(file.cached for file in files)
         reason = "all files present" if all_hits else "downloaded"
         if missing_count:
-            reason += f", except {counted(missing_count, 'expected output')}: the threshold step says why"
+            reason += f", except {pluralize(missing_count, 'expected output')}: the threshold step says why"
         cache = CacheUse(all_hits and not missing_count, reason=reason)
         return Result(Verdict.PASSED, cache=cache, fetched=tuple(files), notes=(*step.notes, *notes))
 
-    def _fetch_file(self, url: str) -> Fetched:
+    def _fetch_file(self, url: str) -> FetchedFile:
         return run_cancellable(partial(self.workbench.store.fetch, url), self.session.cancelled, f"{url}: interrupted")
 
     def _require_expected_outputs(self, step: Step) -> None:
@@ -337,10 +337,10 @@ class Engine:
         urls = [step_input.url for step_input in step.inputs if step_input.role == EXPECTED_OUTPUT and step_input.url]
         errors = [error for url in urls if (error := self._fetch_errors.pop(url, None))]
         if errors:
-            errors[0].notes += tuple(error.what for error in errors[1:])
+            errors[0].notes += tuple(error.message for error in errors[1:])
             raise errors[0]
         for url in urls:
-            if not self.workbench.store.present(url):
+            if not self.workbench.store.is_present(url):
                 self._fetch_file(url)
 
     def _check_numbers(self, step: Step) -> Result:
@@ -351,8 +351,8 @@ class Engine:
     def _benchmark(self, step: Step) -> Result:
         """Run a benchmark: keep all repetitions, and compare them with the golden time by the dialect's rule."""
         processes, confirm = self.session.processes, self.options.confirm
-        require_whole_files(step.process)
-        gpu = gpu_of(step)
+        require_whole_files(step.required_command)
+        gpu = get_gpu(step)
         watch = RoundWatch(gpu=bool(gpu), device=gpu)
         outcome = processes.run(step)
         state = watch.ended(own_cpu_seconds=outcome.cpu_seconds)
@@ -362,14 +362,14 @@ class Engine:
         try:
             samples = parse_benchmark_rows(processes.stdout(step))[0]
         except GauntletError as error:
-            error_result = Result(Verdict.ERROR, shorten(error.what), tail=tuple(outcome.tail), notes=(error.hint,))
+            error_result = Result(Verdict.ERROR, shorten(error.message), tail=tuple(outcome.tail), notes=(error.hint,))
             return processes.complete(step, outcome, error_result)
         check = check_time(samples, step.goldens, step.golden_keys, step.sku)
         result = replace(
             self._judge(step, [check]),
             samples=samples,
-            statistics={"machine": state.as_dict(), "disturbed": list(state.disturbances())},
-            notes=(*step.notes, *list_benchmark_warnings(state.watched)),
+            statistics={"machine": state.as_dict(), "disturbed": list(state.list_disturbances())},
+            notes=(*step.notes, *list_benchmark_warnings(state.state_with_cpu_use)),
             log=processes.log(step, "stdout.txt"),
         )
         # A step that is expected to fail needs no proof of the failure.
@@ -380,7 +380,7 @@ class Engine:
     def _confirm(self, step: Step, breach: Check, result: Result, rules: ConfirmRules) -> Result:
         """Return the result of a benchmark that broke its golden, after further rounds."""
         confirmation = confirm_time(step, breach, self.session.processes, rules, self.session.cancelled)
-        first_breach = f"{describe(breach)} in the first run"
+        first_breach = f"{describe_check(breach)} in the first run"
         passes = confirmation.verdict is Verdict.PASSED
         return replace(
             result,
@@ -396,8 +396,8 @@ class Engine:
     def _check_compile_statistics(self, step: Step) -> Result:
         """Compare a module's dispatch count and size with its goldens; every metric is reported."""
         statistics: dict[str, Any] = {
-            Figure.DISPATCHES.value: read_dispatch_count(Path(step.input("statistics").path)),
-            Figure.SIZE.value: Path(step.input(_MODULE).path).stat().st_size,
+            Figure.DISPATCHES.value: read_dispatch_count(Path(step.find_input("statistics").path)),
+            Figure.SIZE.value: Path(step.find_input(_MODULE).path).stat().st_size,
         }
         cache = self.workbench.modules
         checks = self._check_metrics(step, Result(Verdict.PASSED, statistics=statistics), step.goldens)
@@ -410,7 +410,7 @@ class Engine:
         result = self._maker.make(step)
         if result.verdict is not Verdict.PASSED:
             return result
-        counter_info = result.known
+        counter_info = result.typed_statistics
         # The goldens do not apply to another counter, or to modules for another CPU.
         is_usual = is_usual_count(counter_info.counter, counter_info.cpu)
         checks = self._check_metrics(step, result, step.goldens if is_usual else ())
@@ -429,7 +429,7 @@ class Engine:
 
     def _check_metrics(self, step: Step, result: Result, goldens: Sequence[Golden]) -> list[Check]:
         """Compare the metrics that a step judges with goldens."""
-        figures = [figure for figure in JUDGED_FIGURES if figure.golden.stage is step.stage]
+        figures = [figure for figure in GOLDEN_FIGURES if figure.golden.stage is step.stage]
         metrics = {golden.metric for golden in (*step.goldens, *step.idle_goldens)}
         values = {
             figure: result.measure(figure) for figure in figures if figure in metrics or not figure.golden.needs_golden
@@ -443,12 +443,16 @@ class Engine:
     def _judge(self, step: Step, checks: Sequence[Check]) -> Result:
         """Return the result of a step from the checks of its metrics against their goldens."""
         if failed_checks := [check for check in checks if check.passed is False]:
-            reason = shorten("; ".join(map(describe, failed_checks)))
+            reason = shorten("; ".join(map(describe_check, failed_checks)))
             return Result(Verdict.FAILED, reason, checks=tuple(checks), failure=FailureKind.MISSES_A_GOLDEN)
         unused_goldens = (
-            find_unapplied((*step.goldens, *step.idle_goldens), checks, step.sku) if self.options.all_goldens else ()
+            find_unapplied_goldens((*step.goldens, *step.idle_goldens), checks, step.sku)
+            if self.options.all_goldens
+            else ()
         )
-        texts = (describe(check) for check in checks if check.metric in {golden.metric for golden in unused_goldens})
+        texts = (
+            describe_check(check) for check in checks if check.metric in {golden.metric for golden in unused_goldens}
+        )
         verdict = Verdict.INCONCLUSIVE if unused_goldens else Verdict.PASSED
         return Result(verdict, shorten("; ".join(texts)), checks=tuple(checks))
 
@@ -466,7 +470,7 @@ def _describe_dispatch_changes(cache: ModuleCache, step: Step, limit: float) -> 
     count, newest = max(candidates, key=lambda candidate: candidate[1].created)
     newest_entry = cache.lookup(newest.key).entry
     old_names = _list_dispatch_names(newest_entry.files[_MODULE]) if newest_entry is not None else []
-    new_names = _list_dispatch_names(step.input(_MODULE).path)
+    new_names = _list_dispatch_names(step.find_input(_MODULE).path)
     if not (old_names and new_names):
         return ""
     new, missing = find_new_and_gone(old_names, new_names)

@@ -14,9 +14,9 @@ from iree_gauntlet.device_kinds import DEVICE_KINDS
 from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.engine.processes.supervisor import Outcome, is_disk_full
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.formatting import listed
+from iree_gauntlet.formatting import list_first
 from iree_gauntlet.recorded import Recorded, read_json
-from iree_gauntlet.results import SENT_SIGNALS, Result, shorten
+from iree_gauntlet.results import EXTERNAL_SIGNALS, Result, shorten
 from iree_gauntlet.stages import FailureKind
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def judge_process(
         ),
         (outcome.out_of_memory, f"hit its memory limit: {'; '.join(outcome.notes)}"),
         (outcome.signal == "SIGKILL", "was killed from outside, for lack of memory or by someone (see dmesg)"),
-        (outcome.signal in SENT_SIGNALS, f"was ended from outside with {outcome.signal}"),
+        (outcome.signal in EXTERNAL_SIGNALS, f"was ended from outside with {outcome.signal}"),
     )
     error = next((text for applies, text in errors if applies), "")
     if reason is None:
@@ -167,7 +167,7 @@ def _format_functions(step: Step, name: str) -> str:
             with content:
                 names.update(match.decode() for match in _EXPORTED_NAME.findall(content))
     exports = sorted(names)
-    return f", which has {listed(exports, _MAX_NAMES)}{did_you_mean(name, exports)}" if exports else ""
+    return f", which has {list_first(exports, _MAX_NAMES)}{did_you_mean(name, exports)}" if exports else ""
 
 
 def find_first_error(lines: Iterable[str]) -> str:
@@ -252,7 +252,7 @@ def _describe_unreadable(command: Command) -> str:
                 if reason := explain_refusal(path):
                     return f"cannot use {path}: {reason}; {NUMPY_ADVICE}"
     except GauntletError as error:
-        return f"cannot use {error.what}; {error.hint or 'fetch or record this file again'}"
+        return f"cannot use {error.message}; {error.hint or 'fetch or record this file again'}"
     return ""
 
 

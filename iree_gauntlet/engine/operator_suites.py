@@ -49,7 +49,7 @@ from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.run_client import RunJob, RunServers, RunVerdict
 from iree_gauntlet.engine.processes.supervisor import is_plain_path
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.measuring.machine.machine_state import total_memory
+from iree_gauntlet.measuring.machine.machine_state import read_total_memory
 from iree_gauntlet.measuring.numerics.tolerances import TOLERANCE_FLAGS, parse_tolerances
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.results import CacheUse, Result, shorten
@@ -89,7 +89,7 @@ def _is_small(step: Step) -> bool:
     if step.dialect != DIALECT or step.command is None:
         return False
     try:
-        size = Path(step.input("program").path).stat().st_size
+        size = Path(step.find_input("program").path).stat().st_size
     except OSError:
         return False
     return size <= _MAX_PROGRAM_BYTES and is_servable(step.command.argv[2:-2])
@@ -155,7 +155,7 @@ class OperatorSteps:
             from iree_gauntlet.engine.threshold import check_error, check_threshold  # noqa: PLC0415 - it imports NumPy
 
             return check_error(step, check_threshold(step, self.session.processes))
-        module = Path(step.input("module").path)
+        module = Path(step.find_input("module").path)
         location = _locate_in_batch(module) if self.batches is not None else None
         if location is None:
             return self._check(runs, step)
@@ -186,20 +186,20 @@ class OperatorSteps:
 
 def _compute_memory_limit(jobs: int) -> int:
     """Return the memory limit of one compile or run, so that all jobs fit into the machine; 0 for no limit."""
-    total = total_memory()
+    total = read_total_memory()
     return 0 if total is None else max(_MIN_MEMORY_BYTES, int(total * _MEMORY_FRACTION / jobs))
 
 
 def make_batches(
     steps: Sequence[Step], size: int, machine: Workbench, run_dir: Path, finished_ids: Collection[str]
-) -> Batched:
+) -> BatchPlan:
     """Return the steps of a plan, with batches of `size` cases; each case by itself if that is below 2.
 
     Raises:
         UsageError: there is nothing that could compile a batch.
     """
     if size < 2 or not any(step.dialect == DIALECT for step in steps):
-        return Batched(tuple(steps), {})
+        return BatchPlan(tuple(steps), {})
     if machine.toolchain is None or not _has_compiler(machine.toolchain):
         raise UsageError(
             "--batch: this IREE has no Python bindings, which combine the programs, or this is not Linux",
@@ -209,7 +209,7 @@ def make_batches(
 
 
 @contextmanager
-def started_runs(
+def start_run_servers(
     cases: Iterable[Case], stages: Collection[Stage], machine: Workbench, jobs: int
 ) -> Iterator[RunServers | None]:
     """Start the processes that run modules, if some are to be run, while the run is planned."""
@@ -231,8 +231,8 @@ def started_runs(
 
 
 @contextmanager
-def operator_performers(
-    session: Session[Any], plan: Batched, machine: Workbench, options: RunOptions, runs: RunServers | None
+def make_operator_performers(
+    session: Session[Any], plan: BatchPlan, machine: Workbench, options: RunOptions, runs: RunServers | None
 ) -> Iterator[Mapping[Stage, Callable[[Step], Result]]]:
     """Yield performers for a future engine; none if there are no such steps or no Python bindings.
 
@@ -255,10 +255,10 @@ def operator_performers(
         memory = _compute_memory_limit(options.jobs)
         session.processes = CompileServerProcesses(session.supervisor, folder, compiles, memory)
         session.on_cancel(compiles.cancel)
-        maker = ModuleMaker(session, machine, made_again=options.made_again)
+        maker = ModuleMaker(session, machine, rebuilt_dir=options.rebuilt_dir)
         batches = None
-        if plan.wanted:
-            force = options.made_again is not None
+        if plan.has_batches:
+            force = options.rebuilt_dir is not None
             batches = BatchCompiler(
                 compiles, machine.modules, plan.members, memory_bytes=memory, force=force, progress=session.progress
             )
@@ -307,7 +307,7 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
         shown_step = replace(step, command=replace(step.command, argv=tuple(argv)))
     result = Result(
         Verdict.PASSED,
-        command=processes.typed(shown_step),
+        command=processes.format_command(shown_step),
         cpu_seconds=outcome.cpu_seconds,
         peak_rss_bytes=outcome.peak_rss_bytes,
         tool_seconds=outcome.seconds,
@@ -401,27 +401,27 @@ def _find_limits(flags: tuple[str, ...]) -> tuple[tuple[str, float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Batched:
+class BatchPlan:
     """A plan with batches.
 
     Attributes:
         members: compile steps of a batch, in its order, by the id of the batch's step.
-        wanted: True if batches were requested: an earlier part of a run may have made some, although none is left.
+        has_batches: True if batches were requested: an earlier part of a run may have made some, although none is left.
     """
 
     steps: tuple[Step, ...]
     members: Mapping[str, tuple[Step, ...]]
-    wanted: bool = False
+    has_batches: bool = False
 
 
 def flags_of(step: Step) -> tuple[str, ...]:
     """Return the compile flags of a step, without those that name files of its own."""
-    return tuple(flag for flag in step.process.argv[2:-2] if not flag.startswith(_STATISTICS_FLAG))
+    return tuple(flag for flag in step.required_command.argv[2:-2] if not flag.startswith(_STATISTICS_FLAG))
 
 
 def with_batches(
     steps: Sequence[Step], size: int, run_dir: Path, takes: Callable[[Step], bool], finished_ids: Iterable[str] = ()
-) -> Batched:
+) -> BatchPlan:
     """Combine compiles that have the same flags and are not finished into batches.
 
     Args:
@@ -461,7 +461,7 @@ def with_batches(
     other_steps = (
         replace(step, needs=(*step.needs, batch_of[step.id].id)) if step.id in batch_of else step for step in steps
     )
-    return Batched((*batches, *other_steps), members, wanted=True)
+    return BatchPlan((*batches, *other_steps), members, has_batches=True)
 
 
 def _make_batch(members: Sequence[Step], target: str, flags: Sequence[str], run_dir: Path) -> Step:
@@ -484,7 +484,7 @@ def _make_batch(members: Sequence[Step], target: str, flags: Sequence[str], run_
         folder=f"{run_dir}/steps/{BATCH_MODEL}/{name}.{target}/compile",
         timeout=first.timeout,
         origin=first.origin,
-        inputs=tuple(step.input("program") for step in members),
+        inputs=tuple(step.find_input("program") for step in members),
         cache=CacheLookup(ingredients=ingredients),
         notes=(f"{len(members)} cases as one module: {first.id} to {members[-1].id}",),
     )
@@ -629,7 +629,7 @@ class BatchCompiler:
         if not hits or len(hits[0][1]) != 1:
             return None
         module, (function,) = hits[0]
-        target = Path(step.output("module"))
+        target = Path(step.find_output("module"))
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         link_or_copy(folder / module, target)
@@ -649,7 +649,7 @@ class BatchCompiler:
             log = folder / f"attempt{tally.attempts}"
             first = members[numbers[0]]
             job = CompileJob(
-                programs=tuple(members[number].input("program").path for number in numbers),
+                programs=tuple(members[number].find_input("program").path for number in numbers),
                 flags=flags_of(first),
                 output=module,
                 stdout=log.with_suffix(".stdout.txt"),
@@ -699,5 +699,5 @@ class _Tally:
 
 def _set_function(step: Step, function: str) -> Step:
     """Return a run of a case with the name that its function has in a batch."""
-    argv = [word for word in step.process.argv if not word.startswith("--function=")]
-    return replace(step, command=replace(step.process, argv=(*argv, f"--function={function}")))
+    argv = [word for word in step.required_command.argv if not word.startswith("--function=")]
+    return replace(step, command=replace(step.required_command, argv=(*argv, f"--function={function}")))

@@ -13,9 +13,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.onnx_data import list_data_files
-from iree_gauntlet.artifacts.program_parameters import PARAMETERS_FORMAT, archive_name
-from iree_gauntlet.cases import COUNTED, EXPECTED_OUTPUT, MAIN, Case, MadeValues, Module, OnnxImport, Origin
-from iree_gauntlet.dialects.locations import problem_of_flag
+from iree_gauntlet.artifacts.program_parameters import PARAMETERS_FORMAT, make_archive_name
+from iree_gauntlet.cases import COUNTED, EXPECTED_OUTPUT, MAIN, Case, GeneratedParameters, Module, OnnxImport, Origin
+from iree_gauntlet.dialects.locations import make_flag_problem
 from iree_gauntlet.engine.commands import (
     STATISTICS_FILE,
     StepPaths,
@@ -68,13 +68,13 @@ class Plan:
     """Steps chain by chain, each chain in the order of its stages, and flags that the tools do not support.
 
     Attributes:
-        broken: flags of single cases of operator suites, whose steps are blocked: all others can run.
+        case_problems: flags of single cases of operator suites, whose steps are blocked: all others can run.
         devices: the devices it runs on besides the CPU, once they are known.
     """
 
     steps: tuple[Step, ...]
     problems: tuple[Problem, ...] = ()
-    broken: tuple[Problem, ...] = ()
+    case_problems: tuple[Problem, ...] = ()
     devices: tuple[Device, ...] = ()
 
 
@@ -172,7 +172,7 @@ def make_step(
     )
 
 
-def blocked(step: Step, reason: str) -> Step:
+def block_step(step: Step, reason: str) -> Step:
     """Return the step as one that cannot run: it waits for nothing, so that its error is seen first."""
     return replace(step, blocked=reason, needs=(), resources=Resources(cores=0))
 
@@ -192,7 +192,7 @@ def _explain_no_count(case: Case) -> str:
     if not case.target.kind.is_cpu:
         return f"instructions are counted on CPUs, but {case.target.name} is not one"
     crashes = {FailureKind.CRASHES, FailureKind.DOES_NOT_RUN}
-    expectations = (entry for entry in case.expectations if entry.stage is Stage.COUNT.row.beside)
+    expectations = (entry for entry in case.expectations if entry.stage is Stage.COUNT.row.alongside)
     expectation = next((entry for entry in expectations if crashes.intersection(entry.kinds)), None)
     return f"its {expectation.stage} is expected to fail: {expectation.reason}" if expectation else ""
 
@@ -235,7 +235,7 @@ class _Planner:
         self._steps: dict[str, Step] = {}
         # The results are cached, as many steps have the same flags or problem.
         self._translate_flags = cache(context.translate)
-        self._problem_of_flag = cache(problem_of_flag)
+        self._problem_of_flag = cache(make_flag_problem)
         self._paths = StepPaths(context.run_dir, self._owners, lambda url: str(context.artifact_path(url)))
         self._counted_paths = replace(self._paths, for_count=True)
         planners = {
@@ -268,10 +268,12 @@ class _Planner:
         steps = sorted(self._steps.values(), key=lambda step: (step.chain, order[step.stage], step.id))
         return Plan(tuple(steps), tuple(sorted(self._problems)), tuple(sorted(self._case_problems)))
 
-    def _list_archives(self, case: Case) -> Iterator[tuple[str, MadeValues]]:
+    def _list_archives(self, case: Case) -> Iterator[tuple[str, GeneratedParameters]]:
         """Yield (scope, values) of the archives that are generated for a case."""
         if case.id in self._archive_case_ids:
-            yield from ((parameters.scope, parameters.made) for parameters in case.parameters if parameters.made)
+            yield from (
+                (parameters.scope, parameters.generated) for parameters in case.parameters if parameters.generated
+            )
 
     def _list_owned_modules(self, case: Case) -> list[Module]:
         """Return the modules whose steps belong to a case's chain."""
@@ -304,9 +306,11 @@ class _Planner:
 
     def _make_check(self, case: Case, stage: Stage, flag_errors: str = "", **fields: Any) -> Step:
         """Return a step of a stage that is about the whole case; `flag_errors` keep it from running."""
-        judged_stage = stage.row.beside or stage
+        judged_stage = stage.row.alongside or stage
         skip = case.skip_reason or dict(case.skips).get(judged_stage, "")
-        return self._make_step(case, stage, blocked=case.blocked(judged_stage) or flag_errors, skip=skip, **fields)
+        return self._make_step(
+            case, stage, blocked=case.find_blocking_reason(judged_stage) or flag_errors, skip=skip, **fields
+        )
 
     def _translate(
         self, flags: Sequence[str], tool: str, origin: Origin, problems: set[Problem] | None = None
@@ -380,7 +384,7 @@ class _Planner:
         if onnx is not None and Stage.IMPORT in self._stages:
             step = _complete_import(self._make_step(case, Stage.IMPORT, module.role), module, onnx, self._context)
             self._add(replace(step, needs=needs))
-            needs, imported_program = (step.id,), step.output("program")
+            needs, imported_program = (step.id,), step.find_output("program")
         if Stage.COMPILE not in self._stages or (
             module.id in self._archive_modules and module.id not in self._used_ids
         ):
@@ -395,7 +399,7 @@ class _Planner:
             Stage.COMPILE,
             module.role,
             needs=tuple(needs),
-            blocked=case.blocked(Stage.COMPILE) if can_block else "",
+            blocked=case.find_blocking_reason(Stage.COMPILE) if can_block else "",
             skip=dict(case.skips).get(Stage.COMPILE, case.skip_reason if benchmark else ""),
         )
         step = complete_compile(
@@ -408,7 +412,7 @@ class _Planner:
         )
         self._add(step)
 
-    def _plan_parameters(self, case: Case, scope: str, values: MadeValues) -> None:
+    def _plan_parameters(self, case: Case, scope: str, values: GeneratedParameters) -> None:
         """Plan an archive for the parameters that a module's program names, once for all tests that need it."""
         owner = self._owners.get(values.module.id)
         if owner is None:
@@ -523,7 +527,7 @@ class _Planner:
             # A module that does not compile is reported once, for the module as its spec has it.
             plain_step = self._steps.get(make_step_id(owner.chain, Stage.COMPILE, module.role))
             needs = [*self._fetch_needs([owner.chain]), *(step.id for step in (import_step, plain_step) if step)]
-            imported_program = import_step.output("program") if import_step else ""
+            imported_program = import_step.find_output("program") if import_step else ""
             self._plan_compile(owner, replace(module, role=role, flags=flags), needs, imported_program)
         yield make_step_id(owner.chain, Stage.COMPILE, role)
 
@@ -557,19 +561,19 @@ def _complete_import(step: Step, module: Module, options: OnnxImport, context: P
     }
     argv = make_import_argv(context.python, context.import_script, source.path, output, options)
     step = replace(step, inputs=(source, *weights), outputs=(("program", output),), onnx=options)
-    return plan_making(step, argv, ingredients, context, env=context.python_env)
+    return add_build_command(step, argv, ingredients, context, env=context.python_env)
 
 
 def _complete_parameters(
-    step: Step, scope: str, values: MadeValues, import_step: Step | None, context: PlanContext
+    step: Step, scope: str, values: GeneratedParameters, import_step: Step | None, context: PlanContext
 ) -> Step:
     """Complete the step that makes an archive for the parameters of one scope.
 
     `import_step` is the step that imports the program; None if the program is MLIR.
     """
     source = _make_source(values.module, context)
-    program = import_step.output("program") if import_step else source.path
-    output = f"{step.folder}/{archive_name(scope)}"
+    program = import_step.find_output("program") if import_step else source.path
+    output = f"{step.folder}/{make_archive_name(scope)}"
     ingredients = {
         "kind": f"parameters {PARAMETERS_FORMAT}",
         "program": source.sha256,
@@ -580,7 +584,7 @@ def _complete_parameters(
         ingredients |= {"import": _format_options(values.module), "importer": context.importer}
     argv = make_parameters_argv(context.own_python, program, scope, values, context.ir_tool, output)
     step = replace(step, inputs=(replace(source, path=program),), outputs=(("parameters", output),))
-    return plan_making(step, argv, ingredients, context)
+    return add_build_command(step, argv, ingredients, context)
 
 
 def _complete_reference(step: Step, module: Module, context: PlanContext) -> Step:
@@ -597,7 +601,7 @@ def _complete_reference(step: Step, module: Module, context: PlanContext) -> Ste
     argv = (context.own_python, context.reference_script, source.path, "-o", output)
     block_reason = step.blocked or ("" if context.onnxruntime else _NO_ONNXRUNTIME)
     step = replace(step, inputs=(source, *weights), outputs=(("reference", output),), blocked=block_reason)
-    return plan_making(step, argv, ingredients, context)
+    return add_build_command(step, argv, ingredients, context)
 
 
 def complete_compile(
@@ -656,7 +660,7 @@ def complete_compile(
         outputs=tuple(outputs),
         notes=notes,
     )
-    return plan_making(step, argv, {**ingredients, **context.environment}, context, cwd=working_directory)
+    return add_build_command(step, argv, {**ingredients, **context.environment}, context, cwd=working_directory)
 
 
 def _complete_count(
@@ -706,7 +710,7 @@ def _strip_file_path(word: str) -> str:
             return word
 
 
-def plan_making(
+def add_build_command(
     step: Step,
     argv: tuple[str, ...],
     ingredients: Mapping[str, str],

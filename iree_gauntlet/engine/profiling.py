@@ -24,7 +24,12 @@ from iree_gauntlet.measuring.profiles.dispatch_profile import (
     match_dispatches,
     parse_dispatch_events,
 )
-from iree_gauntlet.records.compare_record import ComparedDispatches, DispatchDifference, MeasuredNs, OtherDispatches
+from iree_gauntlet.records.compare_record import (
+    DispatchComparison,
+    DispatchDifference,
+    OtherDispatches,
+    UnprofiledTimes,
+)
 from iree_gauntlet.results import shorten
 from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.toolchains.flags import read_flag_releases
@@ -71,14 +76,14 @@ class Profiling:
 
 
 class _NoProfileError(GauntletError):
-    """The error that ends profiling; the reason is in `what`."""
+    """The error that ends profiling; the reason is in `message`."""
 
 
 def profile_dispatches(
     step: Step,
     toolchain: Toolchain,
     processes: Processes,
-    known: FlagSet,
+    flag_set: FlagSet,
     *,
     command: Command | None = None,
     invocation_ms: float | None = None,
@@ -93,12 +98,12 @@ def profile_dispatches(
         step: a benchmark; its time limit is that of each of the two tools.
         toolchain: the toolchain of the runtime.
         processes: starts the tools.
-        known: the flags of its `iree-benchmark-module`.
+        flag_set: the flags of its `iree-benchmark-module`.
         command: replaces the step's own, to pin it to CPUs.
         invocation_ms: the time of an invocation, to choose their number; if unknown, the minimum (5) is used.
         name: prefix of all files, to keep several profiles of a step apart.
     """
-    command = command or step.process
+    command = command or step.required_command
     commands: list[str] = []
     seconds, log = 0.0, ""
 
@@ -118,7 +123,7 @@ def profile_dispatches(
 
     profile, reason = None, ""
     try:
-        tool = _find_profile_tool(toolchain, known)
+        tool = _find_profile_tool(toolchain, flag_set)
         invocations = (
             max(_MIN_INVOCATIONS, min(_MAX_INVOCATIONS, int(_TARGET_MS / invocation_ms)))
             if invocation_ms
@@ -140,13 +145,13 @@ def profile_dispatches(
             elapsed_ns=round(statistics.median(times) * _NS_PER_MS),
         )
     except GauntletError as error:
-        reason = shorten(error.what)
+        reason = shorten(error.message)
     except OSError as error:
         reason = shorten(f"{error.filename}: {error.strerror or error}")
     return Profiling(profile, reason, tuple(commands), seconds, log)
 
 
-def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float]) -> ComparedDispatches:
+def compare_profiles(a: Profiling, b: Profiling, measured_ms: tuple[float, float]) -> DispatchComparison:
     """Return the record of the dispatches that explain the difference of two sides, or of the reason for none.
 
     `measured_ms` are the times of A and B without the profiler, which the reports show with it.
@@ -155,15 +160,15 @@ def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float]) -> Co
     seconds = a.seconds + b.seconds
     if a.profile is None or b.profile is None:
         reasons = [f"{side}: {profiling.reason}" for side, profiling in (("A", a), ("B", b)) if profiling.reason]
-        return ComparedDispatches(commands=commands, seconds=seconds, reason="; ".join(reasons))
+        return DispatchComparison(commands=commands, seconds=seconds, reason="; ".join(reasons))
     a_ns, b_ns = (round(time * _NS_PER_MS) for time in measured_ms)
     changes = match_dispatches(a.profile, b.profile)
-    difference = describe_difference(changes, changes.explaining(), MeasuredNs(a_ns=a_ns, b_ns=b_ns))
-    return ComparedDispatches(commands=commands, seconds=seconds, difference=difference)
+    difference = describe_difference(changes, changes.select_main_changes(), UnprofiledTimes(a_ns=a_ns, b_ns=b_ns))
+    return DispatchComparison(commands=commands, seconds=seconds, difference=difference)
 
 
 def describe_difference(
-    changes: DispatchChanges, listed: Sequence[DispatchChange], measured: MeasuredNs | None = None
+    changes: DispatchChanges, listed: Sequence[DispatchChange], measured: UnprofiledTimes | None = None
 ) -> DispatchDifference:
     """Return the record of the rows in `listed`, and the sum of all others."""
     other_changes = [change for change in changes.changes if change not in listed]

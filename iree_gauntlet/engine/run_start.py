@@ -14,18 +14,18 @@ from urllib.parse import unquote, urlsplit
 from iree_gauntlet import __version__
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, parse_source
 from iree_gauntlet.cases import Case, Golden, Origin, Verdict
-from iree_gauntlet.dialects.locations import file_path
+from iree_gauntlet.dialects.locations import get_url_path
 from iree_gauntlet.engine.engine import Engine, RunOptions
-from iree_gauntlet.engine.plan import Plan, blocked
-from iree_gauntlet.engine.rounds.machine_lock import lock_facts
+from iree_gauntlet.engine.plan import Plan, block_step
+from iree_gauntlet.engine.rounds.machine_lock import make_lock_facts
 from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.figures import JUDGED_FIGURES, Figure, Statistic
-from iree_gauntlet.journal_events import Device, RunOpening, RunTarget, ToolchainFacts
+from iree_gauntlet.figures import GOLDEN_FIGURES, Figure, Statistic
+from iree_gauntlet.journal_events import Device, RunOpening, RunTarget, ToolchainInfo
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.event_log import Journal
-from iree_gauntlet.settings import shown
+from iree_gauntlet.settings import format_path
 from iree_gauntlet.stages import Kind, Stage
 from iree_gauntlet.steps import NOTHING_COMPARED, Resources, Step
 from iree_gauntlet.toolchains.devices import find_device
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 
 # The metrics of these stages can be compared with an earlier run's.
-_BASELINE_STAGES = frozenset(figure.golden.stage for figure in JUDGED_FIGURES if figure.golden.baseline)
+_BASELINE_STAGES = frozenset(figure.golden.stage for figure in GOLDEN_FIGURES if figure.golden.baseline)
 
 
-def imports_possible(plan: Plan, machine: Workbench) -> Plan:
+def block_impossible_imports(plan: Plan, machine: Workbench) -> Plan:
     """Return the plan, with imports blocked if the IREE has no importer: another one's is not used in its place."""
     toolchain = machine.toolchain
     if toolchain is None or toolchain.compiler.python:
@@ -57,11 +57,11 @@ def imports_possible(plan: Plan, machine: Workbench) -> Plan:
         f"{toolchain.source} has no Python bindings, so it cannot import ONNX programs: "
         "build it with -DIREE_BUILD_PYTHON_BINDINGS=ON, or give MLIR programs"
     )
-    steps = (blocked(step, reason) if step.stage is Stage.IMPORT else step for step in plan.steps)
+    steps = (block_step(step, reason) if step.stage is Stage.IMPORT else step for step in plan.steps)
     return replace(plan, steps=tuple(steps))
 
 
-def on_devices_here(plan: Plan, machine: Workbench, *, optional: bool = False) -> Plan:
+def assign_local_devices(plan: Plan, machine: Workbench, *, optional: bool = False) -> Plan:
     """Return the plan, each step with the device's own name, so that two names of one device are one.
 
     Steps that no local device can run are blocked, so that an impossible request fails at once; or skipped if
@@ -81,8 +81,8 @@ def on_devices_here(plan: Plan, machine: Workbench, *, optional: bool = False) -
         result = devices[device]
         if isinstance(result, ToolchainError):
             if optional:
-                return replace(step, skip=step.skip or f"compiled only: {result.what}", resources=Resources(cores=0))
-            return blocked(step, f"no device {device!r} on this machine: {result.what}; {result.hint}")
+                return replace(step, skip=step.skip or f"compiled only: {result.message}", resources=Resources(cores=0))
+            return block_step(step, f"no device {device!r} on this machine: {result.message}; {result.hint}")
         return step.place_on(result)
 
     steps = tuple(assign_device(step) for step in plan.steps)
@@ -91,7 +91,7 @@ def on_devices_here(plan: Plan, machine: Workbench, *, optional: bool = False) -
     )
 
 
-def run_event(
+def make_run_event(
     plan: Plan, run_dir: Path, machine: Workbench, suite: str, targets: Sequence[Target], command: Sequence[str]
 ) -> RunOpening:
     """Return the journal's `run` event, without the selection and the options: the callers add those."""
@@ -102,15 +102,17 @@ def run_event(
         command=shlex.join(command),
         cwd=str(Path.cwd()),
         target=tuple(RunTarget(target.name, target.sku) for target in targets),
-        toolchain=machine.toolchain.facts if machine.toolchain else ToolchainFacts(),
+        toolchain=machine.toolchain.facts if machine.toolchain else ToolchainInfo(),
         machine=replace(read_machine_facts(), devices=plan.devices),
-        lock_folder=lock_facts(os.environ).get("lock_folder", ""),
-        remarks=(machine.toolchain.why,) if machine.toolchain and machine.toolchain.why else (),
+        lock_folder=make_lock_facts(os.environ).get("lock_folder", ""),
+        remarks=(machine.toolchain.selection_reason,)
+        if machine.toolchain and machine.toolchain.selection_reason
+        else (),
     )
 
 
 @contextmanager
-def model_session(
+def open_model_session(
     run_dir: Path, progress: Progress, event: RunOpening, steps: Sequence[Step]
 ) -> Iterator[Session[Journal]]:
     """Open a session in a run's folder, whose journal begins with an event; Ctrl-C and SIGTERM end it.
@@ -121,19 +123,19 @@ def model_session(
         Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
         open_session(run_dir, journal, progress) as session,
     ):
-        journal.run(event, steps)
+        journal.write_opening(event, steps)
         # In a resumed run only the remaining steps count.
         progress.run_started(event, 0 if event.resumed else len(steps))
         with session.interruptible():
             yield session
 
 
-def model_engine(
+def make_model_engine(
     session: Session[Journal], workbench: Workbench, performers: Mapping[Stage, Callable[[Step], Result]]
 ) -> Engine:
     """Return an engine with as many jobs as cores, that continues after failures; arguments as for `Engine`."""
     jobs = read_machine_facts().cores
-    options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, all_goldens=False, confirm=None)
+    options = RunOptions(jobs=jobs, fail_fast=False, rebuilt_dir=None, lenient=False, all_goldens=False, confirm=None)
     return Engine(session, workbench, options, performers)
 
 
@@ -146,7 +148,7 @@ def require_importer(toolchain: Toolchain) -> None:
         )
 
 
-def with_compile_statistics(cases: CaseSet) -> CaseSet:
+def add_compile_statistics(cases: CaseSet) -> CaseSet:
     """Return cases that include, for each module, one that reads its dispatch count and size.
 
     Operator suites are left unchanged: the compiler does not count for them.
@@ -162,7 +164,7 @@ def with_compile_statistics(cases: CaseSet) -> CaseSet:
     return replace(cases, cases=tuple(new_cases))
 
 
-def held_against(plan: Plan, record: JournalRecord, name: str, release: str) -> tuple[Plan, tuple[str, ...]]:
+def add_baseline_goldens(plan: Plan, record: JournalRecord, name: str, release: str) -> tuple[Plan, tuple[str, ...]]:
     """Return a plan with the metrics of an earlier run as goldens, in addition to the specs' own.
 
     They apply to this release of the compiler, whichever the earlier run had. Return also the chains for which the
@@ -181,7 +183,7 @@ def held_against(plan: Plan, record: JournalRecord, name: str, release: str) -> 
 
 def _list_goldens(step: Step, record: JournalRecord, origin: Origin, release: str) -> Iterator[Golden]:
     """Yield an earlier run's metrics of a step's chain, but no error of outputs that were not as expected."""
-    for figure in JUDGED_FIGURES:
+    for figure in GOLDEN_FIGURES:
         if figure.golden.stage is not step.stage or not figure.golden.baseline:
             continue
         # A run that did not read them in a separate step has them with its compiles.
@@ -195,7 +197,7 @@ def _list_goldens(step: Step, record: JournalRecord, origin: Origin, release: st
             yield Golden(figure, value, figure.golden.baseline, Statistic.MEAN, "", release, origin)
 
 
-def redo_changed(
+def repeat_changed_steps(
     steps: Sequence[Step], finished: Mapping[str, Verdict], record: JournalRecord, sha256: Callable[[Path], str]
 ) -> tuple[tuple[Step, ...], dict[str, Verdict]]:
     """Return the steps of a resumed run, and the finished ones, except those made from changed inputs.
@@ -218,7 +220,7 @@ def redo_changed(
                 if is_changed(
                     step_input, old_hashes.get((step_input.role, step_input.url, step_input.path), ""), start, sha256
                 ):
-                    path = shown(Path(file_path(step_input.url) or step_input.path))
+                    path = format_path(Path(get_url_path(step_input.url) or step_input.path))
                     causes[step.id] = f"repeated: {path} has changed since the run started"
         elif old_step is not None and step.id in record.results and old_step.command != step.command:
             causes[step.id] = ""
@@ -246,7 +248,7 @@ def find_unplanned(steps: Sequence[Step], record: JournalRecord) -> tuple[Step, 
 
 def is_changed(step_input: StepInput, old_sha256: str, start: float, sha256: Callable[[Path], str]) -> bool:
     """Return True if an input has changed since a step began; a missing one is left to the step that fetches it."""
-    path = file_path(step_input.url)
+    path = get_url_path(step_input.url)
     if old_sha256 and step_input.sha256:
         return old_sha256 != step_input.sha256
     try:
@@ -310,7 +312,7 @@ def describe_missing(files: Sequence[MissingFile]) -> str:
     return "\n".join(lines)
 
 
-def without_missing_files(steps: Iterable[Step], missing_files: Sequence[MissingFile]) -> tuple[Step, ...]:
+def note_missing_files(steps: Iterable[Step], missing_files: Sequence[MissingFile]) -> tuple[Step, ...]:
     """Return the steps of a plan, with a note on missing files in those that fetch them."""
     urls = {file.url for file in missing_files}
 
@@ -319,7 +321,7 @@ def without_missing_files(steps: Iterable[Step], missing_files: Sequence[Missing
         missing_urls = [
             step_input.url
             for step_input in step.inputs
-            if step_input.url in urls or ((path := file_path(step_input.url)) and not os.path.exists(path))  # noqa: PTH110
+            if step_input.url in urls or ((path := get_url_path(step_input.url)) and not os.path.exists(path))  # noqa: PTH110
         ]
         if not step.stage.row.fetches or not missing_urls:
             return step
@@ -332,15 +334,15 @@ def without_missing_files(steps: Iterable[Step], missing_files: Sequence[Missing
 
 def _needs_network(store: ArtifactStore, url: str) -> bool:
     source = parse_source(url)
-    if not isinstance(source, RemoteSource | PypiSource) or store.present(url):
+    if not isinstance(source, RemoteSource | PypiSource) or store.is_present(url):
         return False
     if isinstance(source, PypiSource):
         # The wheel may be the wrong one, which is noticed when the file is extracted.
         wheels = store.root.joinpath("wheels", *source.local_name.split("/")[1:3])
         return next(wheels.glob("*.whl"), None) is None
-    from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries take their time
+    from iree_gauntlet.artifacts.remotes import list_locations  # noqa: PLC0415 - the network's libraries take their time
 
-    for location in places(url, store.configuration):
+    for location in list_locations(url, store.configuration):
         # The location may be a mirror in a folder. Path.is_file raises for a name that is too long.
         path = unquote(urlsplit(location).path if location.startswith("file:") else location)
         if path.startswith("/") and os.path.isfile(path):  # noqa: PTH113

@@ -342,7 +342,7 @@ class ReadyQueue(Generic[_Request, _Slot]):
         for need in step.needs:
             verdict = self.verdicts.get(need)
             if verdict is not None and not verdict.counts_as_pass:
-                return f"{need} {verdict.past}"
+                return f"{need} {verdict.past_tense}"
             if verdict is None and need not in self._step_ids:
                 return f"{need} is not part of this run"
         return ""

@@ -51,7 +51,7 @@ class Session(Generic[Log]):
         self.supervisor.cancel_all()
 
     @contextmanager
-    def quiet(self, device: str = "", *, exclusive: bool = True) -> Iterator[None]:
+    def exclusive_machine(self, device: str = "", *, exclusive: bool = True) -> Iterator[None]:
         """Keep other runs away from the machine, and from a GPU, while something is measured.
 
         If `exclusive`, steps that measure nothing wait too.

@@ -28,7 +28,7 @@ from iree_gauntlet.engine.judging import (
 )
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import Figure
-from iree_gauntlet.measuring.goldens.goldens import check_figure, describe
+from iree_gauntlet.measuring.goldens.goldens import check_figure, describe_check
 from iree_gauntlet.measuring.numerics.arrays import (
     Tensor,
     get_storage_dtype,
@@ -72,7 +72,7 @@ def check_threshold(step: Step, processes: Processes) -> Result:
         GauntletError: its data cannot be used.
     """
     step = _use_reference(step)
-    require_whole_files(step.process)
+    require_whole_files(step.required_command)
     if step.allclose is not None:
         return _check_allclose(step, step.allclose, processes)
     outcome = processes.run(step)
@@ -83,7 +83,9 @@ def check_threshold(step: Step, processes: Processes) -> Result:
     if not passes and not complaints:
         return processes.complete(step, outcome, _make_not_run_result(step, outcome, processes))
     prefix, missing_effect = (
-        (_SUCCESS, "compared no output") if list_values(step.process, GOLDEN_FLAG) else (_CALL, "called no function")
+        (_SUCCESS, "compared no output")
+        if list_values(step.required_command, GOLDEN_FLAG)
+        else (_CALL, "called no function")
     )
     if passes and not any(line.startswith(prefix) for line in output_lines):
         return processes.complete(step, outcome, _make_no_effect_result(step, missing_effect, processes))
@@ -94,7 +96,7 @@ def check_threshold(step: Step, processes: Processes) -> Result:
         result = replace(result, reason=reason, failure=FailureKind.WRONG_NUMBERS)
     if step.outputs and not (passes and outcome.seconds > _MAX_RERUN_SECONDS):
         result = _add_metrics(step, processes, result, complaints)
-    if changed_goldens := "" if passes else "; ".join(find_changed_goldens(step.process)):
+    if changed_goldens := "" if passes else "; ".join(find_changed_goldens(step.required_command)):
         advice = f"`gauntlet golden.record --model {step.model}` records them again"
         result = replace(result, reason=shorten(f"{changed_goldens}; {advice}; {result.reason}"))
     return processes.complete(step, outcome, result)
@@ -112,7 +114,9 @@ def check_error(step: Step, result: Result) -> Result:
     result = replace(result, checks=(check,))
     if check.passed is not False:
         return result
-    return replace(result, verdict=Verdict.FAILED, reason=shorten(describe(check)), failure=FailureKind.WRONG_NUMBERS)
+    return replace(
+        result, verdict=Verdict.FAILED, reason=shorten(describe_check(check)), failure=FailureKind.WRONG_NUMBERS
+    )
 
 
 def _make_not_run_result(step: Step, outcome: Outcome, processes: Processes) -> Result:
@@ -134,7 +138,7 @@ def _make_no_effect_result(step: Step, missing_effect: str, processes: Processes
 def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Result:
     """Run with the outputs kept, and compare them by NumPy's rule."""
     try:
-        expected_tensors = [tensor and tensor.with_known_type() for tensor in _list_expected(step.process)]
+        expected_tensors = [tensor and tensor.with_known_type() for tensor in _list_expected(step.required_command)]
         command, paths = _make_keeping_command(step, expected_tensors)
         # The journal shows the command that is actually run.
         step = replace(step, command=command)
@@ -146,7 +150,7 @@ def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Res
         actual = [_read(path, tensor, type_mismatch=True) for path, tensor in zip(paths, expected_tensors, strict=True)]
     except GauntletError as error:
         notes = (*step.notes, *filter(None, [error.hint]))
-        return Result(Verdict.ERROR, shorten(error.what), command=processes.typed(step), notes=notes)
+        return Result(Verdict.ERROR, shorten(error.message), command=processes.format_command(step), notes=notes)
     comparisons = compare_allclose(actual, expected_tensors, allclose)
     complaints = _list_complaints(comparisons)
     result = Result(
@@ -169,9 +173,9 @@ def judge_mismatch(step: Step, job: RunJob, response: RunResponse, processes: Pr
     try:
         expected_tensors = read_arguments(job.expected, Path(job.cwd))
         actual = [_read_server_output(record) for record in response.outputs if record.type]
-        tolerances = parse_tolerances(step.process.argv)
+        tolerances = parse_tolerances(step.required_command.argv)
     except (GauntletError, OSError) as error:
-        message = error.what if isinstance(error, GauntletError) else str(error)
+        message = error.message if isinstance(error, GauntletError) else str(error)
         mismatch = next(record for record in response.outputs if not record.passed)
         reason = f"output {mismatch.index}: not as expected"
         return replace(result, reason=reason, notes=(*result.notes, f"no figures: {message}"))
@@ -213,10 +217,10 @@ def _find_type_mismatches(complaints: Sequence[str]) -> frozenset[int]:
 def _add_metrics(step: Step, processes: Processes, result: Result, complaints: Sequence[str]) -> Result:
     """Run again with the outputs kept, and compare them here; `complaints` are the tool's about the first run."""
     try:
-        expected_tensors = _list_expected(step.process)
-        tolerances = parse_tolerances(step.process.argv)
+        expected_tensors = _list_expected(step.required_command)
+        tolerances = parse_tolerances(step.required_command.argv)
     except GauntletError as error:
-        return replace(result, notes=(*result.notes, f"no figures: {error.what}"))
+        return replace(result, notes=(*result.notes, f"no figures: {error.message}"))
     command, paths = _make_keeping_command(step, expected_tensors)
     outcome = processes.run(step, command, name="outputs.")
     result = replace(
@@ -236,7 +240,7 @@ def _add_metrics(step: Step, processes: Processes, result: Result, complaints: S
             for index, (path, tensor) in enumerate(zip(paths, expected_tensors, strict=True))
         ]
     except GauntletError as error:
-        return replace(result, notes=(*result.notes, f"no figures: {error.what}"))
+        return replace(result, notes=(*result.notes, f"no figures: {error.message}"))
     comparisons = compare_outputs(actual, expected_tensors, tolerances)
     result = replace(result, outputs=tuple(comparisons))
     errors = _list_complaints(comparisons)
@@ -288,8 +292,8 @@ def _make_keeping_command(step: Step, expected_tensors: Sequence[Tensor | None])
         is_npy_type = tensor is None or tensor.array.dtype.kind in "fiub"
         paths.append(Path(path) if is_npy_type else Path(path).with_suffix(".bin"))
         paths[-1].unlink(missing_ok=True)
-    flags = [flag for flag in step.process.argv if not flag.startswith((GOLDEN_FLAG, _OUTPUT_FLAG))]
-    return replace(step.process, argv=(*flags, *(f"{_OUTPUT_FLAG}@{path}" for path in paths))), paths
+    flags = [flag for flag in step.required_command.argv if not flag.startswith((GOLDEN_FLAG, _OUTPUT_FLAG))]
+    return replace(step.required_command, argv=(*flags, *(f"{_OUTPUT_FLAG}@{path}" for path in paths))), paths
 
 
 def _read(path: Path, golden: Tensor | None, *, type_mismatch: bool) -> Tensor:

@@ -27,8 +27,8 @@ from iree_gauntlet.measuring.instructions.counters import find_counter
 from iree_gauntlet.requests import ConductRequest, NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import find_project_folder
 from iree_gauntlet.steps import CacheLookup
-from iree_gauntlet.toolchains.devices import means_host, read_host_cpu
-from iree_gauntlet.toolchains.find import find_requested, make_toolchain_place
+from iree_gauntlet.toolchains.devices import read_host_cpu, targets_host_cpu
+from iree_gauntlet.toolchains.find import find_requested_toolchain, make_toolchain_locations
 from iree_gauntlet.toolchains.flags import NO_FLAGS, Translation, read_known_flags, translate
 from iree_gauntlet.workers import iree_side
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.progress import Progress
-    from iree_gauntlet.toolchains.find import ToolchainPlace
+    from iree_gauntlet.toolchains.find import ToolchainLocations
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
@@ -46,20 +46,20 @@ class Workbench:
     """An IREE and the caches that a command works with.
 
     Attributes:
-        missing: the error that explains why there is no IREE; None if there is one.
-        known: the flags that its tools support.
-        shared: the module store that several machines share; None if there is none.
-        place: the toolchain's location, which this process uses for as long as this object lives.
+        toolchain_error: the error that explains why there is no IREE; None if there is one.
+        known_flags: the flags that its tools support.
+        shared_modules: the module store that several machines share; None if there is none.
+        toolchain_place: the toolchain's location, which this process uses for as long as this object lives.
     """
 
     toolchain: Toolchain | None
-    missing: ToolchainError | None
-    known: Mapping[str, FlagSet]
+    toolchain_error: ToolchainError | None
+    known_flags: Mapping[str, FlagSet]
     cache_dir: Path
     store: ArtifactStore
     modules: ModuleCache
-    shared: SharedModules | None
-    place: ToolchainPlace
+    shared_modules: SharedModules | None
+    toolchain_place: ToolchainLocations
 
     @property
     def iree(self) -> Toolchain:
@@ -73,9 +73,9 @@ class Workbench:
         """The compiler's release; empty where there is no IREE."""
         return self.toolchain.compiler.release if self.toolchain else ""
 
-    def flags_of(self, tool: str) -> FlagSet:
+    def get_flags(self, tool: str) -> FlagSet:
         """Return the flags that a tool of the toolchain supports."""
-        return self.known[tool]
+        return self.known_flags[tool]
 
 
 def open_workbench(
@@ -84,9 +84,9 @@ def open_workbench(
     network: NetworkRequest = NetworkRequest(),
     *,
     need_toolchain: bool,
-    look_only: bool = False,
+    read_only: bool = False,
     importer: bool = False,
-    as_shell: bool = False,
+    prefer_path: bool = False,
 ) -> Workbench:
     """Find the toolchain, install it if it is a release that is not installed, and open the caches.
 
@@ -95,18 +95,18 @@ def open_workbench(
         progress: of downloads.
         network: options of fetching files.
         need_toolchain: if true, a missing one is an error; otherwise nothing is installed.
-        look_only: if true, nothing runs, so that the folders of caches and locks need not exist.
+        read_only: if true, nothing runs, so that the folders of caches and locks need not exist.
         importer: if true, ONNX programs are to be imported.
-        as_shell: if true, tools on the PATH come before installed ones, unless the request names an IREE.
+        prefer_path: if true, tools on the PATH come before installed ones, unless the request names an IREE.
 
     Raises:
         ToolchainError: there is no IREE, and `need_toolchain`.
         UsageError: `--iree` names none, or the folder of the cache or of locks cannot be made.
         GauntletError: the registry of artifacts cannot be read.
     """
-    if not look_only:
+    if not read_only:
         require_lock_folder(os.environ)
-    cache_dir = (find_cache_folder if look_only else make_cache_folder)(request.cache_dir)
+    cache_dir = (find_cache_folder if read_only else make_cache_folder)(request.cache_dir)
     configuration = read_configuration(find_project_folder(), os.environ)
     store = ArtifactStore(
         cache_dir,
@@ -118,11 +118,11 @@ def open_workbench(
             configuration.connections,
             retries=configuration.retries,
             stall_timeout=network.timeout_stall,
-            most_bytes=parse_bytes(network.max_download, "--max-download") if network.max_download else None,
+            max_bytes=parse_bytes(network.max_download, "--max-download") if network.max_download else None,
         ),
     )
     offline = network.offline or not need_toolchain
-    toolchain_place = make_toolchain_place(
+    toolchain_place = make_toolchain_locations(
         find_toolchains_folder(),
         cache_dir,
         configuration,
@@ -134,7 +134,7 @@ def open_workbench(
     toolchain: Toolchain | None = None
     toolchain_error: ToolchainError | None = None
     try:
-        toolchain = find_requested(request, os.environ, toolchain_place, as_shell=as_shell)
+        toolchain = find_requested_toolchain(request, os.environ, toolchain_place, as_shell=prefer_path)
     except ToolchainError as error:
         if need_toolchain:
             raise
@@ -146,12 +146,12 @@ def open_workbench(
     )
 
 
-def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = ConductRequest()) -> PlanContext:
+def make_plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = ConductRequest()) -> PlanContext:
     """Return the facts that planning needs, from the workbench and the options of how steps are run."""
     toolchain = machine.toolchain
 
     def translate_flags(flags: Sequence[str], tool: str) -> Translation:
-        return translate(flags, machine.known[tool], tool) if toolchain else Translation(tuple(flags), (), ())
+        return translate(flags, machine.known_flags[tool], tool) if toolchain else Translation(tuple(flags), (), ())
 
     def lookup(name: str, ingredients: Mapping[str, str]) -> CacheLookup:
         if toolchain is None:
@@ -183,11 +183,11 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         translate=translate_flags,
         # The results are cached, as many steps have the same file.
         artifact_path=cache(machine.store.path),
-        artifact_hash=cache(machine.store.known_hash),
+        artifact_hash=cache(machine.store.get_known_hash),
         flag_ingredients=lambda flags, folder: flag_ingredients(
             flags, machine.store.verified.sha256, folder=Path(folder)
         ),
-        host_of=lambda flags: read_host_cpu().identity if means_host(flags) else "",
+        host_of=lambda flags: read_host_cpu().identity if targets_host_cpu(flags) else "",
         lookup=lookup,
         counter=cache(partial(find_counter, conduct.counter, conduct.count_cpu)),
         timeouts=dict(conduct.timeouts),

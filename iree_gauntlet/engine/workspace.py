@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.onnx_data import list_data_files
 from iree_gauntlet.device_kinds import ROCM
-from iree_gauntlet.dialects.locations import file_path, is_url, problem_of_flag
-from iree_gauntlet.dialects.selection import Include, MarkerExpression, explain_no_match, find_idle_globs
-from iree_gauntlet.dialects.spec_file import problem_of_field, read_toml, with_lines
+from iree_gauntlet.dialects.locations import get_url_path, is_url, make_flag_problem
+from iree_gauntlet.dialects.selection import Include, MarkerExpression, explain_no_match, find_unmatched_globs
+from iree_gauntlet.dialects.spec_file import make_field_problem, read_toml, with_lines
 from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
-from iree_gauntlet.formatting import counted
+from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.requests import suggest_each
-from iree_gauntlet.settings import find_project_folder, find_shipped_folder, read_file, resolve_links, shown
+from iree_gauntlet.settings import find_project_folder, find_shipped_folder, format_path, read_file, resolve_links
 from iree_gauntlet.stages import DEFAULT_STAGES, Stage
 from iree_gauntlet.targets import FAMILIES, Target, parse_target
 from iree_gauntlet.toolchains.flags import split_flags
@@ -80,7 +80,7 @@ class Selection:
         unselected_configs: a line for each config that was named and is for a target that was not requested.
         notes: differences of the selection from what its options alone request, a line each.
         device_optional: if there is no such device, cases are compiled and not run.
-        read_from: folders of specs and of the files that they name, the suite's file, and configs.
+        source_paths: folders of specs and of the files that they name, the suite's file, and configs.
         risks: flags of the cases that do more than compile and run them.
     """
 
@@ -92,10 +92,10 @@ class Selection:
     unselected_configs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     device_optional: bool = False
-    read_from: tuple[Path, ...] = ()
+    source_paths: tuple[Path, ...] = ()
     risks: tuple[Problem, ...] = ()
 
-    def require_sound(self) -> None:
+    def require_no_problems(self) -> None:
         """Raise SpecError if a selected spec has problems."""
         problems = [*self.cases.problems, *self.source_problems(self.cases.problems)]
         if problems:
@@ -104,13 +104,13 @@ class Selection:
     def warnings(self) -> list[str]:
         """Return warnings to print before anything runs, one line each."""
         # Problems of single cases of operator suites are errors of those cases.
-        broken_files = {problem.file for problem in self.cases.broken}
+        broken_files = {problem.file for problem in self.cases.case_problems}
         reasons = each_once(
             (case.origin.file, case.blocked_reason) for case in self._cases if case.origin.file not in broken_files
         )
-        problem_counts = Counter(problem.file for problem in self.cases.left_out)
+        problem_counts = Counter(problem.file for problem in self.cases.unselected_problems)
         unusable_files = (
-            f"{file} cannot be used ({counted(count, 'problem')}; `lint` shows them); nothing selected needs it"
+            f"{file} cannot be used ({pluralize(count, 'problem')}; `lint` shows them); nothing selected needs it"
             for file, count in problem_counts.items()
         )
         risk_lines = [str(replace(problem, hint="")) for problem in self.risks]
@@ -118,14 +118,14 @@ class Selection:
             risk_lines[_MAX_RISKS:] = [f"{len(risk_lines) - _MAX_RISKS} more flags do such things; `lint` lists them"]
         return [*self.file_warnings(), *risk_lines, *unusable_files, *reasons]
 
-    def file_warnings(self, *, listed: bool = False) -> list[str]:
-        """Return a line for each probable mistake; without those of files that are `listed` too."""
+    def file_warnings(self, *, with_lint: bool = False) -> list[str]:
+        """Return a line for each probable mistake; without those of files that are `with_lint` too."""
         marker_names = ", ".join(self.cases.known_markers)
         lines = [f"no case has the marker {marker!r}; known: {marker_names}" for marker in self.cases.unknown_markers]
-        warning_counts = Counter(problem.file for problem in self.cases.warnings if not listed)
+        warning_counts = Counter(problem.file for problem in self.cases.warnings if not with_lint)
         for file, count in sorted(warning_counts.items()):
-            lines.append(f"{file}: {counted(count, 'warning')}; `lint` lists them")
-        for file, count in sorted(Counter(problem.file for problem in self.cases.unmatched).items()):
+            lines.append(f"{file}: {pluralize(count, 'warning')}; `lint` lists them")
+        for file, count in sorted(Counter(problem.file for problem in self.cases.unmatched_entries).items()):
             entries = "1 entry names" if count == 1 else f"{count} entries name"
             lines.append(f"{file}: {entries} no existing case; `lint` of the whole suite lists them")
         return [*lines, *self.unselected_configs]
@@ -135,19 +135,23 @@ class Selection:
         # Random sources import NumPy; `list` runs without it.
         from iree_gauntlet.artifacts.sources import parse_source  # noqa: PLC0415
         from iree_gauntlet.dialects.load import SOURCE_NAMES, list_urls  # noqa: PLC0415 - it brings pydantic
-        from iree_gauntlet.dialects.spec_file import strings_of  # noqa: PLC0415
+        from iree_gauntlet.dialects.spec_file import iterate_file_strings  # noqa: PLC0415
 
         urls = {(case.origin.file, field, url) for case in self._cases for field, url in list_urls(case)}
         files = {problem.file for problem in broken}
         for spec in self.specs:
             if spec.document is None and spec.name in files:
-                urls |= {(spec.name, field, url) for field, url in strings_of(spec.path, SOURCE_NAMES) if is_url(url)}
+                urls |= {
+                    (spec.name, field, url)
+                    for field, url in iterate_file_strings(spec.path, SOURCE_NAMES)
+                    if is_url(url)
+                }
         problems: list[Problem] = []
         for file, field, url in sorted(urls):
             try:
                 parse_source(url)
             except ArtifactError as error:
-                problems.append(problem_of_field(file, field, error.what, error.hint))
+                problems.append(make_field_problem(file, field, error.message, error.hint))
         return problems
 
     @property
@@ -178,7 +182,7 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     # Specs import pydantic; `--help` runs without it.
     from iree_gauntlet.dialects.load import load_cases, read_specs  # noqa: PLC0415
     from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415
-    from iree_gauntlet.dialects.suite import find_idle_includes, find_unselected_failures, with_failures_of  # noqa: PLC0415
+    from iree_gauntlet.dialects.suite import add_expected_failures, find_unselected_failures, find_useless_includes  # noqa: PLC0415
 
     if request.untrusted:
         _require_plain_settings(find_project_folder())
@@ -196,13 +200,13 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         targets = _use_config_targets(targets, specs)
     includes = _choose_includes(request, defaults, suite)
     families = {target.family for target in targets}
-    if unmatched_globs := find_idle_globs(includes, specs):
+    if unmatched_globs := find_unmatched_globs(includes, specs):
         raise explain_no_match(unmatched_globs, specs, families)
     failures = suite.expected_failures if suite else ()
     cases = load_cases(specs, includes, targets, failures, request.device)
     if suite:
         # With other spec folders, fewer cases may exist than the suite names.
-        unmatched_includes = [] if request.spec_dir else find_idle_includes(suite, specs)
+        unmatched_includes = [] if request.spec_dir else find_useless_includes(suite, specs)
         cases = replace(cases, problems=_add_line_numbers(suite, (*cases.problems, *unmatched_includes)))
         if for_problems and failures and not (cases.problems or request.spec_dir):
             # The suite is loaded without the options, which may narrow it down.
@@ -212,11 +216,11 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     notes: list[str] = []
     if suite is None and not request.spec_dir:
         suites, notes = list_project_suites()
-        cases, failure_notes = with_failures_of(suites, cases)
+        cases, failure_notes = add_expected_failures(suites, cases)
         notes += [*failure_notes, *_note_several_formats(cases)]
-    if not (cases.cases or cases.problems or (for_problems and cases.left_out)):
-        unread_files = sorted({problem.file for problem in cases.left_out})
-        raise explain_no_match(includes, specs, families, cases.known_markers, cases.elsewhere, unread_files)
+    if not (cases.cases or cases.problems or (for_problems and cases.unselected_problems)):
+        unread_files = sorted({problem.file for problem in cases.unselected_problems})
+        raise explain_no_match(includes, specs, families, cases.known_markers, cases.other_targets, unread_files)
     read_from = tuple(path for path in (*folders, external, modules, *configs, suite and suite.path) if path)
     risks = {risk for case in (*cases.cases, *cases.required) for risk in _list_risks(case)}
     if request.untrusted:
@@ -230,7 +234,7 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         unselected_configs=_list_unselected_configs(specs, targets) if configs else (),
         notes=tuple(notes),
         device_optional=bool(suite and suite.device_optional),
-        read_from=read_from,
+        source_paths=read_from,
         risks=tuple(sorted(risks)),
     )
 
@@ -269,10 +273,10 @@ def list_project_suites() -> tuple[list[Suite], list[str]]:
     suites, notes = [], []
     for path in sorted((find_project_folder() / "suites").glob("*.toml")):
         try:
-            suites.append(read_suite(shown(path)))
+            suites.append(read_suite(format_path(path)))
         except (SpecError, UsageError):
             advice = f"`lint --suite {path.stem}` shows why"
-            notes.append(f"{shown(path)} cannot be used, so its expected failures do not apply; {advice}")
+            notes.append(f"{format_path(path)} cannot be used, so its expected failures do not apply; {advice}")
     return suites, notes
 
 
@@ -351,7 +355,7 @@ def _find_suite(request: SelectionRequest, defaults: Defaults) -> Suite | None:
     selections = [value for name, value in asdict(request).items() if name not in _EXECUTION_OPTIONS]
     default = find_project_folder() / defaults.suite
     if defaults.suite and default.is_file() and not any(selections):
-        return read_suite(shown(default))
+        return read_suite(format_path(default))
     return None
 
 
@@ -362,9 +366,9 @@ def find_suite(text: str) -> Path:
         return path
     project, builtin = (folder / "suites" / f"{text}.toml" for folder in (find_project_folder(), find_shipped_folder()))
     if not project.is_file() and builtin.is_file():
-        return shown(builtin)
+        return format_path(builtin)
     # A folder is no suite: it is reported as one if no suite has its name.
-    return path if not project.parent.is_dir() or (path.exists() and not project.is_file()) else shown(project)
+    return path if not project.parent.is_dir() or (path.exists() and not project.is_file()) else format_path(project)
 
 
 def _list_folders(suite: Suite) -> list[Path]:
@@ -387,7 +391,7 @@ def _find_project_specs() -> Path:
             "`gauntlet run --suite cpu` runs the pretrained models that come with the toolkit; `gauntlet init` starts "
             "a project of your own in this folder; --spec-dir FOLDER reads specs from elsewhere.",
         )
-    return shown(folder)
+    return format_path(folder)
 
 
 def _choose_targets(request: SelectionRequest, defaults: Defaults, suite: Suite | None) -> Sequence[Target]:
@@ -458,7 +462,7 @@ def _list_risks(case: Case) -> Iterator[Problem]:
     ]
     for file, flags in flag_groups:
         for flag, effect in find_risky_flags(tuple(flags)):
-            yield problem_of_flag(file, flag, f"{flag} {effect}", _RISK_HINT)
+            yield make_flag_problem(file, flag, f"{flag} {effect}", _RISK_HINT)
 
 
 def _list_outside_files(case: Case, folders: Iterable[Path]) -> Iterator[Problem]:
@@ -468,13 +472,13 @@ def _list_outside_files(case: Case, folders: Iterable[Path]) -> Iterator[Problem
     allowed_folders = [resolve_links(folder) for folder in folders]
     onnx = {module.program.url for module in (*case.modules, *case.extra_modules) if module.program.onnx}
     for field, url in list_urls(case):
-        if not file_path(url):
+        if not get_url_path(url):
             continue
-        file = Path(file_path(url))
+        file = Path(get_url_path(url))
         weights = list_data_files(file) if url in onnx else ()
         for path in map(resolve_links, (file, *(file.parent / name for name in weights))):
             if not any(path.is_relative_to(project_folder) for project_folder in allowed_folders):
-                yield problem_of_field(case.origin.file, field, f"{path} is outside of the project", _RISK_HINT)
+                yield make_field_problem(case.origin.file, field, f"{path} is outside of the project", _RISK_HINT)
 
 
 def refuse_untrusted(selection: SelectionRequest) -> None:
@@ -492,8 +496,10 @@ def _require_plain_settings(project: Path) -> None:
     except OSError:
         return
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{shown(path)}: not TOML: {error}", "Correct it.") from error
+        raise UsageError(f"{format_path(path)}: not TOML: {error}", "Correct it.") from error
     if tables:
-        message = f"{shown(path)} sets {', '.join(sorted(tables))}, which --untrusted does not accept from a project"
+        message = (
+            f"{format_path(path)} sets {', '.join(sorted(tables))}, which --untrusted does not accept from a project"
+        )
         hint = "Read it, and move what you want to ~/.config/iree-gauntlet/config.toml; then remove the file."
         raise UsageError(message, hint)

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.engine.rounds.blocks import (
     AB,
     CONTROL,
-    BlockTaker,
+    BlockRunner,
     Cpus,
     Pair,
-    PairEvidence,
-    choose_way,
-    evidence_of,
-    take_own,
+    PairSamples,
+    choose_cpus,
+    collect_samples,
+    run_spec_blocks,
 )
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect_question import (
@@ -44,21 +44,21 @@ from iree_gauntlet.experiments.bisect_question import (
 from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.experiments.session_verdicts import CONTROL_BLOCKS, compare_in_spec_way
-from iree_gauntlet.experiments.sides import PreparedSide, find_obstacle, make_round_settings, pair_of, prepare_side
+from iree_gauntlet.experiments.sides import ComparisonSide, find_obstacle, make_pair, make_round_settings, prepare_side
 from iree_gauntlet.figures import Figure
-from iree_gauntlet.formatting import counted, format_cpus, one_line
+from iree_gauntlet.formatting import format_cpus, join_lines, pluralize
 from iree_gauntlet.measuring.statistics.bisection import (
     CandidateEnd,
-    Placing,
+    Placement,
     Search,
-    count_most_tries,
+    count_max_comparisons,
+    count_max_tries,
     find_middle,
-    most_comparisons,
-    place,
+    place_candidate,
 )
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
-    DEFAULT_BAND,
-    DEFAULT_LEAST,
+    DEFAULT_EQUIVALENCE_MARGIN,
+    DEFAULT_MIN_EFFECT,
     Comparison,
     TimeVerdict,
     compare,
@@ -71,10 +71,16 @@ from iree_gauntlet.measuring.statistics.rounds import (
     EvidenceError,
     plan_looks,
 )
-from iree_gauntlet.records.bisect_outcome import BISECT, BisectFound, BisectRow, Judged, make_bisect_outcome
-from iree_gauntlet.records.run_folder import free_folder
-from iree_gauntlet.requests import BisectRequest, given, read
-from iree_gauntlet.settings import shown
+from iree_gauntlet.records.bisect_outcome import (
+    BISECT,
+    CandidateResult,
+    RefinedCandidates,
+    SearchRange,
+    make_bisect_outcome,
+)
+from iree_gauntlet.records.run_folder import find_free_folder
+from iree_gauntlet.requests import BisectRequest, collect_changed_options, parse_request
+from iree_gauntlet.settings import format_path
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.candidates import list_commits
 
@@ -83,7 +89,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.progress import Presenter, Progress
+    from iree_gauntlet.progress import Progress, Reporter
     from iree_gauntlet.records.bisect_outcome import BisectOpening
     from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.requests import RunRequest
@@ -95,17 +101,19 @@ _DEFAULT_MINUTES = 30.0
 _SEED = 1
 
 
-def bisect(bisect_request: BisectRequest, request: RunRequest, presenter: Presenter) -> ExitCode:
+def bisect(bisect_request: BisectRequest, request: RunRequest, presenter: Reporter) -> ExitCode:
     """Search, record the results as they come, and report."""
     experiment = Experiment.find(BISECT, request.folder)
-    previous_results: dict[str, Judged] = {}
+    previous_results: dict[str, CandidateResult] = {}
     if experiment.record:
         outcome = make_bisect_outcome(experiment.record)
-        options = given((bisect_request, request.selection, request.toolchain, request.conduct))
+        options = collect_changed_options((bisect_request, request.selection, request.toolchain, request.conduct))
         kept_options = experiment.keep_options(options)
-        question = resume_question(outcome.asked, read(BisectRequest, kept_options), request.with_kept(kept_options))
+        question = resume_question(
+            outcome.opening, parse_request(BisectRequest, kept_options), request.with_resumed_options(kept_options)
+        )
         # Candidates that could not be measured are tried again.
-        previous_results = {label: result for label, result in outcome.judged.items() if result.value is not None}
+        previous_results = {label: result for label, result in outcome.results.items() if result.value is not None}
     else:
         question = make_question(bisect_request, request)
     with experiment.open(presenter, question.opening()) as log, presenter.progress() as progress:
@@ -113,13 +121,15 @@ def bisect(bisect_request: BisectRequest, request: RunRequest, presenter: Presen
             keep_bundle(question.request.bundle, experiment.folder)
         else:
             # The model's files are fetched before any candidate: a failing download is no candidate's fault.
-            run_dir = free_folder(experiment.folder / _FETCH_FOLDER)
+            run_dir = find_free_folder(experiment.folder / _FETCH_FOLDER)
             setup = question.setup.within(run_dir, stages=(Stage.FETCH,))
-            code = run(setup, presenter.to(sys.stderr), brief=True).exit_code
+            code = run(setup, presenter.with_stream(sys.stderr), brief=True).exit_code
             if code is ExitCode.INTERRUPTED:
                 raise KeyboardInterrupt
             if code is not ExitCode.OK:
-                raise GauntletError("not everything that the model needs could be fetched", f"See {shown(run_dir)}.")
+                raise GauntletError(
+                    "not everything that the model needs could be fetched", f"See {format_path(run_dir)}."
+                )
         with _judge(question, experiment, log, progress, presenter) as judge:
             search = BisectSearch(question, judge, log, progress.message, previous_results, question.request.every)
             experiment.code, experiment.problem = search.search()
@@ -128,7 +138,7 @@ def bisect(bisect_request: BisectRequest, request: RunRequest, presenter: Presen
 
 @contextlib.contextmanager
 def _judge(
-    question: Question, experiment: Experiment[BisectOpening], log: EventLog, progress: Progress, presenter: Presenter
+    question: Question, experiment: Experiment[BisectOpening], log: EventLog, progress: Progress, presenter: Reporter
 ) -> Iterator[ExactJudge | RoundsJudge]:
     """Yield the judge of candidates for the question's metric; Ctrl-C ends its processes."""
     setup, folder = question.setup, experiment.folder
@@ -138,7 +148,7 @@ def _judge(
         return
     # The false-alarm rate is divided by the number of comparisons, as if every candidate were tried.
     count = len(question.row)
-    comparisons = count - 1 if question.request.every else most_comparisons(count)
+    comparisons = count - 1 if question.request.every else count_max_comparisons(count)
     with experiment.open_session(log, progress) as session:
         if question.request.bundle:
             supervisor = session.supervisor
@@ -146,7 +156,7 @@ def _judge(
                 question.metric, lambda candidate: run_bundle_with(candidate, folder, setup, supervisor, presenter)
             )
             return
-        evidence = evidence_of(experiment.record.events if experiment.record else ())
+        evidence = collect_samples(experiment.record.events if experiment.record else ())
         source = BlockSource(question, session, evidence, presenter)
         yield RoundsJudge(source, comparisons, DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS)
 
@@ -159,7 +169,7 @@ class BisectSearch:
     judge: ExactJudge | RoundsJudge
     log: EventLog
     say: Callable[[str], None]
-    results: dict[str, Judged]
+    results: dict[str, CandidateResult]
     try_all: bool
     _is_searching: bool = False
 
@@ -173,8 +183,8 @@ class BisectSearch:
             f"({'bad' if question.good_is_older else 'good'})"
         )
         if question.request.source:
-            self.say(describe_cost(row, count_most_tries(len(row)), question.place))
-        ends: dict[bool, Judged] = {}
+            self.say(describe_cost(row, count_max_tries(len(row)), question.place))
+        ends: dict[bool, CandidateResult] = {}
         for bad, candidate in ((False, question.good), (True, question.bad)):
             end_name = "bad" if bad else "good"
             if candidate.label not in self.results:
@@ -206,18 +216,18 @@ class BisectSearch:
         while (index := self._choose_next()) is not None:
             candidate, state = self.question.row[index], self._state
             if state.untried:
-                steps = counted(state.tries_left, "step")
-                self.say(f"bisecting {counted(len(state.untried), 'candidate')}, about {steps} left")
+                steps = pluralize(state.tries_left, "step")
+                self.say(f"bisecting {pluralize(len(state.untried), 'candidate')}, about {steps} left")
             else:
-                self.say(f"trying the other {counted(len(state.untried_anywhere), 'candidate')} too")
+                self.say(f"trying the other {pluralize(len(state.untried_anywhere), 'candidate')} too")
             start = time.monotonic()
             result = self.judge.judge(self.question.resolve(candidate, self.say))
             self._record(candidate, result, start)
             if result.bad is None:
-                self.say(f"{candidate.label}: cannot be judged: {one_line(result.reason)}")
+                self.say(f"{candidate.label}: cannot be judged: {join_lines(result.reason)}")
             else:
                 suffix = ", a third value" if result.third else ""
-                self.say(f"{candidate.label}: {one_line(result.text)}: {result.word}{suffix}")
+                self.say(f"{candidate.label}: {join_lines(result.text)}: {result.verdict_text}{suffix}")
 
     def _refine(self, source: str) -> None:
         """Search between the two candidates of the change: first nightlies between releases, then commits."""
@@ -232,7 +242,7 @@ class BisectSearch:
                 raise GauntletError(message, "Search with --source between two of them.")
             row, _ = list_commits(*commits, source, place)
             if inside := row[1:-1]:
-                cost = describe_cost(inside, count_most_tries(len(row)), place)
+                cost = describe_cost(inside, count_max_tries(len(row)), place)
                 self.say(f"between {old.label} and {new.label}: {cost}")
             self._search_among(inside)
 
@@ -249,7 +259,7 @@ class BisectSearch:
         row, state = self.question.row, self._state
         row = (*row[: state.last_old + 1], *inside, *row[state.first_new :])
         self.question = replace(self.question, row=row)
-        self.log.write("refined", BisectRow(row=record_row(row)))
+        self.log.write("refined", RefinedCandidates(row=record_row(row)))
         self._narrow()
 
     def _find_commit(self, candidate: Candidate) -> str:
@@ -271,19 +281,19 @@ class BisectSearch:
             return None
         if state.next is not None or not self.try_all:
             has_commits = question.request.source or question.request.into
-            return state.next_of(find_ready(question.row, question.place) if has_commits else ())
+            return state.choose_next(find_ready(question.row, question.place) if has_commits else ())
         return next(iter(state.untried_anywhere), None)
 
-    def _record(self, candidate: Candidate, result: Judged, start: float) -> None:
+    def _record(self, candidate: Candidate, result: CandidateResult, start: float) -> None:
         result = self.results[candidate.label] = replace(result, seconds=round(time.monotonic() - start, 3))
         search = self._describe_search() if self._is_searching else None
         self.log.write("result", replace(result, search=search), step=candidate.label)
 
-    def _describe_search(self) -> BisectFound:
+    def _describe_search(self) -> SearchRange:
         """Describe the state of the search; both ends have to be judged."""
         state = self._state
         labels = [candidate.label for candidate in self.question.row]
-        return BisectFound(
+        return SearchRange(
             last_old=labels[state.last_old],
             first_new=labels[state.first_new],
             between=tuple(labels[index] for index in state.between),
@@ -296,20 +306,20 @@ class BlockSource:
     """Measures blocks of the good end and of candidates; a run per candidate compiles and checks it first."""
 
     def __init__(
-        self, question: Question, session: Session[Any], evidence: dict[str, PairEvidence], presenter: Presenter
+        self, question: Question, session: Session[Any], evidence: dict[str, PairSamples], presenter: Reporter
     ) -> None:
         self._presenter, self._question, self._folder = presenter, question, session.folder
         self._rounds = make_round_settings(question.request)
         self._budget = 60 * (question.request.budget or _DEFAULT_MINUTES)
-        self._taker = BlockTaker(session, replace_disturbed=question.setup.request.conduct.replaces_disturbed)
+        self._taker = BlockRunner(session, replace_disturbed=question.setup.request.conduct.replaces_disturbed)
         self._progress = session.progress
         self._evidence = evidence
-        self._sides: dict[str, PreparedSide] = {}
+        self._sides: dict[str, ComparisonSide] = {}
         self._used_blocks: dict[str, int] = {}
         self._deadlines: dict[str, float] = {}
         self.cpus: Cpus = ()
 
-    def prepare(self, candidate: Candidate) -> Judged:
+    def prepare(self, candidate: Candidate) -> CandidateResult:
         """Compile with a candidate, and check its numbers.
 
         Raises:
@@ -325,26 +335,26 @@ class BlockSource:
     def measure_blocks(self, candidate: Candidate, count: int) -> Sequence[Block]:
         """Measure more blocks, the good end as A and the candidate as B; fewer if the time is up or one fails."""
         pair = self._make_pair(candidate)
-        evidence = self._evidence.setdefault(pair.chain, PairEvidence())
+        evidence = self._evidence.setdefault(pair.chain, PairSamples())
         # Waiting for other runs does not count as measuring time.
         deadline = self._deadlines.setdefault(candidate.label, self._compute_measuring_seconds() + self._budget)
         begin = self._used_blocks.get(candidate.label, 0)
         end = begin + count
 
         def can_continue() -> bool:
-            return self._compute_measuring_seconds() < deadline and self._taker.goes_on(evidence)
+            return self._compute_measuring_seconds() < deadline and self._taker.may_continue(evidence)
 
         # All candidates are measured on the same CPUs, because their ratios are compared.
         cpu_sets = (previous.cpus for previous in self._evidence.values() if previous.attempts)
-        evidence.cpus = next((pair.ways[0] if cpus is None else cpus for cpus in cpu_sets), None)
-        choose_way(pair, evidence, self._taker, _SEED, can_continue)
+        evidence.cpus = next((pair.cpu_sets[0] if cpus is None else cpus for cpus in cpu_sets), None)
+        choose_cpus(pair, evidence, self._taker, _SEED, can_continue)
         self.cpus = evidence.cpus or ()
         while evidence.cpus is not None and len(evidence.blocks) < end and can_continue():
             left = max(0.0, deadline - self._compute_measuring_seconds())
             self._progress.status(f"{pair.chain}: block {len(evidence.blocks) + 1} of {end}, {left / 60:.0f} min left")
-            self._taker.take(pair.block(AB, evidence, _SEED, evidence.cpus), evidence)
-            if len(evidence.against_itself) < min(CONTROL_BLOCKS, len(evidence.blocks)):
-                self._taker.take(pair.block(CONTROL, evidence, _SEED, evidence.cpus), evidence)
+            self._taker.run(pair.block(AB, evidence, _SEED, evidence.cpus), evidence)
+            if len(evidence.control_blocks) < min(CONTROL_BLOCKS, len(evidence.blocks)):
+                self._taker.run(pair.block(CONTROL, evidence, _SEED, evidence.cpus), evidence)
         blocks = evidence.blocks[begin:end]
         self._used_blocks[candidate.label] = begin + len(blocks)
         return blocks
@@ -352,22 +362,23 @@ class BlockSource:
     def measure_spec_way(self, candidate: Candidate) -> Comparison | None:
         """Compare the candidate with the good end in the spec's own way; None if that is how it was measured anyway."""
         pair = self._make_pair(candidate)
-        evidence = self._evidence.setdefault(pair.chain, PairEvidence())
+        evidence = self._evidence.setdefault(pair.chain, PairSamples())
         self._progress.status(f"{pair.chain}: rounds run as in its spec")
-        take_own(pair, evidence, self._taker, _SEED, lambda: self._taker.goes_on(evidence))
-        return compare_in_spec_way(evidence.own, DEFAULT_LEAST, DEFAULT_BAND)
+        run_spec_blocks(pair, evidence, self._taker, _SEED, lambda: self._taker.may_continue(evidence))
+        return compare_in_spec_way(evidence.spec_blocks, DEFAULT_MIN_EFFECT, DEFAULT_EQUIVALENCE_MARGIN)
 
     def _compute_measuring_seconds(self) -> float:
-        return time.monotonic() - self._taker.waited
+        return time.monotonic() - self._taker.wait_seconds
 
     def find_problem(self, candidate: Candidate) -> str:
         """Return the reason if a candidate's blocks are no evidence, or an empty string."""
-        evidence = self._evidence.get(self._make_name(candidate), PairEvidence())
+        evidence = self._evidence.get(self._make_name(candidate), PairSamples())
         if evidence.failure:
             return evidence.failure
-        if self._taker.gives_up(evidence):
-            return f"{evidence.replaced} blocks were disturbed and replaced; for example: {evidence.main_disturbance}"
-        control, plan = evidence.against_itself, plan_looks(DEFAULT_ALPHA, CONTROL_BLOCKS)
+        if self._taker.must_stop(evidence):
+            replaced = f"{evidence.replacement_count} blocks were disturbed and replaced"
+            return f"{replaced}; for example: {evidence.main_disturbance}"
+        control, plan = evidence.control_blocks, plan_looks(DEFAULT_ALPHA, CONTROL_BLOCKS)
         if control and compare(control, plan).differs:
             return "void: the good end differs from itself; find what differs, and repeat"
         return ""
@@ -379,20 +390,22 @@ class BlockSource:
     def _make_pair(self, candidate: Candidate) -> Pair:
         metric, labels = self._question.metric, (self._question.good.label, candidate.label)
         a, b = (self._sides[label].steps_by_metric[metric][self._question.chain] for label in labels)
-        return pair_of(self._make_name(candidate), (a, b), metric, self._rounds)
+        return make_pair(self._make_name(candidate), (a, b), metric, self._rounds)
 
-    def _prepare(self, candidate: Candidate) -> Judged:
+    def _prepare(self, candidate: Candidate) -> CandidateResult:
         question, setup = self._question, self._question.setup
         setup = replace(setup, stages=tuple(dict.fromkeys((*setup.stages, Figure.TIME.row.stage))))
 
-        def prepare(folder: Path, presenter: Presenter) -> Judged:
+        def prepare(folder: Path, presenter: Reporter) -> CandidateResult:
             machine = setup.open_workbench_for(candidate.iree)
             side = prepare_side(candidate.label, machine, candidate.iree, setup, folder, presenter)
             if side.interrupted:
                 raise KeyboardInterrupt
             step = side.steps_by_metric[question.metric].get(question.chain)
             self._sides[candidate.label] = side
-            return Judged(reason=find_obstacle(side, step) if step else "it has no such step", toolchain=side.toolchain)
+            return CandidateResult(
+                reason=find_obstacle(side, step) if step else "it has no such step", toolchain=side.toolchain
+            )
 
         return measure_candidate(candidate, self._folder, self._presenter, prepare)
 
@@ -411,7 +424,7 @@ class RoundsJudge:
         self.max_comparisons: int | None = comparisons
         self._middle = 0.0
 
-    def judge_end(self, candidate: Candidate, *, bad: bool) -> Judged:
+    def judge_end(self, candidate: Candidate, *, bad: bool) -> CandidateResult:
         """Prepare the good end, or compare the bad one with it."""
         check = self._source.prepare(candidate)
         if check.reason:
@@ -442,18 +455,18 @@ class RoundsJudge:
             )
         return result
 
-    def start(self, good: Judged, bad: Judged) -> str:
+    def start(self, good: CandidateResult, bad: CandidateResult) -> str:
         """Compute the middle of the ends; return the reason if there is nothing to search, or an empty string."""
         del good  # its ratio is 1 by definition
         if bad.reason:
             return bad.reason
         try:
-            self._middle = find_middle(bad.known, bad.low or 0.0, bad.high or 0.0)
+            self._middle = find_middle(bad.end_value, bad.low or 0.0, bad.high or 0.0)
         except EvidenceError as error:
-            return error.what
+            return error.message
         return ""
 
-    def judge(self, candidate: Candidate) -> Judged:
+    def judge(self, candidate: Candidate) -> CandidateResult:
         """Compare a candidate with the good end, until its interval is on one side of the middle."""
         check = self._source.prepare(candidate)
         if check.reason:
@@ -463,7 +476,7 @@ class RoundsJudge:
             has_blocks = self._measure_to_next_look(candidate, blocks)
             if not blocks:
                 return replace(check, reason=self._source.find_problem(candidate) or "no rounds could be measured")
-            placing = place(compute_log_ratios(blocks), self._plan, self._middle)
+            placing = place_candidate(compute_log_ratios(blocks), self._plan, self._middle)
             if placing.next_look is None or not has_blocks:
                 break
         trouble = self._source.find_problem(candidate)
@@ -480,7 +493,9 @@ class RoundsJudge:
         blocks += blocks_taken
         return bool(blocks_taken)
 
-    def _measure(self, check: Judged, timing: Comparison | Placing, *, bad: bool | None, reason: str) -> Judged:
+    def _measure(
+        self, check: CandidateResult, timing: Comparison | Placement, *, bad: bool | None, reason: str
+    ) -> CandidateResult:
         cpus = f", on CPU {format_cpus(self._source.cpus)}" if self._source.cpus else ""
         return replace(
             check,

@@ -19,17 +19,17 @@ from iree_gauntlet.engine.judging import find_first_error
 from iree_gauntlet.engine.workspace import Selection
 from iree_gauntlet.errors import ExitCode, NoSuchToolchainError, SpecError, ToolchainError, UsageError
 from iree_gauntlet.experiments.explaining.bundle import FIXED, REPRO_LOG, STILL_THERE, open_bundle, run_bundle
-from iree_gauntlet.experiments.run import Chosen, choose, run
+from iree_gauntlet.experiments.run import RunSetup, make_setup, run
 from iree_gauntlet.experiments.sides import make_round_settings
 from iree_gauntlet.figures import METRICS, Figure
-from iree_gauntlet.formatting import counted, duration
-from iree_gauntlet.journal_events import KeptOptions
+from iree_gauntlet.formatting import format_duration, pluralize
+from iree_gauntlet.journal_events import ResumeOptions
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.measuring.statistics.bisection import is_nearer_to_bad, is_same_value, is_third_value
+from iree_gauntlet.measuring.statistics.bisection import is_nearer_to_bad, is_same_value, matches_neither_end
 from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA
-from iree_gauntlet.records.bisect_outcome import BisectChange, BisectOpening, Judged, RowCandidate
-from iree_gauntlet.records.run_folder import free_folder
-from iree_gauntlet.requests import BisectRequest, RunRequest, dashed, given
+from iree_gauntlet.records.bisect_outcome import BisectChange, BisectOpening, CandidateResult, RowCandidate
+from iree_gauntlet.records.run_folder import find_free_folder
+from iree_gauntlet.requests import BisectRequest, RunRequest, collect_changed_options, format_option
 from iree_gauntlet.settings import find_project_folder
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.system.atomic import add_folder
@@ -41,14 +41,14 @@ from iree_gauntlet.toolchains.candidates import (
     open_checkout,
 )
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
-from iree_gauntlet.toolchains.find import make_toolchain_place, provide_environment
+from iree_gauntlet.toolchains.find import make_toolchain_locations, provide_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from iree_gauntlet.engine.processes.supervisor import Supervisor
-    from iree_gauntlet.progress import Presenter
-    from iree_gauntlet.toolchains.find import ToolchainPlace
+    from iree_gauntlet.progress import Reporter
+    from iree_gauntlet.toolchains.find import ToolchainLocations
 
 
 # The output of a candidate's run, in its folder.
@@ -87,8 +87,8 @@ class Question:
     row: tuple[Candidate, ...]
     good_is_older: bool
     request: BisectRequest
-    setup: Chosen
-    place: ToolchainPlace
+    setup: RunSetup
+    place: ToolchainLocations
 
     @property
     def good(self) -> Candidate:
@@ -113,7 +113,7 @@ class Question:
         """Make the journal's opening event."""
         request = self.setup.request
         # The options that identify a bisect: a resumed one keeps them.
-        options = {name: value for name, value in request.kept.items() if name not in _OMITTED_OPTIONS}
+        options = {name: value for name, value in request.resume_options.items() if name not in _OMITTED_OPTIONS}
         return BisectOpening(
             confidence=1 - DEFAULT_ALPHA if self.metric in _TIMED_METRICS else 1.0,
             metric=self.metric,
@@ -122,7 +122,7 @@ class Question:
             bad=self.bad.label,
             row=record_row(self.row),
             good_is_older=self.good_is_older,
-            kept=KeptOptions({**asdict(self.request), "disturbed": request.conduct.disturbed, **options}),
+            kept=ResumeOptions({**asdict(self.request), "disturbed": request.conduct.disturbed, **options}),
             commit=self.commit,
         )
 
@@ -158,7 +158,7 @@ def make_question(bisect_request: BisectRequest, request: RunRequest) -> Questio
             chain = open_bundle(Path(bisect_request.bundle), Path(folder)).title
     else:
         _require_metric(bisect_request, request)
-        setup = choose(request)
+        setup = make_setup(request)
         chain = _find_chain(setup, metric)
     _require_one_row(bisect_request, metric)
     place = make_place(request)
@@ -175,12 +175,12 @@ def make_question(bisect_request: BisectRequest, request: RunRequest) -> Questio
     return Question(metric, chain, row, good_is_older, bisect_request, setup, place)
 
 
-def make_place(request: RunRequest) -> ToolchainPlace:
+def make_place(request: RunRequest) -> ToolchainLocations:
     """Return the place where a bisect looks for its IREEs."""
     root = find_cache_folder(request.toolchain.cache_dir)
     configuration = read_configuration(find_project_folder(), os.environ)
     hashes = VerifiedHashes(root / "verified")
-    return make_toolchain_place(
+    return make_toolchain_locations(
         find_toolchains_folder(), root, configuration, Leases, hashes.sha256, offline=request.network.offline
     )
 
@@ -208,8 +208,10 @@ def _require_metric(bisect_request: BisectRequest, request: RunRequest) -> None:
         raise UsageError(
             f"--metric {metric}: unknown metric", f"Known: {', '.join((*_TIMED_METRICS, *EXACT_METRICS))}."
         )
-    elif names := [name for name in given((bisect_request, request.conduct)) if name in _TIMING_OPTIONS]:
-        message = f"{dashed(names[0])} is for --metric {' and '.join(_TIMED_METRICS)}"
+    elif names := [
+        name for name in collect_changed_options((bisect_request, request.conduct)) if name in _TIMING_OPTIONS
+    ]:
+        message = f"{format_option(names[0])} is for --metric {' and '.join(_TIMED_METRICS)}"
         raise UsageError(message, f"The metric {metric} is exact: leave it out.")
 
 
@@ -219,14 +221,14 @@ def resume_question(opening: BisectOpening, bisect_request: BisectRequest, reque
     if bisect_request.bundle:
         setup = _make_empty_setup(request)
     else:
-        setup = choose(request)
+        setup = make_setup(request)
         if _find_chain(setup, opening.metric) != opening.chain:
             raise UsageError(f"the selection no longer contains {opening.chain}", "Start a new bisect.")
     place = make_place(request)
     return Question(opening.metric, opening.chain, row, opening.good_is_older, bisect_request, setup, place)
 
 
-def _find_chain(setup: Chosen, metric: str) -> str:
+def _find_chain(setup: RunSetup, metric: str) -> str:
     """Return the one selected chain with the spec that the metric needs; UsageError if there is not exactly one."""
     kinds = EXACT_METRICS.get(metric, Figure.TIME.row.stage).row.kinds
     chains = sorted({case.chain for case in setup.selection.cases.cases if case.kind in kinds})
@@ -244,19 +246,23 @@ def _find_chain(setup: Chosen, metric: str) -> str:
     return chains[0]
 
 
-def describe_cost(row: Sequence[Candidate], tries: int, place: ToolchainPlace) -> str:
+def describe_cost(row: Sequence[Candidate], tries: int, place: ToolchainLocations) -> str:
     """Describe the number of builds for a row, and their duration, estimated by earlier builds."""
     ready = find_ready(row, place)
     durations = [build.seconds for _, build, _ in place.builds.all() if build and build.seconds]
     ends = sum(end not in ready for end in (0, len(row) - 1))
     max_builds = min(tries + ends, len(row) - len(ready))
     suffix = (
-        f", about {duration(max(durations) * max_builds)} going by earlier builds" if durations and max_builds else ""
+        f", about {format_duration(max(durations) * max_builds)} going by earlier builds"
+        if durations and max_builds
+        else ""
     )
-    return f"{counted(len(row), 'commit')}, {len(ready)} already built; at most {counted(max_builds, 'build')}{suffix}"
+    return (
+        f"{pluralize(len(row), 'commit')}, {len(ready)} already built; at most {pluralize(max_builds, 'build')}{suffix}"
+    )
 
 
-def find_ready(row: Sequence[Candidate], place: ToolchainPlace) -> set[int]:
+def find_ready(row: Sequence[Candidate], place: ToolchainLocations) -> set[int]:
     """Return the indices of candidates that need no build and no download."""
     packages = (package.label.removeprefix("commit-") for _, package, _ in place.environments.all() if package)
     # A build of a work tree is not a build of its commit.
@@ -265,7 +271,7 @@ def find_ready(row: Sequence[Candidate], place: ToolchainPlace) -> set[int]:
     return {index for index, candidate in enumerate(row) if candidate.label in commits}
 
 
-def resolve_package(candidate: Candidate, place: ToolchainPlace, say: Callable[[str], None]) -> Candidate:
+def resolve_package(candidate: Candidate, place: ToolchainLocations, say: Callable[[str], None]) -> Candidate:
     """Install a commit's package and return it as the candidate; the candidate itself if there is none."""
     choice = parse_choice(candidate.iree)
     if choice.kind is not ChoiceKind.SOURCE or not choice.ref:
@@ -274,13 +280,13 @@ def resolve_package(candidate: Candidate, place: ToolchainPlace, say: Callable[[
     try:
         provide_environment(parse_choice(package_choice), place)
     except NoSuchToolchainError as error:
-        say(f"{candidate.label}: {error.what}; building it instead")
+        say(f"{candidate.label}: {error.message}; building it instead")
         return candidate
     return replace(candidate, iree=package_choice)
 
 
 def list_nightlies_inside(
-    old: Candidate, new: Candidate, place: ToolchainPlace, say: Callable[[str], None]
+    old: Candidate, new: Candidate, place: ToolchainLocations, say: Callable[[str], None]
 ) -> tuple[Candidate, ...]:
     """Return the nightlies between two releases, which need no build; none if one of the two is no release."""
     if any(parse_choice(candidate.iree).kind is not ChoiceKind.RELEASE for candidate in (old, new)):
@@ -288,14 +294,14 @@ def list_nightlies_inside(
     try:
         row, _ = list_candidates_between(old.iree, new.iree, place, nightlies=True)
     except ToolchainError as error:
-        say(f"no nightlies between {old.label} and {new.label}: {error.what}; continuing with the commits")
+        say(f"no nightlies between {old.label} and {new.label}: {error.message}; continuing with the commits")
         return ()
     if row[1:-1]:
         say(f"between {old.label} and {new.label}: nightlies ({len(row) - 2})")
     return row[1:-1]
 
 
-def describe_change(commit: str, source: str, place: ToolchainPlace) -> BisectChange:
+def describe_change(commit: str, source: str, place: ToolchainLocations) -> BisectChange:
     """Describe the commit that made a change."""
     fields = open_checkout(source, place).describe(commit)
     pull = _PULL_REQUEST.search(fields["subject"])
@@ -303,31 +309,31 @@ def describe_change(commit: str, source: str, place: ToolchainPlace) -> BisectCh
 
 
 def measure_candidate(
-    candidate: Candidate, folder: Path, presenter: Presenter, measure: Callable[[Path, Presenter], Judged]
-) -> Judged:
+    candidate: Candidate, folder: Path, presenter: Reporter, measure: Callable[[Path, Reporter], CandidateResult]
+) -> CandidateResult:
     """Run a candidate in its folder and return the result, not judged yet; if it cannot be used, with the reason.
 
     Raises:
         GauntletError: a problem that is not the candidate's, such as a full disk.
         KeyboardInterrupt: the run was interrupted.
     """
-    run_dir = free_folder(folder / candidate.label)
+    run_dir = find_free_folder(folder / candidate.label)
     run_dir.mkdir()
     try:
         with (run_dir / _CONSOLE).open("w", encoding="utf-8") as stream:
-            return replace(measure(run_dir, presenter.to(stream)), folder=run_dir.name)
+            return replace(measure(run_dir, presenter.with_stream(stream)), folder=run_dir.name)
     except (ToolchainError, SpecError) as error:
         # The candidate cannot be installed, lacks a flag, or is no IREE at all.
         (run_dir / _CONSOLE).write_text(f"{error}\n", encoding="utf-8")
-        return Judged(reason=error.on_one_line, folder=run_dir.name)
+        return CandidateResult(reason=error.on_one_line, folder=run_dir.name)
 
 
 def run_candidate(
-    candidate: Candidate, metric: str, chain: str, folder: Path, setup: Chosen, presenter: Presenter
-) -> Judged:
+    candidate: Candidate, metric: str, chain: str, folder: Path, setup: RunSetup, presenter: Reporter
+) -> CandidateResult:
     """Run the stage that a metric needs, with a candidate, and read the value; see `measure_candidate`."""
 
-    def run_stage(run_dir: Path, presenter: Presenter) -> Judged:
+    def run_stage(run_dir: Path, presenter: Reporter) -> CandidateResult:
         code = run(setup.within(run_dir, candidate.iree, (EXACT_METRICS[metric],)), presenter, brief=True).exit_code
         if code is ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
@@ -342,27 +348,27 @@ class ExactJudge:
 
     max_comparisons: int | None = None
 
-    def __init__(self, name: str, run: Callable[[Candidate], Judged]) -> None:
+    def __init__(self, name: str, run: Callable[[Candidate], CandidateResult]) -> None:
         self._name = name
         self._run = run
         self._good = self._bad = 0.0
 
-    def judge_end(self, candidate: Candidate, *, bad: bool) -> Judged:
+    def judge_end(self, candidate: Candidate, *, bad: bool) -> CandidateResult:
         """Measure an end; the result's `bad` is the argument, or None if it could not be measured."""
         result = self._run(candidate)
         return result if result.value is None else replace(result, bad=bad)
 
-    def start(self, good: Judged, bad: Judged) -> str:
+    def start(self, good: CandidateResult, bad: CandidateResult) -> str:
         """Take the ends' values; return the reason if there is nothing to search, or an empty string."""
-        self._good, self._bad = good.known, bad.known
-        if self._is_same(good.known, bad.known):
+        self._good, self._bad = good.end_value, bad.end_value
+        if self._is_same(good.end_value, bad.end_value):
             values = good.text if good.text == bad.text else f"{good.text}, and {bad.text}"
             return f"nothing to search for: both ends give the same value ({values})"
-        if self._name in _PASS_FAIL_METRICS and good.known < bad.known:
+        if self._name in _PASS_FAIL_METRICS and good.end_value < bad.end_value:
             return f"good and bad are swapped: the good end is {good.text}, the bad one {bad.text}"
         return ""
 
-    def judge(self, candidate: Candidate) -> Judged:
+    def judge(self, candidate: Candidate) -> CandidateResult:
         """Run a candidate, and compare its value with the ends'."""
         result = self._run(candidate)
         if result.value is None:
@@ -371,7 +377,7 @@ class ExactJudge:
         is_third = not any(self._is_same(end, result.value) for end in ends)
         if METRICS.get(self._name) is Figure.ERROR:
             # Compilers differ in the order of rounding, so this metric has a tolerance.
-            is_third = is_third_value(result.value, *ends)
+            is_third = matches_neither_end(result.value, *ends)
         return replace(result, bad=is_nearer_to_bad(result.value, *ends), third=is_third)
 
     def _is_same(self, a: float, b: float) -> bool:
@@ -379,19 +385,19 @@ class ExactJudge:
         return is_same_value(a, b) if margin is None else not margin.is_exceeded(a, b)
 
 
-def _read_value(metric: str, record: JournalRecord, chain: str) -> Judged:
+def _read_value(metric: str, record: JournalRecord, chain: str) -> CandidateResult:
     """Read an exact metric's value, or the reason if there is none; 1 for a pass, 0 for a failure of IREE."""
     fault, reason = _find_fault(record, chain)
     if metric in _PASS_FAIL_METRICS:
         if fault is None:
-            return Judged(value=1.0, text="passes")
-        return Judged(value=0.0, text=f"fails: {reason}") if fault else Judged(reason=reason)
+            return CandidateResult(value=1.0, text="passes")
+        return CandidateResult(value=0.0, text=f"fails: {reason}") if fault else CandidateResult(reason=reason)
     result = record.results.get(f"{chain}:{EXACT_METRICS[metric]}")
     figure = METRICS[metric]
     value = result.measure(figure) if result else None
     if value is None:
-        return Judged(reason=reason or figure.row.missing)
-    return Judged(value=value, text=figure.describe(value))
+        return CandidateResult(reason=reason or figure.row.missing_reason)
+    return CandidateResult(value=value, text=figure.describe(value))
 
 
 def _find_fault(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
@@ -409,17 +415,21 @@ def _find_fault(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
 
 def _require_bundle_alone(bisect_request: BisectRequest, request: RunRequest) -> None:
     """Require that no option of models is given: a bundle has its own program, inputs and question."""
-    options = given((request.selection, request.conduct))
-    options |= {name: value for name, value in given([bisect_request]).items() if name in ("metric", *_TIMING_OPTIONS)}
+    options = collect_changed_options((request.selection, request.conduct))
+    options |= {
+        name: value
+        for name, value in collect_changed_options([bisect_request]).items()
+        if name in ("metric", *_TIMING_OPTIONS)
+    }
     if options:
-        flag = dashed(next(iter(options)))
+        flag = format_option(next(iter(options)))
         hint = "A bundle contains its program, inputs and expected values: leave one of the two out."
         raise UsageError(f"{flag} and --bundle exclude each other", hint)
 
 
-def _make_empty_setup(request: RunRequest) -> Chosen:
+def _make_empty_setup(request: RunRequest) -> RunSetup:
     """Make a setup without specs: a bundle only needs it to find and install IREEs."""
-    return Chosen(request, Selection("bundle", (), (), (), CaseSet((), (), ())), ())
+    return RunSetup(request, Selection("bundle", (), (), (), CaseSet((), (), ())), ())
 
 
 def keep_bundle(bundle: str, folder: Path) -> None:
@@ -434,20 +444,20 @@ def keep_bundle(bundle: str, folder: Path) -> None:
 
 
 def run_bundle_with(
-    candidate: Candidate, folder: Path, setup: Chosen, supervisor: Supervisor, presenter: Presenter
-) -> Judged:
+    candidate: Candidate, folder: Path, setup: RunSetup, supervisor: Supervisor, presenter: Reporter
+) -> CandidateResult:
     """Run the bundle with a candidate: 1 if it passes, 0 if it fails; see `measure_candidate`."""
 
-    def run_script(run_dir: Path, _presenter: Presenter) -> Judged:
+    def run_script(run_dir: Path, _presenter: Reporter) -> CandidateResult:
         machine = setup.open_workbench_for(candidate.iree)
         code = run_bundle(folder / _BUNDLE_FOLDER, machine.iree, supervisor, run_dir)
         toolchain = machine.iree.as_dict()
         if code == FIXED:
-            return Judged(value=1.0, text="passes", toolchain=toolchain)
+            return CandidateResult(value=1.0, text="passes", toolchain=toolchain)
         if code == STILL_THERE:
-            return Judged(value=0.0, text="fails", toolchain=toolchain)
+            return CandidateResult(value=0.0, text="fails", toolchain=toolchain)
         ending = "did not finish in time" if code is None else f"exits with {code}"
         lines = (run_dir / REPRO_LOG).read_text(encoding="utf-8", errors="replace").splitlines() or [""]
-        return Judged(reason=f"repro.sh {ending}: {find_first_error(lines) or lines[-1]}", toolchain=toolchain)
+        return CandidateResult(reason=f"repro.sh {ending}: {find_first_error(lines) or lines[-1]}", toolchain=toolchain)
 
     return measure_candidate(candidate, folder, presenter, run_script)

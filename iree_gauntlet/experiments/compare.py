@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
 from iree_gauntlet.engine.profiling import describe_difference
-from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
+from iree_gauntlet.engine.rounds.blocks import PairSamples, collect_samples
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, ToolchainError, UsageError
 from iree_gauntlet.experiments.experiment import Experiment
-from iree_gauntlet.experiments.run import choose
+from iree_gauntlet.experiments.run import make_setup
 from iree_gauntlet.experiments.session_verdicts import (
     Comparer,
     CompareSettings,
@@ -26,20 +26,20 @@ from iree_gauntlet.experiments.session_verdicts import (
 from iree_gauntlet.experiments.sides import (
     CHANGE_VERDICTS,
     ComparingMachines,
-    PreparedSide,
+    ComparisonSide,
     RoundsLog,
     explain_differences,
     find_changed_models,
     find_compile_changes,
     find_obstacle,
     find_removed_models,
+    make_pair,
     make_round_settings,
     make_units,
-    pair_of,
     prepare_side,
 )
 from iree_gauntlet.figures import METRICS, OUTSIDE_MARGIN, Figure
-from iree_gauntlet.journal_events import KeptOptions
+from iree_gauntlet.journal_events import ResumeOptions
 from iree_gauntlet.measuring.instructions.counters import find_counter, read_counts
 from iree_gauntlet.measuring.instructions.work import Work, combine_work, judge_parts
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
@@ -48,28 +48,28 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
 from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, plan_looks
 from iree_gauntlet.records.compare_record import (
     COMPARISON,
-    SIDES,
-    ComparedDispatches,
+    SIDE_NAMES,
+    ChangeLocation,
     ComparisonOpening,
+    ComparisonPreparation,
     ComparisonSummary,
     ComparisonVerdict,
-    PreparedComparison,
-    RecordedRounds,
-    RecordedSide,
+    DispatchComparison,
+    RoundRules,
     SideBenchmark,
-    WhereChanged,
+    SideRecord,
     WorkVerdict,
 )
-from iree_gauntlet.requests import CompareRequest, RunRequest, given, read
-from iree_gauntlet.settings import shown
+from iree_gauntlet.requests import CompareRequest, RunRequest, collect_changed_options, parse_request
+from iree_gauntlet.settings import format_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.experiments.run import Chosen
+    from iree_gauntlet.experiments.run import RunSetup
     from iree_gauntlet.journal_format import JournalEvent
-    from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.progress import Reporter
     from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.requests import ConductRequest
     from iree_gauntlet.steps import Step
@@ -91,7 +91,7 @@ _OUTSIDE = "outside of dispatches (the runtime, and C library functions that dis
 
 
 def compare(
-    options: CompareRequest, request: RunRequest, presenter: Presenter, machines: ComparingMachines | None = None
+    options: CompareRequest, request: RunRequest, presenter: Reporter, machines: ComparingMachines | None = None
 ) -> ExitCode:
     """Compare two IREEs over a selection, on this machine or on others.
 
@@ -104,37 +104,42 @@ def compare(
         if opening.elsewhere != (machines is not None):
             local_texts = "this machine", "Leave --cluster out"
             location, hint = ("a cluster", "Give --cluster") if opening.elsewhere else local_texts
-            raise UsageError(f"{shown(experiment.folder)} was started on {location}", f"{hint} to continue it.")
-        new_options = given((options, request.selection, request.toolchain, request.conduct))
+            raise UsageError(f"{format_path(experiment.folder)} was started on {location}", f"{hint} to continue it.")
+        new_options = collect_changed_options((options, request.selection, request.toolchain, request.conduct))
         previous = experiment.keep_options(new_options, _MAY_CHANGE)
         budget = {} if "budget" in new_options else {"budget": opening.rules.budget_seconds / 60}
-        options, request = read(CompareRequest, asdict(options) | budget | previous), request.with_kept(previous)
+        options, request = (
+            parse_request(CompareRequest, asdict(options) | budget | previous),
+            request.with_resumed_options(previous),
+        )
     names = options.sides
-    if len(names) != len(SIDES):
+    if len(names) != len(SIDE_NAMES):
         raise UsageError(
             f"compare takes two IREEs, not {len(names)}",
             "Such as: compare 3.12.0 3.13.0 --model dtln, or compare installed build:../iree-build --suite cpu.",
         )
-    settings = compare_settings(options, request.conduct, here=machines is None)
+    settings = make_compare_settings(options, request.conduct, local=machines is None)
     # A typing mistake is reported, and a missing IREE installed, before hours of work.
     setup = _choose(request, options, machines)
     workbenches = [setup.open_workbench_for(name) for name in names]
     events = experiment.record.events if experiment.record else []
     kept_fields = {
-        name: value for name, value in (asdict(options) | request.kept).items() if name not in _REPLACED_OPTIONS
+        name: value
+        for name, value in (asdict(options) | request.resume_options).items()
+        if name not in _REPLACED_OPTIONS
     }
     kept_fields["disturbed"] = request.conduct.disturbed
     opening = ComparisonOpening(
-        sides={side: RecordedSide(asked=iree, folder=side.lower()) for side, iree in zip(SIDES, names, strict=True)},
-        kept=KeptOptions(kept_fields),
+        sides={side: SideRecord(asked=iree, folder=side.lower()) for side, iree in zip(SIDE_NAMES, names, strict=True)},
+        kept=ResumeOptions(kept_fields),
         rules=settings.rules,
-        rounds=RecordedRounds(**asdict(settings.rounds)),
+        rounds=RoundRules(**asdict(settings.rounds)),
         machine=read_machine_facts(),
         elsewhere=machines is not None,
     )
     with experiment.open(presenter, opening) as log:
-        sides: list[PreparedSide] = []
-        for name, iree, machine in zip(SIDES, names, workbenches, strict=True):
+        sides: list[ComparisonSide] = []
+        for name, iree, machine in zip(SIDE_NAMES, names, workbenches, strict=True):
             sides.append(prepare_side(name, machine, iree, setup, experiment.folder / name.lower(), presenter))
             if sides[-1].interrupted:
                 experiment.code = ExitCode.INTERRUPTED
@@ -153,11 +158,11 @@ class _Comparison:
     """A comparison whose sides have run; its results go into the log."""
 
     options: CompareRequest
-    setup: Chosen
+    setup: RunSetup
     settings: CompareSettings
-    sides: tuple[PreparedSide, PreparedSide]
+    sides: tuple[ComparisonSide, ComparisonSide]
     log: EventLog
-    presenter: Presenter
+    presenter: Reporter
 
     def count(self, events: Sequence[JournalEvent]) -> ExitCode:
         """Compare the instruction counts of both sides."""
@@ -174,11 +179,11 @@ class _Comparison:
         self.log.write("summary", ComparisonSummary(verdicts=counts))
         for chain, work in verdicts.items():
             if work.verdict != Work.SAME:
-                module_paths = [[side.counts[chain].input("program").path] for side in self.sides]
+                module_paths = [[side.counts[chain].find_input("program").path] for side in self.sides]
                 # Sizes are left out: a module that is built for a count is not the one that users get.
                 compile_changes = find_compile_changes([side.tools for side in self.sides], module_paths, sized=False)
                 dispatches = _count_dispatches(self.sides, chain, work)
-                self.log.write("where", WhereChanged(dispatches=dispatches, compile=compile_changes), step=chain)
+                self.log.write("where", ChangeLocation(dispatches=dispatches, compile=compile_changes), step=chain)
         codes = [ExitCode.ERROR for _ in left_out]
         codes += [ExitCode.FAILED for work in verdicts.values() if work.verdict == Work.MORE]
         return ExitCode.worst(codes)
@@ -191,13 +196,13 @@ class _Comparison:
         steps = {chain: pair for chain, pair in steps.items() if chain not in left_out}
         benchmarks = {
             chain: {
-                side.name: SideBenchmark(timeout=step.timeout, command=step.process, resources=step.resources)
+                side.name: SideBenchmark(timeout=step.timeout, command=step.required_command, resources=step.resources)
                 for side, step in zip(self.sides, pair, strict=True)
             }
             for chain, pair in (steps.items() if metric == "time" else ())
         }
         self._write_prepared(steps, left_out, benchmarks)
-        evidence = evidence_of(events)
+        evidence = collect_samples(events)
         with self.presenter.progress() as progress, open_session(folder, self.log, progress) as session:
             try:
                 with session.interruptible():
@@ -217,10 +222,10 @@ class _Comparison:
         return ExitCode.worst([*codes, *(_CODES.get(verdict.verdict, ExitCode.OK) for verdict in verdicts.values())])
 
     def _measure_here(
-        self, steps: Mapping[str, tuple[Step, Step]], session: Session[Any], evidence: dict[str, PairEvidence]
+        self, steps: Mapping[str, tuple[Step, Step]], session: Session[Any], evidence: dict[str, PairSamples]
     ) -> dict[str, ModelVerdict]:
         settings, (a, b) = self.settings, self.sides
-        pairs = [pair_of(chain, pair, settings.metric, settings.rounds) for chain, pair in steps.items()]
+        pairs = [make_pair(chain, pair, settings.metric, settings.rounds) for chain, pair in steps.items()]
         verdicts = judge(Comparer(session, settings.rules).run(pairs, evidence), settings.rules)
         works = self._write_verdicts(verdicts)
         if settings.metric == "time":
@@ -254,10 +259,10 @@ class _Comparison:
         self, models: Iterable[str], left_out: dict[str, str], benchmarks: dict[str, dict[str, SideBenchmark]]
     ) -> None:
         sides = {
-            side.name: RecordedSide(asked=side.asked, folder=side.folder.name, toolchain=side.toolchain)
+            side.name: SideRecord(asked=side.iree, folder=side.folder.name, toolchain=side.toolchain)
             for side in self.sides
         }
-        event = PreparedComparison(sides=sides, models=tuple(models), left_out=left_out, benchmarks=benchmarks)
+        event = ComparisonPreparation(sides=sides, models=tuple(models), left_out=left_out, benchmarks=benchmarks)
         self.log.write("prepared", event)
 
     def _write_verdicts(self, verdicts: Mapping[str, ModelVerdict]) -> dict[str, WorkVerdict]:
@@ -277,7 +282,7 @@ class _Comparison:
         self.log.write("summary", summarise_verdicts(verdicts))
         return works
 
-    def _judge_counts(self, chains: Iterable[str], sides: Sequence[PreparedSide] = ()) -> dict[str, WorkVerdict]:
+    def _judge_counts(self, chains: Iterable[str], sides: Sequence[ComparisonSide] = ()) -> dict[str, WorkVerdict]:
         """Judge the counts of each model whose instructions were counted on both sides."""
         sides = sides or self.sides
         verdicts = {}
@@ -289,14 +294,14 @@ class _Comparison:
             # Counts by different counters, or of modules for different CPUs, cannot be compared.
             counters = {(str(entry["counter"]), str(entry["cpu"])) for entry in statistics}
             if len(counters) == 1:
-                a, b = (read_counts(Path(step.output("counts"))) for step in steps)
+                a, b = (read_counts(Path(step.find_output("counts"))) for step in steps)
                 runtimes = {dict(step.cache.ingredients).get("tool") for step in steps}
                 min_change = self.settings.rules.least_work
                 parts = judge_parts(a, b, min_change, same_runtime=len(runtimes) == 1)
                 counter, cpu = counters.pop()
                 verdicts[chain] = WorkVerdict(
                     verdict=combine_work(parts),
-                    instructions=dict(zip(SIDES, (a.instructions, b.instructions), strict=True)),
+                    instructions=dict(zip(SIDE_NAMES, (a.instructions, b.instructions), strict=True)),
                     ratio=b.instructions / a.instructions,
                     counter=counter,
                     cpu=cpu,
@@ -321,10 +326,10 @@ class _Comparison:
         )
         conduct = replace(request.conduct, count_cpu=cpus.pop().removesuffix(_WITHOUT_FMA))
         setup = replace(self.setup, request=replace(request, conduct=conduct, chains=frozenset(chains)))
-        fma_sides: list[PreparedSide] = []
+        fma_sides: list[ComparisonSide] = []
         for side in self.sides:
             name, folder = f"{side.name} with FMA", side.folder.with_name(f"{side.folder.name}-fma")
-            fma_sides.append(prepare_side(name, side.machine, side.asked, setup, folder, self.presenter))
+            fma_sides.append(prepare_side(name, side.machine, side.iree, setup, folder, self.presenter))
             if fma_sides[-1].interrupted:
                 raise KeyboardInterrupt
         counts = self._judge_counts(chains, fma_sides)
@@ -334,7 +339,9 @@ class _Comparison:
         return verdicts | fma_verdicts
 
 
-def _make_ready(a: PreparedSide, b: PreparedSide, metric: str) -> tuple[dict[str, tuple[Step, Step]], dict[str, str]]:
+def _make_ready(
+    a: ComparisonSide, b: ComparisonSide, metric: str
+) -> tuple[dict[str, tuple[Step, Step]], dict[str, str]]:
     """Return the steps of both sides that can be measured, by chain, and the reasons for the rest."""
     sides = tuple((side, side.steps_by_metric[metric]) for side in (a, b))
     steps_by_chain: dict[str, tuple[Step, Step]] = {}
@@ -352,9 +359,9 @@ def _make_ready(a: PreparedSide, b: PreparedSide, metric: str) -> tuple[dict[str
     return steps_by_chain, left_out
 
 
-def _choose(request: RunRequest, options: CompareRequest, machines: ComparingMachines | None) -> Chosen:
+def _choose(request: RunRequest, options: CompareRequest, machines: ComparingMachines | None) -> RunSetup:
     """Set up the run of each side; raise if there is nothing to compare."""
-    setup = choose(request, machines)
+    setup = make_setup(request, machines)
     stage = METRICS[options.metric].row.stage
     if Figure.COMPILE_TIME.row.stage not in setup.stages:
         raise UsageError("a comparison compiles, but this suite does not", "Use another suite, or name models.")
@@ -374,13 +381,13 @@ def _choose(request: RunRequest, options: CompareRequest, machines: ComparingMac
                 find_counter(request.conduct.counter, request.conduct.count_cpu)
                 stages = (*stages, Figure.CALL_INSTRUCTIONS.row.stage)
             except ToolchainError as why_not:
-                messages.note(f"the work is not counted along with the times: {why_not.what}")
+                messages.note(f"the work is not counted along with the times: {why_not.message}")
         stages = (*stages, stage)
     return replace(setup, stages=tuple(dict.fromkeys(stages)))
 
 
-def compare_settings(request: CompareRequest, conduct: ConductRequest, *, here: bool) -> CompareSettings:
-    """Make the settings of rounds and verdicts; `here`: they are measured on this machine, whose CPUs are known."""
+def make_compare_settings(request: CompareRequest, conduct: ConductRequest, *, local: bool) -> CompareSettings:
+    """Make the settings of rounds and verdicts; `local`: they are measured on this machine, whose CPUs are known."""
     min_change, band = request.least / 100, request.band / 100
     if not 0 < min_change <= band < 1:
         raise UsageError(
@@ -407,17 +414,19 @@ def compare_settings(request: CompareRequest, conduct: ConductRequest, *, here: 
         outside=(max(OUTSIDE_MARGIN.share, request.least_work / 100), int(OUTSIDE_MARGIN.amount)),
         replace_disturbed=conduct.replaces_disturbed,
     )
-    return CompareSettings(request.metric, rules, make_round_settings(request, local=here))
+    return CompareSettings(request.metric, rules, make_round_settings(request, local=local))
 
 
-def _count_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str, work: WorkVerdict) -> ComparedDispatches:
+def _count_dispatches(
+    sides: tuple[ComparisonSide, ComparisonSide], chain: str, work: WorkVerdict
+) -> DispatchComparison:
     """Compare the dispatches of a model that was counted on both sides: a profile, with instructions in place of ns.
 
     Every dispatch that does more is listed, and the work outside of dispatches; of those that do less, the largest.
     """
     if work.outside is None:
-        return ComparedDispatches(reason="the CPU's own counter cannot tell dispatches apart; --counter valgrind can")
-    a, b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
+        return DispatchComparison(reason="the CPU's own counter cannot tell dispatches apart; --counter valgrind can")
+    a, b = (read_counts(Path(side.counts[chain].find_output("counts"))) for side in sides)
     rises = {name for part in work.parts for name in part.more}
     drops = [name for part in work.parts for name in part.less][:_MAX_DECREASES]
     changes = match_dispatches(a.profile, b.profile)
@@ -431,8 +440,8 @@ def _count_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str, work
         side, source = next(hits, (0, ""))
         # The module has `file:line` relative to the folder of its compile; show the path as one would open it.
         file, colon, line = source.rpartition(":")
-        path = Path(sides[side].counts[chain].input("program").path).parent / file
+        path = Path(sides[side].counts[chain].find_input("program").path).parent / file
         if file and path.is_file():
-            source = f"{shown(path.resolve())}{colon}{line}"
+            source = f"{format_path(path.resolve())}{colon}{line}"
         rows.append(replace(row, name=_OUTSIDE if row.match == Match.OUTSIDE else row.name, place=source))
-    return ComparedDispatches(unit="instructions", difference=replace(difference, rows=tuple(rows)))
+    return DispatchComparison(unit="instructions", difference=replace(difference, rows=tuple(rows)))

@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
 from iree_gauntlet import __version__
-from iree_gauntlet.engine.rounds.machine_lock import lock_facts
+from iree_gauntlet.engine.rounds.machine_lock import make_lock_facts
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_events import EndEvent
 from iree_gauntlet.journal_format import JOURNAL, OPENING, ExperimentRecord, JournalSchema, OpeningT
 from iree_gauntlet.records.event_log import EventLog
-from iree_gauntlet.records.run_folder import find_asked_folder, make_folder
-from iree_gauntlet.requests import require_as_begun
-from iree_gauntlet.settings import format_typed_command, shown
+from iree_gauntlet.records.run_folder import find_requested_folder, make_folder
+from iree_gauntlet.requests import require_unchanged_options
+from iree_gauntlet.settings import format_path, format_typed_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.progress import Presenter, Progress
+    from iree_gauntlet.progress import Progress, Reporter
     from iree_gauntlet.requests import FolderRequest
 
 
@@ -60,7 +60,7 @@ class Experiment(Generic[OpeningT]):
             GauntletError: the experiment to be resumed cannot be read.
         """
         (kind,) = schema.kinds
-        folder, resumed = find_asked_folder(kind, request)
+        folder, resumed = find_requested_folder(kind, request)
         record = schema.read(folder) if folder and resumed else None
         if record:
             _ = record.opening  # Raises if it is missing: then there is nothing to resume.
@@ -82,11 +82,11 @@ class Experiment(Generic[OpeningT]):
         """
         previous = self.record.opening.options if self.record else {}
         all_options = {**previous, **extra, **{name: current[name] for name in may_change if name in current}}
-        require_as_begun(self.kind.noun, shown(self.folder), current, all_options)
+        require_unchanged_options(self.kind.noun, format_path(self.folder), current, all_options)
         return all_options
 
     @contextmanager
-    def open(self, presenter: Presenter, opening: OpeningT) -> Iterator[EventLog]:
+    def open(self, presenter: Reporter, opening: OpeningT) -> Iterator[EventLog]:
         """Open the journal with an opening event; at the end, write the end event and report, after any exception.
 
         Raises:
@@ -100,7 +100,7 @@ class Experiment(Generic[OpeningT]):
             command=shlex.join(format_typed_command()),
             cwd=str(Path.cwd()),
             resumed=(folder / JOURNAL).is_file(),
-            lock_folder=lock_facts(os.environ).get("lock_folder", ""),
+            lock_folder=make_lock_facts(os.environ).get("lock_folder", ""),
         )
         with EventLog(folder / JOURNAL, lambda: datetime.now(UTC)) as log:
             log.write(OPENING, opening)
@@ -111,7 +111,7 @@ class Experiment(Generic[OpeningT]):
                 self.code = ExitCode.INTERRUPTED
                 raise
             except GauntletError as error:
-                self.code, self.problem = error.exit_code, error.what
+                self.code, self.problem = error.exit_code, error.message
                 raise
             except Exception as error:
                 self.code, self.problem = ExitCode.ERROR, f"{type(error).__name__}: {error}"
@@ -128,7 +128,7 @@ class Experiment(Generic[OpeningT]):
                     try:
                         log.write("end", end_event)
                     finally:
-                        self.reported = presenter.ran(folder, brief=False)
+                        self.reported = presenter.report_run(folder, brief=False)
                 except GauntletError:
                     # The first problem is more informative: on a full disk, the end event cannot be written either.
                     if not self.problem:

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import MAIN
 from iree_gauntlet.device_kinds import CPU, LOCAL_SYNC, LOCAL_TASK
-from iree_gauntlet.dialects.locations import file_path
+from iree_gauntlet.dialects.locations import get_url_path
 from iree_gauntlet.engine.run_start import is_changed
 from iree_gauntlet.engine.workbench import open_workbench
-from iree_gauntlet.errors import ExitCode, GauntletError, UsageError, name_place
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError, find_error_path
 from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.explaining.bundle import (
     PROGRAM,
@@ -48,16 +48,16 @@ from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.explain_outcome import (
     EXPLAIN_FOLDER,
     EXPLANATION,
-    AskedCase,
+    BundleResult,
     CaseEnd,
+    CaseRequest,
     ExplainOpening,
-    FoundBundle,
-    ProbedSwitch,
-    list_explained,
+    SwitchProbe,
+    list_reproduced_cases,
 )
-from iree_gauntlet.records.run_folder import LATEST, read_kept_options, run_named
+from iree_gauntlet.records.run_folder import LATEST, find_named_run, read_run_options
 from iree_gauntlet.requests import NetworkRequest, ToolchainRequest
-from iree_gauntlet.settings import resolve_links, shown
+from iree_gauntlet.settings import format_path, resolve_links
 from iree_gauntlet.toolchains.toolchain import COMPILE, RUN_MODULE
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.experiments.explaining.operators import OperatorSearch
     from iree_gauntlet.experiments.explaining.tools import ToolResult
     from iree_gauntlet.journal_format import JournalRecord
-    from iree_gauntlet.progress import Presenter, Progress
+    from iree_gauntlet.progress import Progress, Reporter
     from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.requests import CacheRequest, ExplainRequest
 
@@ -95,20 +95,20 @@ _ATTEMPTS = (1, 2)
 _CASE_MARKS = re.compile(r"[*?@\[]")
 
 
-def explain(request: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
+def explain(request: ExplainRequest, cache: CacheRequest, presenter: Reporter) -> ExitCode:
     """Explain the failures of a run."""
     run, *patterns = request.failures or (LATEST,)
     if _CASE_MARKS.search(run) and not Path(run).exists():
         command = shlex.join((LATEST, run, *patterns))
         raise UsageError(f"explain {run}: the first argument is a run, cases follow it", f"gauntlet explain {command}")
-    run_dir = resolve_links(run_named(run, "explain"))
+    run_dir = resolve_links(find_named_run(run, "explain"))
     record = read_journal(run_dir / JOURNAL)
     failures = find_failures(record, patterns)
     toolchain = record.run.toolchain.as_dict()
-    cases = tuple(AskedCase(failure.case, failure.kind, failure.result.full_reason) for failure in failures)
+    cases = tuple(CaseRequest(failure.case, failure.kind, failure.result.full_reason) for failure in failures)
     with presenter.progress() as progress:
         machine = open_iree(run_dir, toolchain, cache, progress)
-        bundles_by_compile: dict[tuple[str, ...], tuple[str, FoundBundle]] = {}
+        bundles_by_compile: dict[tuple[str, ...], tuple[str, BundleResult]] = {}
 
         def explain_case(notes: CaseNotes, failure: Failure | LostFailure) -> bool:
             if isinstance(failure, LostFailure):
@@ -128,7 +128,7 @@ def explain(request: ExplainRequest, cache: CacheRequest, presenter: Presenter) 
 
 def open_iree(run_dir: Path, facts: Mapping[str, Any], cache: CacheRequest, progress: Progress) -> Workbench:
     """Open the IREE of a run; GauntletError if another one is installed now."""
-    options = read_kept_options(run_dir).options
+    options = read_run_options(run_dir).options
     names = {name: options.get(name, "") for name in ("iree", "iree_compiler", "iree_runtime")}
     request = ToolchainRequest(cache_dir=cache.cache_dir, **names)
     machine = open_workbench(request, progress, NetworkRequest(), need_toolchain=True)
@@ -136,7 +136,7 @@ def open_iree(run_dir: Path, facts: Mapping[str, Any], cache: CacheRequest, prog
         tools = getattr(machine.iree, part)
         if facts.get(identity) != tools.identity:
             current_text = f"{names['iree'] or 'what is installed'} is now {tools.version}"
-            run_text = f"{shown(run_dir)} was made with {name} {facts.get(part)}"
+            run_text = f"{format_path(run_dir)} was made with {name} {facts.get(part)}"
             raise GauntletError(f"{run_text}, but {current_text}", "Run again, and explain that run.")
     return machine
 
@@ -146,12 +146,12 @@ def explain_each(
     opening: ExplainOpening,
     explainers: Sequence[tuple[str, Callable[[CaseNotes], bool]]],
     request: ExplainRequest,
-    presenter: Presenter,
+    presenter: Reporter,
     progress: Progress,
 ) -> ExitCode:
     """Explain one case after the other, except those that have a bundle; an explainer returns True if it made one."""
     folder = run_dir / EXPLAIN_FOLDER
-    explained_cases = list_explained(folder, private=request.no_weights, budget=request.budget)
+    explained_cases = list_reproduced_cases(folder, private=request.no_weights, budget=request.budget)
     experiment = Experiment(EXPLANATION, folder)
     all_have_bundles = True
     with experiment.open(presenter, opening) as log, experiment.open_session(log, progress) as session:
@@ -163,7 +163,9 @@ def explain_each(
             try:
                 has_bundle = explain_case(CaseNotes(session, case))
             except OSError as error:
-                raise GauntletError(f"{name_place(error) or shown(folder)}: {error.strerror}", NO_SPACE_HINT) from error
+                raise GauntletError(
+                    f"{find_error_path(error) or format_path(folder)}: {error.strerror}", NO_SPACE_HINT
+                ) from error
             seconds = round(time.monotonic() - began, 3)
             log.write("result", CaseEnd(has_bundle, request.no_weights, seconds, request.budget), step=case)
             all_have_bundles = all_have_bundles and has_bundle
@@ -186,10 +188,10 @@ class CaseNotes:
         """Print a progress message."""
         self.session.progress.message(f"{self.case}: {text}")
 
-    def add_bundle(self, bundle: Bundle, form: str, code: int | None) -> FoundBundle:
+    def add_bundle(self, bundle: Bundle, form: str, code: int | None) -> BundleResult:
         """Record a bundle and its exit code."""
         folder = str(bundle.folder.relative_to(self.session.folder))
-        entry = FoundBundle(folder=folder, bytes=bundle.bytes, exit_code=code, form=form)
+        entry = BundleResult(folder=folder, bytes=bundle.bytes, exit_code=code, form=form)
         self.add("bundle", entry.as_dict())
         return entry
 
@@ -209,7 +211,7 @@ class _FailureExplainer:
     tools: Tools
     record: JournalRecord
     request: ExplainRequest
-    bundles_by_compile: dict[tuple[str, ...], tuple[str, FoundBundle]]
+    bundles_by_compile: dict[tuple[str, ...], tuple[str, BundleResult]]
 
     def explain(self) -> bool:
         """Return True if a bundle shows the failure; equal compiles of one program are explained only once."""
@@ -232,7 +234,7 @@ class _FailureExplainer:
     def _program_sha256(self) -> str:
         return self.tools.workbench.store.verified.sha256(self.tools.failure.program)
 
-    def _explain_new(self) -> FoundBundle | None:
+    def _explain_new(self) -> BundleResult | None:
         """Return the record of a bundle that shows the failure; None if none does."""
         failure = self.tools.failure
         hint = "run again, and explain that run"
@@ -267,7 +269,7 @@ class _FailureExplainer:
             for source in step.inputs if step.stage.row.makes_modules or step.stage is failure.stage else ():
                 reference = replace(source, sha256="")
                 if by_time != bool(source.sha256) and is_changed(reference, source.sha256, began, hashes.sha256):
-                    return shown(Path(file_path(source.url)))
+                    return format_path(Path(get_url_path(source.url)))
         return None
 
     def _repeat_failure(self) -> Symptom | None:
@@ -290,9 +292,9 @@ class _FailureExplainer:
         self.notes.add("again", {"failed": len(failures), "same": is_same, "symptom": symptom and symptom.as_dict()})
         return symptom
 
-    def _diagnose(self, forms: FailureForms, probes: _Probes) -> FoundBundle | None:
+    def _diagnose(self, forms: FailureForms, probes: _Probes) -> BundleResult | None:
         """Find the culprit, write a bundle that shows it, and find the switches that avoid it."""
-        futures: tuple[Future[ProbedSwitch], ...] = ()
+        futures: tuple[Future[SwitchProbe], ...] = ()
         is_earliest = False
         if self.tools.failure.stage.row.makes_modules:
             self.notes.say("reducing the program")
@@ -383,7 +385,7 @@ class _FailureExplainer:
             raise GauntletError("it would contain the model's own values, which --no-weights leaves out", "")
         return "the whole program", forms.make_program_form(reason)
 
-    def _write_bundle(self, forms: Iterator[tuple[str, BundleContents]], note: str) -> FoundBundle | None:
+    def _write_bundle(self, forms: Iterator[tuple[str, BundleContents]], note: str) -> BundleResult | None:
         """Write the first form that shows the failure when it is run; return its record, or None if none does."""
         tools, supervisor = self.tools, self.notes.session.supervisor
         best: tuple[Bundle, str, int | None] | None = None
@@ -442,7 +444,7 @@ class _Probes:
     # Runs are serialised: each one loads the model's weights.
     running: threading.Lock = field(default_factory=threading.Lock)
 
-    def begin(self) -> tuple[Future[ProbedSwitch], ...]:
+    def begin(self) -> tuple[Future[SwitchProbe], ...]:
         """Start the probes."""
         for_cpu = any(CPU.backend in text for text in self.tools.failure.flags)
         probes = [
@@ -454,31 +456,31 @@ class _Probes:
             probes.append(self.pool.submit(self._run_on_one_thread))
         return tuple(probes)
 
-    def _compile_with(self, name: str, flag: str) -> ProbedSwitch:
+    def _compile_with(self, name: str, flag: str) -> SwitchProbe:
         failure, setting = self.tools.failure, flag.partition("=")[0]
         flags = [*(text for text in failure.flags if text.partition("=")[0] != setting), flag]
         file = f"probe_{setting.removeprefix('--')}.vmfb"
         result = self.tools.cached_compile(file, flags)
         if not failure.stage.row.makes_modules:
             if not result.passed:
-                return ProbedSwitch(name, flag, "unknown", f"does not compile: {_find_first_error(result)}")
+                return SwitchProbe(name, flag, "unknown", f"does not compile: {_find_first_error(result)}")
             with self.running:
                 result = self.tools.run_with_module(file, self.tools.folder / file)
         return self._judge(name, flag, result)
 
-    def _run_on_one_thread(self) -> ProbedSwitch:
+    def _run_on_one_thread(self) -> SwitchProbe:
         failure, flag = self.tools.failure, f"--device={LOCAL_SYNC.name}"
         argv = [flag, *(text for text in failure.argv[1:] if not text.startswith("--device="))]
         with self.running:
             result = self.tools.run_module("probe_local_sync", argv)
         return self._judge("one thread", flag, result)
 
-    def _judge(self, name: str, flag: str, result: ToolResult) -> ProbedSwitch:
+    def _judge(self, name: str, flag: str, result: ToolResult) -> SwitchProbe:
         if result.passed:
-            return ProbedSwitch(name, flag, "passes")
+            return SwitchProbe(name, flag, "passes")
         if self.symptom.is_in(result):
-            return ProbedSwitch(name, flag, "fails")
-        return ProbedSwitch(name, flag, "unknown", result.outcome.signal or _find_first_error(result))
+            return SwitchProbe(name, flag, "fails")
+        return SwitchProbe(name, flag, "unknown", result.outcome.signal or _find_first_error(result))
 
 
 def _find_first_error(result: ToolResult) -> str:

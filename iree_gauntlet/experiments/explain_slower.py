@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Origin, Verdict
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
-from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, gpu_of
+from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, get_gpu
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.experiments.explain import CaseNotes, explain_each, make_tools, open_iree
 from iree_gauntlet.experiments.explaining.bundle import (
@@ -40,15 +40,15 @@ from iree_gauntlet.experiments.explaining.flow_program import (
     make_target_side,
 )
 from iree_gauntlet.experiments.session_verdicts import Comparer, Rules, judge
-from iree_gauntlet.experiments.sides import pair_of
-from iree_gauntlet.formatting import format_cpus, format_dispatch_change, milliseconds
+from iree_gauntlet.experiments.sides import make_pair
+from iree_gauntlet.formatting import format_cpus, format_dispatch_change, format_milliseconds
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match
 from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
-from iree_gauntlet.records.compare_record import RecordedVerdict, read_comparison
-from iree_gauntlet.records.explain_outcome import AskedCase, ExplainOpening
-from iree_gauntlet.records.run_folder import LATEST, comparison_named
+from iree_gauntlet.records.compare_record import TimeVerdictRecord, read_comparison
+from iree_gauntlet.records.explain_outcome import CaseRequest, ExplainOpening
+from iree_gauntlet.records.run_folder import LATEST, find_named_comparison
 from iree_gauntlet.results import Result
-from iree_gauntlet.settings import resolve_links, shown
+from iree_gauntlet.settings import format_path, resolve_links
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources
 
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.experiments.explaining.flow_program import CapturedInputs, TensorFile
     from iree_gauntlet.experiments.explaining.tools import Tools
     from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
-    from iree_gauntlet.progress import Presenter
-    from iree_gauntlet.records.compare_record import ComparedDispatches, ComparisonRecord
+    from iree_gauntlet.progress import Reporter
+    from iree_gauntlet.records.compare_record import ComparisonRecord, DispatchComparison
     from iree_gauntlet.requests import CacheRequest, ExplainRequest
     from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.toolchain import Toolchain
@@ -81,7 +81,7 @@ class _Slower:
     case: str
     reason: str
     ratio: float
-    profile: ComparedDispatches
+    profile: DispatchComparison
     sides: tuple[Failure, Failure]
     build: Step
     resources: Resources
@@ -117,22 +117,22 @@ class _SlowDispatch:
     suspect: SlowSuspect
     function: str
     inputs: tuple[TensorFile, ...]
-    times: RecordedVerdict
+    times: TimeVerdictRecord
     comparison: Comparison
     arguments: tuple[tuple[str, ...], tuple[str, ...]]
     gpu: str
 
 
-def explain_slower(request: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
+def explain_slower(request: ExplainRequest, cache: CacheRequest, presenter: Reporter) -> ExitCode:
     """Explain the slower models of a comparison."""
     if request.no_weights:
         hint = "A slower dispatch is measured on its original inputs: leave one of the two out."
         raise UsageError("--slower and --no-weights exclude each other", hint)
     name, *patterns = request.failures or (LATEST,)
-    folder = resolve_links(comparison_named(name))
+    folder = resolve_links(find_named_comparison(name))
     record = read_comparison(folder)
     models = [_make_slower(chain, ratio, record, folder) for chain, ratio in _choose(record, folder, patterns)]
-    cases = tuple(AskedCase(model.case, "slower", model.reason) for model in models)
+    cases = tuple(CaseRequest(model.case, "slower", model.reason) for model in models)
     with presenter.progress() as progress:
         base, new = (open_iree(folder / side.name.lower(), side.toolchain, cache, progress) for side in record.sides)
 
@@ -144,7 +144,7 @@ def explain_slower(request: ExplainRequest, cache: CacheRequest, presenter: Pres
 
 def _choose(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -> list[tuple[str, float]]:
     """Return the slower models that match a pattern, or all if there is none, with their ratios."""
-    path = shown(folder)
+    path = format_path(folder)
     if record.opening.metric != "time":
         message = f"{path} compares {record.opening.metric}, not times"
         raise NothingSelectedError(
@@ -169,7 +169,7 @@ def _choose(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -> 
 def _make_slower(chain: str, ratio: float, record: ComparisonRecord, folder: Path) -> _Slower:
     benchmarks = record.prepared.benchmarks.get(chain)
     if benchmarks is None or chain not in record.where:
-        hint = f"`compare --resume --run-dir {shown(folder)}` adds them and keeps what was measured."
+        hint = f"`compare --resume --run-dir {format_path(folder)}` adds them and keeps what was measured."
         raise GauntletError(f"{chain}: the comparison was cut short before its profiles", hint)
     verdict, changes, rounds = record.verdicts[chain], record.where[chain], record.opening.rounds
     compile_steps, failures = [], []
@@ -216,7 +216,7 @@ def _explain_slower(notes: CaseNotes, slower: _Slower, machines: tuple[Workbench
             return False
         bundle = _write_bundle(slower, slow, (base, new), folder / "bundle")
         notes.say("running its bundle")
-        with session.quiet(slow.gpu):
+        with session.exclusive_machine(slow.gpu):
             code = run_bundle(bundle.folder, new, session.supervisor, folder, base)
     except WaitCancelledError as error:
         raise KeyboardInterrupt from error
@@ -228,7 +228,7 @@ def _explain_slower(notes: CaseNotes, slower: _Slower, machines: tuple[Workbench
     return code == STILL_THERE
 
 
-def find_suspects(profile: ComparedDispatches) -> list[SlowSuspect]:
+def find_suspects(profile: DispatchComparison) -> list[SlowSuspect]:
     """Return the dispatches of profiles, or counts, that explain B's loss, the greatest loss first."""
     if profile.difference is None:
         return []
@@ -283,7 +283,7 @@ def _find_slow_dispatch(
         except GauntletError as error:
             tries.append((suspect, error.on_one_line))
             continue
-        pair = pair_of(f"{slower.case} {suspect.name}", (a, b), "time", slower.rounds)
+        pair = make_pair(f"{slower.case} {suspect.name}", (a, b), "time", slower.rounds)
         verdict = judge(Comparer(notes.session, slower.rules).run([pair], {}), slower.rules)[pair.chain]
         comparison = verdict.comparison
         outcome = f"by itself {verdict.verdict}: {comparison.reason}" if comparison else f"by itself: {verdict.failure}"
@@ -291,9 +291,9 @@ def _find_slow_dispatch(
         if comparison is not None and verdict.verdict == TimeVerdict.SLOWER:
             base, new = (
                 _list_arguments(measurement.command.argv, side)
-                for measurement, side in zip(pair.measured(slower.rounds.cpus), slower.sides, strict=True)
+                for measurement, side in zip(pair.make_measurements(slower.rounds.cpus), slower.sides, strict=True)
             )
-            slow = _SlowDispatch(suspect, function, inputs, verdict.record(), comparison, (base, new), gpu_of(b))
+            slow = _SlowDispatch(suspect, function, inputs, verdict.record(), comparison, (base, new), get_gpu(b))
             return slow, "", tries
     return None, f"{spread} is slower", tries
 
@@ -343,7 +343,7 @@ def _write_bundle(slower: _Slower, slow: _SlowDispatch, irees: tuple[Toolchain, 
         slow=slow,
         went=format_dispatch_change(suspect.a_ns, suspect.b_ns, suspect.unit),
         times=slow.times.figures and slow.times.figures.time_ms,
-        milliseconds=milliseconds,
+        milliseconds=format_milliseconds,
         where=f"CPU {format_cpus(cpus)}" if cpus else "all CPUs",
     )
     facts = {

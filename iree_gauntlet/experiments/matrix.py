@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.engine.session import interruptible
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, ToolchainError, UsageError
 from iree_gauntlet.experiments.experiment import Experiment
-from iree_gauntlet.experiments.run import choose, run
-from iree_gauntlet.journal_events import KeptOptions
-from iree_gauntlet.records.matrix_outcome import MATRIX, AskedIree, FoundIree, MatrixOpening, MatrixResult
-from iree_gauntlet.records.run_folder import keep_if_begun
-from iree_gauntlet.requests import KEPT_UNLESS_GIVEN, Defaults, RunRequest, SelectionRequest, given
+from iree_gauntlet.experiments.run import make_setup, run
+from iree_gauntlet.journal_events import ResumeOptions
+from iree_gauntlet.records.matrix_outcome import MATRIX, IreeRequest, IreeResolution, MatrixOpening, MatrixResult
+from iree_gauntlet.records.run_folder import keep_if_resumable
+from iree_gauntlet.requests import OVERRIDABLE_OPTIONS, Defaults, RunRequest, SelectionRequest, collect_changed_options
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 
 if TYPE_CHECKING:
@@ -29,14 +29,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.experiments.run import Chosen, Machines
-    from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.experiments.run import Machines, RunSetup
+    from iree_gauntlet.progress import Reporter
     from iree_gauntlet.records.event_log import EventLog
 
 
 # The options of a run that the record keeps; `--iree` is kept per run.
 _COUNTING = ("instructions", "counter", "count_cpu")
-_RUN_OPTIONS = (*SelectionRequest.__dataclass_fields__, "iree_compiler", "iree_runtime", *_COUNTING, *KEPT_UNLESS_GIVEN)
+_RUN_OPTIONS = (
+    *SelectionRequest.__dataclass_fields__,
+    "iree_compiler",
+    "iree_runtime",
+    *_COUNTING,
+    *OVERRIDABLE_OPTIONS,
+)
 _EXAMPLE = "Such as: gauntlet matrix --iree 3.9.0 --iree 3.13.0 --suite cpu"
 # IREE's tools misread '@' and '%' in paths; ':' ends an entry of PATH; the rest means something to shells.
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
@@ -44,7 +50,7 @@ _RANGE_BEGINS = tuple("<>=!~")
 
 
 def matrix(
-    irees: Sequence[str], request: RunRequest, presenter: Presenter, machines: Machines | None = None
+    irees: Sequence[str], request: RunRequest, presenter: Reporter, machines: Machines | None = None
 ) -> ExitCode:
     """Run a selection with each IREE in turn and report on all."""
     experiment = Experiment.find(MATRIX, request.folder)
@@ -59,13 +65,13 @@ def matrix(
     else:
         named_irees = name_irees(irees)
     # A mistake in the selection is reported before anything is installed.
-    setup = choose(request, machines)
+    setup = make_setup(request, machines)
     request, folder = setup.request, experiment.folder
-    options = {name: value for name, value in request.kept.items() if name in _RUN_OPTIONS}
+    options = {name: value for name, value in request.resume_options.items() if name in _RUN_OPTIONS}
     opening = MatrixOpening(
         suite=setup.selection.name,
         irees=named_irees,
-        kept=KeptOptions(options, asdict(request.defaults), request.stages or None),
+        kept=ResumeOptions(options, asdict(request.defaults), request.stages or None),
     )
     # Ctrl-C ends a matrix also between its runs, once: the results so far are reported all the same.
     with interruptible(lambda: None):
@@ -81,11 +87,11 @@ class _Runs:
     """The runs of a matrix, one after the other; `previous_results` are those of an earlier part of it."""
 
     folder: Path
-    irees: tuple[AskedIree, ...]
-    setup: Chosen
+    irees: tuple[IreeRequest, ...]
+    setup: RunSetup
     previous_results: Mapping[str, MatrixResult]
     log: EventLog
-    presenter: Presenter
+    presenter: Reporter
 
     def run_each(self) -> tuple[ExitCode, str]:
         """Find every IREE and run with each; return the exit code, and the reason for an early stop."""
@@ -117,18 +123,18 @@ class _Runs:
             return ExitCode.INTERRUPTED, stop_reason
         return ExitCode.worst(codes), stop_reason
 
-    def _find_previous_code(self, iree: AskedIree) -> ExitCode | None:
+    def _find_previous_code(self, iree: IreeRequest) -> ExitCode | None:
         """Return the exit code of a run that an earlier part of the matrix has finished; None if it has to run."""
         result = self.previous_results.get(iree.label)
-        return result.exit_code if result and result.stands else None
+        return result.exit_code if result and result.is_kept_on_resume else None
 
-    def _open_workbench(self, iree: AskedIree) -> Workbench | None:
+    def _open_workbench(self, iree: IreeRequest) -> Workbench | None:
         """Open the workbench for an IREE, installed if needed; return None if it is not available."""
         try:
             machine = self.setup.open_workbench_for(iree.iree)
         except ToolchainError as error:
             sys.stderr.write(f"error: {iree.label}: {error}\n")
-            self.log.write("toolchain", FoundIree(error=error.what, hint=error.hint), step=iree.label)
+            self.log.write("toolchain", IreeResolution(error=error.message, hint=error.hint), step=iree.label)
             return None
         toolchain = machine.iree
         versions = dict.fromkeys((toolchain.compiler.version, toolchain.runtime.version))
@@ -136,12 +142,12 @@ class _Runs:
         facts = replace(
             toolchain.facts, compiler_release=toolchain.compiler.release, runtime_release=toolchain.runtime.release
         )
-        self.log.write("toolchain", FoundIree(toolchain=facts), step=iree.label)
+        self.log.write("toolchain", IreeResolution(toolchain=facts), step=iree.label)
         return machine
 
-    def _run(self, iree: AskedIree, machine: Workbench) -> ExitCode:
+    def _run(self, iree: IreeRequest, machine: Workbench) -> ExitCode:
         folder = self.folder / iree.folder
-        resumes = keep_if_begun(folder)
+        resumes = keep_if_resumable(folder)
         self.log.write("start", {}, step=iree.label)
         setup = self.setup.within(folder, iree.iree)
         try:
@@ -149,7 +155,7 @@ class _Runs:
         except GauntletError as error:
             # All problems of a spec, on one line in tables.
             problems = "; ".join(map(str, error.problems)) if isinstance(error, SpecError) else ""
-            self._record_result(iree, error.exit_code, problems or error.what, error.hint)
+            self._record_result(iree, error.exit_code, problems or error.message, error.hint)
             if isinstance(error, UsageError | NothingSelectedError) and not resumes:
                 # The mistake is in the command line: every other IREE would fail in the same way.
                 raise
@@ -159,23 +165,25 @@ class _Runs:
             self._record_result(iree, code)
         return code
 
-    def _record_result(self, iree: AskedIree, code: ExitCode, error: str = "", hint: str = "") -> None:
+    def _record_result(self, iree: IreeRequest, code: ExitCode, error: str = "", hint: str = "") -> None:
         self.log.write("result", MatrixResult(exit_code=code, error=error, hint=hint), step=iree.label)
 
 
 def _resume(
     experiment: Experiment[MatrixOpening], irees: Sequence[str], request: RunRequest
-) -> tuple[tuple[AskedIree, ...], RunRequest]:
+) -> tuple[tuple[IreeRequest, ...], RunRequest]:
     """Return the IREEs of a matrix that is resumed, and the request for their runs."""
     opening = experiment.record.opening if experiment.record else MatrixOpening(irees=())
-    kept_options = opening.kept or KeptOptions({})
-    options = given((request.selection, request.toolchain, request)) | ({"iree": irees} if irees else {})
+    kept_options = opening.kept or ResumeOptions({})
+    options = collect_changed_options((request.selection, request.toolchain, request)) | (
+        {"iree": irees} if irees else {}
+    )
     experiment.keep_options(options, iree=[iree.iree for iree in opening.irees], stages=kept_options.stages or [])
     request = replace(request, defaults=Defaults.of(kept_options.defaults), stages=kept_options.stages or ())
-    return opening.irees, request.with_kept(kept_options.options)
+    return opening.irees, request.with_resumed_options(kept_options.options)
 
 
-def name_irees(values: Sequence[str]) -> tuple[AskedIree, ...]:
+def name_irees(values: Sequence[str]) -> tuple[IreeRequest, ...]:
     """Parse the values of `--iree`, in their order, and give each a label and a folder; nothing is installed.
 
     Raises:
@@ -200,7 +208,7 @@ def name_irees(values: Sequence[str]) -> tuple[AskedIree, ...]:
             folder = f"{name}-{number}"
         folders.append(folder)
     return tuple(
-        AskedIree(label, choice.text, folder) for choice, label, folder in zip(choices, labels, folders, strict=True)
+        IreeRequest(label, choice.text, folder) for choice, label, folder in zip(choices, labels, folders, strict=True)
     )
 
 
@@ -216,12 +224,15 @@ def _parse(text: str) -> Choice:
 
 
 def _make_label(choice: Choice, choices: Sequence[Choice]) -> str:
-    if choice.place is None:
+    if choice.identity_path is None:
         return choice.text
     peers = [peer for peer in choices if peer is not choice and peer.kind is choice.kind]
-    parts, paths = choice.place.parts[1:], [peer.place.parts[1:] for peer in peers if peer.place is not None]
+    parts, paths = (
+        choice.identity_path.parts[1:],
+        [peer.identity_path.parts[1:] for peer in peers if peer.identity_path is not None],
+    )
     sizes = (size for size in range(1, len(parts) + 1) if all(parts[-size:] != path[-size:] for path in paths))
     size = next(sizes, None)
     # POSIX allows `//` to be another root than `/`: then the labels have the whole paths.
-    suffix = "/".join(parts[-size:]) if size else str(choice.place)
+    suffix = "/".join(parts[-size:]) if size else str(choice.identity_path)
     return f"{ChoiceKind(choice.kind)}:{suffix}"

@@ -12,63 +12,63 @@ from typing import TYPE_CHECKING, Protocol
 
 from iree_gauntlet import messages
 from iree_gauntlet.engine.engine import Engine, RunOptions
-from iree_gauntlet.engine.operator_suites import Batched, make_batches, operator_performers, started_runs
+from iree_gauntlet.engine.operator_suites import BatchPlan, make_batches, make_operator_performers, start_run_servers
 from iree_gauntlet.engine.plan import Plan, make_plan
-from iree_gauntlet.engine.rounds.taken_rounds import confirm_rules
+from iree_gauntlet.engine.rounds.taken_rounds import make_confirm_rules
 from iree_gauntlet.engine.run_start import (
+    add_baseline_goldens,
+    add_compile_statistics,
+    assign_local_devices,
+    block_impossible_imports,
     describe_missing,
     find_missing_files,
     find_unplanned,
-    held_against,
-    imports_possible,
-    on_devices_here,
-    redo_changed,
-    run_event,
-    with_compile_statistics,
+    make_run_event,
+    repeat_changed_steps,
 )
 from iree_gauntlet.engine.session import Session, open_session
-from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
+from iree_gauntlet.engine.workbench import Workbench, make_plan_context, open_workbench
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.experiments.shards import choose_chains, choose_shard
-from iree_gauntlet.formatting import counted
-from iree_gauntlet.journal_events import ExperimentKind, KeptOptions, ToolchainFacts
+from iree_gauntlet.formatting import pluralize
+from iree_gauntlet.journal_events import ExperimentKind, ResumeOptions, ToolchainInfo
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.records.run_folder import (
-    find_asked_folder,
     find_failed_chains,
     find_finished_verdicts,
+    find_named_run,
     find_newest_run,
-    keep_if_begun,
+    find_requested_folder,
+    keep_if_resumable,
     make_folder,
-    read_kept_options,
-    run_named,
+    read_run_options,
 )
 from iree_gauntlet.requests import (
-    KEPT_UNLESS_GIVEN,
+    OVERRIDABLE_OPTIONS,
     ConductRequest,
     Defaults,
     ExplainRequest,
     FolderRequest,
     RunRequest,
-    given,
-    require_as_begun,
+    collect_changed_options,
+    require_unchanged_options,
 )
-from iree_gauntlet.settings import find_runs_folder, format_typed_command, resolve_links, shown
+from iree_gauntlet.settings import find_runs_folder, format_path, format_typed_command, resolve_links
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from iree_gauntlet.cases import Verdict
-    from iree_gauntlet.engine.engine import Elsewhere
+    from iree_gauntlet.engine.engine import RemoteExecutor
     from iree_gauntlet.engine.processes.run_client import RunServers
     from iree_gauntlet.engine.workspace import Selection
     from iree_gauntlet.journal_events import RunShard
-    from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.progress import Reporter
     from iree_gauntlet.results import Result
     from iree_gauntlet.stages import Stage
     from iree_gauntlet.steps import Step
@@ -79,7 +79,7 @@ _MAX_NAMES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class EndedRun:
+class RunResult:
     """A run that is over, and its `deferred_steps`: planned with it, but left to the caller."""
 
     exit_code: ExitCode
@@ -88,7 +88,7 @@ class EndedRun:
     folder: Path
 
 
-def choose(request: RunRequest, machines: Machines | None = None) -> Chosen:
+def make_setup(request: RunRequest, machines: Machines | None = None) -> RunSetup:
     """Read the specs that a run selects.
 
     Raises:
@@ -96,16 +96,16 @@ def choose(request: RunRequest, machines: Machines | None = None) -> Chosen:
     """
     if request.conduct.baseline:
         # The baseline is recorded under its own name: `latest` may be another run when this one is resumed.
-        baseline_folder = str(resolve_links(run_named(request.conduct.baseline, "--baseline")))
+        baseline_folder = str(resolve_links(find_named_run(request.conduct.baseline, "--baseline")))
         request = replace(request, conduct=replace(request.conduct, baseline=baseline_folder))
     selection = select(request.selection, request.defaults)
-    selection.require_sound()
-    return Chosen(request, selection, request.stages_after(selection.stages), machines)
+    selection.require_no_problems()
+    return RunSetup(request, selection, request.stages_after(selection.stages), machines)
 
 
-def execute(request: RunRequest, presenter: Presenter, machines: Machines | None = None) -> ExitCode:
+def execute(request: RunRequest, presenter: Reporter, machines: Machines | None = None) -> ExitCode:
     """Select, plan, run and report; if requested, explain the failures."""
-    result = run(choose(_apply_previous_options(request), machines), presenter)
+    result = run(make_setup(_apply_previous_options(request), machines), presenter)
     code = result.exit_code
     chains: list[str] = []
     if request.explain and code is not ExitCode.INTERRUPTED:
@@ -126,13 +126,13 @@ def execute(request: RunRequest, presenter: Presenter, machines: Machines | None
 
 
 def run(
-    setup: Chosen,
-    presenter: Presenter,
+    setup: RunSetup,
+    presenter: Reporter,
     *,
     machine: Workbench | None = None,
     hold: Stage | None = None,
     brief: bool = False,
-) -> EndedRun:
+) -> RunResult:
     """Plan, run and report; plan, but do not run, the steps of the stage `hold` and of the stages after it.
 
     `brief`: the run is a part of an experiment that reports on it.
@@ -142,7 +142,7 @@ def run(
         messages.warn(warning)
     for note in setup.selection.notes:
         messages.note(note)
-    folder, _ = find_asked_folder(ExperimentKind.RUN, request.folder)
+    folder, _ = find_requested_folder(ExperimentKind.RUN, request.folder)
     exists = folder is not None and folder.exists()
     with presenter.progress() as progress, ExitStack() as stack:
         machine = machine or setup.open_workbench(progress)
@@ -161,15 +161,15 @@ def run(
             plan = replace(plan, steps=tuple(run_steps))
             parts = RunParts(machine, run_dir, progress, servers, executor, record, measured_elsewhere=hold is not None)
             engine, steps, verdicts = stack.enter_context(_open_engine(plan, shard, setup, parts))
-        with engine.recorded() as outcome:
+        with engine.record_end() as outcome:
             outcome.verdicts = engine.perform(steps, verdicts)
-    presenter.ran(run_dir, brief=brief)
+    presenter.report_run(run_dir, brief=brief)
     if hold is None:
         # A run that leaves steps to its caller is a part of a measurement: the index does not list it.
-        from iree_gauntlet.history.index import add_itself  # noqa: PLC0415 - a worker's part of a run does not need it
+        from iree_gauntlet.history.index import add_run  # noqa: PLC0415 - a worker's part of a run does not need it
 
-        add_itself(run_dir, machine.store.configuration, machine.cache_dir)
-    return EndedRun(outcome.code, plan.steps, deferred_steps, run_dir)
+        add_run(run_dir, machine.store.configuration, machine.cache_dir)
+    return RunResult(outcome.code, plan.steps, deferred_steps, run_dir)
 
 
 @contextmanager
@@ -186,16 +186,16 @@ def _remove_empty_run_folder(run_dir: Path, *, is_new: bool) -> Iterator[None]:
 
 
 def _plan(
-    setup: Chosen, machine: Workbench, record: JournalRecord, executor: Elsewhere | None
+    setup: RunSetup, machine: Workbench, record: JournalRecord, executor: RemoteExecutor | None
 ) -> tuple[Plan, RunShard | None]:
     """Plan what a run has to do, given the record of its earlier part; also return the shard."""
     request, selection, stages = setup.request, setup.selection, setup.stages
     baseline = request.conduct.baseline
-    plan = imports_possible(_plan_selection(setup, machine, record.path.parent), machine)
+    plan = block_impossible_imports(_plan_selection(setup, machine, record.path.parent), machine)
     if baseline:
-        display_path = shown(Path(baseline))
+        display_path = format_path(Path(baseline))
         release = machine.toolchain.compiler.version if machine.toolchain else ""
-        plan, chains = held_against(plan, read_journal(Path(baseline) / JOURNAL), str(display_path), release)
+        plan, chains = add_baseline_goldens(plan, read_journal(Path(baseline) / JOURNAL), str(display_path), release)
         if chains:
             names = ", ".join(chains[:_MAX_NAMES]) + (", …" if len(chains) > _MAX_NAMES else "")
             messages.warn(f"not compared with {display_path}, which has no figures for it: {names}")
@@ -208,7 +208,7 @@ def _plan(
         failed_chains = find_failed_chains(newest)
         if not failed_chains:
             hint = "Run without --last-failed to run everything."
-            raise NothingSelectedError(f"nothing failed in {shown(newest)}", hint)
+            raise NothingSelectedError(f"nothing failed in {format_path(newest)}", hint)
         plan = choose_chains(plan, failed_chains)
     if record.run.last_failed:
         planned_ids = {step.id for step in record.planned}
@@ -216,7 +216,7 @@ def _plan(
     if executor is not None:
         plan = executor.on_devices_there(plan, optional=selection.device_optional)
     else:
-        plan = on_devices_here(plan, machine, optional=selection.device_optional)
+        plan = assign_local_devices(plan, machine, optional=selection.device_optional)
     # An empty shard is no error: other shards have the steps.
     if not plan.steps and shard is None:
         raise NothingSelectedError(
@@ -228,7 +228,7 @@ def _plan(
 
 @contextmanager
 def _open_engine(
-    plan: Plan, shard: RunShard | None, setup: Chosen, parts: RunParts
+    plan: Plan, shard: RunShard | None, setup: RunSetup, parts: RunParts
 ) -> Iterator[tuple[Engine, tuple[Step, ...], dict[str, Verdict]]]:
     """Yield the engine for a plan, its steps with those of batches, and the verdicts of steps that ran before."""
     machine, run_dir, progress = parts.machine, parts.run_dir, parts.progress
@@ -239,9 +239,9 @@ def _open_engine(
     record = parts.record
     only_failed = folder.last_failed or record.run.last_failed
     if folder.resume:
-        verdicts = find_finished_verdicts(record, plan.steps, toolchain.facts if toolchain else ToolchainFacts())
+        verdicts = find_finished_verdicts(record, plan.steps, toolchain.facts if toolchain else ToolchainInfo())
         if not parts.measured_elsewhere:
-            steps, verdicts = redo_changed(plan.steps, verdicts, record, machine.store.verified.sha256)
+            steps, verdicts = repeat_changed_steps(plan.steps, verdicts, record, machine.store.verified.sha256)
             plan = replace(plan, steps=steps)
     batches = make_batches(plan.steps, conduct.batch, machine, run_dir, verdicts)
     plan = replace(plan, steps=batches.steps)
@@ -249,12 +249,12 @@ def _open_engine(
     plan = replace(plan, steps=(*plan.steps, *orphans))
     verdicts |= {step.id: record.results[step.id].verdict for step in orphans}
     event = replace(
-        run_event(plan, run_dir, machine, selection.name, selection.targets, format_typed_command()),
+        make_run_event(plan, run_dir, machine, selection.name, selection.targets, format_typed_command()),
         markers=request.selection.markers,
         resumed=folder.resume,
         last_failed=only_failed,
         again=tuple(step.id for step in plan.steps if step.id in record.results and step.id not in verdicts),
-        kept=KeptOptions(request.kept, asdict(request.defaults), request.stages or None),
+        kept=ResumeOptions(request.resume_options, asdict(request.defaults), request.stages or None),
         shard=shard,
         batch=conduct.batch,
     )
@@ -262,12 +262,12 @@ def _open_engine(
         Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
         _open_session(journal, batches, request, parts) as (session, engine),
     ):
-        journal.run(event, plan.steps)
+        journal.write_opening(event, plan.steps)
         # A resumed run's progress counts only the remaining steps.
         remaining_ids = [step.id for step in plan.steps if step.id not in verdicts]
         progress.run_started(event, len(remaining_ids), remaining_ids)
         if orphans:
-            count = counted(len(orphans), "step")
+            count = pluralize(len(orphans), "step")
             engine.remark(f"results of {count} that are no longer selected or are gone still count: {orphans[0].id}…")
         if request.network.offline:
             cases = (*selection.cases.cases, *selection.cases.required)
@@ -287,37 +287,39 @@ def _apply_previous_options(request: RunRequest) -> RunRequest:
         return request
     run_dir = resolve_links(Path(folder.run_dir)) if folder.resume and folder.run_dir else None
     previous_dir = run_dir or find_newest_run(find_runs_folder())
-    previous = read_kept_options(previous_dir)
-    options = given((request.selection, request.toolchain, request.shard, request.conduct))
-    if folder.last_failed and given([request.selection]):
+    previous = read_run_options(previous_dir)
+    options = collect_changed_options((request.selection, request.toolchain, request.shard, request.conduct))
+    if folder.last_failed and collect_changed_options([request.selection]):
         return request
     stages = previous.stages or ()
     if folder.resume and request.stages and {*request.stages} != {*stages}:
         suffix = f"for {', '.join(stages)}" if stages else "without --stages"
-        message = f"{', '.join(request.stages)} alone: {shown(previous_dir)} was started {suffix}"
+        message = f"{', '.join(request.stages)} alone: {format_path(previous_dir)} was started {suffix}"
         raise UsageError(
             message, "`gauntlet run --resume` does everything that is left; start a new run for some stages."
         )
     previous_request = replace(request, defaults=Defaults.of(previous.defaults), stages=request.stages or stages)
     if folder.last_failed:
         # Another IREE may be tried on the failures; how the earlier run was executed is not repeated.
-        selection = {name: value for name, value in previous.options.items() if name not in KEPT_UNLESS_GIVEN}
-        return previous_request.with_kept(selection | options)
-    require_as_begun("run", shown(previous_dir), options, previous.options)
-    return replace(previous_request.with_kept(previous.options), folder=replace(folder, run_dir=str(previous_dir)))
+        selection = {name: value for name, value in previous.options.items() if name not in OVERRIDABLE_OPTIONS}
+        return previous_request.with_resumed_options(selection | options)
+    require_unchanged_options("run", format_path(previous_dir), options, previous.options)
+    return replace(
+        previous_request.with_resumed_options(previous.options), folder=replace(folder, run_dir=str(previous_dir))
+    )
 
 
 class Machines(Protocol):
     """Other machines that run steps."""
 
     def taking_part(
-        self, setup: Chosen, machine: Workbench, run_dir: Path, progress: Progress
-    ) -> AbstractContextManager[Elsewhere]:
+        self, setup: RunSetup, machine: Workbench, run_dir: Path, progress: Progress
+    ) -> AbstractContextManager[RemoteExecutor]:
         """Let the machines work on a run while the context is open; GauntletError if none of them can."""
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class RunSetup:
     """A run request with its selection; several runs of one selection share it."""
 
     request: RunRequest
@@ -325,10 +327,10 @@ class Chosen:
     stages: tuple[Stage, ...]
     machines: Machines | None = None
 
-    def within(self, run_dir: Path, iree: str = "", stages: tuple[Stage, ...] = ()) -> Chosen:
+    def within(self, run_dir: Path, iree: str = "", stages: tuple[Stage, ...] = ()) -> RunSetup:
         """Return a copy for another folder, resumed if it has a journal; optionally with another IREE or stages."""
         toolchain = replace(self.request.toolchain, iree=iree or self.request.toolchain.iree)
-        folder = FolderRequest(run_dir=str(run_dir), resume=keep_if_begun(run_dir))
+        folder = FolderRequest(run_dir=str(run_dir), resume=keep_if_resumable(run_dir))
         return replace(
             self, request=replace(self.request, toolchain=toolchain, folder=folder), stages=stages or self.stages
         )
@@ -359,23 +361,23 @@ class RunParts:
     run_dir: Path
     progress: Progress
     servers: RunServers | None
-    executor: Elsewhere | None
+    executor: RemoteExecutor | None
     record: JournalRecord
     measured_elsewhere: bool = False
 
 
-def _start_run_servers(setup: Chosen, machine: Workbench) -> AbstractContextManager[RunServers | None]:
+def _start_run_servers(setup: RunSetup, machine: Workbench) -> AbstractContextManager[RunServers | None]:
     """Start the processes that run modules of operator suites; none if other machines do."""
     if setup.machines is not None:
         return nullcontext()
-    return started_runs(setup.selection.cases.cases, setup.stages, machine, _compute_jobs(setup.request.conduct))
+    return start_run_servers(setup.selection.cases.cases, setup.stages, machine, _compute_jobs(setup.request.conduct))
 
 
-def _plan_selection(setup: Chosen, machine: Workbench, run_dir: Path) -> Plan:
+def _plan_selection(setup: RunSetup, machine: Workbench, run_dir: Path) -> Plan:
     """Plan all selected steps for a folder."""
     conduct, selection = setup.request.conduct, setup.selection
-    cases = with_compile_statistics(selection.cases) if conduct.baseline else selection.cases
-    plan = make_plan(cases, setup.stages, plan_context(machine, run_dir, conduct))
+    cases = add_compile_statistics(selection.cases) if conduct.baseline else selection.cases
+    plan = make_plan(cases, setup.stages, make_plan_context(machine, run_dir, conduct))
     if plan.problems:
         raise SpecError(list(plan.problems))
     return plan
@@ -383,7 +385,7 @@ def _plan_selection(setup: Chosen, machine: Workbench, run_dir: Path) -> Plan:
 
 @contextmanager
 def _open_session(
-    journal: Journal, batches: Batched, request: RunRequest, parts: RunParts
+    journal: Journal, batches: BatchPlan, request: RunRequest, parts: RunParts
 ) -> Iterator[tuple[Session[Journal], Engine]]:
     """Open a session in a run's folder, and the engine for its steps."""
     conduct, run_dir = request.conduct, parts.run_dir
@@ -393,23 +395,23 @@ def _open_session(
         settings = RunOptions(
             jobs=_compute_jobs(conduct),
             fail_fast=conduct.stops_early,
-            made_again=rebuild_folder,
+            rebuilt_dir=rebuild_folder,
             lenient=conduct.lenient,
             all_goldens=conduct.unapplied_goldens == "fail",
-            confirm=confirm_rules(
+            confirm=make_confirm_rules(
                 conduct.verdict, conduct.confirm_seconds, replace_disturbed=conduct.replaces_disturbed
             ),
         )
         performers: Mapping[Stage, Callable[[Step], Result]] = {}
         if parts.executor is None:
             performers = stack.enter_context(
-                operator_performers(session, batches, parts.machine, settings, parts.servers)
+                make_operator_performers(session, batches, parts.machine, settings, parts.servers)
             )
-        yield session, Engine(session, parts.machine, settings, performers, elsewhere=parts.executor)
+        yield session, Engine(session, parts.machine, settings, performers, remote_executor=parts.executor)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class WorkerRun:
     """A run whose steps a coordinating machine schedules on this one."""
 
     machine: Workbench
@@ -419,7 +421,7 @@ class Opened:
 
 
 @contextmanager
-def opened(setup: Chosen, progress: Progress) -> Iterator[Opened]:
+def open_worker_run(setup: RunSetup, progress: Progress) -> Iterator[WorkerRun]:
     """Open a run for a coordinating machine, which decides on the steps, their order and their devices."""
     request = setup.request
     machine = setup.open_workbench(progress)
@@ -430,9 +432,9 @@ def opened(setup: Chosen, progress: Progress) -> Iterator[Opened]:
         plan = _plan_selection(setup, machine, run_dir)
         journal = stack.enter_context(Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)))
         parts = RunParts(machine, run_dir, progress, servers, None, JournalRecord(run_dir / JOURNAL))
-        session, engine = stack.enter_context(_open_session(journal, Batched(plan.steps, {}), request, parts))
+        session, engine = stack.enter_context(_open_session(journal, BatchPlan(plan.steps, {}), request, parts))
         with session.interruptible():
-            yield Opened(machine, session, engine, plan.steps)
+            yield WorkerRun(machine, session, engine, plan.steps)
 
 
 def _compute_jobs(conduct: ConductRequest) -> int:

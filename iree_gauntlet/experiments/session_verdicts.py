@@ -16,38 +16,38 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.engine.rounds.blocks import (
     AB,
     CONTROL,
-    OWN_BLOCKS,
-    BlockTaker,
+    MAX_SPEC_BLOCKS,
+    BlockRunner,
     Pair,
-    PairEvidence,
-    choose_way,
-    spread,
-    take_own,
+    PairSamples,
+    choose_cpus,
+    compute_spread,
+    run_spec_blocks,
 )
 from iree_gauntlet.formatting import format_cpus
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     DEFAULT_DISCOVERY_RATE,
     Comparison,
     TimeVerdict,
+    check_against_control,
     compare,
     estimate_geometric_mean,
-    hold_against_control,
     limit_discoveries,
-    without_verdict,
+    make_inconclusive,
 )
 from iree_gauntlet.measuring.statistics.rounds import Block, Round, plan_looks
 from iree_gauntlet.recorded import UNRECORDED
 from iree_gauntlet.records.compare_record import (
-    SIDES,
-    ComparedFigures,
+    SIDE_NAMES,
+    ComparisonRules,
     ComparisonSummary,
     ControlVerdict,
     MeanFigures,
-    OwnWay,
-    RecordedRules,
-    RecordedVerdict,
+    RatioFigures,
     SideTimes,
-    TimedFigures,
+    SpecMethodResult,
+    TimeFigures,
+    TimeVerdictRecord,
 )
 from iree_gauntlet.requests import ConductRequest
 
@@ -78,7 +78,7 @@ class ModelVerdict:
     comparison: Comparison | None
     control: Comparison | None
     spec_way: Comparison | None
-    evidence: PairEvidence
+    evidence: PairSamples
     failure: str
     is_contradicted: bool = False
 
@@ -89,30 +89,31 @@ class ModelVerdict:
             return "error"
         return str(self.comparison.verdict if self.comparison else TimeVerdict.INCONCLUSIVE)
 
-    def record(self) -> RecordedVerdict:
+    def record(self) -> TimeVerdictRecord:
         """Make the verdict's journal event."""
         evidence, comparison = self.evidence, self.comparison
         figures = control = own_way = None
         if comparison is not None:
-            figures = TimedFigures(
-                **_read_figures(comparison), time_ms={side: describe_times(evidence.blocks, side) for side in SIDES}
+            figures = TimeFigures(
+                **_read_figures(comparison),
+                time_ms={side: describe_times(evidence.blocks, side) for side in SIDE_NAMES},
             )
         if self.control is not None:
-            control = ControlVerdict(
-                verdict=self.control.verdict, figures=ComparedFigures(**_read_figures(self.control))
-            )
+            control = ControlVerdict(verdict=self.control.verdict, figures=RatioFigures(**_read_figures(self.control)))
         if self.spec_way is not None and comparison is not None:
-            own_way = OwnWay(figures=ComparedFigures(**_read_figures(self.spec_way)), contradicts=self.is_contradicted)
+            own_way = SpecMethodResult(
+                figures=RatioFigures(**_read_figures(self.spec_way)), contradicts=self.is_contradicted
+            )
         # The spread of the rounds of a block, by the CPUs that were tried.
-        trials = {format_cpus(cpus): spread(blocks) for cpus, blocks in evidence.trials.items() if blocks}
-        return RecordedVerdict(
+        trials = {format_cpus(cpus): compute_spread(blocks) for cpus, blocks in evidence.trials.items() if blocks}
+        return TimeVerdictRecord(
             verdict=self.verdict,
             reason=comparison.reason if comparison else self.failure,
             blocks=len(evidence.blocks),
-            control_blocks=len(evidence.against_itself),
-            replaced_blocks=evidence.replaced,
-            marked_blocks=evidence.marked,
-            disturbance=evidence.main_disturbance if evidence.replaced else "",
+            control_blocks=len(evidence.control_blocks),
+            replaced_blocks=evidence.replacement_count,
+            marked_blocks=evidence.disturbed_count,
+            disturbance=evidence.main_disturbance if evidence.replacement_count else "",
             peak_rss_bytes=dict(sorted(evidence.peak_bytes.items())),
             cpus=evidence.cpus or (),
             tried=trials if evidence.trials else None,
@@ -124,13 +125,13 @@ class ModelVerdict:
 
 def compare_in_spec_way(blocks: Sequence[Block], min_change: float, band: float) -> Comparison | None:
     """Compare B with A in the spec's own way; return None if there are too few blocks."""
-    if len(blocks) < OWN_BLOCKS:
+    if len(blocks) < MAX_SPEC_BLOCKS:
         return None
-    return compare(blocks, plan_looks(_OWN_ALPHA, OWN_BLOCKS), min_change, band)
+    return compare(blocks, plan_looks(_OWN_ALPHA, MAX_SPEC_BLOCKS), min_change, band)
 
 
 def judge(
-    evidence: Mapping[str, PairEvidence], rules: Rules, end_reason: str = "the time is up"
+    evidence: Mapping[str, PairSamples], rules: Rules, end_reason: str = "the time is up"
 ) -> dict[str, ModelVerdict]:
     """Judge a session's evidence by model; `end_reason` says why an undecided model was not measured further.
 
@@ -142,28 +143,28 @@ def judge(
     for chain, pair in evidence.items():
         if pair.failure:
             continue
-        if pair.against_itself:
+        if pair.control_blocks:
             plan = plan_looks(rules.alpha, CONTROL_BLOCKS)
-            controls[chain] = compare(pair.against_itself, plan, rules.least, rules.band)
+            controls[chain] = compare(pair.control_blocks, plan, rules.least, rules.band)
         if not pair.blocks:
             continue
         comparison = rules.compare_blocks(pair.blocks)
-        if rules.replace_disturbed and pair.too_disturbed:
-            reason = f"{pair.replaced} blocks were disturbed and replaced; {_describe_disturbance(pair)}"
-            comparison = without_verdict(comparison, reason)
+        if rules.replace_disturbed and pair.is_too_disturbed:
+            reason = f"{pair.replacement_count} blocks were disturbed and replaced; {_describe_disturbance(pair)}"
+            comparison = make_inconclusive(comparison, reason)
         elif comparison.verdict is TimeVerdict.INCONCLUSIVE and comparison.next_look is not None:
-            comparison = without_verdict(comparison, f"{comparison.reason}; {end_reason}")
+            comparison = make_inconclusive(comparison, f"{comparison.reason}; {end_reason}")
         elif chain in controls:
-            comparison = hold_against_control(comparison, controls[chain])
+            comparison = check_against_control(comparison, controls[chain])
         comparisons[chain] = comparison
     final = limit_discoveries(comparisons, DEFAULT_DISCOVERY_RATE)
     verdicts = {}
     for chain, pair in evidence.items():
         no_blocks = f"{end_reason}, before its first block"
-        if pair.replaced:
-            no_blocks = f"each of its {pair.replaced} blocks was disturbed; {_describe_disturbance(pair)}"
+        if pair.replacement_count:
+            no_blocks = f"each of its {pair.replacement_count} blocks was disturbed; {_describe_disturbance(pair)}"
         failure = "" if chain in final else pair.failure or no_blocks
-        spec_way, control = compare_in_spec_way(pair.own, rules.least, rules.band), controls.get(chain)
+        spec_way, control = compare_in_spec_way(pair.spec_blocks, rules.least, rules.band), controls.get(chain)
         contradicts = chain in final and spec_way is not None and rules.contradicts(spec_way, final[chain])
         verdicts[chain] = ModelVerdict(chain, final.get(chain), control, spec_way, pair, failure, contradicts)
     return verdicts
@@ -181,7 +182,7 @@ def summarise_verdicts(verdicts: Mapping[str, ModelVerdict]) -> ComparisonSummar
     )
 
 
-def _describe_disturbance(evidence: PairEvidence) -> str:
+def _describe_disturbance(evidence: PairSamples) -> str:
     hint = "gauntlet compare --resume --disturbed count lets them count"
     return f"for example: {evidence.main_disturbance}; {hint}"
 
@@ -204,13 +205,13 @@ def _find_bounds(low: float, high: float) -> dict[str, float | None]:
 def describe_times(blocks: Sequence[Block], side: str) -> SideTimes:
     """Return the median over rounds of a side's fastest repetition, and the relative spread between rounds."""
     rounds: list[Round] = [round_ for block in blocks for round_ in getattr(block, side.lower())]
-    times = [round_.location() for round_ in rounds]
+    times = [round_.compute_location() for round_ in rounds]
     median = statistics.median(times)
     return SideTimes(median=median, spread=statistics.stdev(times) / median if len(times) > 1 else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules(RecordedRules):
+class Rules(ComparisonRules):
     """The rules of verdicts, fixed before the first measurement, and whether disturbed blocks are replaced."""
 
     replace_disturbed: bool = field(metadata=UNRECORDED)
@@ -225,7 +226,7 @@ class Rules(RecordedRules):
         """Compare B with A by these rules."""
         return compare(blocks, plan_looks(self.alpha), self.least, self.band, allow=self.allow)
 
-    def describe(self, evidence: PairEvidence) -> str:
+    def describe(self, evidence: PairSamples) -> str:
         """Describe the verdict on the blocks so far, in one line."""
         comparison = self.compare_blocks(evidence.blocks)
         change = f"{100 * (comparison.ratio - 1):+.1f} %, CPUs: {format_cpus(evidence.cpus or ())}"
@@ -256,9 +257,9 @@ class CompareSettings:
     rounds: RoundSettings
 
 
-def find_next_look(evidence: PairEvidence, rules: Rules) -> int | None:
+def find_next_look(evidence: PairSamples, rules: Rules) -> int | None:
     """Return the number of blocks at the next interim analysis; None if more blocks cannot decide anything."""
-    if evidence.failure or (rules.replace_disturbed and evidence.too_disturbed):
+    if evidence.failure or (rules.replace_disturbed and evidence.is_too_disturbed):
         return None
     if len(evidence.blocks) < rules.looks[0]:
         return rules.looks[0]
@@ -272,15 +273,15 @@ class Comparer:
         self._progress = session.progress
         self._rules = rules
         self._cancelled = session.cancelled
-        self._taker = BlockTaker(session, replace_disturbed=rules.replace_disturbed)
+        self._taker = BlockRunner(session, replace_disturbed=rules.replace_disturbed)
         self._began = time.monotonic()
 
-    def run(self, pairs: Sequence[Pair], previous_evidence: dict[str, PairEvidence]) -> dict[str, PairEvidence]:
+    def run(self, pairs: Sequence[Pair], previous_evidence: dict[str, PairSamples]) -> dict[str, PairSamples]:
         """Measure each model up to its first interim analysis, then the undecided ones in turn.
 
         The evidence of an earlier part of this comparison, by model, is changed in place.
         """
-        evidence_by_model = {pair.chain: previous_evidence.setdefault(pair.chain, PairEvidence()) for pair in pairs}
+        evidence_by_model = {pair.chain: previous_evidence.setdefault(pair.chain, PairSamples()) for pair in pairs}
         open_pairs = list(pairs)
         while open_pairs and not self._is_over():
             undecided_pairs = []
@@ -302,31 +303,31 @@ class Comparer:
             evidence = evidence_by_model[pair.chain]
             if find_next_look(evidence, self._rules) is None:
                 # The rest of the budget is for blocks in the spec's own way.
-                self._progress.status(f"{pair.chain}: {OWN_BLOCKS} blocks run as in its spec")
-                take_own(pair, evidence, self._taker, self._rules.seed, partial(self._can_continue, evidence))
+                self._progress.status(f"{pair.chain}: {MAX_SPEC_BLOCKS} blocks run as in its spec")
+                run_spec_blocks(pair, evidence, self._taker, self._rules.seed, partial(self._can_continue, evidence))
         return evidence_by_model
 
     def _is_over(self) -> bool:
         return self._cancelled.is_set() or self._compute_remaining_seconds() <= 0
 
-    def _can_continue(self, evidence: PairEvidence) -> bool:
-        return self._compute_remaining_seconds() > 0 and self._taker.goes_on(evidence)
+    def _can_continue(self, evidence: PairSamples) -> bool:
+        return self._compute_remaining_seconds() > 0 and self._taker.may_continue(evidence)
 
     def _compute_remaining_seconds(self) -> float:
         """Return the rest of the budget in seconds; waiting for other runs does not use it up."""
-        return self._rules.budget_seconds - (time.monotonic() - self._began - self._taker.waited)
+        return self._rules.budget_seconds - (time.monotonic() - self._began - self._taker.wait_seconds)
 
-    def _take_until(self, pair: Pair, evidence: PairEvidence, look: int, label: str) -> None:
+    def _take_until(self, pair: Pair, evidence: PairSamples, look: int, label: str) -> None:
         """Measure blocks up to an interim analysis, with A/A blocks in between, so that they see the same machine."""
         can_continue = partial(self._can_continue, evidence)
         self._progress.status(f"{label} {pair.chain}: looking for the CPUs on which it is steadiest")
-        choose_way(pair, evidence, self._taker, self._rules.seed, can_continue)
+        choose_cpus(pair, evidence, self._taker, self._rules.seed, can_continue)
         seed, cpus = self._rules.seed, evidence.cpus
         while cpus is not None and len(evidence.blocks) < look and can_continue():
             seconds = max(0.0, self._compute_remaining_seconds())
             self._progress.status(
                 f"{label} {pair.chain}: block {len(evidence.blocks) + 1} of {look}, at most {seconds / 60:.1f} min left"
             )
-            self._taker.take(pair.block(AB, evidence, seed, cpus), evidence)
-            while len(evidence.against_itself) < min(CONTROL_BLOCKS, len(evidence.blocks)) and can_continue():
-                self._taker.take(pair.block(CONTROL, evidence, seed, cpus), evidence)
+            self._taker.run(pair.block(AB, evidence, seed, cpus), evidence)
+            while len(evidence.control_blocks) < min(CONTROL_BLOCKS, len(evidence.blocks)) and can_continue():
+                self._taker.run(pair.block(CONTROL, evidence, seed, cpus), evidence)

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Case, Verdict
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.formatting import counted
+from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.journal_events import RunShard
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.recorded import read_json
-from iree_gauntlet.records.run_folder import run_named
+from iree_gauntlet.records.run_folder import find_named_run
 from iree_gauntlet.steps import BATCH_MODEL
 from iree_gauntlet.system.atomic import write_atomic
 
@@ -97,7 +97,7 @@ def _choose_chains_of_shard(
     shard_chains = frozenset(chain for chain, number in shards.items() if number == index)
     if not shard_chains:
         # Only a warning: it may be one of several CI jobs, all of which have to pass.
-        chain_count = counted(len(shards), "chain")
+        chain_count = pluralize(len(shards), "chain")
         messages.warn(f"--shard {index}/{count}: none of the {chain_count} belongs to it: use fewer, or --shard-costs")
     return shard_chains, RunShard(index, count, hash_shards(shards), len(shards))
 
@@ -119,7 +119,7 @@ def _read_costs(source: str) -> dict[str, float]:
     """Read the costs of chains from a file or a run; return none if no source is given."""
     path = Path(source)
     if not path.is_file():
-        return estimate_costs([read_journal(run_named(source, "--shard-costs") / JOURNAL)]) if source else {}
+        return estimate_costs([read_journal(find_named_run(source, "--shard-costs") / JOURNAL)]) if source else {}
     try:
         content = read_json(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -173,7 +173,7 @@ def record_costs(names: Sequence[str], output: str) -> ExitCode:
     Raises:
         GauntletError: no such run, nothing ran in it, its journal cannot be read, or the file has no folder.
     """
-    runs = [run_named(name, "shard.costs") for name in names]
+    runs = [find_named_run(name, "shard.costs") for name in names]
     costs = estimate_costs([read_journal(run / JOURNAL) for run in runs])
     if not costs:
         raise UsageError(f"nothing ran in {', '.join(map(str, runs))}", "Name runs that finished.")

@@ -15,26 +15,32 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import COUNTED, MAIN, Verdict
 from iree_gauntlet.engine.modules.modules import read_statistics
-from iree_gauntlet.engine.profiling import Profiling, compared, profile_dispatches
-from iree_gauntlet.engine.rounds.blocks import Pair, PairEvidence, ways
-from iree_gauntlet.engine.rounds.taken_rounds import Measurement, RoundSettings, compile_round, parse_cpus, timed
+from iree_gauntlet.engine.profiling import Profiling, compare_profiles, profile_dispatches
+from iree_gauntlet.engine.rounds.blocks import Pair, PairSamples, list_cpu_sets
+from iree_gauntlet.engine.rounds.taken_rounds import (
+    Measurement,
+    RoundSettings,
+    make_benchmark_rounds,
+    make_compile_rounds,
+    parse_cpus,
+)
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.run import Machines, run
 from iree_gauntlet.experiments.session_verdicts import describe_times
 from iree_gauntlet.figures import METRICS, Figure
-from iree_gauntlet.journal_events import MachineFacts, Remark, StepStart
+from iree_gauntlet.journal_events import MachineInfo, Remark, StepStart
 from iree_gauntlet.journal_format import JOURNAL, RUN_JOURNAL, EventReader, JournalRecord, read_journal
-from iree_gauntlet.measuring.profiles.dispatch_profile import merged
+from iree_gauntlet.measuring.profiles.dispatch_profile import merge_profiles
 from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
 from iree_gauntlet.records.compare_record import (
-    SIDES,
+    SIDE_NAMES,
     BlockEvent,
-    ComparedDispatches,
+    ChangeLocation,
+    ComparisonPreparation,
     CompileChange,
-    MeasuredElsewhere,
-    PreparedComparison,
+    DispatchComparison,
+    RemoteMeasurement,
     SideBenchmark,
-    WhereChanged,
 )
 from iree_gauntlet.results import Result
 from iree_gauntlet.stages import Stage
@@ -48,17 +54,17 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.rounds.blocks import Cpus
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.experiments.run import Chosen
+    from iree_gauntlet.experiments.run import RunSetup
     from iree_gauntlet.experiments.session_verdicts import ModelVerdict, Rules
     from iree_gauntlet.journal_format import JournalEvent
-    from iree_gauntlet.progress import Presenter, Progress
+    from iree_gauntlet.progress import Progress, Reporter
     from iree_gauntlet.requests import BisectRequest, CompareRequest
     from iree_gauntlet.steps import Command, Step
 
 
 _HEADER_FIELDS = ("event", "time", "step")
 # The last event of a worker's log: its machine, and the reason if there is no verdict.
-ENDED = "measured here"
+WORKER_END_EVENT = "measured here"
 # The stage that is measured in rounds, and the stages that have to pass before it.
 _TIMED_STAGE = Figure.TIME.row.stage
 _REQUIRED_STAGES = tuple(stage for stage in _TIMED_STAGE.row.upstream if not stage.row.fetches)
@@ -87,7 +93,7 @@ _COMPILE_NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedSide:
+class ComparisonSide:
     """One IREE of a comparison, `A` or `B`, ready to be measured; its machine's leases last as long as this object.
 
     Attributes:
@@ -96,7 +102,7 @@ class PreparedSide:
     """
 
     name: str
-    asked: str
+    iree: str
     folder: Path
     machine: Workbench
     record: JournalRecord
@@ -121,16 +127,16 @@ class PreparedSide:
 
 
 def prepare_side(
-    name: str, machine: Workbench, iree: str, setup: Chosen, folder: Path, presenter: Presenter
-) -> PreparedSide:
+    name: str, machine: Workbench, iree: str, setup: RunSetup, folder: Path, presenter: Reporter
+) -> ComparisonSide:
     """Run everything of a selection except its benchmarks with one IREE; resume a folder that exists."""
     presenter.line(f"\n{name}: {iree}")
     result = run(setup.within(folder, iree), presenter, machine=machine, hold=_TIMED_STAGE, brief=True)
     record = read_journal(folder / JOURNAL)
     steps = [step for step in (*result.steps, *result.deferred_steps) if step.role == MAIN]
-    return PreparedSide(
+    return ComparisonSide(
         name=name,
-        asked=iree,
+        iree=iree,
         folder=folder,
         machine=machine,
         record=record,
@@ -143,7 +149,7 @@ def prepare_side(
     )
 
 
-def pair_of(chain: str, steps: tuple[Step, Step], metric: str, rounds: RoundSettings) -> Pair:
+def make_pair(chain: str, steps: tuple[Step, Step], metric: str, rounds: RoundSettings) -> Pair:
     """Pair a step of A with the same step of B, to be measured in rounds by a metric.
 
     Raises:
@@ -154,14 +160,16 @@ def pair_of(chain: str, steps: tuple[Step, Step], metric: str, rounds: RoundSett
         a, b = (make_measurement(step, replace(rounds, cpus=cpus)) for step in steps)
         return a, b
 
-    make_measurement = timed if metric == "time" else compile_round
+    make_measurement = make_benchmark_rounds if metric == "time" else make_compile_rounds
     # A timed compile runs on all CPUs only: trying other sets would take minutes.
-    pair = Pair(chain, ways(steps[0]) if rounds.choose and metric == "time" else (rounds.cpus,), make_measurements)
-    pair.measured(pair.ways[0])
+    pair = Pair(
+        chain, list_cpu_sets(steps[0]) if rounds.choose and metric == "time" else (rounds.cpus,), make_measurements
+    )
+    pair.make_measurements(pair.cpu_sets[0])
     return pair
 
 
-def find_obstacle(side: PreparedSide, step: Step) -> str:
+def find_obstacle(side: ComparisonSide, step: Step) -> str:
     """Return why a step of a side cannot be measured, or an empty string."""
     if step.skip or step.blocked:
         return step.skip or step.blocked
@@ -169,7 +177,7 @@ def find_obstacle(side: PreparedSide, step: Step) -> str:
     for chain_step in side.planned:
         if chain_step.chain != step.chain and chain_step.id not in step.needs:
             continue
-        if chain_step.role.endswith(COUNTED) and not step.stage.row.beside:
+        if chain_step.role.endswith(COUNTED) and not step.stage.row.alongside:
             # The step belongs to another module.
             continue
         result = results.get(chain_step.id)
@@ -177,18 +185,18 @@ def find_obstacle(side: PreparedSide, step: Step) -> str:
             return f"{chain_step.stage}: {result.full_reason if result else 'it did not finish'}"
         if chain_step.stage.row.checks_numbers and result is not None and result.verdict is Verdict.FAILED:
             return f"its numbers are wrong: {result.reason}"
-    count_result = results.get(step.id) if step.stage.row.beside else None
+    count_result = results.get(step.id) if step.stage.row.alongside else None
     return count_result.reason if count_result and "instructions" not in count_result.statistics else ""
 
 
-def find_changed_models(sides: Sequence[PreparedSide], events: Iterable[JournalEvent]) -> dict[str, str]:
+def find_changed_models(sides: Sequence[ComparisonSide], events: Iterable[JournalEvent]) -> dict[str, str]:
     """Return the models with a side that changed since an earlier part of the comparison, each with the reason."""
     first_block_times: dict[str, str] = {}
     benchmarks: dict[str, dict[str, SideBenchmark]] = {}
     for event in events:
-        if isinstance(event.content, BlockEvent | MeasuredElsewhere):
+        if isinstance(event.content, BlockEvent | RemoteMeasurement):
             first_block_times.setdefault(event.step, event.time)
-        elif isinstance(event.content, PreparedComparison):
+        elif isinstance(event.content, ComparisonPreparation):
             benchmarks = event.content.benchmarks | benchmarks
     reasons: dict[str, str] = {}
     for side in reversed(sides):
@@ -196,7 +204,7 @@ def find_changed_models(sides: Sequence[PreparedSide], events: Iterable[JournalE
             reasons[chain] = f"{side.name}: its module"
         for chain, step in side.steps_by_metric["time"].items():
             benchmark = benchmarks.get(chain, {}).get(side.name) if chain in first_block_times else None
-            if benchmark is not None and _strip_folders(benchmark.command) != _strip_folders(step.process):
+            if benchmark is not None and _strip_folders(benchmark.command) != _strip_folders(step.required_command):
                 reasons[chain] = f"{side.name}: its benchmark"
     suffix = "is not the one that was measured so far; start a new comparison"
     return {chain: f"{reason} {suffix}" for chain, reason in reasons.items()}
@@ -204,7 +212,7 @@ def find_changed_models(sides: Sequence[PreparedSide], events: Iterable[JournalE
 
 def find_removed_models(models: Iterable[str], events: Iterable[JournalEvent]) -> dict[str, str]:
     """Return models of an earlier part of the comparison that are not among `models`, each with the reason."""
-    parts = [event.content for event in events if isinstance(event.content, PreparedComparison)]
+    parts = [event.content for event in events if isinstance(event.content, ComparisonPreparation)]
     previous_models = {chain for part in parts for chain in (*part.models, *part.left_out)}
     return dict.fromkeys(
         sorted(previous_models.difference(models)), "the comparison was started with it: its spec is gone"
@@ -216,7 +224,7 @@ def _strip_folders(command: Command | None) -> list[str]:
     return [re.sub(r"[^=@,]*/", "", word) for word in command.argv] if command else []
 
 
-def _find_recompiled(side: PreparedSide, first_block_times: Mapping[str, str]) -> list[str]:
+def _find_recompiled(side: ComparisonSide, first_block_times: Mapping[str, str]) -> list[str]:
     """Return the models with a module whose key has changed since their first block; `first_block_times` by model."""
     steps = [step for step in side.planned if step.chain in first_block_times and not step.role.endswith(COUNTED)]
     chains = {step.id: step.chain for step in steps if step.stage is Stage.COMPILE}
@@ -257,7 +265,7 @@ class SideTools:
     def of(cls, machine: Workbench, steps: Iterable[Step]) -> SideTools:
         """Make the tools from the steps that a side has run."""
         compiles = (step for step in steps if "statistics" in dict(step.outputs))
-        return cls(machine, {step.output("module"): step for step in compiles})
+        return cls(machine, {step.find_output("module"): step for step in compiles})
 
 
 def explain_differences(
@@ -265,7 +273,7 @@ def explain_differences(
     verdicts: Mapping[str, ModelVerdict],
     pairs: Sequence[Pair],
     sides: tuple[SideTools, SideTools],
-    count_dispatches: Callable[[str], ComparedDispatches | None],
+    count_dispatches: Callable[[str], DispatchComparison | None],
 ) -> None:
     """Profile both sides of the models that are slower or faster with B; write an event `where` for each.
 
@@ -278,15 +286,15 @@ def explain_differences(
             continue
         chain = verdict.chain
         session.progress.status(f"{chain}: looking for where the time went")
-        measurements = by_chain[chain].measured(verdict.evidence.cpus or ())
-        with session.quiet(measurements[0].device):
+        measurements = by_chain[chain].make_measurements(verdict.evidence.cpus or ())
+        with session.exclusive_machine(measurements[0].device):
             dispatches = _collect_dispatches(sides, measurements, session.processes, verdict)
         module_paths = [
             [module.path for module in measurement.step.inputs if module.role.startswith("module")]
             for measurement in measurements
         ]
         work = count_dispatches(chain) if dispatches.reason else None
-        change = WhereChanged(
+        change = ChangeLocation(
             dispatches=dispatches,
             work=work if work and work.difference else None,
             compile=find_compile_changes(sides, module_paths, sized=True),
@@ -299,11 +307,11 @@ def _collect_dispatches(
     measurements: tuple[Measurement, Measurement],
     processes: Processes,
     verdict: ModelVerdict,
-) -> ComparedDispatches:
+) -> DispatchComparison:
     """Profile each side twice, in the order ABBA: one pair alone is weak evidence on a machine whose speed drifts."""
-    a_ms, b_ms = (describe_times(verdict.evidence.blocks, side).median for side in SIDES)
-    side_by_name = dict(zip(SIDES, zip(sides, measurements, (a_ms, b_ms), strict=True), strict=True))
-    profilings_by_side: dict[str, list[Profiling]] = {name: [] for name in SIDES}
+    a_ms, b_ms = (describe_times(verdict.evidence.blocks, side).median for side in SIDE_NAMES)
+    side_by_name = dict(zip(SIDE_NAMES, zip(sides, measurements, (a_ms, b_ms), strict=True), strict=True))
+    profilings_by_side: dict[str, list[Profiling]] = {name: [] for name in SIDE_NAMES}
     for name in _PROFILE_ORDER:
         incomplete = any(
             profiling.profile is None for profilings in profilings_by_side.values() for profiling in profilings
@@ -315,14 +323,14 @@ def _collect_dispatches(
                 measurement.step,
                 side.machine.iree,
                 processes,
-                side.machine.flags_of(BENCHMARK_MODULE),
+                side.machine.get_flags(BENCHMARK_MODULE),
                 command=measurement.command,
                 invocation_ms=median,
                 name=f"profile.{len(profilings_by_side[name]) + 1}.",
             )
             profilings_by_side[name].append(profiling)
     a, b = map(_join, profilings_by_side.values())
-    return compared(a, b, (a_ms, b_ms))
+    return compare_profiles(a, b, (a_ms, b_ms))
 
 
 def _join(profilings: Sequence[Profiling]) -> Profiling:
@@ -331,7 +339,7 @@ def _join(profilings: Sequence[Profiling]) -> Profiling:
     if failures or len(profilings) == 1:
         return (failures or [*profilings])[0]
     return Profiling(
-        merged([profiling.profile for profiling in profilings if profiling.profile is not None]),
+        merge_profiles([profiling.profile for profiling in profilings if profiling.profile is not None]),
         commands=tuple(command for profiling in profilings for command in profiling.commands),
         seconds=sum(profiling.seconds for profiling in profilings),
         log=profilings[-1].log,
@@ -352,8 +360,8 @@ def find_compile_changes(
     if not all(main_compiles):
         return ()
     a, b = (
-        read_statistics(Path(step.output("statistics")))
-        | ({MODULE_SIZE: Path(step.output("module")).stat().st_size} if sized else {})
+        read_statistics(Path(step.find_output("statistics")))
+        | ({MODULE_SIZE: Path(step.find_output("module")).stat().st_size} if sized else {})
         for (step,) in main_compiles
     )
     return list_compile_changes(a, b)
@@ -389,7 +397,7 @@ def _walk_leaves(statistics: Mapping[str, Any], path: str = "") -> Iterator[tupl
 
 
 @dataclass(frozen=True, slots=True)
-class MadeByWorker:
+class WorkerModule:
     """A module that a side has built; `need` is its side and step, `A dtln@cpu:compile`."""
 
     need: str
@@ -401,7 +409,7 @@ class ComparingMachines(Machines, Protocol):
     """Machines that also measure the rounds of comparisons."""
 
     def comparing(
-        self, setup: Chosen, request: CompareRequest, sides: tuple[PreparedSide, PreparedSide], progress: Progress
+        self, setup: RunSetup, request: CompareRequest, sides: tuple[ComparisonSide, ComparisonSide], progress: Progress
     ) -> AbstractContextManager[RoundsElsewhere]:
         """Let the machines measure a comparison whose sides they ran, while the context is open; as `taking_part`."""
 
@@ -409,7 +417,7 @@ class ComparingMachines(Machines, Protocol):
 class RoundsElsewhere(Protocol):
     """Other machines that measure the rounds of a comparison."""
 
-    def measure(self, units: Sequence[Step], modules: Sequence[MadeByWorker], rounds: RoundsLog) -> None:
+    def measure(self, units: Sequence[Step], modules: Sequence[WorkerModule], rounds: RoundsLog) -> None:
         """Have each model measured by a machine; a signal handler's exception is raised after they are told to end.
 
         Args:
@@ -420,11 +428,11 @@ class RoundsElsewhere(Protocol):
 
 
 def make_units(
-    steps: Iterable[tuple[Step, Step]], sides: tuple[PreparedSide, PreparedSide]
-) -> tuple[list[Step], list[MadeByWorker]]:
+    steps: Iterable[tuple[Step, Step]], sides: tuple[ComparisonSide, ComparisonSide]
+) -> tuple[list[Step], list[WorkerModule]]:
     """Return the models to be measured, each by its step of both sides; see `RoundsElsewhere.measure`."""
     units: list[Step] = []
-    modules: list[MadeByWorker] = []
+    modules: list[WorkerModule] = []
     for step_pair in steps:
         needs = []
         for side, step in zip(sides, step_pair, strict=True):
@@ -432,7 +440,7 @@ def make_units(
                 result = side.record.results.get(planned_step.id)
                 is_module = planned_step.id in step.needs and planned_step.stage.row.makes_modules
                 if is_module and result and result.cache and result.cache.key:
-                    needs.append(MadeByWorker(f"{side.name} {planned_step.id}", result.cache.key, result.worker))
+                    needs.append(WorkerModule(f"{side.name} {planned_step.id}", result.cache.key, result.worker))
         resources = replace(step_pair[0].resources, exclusive=True)
         units.append(
             replace(step_pair[0], needs=tuple(planned_step.need for planned_step in needs), resources=resources)
@@ -449,12 +457,12 @@ class RoundsLog:
     """
 
     def __init__(
-        self, session: Session[Any], rules: Rules, evidence: dict[str, PairEvidence], events: Iterable[JournalEvent]
+        self, session: Session[Any], rules: Rules, evidence: dict[str, PairSamples], events: Iterable[JournalEvent]
     ) -> None:
         self.session = session
         self.evidence = evidence
         measured_models = [
-            (event.step, event.content) for event in events if isinstance(event.content, MeasuredElsewhere)
+            (event.step, event.content) for event in events if isinstance(event.content, RemoteMeasurement)
         ]
         self.where = {chain: model.where for chain, model in measured_models if model.where and not model.problem}
         self._rules = rules
@@ -478,17 +486,17 @@ class RoundsLog:
     def conclude(self, step: Step, result: Result) -> Verdict:
         """Record a unit's results, and return its verdict."""
         events = self._events.pop(step.id, ())
-        problem, machine, change = result.reason, MachineFacts(), None
+        problem, machine, change = result.reason, MachineInfo(), None
         blocks: list[dict[str, Any]] = []
         for event in events:
             match event:
                 case {"event": "block"}:
                     blocks.append({name: value for name, value in event.items() if name not in _HEADER_FIELDS})
                 case {"event": "where"}:
-                    change = WhereChanged.from_dict(event)
-                case {"event": name, "machine": machine_info, "failure": failure} if name == ENDED:
-                    problem, machine = failure, MachineFacts.from_dict(machine_info)
-        measurement = MeasuredElsewhere(
+                    change = ChangeLocation.from_dict(event)
+                case {"event": name, "machine": machine_info, "failure": failure} if name == WORKER_END_EVENT:
+                    problem, machine = failure, MachineInfo.from_dict(machine_info)
+        measurement = RemoteMeasurement(
             worker=result.worker,
             problem=problem,
             notes=result.notes,
@@ -499,7 +507,7 @@ class RoundsLog:
         self.session.log.write("measured", measurement, step=step.chain)
         if change:
             self.where[step.chain] = change
-        evidence = self.evidence[step.chain] = PairEvidence(failure=measurement.problem)
+        evidence = self.evidence[step.chain] = PairSamples(failure=measurement.problem)
         for block in measurement.blocks:
             evidence.add(block)
         no_blocks = evidence.failure or "the time is up, before its first block"

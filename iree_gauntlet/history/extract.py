@@ -11,7 +11,7 @@ from iree_gauntlet import __version__
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import Figure
-from iree_gauntlet.journal_events import MachineFacts
+from iree_gauntlet.journal_events import MachineInfo
 from iree_gauntlet.journal_format import explain_unreadable
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
 from iree_gauntlet.records.chain_figures import collect_chain_figures
@@ -22,7 +22,7 @@ from iree_gauntlet.stages import Stage
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from iree_gauntlet.journal_events import ToolchainFacts
+    from iree_gauntlet.journal_events import ToolchainInfo
     from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome, StepOutcome
 
 
@@ -61,18 +61,18 @@ def extract(outcome: RunOutcome) -> list[HistoryRun]:
     ]
 
 
-def _find_machine(chain: ChainOutcome, outcome: RunOutcome) -> MachineFacts:
+def _find_machine(chain: ChainOutcome, outcome: RunOutcome) -> MachineInfo:
     """Return the machine that measured a chain; if nothing was measured, the one that ran it."""
     steps = [step for step in chain.steps if step.worker]
     measuring = [step for step in steps if step.samples is not None] or [step for step in steps if step.device] or steps
     return _find_worker(measuring[-1], outcome) if measuring else outcome.machine
 
 
-def _find_worker(step: StepOutcome, outcome: RunOutcome) -> MachineFacts:
-    return outcome.workers.get(step.worker.partition("/")[0], MachineFacts())
+def _find_worker(step: StepOutcome, outcome: RunOutcome) -> MachineInfo:
+    return outcome.workers.get(step.worker.partition("/")[0], MachineInfo())
 
 
-def make_iree_version(toolchain: ToolchainFacts) -> IreeVersion:
+def make_iree_version(toolchain: ToolchainInfo) -> IreeVersion:
     """Return the version of a journal's toolchain."""
     release = toolchain.source.partition(":")[0]
     return IreeVersion(
@@ -129,7 +129,7 @@ def _list_figures(chain: ChainOutcome, *, same_machine: bool) -> Iterator[Histor
     # The time of a program with wrong numbers is not the time of the model.
     wrong = any(step.stage.row.checks_numbers and step.verdict.blocks for step in chain.steps)
     # A cached module was compiled in another run, which has its compile time.
-    has_compile_time = same_machine and not figures.compile_cached
+    has_compile_time = same_machine and not figures.all_from_cache
     counted_flags = _format_flags(chain.steps, of_count=True)
     counter, _, cpu = figures.counted_by.partition(", ")
     # Each kind of counter and CPU has a series of its own, because their counts cannot be compared.
@@ -144,7 +144,7 @@ def _list_figures(chain: ChainOutcome, *, same_machine: bool) -> Iterator[Histor
         check = figures.checks.get(figure)
         golden, limit = (check.golden, check.limit) if check else (None, None)
         if figure is Figure.TIME and figures.samples is not None:
-            rounds, noisy = figures.samples.real_time_ms, bool(figures.disturbed) or figures.is_marked
+            rounds, noisy = figures.samples.real_time_ms, bool(figures.disturbance) or figures.has_disturbed_time
             yield HistoryFigure(trend.name, value, figures.statistic, rounds, noisy, golden, limit)
         elif figure.is_counted:
             # The counted module is another one, and may be present without the timed one.
@@ -159,6 +159,6 @@ def _format_flags(steps: Iterable[StepOutcome], *, of_count: bool = False) -> st
         f"{step.name} {_FOLDER.sub('=', flag)}"
         for step in steps
         for flag in step.flags
-        if step.stage.row.in_series and step.of_count is of_count and not _FILE_FLAGS.match(flag)
+        if step.stage.row.in_series and step.counts_instructions is of_count and not _FILE_FLAGS.match(flag)
     }
     return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:12]

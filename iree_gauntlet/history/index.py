@@ -15,12 +15,12 @@ from iree_gauntlet.history.extract import extract
 from iree_gauntlet.history.stores import UnreadableError, find_history, open_history
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.history_record import (
-    ConfirmedFigure,
-    IndexedRun,
+    Confirmation,
     Point,
+    RunIndexEntry,
     Series,
     SeriesKey,
-    history_file,
+    make_history_file,
     read_history_file,
 )
 from iree_gauntlet.records.outcome import read_outcome
@@ -107,16 +107,16 @@ class HistoryIndex:
                 points_by_key.setdefault(key, []).append(point)
         return tuple(Series(key, tuple(points)) for key, points in points_by_key.items())
 
-    def runs(self) -> list[IndexedRun]:
+    def runs(self) -> list[RunIndexEntry]:
         """Read all runs, the newest last."""
         with self._open() as database:
-            return [IndexedRun(*row) for row in database.execute("SELECT * FROM runs ORDER BY time, file")]
+            return [RunIndexEntry(*row) for row in database.execute("SELECT * FROM runs ORDER BY time, file")]
 
-    def confirmations(self) -> tuple[ConfirmedFigure, ...]:
+    def confirmations(self) -> tuple[Confirmation, ...]:
         """Read the results of confirmations, the newest last."""
         with self._open() as database:
             rows = database.execute("SELECT confirms FROM runs WHERE confirms != '{}' ORDER BY time, file")
-            return tuple(ConfirmedFigure.from_dict(json.loads(text)) for (text,) in rows)
+            return tuple(Confirmation.from_dict(json.loads(text)) for (text,) in rows)
 
     def problems(self) -> tuple[str, ...]:
         """Read the problems of files that could not be read."""
@@ -183,7 +183,7 @@ def _insert_run(database: sqlite3.Connection, name: str, stamp: str, data: bytes
     # Another process may have inserted the same figures.
     database.execute("DELETE FROM figures WHERE file = ?", (name,))
     confirms = json.dumps(run.confirms.as_dict() if run.confirms else {})
-    row = IndexedRun(
+    row = RunIndexEntry(
         *(name, run.run, run.time, run.position[0], run.suite, run.state, run.exit_code, run.source),
         *(run.iree.shown, run.iree.named, run.iree.compiler_commit, confirms),
         *(run.machine.shown, len(run.cases), len(rows)),
@@ -192,7 +192,7 @@ def _insert_run(database: sqlite3.Connection, name: str, stamp: str, data: bytes
     database.executemany("INSERT INTO figures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
 
-def add_itself(run_dir: Path, configuration: Configuration, cache: Path) -> None:
+def add_run(run_dir: Path, configuration: Configuration, cache: Path) -> None:
     """Add a finished run to the history of the settings; a failure is only a warning, as it does not concern the run.
 
     `cache` has the clones of remote histories.
@@ -201,6 +201,6 @@ def add_itself(run_dir: Path, configuration: Configuration, cache: Path) -> None
         return
     try:
         runs = extract(read_outcome(read_journal(run_dir / JOURNAL)))
-        open_history(find_history(configuration), configuration, cache).add(dict(map(history_file, runs)))
+        open_history(find_history(configuration), configuration, cache).add(dict(map(make_history_file, runs)))
     except GauntletError as error:
         messages.warn(f"the run was not added to the history (`gauntlet history.add {run_dir}` adds it): {error}")

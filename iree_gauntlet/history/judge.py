@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.figures import Effect, Figure, Margin
-from iree_gauntlet.measuring.statistics.change_points import CONFIRMED_RUNS, change_points, drift
+from iree_gauntlet.measuring.statistics.change_points import MIN_CONFIRMED_RUNS, find_change_points, find_drift
 from iree_gauntlet.measuring.statistics.comparison_verdict import DEFAULT_DISCOVERY_RATE, adjust_p_values
 from iree_gauntlet.records.history_record import Finding, FindingKind, Series
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.dialects.configuration_file import Mark
     from iree_gauntlet.figures import Trend
-    from iree_gauntlet.records.history_record import ConfirmedFigure, Point, SeriesKey
+    from iree_gauntlet.records.history_record import Confirmation, Point, SeriesKey
 
 
 # The minimum number of runs per change: an error that changes more often depends on more than the IREE.
@@ -27,29 +27,31 @@ _PERIOD = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Effects:
+class MinEffects:
     """The smallest relative changes that count.
 
     Attributes:
-        other: for memory and compile times.
+        memory_and_compile_time: for memory and compile times.
         size: for sizes, since they last changed by as much.
     """
 
     time: float = 0.02
-    other: float = 0.05
+    memory_and_compile_time: float = 0.05
     size: float = 0.001
 
     def find_margin(self, trend: Trend | None) -> Margin:
         """Return the margin within which values are equal; for an imported figure, every change counts."""
-        shares = {Effect.TIME: self.time, Effect.OTHER: self.other, Effect.SIZE: self.size}
+        shares = {Effect.TIME: self.time, Effect.OTHER: self.memory_and_compile_time, Effect.SIZE: self.size}
         return Margin() if trend is None else trend.margin if trend.effect is None else Margin(shares[trend.effect])
 
     def find_noise(self, trend: Trend | None) -> float:
         """Return the smallest effect that counts for a noisy figure, as a difference of logarithms."""
-        return math.log1p(self.time if trend is not None and trend.effect is Effect.TIME else self.other)
+        return math.log1p(
+            self.time if trend is not None and trend.effect is Effect.TIME else self.memory_and_compile_time
+        )
 
 
-def judge(all_series: Iterable[Series], effects: Effects) -> tuple[Finding, ...]:
+def judge(all_series: Iterable[Series], effects: MinEffects) -> tuple[Finding, ...]:
     """Find all changes, regressions first, and the largest of each kind first.
 
     Of the changes of noisy figures, at most one in twenty is false: Benjamini and Hochberg's rule over all series, also
@@ -108,9 +110,9 @@ def _list_exact_changes(series: Series, margin: Margin) -> list[Finding]:
             Finding(
                 key=series.key,
                 kind=FindingKind.REGRESSION if is_worse else FindingKind.IMPROVEMENT,
-                at=index,
-                before=points[index - 1],
-                after=new_point,
+                index=index,
+                point_before=points[index - 1],
+                point_after=new_point,
                 old=old,
                 new=new_point.value,
                 runs=end - index,
@@ -124,12 +126,12 @@ def _list_exact_changes(series: Series, margin: Margin) -> list[Finding]:
 def _list_noisy_changes(series: Series, min_effect: float) -> list[Finding]:
     points = series.points
     values, flags = [point.value for point in points], [point.disturbed for point in points]
-    changes = change_points(values, min_effect, disturbed=flags)
+    changes = find_change_points(values, min_effect, disturbed=flags)
     if not changes:
         return _list_drifts(series, min_effect)
-    positions = [_align_with_iree(points, change.at) for change in changes]
+    positions = [_align_with_iree(points, change.index) for change in changes]
     if len(set(positions)) < len(positions):
-        positions = [change.at for change in changes]
+        positions = [change.index for change in changes]
     edges = [0, *positions, len(points)]
     sign = -1 if series.key.more_is_better else 1
     levels = [statistics.median(values[start:end]) for start, end in pairwise(edges)]
@@ -137,13 +139,13 @@ def _list_noisy_changes(series: Series, min_effect: float) -> list[Finding]:
         Finding(
             key=series.key,
             kind=FindingKind.REGRESSION if sign * change.effect > 0 else FindingKind.IMPROVEMENT,
-            at=position,
-            before=points[position - 1],
-            after=points[position],
+            index=position,
+            point_before=points[position - 1],
+            point_after=points[position],
             old=levels[number],
             new=levels[number] * math.exp(change.effect),
-            runs=change.after,
-            suspected=not change.confirmed,
+            runs=change.count_after,
+            suspected=not change.is_confirmed,
             p_value=change.p_value,
             disturbed=sum(flags[edges[number] : edges[number + 2]]),
             won_back=sign * change.effect > 0 and sign * math.log(levels[-1] / levels[number]) < min_effect,
@@ -173,27 +175,27 @@ def _list_drifts(series: Series, min_effect: float) -> list[Finding]:
     values, flags = [point.value for point in series.points], [point.disturbed for point in series.points]
     # If more is better, a drift is sought in the inverse.
     oriented = [1 / value for value in values] if series.key.more_is_better else values
-    trend = drift(oriented, min_effect, disturbed=flags)
+    trend = find_drift(oriented, min_effect, disturbed=flags)
     if trend is None:
         return []
-    new, sign = statistics.median(values[-CONFIRMED_RUNS:]), -1 if series.key.more_is_better else 1
+    new, sign = statistics.median(values[-MIN_CONFIRMED_RUNS:]), -1 if series.key.more_is_better else 1
     return [
         Finding(
             key=series.key,
             kind=FindingKind.DRIFT,
-            at=trend.since,
-            before=series.points[trend.since - 1],
-            after=series.points[-1],
+            index=trend.start_index,
+            point_before=series.points[trend.start_index - 1],
+            point_after=series.points[-1],
             old=new * math.exp(-sign * trend.effect),
             new=new,
-            runs=len(values) - trend.since,
+            runs=len(values) - trend.start_index,
             p_value=trend.p_value,
             disturbed=sum(flags),
         )
     ]
 
 
-def without_invalid(all_series: Iterable[Series], marks: Sequence[Mark]) -> tuple[Series, ...]:
+def remove_invalid(all_series: Iterable[Series], marks: Sequence[Mark]) -> tuple[Series, ...]:
     """Return the series without points that are marked as invalid; a series without points is left out."""
     kept_series = []
     for series in all_series:
@@ -203,14 +205,16 @@ def without_invalid(all_series: Iterable[Series], marks: Sequence[Mark]) -> tupl
     return tuple(kept_series)
 
 
-def with_marks(findings: Iterable[Finding], all_series: Iterable[Series], marks: Sequence[Mark]) -> tuple[Finding, ...]:
+def apply_marks(
+    findings: Iterable[Finding], all_series: Iterable[Series], marks: Sequence[Mark]
+) -> tuple[Finding, ...]:
     """Apply the marks of accepted and moved changes to findings."""
     points_by_key = {series.key: series.points for series in all_series}
     results = []
     for finding in findings:
         result = finding
         for mark in marks:
-            if not _matches(mark, finding.key) or not _has_version(result.after, mark.iree):
+            if not _matches(mark, finding.key) or not _has_version(result.point_after, mark.iree):
                 continue
             if mark.mark == "accepted" and finding.kind is not FindingKind.IMPROVEMENT:
                 result = replace(result, accepted=mark.reason)
@@ -218,12 +222,14 @@ def with_marks(findings: Iterable[Finding], all_series: Iterable[Series], marks:
                 points = points_by_key[finding.key]
                 index = next((i for i, point in enumerate(points) if _has_version(point, mark.to)), 0)
                 # A mark that refers to a run that is not in the series has no effect.
-                result = replace(result, at=index, before=points[index - 1], after=points[index]) if index else result
+                if index:
+                    before, after = points[index - 1], points[index]
+                    result = replace(result, index=index, point_before=before, point_after=after)
         results.append(result)
     return tuple(results)
 
 
-def find_idle_marks(all_series: Iterable[Series], marks: Iterable[Mark]) -> tuple[str, ...]:
+def find_unused_marks(all_series: Iterable[Series], marks: Iterable[Mark]) -> tuple[str, ...]:
     """Describe the marks that fit no run of the history, one per line."""
     series_list = tuple(all_series)
     return tuple(
@@ -244,11 +250,13 @@ def _has_version(point: Point, iree: str) -> bool:
     return iree in (point.iree, point.named, point.time[:10]) or (len(iree) >= 7 and point.commit.startswith(iree))
 
 
-def with_confirmations(findings: Iterable[Finding], confirmations: Iterable[ConfirmedFigure]) -> tuple[Finding, ...]:
+def add_confirmations(findings: Iterable[Finding], confirmations: Iterable[Confirmation]) -> tuple[Finding, ...]:
     """Add the results of comparisons that confirm findings; the newest counts."""
     verdicts = {(entry.case, entry.figure, entry.before, entry.after): entry for entry in confirmations}
     results = []
     for finding in findings:
-        entry = verdicts.get((finding.key.case, finding.key.figure, finding.before.iree, finding.after.iree))
+        entry = verdicts.get(
+            (finding.key.case, finding.key.figure, finding.point_before.iree, finding.point_after.iree)
+        )
         results.append(finding if entry is None else replace(finding, confirmed=entry.verdict, ratio=entry.ratio))
     return tuple(results)

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from iree_gauntlet.artifacts.object_stores import StoreLocation, open_store
-from iree_gauntlet.artifacts.remote import without_queries
+from iree_gauntlet.artifacts.remote import remove_queries
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.formatting import counted
+from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.records.history_record import is_history_file
-from iree_gauntlet.settings import expand_home, find_project_folder, resolve_links, shown
+from iree_gauntlet.settings import expand_home, find_project_folder, format_path, resolve_links
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.system.file_state import FileState
-from iree_gauntlet.system.short_process import run_short, show_last_words
+from iree_gauntlet.system.short_process import format_last_lines, run_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from iree_gauntlet.settings import Configuration
-    from iree_gauntlet.system.short_process import Answer
+    from iree_gauntlet.system.short_process import ProcessOutput
 
 
 _ResultT = TypeVar("_ResultT")
@@ -114,7 +114,7 @@ def _make_local_dir(cache: Path, text: str) -> Path:
 def find_history(configuration: Configuration) -> str:
     """Return the history of the settings; a relative folder is relative to the project, not to the current folder."""
     place = configuration.history.store
-    return place if ":" in place or place.startswith("~") else str(shown(find_project_folder() / place))
+    return place if ":" in place or place.startswith("~") else str(format_path(find_project_folder() / place))
 
 
 class FolderHistory:
@@ -234,11 +234,11 @@ class GitHistory:
 
     def add(self, files: Mapping[str, bytes]) -> int:
         """Commit and push files; return the number of new ones."""
-        return self._push_changed(lambda: self._files.add(files), f"Add {counted(len(files), 'run')}")
+        return self._push_changed(lambda: self._files.add(files), f"Add {pluralize(len(files), 'run')}")
 
     def remove(self, names: Collection[str]) -> None:
         """Remove files in a commit."""
-        self._push_changed(lambda: self._files.remove(names), f"Remove {counted(len(names), 'run')}")
+        self._push_changed(lambda: self._files.remove(names), f"Remove {pluralize(len(names), 'run')}")
 
     def _push_changed(self, change: Callable[[], _ResultT], message: str) -> _ResultT:
         with self._lock_clone():
@@ -280,7 +280,7 @@ class GitHistory:
             self._run_git("rm", "--quiet", "-r", "--cached", "--ignore-unmatch", ".", check=False)
         self._run_git("clean", "--quiet", "--force", "-d")
 
-    def _run_git(self, *args: str, check: bool = True) -> Answer:
+    def _run_git(self, *args: str, check: bool = True) -> ProcessOutput:
         environment = {**os.environ, **self._settings, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
         try:
             result = run_short(("git", "-C", str(self._clone), *args), timeout=_GIT_SECONDS, environment=environment)
@@ -293,8 +293,8 @@ class GitHistory:
             raise self._make_git_error(args[0], result)
         return result
 
-    def _make_git_error(self, command: str, result: Answer) -> GauntletError:
-        return GauntletError(f"history {self.place}: git {command} failed", show_last_words("git", result.stderr, 5))
+    def _make_git_error(self, command: str, result: ProcessOutput) -> GauntletError:
+        return GauntletError(f"history {self.place}: git {command} failed", format_last_lines("git", result.stderr, 5))
 
     def _lock_clone(self) -> AbstractContextManager[int]:
         self.local_dir.mkdir(parents=True, exist_ok=True)
@@ -357,7 +357,7 @@ class ObjectHistory:
         try:
             yield obstore, location
         except (obstore.exceptions.BaseError, OSError) as error:
-            message = f"history {self.place}: {without_queries(str(error).partition(chr(10))[0])}"
+            message = f"history {self.place}: {remove_queries(str(error).partition(chr(10))[0])}"
             raise GauntletError(message, "Check the address and the credentials (docs/how-to/artifacts.md).") from error
 
 

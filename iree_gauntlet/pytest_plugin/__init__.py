@@ -130,9 +130,9 @@ def pytest_configure(config: pytest.Config) -> None:
         try:
             plugin = ModelTestPlugin(config)
         except Exception as error:  # noqa: BLE001 - pytest would end with 1, as of a test that failed
-            from iree_gauntlet.system.faults import explain_escaped  # noqa: PLC0415 - for that alone
+            from iree_gauntlet.system.faults import make_unexpected_error  # noqa: PLC0415 - for that alone
 
-            fault = explain_escaped(error)
+            fault = make_unexpected_error(error)
             pytest.exit(str(fault), returncode=fault.exit_code)
         config.pluginmanager.register(plugin, PLUGIN_NAME)
 

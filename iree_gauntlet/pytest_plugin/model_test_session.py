@@ -15,9 +15,9 @@ from iree_gauntlet.cases import Case, Verdict, exit_code_of
 from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.plan import make_plan
-from iree_gauntlet.engine.run_start import imports_possible, on_devices_here, run_event
+from iree_gauntlet.engine.run_start import assign_local_devices, block_impossible_imports, make_run_event
 from iree_gauntlet.engine.session import Session, open_session
-from iree_gauntlet.engine.workbench import open_workbench, plan_context
+from iree_gauntlet.engine.workbench import make_plan_context, open_workbench
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.journal_events import EndEvent
 from iree_gauntlet.journal_format import JournalRecord
@@ -138,20 +138,22 @@ class ModelTestSession:
     def __init__(self, tests: Sequence[TorchTest], run_dir: Path, artifacts: Path, settings: SessionSettings) -> None:
         self.run_dir = run_dir
         self._log = _Log()
-        self._machine = open_workbench(ToolchainRequest(str(artifacts)), self._log, need_toolchain=True, as_shell=True)
+        self._machine = open_workbench(
+            ToolchainRequest(str(artifacts)), self._log, need_toolchain=True, prefer_path=True
+        )
         required_cases = {case.id: case for test in tests for case in test.required}
         cases = CaseSet(tuple(test.case for test in tests), tuple(required_cases.values()), ())
         conduct = ConductRequest(force_recompile=settings.force_recompile)
-        plan = make_plan(cases, CHECKS.values(), plan_context(self._machine, run_dir, conduct))
+        plan = make_plan(cases, CHECKS.values(), make_plan_context(self._machine, run_dir, conduct))
         if plan.problems:
             raise SpecError(list(plan.problems))
-        plan = on_devices_here(imports_possible(plan, self._machine), self._machine)
+        plan = assign_local_devices(block_impossible_imports(plan, self._machine), self._machine)
         self._steps = {step.id: step for step in plan.steps}
         self._verdicts: dict[str, Verdict] = {}
         self._options = RunOptions(
             jobs=max(1, read_machine_facts().cores // settings.processes),
             fail_fast=False,
-            made_again=run_dir / "made-again" if settings.force_recompile else None,
+            rebuilt_dir=run_dir / "made-again" if settings.force_recompile else None,
             lenient=False,
             all_goldens=settings.all_goldens,
             confirm=settings.confirm,
@@ -159,15 +161,15 @@ class ModelTestSession:
         self._began = datetime.now(UTC)
         self._journal = Journal(run_dir / settings.journal, lambda: datetime.now(UTC))
         targets = sorted({test.case.target for test in tests})
-        event = run_event(plan, run_dir, self._machine, "pytest", targets, settings.command)
-        self._journal.run(replace(event, markers=settings.markers), plan.steps)
+        event = make_run_event(plan, run_dir, self._machine, "pytest", targets, settings.command)
+        self._journal.write_opening(replace(event, markers=settings.markers), plan.steps)
         self._session: Session[Journal] | None = None
         self._stack = ExitStack()
 
     @property
     def why(self) -> str:
         """The reason for choosing this IREE among several."""
-        return self._machine.iree.why
+        return self._machine.iree.selection_reason
 
     def prepare(self, case: Case) -> None:
         """Run the steps that a test's check needs.
@@ -203,7 +205,9 @@ class ModelTestSession:
         """End the running steps and the journal."""
         self._stack.close()
         seconds = (datetime.now(UTC) - self._began).total_seconds()
-        self._journal.end(exit_code=int(exit_code_of(self._verdicts.values())), seconds=seconds, interrupted=False)
+        self._journal.write_end(
+            exit_code=int(exit_code_of(self._verdicts.values())), seconds=seconds, interrupted=False
+        )
         self._journal.close()
 
     def _list_steps(self, case: Case) -> list[Step]:
@@ -233,7 +237,7 @@ class ModelTestSession:
             # The test has timed out, or the user has interrupted it.
             reason = f"ended by pytest: {type(error).__name__} {error}".strip()
             for step_id in self._log.running:
-                self._journal.result(step_id, Result(Verdict.ERROR, shorten(reason)))
+                self._journal.write_result(step_id, Result(Verdict.ERROR, shorten(reason)))
             self._log.running.clear()
             raise
 

@@ -16,20 +16,20 @@ from iree_gauntlet.dialects.json_text import without_comments
 from iree_gauntlet.dialects.load import read_torch_specs
 from iree_gauntlet.dialects.selection import MarkerExpression
 from iree_gauntlet.dialects.spec_file import load_json
-from iree_gauntlet.dialects.torch_models import TorchModules, TorchTest, build_test
-from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, QualityTest, sound_markers
-from iree_gauntlet.engine.rounds.taken_rounds import confirm_rules
+from iree_gauntlet.dialects.torch_models import ModuleDefinitions, TorchTest, build_test
+from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, QualityTest, read_valid_markers
+from iree_gauntlet.engine.rounds.taken_rounds import make_confirm_rules
 from iree_gauntlet.errors import ExitCode, GauntletError, SpecError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.pytest_plugin.model_test_session import CheckFailure, ModelTestSession, SessionSettings
 from iree_gauntlet.records.event_log import merge_journals
-from iree_gauntlet.records.run_folder import make_run_folder, require_plain
+from iree_gauntlet.records.run_folder import make_run_folder, require_valid_path
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.report_files import write_report
 from iree_gauntlet.reports.run_reports import JOB_SUMMARY
 from iree_gauntlet.settings import resolve_links
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.system.faults import explain_escaped
+from iree_gauntlet.system.faults import make_unexpected_error
 from iree_gauntlet.targets import FAMILIES, Target
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class ModelTestSuite:
     @cached_property
     def tests(self) -> dict[Path, SuiteEntry]:
         """The entries by file, in order."""
-        specs = read_torch_specs(self.folder, self.external, self.modules, without=self.artifacts)
-        modules = TorchModules(specs)
+        specs = read_torch_specs(self.folder, self.external, self.modules, excluded_folder=self.artifacts)
+        modules = ModuleDefinitions(specs)
         targets = [Target(family) for family in FAMILIES]
         entries: dict[Path, SuiteEntry] = {}
         for spec in specs:
@@ -89,7 +89,7 @@ class ModelTestSuite:
                 document = load_json(spec.path, spec.name, without_comments)[0] or {}
                 # A benchmark of sharktank's dialect is excluded; its regression tests look like module definitions.
                 if "function_run" not in document or "type" in document:
-                    entries[spec.path] = SuiteEntry(None, spec.problems, sound_markers(document))
+                    entries[spec.path] = SuiteEntry(None, spec.problems, read_valid_markers(document))
                 continue
             test, problems = build_test(spec, modules, targets)
             assert isinstance(spec.document, QualityTest | BenchmarkTest | CompstatTest), "the other documents"
@@ -343,7 +343,7 @@ class ModelTestPlugin:
             raise
 
     def _add_fault(self, error: Exception) -> None:
-        self._faults.append(str(explain_escaped(error)))
+        self._faults.append(str(make_unexpected_error(error)))
 
     def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Record an internal error that comes from the toolkit; pytest shows the error, but no summary."""
@@ -372,7 +372,9 @@ class ModelTestPlugin:
                 journal=f"journal-{self._worker['workerid']}.jsonl" if self._worker else JOURNAL,
                 processes=int(self._worker.get("workercount", 1)),
                 force_recompile=bool(self._config.getoption("force_recompile")),
-                confirm=confirm_rules(self._config.getoption("verdict"), self._config.getoption("confirm_seconds")),
+                confirm=make_confirm_rules(
+                    self._config.getoption("verdict"), self._config.getoption("confirm_seconds")
+                ),
                 all_goldens=self._config.getoption("unapplied_goldens") == "fail",
                 markers=self._config.getoption("markexpr") or "",
                 command=self._command,
@@ -389,7 +391,7 @@ class ModelTestPlugin:
         """Return the session's folder, and create it at the first call; under xdist all processes share one."""
         if self._run_folder is None:
             runs = self._artifacts / "runs"
-            require_plain(runs, "--artifact-directory")
+            require_valid_path(runs, "--artifact-directory")
             self._run_folder = make_run_folder(runs, "pytest", "--artifact-directory")
         return self._run_folder
 

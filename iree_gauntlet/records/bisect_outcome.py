@@ -11,7 +11,7 @@ from iree_gauntlet.journal_events import ExperimentKind, Opening
 from iree_gauntlet.journal_format import JOURNAL, JournalSchema
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.compare_record import BlockEvent
-from iree_gauntlet.records.outcome import lock_remark
+from iree_gauntlet.records.outcome import list_lock_remarks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _REPOSITORY = "https://github.com/iree-org/iree"
-BISECT_COMPARE = f"{_REPOSITORY}/compare"
+COMMIT_COMPARISON_URL = f"{_REPOSITORY}/compare"
 # The keys of a candidate in `bisect.json`, from its result.
 _CANDIDATE_KEYS = ("bad", "value", "text", "low", "high", "third", "reason", "folder", "toolchain", "seconds")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
@@ -36,7 +36,7 @@ class RowCandidate(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BisectRow(Recorded):
+class RefinedCandidates(Recorded):
     """`refined`: a longer row, from the oldest to the newest, with the candidates between two of the previous row."""
 
     row: tuple[RowCandidate, ...]
@@ -64,7 +64,7 @@ class BisectOpening(Opening):
 
 
 @dataclass(frozen=True, slots=True)
-class BisectFound(Recorded):
+class SearchRange(Recorded):
     """`search`: the range that contains the change, as labels of candidates.
 
     Attributes:
@@ -81,7 +81,7 @@ class BisectFound(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged(Recorded):
+class CandidateResult(Recorded):
     """`result`: the judgement of a candidate.
 
     Attributes:
@@ -105,17 +105,17 @@ class Judged(Recorded):
     folder: str = ""
     toolchain: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
-    search: BisectFound | None = field(default=None, metadata=UNLESS_DEFAULT)
+    search: SearchRange | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     @property
-    def word(self) -> str:
+    def verdict_text(self) -> str:
         """The end that it is like: `good`, `bad`, `nearer to bad`, or a dash if it could not be judged."""
         if self.bad is None:
             return "–"
         return f"{'nearer to ' if self.third else ''}{'bad' if self.bad else 'good'}"
 
     @property
-    def known(self) -> float:
+    def end_value(self) -> float:
         """The value of an end; ValueError without one, which ends the search."""
         if self.value is None:
             raise ValueError(self.reason)
@@ -144,8 +144,8 @@ class BisectChange(Recorded):
 BISECT = JournalSchema(
     (ExperimentKind.BISECT,),
     BisectOpening,
-    {"block": BlockEvent, "result": Judged},
-    {"search": BisectFound, "refined": BisectRow, "change": BisectChange},
+    {"block": BlockEvent, "result": CandidateResult},
+    {"search": SearchRange, "refined": RefinedCandidates, "change": BisectChange},
 )
 
 
@@ -154,20 +154,20 @@ class BisectOutcome:
     """The result of a bisection.
 
     Attributes:
-        asked: the opening, with the command that first started the bisection.
+        opening: the opening, with the command that first started the bisection.
         search: the range that contains the change; None before both ends are judged.
         change: the commit that made the change; None if unknown.
         end: None if the bisection was killed or is running.
-        torn: True if a crash truncated a line of the record, which is ignored.
+        has_truncated_line: True if a crash truncated a line of the record, which is ignored.
     """
 
     name: str
-    asked: BisectOpening
-    judged: dict[str, Judged]
-    search: BisectFound | None
+    opening: BisectOpening
+    results: dict[str, CandidateResult]
+    search: SearchRange | None
     change: BisectChange | None
     end: EndEvent | None
-    torn: bool
+    has_truncated_line: bool
 
     @property
     def exit_code(self) -> ExitCode:
@@ -177,7 +177,7 @@ class BisectOutcome:
     @property
     def labels(self) -> list[str]:
         """The labels of all candidates, from the oldest to the newest."""
-        return [candidate.label for candidate in self.asked.row]
+        return [candidate.label for candidate in self.opening.row]
 
     @property
     def answer(self) -> str:
@@ -187,9 +187,9 @@ class BisectOutcome:
         if not self.search:
             return "the ends are not judged yet"
         old, new, unjudged_labels = self.search.last_old, self.search.first_new, self.search.between
-        older_verdict, newer_verdict = ("good", "bad") if self.asked.good_is_older else ("bad", "good")
-        if {old, new} <= self.judged.keys():
-            older_verdict, newer_verdict = self.judged[old].word, self.judged[new].word
+        older_verdict, newer_verdict = ("good", "bad") if self.opening.good_is_older else ("bad", "good")
+        if {old, new} <= self.results.keys():
+            older_verdict, newer_verdict = self.results[old].verdict_text, self.results[new].verdict_text
         if not unjudged_labels:
             return f"first {newer_verdict}: {new}; last {older_verdict}: {old}"
         state = "could not be judged" if self.search.over else "not judged"
@@ -200,7 +200,7 @@ class BisectOutcome:
         """The confidence of the answer; empty without one."""
         if not self.search:
             return ""
-        confidence = self.asked.confidence
+        confidence = self.opening.confidence
         return "exact" if confidence == 1 else f"{100 * confidence:g} % confidence"
 
     @property
@@ -208,26 +208,26 @@ class BisectOutcome:
         """The URL that compares the commits around the change; empty if they are unknown."""
         if not self.search:
             return ""
-        old, new = self.commit_of(self.search.last_old), self.commit_of(self.search.first_new)
+        old, new = self.get_commit(self.search.last_old), self.get_commit(self.search.first_new)
         if not (_COMMIT.fullmatch(old) and _COMMIT.fullmatch(new)) or old == new:
             return ""
-        return f"{BISECT_COMPARE}/{old}...{new}"
+        return f"{COMMIT_COMPARISON_URL}/{old}...{new}"
 
     @property
     def remarks(self) -> list[str]:
         """The notes that a reader needs in addition to the answer."""
-        remarks = lock_remark(self.asked.lock_folder)
+        remarks = list_lock_remarks(self.opening.lock_folder)
         if self.search and len(self.search.changes) > 1:
-            verdicts = {label: result.word for label, result in self.judged.items()}
+            verdicts = {label: result.verdict_text for label, result in self.results.items()}
             changes = "; ".join(f"{old} is {verdicts[old]}, {new} {verdicts[new]}" for old, new in self.search.changes)
             remarks.append(f"there is more than one change, and the newest is reported: {changes}")
-        thirds = [(label, result.text) for label in self.labels if (result := self.judged.get(label)) and result.third]
+        thirds = [(label, result.text) for label in self.labels if (result := self.results.get(label)) and result.third]
         if thirds:
             shown_values = ", ".join(f"{label} ({text})" for label, text in thirds)
             remarks.append(
                 f"a third value, neither the good end's nor the bad one's, was taken for the nearer: {shown_values}"
             )
-        if self.torn:
+        if self.has_truncated_line:
             remarks.append(f"{JOURNAL} has a line that a crash cut short: it is left out")
         if self.end is None:
             remarks.append("it did not finish: --resume continues it")
@@ -235,14 +235,14 @@ class BisectOutcome:
             remarks.append("it was interrupted: --resume continues it")
         return remarks
 
-    def commit_of(self, label: str) -> str:
+    def get_commit(self, label: str) -> str:
         """Return IREE's commit of a candidate, of the part that is searched (compiler or runtime); empty if unknown."""
-        return str(self.judged[label].toolchain.get(self.asked.commit) or "") if label in self.judged else ""
+        return str(self.results[label].toolchain.get(self.opening.commit) or "") if label in self.results else ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `bisect.json`."""
-        opening, search = self.asked, self.search
-        results = {label: result.as_dict() for label, result in self.judged.items()}
+        opening, search = self.opening, self.search
+        results = {label: result.as_dict() for label, result in self.results.items()}
         return {
             "bisect": self.name,
             "answer": self.answer,
@@ -273,24 +273,24 @@ def make_bisect_outcome(record: ExperimentRecord[BisectOpening]) -> BisectOutcom
     """Make the outcome of a bisection's record; GauntletError if its events contradict each other."""
     # The command that started a resumed bisection is the one to repeat.
     opening = replace(record.opening, command=record.openings[0].command)
-    rows = record.collect(BisectRow, record.latest)
+    rows = record.collect(RefinedCandidates, record.latest)
     if rows:
         opening = replace(opening, row=rows[""].row)
-    search: BisectFound | None = None
+    search: SearchRange | None = None
     for event in record.events:
         match event.content:
-            case BisectFound() as state:
+            case SearchRange() as state:
                 search = state
-            case Judged(search=BisectFound() as state):
+            case CandidateResult(search=SearchRange() as state):
                 search = state
     outcome = BisectOutcome(
         name=record.path.parent.name,
-        asked=opening,
-        judged=record.collect(Judged),
+        opening=opening,
+        results=record.collect(CandidateResult),
         search=search,
         change=record.collect(BisectChange).get(""),
         end=record.end,
-        torn=record.torn,
+        has_truncated_line=record.has_truncated_line,
     )
     # Another program may have written to the record, so this checks that its events fit each other.
     with record.explain_unreadable():

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.figures import Combination, Figure, Statistic
-from iree_gauntlet.formatting import duration, format_error, format_mean_and_spread, milliseconds, percent, whole
+from iree_gauntlet.formatting import (
+    format_count,
+    format_duration,
+    format_error,
+    format_mean_and_spread,
+    format_milliseconds,
+    format_percent,
+)
 from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
 from iree_gauntlet.results import CpuShares
 
@@ -19,7 +26,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import Check, OutputComparison, Samples
 
 
-NOTHING = "–"
+NO_VALUE = "–"
 _CHECK_RANKS = {False: 0, True: 1, None: 2}
 
 
@@ -30,10 +37,10 @@ class ChainFigures:
     Attributes:
         values: the known figures. Instructions in dispatches are among them only if the counter can tell them apart.
         checks: the worst comparison of each figure with a limit or an expected value.
-        compile_cached: True if all modules came from the cache; the compile time is that of their original compile.
+        all_from_cache: True if all modules came from the cache; the compile time is that of their original compile.
         statistic: the statistic of the time.
-        disturbed: other work on the machine while the time was measured; empty if there was none.
-        is_marked: True if the time counts as disturbed.
+        disturbance: other work on the machine while the time was measured; empty if there was none.
+        has_disturbed_time: True if the time counts as disturbed.
         counted_by: the counter of instructions, and the CPU that the modules were compiled for.
     """
 
@@ -41,10 +48,10 @@ class ChainFigures:
     checks: Mapping[Figure, Check] = field(default_factory=dict)
     outputs: tuple[OutputComparison, ...] = ()
     samples: Samples | None = None
-    compile_cached: bool = False
+    all_from_cache: bool = False
     statistic: Statistic = Statistic.MEAN
-    disturbed: str = ""
-    is_marked: bool = False
+    disturbance: str = ""
+    has_disturbed_time: bool = False
     counted_by: str = ""
 
     @property
@@ -80,14 +87,14 @@ class ChainFigures:
         if figure is Figure.TIME and self.samples is not None and self.samples.real_time_ms:
             # The table shows the mean, also if the golden is compared with another statistic.
             mean = format_mean_and_spread(self.samples.mean_ms, self.samples.stdev_ms)
-            return f"{mean} *" if self.is_marked else mean
+            return f"{mean} *" if self.has_disturbed_time else mean
         limit = None if check is None else check.limit
         if figure is Figure.CALL_INSTRUCTIONS and limit is not None:
             value = self.values.get(Figure.INSTRUCTIONS, value)
         if value is None:
-            return "cached" if figure is Figure.COMPILE_TIME and self.compile_cached else NOTHING
+            return "cached" if figure is Figure.COMPILE_TIME and self.all_from_cache else NO_VALUE
         if figure is Figure.COMPILE_TIME:
-            return f"{duration(value)} (cached)" if self.compile_cached else duration(value)
+            return f"{format_duration(value)} (cached)" if self.all_from_cache else format_duration(value)
         write = figure.row.write
         return write(value) if limit is None else f"{write(value)} / {write(limit)}"
 
@@ -95,42 +102,45 @@ class ChainFigures:
         """Return `max error 1.2e-05 (≤ 0.0001 + 1e-05·|expected|)`, `12 of 384 differ (3.1 %)`, or a dash."""
         output = self.worst_output
         if output is None:
-            return NOTHING
+            return NO_VALUE
         error = "" if output.max_abs_error is None else f"max error {format_error(output.max_abs_error)}"
         if output.passed:
-            return f"{error} (≤ {output.allowed})" if error else "equal"
+            return f"{error} (≤ {output.tolerance_text})" if error else "equal"
         if not output.mismatches:
             # The values were not compared.
             return "another type or shape than expected"
         differing = (
-            f"{whole(output.mismatches)} of {whole(output.count)} differ ({percent(output.mismatches, output.count)})"
+            f"{format_count(output.mismatches)} of {format_count(output.count)} differ "
+            f"({format_percent(output.mismatches, output.count)})"
             if output.count
             else "differs"
         )
-        return f"{differing}, {error} (> {output.allowed})" if error else differing
+        return f"{differing}, {error} (> {output.tolerance_text})" if error else differing
 
     @property
-    def least_time_cell(self) -> str:
+    def min_time_cell(self) -> str:
         """The fastest repetition, in ms."""
         min_ms = self.samples.min_ms if self.samples else None
-        return NOTHING if min_ms is None else milliseconds(min_ms)
+        return NO_VALUE if min_ms is None else format_milliseconds(min_ms)
 
     @property
     def golden_time_cell(self) -> str:
         """The golden time: `9.00 (limit 9.90, mean)`, in ms."""
         check = self.checks.get(Figure.TIME)
         if check is None or check.golden is None or check.limit is None:
-            return NOTHING
+            return NO_VALUE
         statistic = f", {check.statistic}" if check.statistic else ""
-        return f"{milliseconds(check.golden)} (limit {milliseconds(check.limit)}{statistic})"
+        return f"{format_milliseconds(check.golden)} (limit {format_milliseconds(check.limit)}{statistic})"
 
 
 def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
     """Collect the figures of a chain from its steps."""
-    main_steps = [step for step in chain.steps if not step.of_count and step.verdict is not Verdict.SKIPPED]
+    main_steps = [step for step in chain.steps if not step.counts_instructions and step.verdict is not Verdict.SKIPPED]
     compiles = [step for step in main_steps if step.stage is Figure.COMPILE_TIME.row.stage]
     timed_steps = [step for step in chain.steps if step.samples is not None]
-    count_records = [step.known for step in chain.steps if step.stage.row.beside and step.known.counter]
+    count_records = [
+        step.typed_statistics for step in chain.steps if step.stage.row.alongside and step.typed_statistics.counter
+    ]
     # A failed check of a figure has precedence, then a passed one, then one that was not made.
     ranked_checks = sorted(
         (check for step in chain.steps for check in step.checks), key=lambda check: _CHECK_RANKS[check.passed]
@@ -139,7 +149,7 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
     figures = {figure: _measure(chain, figure, checks.get(figure)) for figure in Figure}
     values = {figure: value for figure, value in figures.items() if value is not None}
     # The last benchmark's times count.
-    shares = timed_steps[-1].known.machine if timed_steps else CpuShares()
+    shares = timed_steps[-1].typed_statistics.machine if timed_steps else CpuShares()
     busy, steal = shares.busy_share, shares.steal_share
     causes = [f"other work kept the CPUs {100 * busy:.0f} % busy"] if busy > BUSY_SHARE else []
     causes += [f"other machines of the host took {100 * steal:.0f} % of the CPUs"] if steal > STEAL_SHARE else []
@@ -151,17 +161,19 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
         checks=checks,
         outputs=tuple(output for step in chain.steps for output in step.outputs),
         samples=timed_steps[-1].samples if timed_steps else None,
-        compile_cached=bool(compiles) and all(step.cache and step.cache.hit for step in compiles),
+        all_from_cache=bool(compiles) and all(step.cache and step.cache.hit for step in compiles),
         statistic=timed_steps[-1].time_statistic if timed_steps else Statistic.MEAN,
-        disturbed="; ".join(causes),
-        is_marked=bool(timed_steps and timed_steps[-1].known.disturbed),
+        disturbance="; ".join(causes),
+        has_disturbed_time=bool(timed_steps and timed_steps[-1].typed_statistics.disturbed),
         counted_by=", ".join(filter(None, (count_records[-1].counter, count_records[-1].cpu))) if count_records else "",
     )
 
 
 def _measure(chain: ChainOutcome, figure: Figure, check: Check | None) -> float | None:
     """Compute a figure of a chain from its steps."""
-    steps = [step for step in chain.steps if step.stage is figure.row.stage and step.of_count is figure.is_counted]
+    steps = [
+        step for step in chain.steps if step.stage is figure.row.stage and step.counts_instructions is figure.is_counted
+    ]
     match figure.row.combination:
         case Combination.MAIN:
             main = next((step for step in steps if not step.role and step.verdict is not Verdict.SKIPPED), None)

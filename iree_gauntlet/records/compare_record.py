@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.formatting import work_change
-from iree_gauntlet.journal_events import ExperimentKind, MachineFacts, Opening, StepStart
+from iree_gauntlet.formatting import format_count_change
+from iree_gauntlet.journal_events import ExperimentKind, MachineInfo, Opening, StepStart
 from iree_gauntlet.journal_format import JOURNAL, ExperimentRecord, JournalRecord, JournalSchema, read_journal
 from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, UNRECORDED, Recorded, RecordError
 from iree_gauntlet.results import DispatchChange, WorkPart  # noqa: TC001 - read by their types
@@ -22,17 +22,19 @@ if TYPE_CHECKING:
 
 
 # Names of the sides.
-SIDES = "AB"
+SIDE_NAMES = "AB"
 
 
 def _require_sides(field_name: str, values_by_side: Mapping[str, object]) -> None:
     """Raise RecordError (a ValueError) unless a field has a value for each side."""
-    if set(values_by_side) != set(SIDES):
-        raise RecordError(field_name, f"expected {' and '.join(SIDES)}, found {', '.join(values_by_side) or 'nothing'}")
+    if set(values_by_side) != set(SIDE_NAMES):
+        raise RecordError(
+            field_name, f"expected {' and '.join(SIDE_NAMES)}, found {', '.join(values_by_side) or 'nothing'}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedSide(Recorded):
+class SideRecord(Recorded):
     """A side: its name on the command line, the folder of its run, and its IREE once that is known."""
 
     asked: str
@@ -41,7 +43,7 @@ class RecordedSide(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedRules(Recorded):
+class ComparisonRules(Recorded):
     """The rules of a comparison's judgement (α, the margins δ and ε, …).
 
     Attributes:
@@ -68,7 +70,7 @@ class RecordedRules(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedRounds(Recorded):
+class RoundRules(Recorded):
     """The settings of rounds; see `RoundSettings` of `engine/rounds/taken_rounds.py`."""
 
     repetitions: int
@@ -87,9 +89,9 @@ class ComparisonOpening(Opening):
     """
 
     kind: ExperimentKind = ExperimentKind.COMPARE
-    sides: dict[str, RecordedSide]
-    rules: RecordedRules
-    rounds: RecordedRounds
+    sides: dict[str, SideRecord]
+    rules: ComparisonRules
+    rounds: RoundRules
     elsewhere: bool = False
 
     def __post_init__(self) -> None:
@@ -111,7 +113,7 @@ class SideBenchmark(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedComparison(Recorded):
+class ComparisonPreparation(Recorded):
     """`prepared`: both sides have run up to their benchmarks.
 
     Attributes:
@@ -119,7 +121,7 @@ class PreparedComparison(Recorded):
         benchmarks: benchmarks by model and side, if times are compared.
     """
 
-    sides: dict[str, RecordedSide]
+    sides: dict[str, SideRecord]
     models: tuple[str, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
     benchmarks: dict[str, dict[str, SideBenchmark]] = field(default_factory=dict)
@@ -150,7 +152,7 @@ class BlockEvent(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedFigures(Recorded):
+class RatioFigures(Recorded):
     """The ratio B/A over `looked_at` blocks, and its interval, whose bounds are None for too few blocks."""
 
     ratio: float
@@ -170,7 +172,7 @@ class SideTimes(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimedFigures(ComparedFigures):
+class TimeFigures(RatioFigures):
     """The ratio of B to A, and the times of both."""
 
     time_ms: dict[str, SideTimes]
@@ -184,14 +186,14 @@ class ControlVerdict(Recorded):
     """The comparison of A with itself."""
 
     verdict: str
-    figures: ComparedFigures = field(metadata=FLAT)
+    figures: RatioFigures = field(metadata=FLAT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnWay(Recorded):
+class SpecMethodResult(Recorded):
     """The comparison of B with A as the spec measures, and whether that contradicts the verdict."""
 
-    figures: ComparedFigures = field(metadata=FLAT)
+    figures: RatioFigures = field(metadata=FLAT)
     contradicts: bool
 
 
@@ -227,13 +229,13 @@ class WorkVerdict(Recorded):
     @property
     def counts(self) -> tuple[int, int]:
         """The counts of A and B."""
-        a, b = (self.instructions[side] for side in SIDES)
+        a, b = (self.instructions[side] for side in SIDE_NAMES)
         return a, b
 
     @property
     def change(self) -> str:
         """The change from A to B: `+0.3440 %`."""
-        return work_change(*self.counts)
+        return format_count_change(*self.counts)
 
     @property
     def change_by_part(self) -> str:
@@ -242,7 +244,7 @@ class WorkVerdict(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedVerdict(Recorded):
+class TimeVerdictRecord(Recorded):
     """The verdict of one model by times.
 
     Attributes:
@@ -264,9 +266,9 @@ class RecordedVerdict(Recorded):
     peak_rss_bytes: dict[str, int] = field(default_factory=dict)
     cpus: tuple[int, ...]
     tried: dict[str, float] | None = field(default=None, metadata=UNLESS_DEFAULT)
-    figures: TimedFigures | None = field(default=None, metadata=FLAT)
+    figures: TimeFigures | None = field(default=None, metadata=FLAT)
     control: ControlVerdict | None = field(default=None, metadata=UNLESS_DEFAULT)
-    own_way: OwnWay | None = field(default=None, metadata=UNLESS_DEFAULT)
+    own_way: SpecMethodResult | None = field(default=None, metadata=UNLESS_DEFAULT)
     work: WorkVerdict | None = field(default=None, metadata=UNLESS_DEFAULT)
 
 
@@ -301,7 +303,7 @@ class OtherDispatches(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredNs(Recorded):
+class UnprofiledTimes(Recorded):
     """The time of each side without the profiler."""
 
     a_ns: int
@@ -312,7 +314,7 @@ class MeasuredNs(Recorded):
 class DispatchDifference(Recorded):
     """The times of both sides' dispatches in one invocation; `rows` are those that explain the difference."""
 
-    measured: MeasuredNs | None = None
+    measured: UnprofiledTimes | None = None
     a_ns: int
     b_ns: int
     rows: tuple[DispatchChange, ...]
@@ -321,7 +323,7 @@ class DispatchDifference(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedDispatches(Recorded):
+class DispatchComparison(Recorded):
     """The comparison of two sides' dispatches, or the reason that it explains nothing.
 
     Attributes:
@@ -362,28 +364,28 @@ class CompileChange(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhereChanged(Recorded):
+class ChangeLocation(Recorded):
     """`where`: the location of a slowdown or speedup; `work` has the instructions of dispatches, for want of times."""
 
-    dispatches: ComparedDispatches
-    work: ComparedDispatches | None = field(default=None, metadata=UNLESS_DEFAULT)
+    dispatches: DispatchComparison
+    work: DispatchComparison | None = field(default=None, metadata=UNLESS_DEFAULT)
     compile: tuple[CompileChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredElsewhere(Recorded):
+class RemoteMeasurement(Recorded):
     """`measured`: all measurements of a model from another machine, or the problem that prevented them."""
 
     worker: str
     problem: str = ""
     notes: tuple[str, ...] = ()
-    machine: MachineFacts = field(default_factory=MachineFacts)
+    machine: MachineInfo = field(default_factory=MachineInfo)
     blocks: tuple[dict[str, Any], ...]
-    where: WhereChanged | None = None
+    where: ChangeLocation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SideWithRun(RecordedSide):
+class SideWithRun(SideRecord):
     """A side with the record of its run; None without one."""
 
     name: str
@@ -400,15 +402,15 @@ class SideWithRun(RecordedSide):
 class ComparisonVerdict(Recorded):
     """`result`: the verdict of a model, by its times or by its instructions."""
 
-    times: RecordedVerdict | None = field(default=None, metadata=UNLESS_DEFAULT)
+    times: TimeVerdictRecord | None = field(default=None, metadata=UNLESS_DEFAULT)
     work: WorkVerdict | None = field(default=None, metadata=UNLESS_DEFAULT)
 
 
 COMPARISON = JournalSchema(
     (ExperimentKind.COMPARE,),
     ComparisonOpening,
-    {"block": BlockEvent, "measured": MeasuredElsewhere, "result": ComparisonVerdict, "where": WhereChanged},
-    {"prepared": PreparedComparison, "summary": ComparisonSummary},
+    {"block": BlockEvent, "measured": RemoteMeasurement, "result": ComparisonVerdict, "where": ChangeLocation},
+    {"prepared": ComparisonPreparation, "summary": ComparisonSummary},
 )
 
 
@@ -426,22 +428,24 @@ class ComparisonRecord:
 
     def __init__(self, record: ExperimentRecord[ComparisonOpening]) -> None:
         self.opening, self.first = record.opening, record.openings[0]
-        self.measured = record.collect(MeasuredElsewhere)
-        self.begun = Counter(event.step for event in record.events if isinstance(event.content, BlockEvent))
-        self.begun.update({model: len(measurement.blocks) for model, measurement in self.measured.items()})
+        self.measured = record.collect(RemoteMeasurement)
+        self.block_counts = Counter(event.step for event in record.events if isinstance(event.content, BlockEvent))
+        self.block_counts.update({model: len(measurement.blocks) for model, measurement in self.measured.items()})
         starts = record.collect(StepStart, record.latest)
-        finished_models = record.collect(MeasuredElsewhere, record.latest)
-        self.under_way = {model: start.worker for model, start in starts.items() if model not in finished_models}
+        finished_models = record.collect(RemoteMeasurement, record.latest)
+        self.interrupted_workers = {
+            model: start.worker for model, start in starts.items() if model not in finished_models
+        }
         results = record.collect(ComparisonVerdict, record.latest)
         self.verdicts = {model: result.times for model, result in results.items() if result.times}
-        self.works = {model: result.work for model, result in results.items() if result.work}
+        self.work_verdicts = {model: result.work for model, result in results.items() if result.work}
         self.summary = record.collect(ComparisonSummary, record.latest).get("")
-        self.where = record.collect(WhereChanged, record.latest)
+        self.where = record.collect(ChangeLocation, record.latest)
         with record.explain_unreadable():
             for model in self.where.keys() - results.keys():
                 raise RecordError("where", f"{model} has no verdict")
-        empty_preparation = PreparedComparison(sides=self.opening.sides)
-        self.prepared = record.collect(PreparedComparison, record.latest).get("", empty_preparation)
+        empty_preparation = ComparisonPreparation(sides=self.opening.sides)
+        self.prepared = record.collect(ComparisonPreparation, record.latest).get("", empty_preparation)
         self.sides: list[SideWithRun] = []
         for name, side in self.prepared.sides.items():
             journal = record.path.parent / side.folder / JOURNAL
@@ -449,7 +453,7 @@ class ComparisonRecord:
             self.sides.append(SideWithRun(**asdict(side), name=name, run=run))
         self.remarks, self.end = record.remarks, record.end
 
-    def worker_of(self, model: str) -> str:
+    def get_worker(self, model: str) -> str:
         """Return the machine that measured a model; empty for this one."""
         return self.measured[model].worker if model in self.measured else ""
 

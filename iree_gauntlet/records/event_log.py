@@ -76,7 +76,7 @@ class EventLog:
         self._lock = LockFile(path.with_name(f"{path.name}.lock"))
         self._descriptor: int | None = None
         try:
-            if not self._lock.acquire_now():
+            if not self._lock.try_acquire():
                 holders = ", ".join(str(pid) for pid in self._lock.holders()) or "of another run"
                 raise GauntletError(
                     f"run {path.parent.name} is being written by process {holders}",
@@ -227,24 +227,24 @@ class Journal(EventLog):
     written with the next line, or within 20 ms: `kill -9` may lose those of steps that had only just started.
     """
 
-    def run(self, opening: RunOpening, steps: Sequence[Step]) -> None:
+    def write_opening(self, opening: RunOpening, steps: Sequence[Step]) -> None:
         """Write the opening of the run, and its planned steps."""
         self.write(OPENING, {**opening.as_dict(), "steps": steps})
 
-    def more_steps(self, steps: Sequence[Step]) -> None:
+    def write_steps(self, steps: Sequence[Step]) -> None:
         """Write steps that were planned after the run's start."""
         self.write("steps", {"steps": steps})
 
-    def start(self, step: str) -> None:
+    def write_start(self, step: str) -> None:
         """Write the start of a step, which is useful only during the run and need not last."""
         self.write("start", {}, step=step, sync=Sync.LATER)
 
-    def result(self, step: str, result: Result) -> None:
+    def write_result(self, step: str, result: Result) -> None:
         """Write the result of a step."""
         sync = Sync.NOW if result.seconds >= _LONG_STEP_SECONDS else Sync.SOON
         self.write("result", result, step=step, sync=sync)
 
-    def end(self, *, exit_code: int, seconds: float, interrupted: bool) -> None:
+    def write_end(self, *, exit_code: int, seconds: float, interrupted: bool) -> None:
         """Write the end of the run."""
         self.write("end", EndEvent(exit_code=ExitCode(exit_code), seconds=seconds, interrupted=interrupted))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.formatting import one_line
+from iree_gauntlet.formatting import join_lines
 from iree_gauntlet.journal_events import ExperimentKind, Opening, StepStart
 from iree_gauntlet.journal_format import JOURNAL, JournalSchema
 from iree_gauntlet.recorded import Recorded, RecordError, read_text
@@ -33,7 +33,7 @@ _EVENT_KEYS = ("event", "time", "step")
 
 
 @dataclass(frozen=True, slots=True)
-class AskedCase(Recorded):
+class CaseRequest(Recorded):
     """A case that is to be explained, and the reason that it did not pass."""
 
     case: str
@@ -46,7 +46,7 @@ class ExplainOpening(Opening):
     """The opening of an explanation: the cases and the IREE, and `base` if it explains slowness against that one."""
 
     kind: ExperimentKind = ExperimentKind.EXPLAIN
-    cases: tuple[AskedCase, ...]
+    cases: tuple[CaseRequest, ...]
     toolchain: dict[str, str]
     base: dict[str, str] | None = None
 
@@ -79,7 +79,7 @@ class RepetitionFinding(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class FoundCulprit(EmptyFinding):
+class CulpritFinding(EmptyFinding):
     """A faulty dispatch (`located`) or operator, or the reason that none is known.
 
     Attributes:
@@ -114,7 +114,7 @@ class ProgramSize(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class FoundReduced(EmptyFinding):
+class ReductionFinding(EmptyFinding):
     """The reduced form of a program that does not compile, or the reason that it has none: see `reduce_program`."""
 
     before: ProgramSize = field(default_factory=ProgramSize)
@@ -139,7 +139,7 @@ class DispatchTrial(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class FoundSlower(EmptyFinding):
+class SlowdownFinding(EmptyFinding):
     """A dispatch that is slower, or the reason that none is."""
 
     tried: tuple[DispatchTrial, ...] = ()
@@ -152,7 +152,7 @@ class FoundSlower(EmptyFinding):
 
 
 @dataclass(frozen=True, slots=True)
-class FoundBundle(Recorded):
+class BundleResult(Recorded):
     """A bundle, or the problem that prevented it."""
 
     problem: str = ""
@@ -163,7 +163,7 @@ class FoundBundle(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class ProbedSwitch(Recorded):
+class SwitchProbe(Recorded):
     """The effect of a compiler switch: with it, the case `passes`, `fails`, or is `unknown`, with the reason."""
 
     name: str
@@ -176,7 +176,7 @@ class ProbedSwitch(Recorded):
 class SwitchProbes(Recorded):
     """The switches that were tried as workarounds."""
 
-    probes: tuple[ProbedSwitch, ...] = ()
+    probes: tuple[SwitchProbe, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +184,13 @@ class CaseFindings(Recorded):
     """The findings about a case, by the events of its record."""
 
     again: RepetitionFinding | None = None
-    located: FoundCulprit = field(default_factory=FoundCulprit)
-    operator: FoundCulprit = field(default_factory=FoundCulprit)
-    reduced: FoundReduced | None = None
-    slower: FoundSlower | None = None
+    located: CulpritFinding = field(default_factory=CulpritFinding)
+    operator: CulpritFinding = field(default_factory=CulpritFinding)
+    reduced: ReductionFinding | None = None
+    slower: SlowdownFinding | None = None
     nothing: EmptyFinding = field(default_factory=EmptyFinding)
     same: SameCase | None = None
-    bundle: FoundBundle | None = None
+    bundle: BundleResult | None = None
     probes: SwitchProbes = field(default_factory=SwitchProbes)
 
 
@@ -209,13 +209,13 @@ EXPLANATION = JournalSchema(
     ExplainOpening,
     {
         "again": RepetitionFinding,
-        "located": FoundCulprit,
-        "operator": FoundCulprit,
-        "reduced": FoundReduced,
-        "slower": FoundSlower,
+        "located": CulpritFinding,
+        "operator": CulpritFinding,
+        "reduced": ReductionFinding,
+        "slower": SlowdownFinding,
         "nothing": EmptyFinding,
         "same": SameCase,
-        "bundle": FoundBundle,
+        "bundle": BundleResult,
         "probes": SwitchProbes,
         "result": CaseEnd,
     },
@@ -223,42 +223,42 @@ EXPLANATION = JournalSchema(
 
 
 @dataclass(frozen=True, slots=True)
-class ExplainedCase:
+class CaseExplanation:
     """The findings about a case.
 
     Attributes:
-        events: the events by name, as written; `found` has the same, as objects.
-        done: True if its explanation was completed.
+        events: the events by name, as written; `findings` has the same, as objects.
+        is_complete: True if its explanation was completed.
     """
 
-    asked: AskedCase
+    request: CaseRequest
     events: dict[str, dict[str, Any]]
-    found: CaseFindings
-    done: bool
+    findings: CaseFindings
+    is_complete: bool
     end: CaseEnd
 
     @property
     def case(self) -> str:
         """The case's name."""
-        return self.asked.case
+        return self.request.case
 
     @property
-    def bundled(self) -> bool:
+    def has_bundle(self) -> bool:
         """True if a bundle reproduces it."""
         return self.end.bundled
 
     @property
     def answer(self) -> str:
         """The answer in one line."""
-        findings = self.found
+        findings = self.findings
         fault, operator, reduction, slower = findings.located, findings.operator, findings.reduced, findings.slower
         if slower is not None and slower.name:
             summary = f"{slower.name} is slower by itself"
-            return summary if self.bundled else f"{summary}, but its bundle does not show it"
+            return summary if self.has_bundle else f"{summary}, but its bundle does not show it"
         if culprit := fault.dispatch or operator.operator:
             gives_wrong_values = operator.operator or fault.reference
             summary = f"{culprit} {'is wrong on right inputs' if gives_wrong_values else 'fails'}"
-            return summary if self.bundled else f"{summary}, but no bundle shows it"
+            return summary if self.has_bundle else f"{summary}, but no bundle shows it"
         if findings.same is not None:
             return f"the program, its flags and so the failure are those of {findings.same.case}"
         if reduction is not None and not reduction.why:
@@ -269,13 +269,13 @@ class ExplainedCase:
     @property
     def archive(self) -> str:
         """The bundle that reproduces it, as a path in the run's folder; empty without one."""
-        bundle = self.found.bundle
-        return f"{EXPLAIN_FOLDER}/{bundle.folder}.tar.gz" if bundle and self.bundled else ""
+        bundle = self.findings.bundle
+        return f"{EXPLAIN_FOLDER}/{bundle.folder}.tar.gz" if bundle and self.has_bundle else ""
 
     @property
-    def mended_by(self) -> tuple[str, ...]:
+    def passing_switches(self) -> tuple[str, ...]:
         """The switches with which it passes."""
-        return tuple(probe.name for probe in self.found.probes.probes if probe.verdict == "passes")
+        return tuple(probe.name for probe in self.findings.probes.probes if probe.verdict == "passes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,16 +283,16 @@ class ExplainOutcome:
     """The result of an explanation.
 
     Attributes:
-        asked: the last opening.
+        opening: the last opening.
         end: None if it was killed or is running.
-        known: all cases of all openings, by name.
+        cases_by_name: all cases of all openings, by name.
     """
 
     run: str
-    asked: ExplainOpening
-    cases: tuple[ExplainedCase, ...]
+    opening: ExplainOpening
+    cases: tuple[CaseExplanation, ...]
     end: EndEvent | None
-    known: dict[str, ExplainedCase]
+    cases_by_name: dict[str, CaseExplanation]
 
     @property
     def exit_code(self) -> ExitCode:
@@ -304,7 +304,7 @@ class ExplainOutcome:
         """The answer in one line."""
         if self.end is not None and self.end.problem:
             return self.end.problem
-        bundle_count = sum(case.bundled for case in self.cases)
+        bundle_count = sum(case.has_bundle for case in self.cases)
         failures = "1 failure" if len(self.cases) == 1 else f"{len(self.cases)} failures"
         return f"{failures} of {self.run}: {bundle_count} with a bundle"
 
@@ -314,12 +314,12 @@ class ExplainOutcome:
             "schema": 1,
             "run": self.run,
             "exit_code": int(self.exit_code),
-            "toolchain": self.asked.toolchain,
+            "toolchain": self.opening.toolchain,
             "cases": [
                 {
-                    **case.asked.as_dict(),
+                    **case.request.as_dict(),
                     "answer": case.answer,
-                    "bundled": case.bundled,
+                    "bundled": case.has_bundle,
                     "seconds": case.end.seconds,
                     "found": {
                         part: {name: value for name, value in event.items() if name not in _EVENT_KEYS}
@@ -344,34 +344,34 @@ def read_explain_outcome(folder: Path) -> ExplainOutcome:
                 ends[event.step] = end
             case _ if event.step:
                 events.setdefault(event.step, {})[event.name] = event
-    by_name: dict[str, ExplainedCase] = {}
+    by_name: dict[str, CaseExplanation] = {}
     for request in (case for opening in record.openings for case in opening.cases):
         parts = events.get(request.case, {})
         contents: dict[str, Any] = {name: part.content for name, part in parts.items()}
         fields = {name: part.fields for name, part in parts.items()}
         end = ends.get(request.case, CaseEnd())
-        by_name[request.case] = ExplainedCase(request, fields, CaseFindings(**contents), request.case in ends, end)
+        by_name[request.case] = CaseExplanation(request, fields, CaseFindings(**contents), request.case in ends, end)
     cases = tuple(by_name[request.case] for request in record.opening.cases)
     return ExplainOutcome(folder.parent.name, record.opening, cases, record.end, by_name)
 
 
-def list_explained(folder: Path, *, private: bool, budget: float) -> set[str]:
+def list_reproduced_cases(folder: Path, *, private: bool, budget: float) -> set[str]:
     """List the cases that a bundle reproduces; none if nothing was explained yet.
 
     Bundles with the model's own values do not count if they must be `private`, nor do those of a reduction that was
     cut short after fewer minutes than the `budget`.
     """
-    cases_by_name = read_explain_outcome(folder).known if (folder / JOURNAL).is_file() else {}
+    cases_by_name = read_explain_outcome(folder).cases_by_name if (folder / JOURNAL).is_file() else {}
     return {
         case.case
         for case in cases_by_name.values()
-        if case.bundled
+        if case.has_bundle
         and (case.end.private or not private)
-        and (not case.found.reduced or case.found.reduced.complete or case.end.budget >= budget)
+        and (not case.findings.reduced or case.findings.reduced.complete or case.end.budget >= budget)
     }
 
 
-def with_explanations(outcome: RunOutcome, run_dir: Path) -> RunOutcome:
+def add_explanations(outcome: RunOutcome, run_dir: Path) -> RunOutcome:
     """Return the outcome of a run with the findings of `explain` in its failures.
 
     An unreadable record becomes a remark: the run's reports are complete without it.
@@ -380,18 +380,18 @@ def with_explanations(outcome: RunOutcome, run_dir: Path) -> RunOutcome:
     if not journal.is_file():
         return outcome
     try:
-        cases_by_name = read_explain_outcome(journal.parent).known
+        cases_by_name = read_explain_outcome(journal.parent).cases_by_name
     except GauntletError as error:
-        remark = f"what `explain` found is left out: {error.what.replace(str(journal), _JOURNAL_PATH)}"
-        return replace(outcome, remarks=(*outcome.remarks, one_line(remark)))
+        remark = f"what `explain` found is left out: {error.message.replace(str(journal), _JOURNAL_PATH)}"
+        return replace(outcome, remarks=(*outcome.remarks, join_lines(remark)))
 
     def explain(step: StepOutcome) -> StepOutcome:
         case = cases_by_name.get(step.chain)
         is_explainable = step.stage.row.is_explained and not step.role and step.verdict.blocks
         # A resumed run may have another result since the explanation.
-        if case is None or not case.done or not is_explainable or step.reason != one_line(case.asked.reason):
+        if case is None or not case.is_complete or not is_explainable or step.reason != join_lines(case.request.reason):
             return step
-        return replace(step, explanation=Explanation(one_line(case.answer), case.mended_by, case.archive))
+        return replace(step, explanation=Explanation(join_lines(case.answer), case.passing_switches, case.archive))
 
     chains = tuple(replace(chain, steps=tuple(map(explain, chain.steps))) for chain in outcome.chains)
     return replace(outcome, chains=chains)

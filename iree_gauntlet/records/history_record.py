@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from iree_gauntlet.figures import Trend
-    from iree_gauntlet.journal_events import MachineFacts
+    from iree_gauntlet.journal_events import MachineInfo
 
 
 _SCHEMA = 1
@@ -76,7 +76,7 @@ class HistoryMachine(Recorded):
     os: str = ""
 
     @classmethod
-    def of(cls, facts: MachineFacts) -> Self:
+    def of(cls, facts: MachineInfo) -> Self:
         """Take the stable properties of a journal's machine."""
         return cls(facts.cpu, facts.cores, facts.memory_bytes or 0, facts.os)
 
@@ -125,7 +125,7 @@ class HistoryCase(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class ConfirmedFigure(Recorded):
+class Confirmation(Recorded):
     """The result of a comparison of two IREEs, measured in turns, for a figure of a case."""
 
     case: str
@@ -176,11 +176,11 @@ class HistoryRun(Recorded):
         _ = self.confirms
 
     @property
-    def confirms(self) -> ConfirmedFigure | None:
+    def confirms(self) -> Confirmation | None:
         """The result of a confirmation; None for another run, ValueError if it cannot be read."""
         fields = self.more.get("confirms")
         try:
-            return ConfirmedFigure.from_dict(fields) if fields else None
+            return Confirmation.from_dict(fields) if fields else None
         except ValueError as error:
             raise RecordError("more.confirms", error) from error
 
@@ -191,7 +191,7 @@ class HistoryRun(Recorded):
         return (day[1] if day else self.time[:10].replace("-", ""), self.time)
 
 
-def history_file(run: HistoryRun) -> tuple[str, bytes]:
+def make_history_file(run: HistoryRun) -> tuple[str, bytes]:
     """Return the name and the bytes of a run's file."""
     content = (json.dumps(run.as_dict(), separators=(",", ":"), ensure_ascii=True, allow_nan=False) + "\n").encode()
     return f"{datetime.fromisoformat(run.time).astimezone(UTC):{_TIME_FORMAT}}-{_digest(content)}.json", content
@@ -302,12 +302,12 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class IndexedRun:
+class RunIndexEntry:
     """A run of a history, as its index has it.
 
     Attributes:
         day: the day of its IREE.
-        confirms: a `ConfirmedFigure` as JSON; an empty object for a run that confirms nothing.
+        confirms: a `Confirmation` as JSON; an empty object for a run that confirms nothing.
     """
 
     file: str
@@ -348,7 +348,7 @@ class Finding:
     """A series that changed.
 
     Attributes:
-        at: index of the first point after the step; for a drift, after its best stretch.
+        index: index of the first point after the step; for a drift, after its best stretch.
         runs: number of runs after the step, up to the next one.
         suspected: True if these are too few to be sure.
         p_value: the probability without any change, over all series of the report; None if it is exact.
@@ -361,9 +361,9 @@ class Finding:
 
     key: SeriesKey
     kind: FindingKind
-    at: int
-    before: Point
-    after: Point
+    index: int
+    point_before: Point
+    point_after: Point
     old: float
     new: float
     runs: int
@@ -376,26 +376,26 @@ class Finding:
     ratio: float | None = None
 
     @property
-    def refuted(self) -> bool:
+    def is_refuted(self) -> bool:
         """True if a loss was absent when both IREEs were measured in turns."""
         return self.kind is not FindingKind.IMPROVEMENT and self.confirmed in _REFUTING_VERDICTS
 
     @property
-    def settled(self) -> bool:
+    def needs_no_action(self) -> bool:
         """True if nobody has to examine it: the loss was won back, accepted, or refuted."""
-        return bool(self.won_back or self.accepted or self.refuted)
+        return bool(self.won_back or self.accepted or self.is_refuted)
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         """The label of its state, in a word or two."""
-        labels = ((self.accepted, "accepted"), (self.refuted, "refuted"), (self.won_back, "won back"))
+        labels = ((self.accepted, "accepted"), (self.is_refuted, "refuted"), (self.won_back, "won back"))
         settled_label = next((label for applies, label in labels if applies), "")
         return settled_label or (f"suspected {self.kind}" if self.suspected else str(self.kind))
 
     @property
     def same_iree(self) -> bool:
         """True if the runs on both sides have the same IREE: then something else changed."""
-        return bool(self.after.version) and self.before.version == self.after.version
+        return bool(self.point_after.version) and self.point_before.version == self.point_after.version
 
     @property
     def change(self) -> float:
@@ -410,8 +410,8 @@ class Finding:
             **{name: getattr(self, name) for name in _FINDING_KEYS},
             "change": change if math.isfinite(change) else None,
             **{name: getattr(self, name) for name in ("old", "new", "runs", "p_value", "disturbed", "same_iree")},
-            "before": {name: getattr(self.before, name) for name in _POINT_KEYS},
-            "after": {name: getattr(self.after, name) for name in _POINT_KEYS},
+            "before": {name: getattr(self.point_before, name) for name in _POINT_KEYS},
+            "after": {name: getattr(self.point_after, name) for name in _POINT_KEYS},
         }
 
 
@@ -419,7 +419,7 @@ class Finding:
 class HistoryOutcome:
     """The content of a history; `problems` are about files that could not be read."""
 
-    place: str
+    location: str
     runs: int
     series: tuple[Series, ...]
     findings: tuple[Finding, ...]
@@ -435,7 +435,9 @@ class HistoryOutcome:
     def regressions(self) -> tuple[Finding, ...]:
         """The losses that somebody has to examine: neither won back, nor accepted, nor refuted."""
         return tuple(
-            finding for finding in self.findings if finding.kind is not FindingKind.IMPROVEMENT and not finding.settled
+            finding
+            for finding in self.findings
+            if finding.kind is not FindingKind.IMPROVEMENT and not finding.needs_no_action
         )
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure
-from iree_gauntlet.formatting import counted, one_line
-from iree_gauntlet.journal_events import ExperimentKind, MachineFacts, Opening, StepStart, ToolchainFacts
+from iree_gauntlet.formatting import join_lines, pluralize
+from iree_gauntlet.journal_events import ExperimentKind, MachineInfo, Opening, StepStart, ToolchainInfo
 from iree_gauntlet.journal_format import JOURNAL, ExperimentRecord, JournalSchema, read_journal
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.chain_figures import MatrixCell, make_matrix_cell
@@ -27,7 +27,7 @@ _FINAL_EXIT_CODES = (ExitCode.OK, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
 
 
 @dataclass(frozen=True, slots=True)
-class AskedIree(Recorded):
+class IreeRequest(Recorded):
     """One IREE of a matrix.
 
     Attributes:
@@ -52,14 +52,14 @@ class MatrixOpening(Opening):
 
     kind: ExperimentKind = ExperimentKind.MATRIX
     suite: str = ""
-    irees: tuple[AskedIree, ...]
+    irees: tuple[IreeRequest, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundIree(Recorded):
+class IreeResolution(Recorded):
     """`toolchain`: the facts about an IREE, or the reason that it is not available."""
 
-    toolchain: ToolchainFacts | None = None
+    toolchain: ToolchainInfo | None = None
     error: str | None = field(default=None, metadata=UNLESS_DEFAULT)
     hint: str | None = field(default=None, metadata=UNLESS_DEFAULT)
 
@@ -73,12 +73,12 @@ class MatrixResult(Recorded):
     hint: str = ""
 
     @property
-    def stands(self) -> bool:
+    def is_kept_on_resume(self) -> bool:
         """True if a resumed matrix keeps it; errors and interrupted runs are tried again."""
         return not self.error and self.exit_code in _FINAL_EXIT_CODES
 
 
-MATRIX = JournalSchema((ExperimentKind.MATRIX,), MatrixOpening, {"toolchain": FoundIree, "result": MatrixResult})
+MATRIX = JournalSchema((ExperimentKind.MATRIX,), MatrixOpening, {"toolchain": IreeResolution, "result": MatrixResult})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class MatrixIree:
     label: str
     text: str
     folder: str
-    toolchain: ToolchainFacts
+    toolchain: ToolchainInfo
     problem: str
     hint: str
     exit_code: ExitCode | None
@@ -146,7 +146,7 @@ class MatrixOutcome:
 
     name: str
     opening: MatrixOpening
-    machine: MachineFacts
+    machine: MachineInfo
     irees: tuple[MatrixIree, ...]
     rows: tuple[MatrixRow, ...]
     exit_code: ExitCode
@@ -160,7 +160,7 @@ class MatrixOutcome:
         return self.irees[0].label if self.irees else ""
 
     @property
-    def ran(self) -> tuple[MatrixIree, ...]:
+    def irees_with_runs(self) -> tuple[MatrixIree, ...]:
         """The IREEs that have a run."""
         return tuple(iree for iree in self.irees if iree.outcome is not None)
 
@@ -170,7 +170,7 @@ class _MatrixRecord:
     """The content of a matrix's journal, by label; `results` omits runs that were started again."""
 
     journal: ExperimentRecord[MatrixOpening]
-    toolchains: dict[str, FoundIree]
+    toolchains: dict[str, IreeResolution]
     starts: dict[str, StepStart]
     results: dict[str, MatrixResult]
 
@@ -180,7 +180,7 @@ def read_matrix_outcome(folder: Path) -> MatrixOutcome:
     journal = MATRIX.read(folder)
     opening, first_opening = journal.opening, journal.openings[0]
     record = _MatrixRecord(
-        journal, journal.collect(FoundIree), journal.collect(StepStart), journal.collect_results(MatrixResult)
+        journal, journal.collect(IreeResolution), journal.collect(StepStart), journal.collect_results(MatrixResult)
     )
     irees = tuple(_make_iree(request, folder, record) for request in opening.irees)
     outcomes = {iree.label: iree.outcome for iree in irees if iree.outcome is not None}
@@ -188,13 +188,13 @@ def read_matrix_outcome(folder: Path) -> MatrixOutcome:
     for label, outcome in outcomes.items():
         for chain in outcome.cases:
             row = rows_by_chain.setdefault(chain.id, MatrixRow(chain.id, chain.model, chain.submodel, chain.target))
-            row.cells[label] = replace(make_matrix_cell(chain), timed_on=outcome.timed_on(chain))
+            row.cells[label] = replace(make_matrix_cell(chain), timed_on=outcome.get_timing_machine(chain))
     rows = tuple(rows_by_chain.values())
     codes = [iree.exit_code for iree in irees if iree.exit_code is not None]
     return MatrixOutcome(
         name=opening.name or folder.name,
         opening=replace(opening, time=first_opening.time, command=first_opening.command),
-        machine=next((outcome.machine for outcome in outcomes.values()), MachineFacts()),
+        machine=next((outcome.machine for outcome in outcomes.values()), MachineInfo()),
         irees=irees,
         rows=rows,
         exit_code=ExitCode.INTERRUPTED if journal.state == _INTERRUPTED else ExitCode.worst(codes),
@@ -204,7 +204,7 @@ def read_matrix_outcome(folder: Path) -> MatrixOutcome:
     )
 
 
-def _make_iree(request: AskedIree, folder: Path, record: _MatrixRecord) -> MatrixIree:
+def _make_iree(request: IreeRequest, folder: Path, record: _MatrixRecord) -> MatrixIree:
     label = request.label
     resolution, result = record.toolchains.get(label), record.results.get(label)
     path = folder / request.folder / JOURNAL
@@ -223,11 +223,11 @@ def _make_iree(request: AskedIree, folder: Path, record: _MatrixRecord) -> Matri
         problem, code = _explain_why_not(label, record)
     toolchain = resolution.toolchain if resolution else None
     return MatrixIree(
-        label=one_line(label),
+        label=join_lines(label),
         text=request.iree,
         folder=request.folder,
-        toolchain=toolchain or (outcome.toolchain if outcome else ToolchainFacts()),
-        problem=one_line(problem, 500),
+        toolchain=toolchain or (outcome.toolchain if outcome else ToolchainInfo()),
+        problem=join_lines(problem, 500),
         hint=hint,
         exit_code=code,
         outcome=outcome,
@@ -250,7 +250,9 @@ def _explain_why_not(label: str, record: _MatrixRecord) -> tuple[str, ExitCode |
 def _list_remarks(record: _MatrixRecord, irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) -> Iterator[str]:
     """List notes about the record, and the obstacles to a comparison of its IREEs' figures."""
     journal = record.journal
-    yield from list_record_remarks("matrix", "record", len(journal.openings), journal.end, torn=journal.torn)
+    yield from list_record_remarks(
+        "matrix", "record", len(journal.openings), journal.end, torn=journal.has_truncated_line
+    )
     labels_by_identity: dict[tuple[str, str], list[str]] = {}
     for iree in irees:
         key = iree.toolchain.identity, iree.toolchain.runtime_identity
@@ -267,11 +269,11 @@ def _list_remarks(record: _MatrixRecord, irees: tuple[MatrixIree, ...], rows: tu
             yield f"{iree.label}: {iree.problem}"
     for iree in irees:
         timings = [cell for row in rows if (cell := row.cells.get(iree.label)) and Figure.TIME in cell.figures.values]
-        disturbed_count = sum(bool(cell.figures.disturbed) for cell in timings)
+        disturbed_count = sum(bool(cell.figures.disturbance) for cell in timings)
         if disturbed_count:
             counts = f"{disturbed_count} of {len(timings)} times were"
             yield f"{iree.label}: {counts} taken while the machine did other work (~): measure them again"
     chains = [row.chain for row in rows if not row.timed_on_one_machine]
     if chains:
         advice = "their times have no ratio; `gauntlet compare A B --cluster …` measures both IREEs on one machine"
-        yield f"{counted(len(chains), 'model')} timed on several machines of the cluster ({chains[0]}, …): {advice}"
+        yield f"{pluralize(len(chains), 'model')} timed on several machines of the cluster ({chains[0]}, …): {advice}"

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import COUNTED, VERDICTS, Golden, Origin, Verdict, exit_code_of
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.formatting import counted, listed, one_line
-from iree_gauntlet.journal_events import EndEvent, MachineFacts, RunTarget, ToolchainFacts
+from iree_gauntlet.formatting import join_lines, list_first, pluralize
+from iree_gauntlet.journal_events import EndEvent, MachineInfo, RunTarget, ToolchainInfo
 from iree_gauntlet.recorded import UNRECORDED
-from iree_gauntlet.results import Result, find_unapplied
+from iree_gauntlet.results import Result, find_unapplied_goldens
 from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.steps import BATCH_MODEL
 
@@ -100,14 +100,14 @@ class StepOutcome(Result):
         return f"{self.stage}.{self.role}" if self.role else self.stage
 
     @property
-    def of_count(self) -> bool:
+    def counts_instructions(self) -> bool:
         """True if it counts instructions, or compiles the separate module for that."""
-        return self.stage.row.beside is not None or self.role.rpartition(".")[2] == COUNTED
+        return self.stage.row.alongside is not None or self.role.rpartition(".")[2] == COUNTED
 
     @property
     def unapplied_goldens(self) -> tuple[Golden, ...]:
         """The goldens whose figure was measured but not compared with any golden."""
-        return find_unapplied((*self.goldens, *self.idle_goldens), self.checks, self.sku)
+        return find_unapplied_goldens((*self.goldens, *self.idle_goldens), self.checks, self.sku)
 
     @property
     def title(self) -> str:
@@ -154,7 +154,7 @@ class RunOutcome:
 
     Attributes:
         state: `complete`, `interrupted`, or `unfinished` (killed, or still running).
-        torn: True if the journal's last line was truncated, and ignored.
+        has_truncated_line: True if the journal's last line was truncated, and ignored.
         seconds: wall time, over all parts of a resumed run.
         tool_seconds: wall time inside IREE's tools, summed over steps (steps may run at the same time).
         remarks: notes that a reader needs about the record itself, one line each.
@@ -169,13 +169,13 @@ class RunOutcome:
     cwd: str
     started: str
     targets: tuple[RunTarget, ...]
-    toolchain: ToolchainFacts
-    machine: MachineFacts
+    toolchain: ToolchainInfo
+    machine: MachineInfo
     chains: tuple[ChainOutcome, ...]
     exit_code: ExitCode
     state: str
     resumed: int
-    torn: bool
+    has_truncated_line: bool
     seconds: float
     tool_seconds: float
     compiles: CacheCount
@@ -183,7 +183,7 @@ class RunOutcome:
     downloads: CacheCount
     remarks: tuple[str, ...]
     markers: str
-    workers: dict[str, MachineFacts]
+    workers: dict[str, MachineInfo]
     made_inputs: int
 
     @property
@@ -192,7 +192,7 @@ class RunOutcome:
         return tuple(chain for chain in self.chains if not chain.is_batch)
 
     @property
-    def many(self) -> bool:
+    def has_many_chains(self) -> bool:
         """True if reports show only unexpected results, because there are so many chains; `summary.json` has all."""
         return len(self.chains) > _MAX_CHAINS_IN_FULL
 
@@ -201,7 +201,7 @@ class RunOutcome:
         """All steps, in plan order of their chains."""
         return tuple(step for chain in self.chains for step in chain.steps)
 
-    def timed_on(self, chain: ChainOutcome) -> str:
+    def get_timing_machine(self, chain: ChainOutcome) -> str:
         """Return the cluster machine that timed a chain; empty for the one that the run was started on."""
         worker = next((step.worker for step in chain.steps if step.samples is not None), "").partition("/")[0]
         return (self.workers[worker].host if worker in self.workers else "") or worker
@@ -228,7 +228,7 @@ def read_outcome(record: JournalRecord) -> RunOutcome:
     planned_steps, opening = record.planned, record.run
     first_opening = record.runs[0] if record.runs else opening
     steps = _list_behind_failures([read_step_outcome(step, record) for step in planned_steps], planned_steps, record)
-    state = state_of(record)
+    state = get_state(record)
     # Several steps may fetch one URL, which counts once: as present if its file was there before all of them.
     present: dict[str, bool] = {}
     for file in (file for step in steps for file in step.fetched):
@@ -254,7 +254,7 @@ def read_outcome(record: JournalRecord) -> RunOutcome:
         exit_code=_exit_code(steps, record, state),
         state=state,
         resumed=max(len(record.runs) - 1, 0),
-        torn=record.torn,
+        has_truncated_line=record.torn,
         seconds=_compute_wall_seconds(record),
         tool_seconds=sum(step.tool_seconds for step in steps),
         compiles=_make_cache_count(steps, Stage.COMPILE),
@@ -267,7 +267,7 @@ def read_outcome(record: JournalRecord) -> RunOutcome:
     )
 
 
-def state_of(record: JournalRecord) -> str:
+def get_state(record: JournalRecord) -> str:
     """Return `complete`, `interrupted`, or `unfinished` (killed, or still running)."""
     if record.end is None:
         return "unfinished"
@@ -284,7 +284,7 @@ def format_headline(outcome: RunOutcome) -> str:
     text = ", ".join(texts.values()) or "nothing ran"
     text += f" ({skipped_count} behind a failure)" if skipped_count else ""
     unapplied_count = sum(len(step.unapplied_goldens) for step in outcome.steps)
-    return f"{text}; {counted(unapplied_count, 'golden')} not applied" if unapplied_count else text
+    return f"{text}; {pluralize(unapplied_count, 'golden')} not applied" if unapplied_count else text
 
 
 def format_verdicts(counts: Mapping[Verdict, int]) -> dict[Verdict, str]:
@@ -304,7 +304,9 @@ def format_cache_line(outcome: RunOutcome) -> str:
     workers = Counter(step.worker.partition("/")[0] for step in outcome.steps if step.worker)
     if workers:
         counts = [f"{name} {count}" for name, count in sorted(workers.items())]
-        parts.append(f"steps on workers: {listed(counts, _MAX_WORKERS)}; to repeat a command, run its model here first")
+        parts.append(
+            f"steps on workers: {list_first(counts, _MAX_WORKERS)}; to repeat a command, run its model here first"
+        )
     return "; ".join(parts)
 
 
@@ -316,9 +318,9 @@ def read_step_outcome(step: Step, record: JournalRecord) -> StepOutcome:
     result_fields = {name: getattr(result, name) for name in _RESULT_FIELDS}
     missing_reason = "" if result.verdict is Verdict.PASSED else f"{result.verdict}, and the journal does not say why"
     result_fields |= {
-        "reason": one_line(result.full_reason or missing_reason),
-        "diagnosis": one_line(result.reason or missing_reason),
-        "command": result.command or (step.command.typed if step.command else ""),
+        "reason": join_lines(result.full_reason or missing_reason),
+        "diagnosis": join_lines(result.reason or missing_reason),
+        "command": result.command or (step.command.command_line if step.command else ""),
         "notes": tuple(dict.fromkeys((*step.notes, *result.notes))),
     }
     return StepOutcome(
@@ -418,7 +420,7 @@ def _read_times(texts: Iterable[str]) -> list[datetime]:
     return [datetime.fromisoformat(text) for text in texts if text]
 
 
-def lock_remark(folder: str) -> list[str]:
+def list_lock_remarks(folder: str) -> list[str]:
     """Describe the folder of the machine's locks in a record; an empty list if they are the user's own."""
     if not folder:
         return []
@@ -447,7 +449,7 @@ def _list_remarks(record: JournalRecord, planned_ids: set[str]) -> tuple[str, ..
     remarks = list_record_remarks("run", "journal", len(record.runs), record.end, torn=record.torn)
     if len(record.runs) > 1:
         remarks[-1] += "; the results of all its parts are counted"
-    remarks += [*record.run.remarks, *lock_remark(record.run.lock_folder), *dict.fromkeys(record.remarks)]
+    remarks += [*record.run.remarks, *list_lock_remarks(record.run.lock_folder), *dict.fromkeys(record.remarks)]
     unplanned_results = sorted(set(record.results) - planned_ids)
     if unplanned_results and record.runs:
         noun = "a step" if len(unplanned_results) == 1 else f"{len(unplanned_results)} steps"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.figures import Figure
-from iree_gauntlet.journal_events import ToolchainFacts
+from iree_gauntlet.journal_events import ToolchainInfo
 from iree_gauntlet.recorded import UNRECORDED, Recorded, read_json
 from iree_gauntlet.records.chain_figures import collect_chain_figures
 from iree_gauntlet.results import OutputComparison  # noqa: TC001 - read by its type
@@ -71,11 +71,11 @@ class _Summary(Recorded):
 
     run: str
     chains: tuple[_Chain, ...]
-    toolchain: ToolchainFacts = field(default_factory=ToolchainFacts)
+    toolchain: ToolchainInfo = field(default_factory=ToolchainInfo)
 
 
 @dataclass(frozen=True, slots=True)
-class RunBefore:
+class PreviousRun:
     """The previous run, and the changes since.
 
     Attributes:
@@ -88,11 +88,13 @@ class RunBefore:
     changes: tuple[tuple[str, str, str, str, float | None], ...]
 
 
-def find_changes_since(outcome: RunOutcome, folder: Path) -> RunBefore | None:
+def find_changes_since(outcome: RunOutcome, folder: Path) -> PreviousRun | None:
     """Find the changes since the previous run next to a run's folder; None for none, or for a run of many chains."""
     keys = {(chain.id, chain.sku) for chain in outcome.chains}
     previous = (
-        None if outcome.many or not outcome.started else _find_before(outcome.suite, outcome.started, folder, keys)
+        None
+        if outcome.has_many_chains or not outcome.started
+        else _find_before(outcome.suite, outcome.started, folder, keys)
     )
     if previous is None:
         return None
@@ -102,10 +104,10 @@ def find_changes_since(outcome: RunOutcome, folder: Path) -> RunBefore | None:
         for chain in outcome.chains
         for change in _find_changes(chain.id, str(chain.verdict), collect_chain_figures(chain), chains[chain.id])
     )
-    return RunBefore(previous.run, previous.toolchain.compiler, changes)
+    return PreviousRun(previous.run, previous.toolchain.compiler, changes)
 
 
-def read_earlier_seconds(suite: str, folder: Path) -> dict[str, float]:
+def read_previous_seconds(suite: str, folder: Path) -> dict[str, float]:
     """Return each step's seconds in the last complete run of a suite, by id, from the folders next to a new one's."""
     previous = _find_before(suite, "9", folder)
     return {step.id: step.seconds for chain in previous.chains for step in chain.steps} if previous else {}
@@ -140,26 +142,28 @@ def _find_changes(
 ) -> Iterator[tuple[str, str, str, str, float | None]]:
     if verdict != previous.verdict:
         yield chain, "verdict", previous.verdict, verdict, None
-    noisy = figures.is_marked or any(step.real_time_ms and step.statistics.get("disturbed") for step in previous.steps)
+    noisy = figures.has_disturbed_time or any(
+        step.real_time_ms and step.statistics.get("disturbed") for step in previous.steps
+    )
     for figure, old_figure in previous.figures.items():
         row, check = figure.row, figures.find_check(figure)
         # Instructions are compared by the parts of a call if both runs have them, else for the entire call.
         parts = Figure.INSTRUCTIONS in previous.figures and Figure.INSTRUCTIONS in figures.values
-        if not row.since or (figure.is_counted and parts is (figure is Figure.CALL_INSTRUCTIONS)):
+        if not row.change_title or (figure.is_counted and parts is (figure is Figure.CALL_INSTRUCTIONS)):
             continue
         old, new = old_figure.measured, figures.values.get(figure)
         if figure is Figure.TIME:
             old, new = old_figure.mean, figures.samples.mean_ms if figures.samples else None
         comparable = not (figure is Figure.TIME and noisy)
-        if comparable and old and old > 0 and new is not None and row.since_margin.is_exceeded(old, new):
-            yield chain, row.since, row.write(old), row.write(new), new / old - 1
+        if comparable and old and old > 0 and new is not None and row.change_margin.is_exceeded(old, new):
+            yield chain, row.change_title, row.write(old), row.write(new), new / old - 1
         limits = old_figure.limit, check.limit if check else None
         # A step that was not reached has no limit to compare.
         has_result = check is not None or new is not None
         if has_result and limits[0] != limits[1]:
             old_limit, new_limit = ("none" if limit is None else row.write(limit) for limit in limits)
-            yield chain, f"limit of {row.since}", old_limit, new_limit, None
+            yield chain, f"limit of {row.change_title}", old_limit, new_limit, None
     output = figures.worst_output
-    old_tolerance = previous.quality.allowed if previous.quality else ""
-    if output is not None and old_tolerance and old_tolerance != output.allowed:
-        yield chain, "tolerance", old_tolerance, output.allowed, None
+    old_tolerance = previous.quality.tolerance_text if previous.quality else ""
+    if output is not None and old_tolerance and old_tolerance != output.tolerance_text:
+        yield chain, "tolerance", old_tolerance, output.tolerance_text, None

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Origin, Verdict
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.formatting import counted, listed
+from iree_gauntlet.formatting import list_first, pluralize
 from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.journal_format import JOURNAL, explain_earlier, read_journal, read_kind
-from iree_gauntlet.settings import find_project_folder, find_runs_folder, resolve_links, shown
+from iree_gauntlet.settings import find_project_folder, find_runs_folder, format_path, resolve_links
 from iree_gauntlet.steps import ACTUAL_OUTPUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from iree_gauntlet.journal_events import KeptOptions, ToolchainFacts
+    from iree_gauntlet.journal_events import ResumeOptions, ToolchainInfo
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.requests import FolderRequest
     from iree_gauntlet.steps import Step
@@ -32,7 +32,7 @@ _EARLIER_RECORDS = ("comparison.jsonl", "matrix.jsonl", "bisect.jsonl", "explain
 _BENCH_HINT = "A `bench` is not resumed: start it again, and what is done comes from the cache."
 
 
-def require_plain(folder: Path, option: str) -> None:
+def require_valid_path(folder: Path, option: str) -> None:
     """Raise UsageError for a path that IREE's tools misread.
 
     iree-run-module reads `--module=path@entry`, and iree-compile fills in a '%' of an archive that it writes.
@@ -43,23 +43,25 @@ def require_plain(folder: Path, option: str) -> None:
         )
 
 
-def find_asked_folder(kind: ExperimentKind, request: FolderRequest) -> tuple[Path | None, bool]:
+def find_requested_folder(kind: ExperimentKind, request: FolderRequest) -> tuple[Path | None, bool]:
     """Find the requested folder, and whether its content is resumed; None for a new one, which does not exist yet.
 
     Raises:
         UsageError: there is none to resume, or the folder has other content.
     """
     path = resolve_links(Path(request.run_dir)) if request.run_dir else None
-    require_plain(path or find_runs_folder(), "--run-dir")
+    require_valid_path(path or find_runs_folder(), "--run-dir")
     if request.resume:
         folder = path or find_newest(kind)
-        require_none_earlier(folder)
+        require_current_record(folder)
         if not (folder / JOURNAL).is_file():
-            raise UsageError(f"{shown(folder)} holds nothing that `{kind}` could resume", "Name another --run-dir.")
+            raise UsageError(
+                f"{format_path(folder)} holds nothing that `{kind}` could resume", "Name another --run-dir."
+            )
         existing_kind = read_kind(folder / JOURNAL)
         if existing_kind not in (kind, None):
             raise UsageError(
-                f"{shown(folder)} is {existing_kind.description}, which `{kind}` cannot resume",
+                f"{format_path(folder)} is {existing_kind.description}, which `{kind}` cannot resume",
                 _describe_resuming(existing_kind, folder),
             )
         return folder, True
@@ -81,7 +83,7 @@ def _describe_resuming(kind: ExperimentKind, folder: Path) -> str:
     return f"`gauntlet {command}` continues it."
 
 
-def require_none_earlier(folder: Path) -> None:
+def require_current_record(folder: Path) -> None:
     """Raise GauntletError if a folder has a record of an earlier version in place of a journal."""
     for name in () if (folder / JOURNAL).is_file() else _EARLIER_RECORDS:
         if (folder / name).is_file():
@@ -118,7 +120,7 @@ def _explain_cannot_be_made(folder: Path, error: OSError, option: str) -> UsageE
     return UsageError(f"{folder}: cannot be made: {error.strerror}", f"Give another place with {option}.")
 
 
-def free_folder(base_folder: Path) -> Path:
+def find_free_folder(base_folder: Path) -> Path:
     """Find a folder name that does not exist yet: that of an interrupted attempt is kept."""
     folder, count = base_folder, 2
     while folder.exists():
@@ -140,7 +142,7 @@ def find_newest(kind: ExperimentKind) -> Path:
     return newest
 
 
-def keep_if_begun(folder: Path) -> bool:
+def keep_if_resumable(folder: Path) -> bool:
     """Return True if a folder has the journal of a run that has an opening, so that it can be resumed.
 
     A journal without one, whose writer was killed before it, is removed: there is nothing to resume.
@@ -164,7 +166,7 @@ def find_newest_run(folder: Path) -> Path:
     return newest
 
 
-def run_named(text: str, option: str) -> Path:
+def find_named_run(text: str, option: str) -> Path:
     """Find the folder of a run: a path, its name in runs/, or `latest`; UsageError about `option` if there is none."""
     if text == LATEST:
         return find_newest_run(find_runs_folder())
@@ -173,11 +175,11 @@ def run_named(text: str, option: str) -> Path:
             return folder
     for folder in (Path(text), find_runs_folder() / text):
         if folder.is_dir():
-            require_none_earlier(folder)
+            require_current_record(folder)
             raise _explain_no_run(option, text, folder)
     raise UsageError(
         f"{option} {text}: there is no such run",
-        f"Runs are folders with a journal, such as those below {shown(find_runs_folder())}/.",
+        f"Runs are folders with a journal, such as those below {format_path(find_runs_folder())}/.",
     )
 
 
@@ -187,18 +189,21 @@ def _explain_no_run(option: str, text: str, folder: Path) -> UsageError:
     reason = f"it is {kind.description}, and no run" if kind else f"the folder has no {JOURNAL}, so it is no run"
     message = f"{option} {text}: {reason}"
     if not runs:
-        return UsageError(message, f"Name the folder of a run, such as those below {shown(find_runs_folder())}/.")
-    hint = f"Name one of them: {listed([str(Path(text, name)) for name in runs], _MAX_HINTED_RUNS)}."
+        return UsageError(message, f"Name the folder of a run, such as those below {format_path(find_runs_folder())}/.")
+    hint = f"Name one of them: {list_first([str(Path(text, name)) for name in runs], _MAX_HINTED_RUNS)}."
     if option == "explain" and kind is ExperimentKind.COMPARE:
         hint = f"`gauntlet explain --slower {text}` explains what is slower there."
-    return UsageError(f"{message}; it has {counted(len(runs), 'run')}", hint)
+    return UsageError(f"{message}; it has {pluralize(len(runs), 'run')}", hint)
 
 
-def comparison_named(text: str) -> Path:
+def find_named_comparison(text: str) -> Path:
     """Find the folder of a comparison: a path, its name in runs/, or `latest`; UsageError if there is none."""
     if text == LATEST:
         return find_newest(ExperimentKind.COMPARE)
-    message, hint = "there is no such comparison", f"`gauntlet compare` makes them, below {shown(find_runs_folder())}/."
+    message, hint = (
+        "there is no such comparison",
+        f"`gauntlet compare` makes them, below {format_path(find_runs_folder())}/.",
+    )
     for folder in (Path(text), find_runs_folder() / text):
         kind = read_kind(folder / JOURNAL)
         if kind is ExperimentKind.COMPARE:
@@ -209,7 +214,7 @@ def comparison_named(text: str) -> Path:
                 f"`gauntlet explain {text}` explains failures.",
             )
             break
-        require_none_earlier(folder)
+        require_current_record(folder)
     raise UsageError(f"explain --slower {text}: {message}", hint)
 
 
@@ -229,14 +234,14 @@ def list_runs_of_specs(folder: Path) -> Iterator[Path]:
     return list_folders(folder, ExperimentKind.RUN, None)
 
 
-def read_kept_options(run_dir: Path) -> KeptOptions:
+def read_run_options(run_dir: Path) -> ResumeOptions:
     """Read a run's options; UsageError if there is no run, or its journal lacks them."""
     kind = read_kind(run_dir / JOURNAL)
     if kind not in (ExperimentKind.RUN, None):
         raise UsageError(
             f"{run_dir} is {kind.description}, and no run of spec files", _describe_resuming(kind, run_dir)
         )
-    require_none_earlier(run_dir)
+    require_current_record(run_dir)
     if not (run_dir / JOURNAL).is_file():
         raise UsageError(f"there is no run in {run_dir}", "Name the folder of a run, such as those in runs/.")
     options = read_journal(run_dir / JOURNAL).run.kept
@@ -253,7 +258,7 @@ def find_failed_chains(run_dir: Path) -> set[str]:
     }
 
 
-def find_finished_verdicts(record: JournalRecord, steps: Sequence[Step], iree: ToolchainFacts) -> dict[str, Verdict]:
+def find_finished_verdicts(record: JournalRecord, steps: Sequence[Step], iree: ToolchainInfo) -> dict[str, Verdict]:
     """Return the verdicts of the steps that a run to be continued has finished, as they are planned now.
 
     A step is repeated if its plan has changed, or a file that it made is missing.
@@ -275,7 +280,7 @@ def find_finished_verdicts(record: JournalRecord, steps: Sequence[Step], iree: T
     verdicts: dict[str, Verdict] = {}
     for step in steps:
         result = record.results.get(step.id)
-        if result is None or step.id not in previous_steps or not result.verdict.stands:
+        if result is None or step.id not in previous_steps or not result.verdict.is_kept_on_resume:
             continue
         files = [path for role, path in step.outputs if role != ACTUAL_OUTPUT]
         if step.stage.row.fetches:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.formatting import byte_size, duration, format_error, milliseconds
+from iree_gauntlet.formatting import format_bytes, format_duration, format_error, format_milliseconds
 from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ UNREADABLE_SWEEP = (
 # The states of a variant; the others are `skipped`, `failed` and `error`.
 MEASURED = "measured"
 # The compiler built the same module as for the baseline: the recipe has no effect.
-SAME = "same module"
+SAME_MODULE = "same module"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def format_decibels(value: float) -> str:
 
 
 def _format_size(value: float) -> str:
-    return byte_size(value) if math.isfinite(value) else ""
+    return format_bytes(value) if math.isfinite(value) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class VariantRecord(Recorded):
     first_call_ms: float | None = _declare_figure(
         "first call, ms",
         8,
-        milliseconds,
+        format_milliseconds,
         DashboardMetric("First Call (ms)", "ms", 5),
         key="iree_first_call_ms",
         needs_time=True,
@@ -209,7 +209,9 @@ class VariantRecord(Recorded):
     device_peak_bytes: float | None = _declare_figure(
         "device memory", 6, _format_size, DashboardMetric("Allocated Memory (MB)", "MB", 0, 1e6)
     )
-    compile_s: float | None = _declare_figure("compile", 7, duration, DashboardMetric("Compile Time (s)", "s", 4))
+    compile_s: float | None = _declare_figure(
+        "compile", 7, format_duration, DashboardMetric("Compile Time (s)", "s", 4)
+    )
     roofline: PeakShare | None = None
     shows: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -256,7 +258,7 @@ class PointRecord(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepAsked(Recorded):
+class SweepRequest(Recorded):
     """The request of a sweep.
 
     Attributes:

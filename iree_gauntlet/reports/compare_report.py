@@ -16,49 +16,49 @@ from iree_gauntlet.document import (
     Cell,
     Column,
     ColumnKind,
+    Details,
     Document,
     DrawnInterval,
-    Folded,
     Heading,
     Items,
     Name,
     Notes,
-    OnPage,
+    PageOnly,
     Paragraph,
     Table,
 )
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import (
-    byte_size,
-    duration,
+    format_bytes,
+    format_count,
+    format_count_change,
     format_cpus,
     format_dispatch_cost,
+    format_duration,
+    format_milliseconds,
     format_ratio,
     format_span,
-    milliseconds,
-    one_line,
-    whole,
-    work_change,
+    join_lines,
 )
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.records.chain_figures import make_matrix_cell
-from iree_gauntlet.records.compare_record import SIDES, read_comparison
-from iree_gauntlet.records.outcome import lock_remark, read_outcome
+from iree_gauntlet.records.compare_record import SIDE_NAMES, read_comparison
+from iree_gauntlet.records.outcome import list_lock_remarks, read_outcome
 from iree_gauntlet.reports.junit import format_junit, make_suite
-from iree_gauntlet.reports.report_files import Reports, count_seconds_between, make_pages, provenance
+from iree_gauntlet.reports.report_files import Reports, count_seconds_between, make_pages, make_provenance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from iree_gauntlet.records.compare_record import (
-        ComparedDispatches,
         ComparisonRecord,
         CompileChange,
+        DispatchComparison,
         DispatchDifference,
         OtherDispatches,
-        RecordedVerdict,
+        TimeVerdictRecord,
         WorkVerdict,
     )
     from iree_gauntlet.results import DispatchChange
@@ -178,10 +178,10 @@ def list_rows(record: ComparisonRecord) -> list[TimeRow]:
     """Return a row for every model of a comparison, in the order of interest."""
     rows = []
     for model in record.prepared.models:
-        if model in record.works:
-            rows.append(_make_work_row(model, record.works[model]))
+        if model in record.work_verdicts:
+            rows.append(_make_work_row(model, record.work_verdicts[model]))
         elif model in record.verdicts:
-            rows.append(_make_time_row(model, record.verdicts[model], record.worker_of(model)))
+            rows.append(_make_time_row(model, record.verdicts[model], record.get_worker(model)))
         else:
             rows.append(TimeRow(model, "not measured", reason=_explain_missing_verdict(record, model)))
     rows += [TimeRow(model, "not measured", reason=reason) for model, reason in record.prepared.left_out.items()]
@@ -195,15 +195,15 @@ def list_rows(record: ComparisonRecord) -> list[TimeRow]:
 
 
 def _explain_missing_verdict(record: ComparisonRecord, model: str) -> str:
-    if blocks := record.begun[model]:
+    if blocks := record.block_counts[model]:
         return f"cut short after {blocks} blocks of rounds; `compare --resume` continues with them"
-    if model in record.under_way:
+    if model in record.interrupted_workers:
         hint = "`compare --resume --cluster …` measures it from the beginning"
-        return f"cut short while {record.under_way[model]} was measuring it; {hint}"
+        return f"cut short while {record.interrupted_workers[model]} was measuring it; {hint}"
     return (record.end.problem if record.end else "") or "it was not reached"
 
 
-def _make_time_row(model: str, verdict: RecordedVerdict, worker: str) -> TimeRow:
+def _make_time_row(model: str, verdict: TimeVerdictRecord, worker: str) -> TimeRow:
     reason, work, figures = verdict.reason, verdict.work.change if verdict.work else None, verdict.figures
     if figures is None:
         return TimeRow(model, verdict.verdict, reason=reason, worker=worker, work=work)
@@ -228,12 +228,12 @@ def _make_time_row(model: str, verdict: RecordedVerdict, worker: str) -> TimeRow
         spec = verdict.own_way.figures
         change = f"{format_span(spec.low, spec.high)} ({100 * spec.confidence:g} %, {spec.looked_at} blocks)"
         spec_note = f"run as in its spec, B is {change}, which contradicts this verdict"
-    a, b = (figures.time_ms[side] for side in SIDES)
+    a, b = (figures.time_ms[side] for side in SIDE_NAMES)
     return TimeRow(
         model=model,
         verdict=verdict.verdict,
-        a=f"{milliseconds(a.median)} ±{100 * a.spread:.0f} %",
-        b=f"{milliseconds(b.median)} ±{100 * b.spread:.0f} %",
+        a=f"{format_milliseconds(a.median)} ±{100 * a.spread:.0f} %",
+        b=f"{format_milliseconds(b.median)} ±{100 * b.spread:.0f} %",
         ratio=format_ratio(figures.ratio),
         span=format_span(figures.low, figures.high),
         floor=floor,
@@ -252,8 +252,8 @@ def _make_work_row(model: str, verdict: WorkVerdict) -> TimeRow:
     difference = f"{b - a:+,}"
     reason = f"{difference} instructions a call ({verdict.change_by_part})"
     if verdict.with_fma:
-        fused_a, fused_b = (verdict.with_fma[side] for side in SIDES)
-        reason += f"; with fused multiply-adds {fused_b - fused_a:+,} ({work_change(fused_a, fused_b)})"
+        fused_a, fused_b = (verdict.with_fma[side] for side in SIDE_NAMES)
+        reason += f"; with fused multiply-adds {fused_b - fused_a:+,} ({format_count_change(fused_a, fused_b)})"
     interval = DrawnInterval(b / a, b / a, b / a, None, verdict.verdict)
     dispatched = outside = ""
     if verdict.outside is not None:
@@ -261,8 +261,8 @@ def _make_work_row(model: str, verdict: WorkVerdict) -> TimeRow:
     return TimeRow(
         model=model,
         verdict=verdict.verdict,
-        a=whole(a),
-        b=whole(b),
+        a=format_count(a),
+        b=format_count(b),
         ratio=verdict.change,
         span=difference,
         reason=reason,
@@ -289,13 +289,13 @@ def _list_figure_changes(record: ComparisonRecord) -> list[FigureChange]:
             changes.append(FigureChange(model, "checks", cell_a.verdict_text, cell_b.verdict_text, "", notable=True))
         for figure in Figure:
             value_a, value_b = cell_a.figures.values.get(figure), cell_b.figures.values.get(figure)
-            if figure.row.pair and figure not in skipped_figures and (value_a, value_b) != (None, None):
+            if figure.row.compare_title and figure not in skipped_figures and (value_a, value_b) != (None, None):
                 changes.append(_compare_figure(model, figure, value_a, value_b))
     return changes
 
 
 def _compare_figure(model: str, figure: Figure, a: float | None, b: float | None) -> FigureChange:
-    name, write = figure.row.pair, figure.row.write
+    name, write = figure.row.compare_title, figure.row.write
     text_a, text_b = "" if a is None else write(a), "" if b is None else write(b)
     if a is None or b is None or math.isnan(a) or math.isnan(b):
         return FigureChange(model, name, text_a, text_b, "", notable=text_a != text_b)
@@ -311,13 +311,13 @@ def _compare_figure(model: str, figure: Figure, a: float | None, b: float | None
 
 def _list_memory_changes(record: ComparisonRecord) -> list[FigureChange]:
     """List the changes of the compiler's peak memory, the maximum of all rounds."""
-    changes, name = [], Figure.COMPILE_MEMORY.row.pair
+    changes, name = [], Figure.COMPILE_MEMORY.row.compare_title
     for model, verdict in record.verdicts.items():
-        a, b = (verdict.peak_rss_bytes.get(side) for side in SIDES)
+        a, b = (verdict.peak_rss_bytes.get(side) for side in SIDE_NAMES)
         if a and b:
             change = format_ratio(b / a)
             notable = abs(b / a - 1) > _MIN_NOTABLE_CHANGE
-            changes.append(FigureChange(model, name, byte_size(a), byte_size(b), change, notable))
+            changes.append(FigureChange(model, name, format_bytes(a), format_bytes(b), change, notable))
     return changes
 
 
@@ -353,8 +353,8 @@ def _format_comparison_json(record: ComparisonRecord, rows: Sequence[TimeRow], f
         "workers": {work.worker: machine for work in record.measured.values() if (machine := work.machine.as_dict())},
         "lock_folder": opening.lock_folder,
         "models": {
-            model: {**verdict.as_dict(), "worker": record.worker_of(model)}
-            for model, verdict in (record.verdicts | record.works).items()
+            model: {**verdict.as_dict(), "worker": record.get_worker(model)}
+            for model, verdict in (record.verdicts | record.work_verdicts).items()
         },
         "not_measured": {row.model: row.reason for row in rows if row.verdict == "not measured"},
         "summary": record.summary.as_dict() if record.summary else {},
@@ -380,7 +380,7 @@ def _make_comparison_document(
         tuple(_show_comparison(record, rows, figures)),
         exit_code=code,
         meaning=meaning if code is ExitCode.FAILED else "",
-        provenance=provenance(
+        provenance=make_provenance(
             ", ".join(side.title for side in record.sides),
             replace(opening, command=first.command, cwd=first.cwd, version=first.version),
             ("comparison.md", "comparison.json", "junit.xml"),
@@ -394,7 +394,7 @@ def _show_comparison(
 ) -> Iterator[Block]:
     rules = tuple((line,) for line in (*_list_rule_lines(record), *dict.fromkeys(record.remarks)))
     if rules:
-        yield Folded("How it was judged", (Items(rules),), brief=True)
+        yield Details("How it was judged", (Items(rules),), brief=True)
     by_work, judging_rules = record.opening.metric == "instructions", record.opening.rules
     # A picture of intervals marks the band of `same`, and the limits of slower and faster.
     margins: tuple[float, ...] = (judging_rules.least, judging_rules.band)
@@ -407,7 +407,7 @@ def _show_comparison(
     }
     yield Table(tuple(columns.values()), tuple(tuple(getattr(row, name) for name in columns) for row in rows))
     if len(margins) > 1 and any(row.interval for row in rows):
-        yield OnPage((Paragraph((_LEGEND.format(*(100 * margin for margin in margins)),)),))
+        yield PageOnly((Paragraph((_LEGEND.format(*(100 * margin for margin in margins)),)),))
     reasons = []
     for row in rows:
         # The notes of the cluster worker that took its rounds.
@@ -418,7 +418,7 @@ def _show_comparison(
     if reasons:
         yield from (Heading("Why"), Items(tuple(reasons)))
     for model, location in record.where.items():
-        verdict = (record.verdicts | record.works)[model].verdict
+        verdict = (record.verdicts | record.work_verdicts)[model].verdict
         yield Heading(f"Where {model} {'does' if by_work else 'is'} {verdict}")
         yield from make_dispatch_blocks(location.dispatches)
         yield from make_dispatch_blocks(location.work) if location.work else ()
@@ -458,7 +458,7 @@ def _list_rule_lines(record: ComparisonRecord) -> list[str]:
     allowance = f"not slower: below +{100 * rules.allow:g} %; "
     works = [verdict.work for verdict in record.verdicts.values() if verdict.work]
     return [
-        *lock_remark(record.opening.lock_folder),
+        *list_lock_remarks(record.opening.lock_folder),
         *(f"work: {line}" for line in _list_counter_lines(works)),
         (
             f"slower or faster: more than ±{100 * rules.least:g} %; same: within ±{100 * rules.band:g} %; {allowance}"
@@ -466,7 +466,7 @@ def _list_rule_lines(record: ComparisonRecord) -> list[str]:
         ),
         (
             f"blocks of four process starts (A B B A or B A A B), judged after {analysis_points}; "
-            f"{process}, {cpu_text}; at most {duration(rules.budget_seconds)} per start"
+            f"{process}, {cpu_text}; at most {format_duration(rules.budget_seconds)} per start"
         ),
     ]
 
@@ -476,8 +476,8 @@ def _list_work_lines(record: ComparisonRecord) -> list[str]:
     rules = record.opening.rules
     fraction, min_outside = rules.outside
     rule = f"more or less work: a dispatch changes by more than ±{100 * rules.least_work:g} %"
-    rule += f"; outside of dispatches, by more than ±{100 * fraction:g} % and ±{whole(min_outside)}"
-    return [f"{line}; {rule}; outputs are not checked" for line in _list_counter_lines(record.works.values())]
+    rule += f"; outside of dispatches, by more than ±{100 * fraction:g} % and ±{format_count(min_outside)}"
+    return [f"{line}; {rule}; outputs are not checked" for line in _list_counter_lines(record.work_verdicts.values())]
 
 
 def _list_counter_lines(works: Iterable[WorkVerdict]) -> list[str]:
@@ -496,8 +496,8 @@ def _format_comparison_junit(record: ComparisonRecord, rows: Sequence[TimeRow]) 
         name,
         [_make_case(row, record) for row in rows],
         {key: value for key, value in properties.items() if value} | rules,
-        timestamp=one_line(record.opening.time),
-        hostname=one_line(record.opening.machine.host),
+        timestamp=join_lines(record.opening.time),
+        hostname=join_lines(record.opening.machine.host),
     )
     # The duration of rounds has no meaning for a model.
     return format_junit(f"iree-gauntlet {name}", [suite])
@@ -510,8 +510,8 @@ def _make_case(row: TimeRow, record: ComparisonRecord) -> junit_xml.TestCase:
         figures = "; ".join((f"A {row.a}, B {row.b} instructions: {row.ratio}", *_list_work_lines(record)))
     work, worker = f"work {row.work}" if row.work else "", f"measured on {row.worker}" if row.worker else ""
     figures = "; ".join(filter(None, (figures if row.ratio else "", work, row.own_way, worker)))
-    case = junit_xml.TestCase(name=metric, classname=one_line(f"compare.{row.model}"), stdout=figures)
-    message = one_line(f"{row.verdict}: {row.ratio} {row.reason}" if row.ratio else f"{row.verdict}: {row.reason}")
+    case = junit_xml.TestCase(name=metric, classname=join_lines(f"compare.{row.model}"), stdout=figures)
+    message = join_lines(f"{row.verdict}: {row.ratio} {row.reason}" if row.ratio else f"{row.verdict}: {row.reason}")
     if row.verdict in _FAILURES:
         case.add_failure_info(message, figures, row.verdict)
     elif row.verdict in _ERRORS:
@@ -519,7 +519,7 @@ def _make_case(row: TimeRow, record: ComparisonRecord) -> junit_xml.TestCase:
     return case
 
 
-def make_dispatch_blocks(comparison: ComparedDispatches) -> tuple[Block, ...]:
+def make_dispatch_blocks(comparison: DispatchComparison) -> tuple[Block, ...]:
     """Return the rows that explain the difference, after a summary; without a profile, a line with the reason."""
     profiles, unit = comparison.difference, comparison.unit
     if profiles is None:
@@ -550,7 +550,7 @@ def make_dispatch_blocks(comparison: ComparedDispatches) -> tuple[Block, ...]:
         bars = Bars(times, "slower" if difference > 0 else "faster")
         share: Cell = difference / whole_ns if whole_ns else None
         if unit != "ms":
-            share = work_change(row.a_ns, row.b_ns) if row.a_ns else None
+            share = format_count_change(row.a_ns, row.b_ns) if row.a_ns else None
         rows.append((name, *times, bars, _sign_number(difference, unit), share, location))
     if any(location for _, _, location in entries):
         columns = (*columns, Column("place", rank=3))
@@ -614,7 +614,7 @@ def _name_others(others: OtherDispatches, noun: str) -> str:
 
 
 def _name_row(row: DispatchChange, noun: str) -> str:
-    name = one_line(row.name, 100)
+    name = join_lines(row.name, 100)
     if row.match in ("new", "gone"):
         return f"{name} ({row.match})"
     if row.a_count != row.b_count:
@@ -630,5 +630,5 @@ def _format_figure(value: float | None, unit: str, *, exact: bool) -> str:
     if value is None:
         return "not reported"
     if unit == "bytes" and not exact:
-        return byte_size(value)
-    return f"{whole(value)} {unit}".rstrip()
+        return format_bytes(value)
+    return f"{format_count(value)} {unit}".rstrip()

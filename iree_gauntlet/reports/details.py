@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.figures import FIGURES
 from iree_gauntlet.formatting import (
-    byte_size,
-    duration,
-    figure,
+    format_bytes,
+    format_count,
+    format_duration,
     format_error,
+    format_figure,
     format_mean_and_spread,
-    one_line,
-    percent,
-    whole,
+    format_percent,
+    join_lines,
 )
 
 if TYPE_CHECKING:
     from iree_gauntlet.cases import Origin
-    from iree_gauntlet.journal_events import MachineFacts
+    from iree_gauntlet.journal_events import MachineInfo
     from iree_gauntlet.records.outcome import Explanation, StepOutcome
     from iree_gauntlet.results import Check, OutputComparison
 
@@ -28,14 +28,14 @@ def format_check(check: Check) -> str:
     name = FIGURES[check.metric].word if check.metric in FIGURES else check.metric
     if check.statistic:
         name = f"{name} ({check.statistic})"
-    note = f"; {one_line(check.note)}" if check.note else ""
+    note = f"; {join_lines(check.note)}" if check.note else ""
     if check.measured is None:
         return f"{name}: not measured{note}"
-    value_text = figure(check.measured, check.unit)
+    value_text = format_figure(check.measured, check.unit)
     if check.golden is None or check.limit is None:
         return f"{name}: {value_text}, not checked{note}"
-    golden = f"golden {figure(check.golden, check.unit)}"
-    limit = f"{figure(check.limit, check.unit)} ({golden} × {check.factor:g})" if check.factor != 1 else golden
+    golden = f"golden {format_figure(check.golden, check.unit)}"
+    limit = f"{format_figure(check.limit, check.unit)} ({golden} × {check.factor:g})" if check.factor != 1 else golden
     if check.passed is None:
         return f"{name}: {value_text}, not checked against {limit}{note}"
     excess = check.measured - check.limit
@@ -44,29 +44,31 @@ def format_check(check: Check) -> str:
         return f"{name}: {value_text}{', within' if check.passed else ' failed against'} {limit}{note}"
     passed_text = ", passed," if check.passed else ""
     excess_text = f", +{100 * excess / check.limit:.1f} %" if check.limit > 0 else ""
-    return f"{name}: {value_text}{passed_text} exceeds {limit} by {figure(excess, check.unit)}{excess_text}{note}"
+    return (
+        f"{name}: {value_text}{passed_text} exceeds {limit} by {format_figure(excess, check.unit)}{excess_text}{note}"
+    )
 
 
 def format_comparison(output: OutputComparison) -> str:
     """Format the comparison of one output: the number of wrong elements, the error, and its location."""
-    type_text = f" ({one_line(output.type)})" if output.type else ""
+    type_text = f" ({join_lines(output.type)})" if output.type else ""
     parts = []
     # The metrics below describe the difference; without any (another type or shape), the message does.
     if output.message and not output.passed and not (output.count and output.mismatches):
-        parts.append(one_line(output.message))
+        parts.append(join_lines(output.message))
     if output.count and output.passed:
-        parts.append(f"{whole(output.count)} element{'s' if output.count > 1 else ''} as expected")
+        parts.append(f"{format_count(output.count)} element{'s' if output.count > 1 else ''} as expected")
     elif output.count and output.mismatches:
-        fraction = percent(output.mismatches, output.count)
-        parts.append(f"{whole(output.mismatches)} of {whole(output.count)} elements differ ({fraction})")
+        fraction = format_percent(output.mismatches, output.count)
+        parts.append(f"{format_count(output.mismatches)} of {format_count(output.count)} elements differ ({fraction})")
     if output.max_abs_error is not None:
         error = f"max absolute error {format_error(output.max_abs_error)}"
         if output.max_rel_error is not None:
             error += f", max relative error {format_error(output.max_rel_error)}"
-        parts.append(f"{error} (allowed {output.allowed})")
+        parts.append(f"{error} (allowed {output.tolerance_text})")
     if not output.passed and (output.worst_actual or output.worst_expected):
         index_text = ", ".join(map(str, output.worst_index or ()))
-        worst = f"{one_line(output.worst_actual, 60)} where {one_line(output.worst_expected, 60)} was expected"
+        worst = f"{join_lines(output.worst_actual, 60)} where {join_lines(output.worst_expected, 60)} was expected"
         parts.append(f"worst at [{index_text}]: {worst}")
     if output.cosine_similarity is not None:
         parts.append(f"cosine similarity {output.cosine_similarity:.6g}")
@@ -85,7 +87,7 @@ def _format_process_line(step: StepOutcome) -> str:
         # The reason says so, and a following signal is this toolkit's.
         return ""
     if step.signal:
-        return "" if step.signal in step.reason else f"the process was killed by {one_line(step.signal)}"
+        return "" if step.signal in step.reason else f"the process was killed by {join_lines(step.signal)}"
     if step.exit_code and not step.outputs and f"exit code {step.exit_code}" not in step.reason:
         return f"the process exited with {step.exit_code}"
     return ""
@@ -109,7 +111,7 @@ def list_unapplied(step: StepOutcome) -> list[tuple[Origin, str]]:
 def format_explanation(explanation: Explanation) -> str:
     """Format the result of `explain`, without the bundle."""
     mended_note = f"; fixed by: {', '.join(explanation.mended_by)}" if explanation.mended_by else ""
-    return one_line(f"explained: {explanation.answer}{mended_note}")
+    return join_lines(f"explained: {explanation.answer}{mended_note}")
 
 
 def list_measured(step: StepOutcome) -> list[str]:
@@ -119,22 +121,22 @@ def list_measured(step: StepOutcome) -> list[str]:
         spread = step.samples.stdev_ms
         times = f"{format_mean_and_spread(step.samples.mean_ms, spread)} ms"
         count = len(step.samples.real_time_ms)
-        times += "" if step.samples.min_ms is None else f", min {figure(step.samples.min_ms, 'ms')}"
+        times += "" if step.samples.min_ms is None else f", min {format_figure(step.samples.min_ms, 'ms')}"
         times += f", {count} repetition{'s' if count > 1 else ''}"
-        name = f" {one_line(step.samples.name)}" if step.samples.name else ""
+        name = f" {join_lines(step.samples.name)}" if step.samples.name else ""
         lines.append(f"real time{name}: {times}")
-    lines += [f"{one_line(str(key))}: {one_line(str(value))}" for key, value in sorted(step.statistics.items())]
+    lines += [f"{join_lines(str(key))}: {join_lines(str(value))}" for key, value in sorted(step.statistics.items())]
     if step.cache is not None:
         state = "hit" if step.cache.hit else "miss"
-        lines.append(f"cache: {state}" + (f" ({one_line(step.cache.reason)})" if step.cache.reason else ""))
+        lines.append(f"cache: {state}" + (f" ({join_lines(step.cache.reason)})" if step.cache.reason else ""))
     if step.peak_rss_bytes:
-        lines.append(f"peak memory: {byte_size(step.peak_rss_bytes)}")
+        lines.append(f"peak memory: {format_bytes(step.peak_rss_bytes)}")
     for file in step.fetched:
-        state_text = "present" if file.cached else f"fetched in {duration(file.seconds)}"
-        lines.append(f"file: {one_line(file.url)} ({byte_size(file.bytes)}, {state_text})")
+        state_text = "present" if file.cached else f"fetched in {format_duration(file.seconds)}"
+        lines.append(f"file: {join_lines(file.url)} ({format_bytes(file.bytes)}, {state_text})")
     return lines
 
 
-def format_devices(machine: MachineFacts) -> str:
+def format_devices(machine: MachineInfo) -> str:
     """Format a run's devices besides the CPU: `llvmpipe (LLVM 15.0.6), llvmpipe Mesa 22.3.6, software: vulkan://GPU-…`."""
     return "; ".join(f"{device.text}: {device.uri}" if device.text else device.uri for device in machine.devices)

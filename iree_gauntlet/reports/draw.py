@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from iree_gauntlet.document import INK, PAPER, Bars, Chart, Course, DrawnInterval, Lanes
-from iree_gauntlet.formatting import LOOKS, duration, one_line, signed
+from iree_gauntlet.document import INK, PAPER, Bars, Chart, DrawnInterval, Sparkline, Timeline
+from iree_gauntlet.formatting import VERDICT_STYLES, add_verdict_sign, format_duration, join_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -54,13 +54,13 @@ def draw_column(column: Column, cells: Sequence[Cell]) -> tuple[Markup, list[Mar
     pictures = []
     for cell in cells:
         bars = _make_bars(cell, maximum) if isinstance(cell, Bars) else Markup()
-        pictures.append(_make_course(cell) if isinstance(cell, Course) else bars)
+        pictures.append(_make_course(cell) if isinstance(cell, Sparkline) else bars)
     return Markup(), pictures
 
 
 def tone(word: str) -> str:
     """Return the CSS class of a verdict's colour; `plain` for any other word."""
-    return LOOKS[word][0] if word in LOOKS else "plain"
+    return VERDICT_STYLES[word][0] if word in VERDICT_STYLES else "plain"
 
 
 def draw_held_bar(value: float, limit: float, word: str) -> Markup:
@@ -81,7 +81,7 @@ def _make_interval_scale(column: Column, cells: Sequence[DrawnInterval]) -> tupl
     """Return the function from ratio to position, and the axis: nearly linear within the margins, else logarithmic."""
     unit = min((abs(margin) for margin in column.margins), default=0.01) or 0.01
     ends = (
-        end for cell in cells for end in (cell.low, cell.middle, cell.high, *(cell.behind or ())) if end is not None
+        end for cell in cells for end in (cell.low, cell.middle, cell.high, *(cell.control or ())) if end is not None
     )
     edges = [abs(math.log(end)) for end in ends if 0 < end < math.inf]
     widest = max([math.log1p(unit), *edges, *(math.log1p(abs(margin)) for margin in column.margins)]) * 1.05
@@ -118,8 +118,8 @@ def _make_interval(cell: DrawnInterval, column: Column, to_x: Callable[[float], 
         parts.append(
             f'<line class="{"zero" if ratio == 1 else "margin"}" x1="{x:.1f}" x2="{x:.1f}" y2="{_CELL_HEIGHT}"/>'
         )
-    if cell.behind:
-        low, high = map(to_x, cell.behind)
+    if cell.control:
+        low, high = map(to_x, cell.control)
         parts.append(
             f'<rect class="behind" x="{low:.1f}" y="2" width="{max(high - low, 1):.1f}" height="{_CELL_HEIGHT - 4}"/>'
         )
@@ -142,13 +142,13 @@ def _make_bars(cell: Bars, maximum: float) -> Markup:
     return _make_svg("bars", _CELL_WIDTH, _CELL_HEIGHT, "".join(parts))
 
 
-def _make_course(cell: Course) -> Markup:
+def _make_course(cell: Sparkline) -> Markup:
     to_x, to_y = _make_scales(cell.values, _CELL_WIDTH / 2, _CELL_HEIGHT)
     marks = (_format_vertical(to_x(index - 0.5), _CELL_HEIGHT, "change") for index in cell.changes)
     points = [(to_x(index), to_y(value)) for index, value in enumerate(cell.values)]
     x, y = points[-1]
     dot = f'<circle class="dot {tone(cell.word)}" cx="{x:.0f}" cy="{y:.1f}" r="3"/>'
-    text = escape(one_line(cell.text))
+    text = escape(join_lines(cell.text))
     label = f'<a href="{escape(cell.url)}">{text}</a>' if cell.url else text
     return _make_svg(
         "course", _CELL_WIDTH // 2, _CELL_HEIGHT, "".join((*marks, _make_path(points, 1), dot))
@@ -172,7 +172,7 @@ def _draw_chart(chart: Chart) -> Markup:
     parts.append(_make_path(points))
     if len(points) <= _MAX_DOTS:
         for index, ((x, y), origin) in enumerate(zip(points, chart.origins, strict=True)):
-            title = escape(one_line(f"{', '.join(origin[:2])}: {chart.values[index]:,.6g} {chart.unit}"))
+            title = escape(join_lines(f"{', '.join(origin[:2])}: {chart.values[index]:,.6g} {chart.unit}"))
             css = "dot hollow" if index in chart.disturbed else "dot"
             parts.append(f'<circle class="{css}" cx="{x:.0f}" cy="{y:.0f}" r="4"><title>{title}</title></circle>')
     return _make_svg("chart", _WIDTH, _CHART_HEIGHT, "".join(parts), chart.text)
@@ -204,14 +204,14 @@ def _format_vertical(x: float, height: int, css: str) -> str:
     return f'<line class="{css}" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}"/>'
 
 
-def draw_block(block: Lanes | Line | Chart) -> Markup:
+def draw_block(block: Timeline | Line | Chart) -> Markup:
     """Draw a block that is a picture."""
     if isinstance(block, Chart):
         return _draw_chart(block)
-    return draw_lanes(block) if isinstance(block, Lanes) else draw_line(block)
+    return draw_lanes(block) if isinstance(block, Timeline) else draw_line(block)
 
 
-def draw_lanes(lanes: Lanes) -> Markup:
+def draw_lanes(lanes: Timeline) -> Markup:
     """Draw a time line: a lane for each span that overlaps with another, and the seconds below."""
     spans = sorted(lanes.spans, key=lambda span: span.start)
     end = max(1e-3, *(span.start + span.waited + span.seconds for span in spans))
@@ -232,7 +232,9 @@ def draw_lanes(lanes: Lanes) -> Markup:
             outline = " outlined" if tone(span.word) in _OUTLINED_TONES else ""
             css = f"stage-{span.kind}{outline}"
             if has_names:
-                title = escape(one_line(f"{span.name}: {duration(span.seconds)}, {span.word}{_describe_wait(span)}"))
+                title = escape(
+                    join_lines(f"{span.name}: {format_duration(span.seconds)}, {span.word}{_describe_wait(span)}")
+                )
                 parts.append(
                     f"<g><title>{title}</title>"
                     + (_format_rectangle(begin, y, waits, f"wait stage-{span.kind}") if waits >= 1 else "")
@@ -248,7 +250,7 @@ def draw_lanes(lanes: Lanes) -> Markup:
         anchor = "start" if second == 0 else "end" if x > _WIDTH - 60 else "middle"
         parts.insert(0, f'<line class="tick" x1="{x:.0f}" x2="{x:.0f}" y1="0" y2="{height}"/>')
         parts.append(_format_text(x, height + 14, _format_time_label(second), "", anchor))
-    text = f"what ran when, {duration(end)} in total"
+    text = f"what ran when, {format_duration(end)} in total"
     legend = {f"stage-{span.kind}": span.kind for span in spans}
     legend |= {"wait stage-compile": "waiting"} if any(_describe_wait(span) for span in spans) else {}
     legend |= {"outlined": "failed"} if any(tone(span.word) in _OUTLINED_TONES for span in spans) else {}
@@ -257,7 +259,7 @@ def draw_lanes(lanes: Lanes) -> Markup:
 
 
 def _describe_wait(span: WorkSpan) -> str:
-    return f", waited {duration(span.waited)}" if span.waited >= 0.1 else ""
+    return f", waited {format_duration(span.waited)}" if span.waited >= 0.1 else ""
 
 
 def _format_rectangle(x: float, y: float, width: float, css: str) -> str:
@@ -321,22 +323,22 @@ def draw_line(line: Line) -> Markup:
     # Labels are spread over as many lines as keep them apart.
     rows = max(1, min(3, math.ceil(150 / step)))
     for index, ((x, y), stop) in enumerate(zip(positions, line.stops, strict=True)):
-        title = escape(one_line(f"{stop.name}: {stop.text} {stop.word}"))
+        title = escape(join_lines(f"{stop.name}: {stop.text} {stop.word}"))
         css = f'dot {tone(stop.word)}" r="6' if stop.value is not None else 'untried" r="4'
         dot = f'<circle class="{css}" cx="{x:.0f}" cy="{y:.0f}"/>'
-        name = _format_text(x, height + 16 + 16 * (index % rows), signed(stop.name, stop.word))
+        name = _format_text(x, height + 16 + 16 * (index % rows), add_verdict_sign(stop.name, stop.word))
         value = _format_text(x, y - 12, stop.text, "value") if len(line.stops) <= _MAX_VALUED_STOPS else ""
         parts.append(f"<g><title>{title}</title>{dot}{name}{value}</g>")
     return _make_svg("stops", _WIDTH, height + _STOP_LABEL_HEIGHT + 16 * (rows - 1), "".join(parts), line.text)
 
 
 def _format_text(x: float, y: float, text: str, css: str = "", anchor: str = "middle") -> str:
-    content = escape(one_line(text, _MAX_TEXT_CHARS))
+    content = escape(join_lines(text, _MAX_TEXT_CHARS))
     return f'<text class="{css}" x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{content}</text>'
 
 
 def _make_svg(css: str, width: int, height: int, content: str, text: str = "") -> Markup:
-    attributes = f'role="img" aria-label="{escape(one_line(text, 1000))}"' if text else 'aria-hidden="true"'
+    attributes = f'role="img" aria-label="{escape(join_lines(text, 1000))}"' if text else 'aria-hidden="true"'
     return _make_markup(f'<svg class="{css}" viewBox="0 0 {width} {height}" {attributes}>{content}</svg>')
 
 
@@ -362,7 +364,7 @@ class FileDrawing:
 
     def write(self, x: float, y: float, text: str, anchor: str = "start", *, turn: int = 0, ink: str = INK) -> float:
         """Write a text on one line, rotated by `turn` degrees around (x, y); return the x of its right end."""
-        line = one_line(text)
+        line = join_lines(text)
         width, anchor_fraction, angle = measure_text(line), _ANCHORS.index(anchor) / 2, math.radians(turn)
         right = x + (1 - anchor_fraction) * width * math.cos(angle)
         self._extend(right, y - anchor_fraction * width * math.sin(angle))
@@ -375,7 +377,7 @@ class FileDrawing:
         """Draw a rectangle, with a tooltip if it has a title."""
         self._extend(x + width, y + height)
         attributes = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
-        tooltip = f"<title>{escape(one_line(title))}</title>" if title else ""
+        tooltip = f"<title>{escape(join_lines(title))}</title>" if title else ""
         self._parts.append(f'<rect {attributes} style="{style}">{tooltip}</rect>')
 
     def connect(self, points: Iterable[tuple[float, float]], style: str) -> None:

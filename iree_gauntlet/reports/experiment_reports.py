@@ -26,7 +26,7 @@ from iree_gauntlet.document import (
     Line,
     Name,
     Notes,
-    OnPage,
+    PageOnly,
     Paragraph,
     Stop,
     Table,
@@ -34,24 +34,24 @@ from iree_gauntlet.document import (
     TextLink,
 )
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.formatting import byte_size, duration, format_dispatch_change
+from iree_gauntlet.formatting import format_bytes, format_dispatch_change, format_duration
 from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.journal_format import JOURNAL, read_kind
-from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE, BisectOutcome, read_bisect_outcome
+from iree_gauntlet.records.bisect_outcome import COMMIT_COMPARISON_URL, BisectOutcome, read_bisect_outcome
 from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, read_explain_outcome
 from iree_gauntlet.records.run_folder import LATEST
 from iree_gauntlet.reports.compare_report import make_comparison_reports
 from iree_gauntlet.reports.matrix_report import make_matrix_reports
 from iree_gauntlet.reports.output import Output, open_progress
-from iree_gauntlet.reports.report_files import Reports, count_seconds_between, make_pages, provenance
-from iree_gauntlet.reports.run_reports import run_reports
+from iree_gauntlet.reports.report_files import Reports, count_seconds_between, make_pages, make_provenance
+from iree_gauntlet.reports.run_reports import read_run_reports
 from iree_gauntlet.reports.runs_index import write_index
-from iree_gauntlet.settings import find_runs_folder, shown
+from iree_gauntlet.settings import find_runs_folder, format_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from iree_gauntlet.records.explain_outcome import ExplainedCase, ExplainOutcome, FoundCulprit, FoundSlower
+    from iree_gauntlet.records.explain_outcome import CaseExplanation, CulpritFinding, ExplainOutcome, SlowdownFinding
     from iree_gauntlet.reports.live_progress import Painter
 
 
@@ -79,7 +79,7 @@ def _make_bisect_reports(folder: Path) -> Reports:
 
 def bisect_document(outcome: BisectOutcome) -> Document:
     """Return the document of a bisection."""
-    opening, results = outcome.asked, outcome.judged
+    opening, results = outcome.opening, outcome.results
     tried_labels = [label for label in outcome.labels if label in results]
     blocks: list[Block] = [Paragraph(("Nothing was tried.",))]
     if tried_labels:
@@ -89,10 +89,12 @@ def bisect_document(outcome: BisectOutcome) -> Document:
         if len(end_values) == 2 and all(text for text, _ in end_values):
             note = f"From {' to '.join(f'{text} ({label})' for text, label in end_values)}. {note}"
         rows = tuple(_make_candidate_row(outcome, label) for label in tried_labels)
-        blocks = [OnPage((_make_candidate_line(outcome, ends), Paragraph((note,)))), Table(_BISECT_COLUMNS, rows)]
+        blocks = [PageOnly((_make_candidate_line(outcome, ends), Paragraph((note,)))), Table(_BISECT_COLUMNS, rows)]
     blocks += [Notes(tuple(outcome.remarks))] if outcome.remarks else []
     if outcome.link:
-        blocks.append(Paragraph(("Commits: ", TextLink(BISECT_COMPARE.removeprefix("https://") + "…", outcome.link))))
+        blocks.append(
+            Paragraph(("Commits: ", TextLink(COMMIT_COMPARISON_URL.removeprefix("https://") + "…", outcome.link)))
+        )
     if outcome.change:
         pull = TextLink(f"#{outcome.change.pull}", outcome.change.pull_link)
         request = (" (pull request ", pull, ")") if outcome.change.pull else ()
@@ -110,7 +112,7 @@ def bisect_document(outcome: BisectOutcome) -> Document:
         tuple(blocks),
         tuple(details),
         outcome.exit_code,
-        provenance=provenance(
+        provenance=make_provenance(
             f"{opening.good} (good) to {opening.bad} (bad)",
             opening,
             ("bisect.md", "bisect.json"),
@@ -123,12 +125,12 @@ def _make_candidate_line(outcome: BisectOutcome, ends: list[str]) -> Line:
     """Return all candidates in order, with the values of the tried ones, and the two that enclose the change."""
     stops = []
     for label in outcome.labels:
-        result = outcome.judged.get(label)
+        result = outcome.results.get(label)
         if result is None:
             stops.append(Stop(label, "", "skipped"))
         else:
             value = result.value if result.value is not None and math.isfinite(result.value) else None
-            stops.append(Stop(label, result.text, result.word, value))
+            stops.append(Stop(label, result.text, result.verdict_text, value))
     indices = [outcome.labels.index(end) for end in ends if end in outcome.labels]
     between = (indices[0], indices[1]) if len(indices) == 2 else None
     return Line(tuple(stops), f"{outcome.answer}: the candidates in order", between)
@@ -136,12 +138,12 @@ def _make_candidate_line(outcome: BisectOutcome, ends: list[str]) -> Line:
 
 def _make_candidate_row(outcome: BisectOutcome, label: str) -> tuple[Cell, ...]:
     """Return a tried candidate's cells, in the order of `_BISECT_COLUMNS`."""
-    result = outcome.judged[label]
-    remarks = [f"the {word} end" for word in ("good", "bad") if getattr(outcome.asked, word) == label]
+    result = outcome.results[label]
+    remarks = [f"the {word} end" for word in ("good", "bad") if getattr(outcome.opening, word) == label]
     remarks += ["a third value"] if result.third else []
     remarks += [result.reason] if result.reason else []
-    commit = outcome.commit_of(label)[:10] or None
-    return label, result.text or None, result.word, float(result.seconds), commit, "; ".join(remarks)
+    commit = outcome.get_commit(label)[:10] or None
+    return label, result.text or None, result.verdict_text, float(result.seconds), commit, "; ".join(remarks)
 
 
 def _make_explain_reports(folder: Path) -> Reports:
@@ -155,9 +157,9 @@ def _make_explain_reports(folder: Path) -> Reports:
 
 
 def _make_explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
-    opening, compiler = outcome.asked, outcome.asked.toolchain.get("compiler", "")
+    opening, compiler = outcome.opening, outcome.opening.toolchain.get("compiler", "")
     # Earlier explanations are in no other report, but a terminal does not show them unasked.
-    cases = {case.case: case for case in (*outcome.cases, *(() if folder else outcome.known.values()))}
+    cases = {case.case: case for case in (*outcome.cases, *(() if folder else outcome.cases_by_name.values()))}
     return Document(
         f"Explanation of {outcome.run}",
         outcome.answer,
@@ -169,7 +171,7 @@ def _make_explain_document(outcome: ExplainOutcome, folder: Path | None) -> Docu
         ),
         outcome.exit_code,
         meaning=_MEANINGS.get(outcome.exit_code, ""),
-        provenance=provenance(
+        provenance=make_provenance(
             compiler,
             opening,
             ("explain.md", "explain.json"),
@@ -190,44 +192,44 @@ def format_explain_command(command: str, run: str) -> str:
     return shlex.join(words)
 
 
-def _describe_case(case: ExplainedCase, folder: Path | None) -> Iterator[Block]:
-    yield Heading(f"{case.case}: {case.asked.kind}")
-    yield Paragraph((case.asked.reason,))
-    findings, bundle = case.found, case.found.bundle
+def _describe_case(case: CaseExplanation, folder: Path | None) -> Iterator[Block]:
+    yield Heading(f"{case.case}: {case.request.kind}")
+    yield Paragraph((case.request.reason,))
+    findings, bundle = case.findings, case.findings.bundle
     lines: list[str] = []
     if findings.again is not None:
         manner = "in the same way" if findings.again.same else "in a different way each time"
         lines.append(f"fails again {findings.again.failed} of 2 times, {manner}")
     lines += [*_describe_failure_location(case), *_describe_operator(findings.operator)]
-    if not (case.done or case.events):
+    if not (case.is_complete or case.events):
         lines.append("not examined yet: explain the run again to continue")
     probes = findings.probes.probes
     if probes and all(probe.verdict == "fails" for probe in probes):
         lines.append(f"none of these fixes it: {', '.join(probe.name for probe in probes)}")
         probes = ()
-    if case.mended_by:
-        lines.append(f"fixed by: {', '.join(case.mended_by)}")
+    if case.passing_switches:
+        lines.append(f"fixed by: {', '.join(case.passing_switches)}")
     if bundle is not None and bundle.problem:
         lines.append(f"no bundle: {bundle.problem}")
     items: list[Text] = [(line,) for line in lines]
     if bundle is not None and not bundle.problem:
-        shows = "running it shows the failure" if case.bundled else f"running it exits with {bundle.exit_code}"
+        shows = "running it shows the failure" if case.has_bundle else f"running it exits with {bundle.exit_code}"
         archive = f"{bundle.folder}.tar.gz"
         link = TextLink(f"{EXPLAIN_FOLDER}/{archive}", str((folder or Path()) / archive))
-        items.append(("bundle: ", link, f" ({byte_size(bundle.bytes)}, {bundle.form}); {shows}"))
+        items.append(("bundle: ", link, f" ({format_bytes(bundle.bytes)}, {bundle.form}); {shows}"))
     yield from _show_errors(findings.located)
     yield Items(tuple(items))
     if probes:
         yield Table(_PROBE_COLUMNS, tuple((probe.name, probe.flag, probe.verdict) for probe in probes))
         if reasons := tuple(f"{probe.name}: {probe.reason}" for probe in probes if probe.reason):
             yield Notes(reasons)
-    if case.done:
-        yield Paragraph((f"It took {duration(case.end.seconds)}.",))
+    if case.is_complete:
+        yield Paragraph((f"It took {format_duration(case.end.seconds)}.",))
 
 
-def _describe_failure_location(case: ExplainedCase) -> list[str]:
+def _describe_failure_location(case: CaseExplanation) -> list[str]:
     """Describe the part that fails, or is slower."""
-    findings, reduced = case.found, case.found.reduced
+    findings, reduced = case.findings, case.findings.reduced
     if reduced is not None and reduced.why:
         return [reduced.why]
     if reduced is not None:
@@ -244,7 +246,7 @@ def _describe_failure_location(case: ExplainedCase) -> list[str]:
     return []
 
 
-def _describe_slower(culprit: FoundSlower) -> list[str]:
+def _describe_slower(culprit: SlowdownFinding) -> list[str]:
     """Describe a slower dispatch, or the reason why there is none."""
     attempts = [f"{attempt.name}: {attempt.said}" for attempt in culprit.tried]
     if not culprit.name:
@@ -257,7 +259,7 @@ def _describe_slower(culprit: FoundSlower) -> list[str]:
     ]
 
 
-def _describe_located(located: FoundCulprit) -> list[str]:
+def _describe_located(located: CulpritFinding) -> list[str]:
     """Describe a dispatch that is at fault."""
     location = f"{located.dispatch} (call {located.call} of {located.of})"
     inputs = f"it takes {', '.join(located.inputs)}"
@@ -273,7 +275,7 @@ def _describe_located(located: FoundCulprit) -> list[str]:
     return lines
 
 
-def _describe_operator(culprit: FoundCulprit) -> list[str]:
+def _describe_operator(culprit: CulpritFinding) -> list[str]:
     """Describe an ONNX model's operators that are at fault."""
     lines = [text for text in (culprit.why, culprit.note) if text]
     if culprit.operator:
@@ -284,11 +286,11 @@ def _describe_operator(culprit: FoundCulprit) -> list[str]:
     return lines
 
 
-def _format_share(culprit: FoundCulprit) -> str:
+def _format_share(culprit: CulpritFinding) -> str:
     return f"by {culprit.error:.3g} of its largest value" if math.isfinite(culprit.error) else "infinitely"
 
 
-def _show_errors(located: FoundCulprit) -> Iterator[Block]:
+def _show_errors(located: CulpritFinding) -> Iterator[Block]:
     """Show how the error grows over the dispatches around the one at fault, if one was found."""
     if not located.around:
         return
@@ -304,7 +306,7 @@ def _show_errors(located: FoundCulprit) -> Iterator[Block]:
     )
     text = f"Largest error of each dispatch, as a share of its largest value, against {located.reference}"
     between = (fault_index - 1, fault_index) if fault_index else None
-    yield OnPage((Paragraph((f"{text}:",)), Line(stops, text, between)))
+    yield PageOnly((Paragraph((f"{text}:",)), Line(stops, text, between)))
 
 
 _MAKERS: dict[ExperimentKind | None, Callable[[Path], Reports]] = {
@@ -317,7 +319,7 @@ _MAKERS: dict[ExperimentKind | None, Callable[[Path], Reports]] = {
 
 def make_reports(folder: Path) -> Reports:
     """Return the reports of the experiment in a folder; GauntletError if its journal is missing or unreadable."""
-    return _MAKERS.get(read_kind(folder / JOURNAL), run_reports)(folder)
+    return _MAKERS.get(read_kind(folder / JOURNAL), read_run_reports)(folder)
 
 
 def write_reports(folder: Path) -> Reports:
@@ -333,12 +335,12 @@ def write_reports(folder: Path) -> Reports:
     if read_kind(folder / JOURNAL) is ExperimentKind.EXPLAIN and folder.name == EXPLAIN_FOLDER:
         parent_kind = read_kind(folder.parent / JOURNAL)
         if parent_kind and parent_kind.is_run:
-            run_reports(folder.parent).write(folder.parent)
+            read_run_reports(folder.parent).write(folder.parent)
     return reports
 
 
 class ConsolePresenter:
-    """Shows runs on a stream; see `progress.Presenter`."""
+    """Shows runs on a stream; see `progress.Reporter`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._output = Output(stream)
@@ -351,17 +353,17 @@ class ConsolePresenter:
         """Write a line between runs."""
         self._output.write(f"{text}\n")
 
-    def ran(self, folder: Path, *, brief: bool) -> ExitCode:
+    def report_run(self, folder: Path, *, brief: bool) -> ExitCode:
         """Write a folder's reports, show its result, and return its exit code."""
         reports = write_reports(folder)
         if brief:
-            self.line(f"{reports.headline}; reports in {shown(folder)}")
+            self.line(f"{reports.headline}; reports in {format_path(folder)}")
         else:
-            reports.print(shown(folder), self._output.stream, environ=os.environ)
+            reports.print(format_path(folder), self._output.stream, environ=os.environ)
             for command in reports.commands(os.environ):
                 self.line(command)
         if self._output.lost:
-            messages.warn(f"standard output: {self._output.lost}; the run continued, see {shown(folder)}")
+            messages.warn(f"standard output: {self._output.lost}; the run continued, see {format_path(folder)}")
         # This comes last, so that a write error does not hide the verdict.
         if not brief:
             reports.append_to_step_summary(os.environ)
@@ -372,6 +374,6 @@ class ConsolePresenter:
                     messages.note(problem.on_one_line)
         return reports.exit_code
 
-    def to(self, stream: TextIO) -> ConsolePresenter:
+    def with_stream(self, stream: TextIO) -> ConsolePresenter:
         """Return a presenter for another stream."""
         return ConsolePresenter(stream)

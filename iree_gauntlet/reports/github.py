@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.dialects.json_text import find_line, find_path, without_comments
-from iree_gauntlet.formatting import one_line
+from iree_gauntlet.formatting import join_lines
 from iree_gauntlet.reports.details import list_unapplied
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def format_error_commands(steps: Iterable[StepOutcome], environ: Mapping[str, st
     lines_by_level: dict[str, list[str]] = {"error": [], "warning": []}
 
     def add(level: str, origin: Origin, title: str, text: str) -> None:
-        properties = {**_format_location(origin, workspace), "title": one_line(title)}
+        properties = {**_format_location(origin, workspace), "title": join_lines(title)}
         property_text = ",".join(f"{name}={value.translate(_PROPERTY_ESCAPES)}" for name, value in properties.items())
-        lines_by_level[level].append(f"::{level} {property_text}::{one_line(text).translate(_ESCAPES)}")
+        lines_by_level[level].append(f"::{level} {property_text}::{join_lines(text).translate(_ESCAPES)}")
 
     for step in steps:
         if step.verdict.is_bad:

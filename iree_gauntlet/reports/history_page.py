@@ -15,20 +15,20 @@ from iree_gauntlet.document import (
     ColouredCell,
     Column,
     ColumnKind,
-    Course,
+    Details,
     Document,
-    Folded,
     Heading,
     Items,
     Notes,
     Paragraph,
+    Sparkline,
     Table,
     TextLink,
 )
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure
-from iree_gauntlet.formatting import counted, milliseconds
-from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE
+from iree_gauntlet.formatting import format_milliseconds, pluralize
+from iree_gauntlet.records.bisect_outcome import COMMIT_COMPARISON_URL
 from iree_gauntlet.records.history_record import TRENDS, Finding, HistoryOutcome, Series
 from iree_gauntlet.records.history_record import FindingKind as Found
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.document import Block, Cell, Text
-    from iree_gauntlet.records.history_record import IndexedRun, SeriesKey
+    from iree_gauntlet.records.history_record import RunIndexEntry, SeriesKey
 
 
 _RUN_COLUMNS = (
@@ -75,7 +75,7 @@ _MIN_FOLDED_FINDINGS = 10
 # These are indices into a point's origin.
 _RUN, _IREE, _DAY, _COMMIT, _NAMED, _FILE = range(6)
 # The order is that of interest; other metrics are last.
-_ORDER = {trend.name: trend.place for figure in Figure if (trend := figure.row.trend)}
+_ORDER = {trend.name: trend.position for figure in Figure if (trend := figure.row.trend)}
 # A small chart has at most this many values, the last ones.
 _MAX_SPARKLINE_VALUES = 60
 
@@ -126,18 +126,18 @@ def _show_changes(outcome: HistoryOutcome, memory: str) -> Iterable[Block]:
 
 def _order_losses_first(outcome: HistoryOutcome) -> tuple[Block, ...]:
     """Show the changes; if many are better, or settled, these are folded."""
-    better = tuple(item for item in outcome.findings if item.kind is Found.IMPROVEMENT or item.settled)
+    better = tuple(item for item in outcome.findings if item.kind is Found.IMPROVEMENT or item.needs_no_action)
     if len(better) < _MIN_FOLDED_FINDINGS:
         return make_changes_document(outcome).blocks
     regressions = tuple(finding for finding in outcome.findings if finding not in better)
     improvement_blocks = make_changes_document(replace(outcome, findings=better, problems=())).blocks
     blocks = make_changes_document(replace(outcome, findings=regressions)).blocks
-    return (*blocks, Folded(f"{len(better)} improved or recovered", improvement_blocks))
+    return (*blocks, Details(f"{len(better)} improved or recovered", improvement_blocks))
 
 
 def _format_identity(finding: Finding) -> str:
     """Return an identifier of a change, the same on every page."""
-    key, point = finding.key, finding.after
+    key, point = finding.key, finding.point_after
     words = (key.title, key.sku, key.machine, key.flags, str(finding.kind), point.run, point.time)
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
 
@@ -152,10 +152,10 @@ def _show_all(by_case: Sequence[Series], outcome: HistoryOutcome, anchors: Mappi
         key, last = series.key, series.points[-_MAX_SPARKLINE_VALUES:]
         findings = [finding for finding in outcome.findings if finding.key == key]
         offset = len(series.points) - len(last)
-        changes = tuple(finding.at - offset for finding in findings if finding.at > offset)
-        has_regression = any(finding.kind is Found.REGRESSION and not finding.settled for finding in findings)
+        changes = tuple(finding.index - offset for finding in findings if finding.index > offset)
+        has_regression = any(finding.kind is Found.REGRESSION and not finding.needs_no_action for finding in findings)
         newest = _format_figure_text(last[-1].value, key.unit)
-        course = Course(tuple(point.value for point in last), newest, changes, word="bad" if has_regression else "")
+        course = Sparkline(tuple(point.value for point in last), newest, changes, word="bad" if has_regression else "")
         rows = by_machine.setdefault(key.sku or key.machine, {}).setdefault(key.case, [])
         if all(key.figure in row for row in rows):
             rows.append({})
@@ -179,7 +179,7 @@ def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]
     group = f"{key.sku or key.machine}, flags {key.flags or '–'}"
     low, high = (_format_figure_text(limit, key.unit) for limit in (min(values), max(values)))
     newest = _format_figure_text(values[-1], key.unit)
-    title = f"{key.title}: {low} to {high} in {counted(len(values), 'run')}, newest {newest}"
+    title = f"{key.title}: {low} to {high} in {pluralize(len(values), 'run')}, newest {newest}"
     yield Heading(f"{key.figure}: {newest}", 3)
     origins = []
     for point in points:
@@ -194,14 +194,14 @@ def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]
         tuple(origins),
         tuple(_list_point_actions(key)),
         next((point.golden for point in reversed(points) if point.golden is not None), None),
-        tuple((finding.at, finding.kind is not Found.REGRESSION) for finding in findings),
+        tuple((finding.index, finding.kind is not Found.REGRESSION) for finding in findings),
         tuple(index for index, point in enumerate(points) if point.disturbed),
     )
     lines: list[Text] = []
     for finding in findings:
-        old, new = finding.before.commit, finding.after.commit
+        old, new = finding.point_before.commit, finding.point_after.commit
         has_commits = old != new and {len(old), len(new)} == {_COMMIT_CHARACTERS}
-        link: Text = (" · ", TextLink("commits", f"{BISECT_COMPARE}/{old}...{new}")) if has_commits else ()
+        link: Text = (" · ", TextLink("commits", f"{COMMIT_COMPARISON_URL}/{old}...{new}")) if has_commits else ()
         lines.append((_format_change_line(finding), *link))
     lines.append((f"newest: {points[-1].run}, IREE {points[-1].iree}, {points[-1].time[:10]}",))
     yield Items(tuple(lines))
@@ -214,7 +214,7 @@ def _list_point_actions(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
     """Yield the actions for a point of the series: links to its run and commits, commands to run and to bisect it."""
     yield ("run ", _RUN, ", ", _FILE)
     yield ("IREE ", _IREE, ", ", _DAY)
-    yield (f"{BISECT_COMPARE}/", ~_COMMIT, "...", _COMMIT)
+    yield (f"{COMMIT_COMPARISON_URL}/", ~_COMMIT, "...", _COMMIT)
     case = shlex.join(("--model", key.model, "--submodel", key.submodel, "--target", key.target))
     yield (f"gauntlet run {case} --iree ", _NAMED)
     if metric := _find_bisect_metric(key):
@@ -230,20 +230,20 @@ def _find_bisect_metric(key: SeriesKey) -> str:
 def _format_bisect_command(finding: Finding) -> str:
     """Return the command that would find the release or commit; empty if none is needed."""
     metric, key = _find_bisect_metric(finding.key), finding.key
-    good, bad = finding.before.named, finding.after.named
-    if not metric or finding.kind is Found.IMPROVEMENT or finding.settled or not (good and bad) or good == bad:
+    good, bad = finding.point_before.named, finding.point_after.named
+    if not metric or finding.kind is Found.IMPROVEMENT or finding.needs_no_action or not (good and bad) or good == bad:
         return ""
     words = ["gauntlet", "bisect", "--good", good, "--bad", bad, "--metric", metric, "--model", key.model]
     return shlex.join([*words, "--submodel", key.submodel, "--target", key.target])
 
 
-def make_runs_document(runs: Sequence[IndexedRun]) -> Document:
+def make_runs_document(runs: Sequence[RunIndexEntry]) -> Document:
     """Return a document with a list of runs."""
     rows = tuple(
         (run.time[:10], run.run, run.iree, run.machine, run.suite, run.state, float(run.cases), float(run.figures))
         for run in runs
     )
-    return Document("", counted(len(runs), "run"), (), (Table(_RUN_COLUMNS, rows),) if rows else ())
+    return Document("", pluralize(len(runs), "run"), (), (Table(_RUN_COLUMNS, rows),) if rows else ())
 
 
 def make_changes_document(outcome: HistoryOutcome) -> Document:
@@ -263,14 +263,14 @@ def make_changes_document(outcome: HistoryOutcome) -> Document:
     worse = [finding for finding in outcome.regressions if not finding.suspected]
     suspects = len(outcome.regressions) - len(worse)
     better = sum(finding.kind is Found.IMPROVEMENT for finding in findings)
-    answer = f"{counted(len(worse), 'regression')}, {suspects} suspected, {counted(better, 'improvement')}"
-    facts = (f"{counted(outcome.runs, 'run')}, {len(outcome.series)} series", outcome.place)
+    answer = f"{pluralize(len(worse), 'regression')}, {suspects} suspected, {pluralize(better, 'improvement')}"
+    facts = (f"{pluralize(outcome.runs, 'run')}, {len(outcome.series)} series", outcome.location)
     code = outcome.exit_code
     return Document("What changed", answer, facts, tuple(blocks), (), code, meaning=_MEANINGS.get(code, ""))
 
 
 def _make_row(finding: Finding) -> tuple[Cell, ...]:
-    is_good = finding.settled or finding.kind is Found.IMPROVEMENT
+    is_good = finding.needs_no_action or finding.kind is Found.IMPROVEMENT
     colour = "passed" if is_good else "inconclusive" if finding.suspected else "failed"
     share = finding.change
     change = f"{100 * share:+.1f} %" if abs(share) >= _SMALL_SHARE else f"{100 * share:+.1g} %"
@@ -280,17 +280,20 @@ def _make_row(finding: Finding) -> tuple[Cell, ...]:
         change += f" ({finding.confirmed}{f' ×{finding.ratio:.3f}' if finding.ratio else ''})"
     old, new = (_format_figure_text(value, finding.key.unit) for value in (finding.old, finding.new))
     levels = f"{old} → {new}{' *' if finding.disturbed else ''}"
-    since = f"{finding.after.iree} {finding.after.time[:10]}{' †' if finding.same_iree else ''}"
+    since = f"{finding.point_after.iree} {finding.point_after.time[:10]}{' †' if finding.same_iree else ''}"
     likely = "exact" if finding.p_value is None else "" if finding.kind is Found.DRIFT else f"{finding.p_value:.1g}"
-    last_before, machine = f"{finding.before.iree} {finding.before.time[:10]}", finding.key.sku or finding.key.machine
-    verdict = ColouredCell(finding.word, colour)
+    last_before, machine = (
+        f"{finding.point_before.iree} {finding.point_before.time[:10]}",
+        finding.key.sku or finding.key.machine,
+    )
+    verdict = ColouredCell(finding.label, colour)
     return verdict, finding.key.title, change, levels, since, last_before, float(finding.runs), likely, machine
 
 
 def _format_change_line(finding: Finding) -> str:
     """Return `regression: +4.0 %, 10 ms → 10.4 ms, since 3.9.0 2026-03-01`."""
     _, _, change, levels, since, *_ = _make_row(finding)
-    return f"{finding.word}: {change}, {levels}, since {since}"
+    return f"{finding.label}: {change}, {levels}, since {since}"
 
 
 def make_series_document(outcome: HistoryOutcome) -> Document:
@@ -301,11 +304,11 @@ def make_series_document(outcome: HistoryOutcome) -> Document:
         key, newest = series.key, series.points[-1]
         blocks.append(Heading(f"{key.title} ({key.sku or key.machine}, flags {key.flags or '–'})"))
         low, high = (_format_figure_text(limit, key.unit) for limit in (min(values), max(values)))
-        blocks.append(Paragraph((f"{_format_sparkline(values)}  {low} to {high}, {counted(len(values), 'run')}",)))
+        blocks.append(Paragraph((f"{_format_sparkline(values)}  {low} to {high}, {pluralize(len(values), 'run')}",)))
         lines = [f"newest: {_format_figure_text(newest.value, key.unit)} with {newest.iree} on {newest.time[:10]}"]
         lines += [_format_change_line(finding) for finding in outcome.findings if finding.key == key]
         blocks.append(Items(tuple((line,) for line in lines)))
-    facts = (counted(outcome.runs, "run"), outcome.place)
+    facts = (pluralize(outcome.runs, "run"), outcome.location)
     return Document("Series", f"{len(outcome.series)} series", facts, tuple(blocks))
 
 
@@ -351,6 +354,6 @@ def _format_sparkline(values: Sequence[float], width: int = _SPARKLINE_WIDTH) ->
 def _format_figure_text(value: float, unit: str) -> str:
     """Format a value with its unit."""
     if unit == "ms":
-        return f"{milliseconds(value)} ms"
+        return f"{format_milliseconds(value)} ms"
     text = f"{value:,.0f}" if value == int(value) and abs(value) >= 1 else f"{value:.4g}"
     return f"{text} {unit}".rstrip()

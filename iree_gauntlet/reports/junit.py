@@ -17,7 +17,7 @@ import junit_xml
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.formatting import byte_size, clean, counted, one_line, take_last_lines
+from iree_gauntlet.formatting import clean_text, format_bytes, join_lines, pluralize, take_last_lines
 from iree_gauntlet.reports.details import (
     format_devices,
     format_explanation,
@@ -56,7 +56,7 @@ def format_run_junit(outcome: RunOutcome) -> str:
 
 def format_junit(title: str, suites: Sequence[ET.Element], seconds: float | None = None) -> str:
     """Return the document of some suites, valid by the schema, with its XML declaration; encode it as UTF-8."""
-    root = ET.Element("testsuites", {"name": clean(title)})
+    root = ET.Element("testsuites", {"name": clean_text(title)})
     root.extend(suites)
     for index, suite in enumerate(suites):
         suite.set("id", str(index))
@@ -71,8 +71,8 @@ def format_junit(title: str, suites: Sequence[ET.Element], seconds: float | None
             if allowed_names is not None and name not in allowed_names:
                 del attributes[name]
             else:
-                attributes[name] = clean(attributes[name])
-        element.text = clean(element.text) or None if element.text else None
+                attributes[name] = clean_text(attributes[name])
+        element.text = clean_text(element.text) or None if element.text else None
     ET.indent(root)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
@@ -81,8 +81,8 @@ def make_suite(
     name: str, cases: Sequence[junit_xml.TestCase], properties: Mapping[str, str], **attributes: str
 ) -> ET.Element:
     """Return a suite; it has a time if its cases have one."""
-    properties = {one_line(key): one_line(value, 4096) for key, value in properties.items()}
-    suite = junit_xml.TestSuite(name=one_line(name), test_cases=cases, properties=properties, id="0", **attributes)
+    properties = {join_lines(key): join_lines(value, 4096) for key, value in properties.items()}
+    suite = junit_xml.TestSuite(name=join_lines(name), test_cases=cases, properties=properties, id="0", **attributes)
     element: ET.Element = suite.build_xml_doc()
     times = [case.elapsed_sec for case in cases]
     total = None if None in times else sum(times)
@@ -105,9 +105,9 @@ def list_suites(outcome: RunOutcome, label: str = "") -> list[ET.Element]:
                 f"{label}/{chain.id}" if label else chain.id,
                 [_make_case(step, outcome, f"{label}." if label else "") for step in chain.steps],
                 dict(_list_properties(chain, outcome, first=index == 0)),
-                hostname=one_line(outcome.machine.host),
-                timestamp=one_line(start_time),
-                file=one_line(next(iter(files), "")),
+                hostname=join_lines(outcome.machine.host),
+                timestamp=join_lines(start_time),
+                file=join_lines(next(iter(files), "")),
             )
         )
     return suites
@@ -115,61 +115,61 @@ def list_suites(outcome: RunOutcome, label: str = "") -> list[ET.Element]:
 
 def _make_case(step: StepOutcome, outcome: RunOutcome, prefix: str) -> junit_xml.TestCase:
     case = junit_xml.TestCase(
-        name=one_line(step.name),
-        classname=one_line(f"{prefix}{step.dialect}.{step.model}.{step.submodel}@{step.target}"),
+        name=join_lines(step.name),
+        classname=join_lines(f"{prefix}{step.dialect}.{step.model}.{step.submodel}@{step.target}"),
         elapsed_sec=step.seconds,
-        stdout=_truncate(_format_system_out(step, lean=outcome.many), _MAX_CHARS),
+        stdout=_truncate(_format_system_out(step, lean=outcome.has_many_chains), _MAX_CHARS),
     )
-    verdict, message = step.verdict, one_line(step.reason) or str(step.verdict)
+    verdict, message = step.verdict, join_lines(step.reason) or str(step.verdict)
     if verdict.is_bad:
         failure_type = str(verdict)
         if verdict.is_error:
-            end_reason = one_line(step.signal) or ("unfinished" if step.unfinished else failure_type)
+            end_reason = join_lines(step.signal) or ("unfinished" if step.unfinished else failure_type)
             failure_type = "timeout" if step.timed_out else end_reason
         elif verdict is not Verdict.FAILED:
             message = f"{verdict.noun}: {message}"
         add = case.add_failure_info if verdict.exit_code is ExitCode.FAILED else case.add_error_info
         add(message, _format_detail(step, outcome), failure_type)
     elif verdict is Verdict.XFAILED:
-        detail = "" if outcome.many else _format_detail(step, outcome)
+        detail = "" if outcome.has_many_chains else _format_detail(step, outcome)
         case.add_skipped_info(f"{verdict.noun}: {message}", detail)
     elif verdict is Verdict.SKIPPED:
         case.add_skipped_info(message)
     elif missing_goldens := [f"{origin}: {text}" for origin, text in list_unapplied(step)]:
         # It passed without its golden: a pass would hide that.
         case.add_skipped_info(
-            one_line(f"{counted(len(missing_goldens), 'golden')} not applied: {'; '.join(missing_goldens)}")
+            join_lines(f"{pluralize(len(missing_goldens), 'golden')} not applied: {'; '.join(missing_goldens)}")
         )
     return case
 
 
 def _format_detail(step: StepOutcome, outcome: RunOutcome) -> str:
     """Return all details that a person needs to act on a verdict, limited in size."""
-    parts = [one_line(step.reason, 2000)]
+    parts = [join_lines(step.reason, 2000)]
     if step.explanation is not None:
         parts.append(format_explanation(step.explanation))
-        parts += [f"bundle: {one_line(step.explanation.bundle)}"] if step.explanation.bundle else []
+        parts += [f"bundle: {join_lines(step.explanation.bundle)}"] if step.explanation.bundle else []
     parts += list_findings(step)
-    tail = take_last_lines(step.tail, count=8, width=200) if outcome.many else take_last_lines(step.tail)
+    tail = take_last_lines(step.tail, count=8, width=200) if outcome.has_many_chains else take_last_lines(step.tail)
     if tail:
         parts += ["", f"last {len(tail)} lines of the output:" if len(tail) > 1 else "output:"]
         parts += [f"  {line}" for line in tail]
     if step.ran:
-        parts += ["", "reproduce:", f"  {clean(step.command).strip()}"]
+        parts += ["", "reproduce:", f"  {clean_text(step.command).strip()}"]
     if step.log:
-        parts += ["", f"full log: {one_line(step.log)} in the folder of run {one_line(outcome.run)}"]
+        parts += ["", f"full log: {join_lines(step.log)} in the folder of run {join_lines(outcome.run)}"]
     if step.origin.file:
-        parts += ["", f"defined in: {one_line(str(step.origin))}"]
-    return _truncate("\n" + "\n".join(parts) + "\n", _LEAN_MAX_CHARS if outcome.many else _MAX_CHARS)
+        parts += ["", f"defined in: {join_lines(str(step.origin))}"]
+    return _truncate("\n" + "\n".join(parts) + "\n", _LEAN_MAX_CHARS if outcome.has_many_chains else _MAX_CHARS)
 
 
 def _format_system_out(step: StepOutcome, *, lean: bool) -> str:
-    lines = [f"note: {one_line(note)}" for note in step.notes]
+    lines = [f"note: {join_lines(note)}" for note in step.notes]
     if not lean:
         lines += list_findings(step) if step.verdict is Verdict.PASSED else []
         lines += list_measured(step)
         if step.command and step.verdict is Verdict.PASSED:
-            lines.append(f"command: {clean(step.command).strip()}")
+            lines.append(f"command: {clean_text(step.command).strip()}")
     return "\n" + "\n".join(lines) + "\n" if lines else ""
 
 
@@ -177,7 +177,7 @@ def _list_properties(chain: ChainOutcome, outcome: RunOutcome, *, first: bool) -
     """Return versions, flags, device and measurements; names are stable, empty values are left out."""
     properties: list[tuple[str, object]] = []
     machine, toolchain = outcome.machine, outcome.toolchain
-    if first or not outcome.many:
+    if first or not outcome.has_many_chains:
         properties += [
             ("run", outcome.run),
             ("run.suite", outcome.suite),
@@ -190,21 +190,23 @@ def _list_properties(chain: ChainOutcome, outcome: RunOutcome, *, first: bool) -
             ("toolchain.identity", toolchain.identity),
             ("toolchain.source", toolchain.source),
         ]
-    if not outcome.many:
+    if not outcome.has_many_chains:
         properties += [(name, getattr(chain, name)) for name in ("dialect", "model", "submodel", "target", "sku")]
         properties.append(("device", ", ".join(dict.fromkeys(step.device for step in chain.steps if step.device))))
-    if first or not outcome.many:
+    if first or not outcome.has_many_chains:
         properties += [
             ("machine.cpu", machine.cpu),
             ("machine.cores", machine.cores or None),
-            ("machine.memory", byte_size(machine.memory_bytes) if machine.memory_bytes else ""),
+            ("machine.memory", format_bytes(machine.memory_bytes) if machine.memory_bytes else ""),
             ("machine.devices", format_devices(machine)),
             ("machine.os", machine.os),
             ("machine.python", machine.python),
         ]
         properties += [(f"remark.{index}", remark) for index, remark in enumerate(outcome.remarks, start=1)]
     for step in chain.steps:
-        properties += [(f"{step.name}.{name}", value) for name, value in _list_step_properties(step, lean=outcome.many)]
+        properties += [
+            (f"{step.name}.{name}", value) for name, value in _list_step_properties(step, lean=outcome.has_many_chains)
+        ]
     return [(name, str(value)) for name, value in properties if value not in (None, "")]
 
 

@@ -34,7 +34,17 @@ from rich.text import Text
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.formatting import STYLES, byte_size, clean, counted, duration, listed, one_line, percent, signed
+from iree_gauntlet.formatting import (
+    STYLES,
+    add_verdict_sign,
+    clean_text,
+    format_bytes,
+    format_duration,
+    format_percent,
+    join_lines,
+    list_first,
+    pluralize,
+)
 from iree_gauntlet.messages import write_text
 from iree_gauntlet.progress import Progress
 
@@ -135,7 +145,7 @@ class Painter(Progress):
             self._steps.reset(self._run_id, total=count, visible=True)
             label = "resuming run" if run.resumed else "run"
             compiler = f", IREE {run.toolchain.compiler}" if run.toolchain.compiler else ""
-            self._write_line(one_line(f"{label} {run.name}: {counted(count, 'step')}{compiler}"))
+            self._write_line(join_lines(f"{label} {run.name}: {pluralize(count, 'step')}{compiler}"))
         self._show(at_once=True)
 
     def steps_added(self, count: int) -> None:
@@ -380,7 +390,7 @@ class PlainProgress(Painter):
         with self._lock:
             if text and (text != self._last_waiting or self._clock() - self._wait_at >= self._heartbeat):
                 self._last_waiting, self._wait_at = text, self._clock()
-                self._write_line(f"waiting {one_line(text)}")
+                self._write_line(f"waiting {join_lines(text)}")
         super().waiting(text)
 
     def close(self) -> None:
@@ -392,7 +402,7 @@ class PlainProgress(Painter):
     def _write_line(self, text: str, verdict: str = "") -> None:
         del verdict  # the text has it
         self._line_at = self._clock()
-        write_text(self._stream, f"{clean(text)}\n")
+        write_text(self._stream, f"{clean_text(text)}\n")
 
     def _report_start(self, text: str, *, resumed: bool) -> None:
         del resumed  # a log has a line for each download
@@ -441,14 +451,16 @@ class PlainProgress(Painter):
     def _format_state(self) -> str:
         """Describe what runs; empty if there is nothing to name."""
         run, *steps = self._steps.tasks
-        titles = listed([f"{task.description} ({duration(task.elapsed or 0.0)})" for task in steps], _MAX_LISTED_STEPS)
+        titles = list_first(
+            [f"{task.description} ({format_duration(task.elapsed or 0.0)})" for task in steps], _MAX_LISTED_STEPS
+        )
         parts = [f"still running: {titles}"] if steps else ["nothing is running"] if run.visible else []
         if self._status:
-            parts.append(one_line(self._status))
+            parts.append(join_lines(self._status))
         if self._waiting:
-            parts.append(f"waiting {one_line(self._waiting)}")
+            parts.append(f"waiting {join_lines(self._waiting)}")
         if (remaining := self._estimate_remaining_seconds()) is not None:
-            parts.append(f"about {duration(remaining)} left")
+            parts.append(f"about {format_duration(remaining)} left")
         return f"{self._step_counter} {'; '.join(parts)}" if run.visible else "; ".join(parts)
 
 
@@ -519,7 +531,7 @@ class LiveProgress(Painter):
         self._live.stop()
 
     def _write_line(self, text: str, verdict: str = "") -> None:
-        line = Text(clean(text))
+        line = Text(clean_text(text))
         if verdict:
             # The style covers the verdict and the sign before it.
             start = max(line.plain.index(verdict) - 2, 0)
@@ -551,9 +563,9 @@ class LiveProgress(Painter):
         if run.visible:
             yield self._run_table([run])
         if self._waiting:
-            yield Text(f"  waiting {one_line(self._waiting)}", style="yellow", no_wrap=True, overflow="ellipsis")
+            yield Text(f"  waiting {join_lines(self._waiting)}", style="yellow", no_wrap=True, overflow="ellipsis")
         if self._status:
-            self._spinner.update(text=Text(one_line(self._status), no_wrap=True, overflow="ellipsis"))
+            self._spinner.update(text=Text(join_lines(self._status), no_wrap=True, overflow="ellipsis"))
             yield self._spinner
         max_steps = max(1, min(_MAX_SHOWN_STEPS, self._console.height // 3))
         if steps:
@@ -610,18 +622,20 @@ class RemainingTime:
 
 def _format_step_title(step: Step) -> str:
     """Return a step's title: `ocr/classifier@cpu threshold`."""
-    return one_line(f"{step.chain} {step.name}")
+    return join_lines(f"{step.chain} {step.name}")
 
 
 def format_finished_step(step: Step, result: Result, counter: str) -> str:
     """Return the line of a finished step: `[ 3/24] ✓ passed  ocr/cls@cpu compile  8.21 s (cached)`."""
     cache_note = " (cached)" if result.cache and result.cache.hit else ""
-    wait_note = f" (waited {duration(result.waited_seconds)})" if result.waited_seconds >= _MIN_WAIT_SECONDS else ""
-    duration_text = (
-        f"  {duration(result.seconds)}{cache_note}{wait_note}" if result.verdict is not Verdict.SKIPPED else ""
+    wait_note = (
+        f" (waited {format_duration(result.waited_seconds)})" if result.waited_seconds >= _MIN_WAIT_SECONDS else ""
     )
-    reason = f": {one_line(result.full_reason)}" if result.reason else ""
-    verdict = signed(f"{result.verdict:<7}", result.verdict)
+    duration_text = (
+        f"  {format_duration(result.seconds)}{cache_note}{wait_note}" if result.verdict is not Verdict.SKIPPED else ""
+    )
+    reason = f": {join_lines(result.full_reason)}" if result.reason else ""
+    verdict = add_verdict_sign(f"{result.verdict:<7}", result.verdict)
     return f"{counter} {verdict} {_format_step_title(step)}{duration_text}{reason}"
 
 
@@ -634,20 +648,20 @@ def _list_details(result: Result) -> list[str]:
         *(("note:", note) for note in result.notes),
         ("log:", result.log),
     )
-    return [f"    {word} {one_line(text, 4000)}" for word, text in parts if text]
+    return [f"    {word} {join_lines(text, 4000)}" for word, text in parts if text]
 
 
 def _format_verdicts(counts: Mapping[str, int], seconds: float, remaining: float | None) -> str:
     """Return `3 failed, 760 passed; 2 min 01 s, about 4 min 10 s left`."""
     worst_first = sorted(counts.items(), key=lambda item: (not Verdict(item[0]).is_bad, item[0]))
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in worst_first)
-    duration_text = duration(seconds) + (f", about {duration(remaining)} left" if remaining else "")
+    duration_text = format_duration(seconds) + (f", about {format_duration(remaining)} left" if remaining else "")
     return f"{verdicts}; {duration_text}" if verdicts else duration_text
 
 
 def shorten_name(url: str, urls: Iterable[str]) -> str:
     """Return a URL's last component, preceded by as many others as distinguish it from all other URLs."""
-    parts = one_line(url, 1000).split("/")
+    parts = join_lines(url, 1000).split("/")
     tails = ("/".join(parts[-count:]) for count in range(1, len(parts)))
     other_paths = [f"/{other}" for other in urls if other != url]
     return next((tail for tail in tails if tail and not any(other.endswith(f"/{tail}") for other in other_paths)), url)
@@ -656,8 +670,8 @@ def shorten_name(url: str, urls: Iterable[str]) -> str:
 def format_progress_bytes(done: float, total: float | None) -> str:
     """Return `3.2 of 16.1 GB`, `12.0 MB of 16.1 GB` or `12.0 MB`."""
     if not total:
-        return byte_size(done)
-    done_text, total_text = byte_size(done), byte_size(total)
+        return format_bytes(done)
+    done_text, total_text = format_bytes(done), format_bytes(total)
     number, _, unit = done_text.partition(" ")
     return f"{number if total_text.endswith(f' {unit}') else done_text} of {total_text}"
 
@@ -665,16 +679,17 @@ def format_progress_bytes(done: float, total: float | None) -> str:
 def format_download_start(url: str, done: int, total: int | None, *, resumed: bool) -> str:
     """Return `downloading URL (16.1 GB)` or `resuming URL at 3.2 of 16.1 GB`."""
     if resumed:
-        return f"resuming {one_line(url)} at {format_progress_bytes(done, total)}"
-    return f"downloading {one_line(url)}{f' ({byte_size(total)})' if total else ''}"
+        return f"resuming {join_lines(url)} at {format_progress_bytes(done, total)}"
+    return f"downloading {join_lines(url)}{f' ({format_bytes(total)})' if total else ''}"
 
 
 def format_download_end(name: str, total: float, new_bytes: float, seconds: float) -> str:
     """Return `downloaded x (16.1 GB in 3 min 20 s, 80.1 MB/s)`; empty if it was too quick to report."""
     if seconds < _MIN_DOWNLOAD_SECONDS:
         return ""
-    missing = f", the missing {byte_size(new_bytes)}" if new_bytes < total else ""
-    return f"downloaded {name} ({byte_size(total)}{missing} in {duration(seconds)}, {byte_size(new_bytes / seconds)}/s)"
+    missing = f", the missing {format_bytes(new_bytes)}" if new_bytes < total else ""
+    speed = f"in {format_duration(seconds)}, {format_bytes(new_bytes / seconds)}/s"
+    return f"downloaded {name} ({format_bytes(total)}{missing} {speed})"
 
 
 def format_download(task: Task, name: str) -> str:
@@ -685,7 +700,7 @@ def format_download(task: Task, name: str) -> str:
 
 def format_speed(task: Task) -> str:
     """Return `80.1 MB/s`; empty if the speed is unknown or the transfer has stalled."""
-    return f"{byte_size(_compute_speed(task))}/s" if _compute_speed(task) else ""
+    return f"{format_bytes(_compute_speed(task))}/s" if _compute_speed(task) else ""
 
 
 def format_time_left(task: Task) -> str:
@@ -708,13 +723,13 @@ def format_download_total(tasks: Sequence[Task]) -> str:
         f"downloading {len(active_tasks)} files",
         sum(task.completed for task in tasks),
         sum(totals) if len(totals) == len(tasks) else None,
-        f"{byte_size(speed)}/s" if speed else "",
+        f"{format_bytes(speed)}/s" if speed else "",
         f"{_format_rounded_up_seconds(max(remaining_seconds))} left" if remaining_seconds else "",
     )
 
 
 def _format_transfer(label: str, done: float, total: float | None, speed: str, time_left: str) -> str:
-    share = f" ({percent(done, total)})" if total else ""
+    share = f" ({format_percent(done, total)})" if total else ""
     return f"{label}: {', '.join(filter(None, (f'{format_progress_bytes(done, total)}{share}', speed, time_left)))}"
 
 
@@ -728,4 +743,4 @@ def _compute_idle_seconds(task: Task) -> float:
 
 def _format_rounded_up_seconds(seconds: float) -> str:
     """Format seconds rounded up, as a countdown must not reach its end early."""
-    return f"{math.ceil(seconds)} s" if seconds < 120 else duration(seconds)
+    return f"{math.ceil(seconds)} s" if seconds < 120 else format_duration(seconds)

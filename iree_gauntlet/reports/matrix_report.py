@@ -24,31 +24,31 @@ from iree_gauntlet.document import (
     ColouredCell,
     Column,
     ColumnKind,
+    Details,
     Document,
-    Folded,
     Heading,
     Items,
     Name,
-    OnPage,
+    PageOnly,
     Paragraph,
-    Shaded,
+    ShadedCell,
     Table,
     Text,
 )
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import COMPILES_FIRST, Figure, Statistic
-from iree_gauntlet.formatting import duration, format_mean_and_spread, one_line, work_change
+from iree_gauntlet.formatting import format_count_change, format_duration, format_mean_and_spread, join_lines
 from iree_gauntlet.recorded import strict_json
-from iree_gauntlet.records.chain_figures import NOTHING, MatrixCell
+from iree_gauntlet.records.chain_figures import NO_VALUE, MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, MatrixRow, read_matrix_outcome
 from iree_gauntlet.reports.junit import format_junit, list_suites
-from iree_gauntlet.reports.report_files import Reports, make_pages, provenance
+from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.figures import FigureRow, Jump, MatrixView
+    from iree_gauntlet.figures import FigureRow, MatrixChanges, MatrixView
 
 
 class VerdictChange(StrEnum):
@@ -90,7 +90,10 @@ _VIEWS = [(figure, figure.row.matrix) for figure in COMPILES_FIRST if figure.row
 _FILE_VIEWS = sorted(_VIEWS, key=lambda view: view[0].row.optional)
 _COLUMN_VIEWS = [(figure, view) for figure, view in _VIEWS if view.column]
 _MAP_VIEWS = sorted(_COLUMN_VIEWS, key=lambda view: list(Figure).index(view[0]))
-_JUMPS = sorted(((figure, figure.row.jump) for figure in Figure if figure.row.jump), key=lambda jump: jump[1].place)
+_JUMPS = sorted(
+    ((figure, figure.row.matrix_changes) for figure in Figure if figure.row.matrix_changes),
+    key=lambda jump: jump[1].place,
+)
 # These are the maximums on a terminal; cells are those of the table of metrics.
 _TERMINAL_CELLS = 160
 _TERMINAL_CHANGES = 12
@@ -174,12 +177,12 @@ def make_matrix_document(matrix: MatrixOutcome) -> Document:
     return Document(
         f"Matrix of {'one IREE' if count == 1 else f'{count} IREEs'}{suite}",
         f"{ok_count} of {count} IREEs as expected",
-        (f"matrix {matrix.name}", duration(matrix.seconds)),
+        (f"matrix {matrix.name}", format_duration(matrix.seconds)),
         tuple(blocks),
         tuple(_show_verdicts(matrix)) if matrix.rows else (),
         matrix.exit_code,
         (*matrix.remarks, *hints),
-        provenance=provenance(
+        provenance=make_provenance(
             ", ".join(iree.label for iree in matrix.irees),
             replace(matrix.opening, machine=matrix.machine),
             ("matrix.md", "matrix.json", "matrix.csv", "junit.xml"),
@@ -189,7 +192,7 @@ def make_matrix_document(matrix: MatrixOutcome) -> Document:
 
 
 def _show_changes(matrix: MatrixOutcome) -> Iterator[Block]:
-    if len(matrix.ran) < 2:
+    if len(matrix.irees_with_runs) < 2:
         return
     changes = list_matrix_changes(matrix)
     yield Heading("What changed between releases")
@@ -204,8 +207,8 @@ def _show_changes(matrix: MatrixOutcome) -> Iterator[Block]:
 
 def _show_failures(matrix: MatrixOutcome) -> Iterator[Block]:
     items = tuple(
-        (Name(f"{iree.label}: {row.chain}"), f": {cell.verdict_text}: {one_line(cell.reason, 200)}")
-        for iree in matrix.ran
+        (Name(f"{iree.label}: {row.chain}"), f": {cell.verdict_text}: {join_lines(cell.reason, 200)}")
+        for iree in matrix.irees_with_runs
         for row in matrix.rows
         if (cell := row.cells.get(iree.label)) is not None and cell.verdict.is_bad
     )
@@ -217,7 +220,7 @@ def _show_failures(matrix: MatrixOutcome) -> Iterator[Block]:
 
 def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
     """Show a row for each chain and IREE; if a terminal has no room for all, failures come first."""
-    labels = [iree.label for iree in matrix.ran]
+    labels = [iree.label for iree in matrix.irees_with_runs]
     chains = list(matrix.rows)
     if len(chains) * len(labels) > _TERMINAL_CELLS:
         chains.sort(key=lambda row: all(not cell.verdict.is_bad for cell in row.cells.values()))
@@ -245,8 +248,8 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
     lines = (*(line.format(base=matrix.base) for line in _LEGEND), *_list_mean_lines(matrix))
     notes = (note for figure, note in _NOTES if any(figure in cell.figures.values for cell in cells))
     legend = f"Shaded by how far a figure is from that of {matrix.base}: orange for more, blue for less"
-    yield OnPage((Paragraph((f"{legend}; full from double or half on.",)), *_show_heat_maps(matrix, labels)))
-    yield Folded("All figures of each model", (table,), brief=True)
+    yield PageOnly((Paragraph((f"{legend}; full from double or half on.",)), *_show_heat_maps(matrix, labels)))
+    yield Details("All figures of each model", (table,), brief=True)
     yield from map(Paragraph, (*((line,) for line in lines), *notes))
 
 
@@ -263,11 +266,11 @@ def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Bl
                 value = cell.figures.values.get(figure) if cell else None
                 if value is not None:
                     ratio = _compute_ratio(value, base)
-                    shades.append(Shaded(view.write(value), math.log2(ratio) if ratio else 0.0))
+                    shades.append(ShadedCell(view.write(value), math.log2(ratio) if ratio else 0.0))
                 else:
                     # If the metric is missing, the verdict has the reason.
                     shades.append(ColouredCell(cell.verdict_text, str(cell.verdict)) if cell else None)
-            if any(isinstance(shade, Shaded) for shade in shades):
+            if any(isinstance(shade, ShadedCell) for shade in shades):
                 rows.append((row.chain, *shades))
         if rows:
             columns = (Column("model", ColumnKind.NAME), *(Column(label, ColumnKind.NUMBER) for label in labels))
@@ -287,7 +290,7 @@ def _list_mean_lines(matrix: MatrixOutcome) -> Iterator[str]:
 
 def _show_verdicts(matrix: MatrixOutcome) -> Iterator[Block]:
     """Show a row for each chain, with a column for each IREE."""
-    labels = [iree.label for iree in matrix.ran]
+    labels = [iree.label for iree in matrix.irees_with_runs]
     rows = tuple(
         (row.chain, *(row.cells[label].verdict_text if label in row.cells else None for label in labels))
         for row in matrix.rows
@@ -310,7 +313,7 @@ def make_figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str, .
 def _format_figure_cell(figure: Figure, view: MatrixView, cell: MatrixCell, base: MatrixCell) -> str:
     value, base_value = cell.figures.values.get(figure), base.figures.values.get(figure)
     if value is None:
-        return NOTHING
+        return NO_VALUE
     text = view.write_cell(value)
     match figure:
         case Figure.ERROR:
@@ -320,12 +323,12 @@ def _format_figure_cell(figure: Figure, view: MatrixView, cell: MatrixCell, base
         case Figure.TIME:
             prefix = "min " if cell.figures.statistic is Statistic.MIN else ""
             mean = format_mean_and_spread(value, cell.figures.spread_ms)
-            text = f"{'~' if cell.figures.disturbed else ''}{prefix}{mean}"
+            text = f"{'~' if cell.figures.disturbance else ''}{prefix}{mean}"
             base_value = base_value if cell.timed_on == base.timed_on else None
         case Figure.CALL_INSTRUCTIONS:
             # Counts of different kinds of counters are not comparable.
             comparable = base_value and cell.figures.counted_by == base.figures.counted_by
-            return f"{text} {work_change(base_value, value)}" if base_value and comparable else text
+            return f"{text} {format_count_change(base_value, value)}" if base_value and comparable else text
     if figure.is_exact:
         return _append_change(text, value, base_value)
     ratio = _compute_ratio(value, base_value)
@@ -369,13 +372,13 @@ def _make_toolchain_suite(iree: MatrixIree) -> ET.Element:
     """Return a suite of one test, which is an error, or skipped if the IREE was left out."""
     is_skipped = iree.exit_code in (None, ExitCode.OK)
     counts = {"tests": "1", "failures": "0", "errors": str(int(not is_skipped)), "skipped": str(int(is_skipped))}
-    suite = ET.Element("testsuite", {"name": one_line(f"{iree.label}/toolchain"), **counts, "time": "0.000"})
+    suite = ET.Element("testsuite", {"name": join_lines(f"{iree.label}/toolchain"), **counts, "time": "0.000"})
     case = ET.SubElement(
-        suite, "testcase", {"name": "toolchain", "classname": one_line(f"{iree.label}.iree"), "time": "0.000"}
+        suite, "testcase", {"name": "toolchain", "classname": join_lines(f"{iree.label}.iree"), "time": "0.000"}
     )
     attributes = {} if is_skipped else {"type": "error"}
     element = ET.SubElement(
-        case, "skipped" if is_skipped else "error", {**attributes, "message": one_line(iree.problem)}
+        case, "skipped" if is_skipped else "error", {**attributes, "message": join_lines(iree.problem)}
     )
     element.text = iree.hint
     return suite
@@ -448,12 +451,12 @@ def _describe_cell(cell: MatrixCell, base: MatrixCell | None) -> dict[str, Any]:
     times = figures.samples.real_time_ms if figures.samples else ()
     # These fields follow those of some metrics.
     details: dict[Figure, dict[str, Any]] = {
-        Figure.COMPILE_TIME: {"compile_cached": figures.compile_cached},
+        Figure.COMPILE_TIME: {"compile_cached": figures.all_from_cache},
         Figure.TIME: {
             "spread_ms": figures.spread_ms,
             "statistic": str(figures.statistic) if times else "",
             "repetitions": len(times),
-            "disturbed": figures.disturbed,
+            "disturbed": figures.disturbance,
         },
         Figure.ERROR: {"worst_output": figures.largest_error.index if figures.largest_error else None},
     }
@@ -487,7 +490,7 @@ def _compute_ratio(value: float | None, base: float | None) -> float | None:
 
 def list_matrix_changes(matrix: MatrixOutcome) -> list[MatrixChange]:
     """Return all differences between each IREE and the previous one that ran the chain, by kind, then in plan order."""
-    labels = [iree.label for iree in matrix.ran]
+    labels = [iree.label for iree in matrix.irees_with_runs]
     order = list(_TITLES)
     changes = [change for row in matrix.rows for change in _list_changes_of_row(row, labels)]
     return sorted(changes, key=lambda change: order.index(change.kind))
@@ -522,11 +525,11 @@ def _list_changes_of_row(row: MatrixRow, labels: list[str]) -> Iterator[MatrixCh
             failing, prefix, kind = (
                 (old_cell, "was ", VerdictChange.PASSING) if cell.works else (cell, "", VerdictChange.FAILING)
             )
-            description = f"{failing.verdict_text}{f': {one_line(failing.reason, 80)}' if failing.reason else ''}"
+            description = f"{failing.verdict_text}{f': {join_lines(failing.reason, 80)}' if failing.reason else ''}"
             yield MatrixChange(kind, row.chain, (old_label, label), f"{old_label} → {label}: {prefix}{description}")
     for label, cell in cells:
         if cell.wrong_numbers:
-            yield MatrixChange(VerdictChange.WRONG, row.chain, (label,), f"{label}: {one_line(cell.reason, 80)}")
+            yield MatrixChange(VerdictChange.WRONG, row.chain, (label,), f"{label}: {join_lines(cell.reason, 80)}")
     for figure, jump in _JUMPS:
         yield from _list_jumps(row.chain, jump, figure.row, _list_comparable(figure, row, cells))
 
@@ -550,12 +553,12 @@ def _list_comparable(
 
 def _find_comparable(figure: Figure, cell: MatrixCell) -> float | None:
     """Return a value, except a time of wrong results or of a busy machine."""
-    is_invalid = figure is Figure.TIME and (cell.wrong_numbers or cell.figures.disturbed)
+    is_invalid = figure is Figure.TIME and (cell.wrong_numbers or cell.figures.disturbance)
     return None if is_invalid else cell.figures.values.get(figure)
 
 
 def _list_jumps(
-    chain: str, jump: Jump, row: FigureRow, figures: list[tuple[str, float | None]]
+    chain: str, jump: MatrixChanges, row: FigureRow, figures: list[tuple[str, float | None]]
 ) -> Iterator[MatrixChange]:
     """Yield one line with every value that differs from the previous one by more than the margin of its jumps."""
     entries = [(label, value) for label, value in figures if value is not None]

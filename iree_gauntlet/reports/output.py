@@ -24,13 +24,13 @@ def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
 def open_progress(stream: TextIO) -> Painter:
     """Return live progress if `stream` is a terminal that supports it; otherwise, and for verbose output, log lines."""
     # Importing rich takes long.
-    from iree_gauntlet.records.run_before import read_earlier_seconds  # noqa: PLC0415
+    from iree_gauntlet.records.run_before import read_previous_seconds  # noqa: PLC0415
     from iree_gauntlet.reports.live_progress import LiveProgress, Painter, PlainProgress  # noqa: PLC0415
     from iree_gauntlet.settings import find_runs_folder  # noqa: PLC0415
 
     if messages.is_quiet():
         return Painter()
-    read_step_seconds = partial(read_earlier_seconds, folder=find_runs_folder() / "next")
+    read_step_seconds = partial(read_previous_seconds, folder=find_runs_folder() / "next")
     if is_live(stream, os.environ) and not messages.is_verbose():
         return LiveProgress(stream, colour=not os.environ.get("NO_COLOR"), read_step_seconds=read_step_seconds)
     return PlainProgress(stream, read_step_seconds=read_step_seconds)
@@ -38,9 +38,9 @@ def open_progress(stream: TextIO) -> Painter:
 
 def write_line(text: str) -> None:
     """Write a line of a result that is printed piece by piece, on standard output."""
-    from iree_gauntlet.formatting import one_line  # noqa: PLC0415
+    from iree_gauntlet.formatting import join_lines  # noqa: PLC0415
 
-    sys.stdout.write(f"{one_line(text)}\n")
+    sys.stdout.write(f"{join_lines(text)}\n")
     sys.stdout.flush()
 
 

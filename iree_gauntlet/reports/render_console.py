@@ -18,19 +18,19 @@ from iree_gauntlet.document import (
     Code,
     Column,
     ColumnKind,
+    Details,
     Document,
-    Folded,
     Heading,
     Items,
     Notes,
-    OnPage,
+    PageOnly,
     Paragraph,
     Picture,
     Table,
     Text,
     TextLink,
 )
-from iree_gauntlet.formatting import STYLES, clean, one_line, signed
+from iree_gauntlet.formatting import STYLES, add_verdict_sign, clean_text, join_lines
 from iree_gauntlet.messages import write_text
 from iree_gauntlet.reports.output import is_live
 
@@ -73,7 +73,7 @@ def print_document(
         if document.title:
             _write_line(console, "")
         _print_block(console, Notes(document.remarks))
-        _write_line(console, f"{one_line(document.answer, 400)}{facts}", "bold")
+        _write_line(console, f"{join_lines(document.answer, 400)}{facts}", "bold")
         if reports:
             _write_line(console, f"reports in {reports}")
         if document.ending:
@@ -82,9 +82,9 @@ def print_document(
 
 def _select_terminal_blocks(block: Block) -> tuple[Block, ...]:
     """Return the blocks that a terminal shows of a block."""
-    if isinstance(block, Folded):
+    if isinstance(block, Details):
         return block.blocks if block.brief else ()
-    return () if isinstance(block, OnPage) else (block.in_text if isinstance(block, Table) else block,)
+    return () if isinstance(block, PageOnly) else (block.in_text if isinstance(block, Table) else block,)
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def _list_lines(block: Block) -> Iterator[tuple[str, str]]:
         case Heading(text):
             # The text before a colon may be a verdict.
             word = text.partition(":")[0]
-            yield signed(text, word), STYLES.get(word, "bold")
+            yield add_verdict_sign(text, word), STYLES.get(word, "bold")
         case Paragraph(text):
             yield _make_plain(text), ""
         case Items(items, most):
@@ -131,17 +131,17 @@ def _list_lines(block: Block) -> Iterator[tuple[str, str]]:
                 yield f"  {_make_plain(item)}", ""
         case Notes(lines):
             for line in lines:
-                yield f"note: {one_line(line, 400)}", "yellow"
+                yield f"note: {join_lines(line, 400)}", "yellow"
         case Code(text):
-            for line in clean(text).splitlines():
+            for line in clean_text(text).splitlines():
                 yield f"    {line}", ""
         case Picture(file, _, text):
-            yield f"{one_line(text)}: {file}", ""
+            yield f"{join_lines(text)}: {file}", ""
 
 
 def _make_plain(text: Text) -> str:
     parts = (part if isinstance(part, str) else part.url if isinstance(part, TextLink) else part.text for part in text)
-    return one_line("".join(parts), 1000)
+    return join_lines("".join(parts), 1000)
 
 
 def _print_table(console: rich.console.Console, table: Table) -> None:
@@ -167,7 +167,7 @@ def _print_table(console: rich.console.Console, table: Table) -> None:
         for index in part:
             column = columns[index]
             part_table.add_column(
-                one_line(column.heading),
+                join_lines(column.heading),
                 justify="right" if column.right else "left",
                 overflow="fold",
                 no_wrap=column.kind is not ColumnKind.TEXT,
@@ -189,8 +189,8 @@ def _print_table(console: rich.console.Console, table: Table) -> None:
 
 def _format_cell(column: Column, cell: Cell) -> str:
     """Format a cell; a verdict follows its sign."""
-    text = column.written(cell)
-    return signed(text, column.word(cell)) if column.kind is ColumnKind.VERDICT else text
+    text = column.format_cell(cell)
+    return add_verdict_sign(text, column.word(cell)) if column.kind is ColumnKind.VERDICT else text
 
 
 def _split_parts(visible: Sequence[int], leading: int, widths: Sequence[int], width: int) -> Iterator[list[int]]:
@@ -205,4 +205,4 @@ def _split_parts(visible: Sequence[int], leading: int, widths: Sequence[int], wi
 
 
 def _write_line(console: rich.console.Console, text: str, style: str = "") -> None:
-    console.print(rich.text.Text(clean(text), style=style), soft_wrap=True)
+    console.print(rich.text.Text(clean_text(text), style=style), soft_wrap=True)

@@ -20,16 +20,16 @@ from iree_gauntlet.document import (
     Chart,
     ColouredCell,
     ColumnKind,
+    Details,
     Document,
     DrawnLimit,
-    Folded,
-    OnPage,
+    PageOnly,
     Picture,
-    Shaded,
+    ShadedCell,
     TextLink,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.formatting import LOOKS, clean, one_line
+from iree_gauntlet.formatting import VERDICT_STYLES, clean_text, join_lines
 from iree_gauntlet.reports.draw import draw_block, draw_column, draw_held_bar, tone
 from iree_gauntlet.stages import Stage
 
@@ -91,19 +91,23 @@ def read_memory(page: str) -> str:
 
 def _clean(value: Any) -> Any:
     """Remove control characters from text; leave markup as it is."""
-    return clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+    return clean_text(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _make_badge(word: str, text: str) -> Markup:
     """Return a verdict as a badge, with its sign, its text and its colour."""
-    sign = Markup('<span aria-hidden="true">{}</span> ').format(LOOKS[word][1]) if word in LOOKS else Markup()
-    return Markup('<span class="badge {}">{}{}</span>').format(tone(word), sign, clean(text))
+    sign = (
+        Markup('<span aria-hidden="true">{}</span> ').format(VERDICT_STYLES[word][1])
+        if word in VERDICT_STYLES
+        else Markup()
+    )
+    return Markup('<span class="badge {}">{}{}</span>').format(tone(word), sign, clean_text(text))
 
 
 def _make_heading(text: str) -> Markup | str:
     """Return a heading; a verdict before the colon becomes a badge."""
     word, colon, remainder = text.partition(": ")
-    return _make_badge(word, word) + Markup(" ") + clean(remainder) if colon and word in LOOKS else text
+    return _make_badge(word, word) + Markup(" ") + clean_text(remainder) if colon and word in VERDICT_STYLES else text
 
 
 def _make_table(table: Table) -> Markup:
@@ -135,20 +139,20 @@ def _format_column(column: Column, cells: Sequence[Cell]) -> list[str]:
     longest_tail = ""
     if column.right:
         # The column is aligned by its longest tail, the part from the decimal point on; not if all are equally long.
-        tails = [_split_at_point(column.written(cell))[1] for cell in cells if not isinstance(cell, ColouredCell)]
+        tails = [_split_at_point(column.format_cell(cell))[1] for cell in cells if not isinstance(cell, ColouredCell)]
         longest_tail = max(tails, key=len) if len(set(map(len, tails))) > 1 else ""
     return [_format_cell(column, cell, longest_tail) for cell in cells]
 
 
 def _format_shade(cell: Cell) -> str:
-    if not isinstance(cell, Shaded) or abs(cell.share) < 0.02:
+    if not isinstance(cell, ShadedCell) or abs(cell.share) < 0.02:
         return ""
     shade = "var(--bad)" if cell.share > 0 else "var(--good)"
     return f' style="background: color-mix(in srgb, {shade} {45 * min(abs(cell.share), 1):.0f}%, var(--paper))"'
 
 
 def _format_cell(column: Column, cell: Cell, tail: str) -> str:
-    text = column.written(cell)
+    text = column.format_cell(cell)
     if isinstance(cell, TextLink):
         return f'<a href="{html.escape(cell.url)}">{html.escape(text)}</a>'
     word = column.word(cell)
@@ -156,8 +160,8 @@ def _format_cell(column: Column, cell: Cell, tail: str) -> str:
         # Text plus markup would escape the text again, so both are formatted.
         return f"{_format_aligned(text, tail)}{draw_held_bar(cell.value, cell.limit, cell.word)}"
     if column.kind is ColumnKind.VERDICT:
-        return _make_badge(word, text) if word in LOOKS else html.escape(text)
-    if word in LOOKS:
+        return _make_badge(word, text) if word in VERDICT_STYLES else html.escape(text)
+    if word in VERDICT_STYLES:
         return f'<span class="{tone(word)}">{_format_aligned(text, tail) if column.right else html.escape(text)}</span>'
     if column.kind is ColumnKind.NAME:
         return f"<code>{html.escape(text)}</code>" if text else ""
@@ -180,12 +184,12 @@ def _split_at_point(text: str) -> tuple[str, str]:
 
 
 def _escape(text: str) -> str:
-    return html.escape(one_line(text))
+    return html.escape(join_lines(text))
 
 
 def _inline_picture(picture: Picture) -> Markup:
     """Return a picture as part of the page."""
-    label = Markup('<svg role="img" aria-label="{}"').format(clean(picture.text))
+    label = Markup('<svg role="img" aria-label="{}"').format(clean_text(picture.text))
     return Markup(picture.svg.replace("<svg", label, 1))  # noqa: S704
 
 
@@ -229,7 +233,7 @@ def _list_charts(blocks: Iterable[Block]) -> Iterator[Chart]:
     for block in blocks:
         if isinstance(block, Chart):
             yield block
-        elif isinstance(block, Folded | OnPage):
+        elif isinstance(block, Details | PageOnly):
             yield from _list_charts(block.blocks)
 
 
@@ -239,7 +243,7 @@ def _make_data(charts: Iterable[Chart]) -> dict[str, Any]:
     tracks: dict[tuple[int, ...], int] = {}
     chart_entries = []
     for chart in charts:
-        track = tuple(origins.setdefault(tuple(map(clean, origin)), len(origins)) for origin in chart.origins)
+        track = tuple(origins.setdefault(tuple(map(clean_text, origin)), len(origins)) for origin in chart.origins)
         chart_entries.append(
             {
                 "track": tracks.setdefault(track, len(tracks)),

@@ -12,8 +12,8 @@ from iree_gauntlet.document import (
     Code,
     Column,
     ColumnKind,
+    Details,
     Document,
-    Folded,
     Heading,
     Items,
     Name,
@@ -24,7 +24,7 @@ from iree_gauntlet.document import (
     Text,
     TextLink,
 )
-from iree_gauntlet.formatting import STYLES, clean, one_line
+from iree_gauntlet.formatting import STYLES, clean_text, join_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -63,13 +63,13 @@ def _render_block(block: Block) -> str:
         case Notes(lines):
             markdown = "\n\n".join(f"> {escape(line)}" for line in lines)
         case Code(text, language):
-            markdown = fenced(text, language)
+            markdown = format_code_block(text, language)
         case Picture(file, _, text):
             markdown = _format_text((TextLink(text, file),))
-        case Folded(title, inner_blocks):
+        case Details(title, inner_blocks):
             parts = filter(None, map(_render_block, inner_blocks))
             # This is a block of HTML, without Markdown.
-            summary = f"{_DETAILS_START}<summary>{one_line(title).translate(_HTML)}</summary>"
+            summary = f"{_DETAILS_START}<summary>{join_lines(title).translate(_HTML)}</summary>"
             markdown = "\n\n".join((summary, *parts, _DETAILS_END))
         case Table():
             columns, rows = block.in_text.columns, block.in_text.rows
@@ -95,7 +95,7 @@ def _format_inline(part: str | Name | TextLink, *, first: bool) -> str:
 
 
 def _format_cell(column: Column, cell: Cell) -> str:
-    text = column.written(cell)
+    text = column.format_cell(cell)
     if column.kind is ColumnKind.NAME and cell is not None:
         return code(text)
     return f"**{escape(text)}**" if "bold" in STYLES.get(column.word(cell), "") else escape(text)
@@ -103,13 +103,13 @@ def _format_cell(column: Column, cell: Cell) -> str:
 
 def escape(text: str, limit: int = 500) -> str:
     """Escape text, on one line, for a paragraph, a list item or a table cell."""
-    markdown = _SPECIAL_CHARACTER.sub(r"\\\g<0>", one_line(text, limit).translate(_HTML))
+    markdown = _SPECIAL_CHARACTER.sub(r"\\\g<0>", join_lines(text, limit).translate(_HTML))
     return _LINE_START_MARK.sub(r"\1\\\2", markdown)
 
 
 def code(text: str, limit: int = 500) -> str:
     """Format text as inline code; empty for empty text."""
-    line = one_line(text, limit)
+    line = join_lines(text, limit)
     if not line:
         return ""
     fence = "`" * (_count_longest_run(line) + 1)
@@ -117,9 +117,9 @@ def code(text: str, limit: int = 500) -> str:
     return f"{fence}{padding}{line}{padding}{fence}"
 
 
-def fenced(text: str, language: str = "text") -> str:
+def format_code_block(text: str, language: str = "text") -> str:
     """Format text as a code block, with a fence longer than any backticks in it."""
-    body = clean(text).strip("\n")
+    body = clean_text(text).strip("\n")
     fence = "`" * max(3, _count_longest_run(body) + 1)
     return f"{fence}{language}\n{body}\n{fence}"
 
@@ -131,7 +131,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset
     return "\n".join(f"| {' | '.join(cells)} |" for cells in safe_rows)
 
 
-def shortened(text: str, limit: int, note: str) -> str:
+def shorten_markdown(text: str, limit: int, note: str) -> str:
     """Cut a document to at most `limit` bytes of UTF-8 (a few hundred at least), between lines.
 
     Code blocks and folded parts are closed. If lines were cut off, `note` is appended: Markdown that

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TextIO
 from iree_gauntlet import messages
 from iree_gauntlet.document import Provenance
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.formatting import byte_size
+from iree_gauntlet.formatting import format_bytes
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import render_html
-from iree_gauntlet.reports.render_markdown import render_markdown, shortened
+from iree_gauntlet.reports.render_markdown import render_markdown, shorten_markdown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.collector import pause_collector
 
@@ -33,12 +33,12 @@ _MIN_SUMMARY_BYTES = 4096
 _CUT_NOTE = "*Cut here: this page has reached its largest size. The whole report is in the folder of the run.*"
 
 
-def provenance(iree: str, opening: Opening, files: Iterable[str], seconds: float | None = None) -> Provenance:
+def make_provenance(iree: str, opening: Opening, files: Iterable[str], seconds: float | None = None) -> Provenance:
     """Return a report's origin, for its page's head and foot; `files` are next to it; `seconds`: None if unfinished."""
     start_text = f"{datetime.fromisoformat(opening.time).astimezone(UTC):%Y-%m-%d %H:%M} UTC" if opening.time else ""
     machine_info = opening.machine
     cores = f"{machine_info.cores} cores" if machine_info.cores else ""
-    memory = byte_size(machine_info.memory_bytes) if machine_info.memory_bytes else ""
+    memory = format_bytes(machine_info.memory_bytes) if machine_info.memory_bytes else ""
     machine = ", ".join(filter(None, (machine_info.host, machine_info.cpu, cores, memory)))
     return Provenance(start_text, iree, machine, opening.command, opening.cwd, opening.version, tuple(files), seconds)
 
@@ -82,9 +82,9 @@ class Reports:
         label = f"{folder}: {', '.join(self.files)}"
         document = self.document(folder)
         if messages.is_quiet() and self.exit_code is ExitCode.OK:
-            document = document.brief
+            document = document.answer_only
         elif messages.is_verbose():
-            document = document.whole
+            document = document.unfolded_document
         print_document(document, stream, label, environ=environ, width=width)
 
     def append_to_step_summary(self, environ: Mapping[str, str]) -> None:
@@ -107,7 +107,9 @@ def append_document(document: Document, environ: Mapping[str, str]) -> None:
         if space >= _MIN_SUMMARY_BYTES:
             # The file belongs to the CI runner: append to it, don't replace it.
             with path.open("ab") as stream:
-                stream.write(b"\n" * bool(used) + shortened(render_markdown(document), space, _CUT_NOTE).encode())
+                stream.write(
+                    b"\n" * bool(used) + shorten_markdown(render_markdown(document), space, _CUT_NOTE).encode()
+                )
     except OSError as error:
         raise GauntletError(
             f"{path_text}: cannot append the summary: {error.strerror}",

@@ -29,34 +29,34 @@ from iree_gauntlet.document import (
     Code,
     Column,
     ColumnKind,
+    Details,
     Document,
     DrawnLimit,
-    Folded,
     Heading,
     Items,
-    Lanes,
     Name,
-    OnPage,
+    PageOnly,
     Paragraph,
     Table,
     Text,
     TextLink,
+    Timeline,
     WorkSpan,
 )
 from iree_gauntlet.figures import COMPILES_FIRST, Figure, Statistic
-from iree_gauntlet.formatting import byte_size, counted, duration, listed, take_last_lines
+from iree_gauntlet.formatting import format_bytes, format_duration, list_first, pluralize, take_last_lines
 from iree_gauntlet.journal_events import ExperimentKind, Opening
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import collect_chain_figures, format_chain_verdict
-from iree_gauntlet.records.explain_outcome import with_explanations
+from iree_gauntlet.records.explain_outcome import add_explanations
 from iree_gauntlet.records.outcome import RunOutcome, format_cache_line, format_headline, format_verdicts, read_outcome
 from iree_gauntlet.records.run_before import find_changes_since
 from iree_gauntlet.reports.details import format_devices, format_explanation, list_findings, list_unapplied
 from iree_gauntlet.reports.github import format_error_commands
 from iree_gauntlet.reports.junit import format_run_junit
 from iree_gauntlet.reports.render_markdown import code, escape, table
-from iree_gauntlet.reports.report_files import Reports, make_pages, provenance
+from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance
 from iree_gauntlet.stages import CHECKS, Kind
 from iree_gauntlet.steps import NOTHING_COMPARED
 from iree_gauntlet.system.collector import pause_collector
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.records.chain_figures import ChainFigures
     from iree_gauntlet.records.outcome import ChainOutcome, StepOutcome
-    from iree_gauntlet.records.run_before import RunBefore
+    from iree_gauntlet.records.run_before import PreviousRun
     from iree_gauntlet.results import CacheUse, Check, OutputComparison
 
 
@@ -146,7 +146,7 @@ _MAX_PAUSE_SECONDS = 1.0
 _ENVIRONMENT_COLUMNS = (Column(""), Column("", ColumnKind.NAME))
 
 
-def run_reports(run_dir: Path) -> Reports:
+def read_run_reports(run_dir: Path) -> Reports:
     """Return the reports of the run in a folder.
 
     Raises:
@@ -154,7 +154,7 @@ def run_reports(run_dir: Path) -> Reports:
     """
     with pause_collector():
         record = read_journal(run_dir / JOURNAL)
-        reports = make_run_reports(with_explanations(read_outcome(record), run_dir), run_dir)
+        reports = make_run_reports(add_explanations(read_outcome(record), run_dir), run_dir)
         return reports if record.run.micro is None else replace(reports, sweep=record)
 
 
@@ -266,7 +266,7 @@ def format_summary_json(outcome: RunOutcome) -> str:
         "machine": outcome.machine.as_dict(),
     }
     chains = [_describe_chain(chain) for chain in outcome.chains]
-    if not outcome.many:
+    if not outcome.has_many_chains:
         return json.dumps(strict_json({**document, "chains": chains}), indent=1, allow_nan=False) + "\n"
     fields_text = json.dumps(strict_json(document), indent=1, allow_nan=False).removesuffix("\n}")
     lines = []
@@ -289,7 +289,7 @@ def _describe_chain(chain: ChainOutcome) -> dict[str, Any]:
         time = {**stats, "repetitions": len(samples.real_time_ms), **_describe_limit(figures.checks.get(Figure.TIME))}
     document = {
         **_select_fields(chain, _CHAIN_FIELDS),
-        "compile": {"seconds": figures.values.get(Figure.COMPILE_TIME), "cached": figures.compile_cached},
+        "compile": {"seconds": figures.values.get(Figure.COMPILE_TIME), "cached": figures.all_from_cache},
         "quality": None if worst is None else _describe_output(worst),
     }
     for figure in sorted(Figure, key=lambda figure: figure.row.optional):
@@ -341,7 +341,7 @@ def _describe_output(output: OutputComparison) -> dict[str, Any]:
 
 
 def run_document(
-    outcome: RunOutcome, folder: Path | None = None, previous: RunBefore | None = None, files: tuple[str, ...] = ()
+    outcome: RunOutcome, folder: Path | None = None, previous: PreviousRun | None = None, files: tuple[str, ...] = ()
 ) -> Document:
     """Return the document of a run: failures with next steps, metrics, and the environment.
 
@@ -351,12 +351,18 @@ def run_document(
     # Steps that an interrupted run never began are left out: there is nothing to report of them.
     bad = [step for step in outcome.bad_steps if not step.never_started]
     # These chains have a row each: in a large run only the failed ones.
-    row_chains = [chain for chain in outcome.chains if chain.verdict.is_bad] if outcome.many else list(outcome.chains)
-    if not outcome.many and len(row_chains) > _TERMINAL_ROWS:
+    row_chains = (
+        [chain for chain in outcome.chains if chain.verdict.is_bad] if outcome.has_many_chains else list(outcome.chains)
+    )
+    if not outcome.has_many_chains and len(row_chains) > _TERMINAL_ROWS:
         # Failed chains come first in case a terminal has no room for all.
         row_chains.sort(key=lambda chain: not chain.verdict.is_bad)
-    figures = {chain.id: collect_chain_figures(chain) for chain in row_chains[: _MAX_ROWS if outcome.many else None]}
-    tool_time = f"; IREE's tools ran for {duration(outcome.tool_seconds)} in total" if outcome.tool_seconds else ""
+    figures = {
+        chain.id: collect_chain_figures(chain) for chain in row_chains[: _MAX_ROWS if outcome.has_many_chains else None]
+    }
+    tool_time = (
+        f"; IREE's tools ran for {format_duration(outcome.tool_seconds)} in total" if outcome.tool_seconds else ""
+    )
     blocks: list[Block] = []
     if len(bad) >= _MIN_GROUPED_FAILURES:
         blocks += _show_groups("What went wrong, by diagnostic", bad)
@@ -370,7 +376,7 @@ def run_document(
     blocks += _show_unapplied(outcome)
     blocks += [*_show_figures(outcome, figures, len(row_chains)), *_describe_changed(previous)]
     blocks += [Paragraph((line,)) for line in (*_summarize_verdicts(outcome), format_cache_line(outcome))]
-    blocks.append(Paragraph((f"time: {duration(outcome.seconds)}{tool_time}",)))
+    blocks.append(Paragraph((f"time: {format_duration(outcome.seconds)}{tool_time}",)))
     if any(step.stage.row.is_explained and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
         command = Name(f"gauntlet explain {folder or outcome.run}")
         blocks.append(Paragraph(("to find the cause, and to pack it up for others: ", command)))
@@ -390,12 +396,14 @@ def run_document(
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
         format_headline(outcome),
-        (f"{counted(len(outcome.steps), 'step')} of {counted(len(outcome.cases), 'case')}",) if outcome.steps else (),
+        (f"{pluralize(len(outcome.steps), 'step')} of {pluralize(len(outcome.cases), 'case')}",)
+        if outcome.steps
+        else (),
         tuple(blocks),
         tuple(_show_details(outcome, folder, bad, figures)),
         outcome.exit_code,
         outcome.remarks,
-        provenance=provenance(
+        provenance=make_provenance(
             outcome.toolchain.compiler,
             Opening(
                 kind=ExperimentKind.RUN,
@@ -421,7 +429,7 @@ def _show_unapplied(outcome: RunOutcome) -> Iterator[Block]:
         yield Paragraph(("to move those of another release to this one: ", command))
 
 
-def _describe_changed(previous: RunBefore | None) -> Iterator[Block]:
+def _describe_changed(previous: PreviousRun | None) -> Iterator[Block]:
     """Show the changes since the previous run."""
     if previous is None or not previous.changes:
         return
@@ -430,7 +438,7 @@ def _describe_changed(previous: RunBefore | None) -> Iterator[Block]:
     )
     yield Heading(f"Changed since run {previous.run}" + (f", IREE {previous.compiler}" if previous.compiler else ""))
     yield Table(_CHANGE_COLUMNS, rows, _TERMINAL_ROWS)
-    if any(change[1] == Figure.TIME.row.since for change in previous.changes):
+    if any(change[1] == Figure.TIME.row.change_title for change in previous.changes):
         note = "Times are listed if they differ by 10 % or more: "
         yield Paragraph((note, Name("gauntlet compare"), " tells which are real."))
 
@@ -452,12 +460,12 @@ def _show_time_spent(outcome: RunOutcome) -> Iterator[Block]:
     for stage, group in stages.items():
         times, wait = [span.seconds for span in group], sum(span.waited for span in group)
         rows.append((stage, float(len(group)), sum(times), Bars((sum(times),), ""), max(times), wait or None))
-    idle_note = f"; for {duration(outcome.seconds - busy)} no step ran" if outcome.seconds - busy >= 1 else ""
-    text = f"{duration(outcome.seconds)} in total{idle_note}. Steps that ran in parallel count in full below."
+    idle_note = f"; for {format_duration(outcome.seconds - busy)} no step ran" if outcome.seconds - busy >= 1 else ""
+    text = f"{format_duration(outcome.seconds)} in total{idle_note}. Steps that ran in parallel count in full below."
     longest = sorted(spans, key=lambda span: -span.seconds)[:_MAX_LONG_STEPS]
     steps = Table(_STEP_COLUMNS, tuple((span.word, span.name, span.seconds) for span in longest))
-    pictures = (Paragraph((text,)), Lanes(spans), Table(_STAGE_COLUMNS, tuple(rows)))
-    yield OnPage((Heading("How the time was spent"), *pictures, Paragraph(("The steps that took longest:",)), steps))
+    pictures = (Paragraph((text,)), Timeline(spans), Table(_STAGE_COLUMNS, tuple(rows)))
+    yield PageOnly((Heading("How the time was spent"), *pictures, Paragraph(("The steps that took longest:",)), steps))
 
 
 def _list_spans(timed_steps: Iterable[tuple[StepOutcome, float]], *, resumed: bool) -> Iterator[WorkSpan]:
@@ -487,7 +495,7 @@ def _summarize_verdicts(outcome: RunOutcome) -> Iterator[str]:
         step for step in outcome.steps if step.verdict is Verdict.PASSED and NOTHING_COMPARED in step.notes
     ]
     if no_output_steps:
-        titles = listed([step.title for step in no_output_steps], _MAX_LISTED_STEPS)
+        titles = list_first([step.title for step in no_output_steps], _MAX_LISTED_STEPS)
         yield f"no expected outputs, so only that it runs was checked: {titles}"
     verdicts = ", ".join(format_verdicts(Counter(chain.verdict for chain in outcome.cases)).values())
     checks = [(step, check) for step in outcome.steps for check in step.checks]
@@ -497,28 +505,26 @@ def _summarize_verdicts(outcome: RunOutcome) -> Iterator[str]:
     timed_steps = [step for step in outcome.steps if step.samples is not None]
     no_time = not decided_counts[Figure.TIME] and any(check.metric == Figure.TIME for _, check in checks)
     lacks_sku = no_time and not any(chain.sku for chain in outcome.chains)
-    disturbed_count = sum(bool(step.known.disturbed) for step in timed_steps)
+    disturbed_count = sum(bool(step.typed_statistics.disturbed) for step in timed_steps)
     without_sku = {Figure.TIME: " (no --sku)"} if lacks_sku else {}
     metrics_text = ", ".join(
-        f"{figure.row.judged} {decided_counts[figure]}{without_sku.get(figure, '')}"
+        f"{figure.row.judged_noun} {decided_counts[figure]}{without_sku.get(figure, '')}"
         for figure in sorted(Figure, key=lambda figure: not figure.is_exact or figure.row.optional)
-        if figure.row.judged and (decided_counts[figure] or not figure.row.optional)
+        if figure.row.judged_noun and (decided_counts[figure] or not figure.row.optional)
     )
     yield (
-        f"{counted(len(outcome.cases), 'case')}: {verdicts}; judged: numbers {number_count}, {metrics_text}"
-        + (f"; {counted(disturbed_count, 'time')} disturbed (*)" if disturbed_count else "")
+        f"{pluralize(len(outcome.cases), 'case')}: {verdicts}; judged: numbers {number_count}, {metrics_text}"
+        + (f"; {pluralize(disturbed_count, 'time')} disturbed (*)" if disturbed_count else "")
     )
 
 
 def _show_details(
     outcome: RunOutcome, folder: Path | None, bad: Sequence[StepOutcome], figures: Mapping[str, ChainFigures]
 ) -> Iterator[Block]:
-    steps, many = outcome.steps, outcome.many
+    steps, many = outcome.steps, outcome.has_many_chains
     timings = [(chain.id, row) for chain in outcome.chains if not many and (row := figures[chain.id]).samples]
     if timings:
-        rows = (
-            (name, row.format_cell(Figure.TIME), row.least_time_cell, row.golden_time_cell) for name, row in timings
-        )
+        rows = ((name, row.format_cell(Figure.TIME), row.min_time_cell, row.golden_time_cell) for name, row in timings)
         yield Heading("Times")
         yield Table(_TIME_COLUMNS, tuple(rows))
     yield from _show_speeds(steps)
@@ -535,7 +541,7 @@ def _show_details(
     yield from _show_step_messages("Skipped", skip_reasons)
     yield from _show_step_messages("Notes", ((note, step) for step in steps for note in step.notes))
     facts = tuple((name, str(value)) for name, value in _list_environment(outcome) if value)
-    yield Folded("Environment", (Table(_ENVIRONMENT_COLUMNS, facts),))
+    yield Details("Environment", (Table(_ENVIRONMENT_COLUMNS, facts),))
 
 
 def _show_figures(outcome: RunOutcome, figures: Mapping[str, ChainFigures], row_count: int) -> Iterator[Block]:
@@ -560,7 +566,7 @@ def _show_figures(outcome: RunOutcome, figures: Mapping[str, ChainFigures], row_
     yield Table((*_NAMING_COLUMNS, *(column for _, column in shown_columns)), tuple(rows), _TERMINAL_ROWS)
     if counter_names := {metrics.counted_by for metrics in figures.values()} - {""}:
         yield Paragraph((f"instructions of one call on one thread, counted by {'; '.join(sorted(counter_names))}",))
-    if outcome.many and count > len(rows):
+    if outcome.has_many_chains and count > len(rows):
         note = f", {count - row_count} of them as expected."
         yield Paragraph((f"{count - len(rows)} more in ", Name("summary.json"), note))
 
@@ -593,7 +599,7 @@ def _show_speeds(steps: Iterable[StepOutcome]) -> Iterator[Block]:
     rows = []
     # The statistics of thousands of other steps need not be read.
     for step in (step for step in steps if step.stage.row.is_alone):
-        statistics = step.known
+        statistics = step.typed_statistics
         if statistics.samples_per_sec is not None and statistics.latency_ms is not None:
             latency = statistics.latency_ms
             tokens = None if statistics.tokens_per_sec is None else f"{statistics.tokens_per_sec:.1f}"
@@ -632,7 +638,7 @@ def _show_failures(title: str, steps: Sequence[StepOutcome], folder: Path | None
         if findings := list_findings(step):
             yield Items(tuple((line,) for line in findings), _TERMINAL_FINDINGS)
         if tail := take_last_lines(step.tail):
-            yield Folded("the tool's last lines", (Code("\n".join(tail)),), brief=True)
+            yield Details("the tool's last lines", (Code("\n".join(tail)),), brief=True)
         if step.ran:
             yield Paragraph(("Reproduce:",))
             yield Code(step.command, "sh")
@@ -658,12 +664,12 @@ def _show_step_messages(title: str, messages: Iterable[tuple[str, StepOutcome]])
     rare = [text for pattern, texts in texts_by_pattern.items() if pattern not in frequent for text in texts]
 
     def make_items(texts: Iterable[str]) -> Items:
-        return Items(tuple((f"{text}: {listed(steps_by_text[text], _MAX_LISTED_STEPS)}",) for text in texts))
+        return Items(tuple((f"{text}: {list_first(steps_by_text[text], _MAX_LISTED_STEPS)}",) for text in texts))
 
     yield Heading(title)
     if rare:
         yield make_items(rare)
-    yield from (Folded(f"{pattern} ({len(texts)} times)", (make_items(texts),)) for pattern, texts in frequent.items())
+    yield from (Details(f"{pattern} ({len(texts)} times)", (make_items(texts),)) for pattern, texts in frequent.items())
 
 
 def _list_environment(outcome: RunOutcome) -> tuple[tuple[str, object], ...]:
@@ -678,7 +684,7 @@ def _list_environment(outcome: RunOutcome) -> tuple[tuple[str, object], ...]:
         ("host", machine.host),
         ("CPU", machine.cpu),
         ("cores", machine.cores),
-        ("memory", byte_size(machine.memory_bytes) if machine.memory_bytes else ""),
+        ("memory", format_bytes(machine.memory_bytes) if machine.memory_bytes else ""),
         ("devices", format_devices(machine)),
         ("system", machine.os),
         ("Python", machine.python),

@@ -10,13 +10,13 @@ from urllib.parse import quote
 
 from iree_gauntlet.document import ColouredCell, Column, ColumnKind, Document, Paragraph, Table, TextLink
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.formatting import counted
+from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.journal_format import JOURNAL, read_kind
 from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.reports.render_html import ENDINGS, read_memory, render_html
 from iree_gauntlet.reports.report_files import write_report
-from iree_gauntlet.settings import shown
+from iree_gauntlet.settings import format_path
 from iree_gauntlet.system.file_state import FileState
 
 if TYPE_CHECKING:
@@ -125,7 +125,9 @@ def _read_entries(path: Path) -> dict[str, _IndexEntry]:
     except OSError:
         return {}
     if page and _PAGE_MARK not in page:
-        raise UsageError(f"{shown(path)} exists but is not a page of runs: it was left unchanged", "Move it away.")
+        raise UsageError(
+            f"{format_path(path)} exists but is not a page of runs: it was left unchanged", "Move it away."
+        )
     try:
         memory = read_json((read_memory(page) or "{}").encode())
         return {name: _IndexEntry.from_dict(memory[name]) for name in memory if isinstance(memory, dict)}
@@ -166,11 +168,11 @@ def _make_document(folder: Path, entries: Mapping[str, _IndexEntry], omitted_cou
             verdict = ColouredCell(_VERDICTS[code], ENDINGS.get(code, "inconclusive"))
         cells = (entry.result, entry.started, entry.seconds, entry.iree, entry.command)
         rows.append((verdict, run, entry.kind, *cells))
-    note = f"{counted(omitted_count, 'older folder')} not read yet: gauntlet report --index reads all."
+    note = f"{pluralize(omitted_count, 'older folder')} not read yet: gauntlet report --index reads all."
     failure_count = sum(entry.code not in (None, ExitCode.OK) for entry in entries.values())
     return Document(
         "Runs",
-        f"{counted(len(entries), 'run')}, {failure_count} not as expected",
+        f"{pluralize(len(entries), 'run')}, {failure_count} not as expected",
         (str(folder),),
         (Table(_COLUMNS, tuple(rows)), *((Paragraph((note,)),) if omitted_count else ())),
         memory=json.dumps({name: entry.as_dict() for name, entry in entries.items()}, separators=(",", ":")),

@@ -26,7 +26,7 @@ class ToolkitFaultError(GauntletError):
     exit_code = ExitCode.FAULT
 
 
-def explain_escaped(error: Exception) -> GauntletError:
+def make_unexpected_error(error: Exception) -> GauntletError:
     """Return the message for an unforeseen error; write the traceback of an error in the toolkit to a file."""
     if isinstance(error, MemoryError):
         return GauntletError("there is not enough memory", "Stop other programs on this machine, or use a smaller -j.")

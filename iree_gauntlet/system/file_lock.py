@@ -22,7 +22,7 @@ _FIRST_REMINDER_SECONDS = 3.0
 _REMINDER_SECONDS = 30.0
 
 
-def take_lock(path: Path, *, exclusive: bool = True, create: bool = True, mode: int | None = None) -> int | None:
+def try_file_lock(path: Path, *, exclusive: bool = True, create: bool = True, mode: int | None = None) -> int | None:
     """Return a descriptor as `wait_for_lock` does, without waiting; None if another descriptor holds the lock."""
     try:
         return _lock(path, fcntl.LOCK_NB, exclusive=exclusive, create=create, mode=mode)
@@ -64,7 +64,7 @@ def _lock(path: Path, lock_flags: int, *, exclusive: bool, create: bool, mode: i
 
 @contextmanager
 def file_lock(path: Path, waiting: Callable[[float], None] | None = None, timeout: float = math.inf) -> Iterator[int]:
-    """Hold a file's lock exclusively, and wait for it; yield its descriptor, as of `take_lock`.
+    """Hold a file's lock exclusively, and wait for it; yield its descriptor, as of `try_file_lock`.
 
     `waiting` is called with the seconds so far, after three and then every thirty; `timeout` is the longest wait in
     seconds.
@@ -74,7 +74,7 @@ def file_lock(path: Path, waiting: Callable[[float], None] | None = None, timeou
         OSError: as for `wait_for_lock`.
     """
     start, next_reminder = time.monotonic(), _FIRST_REMINDER_SECONDS
-    while (descriptor := take_lock(path)) is None:
+    while (descriptor := try_file_lock(path)) is None:
         elapsed = time.monotonic() - start
         if elapsed > timeout:
             raise TimeoutError(f"{path} is held by another process")
@@ -100,11 +100,11 @@ class LockFile:
         self._mode = mode
         self._descriptor: int | None = None
 
-    def acquire_now(self, *, exclusive: bool = True) -> bool:
+    def try_acquire(self, *, exclusive: bool = True) -> bool:
         """Take the lock unless another holds it, and return True if it was taken. Errors as of `wait_for_lock`."""
         if self._descriptor is not None:
             raise RuntimeError(f"{self._path} is already held")
-        self._descriptor = take_lock(self._path, exclusive=exclusive, mode=self._mode)
+        self._descriptor = try_file_lock(self._path, exclusive=exclusive, mode=self._mode)
         if self._descriptor is None:
             return False
         try:

@@ -33,7 +33,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P_^X].*?(?:\x07|\x1b\\|$)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProcessOutput:
     """A program's exit code and output.
 
     Attributes:
@@ -57,9 +57,9 @@ def run_short(
     stdin: str = "",
     grace: float = 0.0,
     environment: Mapping[str, str] | None = None,
-    held: Sequence[int] = (),
+    inherited_fds: Sequence[int] = (),
     news: Callable[[float], None] | None = None,
-) -> Answer:
+) -> ProcessOutput:
     """Run a program to its end; after its timeout, or an interrupt of this process, end its process group.
 
     Args:
@@ -68,7 +68,7 @@ def run_short(
         stdin: less than a pipe holds (64 KiB).
         grace: seconds from asking the group to end until it is killed; 0 kills it at once.
         environment: the program's environment variables; None for those of this process.
-        held: descriptors that it inherits too, such as a lock's.
+        inherited_fds: descriptors that it inherits too, such as a lock's.
         news: called with the seconds so far, every ten seconds.
 
     Raises:
@@ -76,7 +76,7 @@ def run_short(
         subprocess.TimeoutExpired: its time is up; `output` is what it had printed.
     """
     messages.print_detail(f"$ {shlex.join(map(str, argv))}")
-    process = _start(argv, environment, held, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = _start(argv, environment, inherited_fds, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     start = time.monotonic()
     try:
         while True:
@@ -91,7 +91,7 @@ def run_short(
                     news(time.monotonic() - start)
                 stdin = ""
             else:
-                return Answer(process.returncode, stdout, stderr)
+                return ProcessOutput(process.returncode, stdout, stderr)
     except subprocess.TimeoutExpired:
         raise subprocess.TimeoutExpired(argv, timeout, output=_end_group(process, grace)) from None
     except BaseException:
@@ -117,11 +117,11 @@ def _start(
     )
 
 
-def show_last_words(program: str, output: str, most: int) -> str:
-    """Return the last non-empty lines of a program's output, at most `most`, as part of a hint."""
+def format_last_lines(program: str, output: str, max_lines: int) -> str:
+    """Return the last non-empty lines of a program's output, at most `max_lines`, as part of a hint."""
     lines = ["".join(char for char in line if char.isprintable()) for line in output.splitlines()]
     printed_lines = [line for line in lines if line.strip()]
-    return "\n  ".join((f"{program} printed:", *(f"  {line}" for line in printed_lines[-most:])))
+    return "\n  ".join((f"{program} printed:", *(f"  {line}" for line in printed_lines[-max_lines:])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +183,9 @@ def _end_group(process: subprocess.Popen[str], grace: float) -> str:
     return output
 
 
-def ask(
+def run_tool(
     argv: Sequence[str], *, timeout: float, stdin: str = "", environment: Mapping[str, str] | None = None
-) -> Answer:
+) -> ProcessOutput:
     """Run a program as `run_short` does; raise ToolchainError if it cannot be started, or does not end in time."""
     try:
         return run_short(argv, timeout=timeout, stdin=stdin, environment=environment)
@@ -206,14 +206,14 @@ def run_logged(
     log: Path,
     *,
     environment: Mapping[str, str],
-    held: Sequence[int],
+    inherited_fds: Sequence[int],
     follow: Callable[[str], None],
 ) -> int:
     """Run a program to its end, add both its outputs to a log, and return its exit code, as of `subprocess`."""
     messages.print_detail(f"$ {shlex.join(argv)}")
     with log.open("a", encoding="utf-8") as file:
         file.write(f"$ {shlex.join(argv)}\n")
-        process = _start(argv, environment, held, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+        process = _start(argv, environment, inherited_fds, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
         assert process.stdout is not None, "a pipe was requested"
         try:
             with process.stdout as lines:
@@ -226,7 +226,7 @@ def run_logged(
                 _end_group(process, _GRACE_SECONDS)
 
 
-def name_signal(number: int) -> str:
+def get_signal_name(number: int) -> str:
     """Return a signal's name; empty for 0."""
     if not number:
         return ""

@@ -52,7 +52,7 @@ def open_standard_streams() -> None:
             setattr(sys, name, _reopen(getattr(sys, name), is_result=name == "stdout"))
 
 
-def find_lost_output() -> OSError | None:
+def find_output_error() -> OSError | None:
     """Return the error that kept standard output from being written; None if there was none."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return raw.error if isinstance(raw, _StandardFile) else None

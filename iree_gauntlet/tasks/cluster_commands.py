@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet import messages
 from iree_gauntlet.cache_folders import make_cache_folder
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.formatting import byte_size, counted
+from iree_gauntlet.formatting import format_bytes, pluralize
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.requests import (
@@ -32,7 +32,7 @@ from iree_gauntlet.tasks.task_options import gauntlet_task
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from iree_gauntlet.cluster.offers import WorkerOffer
+    from iree_gauntlet.cluster.offers import WorkerResources
     from iree_gauntlet.experiments.sides import ComparingMachines
     from iree_gauntlet.requests import ConductRequest
 
@@ -53,9 +53,9 @@ def open_cluster(request: ClusterRequest, execution_options: ConductRequest) -> 
         raise UsageError(message, "Leave --batch out: the workers share the cases one by one.")
     if execution_options.jobs:
         messages.note("-j applies only to this machine: each worker of the cluster has its own --jobs")
-    from iree_gauntlet.cluster.connection import Cluster, connected  # noqa: PLC0415
+    from iree_gauntlet.cluster.connection import Cluster, open_client  # noqa: PLC0415
 
-    with connected(request.cluster, request) as client:
+    with open_client(request.cluster, request) as client:
         yield Cluster(client)
 
 
@@ -77,23 +77,23 @@ def worker_task(resource_request: OfferRequest, request: WorkerRequest) -> ExitC
             ("worker", resources.name),
             ("steps at once", str(resources.jobs)),
             ("processor", resources.cpu),
-            ("memory", byte_size(memory) if memory else "?"),
-            ("free disk", byte_size(disk) if disk else "?"),
+            ("memory", format_bytes(memory) if memory else "?"),
+            ("free disk", format_bytes(disk) if disk else "?"),
             ("IREE", resources.iree or "none: a release is installed when a run needs it"),
             ("in its cache", ", ".join(resources.toolchains) or "no releases"),
             *(("device", device.text) for device in resources.devices),
         ]
         print_table(rows if resources.devices else [*rows, ("device", "none: it compiles")])
         return ExitCode.OK
-    from iree_gauntlet.cluster.connection import find_security, require_scheduler  # noqa: PLC0415
-    from iree_gauntlet.cluster.dask_worker import WorkerPlace, run_worker  # noqa: PLC0415
+    from iree_gauntlet.cluster.connection import make_security, require_scheduler  # noqa: PLC0415
+    from iree_gauntlet.cluster.dask_worker import WorkerConfig, run_worker  # noqa: PLC0415
 
     address = _require_address(request.scheduler, "worker")
     _require_ports(request.port, request.nanny_port)
-    security = find_security(address, request)
+    security = make_security(address, request)
     require_scheduler(address, security)
     cache_dir = make_cache_folder(resource_request.cache_dir)
-    return run_worker(WorkerPlace(address, cache_dir, security, request.port, request.nanny_port), resources, _print)
+    return run_worker(WorkerConfig(address, cache_dir, security, request.port, request.nanny_port), resources, _print)
 
 
 @gauntlet_task("cluster.local", LocalRequest)
@@ -102,10 +102,10 @@ def cluster_local_task(request: LocalRequest) -> ExitCode:
     _require_dask("cluster.local")
     if request.dashboard and importlib.util.find_spec("bokeh") is None:
         raise UsageError("--dashboard needs bokeh, which is not installed", "pip install 'iree-gauntlet[cluster]'")
-    from iree_gauntlet.cluster.dask_worker import WorkerPlace, run_local  # noqa: PLC0415
+    from iree_gauntlet.cluster.dask_worker import WorkerConfig, run_local  # noqa: PLC0415
 
     _require_ports(request.port)
-    connection = WorkerPlace("", make_cache_folder(request.cache_dir))
+    connection = WorkerConfig("", make_cache_folder(request.cache_dir))
     return run_local(request.count, _measure(request), connection, request.port, _print, dashboard=request.dashboard)
 
 
@@ -113,19 +113,21 @@ def cluster_local_task(request: LocalRequest) -> ExitCode:
 def cluster_status_task(request: StatusRequest, output: FormatRequest) -> ExitCode:
     """Show the workers of a cluster, what each is doing, and what waits for which device: cluster.status ADDRESS."""
     _require_dask("cluster.status")
-    from iree_gauntlet.cluster.connection import STATES, connected  # noqa: PLC0415
-    from iree_gauntlet.cluster.dask_worker import DASHBOARD, ask_worker  # noqa: PLC0415
-    from iree_gauntlet.cluster.offers import WorkerOffer  # noqa: PLC0415
+    from iree_gauntlet.cluster.connection import RUN_STATES_KEY, open_client  # noqa: PLC0415
+    from iree_gauntlet.cluster.dask_worker import DASHBOARD_KEY, ask_worker  # noqa: PLC0415
+    from iree_gauntlet.cluster.offers import WorkerResources  # noqa: PLC0415
 
     address = _require_address(request.scheduler, "cluster.status")
-    with connected(address, request) as client:
+    with open_client(address, request) as client:
         descriptions = client.run(ask_worker, "describe", on_error="ignore")
-        offers = [WorkerOffer.from_dict(offer) for _, offer in sorted(descriptions.items()) if offer is not None]
+        offers = [WorkerResources.from_dict(offer) for _, offer in sorted(descriptions.items()) if offer is not None]
         # Workers forget a killed run within a minute; the scheduler does not.
         run_lists = client.run(ask_worker, "list_runs", on_error="ignore").values()
         active = {name for names in run_lists for name in names or ()}
-        runs = {name: state for name, state in client.get_metadata([STATES], {}).items() if state and name in active}
-        dashboard = client.dashboard_link if client.get_metadata([DASHBOARD], True) else "none"
+        runs = {
+            name: state for name, state in client.get_metadata([RUN_STATES_KEY], {}).items() if state and name in active
+        }
+        dashboard = client.dashboard_link if client.get_metadata([DASHBOARD_KEY], True) else "none"
     if output.as_json:
         sys.stdout.write(json.dumps({"workers": [offer.as_dict() for offer in offers], "runs": runs}, indent=1) + "\n")
         return ExitCode.OK
@@ -137,7 +139,7 @@ def cluster_status_task(request: StatusRequest, output: FormatRequest) -> ExitCo
     return ExitCode.OK
 
 
-def _show_workers(offers: Sequence[WorkerOffer], runs: Mapping[str, dict[str, Any]]) -> None:
+def _show_workers(offers: Sequence[WorkerResources], runs: Mapping[str, dict[str, Any]]) -> None:
     steps_by_worker: dict[str, list[str]] = {}
     for state in runs.values():
         for worker, device, step in state["running"]:
@@ -148,8 +150,8 @@ def _show_workers(offers: Sequence[WorkerOffer], runs: Mapping[str, dict[str, An
             offer.name,
             str(offer.jobs),
             ", ".join(device.text for device in offer.devices) or "none: it compiles",
-            byte_size(offer.memory_bytes) if offer.memory_bytes else "?",
-            byte_size(offer.free_disk_bytes) if offer.free_disk_bytes else "?",
+            format_bytes(offer.memory_bytes) if offer.memory_bytes else "?",
+            format_bytes(offer.free_disk_bytes) if offer.free_disk_bytes else "?",
             offer.iree or "none",
             ", ".join(steps_by_worker.get(offer.name, ["nothing"])),
         )
@@ -157,19 +159,19 @@ def _show_workers(offers: Sequence[WorkerOffer], runs: Mapping[str, dict[str, An
     ]
     print_table(rows)
     for name, state in sorted(runs.items()):
-        waiting_text = "; ".join(f"{counted(count, 'step')} for {resource}" for resource, count in state["waiting"])
-        running = counted(len(state["running"]), "step")
+        waiting_text = "; ".join(f"{pluralize(count, 'step')} for {resource}" for resource, count in state["waiting"])
+        running = pluralize(len(state["running"]), "step")
         sys.stdout.write(f"run {name}: {running} under way; waiting: {waiting_text or 'none'}\n")
 
 
-def _measure(request: OfferRequest) -> WorkerOffer:
-    from iree_gauntlet.cluster.offers import measured, parse_device  # noqa: PLC0415
+def _measure(request: OfferRequest) -> WorkerResources:
+    from iree_gauntlet.cluster.offers import measure_worker_resources, parse_device  # noqa: PLC0415
     from iree_gauntlet.engine.workbench import open_workbench  # noqa: PLC0415
 
     devices = [parse_device(text) for text in request.device]
     # The requested IREE is installed, or an error reports that there is none.
     machine = open_workbench(request, Progress(), need_toolchain=bool(request.iree))
-    resources = measured(request.name, request.jobs, devices, machine.toolchain, machine.cache_dir)
+    resources = measure_worker_resources(request.name, request.jobs, devices, machine.toolchain, machine.cache_dir)
     return resources if request.name else replace(resources, name=f"{resources.name}-{os.getpid()}")
 
 

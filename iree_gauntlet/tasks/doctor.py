@@ -17,8 +17,8 @@ from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE, find_cache_folder, 
 from iree_gauntlet.device_kinds import DEVICE_KINDS
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
-from iree_gauntlet.formatting import byte_size, counted, signed
-from iree_gauntlet.measuring.instructions.counters import CounterKind, find_counter, why_no_hardware
+from iree_gauntlet.formatting import add_verdict_sign, format_bytes, pluralize
+from iree_gauntlet.measuring.instructions.counters import CounterKind, explain_missing_hardware_counter, find_counter
 from iree_gauntlet.measuring.machine.machine_state import (
     list_benchmark_warnings,
     measure_cpu_use,
@@ -31,17 +31,17 @@ from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import Configuration, find_project_folder, find_runs_folder
 from iree_gauntlet.toolchains.devices import (
     ask_host_cpu,
-    compile_backends,
     describe_devices,
-    devices,
     find_device,
+    list_compile_backends,
+    list_device_uris,
     list_drivers,
     read_host_cpu,
 )
-from iree_gauntlet.toolchains.find import find_requested
+from iree_gauntlet.toolchains.find import find_requested_toolchain
 from iree_gauntlet.toolchains.source_builds import find_build_tools
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Toolchain
-from iree_gauntlet.upkeep.installed_toolchains import format_version, open_place
+from iree_gauntlet.upkeep.installed_toolchains import format_version, open_toolchain_locations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -85,7 +85,7 @@ def diagnose(toolchain: Toolchain | ToolchainError, cache_dir: Path) -> list[Doc
     """Check a run's requirements; `toolchain` is an IREE, or the error if there is none; the cache need not exist."""
     findings = [DoctorFinding("python", "ok", f"Python {platform.python_version()}: {sys.executable}")]
     if isinstance(toolchain, ToolchainError):
-        findings.append(DoctorFinding("iree", "missing", toolchain.what, toolchain.hint))
+        findings.append(DoctorFinding("iree", "missing", toolchain.message, toolchain.hint))
     else:
         findings += _check_iree(toolchain)
     findings += [_check_counter(), _check_source_builds(), *_check_packages(), *_check_cache(cache_dir)]
@@ -97,8 +97,8 @@ def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
     for noun, part in (("compiler", compiler), ("runtime", runtime)):
         yield DoctorFinding("iree", "ok", f"{noun} {format_version(part, digits=8)}")
     yield DoctorFinding("iree", "info", f"{toolchain.source}, identity {compiler.identity[:16]}")
-    if toolchain.why:
-        yield DoctorFinding("iree", "info", toolchain.why)
+    if toolchain.selection_reason:
+        yield DoctorFinding("iree", "info", toolchain.selection_reason)
     if compiler.release != runtime.release != UNKNOWN_VERSION:
         message = f"the compiler is {compiler.release}, the runtime {runtime.release}: modules may not load"
         hint = (
@@ -123,7 +123,8 @@ def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
         "drivers": lambda: DoctorFinding(
             "drivers",
             "info",
-            f"drivers: {', '.join(list_drivers(toolchain))}; devices: {', '.join(devices(toolchain)) or 'none'}",
+            f"drivers: {', '.join(list_drivers(toolchain))}; "
+            f"devices: {', '.join(list_device_uris(toolchain)) or 'none'}",
         ),
         **{
             f"target {kind.family}": partial(_check_target, toolchain, kind)
@@ -136,7 +137,7 @@ def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
             yield check()
         except ToolchainError as problem:
             # A tool that fails to answer is a finding, too.
-            yield DoctorFinding(area, "missing", problem.what, problem.hint)
+            yield DoctorFinding(area, "missing", problem.message, problem.hint)
 
 
 def _check_counter() -> DoctorFinding:
@@ -144,10 +145,11 @@ def _check_counter() -> DoctorFinding:
     try:
         counter = find_counter()
     except ToolchainError as problem:
-        return DoctorFinding("instructions", "info", f"{problem.what} (only instructions need it)", problem.hint)
+        return DoctorFinding("instructions", "info", f"{problem.message} (only instructions need it)", problem.hint)
     if counter.kind is CounterKind.HARDWARE:
         return DoctorFinding("instructions", "ok", f"counted by {counter.identity}")
-    text = f"counted by {counter.identity}, of modules for {counter.cpu}; the CPU's own counter: {why_no_hardware()}"
+    text = f"counted by {counter.identity}, of modules for {counter.cpu}"
+    text += f"; the CPU's own counter: {explain_missing_hardware_counter()}"
     return DoctorFinding("instructions", "ok", text)
 
 
@@ -156,7 +158,9 @@ def _check_source_builds() -> DoctorFinding:
     try:
         tools = find_build_tools(os.environ)
     except ToolchainError as problem:
-        return DoctorFinding("source builds", "info", f"{problem.what} (only --iree source:… needs it)", problem.hint)
+        return DoctorFinding(
+            "source builds", "info", f"{problem.message} (only --iree source:… needs it)", problem.hint
+        )
     extras = ", ".join(filter(None, ("lld" if tools.lld else "", tools.launcher)))
     extras = extras or "neither lld (with clang) nor ccache"
     text = f"{tools.cmake}, {tools.ninja}, {tools.cxx} ({tools.compiler}); {extras}"
@@ -165,14 +169,14 @@ def _check_source_builds() -> DoctorFinding:
 
 def _check_target(toolchain: Toolchain, kind: DeviceKind) -> DoctorFinding:
     area, backend = f"target {kind.family}", kind.backend
-    can_compile = backend in compile_backends(toolchain)
+    can_compile = backend in list_compile_backends(toolchain)
     # Only the CPU is required on every machine; a missing GPU is not a fault.
     status: Status = "missing" if kind.is_cpu else "info"
     try:
         device = find_device(toolchain, kind.device)
     except ToolchainError as problem:
         if can_compile:
-            return DoctorFinding(area, status, f"compiles ({backend}), does not run: {problem.what}", problem.hint)
+            return DoctorFinding(area, status, f"compiles ({backend}), does not run: {problem.message}", problem.hint)
         run_text = "does not run either"
     else:
         if can_compile:
@@ -212,7 +216,7 @@ def _check_cache(cache_dir: Path) -> Iterator[DoctorFinding]:
         message = f"{cache_dir} cannot be created, because {parent} cannot be written: nothing can run"
         yield DoctorFinding("cache", "missing", message, hint)
     free = shutil.disk_usage(parent).free
-    text = f"{byte_size(free)} free for {cache_dir}"
+    text = f"{format_bytes(free)} free for {cache_dir}"
     if free < _MIN_FREE_DISK_BYTES:
         hint = "large models will not fit; clear the cache, or name one on a larger disk"
         yield DoctorFinding("cache", "warn", f"only {text}", hint)
@@ -251,13 +255,13 @@ def _check_configuration() -> Iterator[DoctorFinding]:
     try:
         configuration = read_configuration(find_project_folder(), os.environ)
     except GauntletError as error:
-        yield DoctorFinding("configuration", "broken", error.what, error.hint)
+        yield DoctorFinding("configuration", "broken", error.message, error.hint)
         return
     files = ", ".join(map(str, configuration.files))
     yield DoctorFinding("configuration", "info", files or "no gauntlet.toml: no mirrors, no shared modules")
     for mirror in configuration.mirrors:
         suffix = "" if mirror.only else ", then itself"
-        yield DoctorFinding("configuration", "info", f"{mirror.prefix}… from {', '.join(mirror.to)}{suffix}")
+        yield DoctorFinding("configuration", "info", f"{mirror.prefix}… from {', '.join(mirror.targets)}{suffix}")
     if configuration.shared_modules:
         access = "read and written" if configuration.fills_shared_modules else "read"
         yield DoctorFinding("configuration", "info", f"shared modules: {configuration.shared_modules} is {access}")
@@ -269,9 +273,9 @@ def _find_requested_toolchain(request: ToolchainRequest) -> Toolchain | Toolchai
         configuration = read_configuration(find_project_folder(), os.environ)
     except GauntletError:
         configuration = Configuration()
-    locations = open_place(request.cache_dir, configuration, find_toolchains_folder(), offline=True)
+    locations = open_toolchain_locations(request.cache_dir, configuration, find_toolchains_folder(), offline=True)
     try:
-        return find_requested(request, os.environ, locations)
+        return find_requested_toolchain(request, os.environ, locations)
     except ToolchainError as error:
         return error
 
@@ -292,7 +296,7 @@ def list_devices(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
         try:
             entries = describe_devices(toolchain, driver)
         except ToolchainError as error:
-            problem, hint = error.what, error.hint
+            problem, hint = error.message, error.hint
         document.append({"driver": driver, "devices": list(map(asdict, entries)), "problem": problem, "hint": hint})
         rows += [(driver, device.uri, device.text) for device in entries]
         if not entries:
@@ -309,7 +313,7 @@ def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     toolchain = _find_requested_toolchain(request)
     findings = [*diagnose(toolchain, find_cache_folder(request.cache_dir)), *_check_configuration()]
     machine_info = read_machine_facts()
-    memory = "unknown memory" if machine_info.memory_bytes is None else byte_size(machine_info.memory_bytes)
+    memory = "unknown memory" if machine_info.memory_bytes is None else format_bytes(machine_info.memory_bytes)
     text = f"{machine_info.cpu}, {machine_info.cores} cores, {memory}, {machine_info.os}"
     findings.append(DoctorFinding("machine", "info", text))
     cpu_times = read_cpu_times()
@@ -322,14 +326,14 @@ def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
         sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
     else:
         for finding in findings:
-            status = signed(f"{finding.status:<8}", finding.status)
+            status = add_verdict_sign(f"{finding.status:<8}", finding.status)
             write_text(sys.stdout, f"{status} {finding.area + ':':<16} {finding.text}\n")
             if finding.hint:
                 write_text(sys.stdout, f"{'':<27} {finding.hint}\n")
         failing_areas = dict.fromkeys(finding.area for finding in findings if finding.status in ("missing", "broken"))
         answer = f"missing or broken: {', '.join(failing_areas)}" if failing_areas else "nothing is missing"
         if count := sum(finding.status == "warn" for finding in findings):
-            answer += f"; {counted(count, 'warning')}"
+            answer += f"; {pluralize(count, 'warning')}"
         write_text(sys.stdout, f"\n{answer}\n")
     cannot_run = any(finding.status == "missing" and finding.area in ("cache", "runs") for finding in findings)
     return ExitCode.ERROR if cannot_run or isinstance(toolchain, ToolchainError) else ExitCode.OK

@@ -22,7 +22,7 @@ from iree_gauntlet.requests import (
     SelectionRequest,
     ShardRequest,
     ToolchainRequest,
-    options_of,
+    list_options,
 )
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.tasks.cluster_commands import open_cluster
@@ -51,14 +51,14 @@ _THRESHOLD_DEFAULTS = Defaults(model="sdxl", targets=(CPU.family, ROCM.family), 
 _BENCHMARK_DEFAULTS = Defaults(model="sdxl", targets=(ROCM.family,), sku="mi300")
 _DEFAULTS = Defaults(suite=DEFAULT_SUITE)
 
-_TOOL_OPTIONS = options_of(ToolchainRequest, "iree_compiler", "iree_runtime")
+_TOOL_OPTIONS = list_options(ToolchainRequest, "iree_compiler", "iree_runtime")
 _TIMEOUTS = tuple(option.name for option in RUNNING if option.name.startswith("timeout_"))
 _BUNDLE_OPTION = Option("bundle", None, "A bundle that `explain` wrote: the archive, or its folder.")
 
 
 _RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
-_STAGE_OPTIONS = (*options_of(RunRequest, "stages", "instructions"), *COUNTING)
-_EXPLAIN_OPTIONS = options_of(RunRequest, "explain")
+_STAGE_OPTIONS = (*list_options(RunRequest, "stages", "instructions"), *COUNTING)
+_EXPLAIN_OPTIONS = list_options(RunRequest, "explain")
 
 
 def _run(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
@@ -241,7 +241,7 @@ def compare_task(compare_request: CompareRequest, run_request: RunRequest, clust
                 "continues.",
                 run_dir="Folder of this matrix (default: runs/<time>-matrix).",
             ),
-            *options_of(RunRequest, "stages", "instructions"),
+            *list_options(RunRequest, "stages", "instructions"),
             *COUNTING,
         ),
         _DEFAULTS,
@@ -323,9 +323,9 @@ def bundle_check_task(bundle: str) -> ExitCode:
 
     Example: bundle.check runs/20261124-164453-cpu/explain/dtln/spectral.cpu/bundle.tar.gz
     """
-    from iree_gauntlet.experiments.explaining.bundle import check  # noqa: PLC0415
+    from iree_gauntlet.experiments.explaining.bundle import check_bundle  # noqa: PLC0415
 
-    return check(Path(bundle), console_presenter())
+    return check_bundle(Path(bundle), console_presenter())
 
 
 @gauntlet_task("bundle.run", _BUNDLE_OPTION, ToolchainRequest, usage="bundle.run BUNDLE [--iree IREE]")
@@ -336,9 +336,9 @@ def bundle_run_task(bundle: str, toolchain: ToolchainRequest) -> ExitCode:
 
     Example: bundle.run bundle.tar.gz --iree 3.13.0
     """
-    from iree_gauntlet.experiments.explaining.bundle import run_with  # noqa: PLC0415
+    from iree_gauntlet.experiments.explaining.bundle import run_bundle_with_iree  # noqa: PLC0415
 
-    return run_with(Path(bundle), toolchain, console_presenter())
+    return run_bundle_with_iree(Path(bundle), toolchain, console_presenter())
 
 
 def _make_option(option: BenchOption) -> Option:

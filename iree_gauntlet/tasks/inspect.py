@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet import messages
 from iree_gauntlet.cache_folders import find_cache_folder
 from iree_gauntlet.dialects.load import list_urls
-from iree_gauntlet.dialects.locations import file_path, problem_of_flag
-from iree_gauntlet.dialects.spec_file import problem_of_field
+from iree_gauntlet.dialects.locations import get_url_path, make_flag_problem
+from iree_gauntlet.dialects.spec_file import make_field_problem
 from iree_gauntlet.engine.workspace import Selection, each_once, select
 from iree_gauntlet.errors import ExitCode, Problem, SpecError, ToolchainError
-from iree_gauntlet.formatting import counted
+from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.requests import Defaults, RunRequest, SelectionRequest, ShardRequest, ToolchainRequest
@@ -48,7 +48,7 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
         cases_of_shard = choose_shard_of_cases(selection.cases, shard)
     for case in cases_of_shard:
         rows.setdefault((case.model, case.submodel, case.target.name), []).append(case)
-    problems = (*selection.cases.problems, *selection.cases.broken)
+    problems = (*selection.cases.problems, *selection.cases.case_problems)
     _report_problems(problems)
     code = ExitCode.USAGE if problems else ExitCode.OK
     document = []
@@ -65,7 +65,7 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
         return code
     print_table(table)
     models = len({model for model, _, _ in rows})
-    sys.stdout.write(f"{counted(models, 'model')}, {counted(len(rows), 'chain')}\n")
+    sys.stdout.write(f"{pluralize(models, 'model')}, {pluralize(len(rows), 'chain')}\n")
     return code
 
 
@@ -74,27 +74,29 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     """Print the steps that would run, and for each the reason why it would or would not come from the cache."""
     # The planner's context imports pydantic, numpy and the caches; `list` does without them.
     from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
-    from iree_gauntlet.engine.workbench import open_workbench, plan_context  # noqa: PLC0415
+    from iree_gauntlet.engine.workbench import make_plan_context, open_workbench  # noqa: PLC0415
     from iree_gauntlet.experiments.shards import choose_shard  # noqa: PLC0415
 
     selection = select(request.selection, request.defaults)
-    selection.require_sound()
+    selection.require_no_problems()
     _warn(selection.warnings())
     for note in selection.notes:
         messages.note(note)
     name, cases, stages = selection.name, selection.cases, request.stages_after(selection.stages)
     # The specs take more memory than the steps, which reuse it.
     del selection
-    machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False, look_only=True)
+    machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False, read_only=True)
     run_dir_text = request.folder.run_dir
     run_dir = resolve_links(Path(run_dir_text)) if run_dir_text else find_runs_folder() / f"next-{name}"
-    plan, _ = choose_shard(make_plan(cases, stages, plan_context(machine, run_dir, request.conduct)), request.shard)
+    plan, _ = choose_shard(
+        make_plan(cases, stages, make_plan_context(machine, run_dir, request.conduct)), request.shard
+    )
     missing_files_text = ""
     if request.network.offline:
-        from iree_gauntlet.engine.run_start import describe_missing, find_missing_files, without_missing_files  # noqa: PLC0415 - it imports the code that runs a plan
+        from iree_gauntlet.engine.run_start import describe_missing, find_missing_files, note_missing_files  # noqa: PLC0415 - it imports the code that runs a plan
 
         missing_files = find_missing_files(plan.steps, (*cases.cases, *cases.required), machine.store)
-        plan = replace(plan, steps=without_missing_files(plan.steps, missing_files))
+        plan = replace(plan, steps=note_missing_files(plan.steps, missing_files))
         missing_files_text = describe_missing(missing_files) + "\n" if missing_files else ""
     if as_json:
         header = {
@@ -105,8 +107,8 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
         }
         sys.stdout.writelines(_format_plan_lines(header, plan))
     else:
-        if machine.missing is not None:
-            sys.stdout.write(f"note: {machine.missing}\n")
+        if machine.toolchain_error is not None:
+            sys.stdout.write(f"note: {machine.toolchain_error}\n")
         _print_plan(plan)
         sys.stdout.write(missing_files_text)
     _report_problems(plan.problems)
@@ -123,17 +125,17 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
         find_void_tolerances,
         find_wrong_tolerances,
     )
-    from iree_gauntlet.upkeep.lint_checks import find_idle_keys, list_doubts, list_unreadable_arrays  # noqa: PLC0415 - with NumPy
+    from iree_gauntlet.upkeep.lint_checks import find_unused_golden_keys, list_case_warnings, list_unreadable_arrays  # noqa: PLC0415 - with NumPy
 
     selection = select(request, Defaults(targets=FAMILIES), for_problems=True)
-    _warn(selection.file_warnings(listed=True))
+    _warn(selection.file_warnings(with_lint=True))
     # An unselected broken file is an error, too.
     selected = selection.cases
-    problems = [*selected.problems, *selected.left_out, *selected.broken]
+    problems = [*selected.problems, *selected.unselected_problems, *selected.case_problems]
     problems += selection.source_problems(problems)
     problems += _list_tolerance_problems(selected.cases, find_wrong_tolerances)
     cases = (*selected.cases, *selected.required)
-    broken_files = {problem.file for problem in selected.broken}
+    broken_files = {problem.file for problem in selected.case_problems}
     project_problems: list[Problem] = []
     project_warnings: list[Problem] = []
     if request == SelectionRequest():
@@ -156,7 +158,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
         except ToolchainError as error:
             if not problems:
                 raise
-            notes = [f"flags were not checked: {error.what}"]
+            notes = [f"flags were not checked: {error.message}"]
         else:
             problems += flag_problems
     for line in each_once(sorted(warnings)):
@@ -164,14 +166,16 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     # The store is only for lookups; no file is fetched.
     store = ArtifactStore(find_cache_folder(""), Registry())
     doubts = [
-        *find_idle_keys(selection.specs, cases, request.sku),
-        *(problem for case in selected.cases for problem in list_doubts(case, store)),
+        *find_unused_golden_keys(selection.specs, cases, request.sku),
+        *(problem for case in selected.cases for problem in list_case_warnings(case, store)),
         *_list_tolerance_problems(selected.cases, find_loose_tolerances),
         *_list_tolerance_problems(selected.cases, find_void_tolerances),
     ]
     is_partial = any((request.model, request.submodel, request.filename, request.markers))
     # For a part of a suite, `file_warnings` has reported the number of entries without a case.
-    unmatched_entries = () if is_partial or len(selected.unmatched) > len(selected.cases) else selected.unmatched
+    unmatched_entries = (
+        () if is_partial or len(selected.unmatched_entries) > len(selected.cases) else selected.unmatched_entries
+    )
     all_warnings = (*selected.warnings, *unmatched_entries, *doubts, *project_warnings, *selection.risks)
     for problem in all_warnings:
         sys.stdout.write(f"warning: {problem}\n")
@@ -182,7 +186,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
         raise SpecError(problems, "files of the project" if project_problems else "spec files")
     files_with_warnings = {file for file, _ in warnings} | {problem.file for problem in all_warnings}
     suffix = f", {len(files_with_warnings)} with warnings" if files_with_warnings else ""
-    sys.stdout.write(f"{counted(files, 'spec file')} {'is' if files == 1 else 'are'} valid{suffix}\n")
+    sys.stdout.write(f"{pluralize(files, 'spec file')} {'is' if files == 1 else 'are'} valid{suffix}\n")
     return ExitCode.OK
 
 
@@ -191,7 +195,7 @@ def _list_weights(case: Case) -> Iterator[tuple[str, str]]:
     from iree_gauntlet.artifacts.onnx_data import list_data_files  # noqa: PLC0415
 
     for module in case.modules:
-        path = Path(file_path(module.program.url)) if module.program.onnx and not module.program.name else None
+        path = Path(get_url_path(module.program.url)) if module.program.onnx and not module.program.name else None
         if path is not None and module.origin.file == case.origin.file:
             yield from (
                 (module.origin.field, (path.parent / name).absolute().as_uri()) for name in list_data_files(path)
@@ -206,20 +210,23 @@ def _get_pair(file: str) -> tuple[str, ...]:
 def _list_unresolved_references(cases: Iterable[Case]) -> list[Problem]:
     """Return problems of references that no spec defines, or whose path does not exist."""
     references = {(case.origin.file, case.blocked_field, case.blocked_reason) for case in cases if case.blocked_field}
-    return [problem_of_field(*reference) for reference in sorted(references)]
+    return [make_field_problem(*reference) for reference in sorted(references)]
 
 
 def _list_missing_files(cases: Iterable[Case]) -> list[Problem]:
     """Return problems of files that specs refer to by path, and that do not exist."""
-    from iree_gauntlet.artifacts.sources import missing  # noqa: PLC0415
+    from iree_gauntlet.artifacts.sources import describe_missing_file  # noqa: PLC0415
 
     missing_files = {
         (case.origin.file, field, path)
         for case in cases
         for field, url in (*list_urls(case), *_list_weights(case))
-        if (path := file_path(url)) and path not in case.blocked_reason and not os.path.isfile(path)  # noqa: PTH113
+        if (path := get_url_path(url)) and path not in case.blocked_reason and not os.path.isfile(path)  # noqa: PTH113
     }
-    return [problem_of_field(file, field, *missing(Path(path))) for file, field, path in sorted(missing_files)]
+    return [
+        make_field_problem(file, field, *describe_missing_file(Path(path)))
+        for file, field, path in sorted(missing_files)
+    ]
 
 
 def _warn(warnings: Iterable[str]) -> None:
@@ -230,21 +237,21 @@ def _warn(warnings: Iterable[str]) -> None:
 def _list_flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tuple[list[Problem], list[str]]:
     """Return problems of flags that the installed tools lack, and notes on those that have another spelling."""
     from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
-    from iree_gauntlet.engine.workbench import open_workbench, plan_context  # noqa: PLC0415
+    from iree_gauntlet.engine.workbench import make_plan_context, open_workbench  # noqa: PLC0415
 
     machine = open_workbench(toolchain, Progress(), need_toolchain=True)
-    context = plan_context(machine, find_runs_folder() / "lint")
+    context = make_plan_context(machine, find_runs_folder() / "lint")
     # Problems of sources are reported elsewhere, and do not affect flags.
     context = replace(context, artifact_path=Path, artifact_hash=lambda _url: "")
     plan = make_plan(selection.cases, selection.stages, context)
     notes = sorted({f"{step.origin.file}: {note}" for step in plan.steps for note in step.notes})
-    return [*plan.problems, *plan.broken], notes
+    return [*plan.problems, *plan.case_problems], notes
 
 
 def _list_tolerance_problems(cases: Iterable[Case], find: Callable[[Case], Iterator[FlagFinding]]) -> list[Problem]:
     """Return the problems of the cases' tolerances, each flag of a file once."""
     findings = dict.fromkeys(finding for case in cases for finding in find(case))
-    return [problem_of_flag(finding.file, finding.flag, finding.message, finding.hint) for finding in findings]
+    return [make_flag_problem(finding.file, finding.flag, finding.message, finding.hint) for finding in findings]
 
 
 def _format_plan_lines(header: Mapping[str, Any], plan: Plan) -> Iterator[str]:
@@ -312,7 +319,7 @@ def _print_plan(plan: Plan) -> None:
         for note in step.notes:
             sys.stdout.write(f"    note: {note}\n")
     cached_count = sum(step.cache.hit for step in plan.steps)
-    sys.stdout.write(f"{counted(len(plan.steps), 'step')}, {cached_count} from the cache\n")
+    sys.stdout.write(f"{pluralize(len(plan.steps), 'step')}, {cached_count} from the cache\n")
 
 
 def _report_problems(problems: Sequence[Problem]) -> None:

@@ -18,10 +18,10 @@ from invoke.program import Program
 
 from iree_gauntlet import __version__
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.requests import SEVERAL, dashed
+from iree_gauntlet.requests import SEVERAL, format_option
 from iree_gauntlet.tasks import cluster_commands, experiment_commands, upkeep_commands
 from iree_gauntlet.tasks.task_options import GauntletTask, option_values, run_to_exit_code
-from iree_gauntlet.torch_models.bench_options import find_nearest_option, spell_out
+from iree_gauntlet.torch_models.bench_options import expand_option_names, find_closest_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -81,7 +81,7 @@ class _Gauntlet(Program):
         with _explain_usage_errors(words):
             # The short names of `bench` with several letters are expanded, as Invoke does not support them.
             if words[1:2] == [_BENCH_TASK]:
-                words = [*words[:2], *spell_out(words[2:], dashes=True)]
+                words = [*words[:2], *expand_option_names(words[2:], dashes=True)]
             super().parse_core(_add_option_names(words))
 
     def _make_parser(self) -> Parser:
@@ -111,9 +111,13 @@ def _require_nonempty_values(context: ParserContext) -> None:
     for argument in (argument for argument in context.args.values() if argument.got_value and not argument.value):
         unit = units.get(str(argument.attr_name or argument.name).replace("-", "_"))
         if unit and argument.value == 0:
-            raise UsageError(f"{dashed(argument.name)} 0: expected {unit} above 0", "Leave it out for the default.")
+            raise UsageError(
+                f"{format_option(argument.name)} 0: expected {unit} above 0", "Leave it out for the default."
+            )
         if argument.name in _IREE_OPTIONS:
-            raise UsageError(f"{dashed(argument.name)} is empty: expected an IREE", "Leave it out for the default.")
+            raise UsageError(
+                f"{format_option(argument.name)} is empty: expected an IREE", "Leave it out for the default."
+            )
         if argument.name == "cluster":
             raise UsageError("--cluster is empty: expected an address", "Leave it out to run on this machine.")
 
@@ -139,7 +143,11 @@ def _add_option_names(argv: Sequence[str]) -> list[str]:
     if option.takes != SEVERAL and end > begin + 1:
         message = f"{task} takes one {option.takes}, not {shlex.join(words[begin:end])}"
         raise UsageError(message, "Quote a name with blanks, and put options after it.")
-    return [*words[:begin], *(part for word in words[begin:end] for part in (dashed(option.name), word)), *words[end:]]
+    return [
+        *words[:begin],
+        *(part for word in words[begin:end] for part in (format_option(option.name), word)),
+        *words[end:],
+    ]
 
 
 def _find_option(task: str) -> Option | None:
@@ -181,7 +189,7 @@ def _describe_parse_error(error: ParseError) -> str:
     """Describe an error of Invoke's parser in plain words, with a suggestion."""
     text = str(error)
     if missing_value := _MISSING_VALUE.match(text):
-        return f"{dashed(missing_value[1])} needs a value"
+        return f"{format_option(missing_value[1])} needs a value"
     if missing_words := _MISSING_WORDS.match(text):
         return f"expected {namespace[missing_words[1]].usage}"
     unknown_word = _UNKNOWN_WORD.match(text)
@@ -194,7 +202,7 @@ def _describe_parse_error(error: ParseError) -> str:
     if description := _describe_foreign_option(word, task):
         return description
     flags = [flag for flag in error.context.flags if flag.startswith("--")] if error.context else []
-    suggestion = find_nearest_option(word).replace("_", "-") if task == _BENCH_TASK else _find_nearest(word, flags)
+    suggestion = find_closest_option(word).replace("_", "-") if task == _BENCH_TASK else _find_nearest(word, flags)
     subject = f"{task} has" if task else "there is"
     return f"{subject} no option {word}" + (f"; did you mean {suggestion}?" if suggestion else "")
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.formatting import counted, listed
-from iree_gauntlet.journal_events import ExperimentKind, MachineFacts, ToolchainFacts
+from iree_gauntlet.formatting import list_first, pluralize
+from iree_gauntlet.journal_events import ExperimentKind, MachineInfo, ToolchainInfo
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.records.event_log import merge_journals
-from iree_gauntlet.records.run_folder import LATEST, list_folders, require_none_earlier
+from iree_gauntlet.records.run_folder import LATEST, list_folders, require_current_record
 from iree_gauntlet.reports.experiment_reports import make_reports, write_reports
 from iree_gauntlet.reports.runs_index import write_index
-from iree_gauntlet.settings import find_runs_folder, format_typed_command, resolve_links, shown
+from iree_gauntlet.settings import find_runs_folder, format_path, format_typed_command, resolve_links
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.reports.sweep_reports import write_micro_reports
 
@@ -41,9 +41,11 @@ def write_runs_page(folder_names: Sequence[str]) -> ExitCode:
     folder = Path(folder_names[0]).absolute() if any(folder_names) else find_runs_folder()
     if not any(folder.glob(f"*/{JOURNAL}")):
         noun = "run in" if folder.is_dir() else "folder"
-        raise UsageError(f"report --index: there is no {noun} {shown(folder)}", "Name the folder that has the runs.")
+        raise UsageError(
+            f"report --index: there is no {noun} {format_path(folder)}", "Name the folder that has the runs."
+        )
     page, count = write_index(folder, make_reports, all_of_them=True)
-    sys.stdout.write(f"{counted(count, 'run')} in {shown(page)}\n")
+    sys.stdout.write(f"{pluralize(count, 'run')} in {format_path(page)}\n")
     return ExitCode.OK
 
 
@@ -65,7 +67,7 @@ def report(runs: Sequence[str], merge: str = "", *, lenient: bool = False) -> Ex
     else:
         folder = _locate_folder("".join(runs))
     reports = write_reports(folder)
-    reports.print(shown(folder), sys.stdout, environ=os.environ)
+    reports.print(format_path(folder), sys.stdout, environ=os.environ)
     if merge:
         # Each part's result is in its own job's summary.
         reports.append_to_step_summary(os.environ)
@@ -88,7 +90,7 @@ def _locate_folder(folder_name: str) -> Path:
         runs.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
         names = ", ".join(path.name for path in runs[:5]) or "none"
         raise UsageError(f"there is no run {folder}", f"Newest runs: {names}.")
-    require_none_earlier(folder)
+    require_current_record(folder)
     if not (folder / JOURNAL).is_file():
         hint = "--index makes the page of a folder of runs." if any(folder.glob(f"*/{JOURNAL}")) else "Name a run."
         raise UsageError(f"{folder} is not a run: it has no {JOURNAL}", hint)
@@ -118,7 +120,7 @@ def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
         ) from error
     for remark in opening.remarks:
         messages.note(remark)
-    messages.news(f"merged into {shown(resolve_links(into))}")
+    messages.report_progress(f"merged into {format_path(resolve_links(into))}")
 
 
 def _link_logs(record: JournalRecord, into: Path) -> None:
@@ -146,11 +148,11 @@ def _merge_openings(records: Sequence[JournalRecord], name: str, *, lenient: boo
     """
     _require_one_suite(records)
     runs = [record.run for record in records]
-    remarks = [f"merged from {counted(len(runs), 'run')}: {listed([run.name for run in runs], _MAX_LISTED)}"]
+    remarks = [f"merged from {pluralize(len(runs), 'run')}: {list_first([run.name for run in runs], _MAX_LISTED)}"]
     remarks += _list_toolchains(records, lenient=lenient)
     missing, count = _find_missing_shards(records)
     if missing:
-        words = f"shard{'s' if len(missing) > 1 else ''} {listed(list(map(str, missing)), _MAX_LISTED)} of {count}"
+        words = f"shard{'s' if len(missing) > 1 else ''} {list_first(list(map(str, missing)), _MAX_LISTED)} of {count}"
         remarks.append(f"{words} {'are' if len(missing) > 1 else 'is'} missing: this run is incomplete")
     kept = runs[0].kept
     if kept is not None:
@@ -163,8 +165,8 @@ def _merge_openings(records: Sequence[JournalRecord], name: str, *, lenient: boo
         command=shlex.join(format_typed_command()),
         cwd=str(Path.cwd()),
         target=tuple(dict.fromkeys(target for run in runs for target in run.target)),
-        toolchain=ToolchainFacts.from_dict(_merge_info([run.toolchain.as_dict() for run in runs])),
-        machine=MachineFacts.from_dict(_merge_info([run.machine.as_dict() for run in runs])),
+        toolchain=ToolchainInfo.from_dict(_merge_info([run.toolchain.as_dict() for run in runs])),
+        machine=MachineInfo.from_dict(_merge_info([run.machine.as_dict() for run in runs])),
         lock_folder=", ".join(dict.fromkeys(run.lock_folder for run in runs if run.lock_folder)),
         resumed=False,
         again=(),
@@ -202,7 +204,7 @@ def _list_toolchains(records: Sequence[JournalRecord], *, lenient: bool) -> list
                 "One run judges one IREE; --lenient merges them anyway.",
             )
     count = len({tool.identity for tool in tools})
-    version_list = listed(list(dict.fromkeys(versions)), _MAX_LISTED)
+    version_list = list_first(list(dict.fromkeys(versions)), _MAX_LISTED)
     return [f"the runs are of {count} different IREEs: {version_list}"] if count > 1 else []
 
 
@@ -253,7 +255,7 @@ def _merge_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if len(values) == 1:
             merged_info[name] = values[0]
         elif all(isinstance(value, str) for value in values):
-            merged_info[name] = listed([value for value in values if value], _MAX_LISTED)
+            merged_info[name] = list_first([value for value in values if value], _MAX_LISTED)
     return merged_info
 
 

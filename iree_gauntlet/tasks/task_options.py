@@ -31,38 +31,38 @@ from iree_gauntlet.requests import (
     SelectionRequest,
     ShardRequest,
     ToolchainRequest,
-    dashed,
-    options_of,
-    read,
-    value_of,
+    format_option,
+    list_options,
+    parse_request,
+    parse_value,
 )
 from iree_gauntlet.settings import find_project_folder, find_shipped_folder
-from iree_gauntlet.system.faults import explain_escaped
-from iree_gauntlet.system.standard_streams import find_lost_output, open_standard_streams
+from iree_gauntlet.system.faults import make_unexpected_error
+from iree_gauntlet.system.standard_streams import find_output_error, open_standard_streams
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from iree_gauntlet.dialects.spec import Spec
-    from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.progress import Reporter
     from iree_gauntlet.requests import Defaults
     from iree_gauntlet.stages import Stage
 
 
-SELECTION = options_of(SelectionRequest)
-CACHE = options_of(CacheRequest)
-TOOLCHAIN = options_of(ToolchainRequest)
-BATCH = options_of(ConductRequest, "batch")
-COUNTING = options_of(ConductRequest, "counter", "count_cpu")
-SHARD = options_of(ShardRequest)
+SELECTION = list_options(SelectionRequest)
+CACHE = list_options(CacheRequest)
+TOOLCHAIN = list_options(ToolchainRequest)
+BATCH = list_options(ConductRequest, "batch")
+COUNTING = list_options(ConductRequest, "counter", "count_cpu")
+SHARD = list_options(ShardRequest)
 RUNNING = (
-    *(option for option in options_of(ConductRequest) if option not in (*BATCH, *COUNTING)),
-    *options_of(FolderRequest),
-    *options_of(NetworkRequest),
+    *(option for option in list_options(ConductRequest) if option not in (*BATCH, *COUNTING)),
+    *list_options(FolderRequest),
+    *list_options(NetworkRequest),
 )
 
-OUTPUT = options_of(OutputRequest)
+OUTPUT = list_options(OutputRequest)
 
 
 def with_defaults(options: tuple[Option, ...], **defaults: str) -> tuple[Option, ...]:
@@ -93,7 +93,7 @@ class TaskPart:
 
 def part_of(request: type, *names: str) -> TaskPart:
     """Return a part with options of a request: those in `names`, or all."""
-    return TaskPart(options_of(request, *names), partial(read, request))
+    return TaskPart(list_options(request, *names), partial(parse_request, request))
 
 
 def run_part(options: tuple[Option, ...], defaults: Defaults, *stages: Stage) -> TaskPart:
@@ -164,7 +164,7 @@ class GauntletTask(Task[Any]):
         if any(values[name] in ("--help", "-h", ["--help"], ["-h"]) for name in self.positional):
             # Invoke parses a request for help as the value.
             option_lines = [
-                f"  {dashed(option.name)}\n      {_format_help(option)}"
+                f"  {format_option(option.name)}\n      {_format_help(option)}"
                 for option in self.options
                 if option.default is not None
             ]
@@ -174,7 +174,7 @@ class GauntletTask(Task[Any]):
         # Invoke disables bytecode for all later imports: each start would compile them again.
         sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
 
-        with messages.loudness(quiet=values["quiet"], verbose=values["verbose"]):
+        with messages.set_verbosity(quiet=values["quiet"], verbose=values["verbose"]):
             code = run_to_exit_code(lambda: self.command(*(part.read(values) for part in self.parts)))
         if code is not ExitCode.OK:
             raise Exit(code=int(code))
@@ -182,7 +182,7 @@ class GauntletTask(Task[Any]):
 
 def _make_part(part: TaskPart | Option | type) -> TaskPart:
     if isinstance(part, Option):
-        return TaskPart((part,), lambda values: value_of(part, values[part.name]))
+        return TaskPart((part,), lambda values: parse_value(part, values[part.name]))
     return part if isinstance(part, TaskPart) else part_of(part)
 
 
@@ -193,7 +193,7 @@ def gauntlet_task(
     return lambda command: GauntletTask(command, name, parts, usage)
 
 
-def console_presenter() -> Presenter:
+def console_presenter() -> Reporter:
     """Return a presenter on standard output; it imports the reports, for which `--list` must not wait."""
     from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
 
@@ -212,9 +212,9 @@ def run_to_exit_code(command: Callable[[], ExitCode]) -> ExitCode:
         sys.stderr.write("interrupted\n")
         code = ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - no exception here may look like a failure of the tested program
-        output_error = find_lost_output()
+        output_error = find_output_error()
         if output_error is None or not isinstance(error, OSError):
-            code = _print_error(explain_escaped(error))
+            code = _print_error(make_unexpected_error(error))
         elif isinstance(output_error, BrokenPipeError):
             # The reader of the output has closed it (`| head`): there is nothing left to report.
             code = ExitCode.OK
@@ -249,7 +249,7 @@ def option_values(words: Sequence[str], options: Iterable[Option]) -> list[str]:
         prefix = f"{name}=" if last_word != name else ""
     else:
         name, prefix = previous_word, ""
-    option = next((option for option in options if dashed(option.name) == name), None)
+    option = next((option for option in options if format_option(option.name) == name), None)
     values = _list_values(option) if option else []
     # The value is complete: the next word is something else.
     return [] if last_word in values else [f"{prefix}{value}" for value in values]

@@ -21,7 +21,7 @@ from iree_gauntlet.requests import (
     RunRequest,
     SelectionRequest,
     ToolchainRequest,
-    options_of,
+    list_options,
 )
 from iree_gauntlet.stages import CHECKS
 from iree_gauntlet.tasks.cluster_commands import open_cluster
@@ -37,7 +37,6 @@ from iree_gauntlet.tasks.task_options import (
 )
 from iree_gauntlet.upkeep.upkeep_requests import (
     AddRequest,
-    AskRequest,
     BuildRequest,
     CheckRequest,
     CollectRequest,
@@ -52,6 +51,7 @@ from iree_gauntlet.upkeep.upkeep_requests import (
     PageRequest,
     PruneRequest,
     SchemaRequest,
+    SeriesRequest,
     VerifyRequest,
     XfailUpdateRequest,
 )
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
 
-_NETWORK_OPTIONS = options_of(NetworkRequest)
+_NETWORK_OPTIONS = list_options(NetworkRequest)
 _RECORD_PART = run_part((*SELECTION, *CACHE, *_NETWORK_OPTIONS), Defaults())
 # These options of commands apply to a run that is repeated: its checks may fail because of their time limits.
 _RERUN_OPTIONS = ("jobs", "offline", *(f"timeout_{stage}" for stage in CHECKS.values()))
@@ -94,9 +94,9 @@ def schema_task(request: SchemaRequest) -> ExitCode:
               schema suite
               schema --output-dir .schemas
     """
-    from iree_gauntlet.upkeep.format_schemas import schema  # noqa: PLC0415
+    from iree_gauntlet.upkeep.format_schemas import print_schemas  # noqa: PLC0415
 
-    return schema(request)
+    return print_schemas(request)
 
 
 @gauntlet_task("golden.record", _RECORD_PART)
@@ -118,9 +118,9 @@ def golden_sensitivity_task(request: RunRequest, write: bool) -> ExitCode:
 
     Example: golden.sensitivity --model dtln --write
     """
-    from iree_gauntlet.upkeep.golden_record import sensitivity  # noqa: PLC0415
+    from iree_gauntlet.upkeep.golden_record import measure_sensitivity  # noqa: PLC0415
 
-    return sensitivity(request, write=write)
+    return measure_sensitivity(request, write=write)
 
 
 @gauntlet_task("golden.update", SelectionRequest, GoldenUpdateRequest)
@@ -215,9 +215,9 @@ def cache_where_task(url: str, cache: CacheRequest, output: FormatRequest) -> Ex
 
     Example: cp "$(gauntlet cache.where https://host/weights.irpa)" .
     """
-    from iree_gauntlet.upkeep.cache_list import where  # noqa: PLC0415
+    from iree_gauntlet.upkeep.cache_list import print_location  # noqa: PLC0415
 
-    return where(url, cache.cache_dir, as_json=output.as_json)
+    return print_location(url, cache.cache_dir, as_json=output.as_json)
 
 
 @gauntlet_task(
@@ -394,8 +394,8 @@ def history_list_task(request: HistoryRequest, output: FormatRequest) -> ExitCod
     return list_runs(request, as_json=output.as_json)
 
 
-@gauntlet_task("history.show", AskRequest, FormatRequest)
-def history_show_task(request: AskRequest, output: FormatRequest) -> ExitCode:
+@gauntlet_task("history.show", SeriesRequest, FormatRequest)
+def history_show_task(request: SeriesRequest, output: FormatRequest) -> ExitCode:
     """Show series of a history over time, and where they changed.
 
     Example: history.show --series 'dtln/* time_ms'

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError
 from iree_gauntlet.system.atomic import add_folder, discard_folder
-from iree_gauntlet.system.short_process import Answer, ask
+from iree_gauntlet.system.short_process import ProcessOutput, run_tool
 from iree_gauntlet.toolchains.installed import IMPORTER
 from iree_gauntlet.toolchains.toolchain import (
     BENCHMARK_MODULE,
@@ -146,8 +146,8 @@ def list_shipped_files(root: Path) -> list[str]:
     return sorted(names | ({"CMakeCache.txt"} if (root / "CMakeCache.txt").is_file() else set()))
 
 
-def _ask_version(compile_tool: str) -> tuple[Answer, re.Match[str] | None]:
-    result = ask([compile_tool, "--version"], timeout=_TIMEOUT_SECONDS)
+def _ask_version(compile_tool: str) -> tuple[ProcessOutput, re.Match[str] | None]:
+    result = run_tool([compile_tool, "--version"], timeout=_TIMEOUT_SECONDS)
     return result, _VERSION_OUTPUT.search(result.stdout)
 
 
@@ -228,7 +228,7 @@ def _provide_binding_python(root: Path, bindings: Path, environments: Path) -> t
             message = f"cannot make an environment for the bindings in {bindings} with {base}: {error}"
             raise ToolchainError(message, "The cache must be writable, and this Python must start.") from error
     program = "import importlib.metadata as m; print(m.version('onnx'))"
-    result = ask([str(python), "-c", program], timeout=_TIMEOUT_SECONDS)
+    result = run_tool([str(python), "-c", program], timeout=_TIMEOUT_SECONDS)
     return str(python), result.stdout.strip() if result.exit_code == 0 else ""
 
 
@@ -237,7 +237,7 @@ def _make_binding_python(base: str, bindings: Path, folder: Path) -> None:
         [base, "-m", "venv", "--without-pip", str(folder)],
         [base, "-c", "import sys; print('\\n'.join(p for p in sys.path if p.endswith('-packages')))"],
     ):
-        result = ask(argv, timeout=_TIMEOUT_SECONDS)
+        result = run_tool(argv, timeout=_TIMEOUT_SECONDS)
         if result.exit_code != 0:
             raise ToolchainError(f"{base} -m venv failed: {result.stderr.strip()}", "The build's Python must work.")
     (site,) = folder.glob("lib/python3.*/site-packages")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from packaging.version import Version
 
-    from iree_gauntlet.toolchains.find import ToolchainPlace
+    from iree_gauntlet.toolchains.find import ToolchainLocations
 
 
 _LABEL_SEPARATORS = re.compile(r"[^A-Za-z0-9._+-]+")
@@ -40,7 +40,7 @@ class Candidate:
 
 
 def list_candidates_between(
-    good: str, bad: str, locations: ToolchainPlace, *, nightlies: bool
+    good: str, bad: str, locations: ToolchainLocations, *, nightlies: bool
 ) -> tuple[tuple[Candidate, ...], bool]:
     """List the versions between two ends, from the oldest to the newest, both included.
 
@@ -70,7 +70,7 @@ def list_candidates_between(
     return candidates, ends[0] == low
 
 
-def list_commits(good: str, bad: str, source: str, locations: ToolchainPlace) -> tuple[tuple[Candidate, ...], bool]:
+def list_commits(good: str, bad: str, source: str, locations: ToolchainLocations) -> tuple[tuple[Candidate, ...], bool]:
     """List the commits of a checkout from one to another, from the oldest to the newest, both included.
 
     An end is a commit, a branch, a tag, or a release by its tag. Return also whether `good` is the older end.
@@ -84,7 +84,7 @@ def list_commits(good: str, bad: str, source: str, locations: ToolchainPlace) ->
     return tuple(Candidate(commit[:12], f"source:{checkout.folder}@{commit}") for commit in commits), good_is_older
 
 
-def open_checkout(source: str, locations: ToolchainPlace) -> Checkout:
+def open_checkout(source: str, locations: ToolchainLocations) -> Checkout:
     """Open the checkout that `--source` names; ToolchainError where there is none."""
     choice = parse_choice(f"source:{source.removeprefix('source:')}", "--source")
     return Checkout.open(choice.folder, locations.search_path)
@@ -107,19 +107,25 @@ def list_candidates_among(good: str, bad: str, among: Sequence[str]) -> tuple[Ca
         if _make_key(choice) in used_keys:
             raise UsageError(f"--among: {choice.text} is listed twice", "Name each IREE once.")
         used_keys.add(_make_key(choice))
-        name = str(choice.version) if choice.version else choice.place.name if choice.place else choice.text
+        name = (
+            str(choice.version)
+            if choice.version
+            else choice.identity_path.name
+            if choice.identity_path
+            else choice.text
+        )
         label = _LABEL_SEPARATORS.sub("-", name).strip(".-")[:60] or str(choice.kind)
         numbered_labels = (f"{label}-{number}" for number in count(2))
         labels.append(next(candidate for candidate in chain([label], numbered_labels) if candidate not in labels))
     return tuple(Candidate(label, choice.text) for label, choice in zip(labels, all_choices, strict=True))
 
 
-def _find_version(text: str, option: str, locations: ToolchainPlace) -> Version:
+def _find_version(text: str, option: str, locations: ToolchainLocations) -> Version:
     try:
         choice = parse_choice(text, option)
     except UsageError as error:
         hint = f"{error.hint}\n  A commit, a branch or a tag needs its checkout: --source DIR."
-        raise UsageError(error.what, hint) from error
+        raise UsageError(error.message, hint) from error
     if choice.version is not None:
         return choice.version
     if choice.kind is not ChoiceKind.NIGHTLY:
@@ -138,7 +144,7 @@ def _find_version(text: str, option: str, locations: ToolchainPlace) -> Version:
     return nightlies[-1]
 
 
-def _make_nightly_sources(locations: ToolchainPlace) -> Sources:
+def _make_nightly_sources(locations: ToolchainLocations) -> Sources:
     return Sources(locations.nightly_links, only_links=True, pre=True)
 
 
@@ -161,4 +167,4 @@ def _make_key(choice: Choice) -> str:
     """Return a key that is equal for two ways to name one IREE."""
     if choice.version is not None:
         return str(choice.version)
-    return f"{choice.kind}:{choice.place}" if choice.place else choice.text
+    return f"{choice.kind}:{choice.identity_path}" if choice.identity_path else choice.text

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
-from iree_gauntlet.formatting import listed
-from iree_gauntlet.system.short_process import ask
+from iree_gauntlet.formatting import list_first
+from iree_gauntlet.system.short_process import run_tool
 
 if TYPE_CHECKING:
-    from iree_gauntlet.system.short_process import Answer
+    from iree_gauntlet.system.short_process import ProcessOutput
 
 
 # Checking out LLVM takes minutes on a slow disk.
@@ -120,7 +120,9 @@ class Checkout:
         missing = [path for path in submodules if not (self.folder / path / ".git").exists()]
         if missing:
             hint = f"Get them: git -C {self.folder} submodule update --init"
-            raise ToolchainError(f"source:{self.folder} lacks submodules: {listed(missing, _MAX_LISTED_NAMES)}", hint)
+            raise ToolchainError(
+                f"source:{self.folder} lacks submodules: {list_first(missing, _MAX_LISTED_NAMES)}", hint
+            )
         return submodules
 
     def create_worktree(self, commit: str, tree: Path, *, runtime_only: bool) -> None:
@@ -179,8 +181,10 @@ class Checkout:
             raise ToolchainError(f"git -C {self.folder} {' '.join(arguments)} failed: {output}", hint)
         return result.stdout
 
-    def _run(self, arguments: list[str]) -> Answer:
+    def _run(self, arguments: list[str]) -> ProcessOutput:
         # Hooks' variables must not redirect git, and git must not refresh the index of a checkout that is only read.
         environment = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
         environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-        return ask([self.git, "-C", str(self.folder), *arguments], timeout=_TIMEOUT_SECONDS, environment=environment)
+        return run_tool(
+            [self.git, "-C", str(self.folder), *arguments], timeout=_TIMEOUT_SECONDS, environment=environment
+        )

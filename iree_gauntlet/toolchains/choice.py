@@ -60,7 +60,7 @@ class Choice:
     ref: str = ""
 
     @property
-    def place(self) -> Path | None:
+    def identity_path(self) -> Path | None:
         """The folder, with its commit appended to its name if there is one: equal for the same IREE."""
         return self.folder.with_name(f"{self.folder.name}@{self.ref}") if self.folder and self.ref else self.folder
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.device_kinds import CUDA, find_driver, find_kind, split_device
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.journal_events import Device
-from iree_gauntlet.system.short_process import ask
+from iree_gauntlet.system.short_process import run_tool
 from iree_gauntlet.toolchains.flags import split_flags
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ class Availability:
 
 
 @functools.cache
-def compile_backends(toolchain: Toolchain) -> tuple[str, ...]:
+def list_compile_backends(toolchain: Toolchain) -> tuple[str, ...]:
     """List the names of the backends that the compiler can generate code for (`llvm-cpu`, `rocm`)."""
-    result = ask([toolchain.compiler.compile, "--iree-hal-list-target-backends"], timeout=_TIMEOUT_SECONDS)
+    result = run_tool([toolchain.compiler.compile, "--iree-hal-list-target-backends"], timeout=_TIMEOUT_SECONDS)
     lines = result.stdout.splitlines()
     return tuple(line.strip() for line in lines if line.startswith("  ") and line.strip())
 
@@ -82,7 +82,7 @@ def compile_backends(toolchain: Toolchain) -> tuple[str, ...]:
 @functools.cache
 def list_drivers(toolchain: Toolchain) -> tuple[str, ...]:
     """List the names of the HAL drivers that the runtime was built with; their devices may still be missing."""
-    result = ask([toolchain.runtime.run_module, "--list_drivers"], timeout=_TIMEOUT_SECONDS)
+    result = run_tool([toolchain.runtime.run_module, "--list_drivers"], timeout=_TIMEOUT_SECONDS)
     drivers = tuple(_DRIVER_LINE.findall(result.stdout))
     if not drivers:
         message = f"{toolchain.runtime.run_module} --list_drivers listed no driver (exit code {result.exit_code})"
@@ -91,14 +91,14 @@ def list_drivers(toolchain: Toolchain) -> tuple[str, ...]:
 
 
 @functools.cache
-def devices(toolchain: Toolchain, driver: str = "") -> tuple[str, ...]:
+def list_device_uris(toolchain: Toolchain, driver: str = "") -> tuple[str, ...]:
     """List the URIs of the devices of a driver, or of all working drivers (`local-task://`, `hip://GPU-…`).
 
     Raises:
         ToolchainError: a given driver does not work here (with its reason), or does not answer in time.
     """
     list_flag = f"--list_devices={driver}" if driver else "--list_devices"
-    result = ask([toolchain.runtime.run_module, list_flag], timeout=_TIMEOUT_SECONDS)
+    result = run_tool([toolchain.runtime.run_module, list_flag], timeout=_TIMEOUT_SECONDS)
     if result.exit_code != 0:
         status = _STATUS_MESSAGE.search(result.stderr)
         reason = status[1].strip().rstrip(":") if status else f"exit code {result.exit_code}"
@@ -109,8 +109,8 @@ def devices(toolchain: Toolchain, driver: str = "") -> tuple[str, ...]:
 @functools.cache
 def describe_devices(toolchain: Toolchain, driver: str) -> tuple[Device, ...]:
     """List the devices of a driver, with the runtime's description of each."""
-    uris = devices(toolchain, driver)
-    dump = ask([toolchain.runtime.run_module, f"--dump_devices={driver}"], timeout=_TIMEOUT_SECONDS).stdout
+    uris = list_device_uris(toolchain, driver)
+    dump = run_tool([toolchain.runtime.run_module, f"--dump_devices={driver}"], timeout=_TIMEOUT_SECONDS).stdout
     by_uri = {}
     for uri, title, text in _DEVICE_DUMP.findall(dump):
         info = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
@@ -129,7 +129,7 @@ def _ask_nvidia_drivers() -> dict[str, str]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}
-    result = ask([program, "--query-gpu=uuid,driver_version", "--format=csv,noheader"], timeout=_TIMEOUT_SECONDS)
+    result = run_tool([program, "--query-gpu=uuid,driver_version", "--format=csv,noheader"], timeout=_TIMEOUT_SECONDS)
     pairs = (line.partition(", ") for line in result.stdout.splitlines())
     return {uuid: f"NVIDIA {version}" for uuid, _, version in pairs if version}
 
@@ -154,7 +154,7 @@ def check_device(toolchain: Toolchain, device: str) -> Availability:
     try:
         return Availability(ok=True, reason=_find_uri(toolchain, device))
     except ToolchainError as error:
-        return Availability(ok=False, reason=error.what, hint=error.hint)
+        return Availability(ok=False, reason=error.message, hint=error.hint)
 
 
 def _find_uri(toolchain: Toolchain, device: str) -> str:
@@ -164,7 +164,7 @@ def _find_uri(toolchain: Toolchain, device: str) -> str:
     if driver not in drivers:
         message = f"the runtime {toolchain.runtime.release} has no driver {driver}: it has {', '.join(drivers)}"
         raise ToolchainError(message, find_driver(driver).hint or "check the spelling of the device")
-    uris = devices(toolchain, driver)
+    uris = list_device_uris(toolchain, driver)
     if not uris:
         raise ToolchainError(f"the driver {driver} works but finds no device", find_driver(driver).hint)
     # An empty path means the first device; others are an ordinal, or the device's own name.
@@ -202,7 +202,7 @@ class HostCpu:
 def read_host_cpu() -> HostCpu:
     """Return the CPU of this machine; it does not change while a process runs."""
     if sys.platform == "darwin":
-        return _parse_sysctl(ask(["/usr/sbin/sysctl", "machdep.cpu", "hw"], timeout=_HOST_SECONDS).stdout)
+        return _parse_sysctl(run_tool(["/usr/sbin/sysctl", "machdep.cpu", "hw"], timeout=_HOST_SECONDS).stdout)
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -247,7 +247,7 @@ def _make_unknown_cpu() -> HostCpu:
     return HostCpu(name, (f"processor={name}", f"node={platform.node()}"), frozenset())
 
 
-def means_host(flags: Sequence[str]) -> bool:
+def targets_host_cpu(flags: Sequence[str]) -> bool:
     """Return whether compile flags generate code for the CPU of the compiling machine."""
     return any(
         flag.name in _HOST_FLAGS and flag.value is not None and "host" in flag.value.split(",")
@@ -258,7 +258,7 @@ def means_host(flags: Sequence[str]) -> bool:
 def ask_host_cpu(toolchain: Toolchain) -> str:
     """Return LLVM's name of the CPU that the compiler takes `host` for (`znver4`); compiles an empty program."""
     flags = ("--iree-hal-target-backends=llvm-cpu", "--iree-llvmcpu-target-cpu=host", "--compile-to=executable-targets")
-    result = ask([toolchain.compiler.compile, "-", *flags], timeout=_HOST_SECONDS, stdin="module {}")
+    result = run_tool([toolchain.compiler.compile, "-", *flags], timeout=_HOST_SECONDS, stdin="module {}")
     cpu = re.search(r'\bcpu = "([^"]+)"', result.stdout)
     if cpu is None:
         hint = "name the CPU in the flags: --iree-llvmcpu-target-cpu=<cpu>"

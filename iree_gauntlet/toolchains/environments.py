@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from packaging.version import Version
 
 from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE
-from iree_gauntlet.errors import ToolchainError, name_place
+from iree_gauntlet.errors import ToolchainError, find_error_path
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.atomic import discard_folder, replace_folder, write_atomic
 from iree_gauntlet.system.file_lock import file_lock
@@ -91,7 +91,7 @@ class SealedFolder(Recorded):
             return None, f"has a damaged {cls.seal_name}"
 
     @classmethod
-    def list_in(cls, folder: Path) -> list[tuple[Path, Self | None, str]]:
+    def list_folders(cls, folder: Path) -> list[tuple[Path, Self | None, str]]:
         """List every folder that may be sealed: the path and the result of `inspect`."""
         folders = sorted(folder.iterdir()) if folder.is_dir() else []
         return [(path, *cls.inspect(path)) for path in folders if path.is_dir() and not path.name.startswith(".")]
@@ -132,7 +132,7 @@ def convert_file_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         hint = f"Check its permissions and free space, or name another folder with ${TOOLCHAINS_VARIABLE}."
-        raise ToolchainError(f"{name_place(error) or folder}: {error.strerror or error}", hint) from error
+        raise ToolchainError(f"{find_error_path(error) or folder}: {error.strerror or error}", hint) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +200,13 @@ class Environments:
     news: Callable[[str], None]
     legacy_folders: tuple[Path, ...] = ()
 
-    def path_of(self, label: str) -> Path:
+    def make_path(self, label: str) -> Path:
         """Return the path at which the environment of a label is installed."""
         return self.folder / f"{label}-{make_environment_tag()}"
 
     def find(self, label: str) -> Environment | None:
         """Find the environment of a label, and mark it as used; None where there is no complete one."""
-        name = self.path_of(label).name
+        name = self.make_path(label).name
         for folder in (self.folder, *self.legacy_folders):
             self.mark_used(folder / name)
             environment, _ = Environment.inspect(folder / name)
@@ -215,7 +215,7 @@ class Environments:
                 return environment
         return None
 
-    def ready(self, recipe: Recipe) -> Environment:
+    def provide(self, recipe: Recipe) -> Environment:
         """Return the environment of a recipe; install it if it does not exist.
 
         Raises:
@@ -223,7 +223,7 @@ class Environments:
         """
         if (environment := self.find(recipe.label)) is not None:
             return environment
-        path = self.path_of(recipe.label)
+        path = self.make_path(recipe.label)
         _, reason = Environment.inspect(path)
         if self.offline:
             hint = f"Install it with network access: gauntlet toolchain.install {recipe.asked}"
@@ -244,12 +244,12 @@ class Environments:
 
     def all(self) -> list[tuple[Path, Environment | None, str]]:
         """List every environment of any Python and platform: path, environment, or else why it is invalid."""
-        return [row for folder in (self.folder, *self.legacy_folders) for row in Environment.list_in(folder)]
+        return [row for folder in (self.folder, *self.legacy_folders) for row in Environment.list_folders(folder)]
 
     def list_versions(self) -> list[Version]:
         """List the installed releases and nightlies for this Python, ascending, without those of wheel folders."""
         releases = [(path, env) for path, env, _ in self.all() if env is not None and env.label == env.compiler]
-        return sorted({Version(env.label) for path, env in releases if path.name == self.path_of(env.label).name})
+        return sorted({Version(env.label) for path, env in releases if path.name == self.make_path(env.label).name})
 
     def remove(self, path: Path, label: str) -> None:
         """Delete an environment; the caller has made sure that it is not in use."""

@@ -20,8 +20,8 @@ from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
-from iree_gauntlet.formatting import byte_size
-from iree_gauntlet.messages import news
+from iree_gauntlet.formatting import format_bytes
+from iree_gauntlet.messages import report_progress
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.toolchains.build_tree import BuildTree, find_bindings, find_built_compiler, find_built_runtime
@@ -108,7 +108,7 @@ class CommitPackages:
         """
         artifact = self._find_artifact(commit)
         archive = folder / "artifact.zip"
-        self.news(f"commit:{commit[:12]}: downloading {artifact.name} ({byte_size(artifact.size_in_bytes)})")
+        self.news(f"commit:{commit[:12]}: downloading {artifact.name} ({format_bytes(artifact.size_in_bytes)})")
         self._download(artifact, archive, commit)
         try:
             _unpack(archive, folder)
@@ -168,9 +168,9 @@ class CommitPackages:
                     size += len(block)
                     if time.monotonic() - last_report > _NEWS_SECONDS:
                         last_report = time.monotonic()
-                        self.news(f"commit:{commit[:12]}: {byte_size(size)} so far")
+                        self.news(f"commit:{commit[:12]}: {format_bytes(size)} so far")
         except OSError as error:  # All of requests' errors are OSErrors.
-            message = f"the packages of commit {commit[:12]} were truncated after {byte_size(size)}: {error}"
+            message = f"the packages of commit {commit[:12]} were truncated after {format_bytes(size)}: {error}"
             raise ToolchainError(message, "Try again.") from error
         digest_match = _SHA256_DIGEST.fullmatch(artifact.digest)
         if digest_match and digest.hexdigest() != digest_match[1]:
@@ -235,7 +235,7 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolchainPlace:
+class ToolchainLocations:
     """The locations of toolchains, in addition to those that are installed with this toolkit."""
 
     environments: Environments
@@ -261,12 +261,12 @@ def parse_compiler_and_runtime(
     )
 
 
-def find_requested(
-    request: ToolchainRequest, environ: Mapping[str, str], locations: ToolchainPlace, *, as_shell: bool = False
+def find_requested_toolchain(
+    request: ToolchainRequest, environ: Mapping[str, str], locations: ToolchainLocations, *, as_shell: bool = False
 ) -> Toolchain:
     """Find the IREE that a command requests; note the reason where no option decides and several are available.
 
-    By default it is the wheels of this Python; with `as_shell`, first the tools that a shell would start.
+    By default it is the wheels of this Python; with `prefer_path`, first the tools that a shell would start.
 
     Raises:
         UsageError: an option, or the variable, names no IREE.
@@ -295,10 +295,10 @@ def find_requested(
             f"IREE is {iree.source}; {shell_tool}, which is on the PATH, "
             f"is used with --iree path or {IREE_VARIABLE}=path"
         )
-    return replace(iree, why=reason)
+    return replace(iree, selection_reason=reason)
 
 
-def make_toolchain_place(
+def make_toolchain_locations(
     folder: Path,
     cache_dir: Path,
     configuration: Configuration,
@@ -307,7 +307,7 @@ def make_toolchain_place(
     *,
     offline: bool,
     importer: bool = False,
-) -> ToolchainPlace:
+) -> ToolchainLocations:
     """Make the locations of toolchains; new ones, unless this is offline, go into a folder for all projects.
 
     Existing toolchains in a project's cache are used as well. With `importer`, source builds import ONNX programs too.
@@ -326,7 +326,7 @@ def make_toolchain_place(
         Installer(),
         offline=offline,
         mark_used=mark_used,
-        news=news,
+        news=report_progress,
         legacy_folders=tuple(path / "envs" for path in folders[1:]),
     )
     builds = SourceBuilds(
@@ -336,16 +336,16 @@ def make_toolchain_place(
         offline=offline,
         uses=registries[0],
         mark_used=mark_used,
-        news=news,
+        news=report_progress,
         legacy_folders=tuple(path / "builds" for path in folders[1:]),
     )
-    packages = CommitPackages(configuration.packages_api, os.environ, news)
+    packages = CommitPackages(configuration.packages_api, os.environ, report_progress)
     links, search_path = configuration.nightly_links, os.environ.get("PATH", "")
     python_path = os.environ.get("PYTHONPATH", "")
-    return ToolchainPlace(environments, builds, packages, links, hash_of, search_path, importer, python_path)
+    return ToolchainLocations(environments, builds, packages, links, hash_of, search_path, importer, python_path)
 
 
-def find_toolchain(compiler: Choice, runtime: Choice, locations: ToolchainPlace) -> Toolchain:
+def find_toolchain(compiler: Choice, runtime: Choice, locations: ToolchainLocations) -> Toolchain:
     """Find the requested compiler and runtime; install releases that are not there.
 
     Raises:
@@ -378,7 +378,7 @@ def _describe_environment(python: Path, choice: Choice) -> tuple[list[str], str,
     return [str(path) for path in find_site_packages(python)], str(python), name
 
 
-def _locate(choice: Choice, locations: ToolchainPlace, parts: AbstractSet[str]) -> Path | BuildTree | None:
+def _locate(choice: Choice, locations: ToolchainLocations, parts: AbstractSet[str]) -> Path | BuildTree | None:
     """Locate the interpreter of an environment, or a build; None for the installed wheels."""
     tools = (COMPILE,) if COMPILER in parts else (RUN_MODULE, BENCHMARK_MODULE)
     version = None
@@ -390,7 +390,7 @@ def _locate(choice: Choice, locations: ToolchainPlace, parts: AbstractSet[str]) 
     if choice.kind is ChoiceKind.INSTALLED or (version and version == find_installed_release()):
         return None
     if choice.kind is ChoiceKind.SOURCE:
-        build = locations.builds.ready(choice, frozenset(parts))
+        build = locations.builds.provide(choice, frozenset(parts))
         return BuildTree(build.path, build.path / "tools", f"source: {build.title}", build.commit)
     if choice.kind is ChoiceKind.BUILD and choice.folder:
         return BuildTree.find(choice.folder, tools)
@@ -442,10 +442,10 @@ def _find_venv_python(folder: Path) -> Path:
     return python
 
 
-def provide_environment(choice: Choice, locations: ToolchainPlace) -> Environment:
+def provide_environment(choice: Choice, locations: ToolchainLocations) -> Environment:
     """Return the cached environment of a release, a nightly, a commit or wheels; UsageError for other kinds."""
     if choice.kind is ChoiceKind.WHEELS and choice.folder:
-        return locations.environments.ready(_make_wheels_recipe(choice.folder, locations.hash_of))
+        return locations.environments.provide(_make_wheels_recipe(choice.folder, locations.hash_of))
     if choice.kind is ChoiceKind.COMMIT:
         return _install_commit(choice, locations)
     if choice.kind in _VERSION_KINDS:
@@ -455,16 +455,16 @@ def provide_environment(choice: Choice, locations: ToolchainPlace) -> Environmen
     raise UsageError(f"{choice.text} is not installed by this toolkit", hint)
 
 
-def _make_sources(choice: Choice, locations: ToolchainPlace) -> Sources:
+def _make_sources(choice: Choice, locations: ToolchainLocations) -> Sources:
     # The exact version of a nightly permits itself; nothing else may be a pre-release.
     return Sources(locations.nightly_links) if choice.kind is ChoiceKind.NIGHTLY else Sources()
 
 
-def _provide_version(choice: Choice, version: Version, locations: ToolchainPlace) -> Environment:
+def _provide_version(choice: Choice, version: Version, locations: ToolchainLocations) -> Environment:
     environments, sources = locations.environments, _make_sources(choice, locations)
     try:
         requirements = (f"iree-base-compiler[onnx]=={version}", f"iree-base-runtime=={version}")
-        return environments.ready(Recipe(str(version), requirements, sources, *(str(version),) * 3))
+        return environments.provide(Recipe(str(version), requirements, sources, *(str(version),) * 3))
     except ToolchainError as error:
         suggestion = None if environments.offline else _find_nearest(version, locations, sources)
         if suggestion is None:
@@ -472,7 +472,7 @@ def _provide_version(choice: Choice, version: Version, locations: ToolchainPlace
         raise NoSuchToolchainError(f"there is no IREE {version} for this Python and platform", suggestion) from error
 
 
-def _install_commit(choice: Choice, locations: ToolchainPlace) -> Environment:
+def _install_commit(choice: Choice, locations: ToolchainLocations) -> Environment:
     """Return the environment with the packages of a commit; download them if it does not exist."""
     environments = locations.environments
     label = f"commit-{choice.ref[:_COMMIT_DIGITS]}"
@@ -492,10 +492,10 @@ def _install_commit(choice: Choice, locations: ToolchainPlace) -> Environment:
             with make_temporary_folder(environments.folder / f".downloading-{label}") as folder:
                 locations.packages.fetch(commit, folder)
                 recipe = _make_wheels_recipe(folder, locations.hash_of)
-                return environments.ready(replace(recipe, label=label, asked=choice.text))
+                return environments.provide(replace(recipe, label=label, asked=choice.text))
 
 
-def _find_newest(choice: Choice, locations: ToolchainPlace, list_local: Callable[[], list[Version]]) -> Version:
+def _find_newest(choice: Choice, locations: ToolchainLocations, list_local: Callable[[], list[Version]]) -> Version:
     """Return the newest version of a range, or the newest nightly; without a network, of the locally available ones."""
     environments, sources = locations.environments, _make_sources(choice, locations)
     specifiers = choice.range if choice.range is not None else SpecifierSet()
@@ -530,7 +530,7 @@ def list_local_versions(environments: Environments) -> list[Version]:
     return sorted({*environments.list_versions(), *([release] if release else [])})
 
 
-def _find_nearest(version: Version, locations: ToolchainPlace, sources: Sources) -> str | None:
+def _find_nearest(version: Version, locations: ToolchainLocations, sources: Sources) -> str | None:
     """Suggest the versions close to one that does not exist; None if it exists."""
     installer = locations.environments.installer
     sources = replace(sources, pre=version.is_prerelease)

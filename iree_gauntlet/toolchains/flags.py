@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.system.short_process import ask
+from iree_gauntlet.system.short_process import run_tool
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def read_known_flags(toolchain: Toolchain, cache_dir: Path) -> dict[str, FlagSet
 
 def _read_tool_flags(toolchain: Toolchain, tool: str) -> FlagSet:
     path, help_flag = toolchain.tool(tool), _HELP_FLAGS[tool]
-    result = ask([path, help_flag], timeout=60.0)
+    result = run_tool([path, help_flag], timeout=60.0)
     flags = (parse_compiler_help if tool == COMPILE else parse_runtime_help)(result.stdout)
     if result.exit_code != 0 or _EXPECTED_FLAGS[tool] not in flags.names:
         error = (result.stderr.strip().splitlines() or ["no error message"])[-1]

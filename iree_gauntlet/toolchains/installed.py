@@ -236,7 +236,7 @@ def find_wheels_on(search_path: Sequence[str], python: str) -> Toolchain:
             find_runtime_on(search_path, python, "installed")
         except ToolchainError as other_error:
             hint = f"install both: {python} -m pip install 'iree-base-compiler[onnx]' iree-base-runtime; {_BUILD_HINT}"
-            raise ToolchainError(f"{error.what}; {other_error.what}", hint) from None
+            raise ToolchainError(f"{error.message}; {other_error.message}", hint) from None
         raise
     # They may be in two folders of the search path; people identify the environment by the compiler's.
     return Toolchain(compiler, replace(find_runtime_on(search_path, python, "installed"), source=compiler.source))

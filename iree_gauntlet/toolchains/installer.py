@@ -20,7 +20,7 @@ from packaging.version import Version
 
 from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.system.short_process import Answer, run_short, show_last_words
+from iree_gauntlet.system.short_process import ProcessOutput, format_last_lines, run_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,7 +117,7 @@ class Installer:
         if result.exit_code != 0:
             raise _make_uv_error(message, result)
 
-    def _run_uv(self, argv: Sequence[str], **options: Any) -> Answer:
+    def _run_uv(self, argv: Sequence[str], **options: Any) -> ProcessOutput:
         env = dict(os.environ)
         # With COLUMNS, uv would wrap its lines, which are parsed for paths and numbers.
         env.pop("COLUMNS", None)
@@ -137,7 +137,7 @@ class Installer:
             raise ToolchainError(f"uv cannot be started: {error}", hint) from error
 
 
-def _make_uv_error(message: str, result: Answer, hint: str = "") -> ToolchainError:
+def _make_uv_error(message: str, result: ProcessOutput, hint: str = "") -> ToolchainError:
     """Make the error of a failed uv run: the operating system's error with its path, or else uv's output."""
     os_error = next((match for match in _OS_ERROR.finditer(result.text) if int(match[2]) in _EXPLAINED_ERRNOS), None)
     cause = f" (exit code {result.exit_code})"
@@ -148,4 +148,4 @@ def _make_uv_error(message: str, result: Answer, hint: str = "") -> ToolchainErr
         hint += f", or name other folders: uv's with $UV_CACHE_DIR, that of IREEs with ${TOOLCHAINS_VARIABLE}."
     elif any(os.strerror(number) in result.text for number in _DISK_FULL_ERRNOS):
         cause, hint = ": disk full", "Free disk space."
-    return ToolchainError(f"{message}{cause}", f"{hint}\n{show_last_words('uv', result.text, _TAIL_LINES)}".strip())
+    return ToolchainError(f"{message}{cause}", f"{hint}\n{format_last_lines('uv', result.text, _TAIL_LINES)}".strip())

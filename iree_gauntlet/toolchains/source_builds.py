@@ -30,10 +30,10 @@ from packaging.version import Version
 
 from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE
 from iree_gauntlet.errors import GauntletError, ToolchainError
-from iree_gauntlet.formatting import byte_size, duration
+from iree_gauntlet.formatting import format_bytes, format_duration
 from iree_gauntlet.system.atomic import discard_folder, replace_folder, write_atomic
-from iree_gauntlet.system.file_lock import file_lock, take_lock
-from iree_gauntlet.system.short_process import ask, run_logged
+from iree_gauntlet.system.file_lock import file_lock, try_file_lock
+from iree_gauntlet.system.short_process import run_logged, run_tool
 from iree_gauntlet.toolchains.build_tree import list_shipped_files
 from iree_gauntlet.toolchains.checkout import Checkout
 from iree_gauntlet.toolchains.environments import SealedFolder, convert_file_errors, seal
@@ -136,7 +136,7 @@ def find_build_tools(environ: Mapping[str, str]) -> BuildTools:
             "Install: sudo apt install cmake ninja-build clang lld; CMake and Ninja also come with "
             "pip install 'iree-gauntlet[source]'",
         )
-    version_lines = ask([cxx, "--version"], timeout=_ASK_SECONDS).stdout.splitlines()
+    version_lines = run_tool([cxx, "--version"], timeout=_ASK_SECONDS).stdout.splitlines()
     compiler = version_lines[0] if version_lines else cxx
     launcher = next(filter(None, (shutil.which(name, path=search_path) for name in _LAUNCHERS)), "")
     lld = "clang" in compiler and shutil.which("ld.lld", path=search_path) is not None
@@ -159,7 +159,7 @@ def _find_recent_tool(name: str, search_path: str, missing: list[str]) -> str:
         path = shutil.which(name, path=folder)
         if path is None:
             continue
-        version = _VERSION.search(ask([path, "--version"], timeout=_ASK_SECONDS).stdout)
+        version = _VERSION.search(run_tool([path, "--version"], timeout=_ASK_SECONDS).stdout)
         if version and Version(version[1]) >= min_version:
             return path
         old_version_note = f" ({path} is {version[1] if version else 'of unknown version'})"
@@ -236,7 +236,7 @@ class BuildFolder:
             if seconds_before and finished * 10 < total:
                 # The first files allow no estimate.
                 remaining_seconds = max(0.0, seconds_before - (now - start_time))
-            self.news(f"built {finished:,} of {total:,} files, about {duration(remaining_seconds)} left")
+            self.news(f"built {finished:,} of {total:,} files, about {format_duration(remaining_seconds)} left")
 
         self._run([self.tools.ninja, "-C", str(self.folder), *targets], "cannot build", follow)
         return has_built
@@ -246,7 +246,7 @@ class BuildFolder:
         # Ninja lists the targets of the previously built commit until CMake has rewritten its files.
         self._run([self.tools.ninja, "-C", str(self.folder), "build.ninja"], "cannot configure")
         query = [self.tools.ninja, "-C", str(self.folder), "-t", "query"]
-        return [name for name in targets if ask([*query, name], timeout=_QUERY_SECONDS).exit_code == 0]
+        return [name for name in targets if run_tool([*query, name], timeout=_QUERY_SECONDS).exit_code == 0]
 
     def require_space(self, *, runtime_only: bool) -> None:
         """Raise a GauntletError if the disk has too little space for a build from nothing."""
@@ -257,7 +257,7 @@ class BuildFolder:
         folder = next(path for path in self.folder.parents if path.exists())
         if (free := shutil.disk_usage(folder).free) < required_bytes:
             raise GauntletError(
-                f"a build needs about {byte_size(required_bytes)}, but {folder} has {byte_size(free)} left",
+                f"a build needs about {format_bytes(required_bytes)}, but {folder} has {format_bytes(free)} left",
                 f"Free disk space (toolchain.remove), or name another folder with ${TOOLCHAINS_VARIABLE}.",
             )
 
@@ -266,7 +266,7 @@ class BuildFolder:
         start = self.log.stat().st_size if self.log.exists() else 0
         environment = os.environ | {"NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
         try:
-            code = run_logged(argv, self.log, environment=environment, held=(self.lock_fd,), follow=follow)
+            code = run_logged(argv, self.log, environment=environment, inherited_fds=(self.lock_fd,), follow=follow)
         except OSError as error:
             raise ToolchainError(f"{argv[0]} cannot be started: {error}", "Reinstall it.") from error
         with self.log.open("rb") as file:
@@ -304,10 +304,10 @@ class UsageRegistry(Protocol):
     def use(self, path: Path) -> None:
         """Register that this process uses a folder, before looking for it."""
 
-    def collecting(self) -> AbstractContextManager[None]:
+    def block_new_leases(self) -> AbstractContextManager[None]:
         """Keep every process from starting to use a folder."""
 
-    def in_use(self) -> set[str]:
+    def list_used_paths(self) -> set[str]:
         """Return paths relative to the toolchain folder."""
 
 
@@ -372,7 +372,7 @@ class SourceBuilds:
     news: Callable[[str], None]
     legacy_folders: tuple[Path, ...] = ()
 
-    def ready(self, choice: Choice, parts: frozenset[str]) -> Build:
+    def provide(self, choice: Choice, parts: frozenset[str]) -> Build:
         """Return the build of a commit, or of the current work tree, with the required parts; build it if necessary.
 
         Raises:
@@ -410,7 +410,7 @@ class SourceBuilds:
 
     def all(self) -> list[tuple[Path, Build | None, str]]:
         """List every finished build: folder, build, or else the reason that it is invalid."""
-        return [row for folder in self._folders for row in Build.list_in(folder)]
+        return [row for folder in self._folders for row in Build.list_folders(folder)]
 
     def work_folders(self) -> list[Path]:
         """List the build directories."""
@@ -429,7 +429,7 @@ class SourceBuilds:
     def remove_work(self, path: Path) -> None:
         """Delete a build directory and its worktrees, unless a process builds there."""
         with convert_file_errors(path), ExitStack() as stack:
-            lock_fd = take_lock(path.with_name(f".{path.name}.lock"))
+            lock_fd = try_file_lock(path.with_name(f".{path.name}.lock"))
             if lock_fd is None:
                 raise ToolchainError(f"a running process builds in {path}", "Remove it when the process has ended.")
             stack.callback(os.close, lock_fd)
@@ -563,8 +563,8 @@ class SourceBuilds:
     def _remove_replaced_builds(self, prefix: str, label: str) -> None:
         """Delete unused builds that a new one replaces: of a work tree, or of a commit with fewer parts."""
         root = self.folder.parent
-        with self.uses.collecting():
-            used_paths = self.uses.in_use()
+        with self.uses.block_new_leases():
+            used_paths = self.uses.list_used_paths()
             for path in self.folder.glob(f"{prefix}*"):
                 if path.name != label and path.relative_to(root).as_posix() not in used_paths:
                     discard_folder(path)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.journal_events import ToolchainFacts
+from iree_gauntlet.journal_events import ToolchainInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,12 +80,12 @@ class Toolchain:
     Compiler and runtime may come from different places.
 
     Attributes:
-        why: a sentence with the reason for this selection, where several are available and no option decides.
+        selection_reason: a sentence; empty unless several are available and no option decides.
     """
 
     compiler: Compiler
     runtime: Runtime
-    why: str = ""
+    selection_reason: str = ""
 
     @property
     def source(self) -> str:
@@ -102,9 +102,9 @@ class Toolchain:
         }[name]
 
     @property
-    def facts(self) -> ToolchainFacts:
+    def facts(self) -> ToolchainInfo:
         """The journal's `toolchain` record."""
-        return ToolchainFacts(
+        return ToolchainInfo(
             compiler=self.compiler.version,
             compiler_commit=self.compiler.commit,
             runtime=self.runtime.version,

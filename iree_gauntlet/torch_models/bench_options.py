@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from iree_gauntlet.device_kinds import DEVICE_KINDS
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.requests import Option, ToolchainRequest, options_of
+from iree_gauntlet.requests import Option, ToolchainRequest, list_options
 from iree_gauntlet.torch_models.formats import DataFormat
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _MAX_DIGITS = 9
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PROGRAM = "python -m iree_gauntlet.bench"
 # Help texts of the options that other commands have too.
-_HELP = {option.name: option.help for option in options_of(ToolchainRequest)}
+_HELP = {option.name: option.help for option in list_options(ToolchainRequest)}
 _CHIP_FLAGS = ", ".join(f"`{kind.chip_flags[0]}`" for kind in DEVICE_KINDS if kind.chip_flags)
 
 
@@ -39,7 +39,7 @@ class BenchOption(Option):
     """
 
     on_iree: str = ""
-    least: int | None = None
+    minimum: int | None = None
     value: str = ""
 
 
@@ -48,7 +48,7 @@ def _option(
 ) -> Any:
     unset = False if default is False else [] if text.endswith("(repeatable).") else ""
     value = "" if default in (None, "", False, ()) else str(getattr(default, "value", default))
-    option = BenchOption("", unset, text, short, choices, on_iree=on_iree, least=least, value=value)
+    option = BenchOption("", unset, text, short, choices, on_iree=on_iree, minimum=least, value=value)
     return field(default=default, metadata={"option": option})
 
 
@@ -235,7 +235,7 @@ def read_options(values: Mapping[str, Any]) -> BenchOptions:
     return options
 
 
-def spell_out(words: Sequence[str], *, dashes: bool) -> list[str]:
+def expand_option_names(words: Sequence[str], *, dashes: bool) -> list[str]:
     """Return a command line with the full names of options; other arguments are unchanged.
 
     Invoke takes `-df` for `-d -f`, and argparse accepts only the declared names: in this form both agree.
@@ -260,7 +260,7 @@ def spell_out(words: Sequence[str], *, dashes: bool) -> list[str]:
     return arguments
 
 
-def find_nearest_option(word: str) -> str:
+def find_closest_option(word: str) -> str:
     """Return the option that is closest to a mistyped one, with its dashes; empty if none is close."""
     typed = word.partition("=")[0]
     name_start = typed.strip("-").replace("-", "_")
@@ -284,11 +284,11 @@ def _check_value(option: BenchOption, value: Any) -> Any:
     if option.name == "env":
         return _read_environment(text)
     text = _check_text(option, text)
-    if option.least is None:
+    if option.minimum is None:
         return DataFormat(text) if option.name == "dataformat" else text
     # Only ASCII digits are accepted: int() also takes underscores, spaces and the digits of other scripts.
-    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS) or int(text) < option.least:
-        raise UsageError(f"--{option.name} {text}: expected an integer of at least {option.least}", option.help)
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS) or int(text) < option.minimum:
+        raise UsageError(f"--{option.name} {text}: expected an integer of at least {option.minimum}", option.help)
     return int(text)
 
 
@@ -353,9 +353,9 @@ def build_parser(prog: str = _PROGRAM) -> argparse.ArgumentParser:
 
 def parse(arguments: Sequence[str], prog: str = _PROGRAM) -> BenchOptions:
     """Read a command line; `--help` prints the help and exits with code 0."""
-    namespace, unknown = build_parser(prog).parse_known_args(spell_out(arguments, dashes=False))
+    namespace, unknown = build_parser(prog).parse_known_args(expand_option_names(arguments, dashes=False))
     if unknown:
-        suggestion = find_nearest_option(unknown[0])
+        suggestion = find_closest_option(unknown[0])
         raise UsageError(
             f"{unknown[0]}: no such option{f'; did you mean {suggestion}?' if suggestion else ''}",
             f"See {prog} --help.",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from iree_gauntlet.cases import MAIN, Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import Figure
-from iree_gauntlet.formatting import byte_size, duration, format_error, milliseconds
+from iree_gauntlet.formatting import format_bytes, format_duration, format_error, format_milliseconds
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.system.atomic import remove_reserved, write_atomic
@@ -96,16 +96,16 @@ def make_result_lines(record: JournalRecord, chain: BenchChain, build: BuildReco
         return [f"{name}: no speed is reported"]
     figures, check = BenchFigures.from_dict(benchmark.statistics), _find_result(record, chain, Stage.THRESHOLD)
     latency = figures.latency_ms
-    median, p90, p99 = map(milliseconds, (latency.p50, latency.p90, latency.p99))
+    median, p90, p99 = map(format_milliseconds, (latency.p50, latency.p90, latency.p99))
     call_name = "a generation" if build.generation else "a call"
-    total = duration(figures.total_s)
+    total = format_duration(figures.total_s)
     speed = f"{name}: {figures.samples_per_sec:.2f} samples/s ({figures.total_samples} in {total})"
     groups = f"; means of {chain.options.microbatch_count}" if chain.options.microbatch_count > 1 else ""
     lines = [f"{speed}, {median} ms {call_name} (p90 {p90}, p99 {p99}{groups})", *_list_notes(latency, benchmark)]
     if figures.tokens_per_sec is not None and figures.prefill_ms:
         # A generation of one token has no later ones.
-        later_tokens = f", then {milliseconds(figures.decode_ms.p50)} ms each" if figures.decode_ms else ""
-        first_token = milliseconds(figures.prefill_ms.p50)
+        later_tokens = f", then {format_milliseconds(figures.decode_ms.p50)} ms each" if figures.decode_ms else ""
+        first_token = format_milliseconds(figures.prefill_ms.p50)
         lines.append(f"{figures.tokens_per_sec:.1f} tokens/s; the first after {first_token} ms{later_tokens}")
     if check:
         check_figures = CheckFigures.from_dict(check.statistics)
@@ -114,7 +114,7 @@ def make_result_lines(record: JournalRecord, chain: BenchChain, build: BuildReco
         lines.append(
             f"error against the model in {chain.options.dataformat.value}: {format_error(error.rms)} (rms, "
             f"{format_error(error.rms_tolerance)} is allowed){narrow}; first call "
-            f"{milliseconds(check_figures.first_call_ms)} ms"
+            f"{format_milliseconds(check_figures.first_call_ms)} ms"
         )
         if error.flips and error.rms_without_flips is not None:
             lines.append(
@@ -125,9 +125,9 @@ def make_result_lines(record: JournalRecord, chain: BenchChain, build: BuildReco
             lines.append(_format_sensitivity(contractions))
     compilation = _find_result(record, chain, Stage.COMPILE)
     if compilation:
-        seconds = duration(compilation.statistics["tool_seconds"])
-        size = byte_size(compilation.statistics["binary_size_bytes"])
-        lines.append(f"compiled in {seconds} to {size}; peak memory {byte_size(figures.peak_rss_bytes)}")
+        seconds = format_duration(compilation.statistics["tool_seconds"])
+        size = format_bytes(compilation.statistics["binary_size_bytes"])
+        lines.append(f"compiled in {seconds} to {size}; peak memory {format_bytes(figures.peak_rss_bytes)}")
     for role in (PEERS, TRACE):
         further_result = _find_result(record, chain, Stage.BENCHMARK, role)
         lines += further_result.notes if further_result else ()

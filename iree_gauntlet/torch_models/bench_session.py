@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from iree_gauntlet.cases import MAIN, Origin, Verdict
 from iree_gauntlet.engine.modules.module_key import make_key
-from iree_gauntlet.engine.plan import blocked
-from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
+from iree_gauntlet.engine.plan import block_step
+from iree_gauntlet.engine.rounds.taken_rounds import get_gpu
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.machine.machine_state import list_benchmark_warnings
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.results import Result, Samples, shorten
-from iree_gauntlet.settings import shown
+from iree_gauntlet.settings import format_path
 from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.steps import Step, StepInput
 from iree_gauntlet.torch_models import tracing
@@ -93,7 +93,7 @@ class BenchChain(TorchChain):
     @property
     def origin(self) -> Origin:
         """The source location of the model."""
-        return Origin(str(shown(self.model.file)), self.model.name)
+        return Origin(str(format_path(self.model.file)), self.model.name)
 
     def export(self) -> Step:
         """Plan the step that builds the model with torch and exports it."""
@@ -212,7 +212,7 @@ class BenchSession(ModelSession):
             elif options.microbatch_count > 1:
                 reason = f"--microbatch_count {options.microbatch_count}: {subject} takes one microbatch at a time"
         # One blocked step reports it once, before anything is compiled.
-        return (blocked(steps[-1], reason),) if reason else steps
+        return (block_step(steps[-1], reason),) if reason else steps
 
     def check(self, step: Step) -> Result:
         """Run each program once, with the builder's inputs, and compare all outputs with those of the build."""
@@ -246,7 +246,7 @@ class BenchSession(ModelSession):
                     self._first_call_ms = calls.first_call_ms
                     result = replace(result, statistics=figures.as_dict())
             except (GauntletError, ValueError) as error:
-                reason = shorten(error.what if isinstance(error, GauntletError) else f"{program.name}: {error}")
+                reason = shorten(error.message if isinstance(error, GauntletError) else f"{program.name}: {error}")
                 return replace(result, verdict=Verdict.ERROR, reason=reason, outputs=(), statistics={})
             result = replace(result, outputs=(*result.outputs, *agreement.comparisons))
             if agreement.expects_only_zeros:
@@ -291,7 +291,7 @@ class BenchSession(ModelSession):
         if build.has_host_modules:
             plan = {**plan, "outputs": step.folder}
         step = replace(step, timeout=step.timeout + _TIMEOUT_FACTOR * loops * self._first_call_ms / _MS_PER_S)
-        gpu = gpu_of(step)
+        gpu = get_gpu(step)
         watch = RoundWatch(gpu=bool(gpu), device=gpu)
         response = self.ask(step, script, plan)
         state = watch.ended(own_cpu_seconds=response.outcome.cpu_seconds)
@@ -301,7 +301,7 @@ class BenchSession(ModelSession):
             calls = MeasuredCalls.from_dict(response.figures)
             problem, figures = self._find_problem(calls), make_bench_figures(build, calls)
         except (GauntletError, ArithmeticError, TypeError, ValueError) as error:
-            text = error.what if isinstance(error, GauntletError) else f"{type(error).__name__}: {error}"
+            text = error.message if isinstance(error, GauntletError) else f"{type(error).__name__}: {error}"
             reason = shorten(f"the measuring program's response cannot be read: {text}")
             return response.complete(Result(Verdict.ERROR, reason))
         if problem:
@@ -310,7 +310,7 @@ class BenchSession(ModelSession):
             return response.complete(failure)
         if build.generation is None:
             self._call_ms = figures.latency_ms.p50
-        figures = replace(figures, machine=state.as_dict(), disturbed=tuple(state.disturbances()))
+        figures = replace(figures, machine=state.as_dict(), disturbed=tuple(state.list_disturbances()))
         remarks = [] if build.generation is None else _find_token_difference(build.generation, calls)
         if build.generation is None and calls.pushed == "one by one" and self.chain.options.microbatch_count > 1:
             remarks.append("microbatches were pushed one by one: the module has no asynchronous entry")
@@ -318,7 +318,7 @@ class BenchSession(ModelSession):
             Verdict.PASSED,
             samples=Samples("bench", calls.times_ms, (), (1,) * len(calls.times_ms)),
             statistics=figures.as_dict(),
-            notes=(*step.notes, *remarks, *list_benchmark_warnings(state.watched)),
+            notes=(*step.notes, *remarks, *list_benchmark_warnings(state.state_with_cpu_use)),
             log=processes.log(step, "stdout.txt"),
         )
         return response.complete(result)

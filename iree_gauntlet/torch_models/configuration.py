@@ -28,11 +28,11 @@ from pydantic import (
 )
 
 from iree_gauntlet.device_kinds import DEVICE_KINDS, TORCH_DEVICES, TORCH_NAMES, split_device
-from iree_gauntlet.dialects.fields import Checked, StrictDocument, in_schema, present
+from iree_gauntlet.dialects.fields import SchemaValidator, StrictDocument, make_schema_config, require_fields
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError
 from iree_gauntlet.dialects.yaml_file import read_yaml
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.settings import read_file, resolve_links, shown
+from iree_gauntlet.settings import format_path, read_file, resolve_links
 from iree_gauntlet.targets import parse_target
 from iree_gauntlet.torch_models.plugins import (
     BASELINE,
@@ -95,7 +95,7 @@ def _check_exists(look_up: Callable[[PluginRegistry, str], object], text: str, i
     try:
         look_up(_get_context(info).registry, text)
     except UsageError as error:
-        raise FieldError(None, error.what, error.hint) from error
+        raise FieldError(None, error.message, error.hint) from error
     return text
 
 
@@ -179,11 +179,11 @@ def _check_model_config(text: str, folder: Path) -> str:
     try:
         document = json.loads(read_file(path))
     except OSError as error:
-        raise FieldError(None, f"{shown(path)} cannot be read: {error.strerror}", _CONFIG_HINT) from error
+        raise FieldError(None, f"{format_path(path)} cannot be read: {error.strerror}", _CONFIG_HINT) from error
     except (ValueError, RecursionError) as error:
-        raise FieldError(None, f"{shown(path)} is not JSON: {error}", _CONFIG_HINT) from error
+        raise FieldError(None, f"{format_path(path)} is not JSON: {error}", _CONFIG_HINT) from error
     if not isinstance(document, dict):
-        raise FieldError(None, f"{shown(path)} does not hold a JSON object", _CONFIG_HINT)
+        raise FieldError(None, f"{format_path(path)} does not hold a JSON object", _CONFIG_HINT)
     return str(path)
 
 
@@ -229,8 +229,8 @@ class _ConfigurationFields(StrictDocument):
 class ShapesEntry(_ConfigurationFields):
     """An entry of `matrix_shapes`: a set by its name, with powers where it has some, or shapes that are listed."""
 
-    model_config = in_schema(
-        **{"if": {"required": ["name"], "properties": {"name": {"const": CUSTOM}}}, "then": present("shapes")}
+    model_config = make_schema_config(
+        **{"if": {"required": ["name"], "properties": {"name": {"const": CUSTOM}}}, "then": require_fields("shapes")}
     )
 
     name: Annotated[Readable, AfterValidator(_check_set)] = Field(description="Name of the entry.")
@@ -263,7 +263,7 @@ class ShapesEntry(_ConfigurationFields):
 class ModelEntry(_ConfigurationFields):
     """An entry of `model_params`. Of the three ways to say how torch compiles, each has been torchao's."""
 
-    model_config = in_schema(anyOf=[present("matrix_shapes"), present("config")])
+    model_config = make_schema_config(anyOf=[require_fields("matrix_shapes"), require_fields("config")])
 
     name: Annotated[Readable, AfterValidator(_check_name)] | None = Field(None, description="Name of the entry.")
     model_type: Annotated[
@@ -320,10 +320,10 @@ class ModelEntry(_ConfigurationFields):
 _SHAPES = TypeAdapter(Annotated[list[ShapesEntry], Field(min_length=1)])
 
 
-class File(_ConfigurationFields):
+class MicroConfigFile(_ConfigurationFields):
     """A configuration."""
 
-    benchmark_mode: Annotated[Readable, Checked(_check_mode, {"enum": ["inference"]})] | None = Field(
+    benchmark_mode: Annotated[Readable, SchemaValidator(_check_mode, {"enum": ["inference"]})] | None = Field(
         None, description="Kind of measurement; only inference is supported."
     )
     quantization_config_recipe_names: (
@@ -422,7 +422,7 @@ def read_micro_config(path: Path, registry: PluginRegistry) -> MicroConfig:
         )
         raise UsageError(f"configuration {path} does not exist", hint)
     document = read_yaml(path, "micro-benchmark configurations", "docs/how-to/micro.md")
-    content = document.as_(File, ConfigurationContext(registry, path.parent))
+    content = document.validate(MicroConfigFile, ConfigurationContext(registry, path.parent))
     entries: list[tuple[ModelEntry, list[str | int]]]
     if isinstance(content.model_params, list):
         entries = [(entry, ["model_params", index]) for index, entry in enumerate(content.model_params)]
@@ -435,11 +435,11 @@ def read_micro_config(path: Path, registry: PluginRegistry) -> MicroConfig:
         names = (entry.model_type if number == 1 else f"{entry.model_type}-{number}" for number in count(1))
         name = entry.name or next(name for name in names if name not in used_names)
         used_names.add(name)
-        models.append(_make_model(entry, name, registry, document.line_of(entry_path)))
+        models.append(_make_model(entry, name, registry, document.find_line(entry_path)))
     return MicroConfig(path, _make_variants(content, registry), content.output_dir or "", tuple(models))
 
 
-def _make_variants(file: File, registry: PluginRegistry) -> tuple[Variant, ...]:
+def _make_variants(file: MicroConfigFile, registry: PluginRegistry) -> tuple[Variant, ...]:
     """Return the baseline, every quantization alone, and the pairs that a sparsity recipe declares."""
     quantizations = _find_recipes(file.quantization_config_recipe_names, registry)
     variants = [Variant(registry.find_recipe(BASELINE))]

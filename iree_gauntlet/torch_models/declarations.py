@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from iree_gauntlet.errors import GauntletError, Problem, SpecError, UsageError
-from iree_gauntlet.settings import shown
+from iree_gauntlet.settings import format_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -61,7 +61,7 @@ class Declaration:
     @property
     def location(self) -> str:
         """The declaration's file and line: `specs/models/bert.py:12`."""
-        return f"{shown(self.file)}:{self.line}"
+        return f"{format_path(self.file)}:{self.line}"
 
     @classmethod
     def hint(cls, function: Callable[..., Any]) -> str:  # noqa: ARG003 - some kinds use it
@@ -75,7 +75,9 @@ class Declaration:
     def make_combined_error(self, messages: Iterable[str], hint: str | None = None) -> DeclarationError:
         """Return one error with a problem for each message; the default hint is the documentation."""
         note = self.docs_reference if hint is None else hint
-        return self.error([Problem(str(shown(self.file)), self.line, self.name, message, note) for message in messages])
+        return self.error(
+            [Problem(str(format_path(self.file)), self.line, self.name, message, note) for message in messages]
+        )
 
     def make_error(self, message: str, hint: str | None = None) -> DeclarationError:
         """Return the error for a single message."""
@@ -181,7 +183,7 @@ def raise_problems(
     messages: Iterable[str], kind: type[Declaration], name: object, hint: str, *, file: Path, line: int
 ) -> None:
     """Raise the kind's error if there are messages."""
-    problems = [Problem(str(shown(file)), line, str(name), message, hint) for message in messages]
+    problems = [Problem(str(format_path(file)), line, str(name), message, hint) for message in messages]
     if problems:
         raise kind.error(problems)
 
@@ -228,7 +230,7 @@ def make_failure_problem(
                 file, line = path, number
         text = next(iter(str(error).strip().splitlines()), "")
     message = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return Problem(str(shown(file)), line, name, message, _find_import_hint(error, folder) or hint)
+    return Problem(str(format_path(file)), line, name, message, _find_import_hint(error, folder) or hint)
 
 
 def _find_import_hint(error: BaseException, folder: Path) -> str:

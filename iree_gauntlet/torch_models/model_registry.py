@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 from iree_gauntlet.errors import GauntletError, Problem, UsageError
-from iree_gauntlet.settings import resolve_links, shown
+from iree_gauntlet.settings import format_path, resolve_links
 from iree_gauntlet.torch_models.declarations import (
     INSTALL_HINT,
     PYBUDA_HINT,
@@ -281,7 +281,9 @@ def discover(folders: Sequence[Path], skipped_problems: list[Problem] | None = N
         declarations += folder_declarations
         problems += folder_problems
         if not folder_declarations and not folder_problems:
-            problems.append(Problem(str(shown(folder)), 0, "", "no file in it declares a model", _DECLARATION_HINT))
+            problems.append(
+                Problem(str(format_path(folder)), 0, "", "no file in it declares a model", _DECLARATION_HINT)
+            )
     models = sort_by_name(declarations, BenchmarkModel, problems)
     problems = list(dict.fromkeys(problems))
     if skipped_problems is not None:
@@ -379,10 +381,10 @@ def _make_private_name(prefix: str, path: Path) -> str:
 
 def _load_folder(folder: Path) -> list[Problem]:
     if not folder.is_dir():
-        raise UsageError(f"no models folder {shown(folder)}", "name an existing folder with --models_dir")
+        raise UsageError(f"no models folder {format_path(folder)}", "name an existing folder with --models_dir")
     files = sorted(path for path in folder.glob("*.py") if not path.name.startswith(("_", ".")) and path.is_file())
     if not files:
-        raise UsageError(f"no *.py files in the models folder {shown(folder)}", _DECLARATION_HINT)
+        raise UsageError(f"no *.py files in the models folder {format_path(folder)}", _DECLARATION_HINT)
     package = _make_private_name(_PACKAGE_PREFIX, folder)
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
         del sys.modules[name]
@@ -397,7 +399,7 @@ def _load_folder(folder: Path) -> list[Problem]:
     for file in files:
         if "." in file.stem:
             hint = f"rename it to {file.stem.partition('.')[0]}.py"
-            problems.append(Problem(str(shown(file)), 0, "", "a module's name has no dot", hint))
+            problems.append(Problem(str(format_path(file)), 0, "", "a module's name has no dot", hint))
         else:
             problems += _collect_problems(partial(importlib.import_module, f"{package}.{file.stem}"), folder, file)
     return problems

@@ -147,7 +147,7 @@ class ModelSession(ABC):
             self.chain.toolchain.runtime.benchmark_module, Path(step.folder), program, self.chain.device
         )
         traced_step = replace(step, command=replace(command, env=self.chain.context.env))
-        flags, processes = self.workbench.flags_of(BENCHMARK_MODULE), self.session.processes
+        flags, processes = self.workbench.get_flags(BENCHMARK_MODULE), self.session.processes
         return tracing.trace(traced_step, level, path, self.chain.toolchain, processes, flags, call_ms=call_ms)
 
     def export(self, step: Step) -> Result:
@@ -176,7 +176,7 @@ class ModelSession(ABC):
             return None
         return Result(
             Verdict.PASSED,
-            command=self.session.processes.typed(step),
+            command=self.session.processes.format_command(step),
             cache=CacheUse(True, key, "in the cache"),
             statistics={**entry.metadata["statistics"], "hashes": entry.metadata["hashes"]},
             notes=step.notes,
@@ -203,7 +203,7 @@ class ModelSession(ABC):
             files,
             name=step.id,
             ingredients=ingredients,
-            metadata={"statistics": statistics, "hashes": hashes, "command": processes.typed(step)},
+            metadata={"statistics": statistics, "hashes": hashes, "command": processes.format_command(step)},
             created=datetime.now(UTC),
         )
         notes = (*step.notes, publication.note) if publication.note else step.notes

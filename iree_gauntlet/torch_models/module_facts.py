@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.program_parameters import Parameter, collect_parameters
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.formatting import byte_size, listed
+from iree_gauntlet.formatting import format_bytes, list_first
 from iree_gauntlet.measuring.numerics.arrays import count_bits
 from iree_gauntlet.measuring.profiles.dispatch_profile import find_dispatch_names, parse_dispatch_name
-from iree_gauntlet.system.short_process import ask
+from iree_gauntlet.system.short_process import run_tool
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -154,7 +154,7 @@ def find_unproven(
     problems: list[str] = []
     for element_type in proof.parameter_types:
         if _drop_sign(element_type) not in map(_drop_sign, facts.bytes_by_type):
-            types = ", ".join(f"{name} ({byte_size(size)})" for name, size in facts.bytes_by_type.items()) or "none"
+            types = ", ".join(f"{name} ({format_bytes(size)})" for name, size in facts.bytes_by_type.items()) or "none"
             note = f"; the program's {_name_some(facts.unread)} are not read" if facts.unread else ""
             problems.append(f"it reads no parameter of type {element_type}: those that it reads are {types}{note}")
         elif wide_dispatches := find_widened_at_load(facts, element_type):
@@ -165,14 +165,14 @@ def find_unproven(
         changed_size = baseline.stored_bytes if changed_bytes is None else min(changed_bytes, baseline.stored_bytes)
         max_bytes = baseline.stored_bytes - changed_size + share * changed_size
         if facts.stored_bytes > max_bytes:
-            baseline_text = f"the baseline's {byte_size(baseline.stored_bytes)}"
+            baseline_text = f"the baseline's {format_bytes(baseline.stored_bytes)}"
             limit_text = (
                 baseline_text
                 if changed_size == baseline.stored_bytes
-                else f"the {byte_size(changed_size)} that it changes of {baseline_text}"
+                else f"the {format_bytes(changed_size)} that it changes of {baseline_text}"
             )
             problems.append(
-                f"its parameters and constants take {byte_size(facts.stored_bytes)}, and the recipe promises at most"
+                f"its parameters and constants take {format_bytes(facts.stored_bytes)}, and the recipe promises at most"
                 f" {100 * share:g} % of {limit_text}"
             )
     if proof.dispatch and not any(re.search(proof.dispatch, name) for name in facts.dispatches):
@@ -187,9 +187,9 @@ def find_unproven(
 
 def describe_facts(facts: ModuleFacts) -> list[str]:
     """Return one line for each kind of facts: parameters by their types, constants, dispatches."""
-    lines = [f"parameters {kind}: {byte_size(size)}" for kind, size in facts.bytes_by_type.items()]
+    lines = [f"parameters {kind}: {format_bytes(size)}" for kind, size in facts.bytes_by_type.items()]
     if facts.constant_bytes:
-        lines.append(f"constants inside the module: {byte_size(facts.constant_bytes)}")
+        lines.append(f"constants inside the module: {format_bytes(facts.constant_bytes)}")
     if facts.load_dispatches:
         lines.append(f"made of them at load: {_name_some(_name_works(facts.load_dispatches))}")
     heavy = [name for name in facts.dispatches if parse_dispatch_name(name).kind in _HEAVY_KINDS]
@@ -209,7 +209,7 @@ def _name_works(names: Iterable[str]) -> list[str]:
 
 
 def _name_some(texts: Sequence[str]) -> str:
-    return listed(texts, _MAX_NAMES) or "none"
+    return list_first(texts, _MAX_NAMES) or "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class _DataSegment:
 def _read_segments(toolchain: Toolchain, module: Path) -> list[_DataSegment]:
     """Read all data of a module: the segments in `module.fb`, and the files next to it, in the same order."""
     tool = Path(toolchain.runtime.run_module).with_name(_DUMP_TOOL)
-    dump = ask([str(tool), "--output=flatbuffer-json", str(module)], timeout=120.0)
+    dump = run_tool([str(tool), "--output=flatbuffer-json", str(module)], timeout=120.0)
     try:
         descriptions: list[dict[str, Any]] = json.loads(dump.stdout)["rodata_segments"]
     except (ValueError, KeyError) as error:

@@ -26,17 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.engine.rounds.blocks import (
-    AB,
-    BlockTaker,
-    Pair,
-    PairEvidence,
-    PlannedBlock,
-    RoundsEvidence,
-    make_seed,
-)
+from iree_gauntlet.engine.rounds.blocks import AB, BlockRunner, Pair, PairSamples, PlannedBlock, RoundSamples, make_seed
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
-from iree_gauntlet.engine.rounds.taken_rounds import Measurement, gpu_of, take_round
+from iree_gauntlet.engine.rounds.taken_rounds import Measurement, get_gpu, run_round
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, TimeVerdict, compare, compare_log_ratios
 from iree_gauntlet.measuring.statistics.rounds import SequentialPlan
@@ -120,9 +112,9 @@ class Peer:
     reason: str = ""
 
 
-def judge_peer(peer: Peer, evidence: PairEvidence) -> Peer:
+def judge_peer(peer: Peer, evidence: PairSamples) -> Peer:
     """Return the peer with the result of its blocks: A is IREE, B the peer."""
-    peer = replace(peer, blocks=len(evidence.blocks), replaced=evidence.replaced)
+    peer = replace(peer, blocks=len(evidence.blocks), replaced=evidence.replacement_count)
     if evidence.failure:
         return replace(peer, reason=evidence.failure)
     if not evidence.blocks:
@@ -178,7 +170,7 @@ def _format_time(milliseconds: float) -> str:
 
 
 def _compute_median(rounds: Sequence[Round]) -> float:
-    return statistics.median(round_.location() for round_ in rounds)
+    return statistics.median(round_.compute_location() for round_ in rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +262,8 @@ class PeerScript:
         """Run each program in one start of a peer; its times are no evidence, so that other work may run meanwhile."""
         with tempfile.TemporaryDirectory(prefix="outputs", dir=self.step.folder) as outputs:
             measurement = self.plan_rounds(name, programs, outputs=outputs, compile_threads=None)
-            with session.quiet(exclusive=False):
-                result = take_round(replace(measurement, read=lambda _text, _seconds: ()), session.processes, log)
+            with session.exclusive_machine(exclusive=False):
+                result = run_round(replace(measurement, read=lambda _text, _seconds: ()), session.processes, log)
             if result.failure:
                 return [PeerModelResult(error=result.failure)] * len(expected)
             response = PeerResponse.read(session.processes.stdout(self.step, log))
@@ -298,7 +290,7 @@ class PeerEnvironment:
 
 def make_iree_rounds(step: Step, command: Command) -> Measurement:
     """Return rounds of IREE's measuring programs, for any kind of model."""
-    return Measurement(step, command, "the measuring program", _read_iree_median, gpu_of(step))
+    return Measurement(step, command, "the measuring program", _read_iree_median, get_gpu(step))
 
 
 def measure_peers(
@@ -308,7 +300,7 @@ def measure_peers(
 
     A peer that cannot be measured has a reason, and the others go on. An interrupted one is omitted.
     """
-    taker = BlockTaker(session, replace_disturbed=environment.replace_disturbed)
+    taker = BlockRunner(session, replace_disturbed=environment.replace_disturbed)
     plan = json.loads(Path(iree.command.argv[-1]).read_text(encoding="utf-8"))
     peers = _PeerMeasurement(session, iree, plan, build, read_build(build), environment, taker)
     results: list[Peer] = []
@@ -332,7 +324,7 @@ class _PeerMeasurement:
     folder: Path
     build: BuildRecord
     environment: PeerEnvironment
-    taker: BlockTaker
+    taker: BlockRunner
     iree_ms: float = 0.0
 
     def list_peers(self, names: Sequence[str]) -> Iterator[tuple[PeerScript, PeerProgram]]:
@@ -371,10 +363,10 @@ class _PeerMeasurement:
             iree_rounds = self._plan_iree(directory, "iree", calls)
             peer_rounds = script.plan_rounds("peer", [replace(program, calls=calls)])
             pair = Pair(f"{self.iree.step.chain} against {name}", ((),), lambda _: (iree_rounds, peer_rounds))
-            evidence = PairEvidence()
-            while evidence.count < BLOCKS and self.taker.goes_on(evidence):
+            evidence = PairSamples()
+            while evidence.count < BLOCKS and self.taker.may_continue(evidence):
                 session.progress.status(f"{name}: block {evidence.count + 1} of {BLOCKS}")
-                self.taker.take(pair.block(AB, evidence, SEED, ()), evidence)
+                self.taker.run(pair.block(AB, evidence, SEED, ()), evidence)
             return judge_peer(replace(peer, calls=calls), evidence)
         finally:
             # The code of a large model, which nothing reads any more.
@@ -385,8 +377,8 @@ class _PeerMeasurement:
         group = int(self.plan.get("in_flight", 1))
         if not self.iree_ms:
             trial = self._plan_iree(directory, "iree-trial", TRIAL_CALLS * group)
-            with self.session.quiet(trial.device, exclusive=False):
-                result = take_round(trial, self.session.processes, "trial.")
+            with self.session.exclusive_machine(trial.device, exclusive=False):
+                result = run_round(trial, self.session.processes, "trial.")
             self._raise_if_cancelled()
             if result.failure:
                 raise GauntletError(f"{trial.step.chain}: {result.failure}", f"Its log is in {directory}.")
@@ -426,7 +418,7 @@ class TorchRound:
 
 
 @dataclass(slots=True)
-class PointEvidence(RoundsEvidence):
+class PointEvidence(RoundSamples):
     """Measured times of a point.
 
     Attributes:
@@ -438,7 +430,7 @@ class PointEvidence(RoundsEvidence):
 
 
 def run_interleaved(
-    taker: BlockTaker,
+    taker: BlockRunner,
     chain: str,
     iree: Mapping[str, Measurement],
     torch: TorchRound | None,
@@ -451,7 +443,7 @@ def run_interleaved(
     evidence = PointEvidence()
     # The random numbers only choose orders, nothing secret.
     rng = random.Random(make_seed(SEED, chain, _BLOCK_KIND))  # noqa: S311
-    while evidence.count < BLOCKS and taker.goes_on(evidence):
+    while evidence.count < BLOCKS and taker.may_continue(evidence):
         report_progress(evidence.count + 1)
         order, torch_order = list(iree), list(torch.programs) if torch else []
         rng.shuffle(order)
@@ -460,7 +452,7 @@ def run_interleaved(
         torch_rounds = [(_TORCH_ROUND_NAME, torch.start(torch_order))] if torch else []
         block = PlannedBlock(chain, _BLOCK_KIND, order, [*iree_rounds, *torch_rounds, *iree_rounds[::-1]], _MAX_TRIES)
         times: dict[str, tuple[float, ...]] = {}
-        for name, result in taker.take(block, evidence):
+        for name, result in taker.run(block, evidence):
             evidence.marked += bool(result.disturbed)
             names = torch_order if name == _TORCH_ROUND_NAME else (name,)
             for program, time_ms in zip(names, result.times, strict=True):

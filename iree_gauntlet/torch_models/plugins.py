@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from iree_gauntlet.errors import Problem, UsageError
-from iree_gauntlet.settings import shown
+from iree_gauntlet.settings import format_path
 from iree_gauntlet.torch_models.declarations import (
     Declaration,
     DeclarationError,
@@ -717,12 +717,12 @@ def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_
     problems: list[Problem] = []
     for file in dict.fromkeys((*builtin, *plugin_files)):
         if not file.is_file():
-            raise UsageError(f"no plugin file {shown(file)}", "Name an existing Python file with --plugin.")
+            raise UsageError(f"no plugin file {format_path(file)}", "Name an existing Python file with --plugin.")
         file_declarations, file_problems = load_isolated(file, _MODULE_PREFIX)
         declarations += file_declarations
         problems += file_problems
         if not file_declarations and not file_problems:
-            problems.append(Problem(str(shown(file)), 0, "", "it declares nothing", _EMPTY_FILE_HINT))
+            problems.append(Problem(str(format_path(file)), 0, "", "it declares nothing", _EMPTY_FILE_HINT))
     registry = PluginRegistry(
         recipes=sort_by_name(declarations, ModelRecipe, problems),
         architectures=sort_by_name(declarations, Architecture, problems),

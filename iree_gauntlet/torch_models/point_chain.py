@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import Origin
 from iree_gauntlet.engine.modules.module_key import make_key
-from iree_gauntlet.engine.plan import blocked
-from iree_gauntlet.settings import shown
+from iree_gauntlet.engine.plan import block_step
+from iree_gauntlet.settings import format_path
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Step, StepInput
 from iree_gauntlet.toolchains.toolchain import COMPILE
@@ -55,7 +55,7 @@ class PointChain(TorchChain):
     def origin(self) -> Origin:
         """The source location of the entry."""
         entry = self.point.model
-        return Origin(f"{shown(self.config)}:{entry.line}", entry.name)
+        return Origin(f"{format_path(self.config)}:{entry.line}", entry.name)
 
     def plan_exports(self) -> tuple[Step, ...]:
         """Plan the builds and exports of the models, each once; an unsupported one is skipped with the reason."""
@@ -110,7 +110,7 @@ class PointChain(TorchChain):
             unknown_flags = self.context.translate(flags, COMPILE).unknown
             if unknown_flags:
                 # The compiler does not support the recipe's flag; the program is not at fault.
-                compile_step = blocked(compile_step, f"{unknown_flags[0].message} ({unknown_flags[0].hint})")
+                compile_step = block_step(compile_step, f"{unknown_flags[0].message} ({unknown_flags[0].hint})")
             files = list_runnable_files(compile_step, imports[label])
             steps += [compile_step, self.plan_run(Stage.THRESHOLD, files, (compile_step.id,), variant.label)]
         return tuple(steps)

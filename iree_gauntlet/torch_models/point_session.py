@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import MAIN, Verdict
 from iree_gauntlet.device_kinds import is_cpu
-from iree_gauntlet.engine.rounds.blocks import BlockTaker
+from iree_gauntlet.engine.rounds.blocks import BlockRunner
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.numerics.arrays import is_float
 from iree_gauntlet.measuring.profiles.memory_profile import (
@@ -40,7 +40,7 @@ from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.sweep_record import (
     MEASURED,
     MICRO,
-    SAME,
+    SAME_MODULE,
     IreeTimes,
     NumberErrors,
     PeakShare,
@@ -200,7 +200,7 @@ class PointSession(ModelSession):
                 )
             except GauntletError as error:
                 # Without facts there is no proof, and the variant is not measured.
-                self._reject(variant, "error", Doubt.UNREAD, error.what)
+                self._reject(variant, "error", Doubt.UNREAD, error.message)
         for variant in self.chain.point.variants:
             if (variant_facts := facts.get(variant.label)) is not None:
                 self._check_facts(variant, variant_facts, facts.get(BASELINE))
@@ -266,7 +266,7 @@ class PointSession(ModelSession):
         is_same_module = baseline.digest == facts.digest
         if is_same_module and variant.quantization.recipe.kind == COMPILER and variant.sparsity is None:
             reason = "the compiler produces the same module as for the baseline: the recipe has no effect"
-            self._variants[variant.label] = replace(record, status=SAME, reason=reason)
+            self._variants[variant.label] = replace(record, status=SAME_MODULE, reason=reason)
             return
         problems = [
             problem
@@ -304,7 +304,7 @@ class PointSession(ModelSession):
         try:
             profile = read_memory_profile(response.figures)
         except GauntletError as error:
-            return response.complete(Result(Verdict.ERROR, shorten(error.what)))
+            return response.complete(Result(Verdict.ERROR, shorten(error.message)))
         write_memory_profile(profile, Path(step.folder) / MEMORY_FILE)
         figures = {name: value for name, value in profile.as_dict().items() if name != "series"}
         return response.complete(Result(Verdict.PASSED, statistics={"memory": figures}, notes=tuple(profile.lines())))
@@ -336,7 +336,7 @@ class PointSession(ModelSession):
                 plan = self.chain.get_program(variant, self.builds[variant.torch_key]).plan([self.chain.device], calls)
                 command = make_worker_command(self.chain, step, MODULE_WORKER, plan, f"{variant.label}.")
                 programs[variant.label] = make_iree_rounds(step, command)
-            taker = BlockTaker(self.session, replace_disturbed=self.replace_disturbed)
+            taker = BlockRunner(self.session, replace_disturbed=self.replace_disturbed)
             status = self.session.progress.status
             self._blocks = run_interleaved(
                 taker, self.chain.id, programs, torch_round, lambda number: status(f"block {number}")
@@ -396,7 +396,7 @@ class PointSession(ModelSession):
             torch_compile_mode=model.torch_compile_mode,
         )
         notes = [f"{name}: not measured: {problem}" for name, problem in self._torch_problems.items()]
-        if blocks.too_disturbed:
+        if blocks.is_too_disturbed:
             notes.append(
                 f"{blocks.count} of {BLOCKS} blocks: the machine is too busy, for example: {blocks.main_disturbance}"
             )
@@ -408,7 +408,7 @@ class PointSession(ModelSession):
             variants=tuple(map(self._complete_record, self.chain.point.variants)),
             blocks=blocks.count,
             # A failed block ends the measurement: it was not replaced.
-            replaced=blocks.replaced - bool(blocks.failure),
+            replaced=blocks.replacement_count - bool(blocks.failure),
             seconds=round(time.monotonic() - self._start_time, 3),
             notes=tuple(notes),
         )
@@ -416,7 +416,7 @@ class PointSession(ModelSession):
     def _complete_record(self, variant: Variant) -> VariantRecord:
         record, blocks = self._variants[variant.label], self._blocks
         # A module that equals the baseline's has the baseline's times.
-        name = BASELINE if record.status == SAME else variant.label
+        name = BASELINE if record.status == SAME_MODULE else variant.label
         ratio = None if variant.is_baseline or record.status != MEASURED else compute_speedup(blocks, name, BASELINE)
         iree_ms = compute_median_ms(blocks, name)
         return replace(

@@ -21,11 +21,11 @@ from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.system.short_process import ask
+from iree_gauntlet.system.short_process import run_tool
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
-    from iree_gauntlet.journal_events import MachineFacts
+    from iree_gauntlet.journal_events import MachineInfo
 
 
 Bound: TypeAlias = Literal["compute", "memory"]
@@ -89,12 +89,12 @@ def explain_no_roofline(device: str) -> str:
     return "" if is_cpu(device) else f"the peaks of {driver} devices are not measured, only the CPU's"
 
 
-def find_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofline:
+def find_roofline(folder: Path, python: str, machine: MachineInfo) -> Roofline:
     """Return the roofline of this machine's CPU; the first three calls measure it, which takes some seconds.
 
     The caller ensures that the machine is idle. Of concurrent callers, one measures at a time.
     """
-    numpy_probe = ask([python, "-c", _NUMPY_VERSION], timeout=60.0)
+    numpy_probe = run_tool([python, "-c", _NUMPY_VERSION], timeout=60.0)
     if numpy_probe.exit_code != 0:
         raise ToolchainError(
             f"{python} has no NumPy, which measures the machine's peaks", "install it: pip install numpy"
@@ -130,7 +130,7 @@ def _read_cached_peaks(path: Path, conditions: dict[str, Any]) -> _PeaksCache | 
     return peaks if (peaks.format, peaks.machine) == (_FORMAT_VERSION, conditions) else None
 
 
-def _measure(python: str, machine: MachineFacts) -> Roofline:
+def _measure(python: str, machine: MachineInfo) -> Roofline:
     script = Path(iree_side.__file__).with_name(_WORKER)
     memory_bytes = machine.memory_bytes
     plan = {
@@ -142,7 +142,7 @@ def _measure(python: str, machine: MachineFacts) -> Roofline:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "plan.json"
         path.write_text(json.dumps(plan), encoding="utf-8")
-        result = ask([python, "-B", str(script), str(path)], timeout=600.0)
+        result = run_tool([python, "-B", str(script), str(path)], timeout=600.0)
     try:
         return Roofline.from_dict(json.loads(result.stdout))
     except (ValueError, TypeError, AttributeError) as error:

@@ -12,18 +12,24 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
-from iree_gauntlet.engine.run_start import model_engine, model_session, require_importer, run_event
-from iree_gauntlet.engine.workbench import Workbench, plan_context
+from iree_gauntlet.engine.run_start import make_model_engine, make_run_event, open_model_session, require_importer
+from iree_gauntlet.engine.workbench import Workbench, make_plan_context
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.formatting import duration
+from iree_gauntlet.formatting import format_duration
 from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, explain_unreadable, read_journal, read_kind
 from iree_gauntlet.measuring.machine.gpus import is_gpu, pick_gpus, read_gpus
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.run_folder import find_newest, make_folder
-from iree_gauntlet.records.sweep_record import UNREADABLE_SWEEP, SweepAsked
-from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, read, require_as_begun
-from iree_gauntlet.settings import expand_home, find_runs_folder, format_typed_command, shown
+from iree_gauntlet.records.sweep_record import UNREADABLE_SWEEP, SweepRequest
+from iree_gauntlet.requests import (
+    MicroRequest,
+    ToolchainRequest,
+    collect_changed_options,
+    parse_request,
+    require_unchanged_options,
+)
+from iree_gauntlet.settings import expand_home, find_runs_folder, format_path, format_typed_command
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.targets import target_flags
@@ -59,14 +65,16 @@ class PreviousSweep:
 
     folder: Path
     record: JournalRecord
-    options: SweepAsked
+    options: SweepRequest
 
     def merge(self, request: MicroRequest, toolchain: ToolchainRequest) -> tuple[MicroRequest, ToolchainRequest]:
         """Return the requests, with this run's options for those that are not set now."""
         recorded_options = {**self.options.as_dict(), **self.options.iree}
-        require_as_begun("run", self.folder.name, given((request, toolchain)), recorded_options)
-        request = read(MicroRequest, {**asdict(request), **recorded_options})
-        return request, read(ToolchainRequest, {**asdict(toolchain), **recorded_options})
+        require_unchanged_options(
+            "run", self.folder.name, collect_changed_options((request, toolchain)), recorded_options
+        )
+        request = parse_request(MicroRequest, {**asdict(request), **recorded_options})
+        return request, parse_request(ToolchainRequest, {**asdict(toolchain), **recorded_options})
 
     def require_same_config(self, config: MicroConfig) -> None:
         """Raise an error if the configuration has changed since."""
@@ -100,7 +108,7 @@ def find_previous_sweep(run_dir: str) -> PreviousSweep:
         raise UsageError(f"{folder} is not a run of `micro`", "Name the folder of a micro run, or omit --run-dir.")
     record = read_journal(folder / JOURNAL)
     with explain_unreadable(f"{record.path}: the sweep", UNREADABLE_SWEEP):
-        return PreviousSweep(folder, record, SweepAsked.from_dict(record.run.micro or {}))
+        return PreviousSweep(folder, record, SweepRequest.from_dict(record.run.micro or {}))
 
 
 @dataclass(slots=True)
@@ -128,7 +136,7 @@ class MicroRun:
             choose_devices(device, 1, iree)
         run_dir = make_folder(self.previous.folder if self.previous else None, f"micro-{self.config.file.stem}")
         finished_steps = {} if self.previous is None else self.previous.find_finished_steps(iree.compiler.identity)
-        context = plan_context(self.workbench, run_dir)
+        context = make_plan_context(self.workbench, run_dir)
         chains: list[PointChain] = []
         for point in points:
             device = translate_device(point.model.device)
@@ -149,7 +157,7 @@ class MicroRun:
         previous_results = self.previous.record.results if self.previous else {}
         again = previous_results.keys() - {step.id for step in previous_steps}
         event = replace(self._describe_event(run_dir, chains), again=tuple(sorted(again)))
-        with model_session(run_dir, self.progress, event, previous_steps) as session:
+        with open_model_session(run_dir, self.progress, event, previous_steps) as session:
             recipes = [f"{variant.label}: {variant.refusal}" for variant in self.config.variants if variant.refusal]
             for reason in dict.fromkeys((*self._missing_device_reasons.values(), *recipes)):
                 self.progress.message(f"not measured: {reason}")
@@ -167,7 +175,7 @@ class MicroRun:
             if available.ok:
                 reachable.append(point)
                 continue
-            location = f"{shown(self.config.file)}:{point.model.line}: {point.model.name}"
+            location = f"{format_path(self.config.file)}:{point.model.line}: {point.model.name}"
             reason = f"{location}: no device {point.model.device!r} here: {available.reason}"
             self._missing_device_reasons[point.name] = f"{reason}; --device cpu measures it on this machine's CPU"
         if not reachable:
@@ -176,8 +184,8 @@ class MicroRun:
 
     def _measure_points(self, unfinished: Sequence[PointChain], total: int, session: Session[Journal]) -> None:
         sessions: dict[str, PointSession] = {}
-        engine = model_engine(session, self.workbench, perform_by_chain(sessions))
-        with engine.recorded() as performed:
+        engine = make_model_engine(session, self.workbench, perform_by_chain(sessions))
+        with engine.record_end() as performed:
             start_time = time.monotonic()
             roofline = self._find_roofline(unfinished, session)
             for number, chain in enumerate(unfinished):
@@ -185,7 +193,7 @@ class MicroRun:
                 if number:
                     # The estimate uses the mean time of the points so far.
                     seconds_per_point = (time.monotonic() - start_time) / number
-                    remaining_time = f"; about {duration(seconds_per_point * (len(unfinished) - number))} left"
+                    remaining_time = f"; about {format_duration(seconds_per_point * (len(unfinished) - number))} left"
                 position = f"point {total - len(unfinished) + number + 1} of {total}"
                 self.progress.message(f"{position}: {chain.point.name}{remaining_time}")
                 point = sessions[chain.id] = PointSession(
@@ -205,21 +213,21 @@ class MicroRun:
         if all(explain_no_roofline(chain.device) for chain in chains):
             return None
         try:
-            with session.quiet():
+            with session.exclusive_machine():
                 folder = self.workbench.cache_dir / "machine"
                 return find_roofline(folder, self.workbench.iree.compiler.python, read_machine_facts())
         except WaitCancelledError:
             raise
         except GauntletError as error:
             # Shares of the peak are only one column; the sweep goes on without it.
-            self.progress.message(f"no shares of the machine's peak: {error.what} ({error.hint})")
+            self.progress.message(f"no shares of the machine's peak: {error.message} ({error.hint})")
             return None
 
     def _describe_event(self, run_dir: Path, chains: Sequence[PointChain]) -> RunOpening:
         targets = list({chain.target.name: chain.target for chain in chains}.values())
         plan = Plan((), devices=tuple(dict.fromkeys(gpu for chain in chains for gpu in chain.gpus)))
-        event = run_event(plan, run_dir, self.workbench, DIALECT, targets, format_typed_command())
-        sweep = SweepAsked(
+        event = make_run_event(plan, run_dir, self.workbench, DIALECT, targets, format_typed_command())
+        sweep = SweepRequest(
             config=str(self.config.file.absolute()),
             digest=hash_file(self.config.file),
             plugin=tuple(str(expand_home(name).absolute()) for name in self.request.plugin),

@@ -20,15 +20,15 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import MAIN, Case, Module, OnnxImport, Origin, Program
 from iree_gauntlet.device_kinds import is_cpu, split_device
 from iree_gauntlet.engine.commands import locate_step_folder
-from iree_gauntlet.engine.plan import PlanContext, complete_compile, make_step, plan_making
+from iree_gauntlet.engine.plan import PlanContext, add_build_command, complete_compile, make_step
 from iree_gauntlet.errors import GauntletError, ToolchainError, UsageError
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.stages import Kind, Stage
 from iree_gauntlet.steps import Command, Step, StepInput, make_step_id
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.system.short_process import ask
+from iree_gauntlet.system.short_process import run_tool
 from iree_gauntlet.targets import Target, parse_target
-from iree_gauntlet.toolchains.devices import check_device, devices, find_device
+from iree_gauntlet.toolchains.devices import check_device, find_device, list_device_uris
 from iree_gauntlet.torch_models.build_files import Array, BuiltProgram  # noqa: TC001 - fields are read by their types
 from iree_gauntlet.torch_models.declarations import INSTALL_HINT
 from iree_gauntlet.torch_models.model_registry import find_imported_files
@@ -122,7 +122,7 @@ def find_torch_python(python_option: str) -> TorchPython:
         raise GauntletError(
             f"models are built with torch, but {path} does not have it", f"{INSTALL_HINT} with --torch_python."
         )
-    probe = ask([path, "-c", _PROBE], timeout=60.0)
+    probe = run_tool([path, "-c", _PROBE], timeout=60.0)
     try:
         result = TorchPython.from_dict({"path": path, **json.loads(probe.stdout)})
     except (ValueError, TypeError, AttributeError):
@@ -164,7 +164,7 @@ def choose_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, 
     driver, path = split_device(device)
     if chips == 1 or is_cpu(device):
         return (device,) * max(1, chips)
-    available_devices = (device,) if path else devices(toolchain, driver)
+    available_devices = (device,) if path else list_device_uris(toolchain, driver)
     count = chips or len(available_devices)
     return tuple(available_devices[index % len(available_devices)] for index in range(count))
 
@@ -338,7 +338,7 @@ class TorchChain(ABC):
         tool_inputs = {"builder": _hash_builder(self.builder, self.loaded_files), "torch": self.torch.identity}
         argv = (*make_torch_argv(self.torch.path, self.builder), f"{step.folder}/{PLAN_FILE}")
         key_inputs = {**plan_fields, **key_fields, **tool_inputs, **self.context.environment}
-        return plan_making(step, argv, key_inputs, self.context, env=_TORCH_ENV)
+        return add_build_command(step, argv, key_inputs, self.context, env=_TORCH_ENV)
 
     def plan_import(self, role: str, onnx: Path, content: str, export: str) -> Step:
         """Plan the import of a program; its parameters go into an archive of the scope `model`."""
@@ -350,7 +350,7 @@ class TorchChain(ABC):
         step = replace(step, inputs=(StepInput("program", str(onnx)),), outputs=outputs)
         # The importer writes the parameters' scope into the program, but not their path.
         key_inputs = {"kind": "import with parameters", "program": content, "importer": self.context.importer}
-        return plan_making(step, argv, key_inputs, self.context)
+        return add_build_command(step, argv, key_inputs, self.context)
 
     def plan_compile(
         self, role: str, name: str, flags: tuple[str, ...], onnx: Path, content: str, import_step: Step
@@ -360,7 +360,9 @@ class TorchChain(ABC):
         program = Program(str(onnx), OnnxImport())
         module = Module(name=name, role=role, target=self.target, program=program, flags=flags, origin=step.origin)
         context = replace(self.context, artifact_path=Path, artifact_hash=lambda _: content)
-        return complete_compile(step, module, import_step.output("program"), step.folder, context, context.translate)
+        return complete_compile(
+            step, module, import_step.find_output("program"), step.folder, context, context.translate
+        )
 
     def plan_run(
         self, stage: Stage, inputs: Sequence[StepInput], needs: tuple[str, ...] = (), role: str = MAIN
@@ -394,8 +396,8 @@ def _hash_builder(builder: str, loaded_files: tuple[Path, ...]) -> str:
 def list_runnable_files(compile_step: Step, import_step: Step) -> tuple[StepInput, ...]:
     """Return the inputs of a step that runs a compiled program."""
     return (
-        StepInput("module", compile_step.output("module")),
-        StepInput("parameters", import_step.output("parameters")),
+        StepInput("module", compile_step.find_output("module")),
+        StepInput("parameters", import_step.find_output("parameters")),
     )
 
 

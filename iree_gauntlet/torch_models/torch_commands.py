@@ -14,11 +14,11 @@ from iree_gauntlet.cases import MAIN
 from iree_gauntlet.device_kinds import CPU
 from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
 from iree_gauntlet.engine.plan import Plan
-from iree_gauntlet.engine.run_start import model_engine, model_session, require_importer, run_event
-from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
+from iree_gauntlet.engine.run_start import make_model_engine, make_run_event, open_model_session, require_importer
+from iree_gauntlet.engine.workbench import Workbench, make_plan_context, open_workbench
 from iree_gauntlet.errors import ExitCode, Problem, ToolchainError, UsageError
-from iree_gauntlet.formatting import counted
-from iree_gauntlet.history.index import add_itself
+from iree_gauntlet.formatting import pluralize
+from iree_gauntlet.history.index import add_run
 from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.run_folder import make_folder
@@ -26,7 +26,7 @@ from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.output import Output, open_progress
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import MicroRequest, ToolchainRequest
-from iree_gauntlet.settings import expand_home, find_project_folder, format_typed_command, shown
+from iree_gauntlet.settings import expand_home, find_project_folder, format_path, format_typed_command
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.bench_result import append_result, check_output, make_perf_entry, make_result_lines
@@ -110,7 +110,7 @@ def bench(options: BenchOptions) -> ExitCode:
     output = Output(sys.stdout)
     with open_progress(output.stream) as progress:
         workbench = open_workbench(toolchain_request, progress, need_toolchain=True)
-        toolchain, flags = workbench.iree, workbench.flags_of(COMPILE)
+        toolchain, flags = workbench.iree, workbench.get_flags(COMPILE)
         require_importer(toolchain)
         level = find_opt_level_flags(options.backend_opt_level, flags)
         fidelity = find_fidelity_flags(options.math_fidelity, options.dataformat, options.backend_opt_level, flags)
@@ -124,7 +124,7 @@ def bench(options: BenchOptions) -> ExitCode:
             target=target,
             device=device,
             flags=(*target_flags(target), *level.flags, *fidelity.flags),
-            context=replace(plan_context(workbench, run_dir), env=options.env),
+            context=replace(make_plan_context(workbench, run_dir), env=options.env),
             toolchain=toolchain,
             torch=torch,
         )
@@ -158,14 +158,14 @@ def _run(
 ) -> tuple[BuildRecord | None, ExitCode]:
     """Export, import, compile, check and measure the model; the journal records everything."""
     plan = Plan((chain.export(),), devices=chain.gpus)
-    event = run_event(plan, run_dir, workbench, DIALECT, [chain.target], format_typed_command())
+    event = make_run_event(plan, run_dir, workbench, DIALECT, [chain.target], format_typed_command())
     event = replace(event, kind=ExperimentKind.BENCH)
-    with model_session(run_dir, progress, event, plan.steps) as context:
+    with open_model_session(run_dir, progress, event, plan.steps) as context:
         session = BenchSession(
             chain=chain, session=context, workbench=workbench, devices=devices, contraction_type=contraction_type
         )
-        engine = model_engine(context, workbench, perform_by_chain({chain.id: session}))
-        with engine.recorded() as execution:
+        engine = make_model_engine(context, workbench, perform_by_chain({chain.id: session}))
+        with engine.record_end() as execution:
             execution.verdicts = engine.perform(plan.steps, {})
             execution.verdicts = session.run(engine, execution.verdicts)
         return session.builds.get(MAIN), execution.code
@@ -173,9 +173,9 @@ def _run(
 
 def _write_reports(run_dir: Path, workbench: Workbench, output: Output) -> Reports:
     """Add the run to the history, and write and print its reports."""
-    add_itself(run_dir, workbench.store.configuration, workbench.cache_dir)
+    add_run(run_dir, workbench.store.configuration, workbench.cache_dir)
     reports = write_reports(run_dir)
-    reports.print(shown(run_dir), output.stream, environ=os.environ)
+    reports.print(format_path(run_dir), output.stream, environ=os.environ)
     return reports
 
 
@@ -210,7 +210,7 @@ def _make_model_list(models: Mapping[str, BenchmarkModel], folders: Sequence[Pat
             count = model.parameter_count(config)
             rows.append((model.name, config or None, _UNKNOWN if count is None else count, accepts, model.location))
     folder_names = ", ".join(str(folder) for folder in folders)
-    summary = f"{counted(len(models), 'model')}, {counted(len(rows), 'configuration')} in {folder_names}"
+    summary = f"{pluralize(len(models), 'model')}, {pluralize(len(rows), 'configuration')} in {folder_names}"
     return Document("", summary, (), (Table(_COLUMNS, tuple(rows)),))
 
 

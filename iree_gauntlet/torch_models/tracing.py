@@ -19,7 +19,7 @@ from iree_gauntlet.engine.judging import judge_process
 from iree_gauntlet.engine.processes.supervisor import format_shell_line
 from iree_gauntlet.engine.profiling import profile_dispatches
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.formatting import milliseconds, one_line
+from iree_gauntlet.formatting import format_milliseconds, join_lines
 from iree_gauntlet.measuring.profiles.dispatch_profile import OUTSIDE_NAME, DispatchProfile, parse_dispatch_name
 from iree_gauntlet.measuring.profiles.perfetto import make_perfetto_trace
 from iree_gauntlet.results import Result, shorten
@@ -103,7 +103,7 @@ def make_trace_table(profile: DispatchProfile) -> TraceTable:
             dispatch.name,
             _split_name(dispatch.name)[1],
             parse_dispatch_name(dispatch.name).kind,
-            profile.per_invocation(dispatch),
+            profile.count_per_invocation(dispatch),
             dispatch.invocation_ns,
             dispatch.invocation_ns / total_ns if total_ns else 0.0,
         )
@@ -121,7 +121,7 @@ def format_table(table: TraceTable, max_rows: int | None = None) -> list[str]:
     cells: list[tuple[Cell, ...]] = []
     for row in visible_rows:
         name, shape = _split_name(row.name)
-        cells.append((one_line(name, _MAX_NAME_CHARS), shape or None, *_make_figures(table, row.ns, row.count)))
+        cells.append((join_lines(name, _MAX_NAME_CHARS), shape or None, *_make_figures(table, row.ns, row.count)))
     if rest:
         label = f"the other {len(rest)} functions"
         cells.append((label, "", *_make_figures(table, sum(row.ns for row in rest), sum(row.count for row in rest))))
@@ -139,7 +139,7 @@ def format_table(table: TraceTable, max_rows: int | None = None) -> list[str]:
     return [
         f"{call}{dispatches} ({method})",
         *Table(_COLUMNS, tuple(cells)).lines,
-        *(f"note: {one_line(note)}" for note in notes),
+        *(f"note: {join_lines(note)}" for note in notes),
     ]
 
 
@@ -160,7 +160,7 @@ def _split_name(name: str) -> tuple[str, str]:
 
 
 def _format_ms(ns: int) -> str:
-    return milliseconds(ns / _NS_PER_MS)
+    return format_milliseconds(ns / _NS_PER_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ def make_result(traces: Sequence[Trace], statistics: dict[str, Any]) -> Result:
 def format_console_lines(trace: Trace) -> list[str]:
     """Return a trace's console lines: the ten slowest functions, and one line for all others."""
     if trace.table is None:
-        return [f"no trace of {trace.name}: {one_line(trace.reason)}"]
+        return [f"no trace of {trace.name}: {join_lines(trace.reason)}"]
     lines = _add_headline(trace, format_table(trace.table, _MAX_ROWS))
     files = dict(trace.files)
     if "table" in files:
@@ -276,7 +276,7 @@ def format_console_lines(trace: Trace) -> list[str]:
 
 def _add_headline(trace: Trace, lines: Sequence[str]) -> list[str]:
     summary, *other_lines = lines
-    reason_lines = [f"note: {one_line(trace.reason)}"] if trace.reason else []
+    reason_lines = [f"note: {join_lines(trace.reason)}"] if trace.reason else []
     return [f"trace of {trace.name}: {summary}", *other_lines, *reason_lines]
 
 
@@ -308,7 +308,7 @@ def _add_perfetto_file(
         with rows.open(encoding="utf-8") as lines_of_rows:
             document = make_perfetto_trace(lines_of_rows, device)
     except GauntletError as error:
-        return replace(trace, reason=shorten(f"no file for Perfetto: {error.what}"))
+        return replace(trace, reason=shorten(f"no file for Perfetto: {error.message}"))
     write_atomic(file, json.dumps(document, separators=(",", ":")) + "\n")
     return replace(trace, files=(*trace.files, ("perfetto", str(file))))
 

@@ -27,21 +27,28 @@ from iree_gauntlet.artifacts.archive import (
     END,
     ArchiveReader,
     Blocks,
-    CutArchiveError,
     DamagedArchiveError,
-    archive_bytes,
+    TruncatedArchiveError,
+    compute_archive_size,
     member,
 )
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.publishing import explain_disk_errors, replace_artifact, require_space
-from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, local_name, parse_source
-from iree_gauntlet.engine.modules.module_cache import DamageError, ModuleCache, is_key, pack, packed_bytes, unpack
+from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, make_local_name, parse_source
+from iree_gauntlet.engine.modules.module_cache import (
+    DamageError,
+    ModuleCache,
+    compute_packed_size,
+    is_key,
+    pack,
+    unpack,
+)
 from iree_gauntlet.engine.plan import make_plan
 from iree_gauntlet.engine.run_start import describe_missing, find_missing_files
-from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
+from iree_gauntlet.engine.workbench import Workbench, make_plan_context, open_workbench
 from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, SpecError, UsageError
-from iree_gauntlet.formatting import byte_size, counted
+from iree_gauntlet.formatting import format_bytes, pluralize
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import open_progress, write_line
 from iree_gauntlet.settings import find_runs_folder
@@ -54,7 +61,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.reports.live_progress import Painter
     from iree_gauntlet.requests import RunRequest
-    from iree_gauntlet.results import Fetched
+    from iree_gauntlet.results import FetchedFile
     from iree_gauntlet.steps import Step
 
 
@@ -94,7 +101,7 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise UsageError(f"--output {output}: no file can be written there", "Name a file in a folder that is there.")
     selection = select(request.selection, request.defaults)
-    selection.require_sound()
+    selection.require_no_problems()
     with open_progress(sys.stderr) as progress:
         workbench = open_workbench(request.toolchain, progress, request.network, need_toolchain=False)
         steps = _plan_steps(selection, workbench)
@@ -109,24 +116,26 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
         entries = {key: workbench.modules.lookup(key).entry for key in dict.fromkeys(step.cache.key for step in hits)}
         keys = [key for key, entry in entries.items() if entry is not None and entry.files]
     files = [
-        FileEntry(FileKind.ARTIFACT, local_name(artifact.url), artifact.url, artifact.sha256, artifact.bytes)
+        FileEntry(FileKind.ARTIFACT, make_local_name(artifact.url), artifact.url, artifact.sha256, artifact.bytes)
         for artifact in artifacts
     ]
     contents: list[Callable[[], Iterator[bytes]]] = [partial(_read_blocks, artifact.path) for artifact in artifacts]
     leases = Leases(workbench.cache_dir)
     with explain_file_errors(workbench.cache_dir):
         for key in keys:
-            folder = workbench.modules.folder_of(key)
+            folder = workbench.modules.get_entry_folder(key)
             leases.use(folder)
             content = partial(_pack_module, folder, key)
             digest = hashlib.sha256()
             for block in content():
                 digest.update(block)
-            files.append(FileEntry(FileKind.MODULE, key, "", digest.hexdigest(), packed_bytes(folder, key)))
+            files.append(FileEntry(FileKind.MODULE, key, "", digest.hexdigest(), compute_packed_size(folder, key)))
             contents.append(content)
         size = _write(output, selection.name, files, contents)
     total = sum(step.stage.row.makes_modules for step in steps)
-    write_line(f"{output}: {counted(len(artifacts), 'artifact')} and {counted(len(keys), 'module')}, {byte_size(size)}")
+    write_line(
+        f"{output}: {pluralize(len(artifacts), 'artifact')} and {pluralize(len(keys), 'module')}, {format_bytes(size)}"
+    )
     if total > len(keys):
         reason = "" if workbench.toolchain else "; there is no IREE here to tell which modules it needs"
         write_line(f"{total - len(keys)} of {total} imports and compiles are not in the cache: made there{reason}")
@@ -146,17 +155,17 @@ def import_cache(archive: Path, cache_dir: str) -> ExitCode:
 
 
 def _plan_steps(selection: Selection, workbench: Workbench) -> Sequence[Step]:
-    context = plan_context(workbench, find_runs_folder() / f"next-{selection.name}")
+    context = make_plan_context(workbench, find_runs_folder() / f"next-{selection.name}")
     plan = make_plan(selection.cases, selection.stages, context)
     if plan.problems:
         raise SpecError(list(plan.problems))
     return [step for step in plan.steps if not (step.skip or step.blocked)]
 
 
-def _fetch_all(steps: Sequence[Step], store: ArtifactStore) -> list[Fetched]:
+def _fetch_all(steps: Sequence[Step], store: ArtifactStore) -> list[FetchedFile]:
     """Fetch all files that the steps read from the network, but no generated (`random:`) or local (`file:`) ones."""
     urls = dict.fromkeys(source_file.url for step in steps if step.stage.row.fetches for source_file in step.inputs)
-    artifacts: list[Fetched] = []
+    artifacts: list[FetchedFile] = []
     errors: list[ArtifactError] = []
     for url in urls:
         if isinstance(parse_source(url), RemoteSource | PypiSource):
@@ -165,7 +174,7 @@ def _fetch_all(steps: Sequence[Step], store: ArtifactStore) -> list[Fetched]:
             except ArtifactError as error:
                 errors.append(error)
     if errors:
-        lines = [f"  {error.what}" for error in errors]
+        lines = [f"  {error.message}" for error in errors]
         message = f"{len(errors)} of {len(urls)} files are not available:\n"
         raise GauntletError(message + "\n".join(lines), errors[0].hint)
     return artifacts
@@ -188,7 +197,7 @@ def _pack_module(folder: Path, key: str) -> Iterator[bytes]:
 def _write(path: Path, suite: str, files: Sequence[FileEntry], readers: Sequence[Callable[[], Iterator[bytes]]]) -> int:
     """Write the archive; return its size in bytes."""
     manifest = format_manifest(files, suite, __version__)
-    total = archive_bytes([len(manifest), *(file.size for file in files)])
+    total = compute_archive_size([len(manifest), *(file.size for file in files)])
     target = path.absolute()
     with (
         replace_artifact(target, str(path)) as temporary,
@@ -262,15 +271,15 @@ class _Import:
         message = str(error)
         if not files:
             return message
-        if isinstance(error, CutArchiveError):
-            total_bytes = archive_bytes([len(manifest), *(file.size for file in files)])
+        if isinstance(error, TruncatedArchiveError):
+            total_bytes = compute_archive_size([len(manifest), *(file.size for file in files)])
             position = "behind its last file"
             if self.processed_count < len(files):
                 next_file = files[self.processed_count]
                 position = f"in {next_file.url or next_file.name} (file {self.processed_count + 1} of {len(files)})"
             message = f"it ends after {self.archive.stat().st_size:,} of {total_bytes:,} bytes, {position}"
         intact = [file for file in files[: self.processed_count] if file in self.new_files or file in self.old_files]
-        size = byte_size(sum(file.size for file in intact))
+        size = format_bytes(sum(file.size for file in intact))
         return f"{message}; {len(intact)} of {len(files)} files ({size}) arrived and are right"
 
     def _unpack(self, reader: ArchiveReader, files: Sequence[FileEntry], progress: Painter) -> None:
@@ -304,7 +313,7 @@ class _Import:
                 message = f"{file.url}: the archive has sha256 {file.sha256}, {pin.path} says {pin.sha256}"
                 self.problems.append(f"{message}; nothing was replaced")
                 return False
-            needs_import = self.store.verified.known(self.store.path(file.url)) != file.sha256
+            needs_import = self.store.verified.get_cached_hash(self.store.path(file.url)) != file.sha256
         if not needs_import:
             self.old_files.append(file)
         return needs_import
@@ -320,9 +329,9 @@ class _Import:
             try:
                 self.store.adopt(file.url, temporary, file.sha256, Progress())
             except ArtifactError as error:
-                return error.what
+                return error.message
             # The store may already have another file with an unpinned hash.
-            known_hash = self.store.known_hash(file.url)
+            known_hash = self.store.get_known_hash(file.url)
             return (
                 ""
                 if known_hash == file.sha256
@@ -331,7 +340,7 @@ class _Import:
 
     def _take_module(self, file: FileEntry, blocks: Iterator[bytes], digest: Any) -> str:
         """Put a module into the cache; return the problem, empty for none."""
-        with self.modules.incoming(file.name) as folder:
+        with self.modules.reserve_entry_folder(file.name) as folder:
             try:
                 hashes = unpack(Blocks(blocks), file.name, folder, size=file.size)
             except DamageError as error:
@@ -351,8 +360,8 @@ def _describe_difference(file: FileEntry, digest: Any) -> str:
 
 def _count(files: Sequence[FileEntry]) -> str:
     artifacts = sum(file.kind is FileKind.ARTIFACT for file in files)
-    size = byte_size(sum(file.size for file in files))
-    return f"{counted(artifacts, 'artifact')} and {counted(len(files) - artifacts, 'module')} ({size})"
+    size = format_bytes(sum(file.size for file in files))
+    return f"{pluralize(artifacts, 'artifact')} and {pluralize(len(files) - artifacts, 'module')} ({size})"
 
 
 def name_member(index: int) -> str:

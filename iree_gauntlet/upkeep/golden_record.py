@@ -19,15 +19,15 @@ from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, 
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.recorded import read_json
 from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.settings import require_ones_own, shown
+from iree_gauntlet.settings import format_path, require_users_own_file
 from iree_gauntlet.stages import Kind
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep.recording import (
     ReferenceWorkers,
     find_output_folder,
+    find_recording_obstacle,
     measure_weight_effects,
     record_outputs,
-    why_not,
 )
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def record(request: RunRequest, answer: ReferenceResult | None = None) -> ExitCo
     codes = [ExitCode.OK]
     with _choose_cases(request) as (cases, store, workers):
         for _, spec in cases:
-            require_ones_own(spec.path)
+            require_users_own_file(spec.path)
         for case, spec in cases:
             if answer is None and not messages.is_quiet():
                 sys.stdout.write(f"{case.origin.file}: running a reference\n")
@@ -67,14 +67,14 @@ def record(request: RunRequest, answer: ReferenceResult | None = None) -> ExitCo
             try:
                 recording = record_outputs(case, spec, store, workers, answer)
             except GauntletError as error:
-                sys.stderr.write(f"error: {error.what}\n{f'  {error.hint}' if error.hint else ''}\n")
+                sys.stderr.write(f"error: {error.message}\n{f'  {error.hint}' if error.hint else ''}\n")
                 codes.append(error.exit_code)
                 status = "refused" if isinstance(error, UsageError) else "error"
                 rows.append((case.chain, ColouredCell(status, "failed"), "", None))
                 continue
             if not messages.is_quiet():
                 for output in recording.outputs:
-                    sys.stdout.write(f"  wrote {shown(output.path)} ({output.path.stat().st_size} bytes)\n")
+                    sys.stdout.write(f"  wrote {format_path(output.path)} ({output.path.stat().st_size} bytes)\n")
                 if recording.tolerance:
                     sys.stdout.write(f"  chose {' '.join(recording.tolerance)}\n")
                 sys.stdout.write(f"  as {recording.reference} computes them\n")
@@ -85,12 +85,12 @@ def record(request: RunRequest, answer: ReferenceResult | None = None) -> ExitCo
     return ExitCode.worst(codes)
 
 
-def sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
+def measure_sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
     """Print which weights of the selected ONNX models the tolerance could detect if they were 1 % wrong."""
     _require_named(request.selection, "golden.sensitivity runs a model once for each of its weights")
     with _choose_cases(request) as (cases, store, workers):
         for _, spec in cases if write else ():
-            require_ones_own(spec.path)
+            require_users_own_file(spec.path)
         for case, spec in cases:
             sys.stdout.write(f"{case.origin.file}: scaling one weight after the other\n")
             sys.stdout.flush()
@@ -112,12 +112,12 @@ def sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
                 try:
                     provenance = read_json(path.read_bytes())
                 except (OSError, ValueError) as error:
-                    message = f"{shown(path)} cannot be read: {error}"
+                    message = f"{format_path(path)} cannot be read: {error}"
                     raise UsageError(message, "Record the outputs first: `golden.record`.") from error
                 shares = {"weights": len(effects), "seen": len(visible_effects), "without_effect": len(zero_effects)}
                 provenance |= {"sensitivity": {"scaled_by": 1.01, **shares}}
                 write_atomic(path, json.dumps(provenance, indent=2, ensure_ascii=False) + "\n")
-                sys.stdout.write(f"  wrote {shown(path)}\n")
+                sys.stdout.write(f"  wrote {format_path(path)}\n")
     return ExitCode.OK
 
 
@@ -131,18 +131,20 @@ def _choose_cases(request: RunRequest) -> Iterator[tuple[list[tuple[Case, Spec]]
     """Return the selected quality cases that a reference can run, with their specs, the store and the workers."""
     refuse_untrusted(request.selection)
     selection = select(request.selection, request.defaults)
-    selection.require_sound()
+    selection.require_no_problems()
     cases = [case for case in selection.cases.cases if case.kind is Kind.QUALITY]
     if not cases:
         raise NothingSelectedError("the selection has no threshold test to record for", "`list` shows what has one.")
-    recordable_cases = [case for case in cases if not why_not(case)]
+    recordable_cases = [case for case in cases if not find_recording_obstacle(case)]
     for case in cases if recordable_cases else ():
         if case not in recordable_cases:
-            sys.stdout.write(f"{case.origin.file}: passed over: {why_not(case)}\n")
+            sys.stdout.write(f"{case.origin.file}: passed over: {find_recording_obstacle(case)}\n")
     specs = {spec.name: spec for spec in selection.specs}
     if not recordable_cases and cases[0].origin.file not in specs:
         # Operators and suites of ONNX models have no outputs in specs.
-        raise UsageError(f"{cases[0].origin.file}: {why_not(cases[0])}", "Name models of sharktank or torch specs.")
+        raise UsageError(
+            f"{cases[0].origin.file}: {find_recording_obstacle(cases[0])}", "Name models of sharktank or torch specs."
+        )
     store = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False).store
     cases_with_specs = [(case, specs[case.origin.file]) for case in recordable_cases or cases]
     with reference_workers() as workers:

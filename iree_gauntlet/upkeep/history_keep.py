@@ -17,13 +17,20 @@ from iree_gauntlet import messages
 from iree_gauntlet.cache_folders import make_cache_folder
 from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_configuration, read_marks
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
-from iree_gauntlet.formatting import counted, listed
+from iree_gauntlet.formatting import list_first, pluralize
 from iree_gauntlet.history.extract import extract, make_iree_version
 from iree_gauntlet.history.imports import ImportFacts, import_figures
 from iree_gauntlet.history.index import HistoryIndex
-from iree_gauntlet.history.judge import Effects, find_idle_marks, judge, with_confirmations, with_marks, without_invalid
+from iree_gauntlet.history.judge import (
+    MinEffects,
+    add_confirmations,
+    apply_marks,
+    find_unused_marks,
+    judge,
+    remove_invalid,
+)
 from iree_gauntlet.history.stores import HistoryStore, find_history, open_history
-from iree_gauntlet.journal_events import ToolchainFacts
+from iree_gauntlet.journal_events import ToolchainInfo
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.compare_record import read_comparison
@@ -34,11 +41,11 @@ from iree_gauntlet.records.history_record import (
     HistoryMachine,
     HistoryOutcome,
     HistoryRun,
-    history_file,
+    make_history_file,
     select_series,
 )
 from iree_gauntlet.records.outcome import read_outcome
-from iree_gauntlet.records.run_folder import LATEST, list_inner_runs, list_newer_folders, run_named
+from iree_gauntlet.records.run_folder import LATEST, find_named_run, list_inner_runs, list_newer_folders
 from iree_gauntlet.reports.history_page import (
     export_rows,
     format_series_json,
@@ -51,18 +58,17 @@ from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import read_memory, render_html
 from iree_gauntlet.reports.report_files import append_document
 from iree_gauntlet.requests import CompareRequest, Defaults, RunRequest
-from iree_gauntlet.settings import find_project_folder, find_runs_folder, shown
+from iree_gauntlet.settings import find_project_folder, find_runs_folder, format_path
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from iree_gauntlet.experiments.sides import ComparingMachines
-    from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.progress import Reporter
     from iree_gauntlet.records.history_record import Series
     from iree_gauntlet.upkeep.upkeep_requests import (
         AddRequest,
-        AskRequest,
         CheckRequest,
         ConfirmRequest,
         ExportRequest,
@@ -70,6 +76,7 @@ if TYPE_CHECKING:
         ImportRequest,
         PageRequest,
         PruneRequest,
+        SeriesRequest,
     )
 
 
@@ -96,14 +103,14 @@ def _open_index(request: HistoryRequest) -> HistoryIndex:
 
 def add(request: AddRequest) -> ExitCode:
     """Add runs, whatever their results."""
-    folders = [run_named(name, "history.add") for name in request.runs or (LATEST,)]
+    folders = [find_named_run(name, "history.add") for name in request.runs or (LATEST,)]
     code = _keep_runs(
         _open_store(request),
         [part for folder in folders for part in extract(read_outcome(read_journal(folder / JOURNAL)))],
     )
     for newer in list_newer_folders(folders[0]) if not request.runs else ():
-        runs = [str(shown(newer / name)) for name in list_inner_runs(newer)]
-        hint = f"; its runs can be named: {listed(runs, _MAX_LISTED_NAMES)}" if runs else ""
+        runs = [str(format_path(newer / name)) for name in list_inner_runs(newer)]
+        hint = f"; its runs can be named: {list_first(runs, _MAX_LISTED_NAMES)}" if runs else ""
         sys.stdout.write(f"left out: {newer.name} is newer, and no run of spec files{hint}\n")
     return code
 
@@ -117,13 +124,13 @@ def add_imported(request: ImportRequest) -> ExitCode:
 
 
 def _keep_runs(store: HistoryStore, runs: list[HistoryRun]) -> ExitCode:
-    added_count = store.add(dict(map(history_file, runs)))
+    added_count = store.add(dict(map(make_history_file, runs)))
     figures = sum(len(case.figures) for run in runs for case in run.cases)
     present_count = len(runs) - added_count
     present_text = f", {present_count} {'was' if present_count == 1 else 'were'} there already" if present_count else ""
-    names = listed(list(dict.fromkeys(run.run for run in runs)), _MAX_LISTED_NAMES)
-    added_runs = f"{counted(added_count, 'run')} added to {store.place}{present_text}"
-    sys.stdout.write(f"{added_runs}; {counted(figures, 'figure')} of {names or 'nothing'}\n")
+    names = list_first(list(dict.fromkeys(run.run for run in runs)), _MAX_LISTED_NAMES)
+    added_runs = f"{pluralize(added_count, 'run')} added to {store.place}{present_text}"
+    sys.stdout.write(f"{added_runs}; {pluralize(figures, 'figure')} of {names or 'nothing'}\n")
     return ExitCode.OK
 
 
@@ -194,7 +201,7 @@ def prune(request: PruneRequest) -> ExitCode:
     else:
         print_document(make_runs_document(old), sys.stdout, environ=os.environ)
     outcome = "removed" if request.delete else "would be removed; --delete does it"
-    sys.stdout.write(f"{counted(len(old), 'run')} before {day} {outcome}\n")
+    sys.stdout.write(f"{pluralize(len(old), 'run')} before {day} {outcome}\n")
     return ExitCode.OK
 
 
@@ -205,7 +212,7 @@ def _parse_day(text: str, option: str) -> date:
         raise UsageError(f"{option} {text}: expected a day", "Such as 2026-01-31.") from error
 
 
-def confirm(request: ConfirmRequest, presenter: Presenter, machines: ComparingMachines | None = None) -> ExitCode:
+def confirm(request: ConfirmRequest, presenter: Reporter, machines: ComparingMachines | None = None) -> ExitCode:
     """Measure the two IREEs of a step in turns, record the result with the step, and print the next bisect command."""
     regressions = [loss for loss in _judge_history(request).regressions if loss.kind is FindingKind.REGRESSION]
     if not regressions:
@@ -215,7 +222,13 @@ def confirm(request: ConfirmRequest, presenter: Presenter, machines: ComparingMa
         regressions,
         key=lambda loss: (loss.same_iree, bool(loss.confirmed), loss.key.figure not in _METRICS, loss.p_value or 0.0),
     )
-    key, irees = finding.key, (finding.before.named or finding.before.iree, finding.after.named or finding.after.iree)
+    key, irees = (
+        finding.key,
+        (
+            finding.point_before.named or finding.point_before.iree,
+            finding.point_after.named or finding.point_after.iree,
+        ),
+    )
     metric = TRENDS[key.figure].row.metric if key.figure in TRENDS else ""
     if not metric or irees[0] == irees[1]:
         reason = f"{key.figure} is not measured by compare" if not metric else f"both sides are IREE {irees[0]}"
@@ -237,7 +250,7 @@ def _measure(
     request: ConfirmRequest,
     finding: Finding,
     irees: tuple[str, str],
-    presenter: Presenter,
+    presenter: Reporter,
     machines: ComparingMachines | None,
 ) -> ExitCode:
     """Compare the two IREEs, and add the result to the history."""
@@ -257,8 +270,8 @@ def _measure(
     confirms = {
         "case": key.case,
         "figure": key.figure,
-        "before": finding.before.iree,
-        "after": finding.after.iree,
+        "before": finding.point_before.iree,
+        "after": finding.point_after.iree,
         "verdict": verdict.verdict,
         **{name: getattr(verdict.figures, name, None) for name in ("ratio", "low", "high")},
         "blocks": verdict.blocks,
@@ -267,12 +280,12 @@ def _measure(
         run=folder.name,
         time=start_time.isoformat(),
         cases=(),
-        iree=make_iree_version(ToolchainFacts.from_dict(record.sides[1].toolchain)),
+        iree=make_iree_version(ToolchainInfo.from_dict(record.sides[1].toolchain)),
         machine=HistoryMachine.of(measurement.machine if measurement else read_machine_facts()),
         state="confirmation",
         more={"confirms": confirms},
     )
-    _open_store(request).add(dict([history_file(run)]))
+    _open_store(request).add(dict([make_history_file(run)]))
     return code
 
 
@@ -284,12 +297,12 @@ def check(request: CheckRequest, *, as_json: bool) -> ExitCode:
         recent_findings = [
             finding
             for finding in outcome.findings
-            if datetime.fromisoformat(finding.after.time).astimezone(UTC).date() >= day
+            if datetime.fromisoformat(finding.point_after.time).astimezone(UTC).date() >= day
         ]
         outcome = replace(outcome, findings=tuple(recent_findings))
     if as_json:
         findings = [finding.as_dict() for finding in outcome.findings]
-        content = {"schema": 1, "history": outcome.place, "runs": outcome.runs, "series": len(outcome.series)}
+        content = {"schema": 1, "history": outcome.location, "runs": outcome.runs, "series": len(outcome.series)}
         content |= {"exit_code": int(outcome.exit_code), "findings": findings, "problems": list(outcome.problems)}
         sys.stdout.write(json.dumps(content, indent=2) + "\n")
     else:
@@ -299,7 +312,7 @@ def check(request: CheckRequest, *, as_json: bool) -> ExitCode:
     return outcome.exit_code
 
 
-def show(request: AskRequest, *, as_json: bool) -> ExitCode:
+def show(request: SeriesRequest, *, as_json: bool) -> ExitCode:
     """Print series with their changes."""
     outcome = _judge_history(request)
     if as_json:
@@ -318,24 +331,24 @@ def page(request: PageRequest) -> ExitCode:
         write_atomic(file, render_html(make_history_page(outcome, f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}", memory)))
     except OSError as error:
         raise GauntletError(f"{file}: {error.strerror}", "Name another file with --output.") from error
-    sys.stdout.write(f"{file}: {len(outcome.series)} series of {counted(outcome.runs, 'run')}\n")
+    sys.stdout.write(f"{file}: {len(outcome.series)} series of {pluralize(outcome.runs, 'run')}\n")
     return _warn_of_unread(outcome.problems)
 
 
-def _judge_history(request: AskRequest) -> HistoryOutcome:
+def _judge_history(request: SeriesRequest) -> HistoryOutcome:
     """Judge the requested series of the requested history."""
     index, settings = _open_index(request), read_configuration(find_project_folder(), os.environ).history
     series = _choose_series(index, request.series, request.sku)
     if request.marks and not Path(request.marks).is_file():
         raise UsageError(f"--marks {request.marks}: there is no such file", "Name a file such as history_marks.toml.")
     marks = read_marks(Path(request.marks) if request.marks else find_project_folder() / MARKS_FILE)
-    for problem in find_idle_marks(series, marks) if not (request.series or request.sku) else ():
+    for problem in find_unused_marks(series, marks) if not (request.series or request.sku) else ():
         messages.warn(problem)
-    series = without_invalid(series, marks)
-    findings = with_marks(
-        judge(series, Effects(settings.least_time, settings.least_other, settings.least_size)), series, marks
+    series = remove_invalid(series, marks)
+    findings = apply_marks(
+        judge(series, MinEffects(settings.least_time, settings.least_other, settings.least_size)), series, marks
     )
-    findings = with_confirmations(findings, index.confirmations())
+    findings = add_confirmations(findings, index.confirmations())
     return HistoryOutcome(
         _open_store(request).place,
         sum(run.state != "confirmation" for run in index.runs()),

@@ -62,7 +62,7 @@ _INTEGER_DOMAINS = {("BitShift", 1): (0, 4), ("Div", 1): (1, 4), ("Mod", 1): (1,
 # These ranges of floats are tried: noise first, then probabilities, then possible divisors.
 _FLOAT_RANGES = ((0.0, 0.0), (0.0, 1.0), (1.0, 2.0))
 _MAX_LITERAL_VALUES = 64
-NPY = b"\x93NUMPY"
+NPY_MAGIC = b"\x93NUMPY"
 # The bits per value of types that no source generates: random bits are random values.
 _PACKED_BITS = {"i2": 2, "i4": 4, "f8E8M0FNU": 8}
 _SET_PREFIX = "test_data_set_"
@@ -92,7 +92,7 @@ class InputChoice:
     @property
     def suffix(self) -> str:
         """The suffix of its file: `.npy`, or `.bin` for raw values of a type that NumPy does not have."""
-        return ".npy" if self.content is not None and self.content.startswith(NPY) else ".bin"
+        return ".npy" if self.content is not None and self.content.startswith(NPY_MAGIC) else ".bin"
 
     @property
     def literal(self) -> str:
@@ -499,7 +499,7 @@ def _read_input(folder: Path, tensor: OnnxInput, index: int, arrays: Mapping[str
         sizes = "x".join(("?" if axis in tensor.open_sizes else str(size)) for axis, size in enumerate(tensor.shape))
         message = f"--data {folder}: input {tensor.name} is {array.dtype} {list(array.shape)}"
         raise UsageError(message, f"The model takes {sizes or 'a scalar'} of {tensor.element_type}.")
-    return InputChoice(tensor.name, _format_type(tensor, array.shape), content=file_content(array), zero=False)
+    return InputChoice(tensor.name, _format_type(tensor, array.shape), content=make_file_content(array), zero=False)
 
 
 def _check_output(folder: Path, graph_output: Any, array: Array) -> Array:
@@ -516,7 +516,7 @@ def _check_output(folder: Path, graph_output: Any, array: Array) -> Array:
     return array
 
 
-def file_content(array: Array) -> bytes:
+def make_file_content(array: Array) -> bytes:
     """Return the content of an array's file: a .npy, or raw bytes if that would have another type than modules use."""
     if array.dtype.kind in "Viu":
         return pack_bytes(array)

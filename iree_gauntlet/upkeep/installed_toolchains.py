@@ -17,11 +17,16 @@ from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.cache_folders import find_cache_folder, find_toolchains_folder, make_cache_folder
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
-from iree_gauntlet.formatting import byte_size
+from iree_gauntlet.formatting import format_bytes
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import Configuration, find_project_folder, is_cmake_option
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
-from iree_gauntlet.toolchains.find import ToolchainPlace, find_requested, make_toolchain_place, provide_environment
+from iree_gauntlet.toolchains.find import (
+    ToolchainLocations,
+    find_requested_toolchain,
+    make_toolchain_locations,
+    provide_environment,
+)
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.source_builds import COMPILER, IMPORTER, RUNTIME, Build
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Part, Toolchain
@@ -51,7 +56,7 @@ def install(versions: Sequence[str], cache_dir: str, *, offline: bool) -> ExitCo
     store = _open_store(cache_dir, offline=offline)
     for choice in choices:
         environment = provide_environment(choice, store)
-        sys.stdout.write(f"{_make_title(environment)}: {environment.path} ({byte_size(environment.bytes)})\n")
+        sys.stdout.write(f"{_make_title(environment)}: {environment.path} ({format_bytes(environment.bytes)})\n")
         sys.stdout.flush()
     return ExitCode.OK
 
@@ -80,8 +85,8 @@ def build(sources: Sequence[str], request: BuildRequest) -> ExitCode:
         (RUNTIME, *(() if request.runtime_only else (COMPILER,)), *((IMPORTER,) if request.bindings else ()))
     )
     for choice in choices:
-        result = builds.ready(choice, parts)
-        sys.stdout.write(f"{choice.text}: {result.path} ({byte_size(result.bytes)}, {', '.join(result.parts)})\n")
+        result = builds.provide(choice, parts)
+        sys.stdout.write(f"{choice.text}: {result.path} ({format_bytes(result.bytes)}, {', '.join(result.parts)})\n")
         # Options of the settings apply to every command, but those of this one need the build's path.
         choice_text = f"build:{result.path}" if options else choice.text
         sys.stdout.write(f"  use it: --iree{'-runtime' if request.runtime_only else ''} {shlex.quote(choice_text)}\n")
@@ -117,11 +122,11 @@ def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
     for path, folder, problem in (*environments, *builds):
         if folder is not None:
             title = folder.title if isinstance(folder, Build) else _make_title(folder)
-            rows.append((title, byte_size(folder.bytes), format_age(current_time - folder.last_use), str(path)))
+            rows.append((title, format_bytes(folder.bytes), format_age(current_time - folder.last_use), str(path)))
         else:
             verb = "made" if path.parent.name == store.environments.folder.name else "built"
             rows.append((path.name, "", "", f"{path} {problem}: it is {verb} again when it is needed"))
-    rows += [("build folder", byte_size(size), "", str(path)) for path, size in work_folders]
+    rows += [("build folder", format_bytes(size), "", str(path)) for path, size in work_folders]
     if rows[1:]:
         print_table(rows)
     else:
@@ -137,8 +142,8 @@ def _describe_folder(row: tuple[Path, Environment | Build | None, str]) -> dict[
 def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     """Print the toolchain that `--iree` would use; install nothing."""
     configuration = read_configuration(find_project_folder(), os.environ)
-    store = open_place(request.cache_dir, configuration, find_toolchains_folder(), offline=True)
-    toolchain = find_requested(request, os.environ, store)
+    store = open_toolchain_locations(request.cache_dir, configuration, find_toolchains_folder(), offline=True)
+    toolchain = find_requested_toolchain(request, os.environ, store)
     if as_json:
         sys.stdout.write(json.dumps(_flatten(toolchain), indent=2) + "\n")
         return ExitCode.OK
@@ -157,8 +162,8 @@ def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     )
     for name, text in rows:
         sys.stdout.write(f"{name + ':':<25} {text}\n")
-    if toolchain.why:
-        sys.stdout.write(f"note: {toolchain.why}\n")
+    if toolchain.selection_reason:
+        sys.stdout.write(f"note: {toolchain.selection_reason}\n")
     if compiler.version != runtime.version != UNKNOWN_VERSION:
         sys.stdout.write("note: compiler and runtime differ: modules may not load\n")
     return ExitCode.OK
@@ -175,29 +180,31 @@ def remove(versions: Sequence[str], cache_dir: str) -> ExitCode:
         else:
             folder = path.parents[1]
             leases = Leases(folder)
-            with leases.collecting():
-                if path.relative_to(folder).as_posix() in leases.in_use():
+            with leases.block_new_leases():
+                if path.relative_to(folder).as_posix() in leases.list_used_paths():
                     raise ToolchainError(f"{path} is in use by a running process", "Remove it when that has ended.")
                 if path.parent.name == store.builds.folder.name:
                     store.builds.remove(path)
                 else:
                     store.environments.remove(path, label)
-        sys.stdout.write(f"removed {label} ({byte_size(size)})\n")
+        sys.stdout.write(f"removed {label} ({format_bytes(size)})\n")
     return ExitCode.OK
 
 
-def _open_store(cache_dir: str, *, offline: bool) -> ToolchainPlace:
+def _open_store(cache_dir: str, *, offline: bool) -> ToolchainLocations:
     """Open the folder of toolchains: that of all projects, or of the cache that is given."""
     configuration = read_configuration(find_project_folder(), os.environ)
     folder = find_cache_folder(cache_dir) / "toolchains" if cache_dir else find_toolchains_folder()
-    return open_place(cache_dir, configuration, folder, offline=offline)
+    return open_toolchain_locations(cache_dir, configuration, folder, offline=offline)
 
 
-def open_place(cache_dir: str, configuration: Configuration, folder: Path, *, offline: bool) -> ToolchainPlace:
+def open_toolchain_locations(
+    cache_dir: str, configuration: Configuration, folder: Path, *, offline: bool
+) -> ToolchainLocations:
     """Open the places of toolchains; toolchains from it are in use as long as the result lives."""
     root = (find_cache_folder if offline else make_cache_folder)(cache_dir)
     hashes = VerifiedHashes(root / "verified")
-    return make_toolchain_place(folder, root, configuration, Leases, hashes.sha256, offline=offline)
+    return make_toolchain_locations(folder, root, configuration, Leases, hashes.sha256, offline=offline)
 
 
 def _require_some(names: Sequence[str], task: str) -> Sequence[str]:
@@ -206,7 +213,7 @@ def _require_some(names: Sequence[str], task: str) -> Sequence[str]:
     return names
 
 
-def _find_removable(name: str, store: ToolchainPlace) -> tuple[Path, str, int]:
+def _find_removable(name: str, store: ToolchainLocations) -> tuple[Path, str, int]:
     """Find the folder, label and bytes of a version, a label, a folder's name, or a build's commit."""
     environments = store.environments
     for path, build, _ in store.builds.all():
@@ -216,9 +223,9 @@ def _find_removable(name: str, store: ToolchainPlace) -> tuple[Path, str, int]:
         if name == path.name:
             return path, path.name, _measure_folder(path)
     all_environments = environments.all()
-    folder_names = {name, environments.path_of(name).name}
+    folder_names = {name, environments.make_path(name).name}
     if name[:1].isdigit():
-        folder_names.add(environments.path_of(str(parse_choice(name, "toolchain.remove").version)).name)
+        folder_names.add(environments.make_path(str(parse_choice(name, "toolchain.remove").version)).name)
     for path, environment, _ in all_environments:
         if path.name in folder_names:
             return path, environment.label if environment else path.name, environment.bytes if environment else 0
@@ -272,5 +279,5 @@ def _flatten(toolchain: Toolchain) -> dict[str, Any]:
         "identity": compiler.identity,
         "runtime_identity": runtime.identity,
         "ir_tool": compiler.ir_tool,
-        "why": toolchain.why,
+        "why": toolchain.selection_reason,
     }

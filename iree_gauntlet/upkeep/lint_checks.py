@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.device_kinds import DRIVERS, split_device
 from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_configuration, read_marks
 from iree_gauntlet.dialects.load import list_urls
-from iree_gauntlet.dialects.locations import file_path
+from iree_gauntlet.dialects.locations import get_url_path
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
-from iree_gauntlet.dialects.spec_file import did_you_mean, problem_of_field
+from iree_gauntlet.dialects.spec_file import did_you_mean, make_field_problem
 from iree_gauntlet.engine.commands import format_shape
 from iree_gauntlet.engine.judging import NUMPY_ADVICE
 from iree_gauntlet.engine.workspace import list_project_suites, select
@@ -21,7 +21,7 @@ from iree_gauntlet.errors import NothingSelectedError, Problem, SpecError, Usage
 from iree_gauntlet.figures import SHARKTANK_GOLDENS
 from iree_gauntlet.measuring.numerics.arrays import TensorError, explain_refusal
 from iree_gauntlet.requests import Defaults, SelectionRequest
-from iree_gauntlet.settings import find_project_folder, shown
+from iree_gauntlet.settings import find_project_folder, format_path
 from iree_gauntlet.stages import Kind
 from iree_gauntlet.targets import FAMILIES
 from iree_gauntlet.upkeep.recording import check_recording
@@ -42,21 +42,25 @@ _TYPE = re.compile(r"(?:random://[\w-]+/|\A)((?:\d+x)*)[a-z]+\d+(?![\w.])")
 _KEYED_GOLDENS = ("golden_time_tolerance_multiplier", *SHARKTANK_GOLDENS)
 
 
-def list_doubts(case: Case, store: ArtifactStore) -> Iterator[Problem]:
+def list_case_warnings(case: Case, store: ArtifactStore) -> Iterator[Problem]:
     """Report expected outputs of something else, a device that no IREE has, sizes that do not fit each other."""
     is_torch = case.dialect.startswith("torch")
     if case.kind is Kind.QUALITY and case.expected_outputs:
         hint = f"`gauntlet golden.record --model {case.model}` records its outputs again."
         field = "expected_outputs" if is_torch else "outputs"
-        yield from (problem_of_field(case.origin.file, field, change, hint) for change in check_recording(case, store))
+        yield from (
+            make_field_problem(case.origin.file, field, change, hint) for change in check_recording(case, store)
+        )
     if case.allclose is not None and case.allclose.rtol >= 1:
         message = f"{case.allclose.rtol:g}: so large a tolerance lets zeros pass, whatever is expected"
-        yield problem_of_field(case.origin.file, "rtol", message, "Give what the outputs may differ by, such as 1e-3.")
+        yield make_field_problem(
+            case.origin.file, "rtol", message, "Give what the outputs may differ by, such as 1e-3."
+        )
     driver, _ = split_device(case.device)
     if driver and driver not in DRIVERS:
         message = f"IREE has no driver {driver!r}{did_you_mean(driver, DRIVERS)}"
         hint = "Where a plugin brings it, all is well."
-        yield problem_of_field(case.origin.file, "run_args" if is_torch else "device", message, hint)
+        yield make_field_problem(case.origin.file, "run_args" if is_torch else "device", message, hint)
     # Inputs must have the sizes that an ONNX program is imported with. Only written types are checked, as those of a
     # file are unknown.
     options = case.modules[0].program.onnx if len(case.modules) == 1 else None
@@ -65,27 +69,29 @@ def list_doubts(case: Case, store: ArtifactStore) -> Iterator[Problem]:
     for name, shape in options.shapes if options is not None and shapes and len(shapes) == len(types) else ():
         if tuple(shape) not in shapes:
             message = f"none is {format_shape(shape)}, which onnx_import.shapes says of {name}"
-            yield problem_of_field(case.origin.file, "inputs", message, "Give the same sizes in both.")
+            yield make_field_problem(case.origin.file, "inputs", message, "Give the same sizes in both.")
 
 
 def list_unreadable_arrays(case: Case) -> Iterator[Problem]:
     """Report the .npy files of a case that their reader rejects: IREE's tool, or NumPy if that compares."""
     by_numpy = {item.url for item in case.expected_outputs} if case.allclose is not None else set()
     for field, url in list_urls(case):
-        path = Path(file_path(url))
+        path = Path(get_url_path(url))
         if path.suffix == ".npy" and path.is_file():
             try:
                 reason = explain_refusal(path)
             except TensorError as error:
-                yield problem_of_field(case.origin.file, field, error.what, error.hint or "Record or fetch it again.")
+                yield make_field_problem(
+                    case.origin.file, field, error.message, error.hint or "Record or fetch it again."
+                )
             else:
                 if reason and url not in by_numpy:
-                    yield problem_of_field(case.origin.file, field, f"{path}: {reason}", f"S{NUMPY_ADVICE[1:]}.")
+                    yield make_field_problem(case.origin.file, field, f"{path}: {reason}", f"S{NUMPY_ADVICE[1:]}.")
 
 
 def list_project_problems() -> tuple[list[Problem], list[Problem]]:
     """List the problems that make files of the project unusable, and their entries without effect."""
-    project = shown(find_project_folder())
+    project = format_path(find_project_folder())
     problems: list[Problem] = []
     doubtful: list[Problem] = []
     for read in (partial(read_configuration, project, os.environ), partial(read_marks, project / MARKS_FILE)):
@@ -100,18 +106,18 @@ def list_project_problems() -> tuple[list[Problem], list[Problem]]:
             problems += suite_problems
             if not suite_problems:
                 # Entries of a valid suite may match nothing.
-                doubtful += [doubt for doubt in (*cases.warnings, *cases.unmatched) if doubt.file == str(path)]
+                doubtful += [doubt for doubt in (*cases.warnings, *cases.unmatched_entries) if doubt.file == str(path)]
         except SpecError as error:
             problems += error.problems
         except NothingSelectedError as error:
-            problems.append(Problem(str(path), 0, "include", "selects nothing", error.what))
+            problems.append(Problem(str(path), 0, "include", "selects nothing", error.message))
         except UsageError as error:
             # A suite's folders of specs may be outside of the project.
-            doubtful.append(Problem(str(path), 0, "", f"what it selects was not checked: {error.what}", error.hint))
+            doubtful.append(Problem(str(path), 0, "", f"what it selects was not checked: {error.message}", error.hint))
     return problems, doubtful
 
 
-def find_idle_keys(specs: Sequence[Spec], cases: Iterable[Case], sku: str) -> list[Problem]:
+def find_unused_golden_keys(specs: Sequence[Spec], cases: Iterable[Case], sku: str) -> list[Problem]:
     """Find keys of goldens that match no target of their spec, and no SKU: of a suite, a golden time, or `sku`."""
     families: dict[str, set[str]] = {}
     for case in cases:
@@ -137,5 +143,7 @@ def find_idle_keys(specs: Sequence[Spec], cases: Iterable[Case], sku: str) -> li
                 if keys is times[spec.name]:
                     text = f"{key!r} has no golden time"
                 hint = "Nothing is held against it."
-                problems.append(problem_of_field(spec.name, f"{field}.{key}", f"{text}{did_you_mean(key, keys)}", hint))
+                problems.append(
+                    make_field_problem(spec.name, f"{field}.{key}", f"{text}{did_you_mean(key, keys)}", hint)
+                )
     return problems

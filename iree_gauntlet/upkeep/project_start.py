@@ -25,19 +25,19 @@ from iree_gauntlet.artifacts.publishing import replace_artifact
 from iree_gauntlet.artifacts.seeded import parse_seeded, write_seeded
 from iree_gauntlet.dialects.json_text import with_member
 from iree_gauntlet.engine.workbench import onnxruntime_version
-from iree_gauntlet.errors import ExitCode, GauntletError, UsageError, name_place
-from iree_gauntlet.formatting import counted
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError, find_error_path
+from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.requests import RunRequest, SelectionRequest
-from iree_gauntlet.settings import find_project_folder, shown
+from iree_gauntlet.settings import find_project_folder, format_path
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import run_short
 from iree_gauntlet.upkeep.format_schemas import FORMATS, format_schema
 from iree_gauntlet.upkeep.golden_record import record, reference_workers
-from iree_gauntlet.upkeep.input_choices import NPY, InputData, file_content, generate_input_sets, read_data
+from iree_gauntlet.upkeep.input_choices import NPY_MAGIC, InputData, generate_input_sets, make_file_content, read_data
 from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
-from iree_gauntlet.upkeep.recording import ReferencePlan, ReferenceResult, tolerance_flags
-from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, pack_bytes, tensor_type
-from iree_gauntlet.workers.iree_side.value_errors import FLOAT_TYPES, allow_of_others, difference
+from iree_gauntlet.upkeep.recording import ReferencePlan, ReferenceResult, make_tolerance_flags
+from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, format_tensor_type, pack_bytes
+from iree_gauntlet.workers.iree_side.value_errors import FLOAT_TYPES, choose_foreign_tolerance, measure_difference
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -73,7 +73,7 @@ _GIT_SECONDS = 10.0
 def init(request: InitRequest) -> ExitCode:
     """Create a project, or add a model to one; existing files stay unchanged, unless they are to be written anew."""
     # Inside a project, the default is its top folder.
-    folder = Path(request.folder) if request.folder else shown(find_project_folder())
+    folder = Path(request.folder) if request.folder else format_path(find_project_folder())
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", "Name a folder, which may be new.")
     is_project = (folder / "specs").is_dir() and (folder / "suites").is_dir()
@@ -88,7 +88,7 @@ def init(request: InitRequest) -> ExitCode:
     # The example's output is computed here, as its inputs are generated.
     spec = json.loads((_TEMPLATE / REGRESSIONS / _EXAMPLE / "dense_cpu.json").read_text(encoding="utf-8"))
     x, w = (parse_seeded(entry["source"]).generate().astype(np.float64) for entry in spec["inputs"])
-    output = file_content(np.maximum(x @ w, 0).astype(np.float32))
+    output = make_file_content(np.maximum(x @ w, 0).astype(np.float32))
     example = {REGRESSIONS / _EXAMPLE / "dense_cpu" / "output_0.npy": output}
     with open_file_transaction() as writing:
         note = _write_files(writing, folder, _list_project_files(exclude=()) | example, overwrite=request.again)
@@ -182,13 +182,19 @@ def _write_files(writing: FileTransaction, folder: Path, files: Mapping[Path, by
                 write_atomic(path, content)
             written_paths.append(path)
     except OSError as error:
-        raise UsageError(f"{name_place(error)}: {error.strerror}", "Name a folder that can be written to.") from error
+        raise UsageError(
+            f"{find_error_path(error)}: {error.strerror}", "Name a folder that can be written to."
+        ) from error
     if not messages.is_quiet():
         # The schemas share one line.
         shown_paths = dict.fromkeys(path.parent if path.parent.name == _SCHEMAS else path for path in written_paths)
-        sys.stdout.write("".join(f"  {shown(path.absolute())}{'/' if path.is_dir() else ''}\n" for path in shown_paths))
-        sys.stdout.write("".join(f"  {shown(path.absolute())} is there already, and stays\n" for path in existing))
-    sys.stdout.write(f"made {counted(len(written_paths), 'file')}\n")
+        sys.stdout.write(
+            "".join(f"  {format_path(path.absolute())}{'/' if path.is_dir() else ''}\n" for path in shown_paths)
+        )
+        sys.stdout.write(
+            "".join(f"  {format_path(path.absolute())} is there already, and stays\n" for path in existing)
+        )
+    sys.stdout.write(f"made {pluralize(len(written_paths), 'file')}\n")
     return _explain_workflow(folder) if folder / _WORKFLOW in written_paths else ""
 
 
@@ -218,7 +224,7 @@ def _explain_inputs(program: OnnxProgram, inputs: InputSet) -> str:
 def _explain_workflow(folder: Path) -> str:
     """Format the workflow's requirements: that GitHub can access the toolkit, and finds the workflow."""
     source = find_toolkit_source()
-    path = shown((folder / _WORKFLOW).absolute())
+    path = format_path((folder / _WORKFLOW).absolute())
     unknown = (
         f"\nGitHub does not have what the workflow installs, {source}: name a URL of its repository,\n"
         f"or a wheel of it in yours, as TOOLKIT in {path}.\n"
@@ -233,8 +239,8 @@ def _explain_workflow_place(folder: Path) -> str:
         return ""
     relative_path = project.relative_to(repository).as_posix()
     return (
-        f"\nGitHub reads workflows at the top of a repository: move {shown(project / _WORKFLOW)} to "
-        f"{shown(repository)}/.github/workflows/,\n"
+        f"\nGitHub reads workflows at the top of a repository: move {format_path(project / _WORKFLOW)} to "
+        f"{format_path(repository)}/.github/workflows/,\n"
         f"give its job `defaults: {{run: {{working-directory: {relative_path}}}}}`,\n"
         f"and put {relative_path}/ before each `runs/ci` that is uploaded.\n"
     )
@@ -282,7 +288,7 @@ def _choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> In
         try:
             result = workers.run_worker("run_onnx", program.path.name, plan, ReferenceResult)
         except GauntletError as error:
-            rejections.append(error.what.removeprefix(f"{program.path.name}: "))
+            rejections.append(error.message.removeprefix(f"{program.path.name}: "))
             continue
         rejections += result.refused
         candidate = InputSet(batch[result.taken], tuple(dict.fromkeys(rejections)), runs=True, result=result)
@@ -307,7 +313,7 @@ def _check_outputs(
     try:
         result = workers.run_worker("run_onnx", program.path.name, plan, ReferenceResult)
     except GauntletError as error:
-        return [f"no reference has checked the outputs: {error.what}"]
+        return [f"no reference has checked the outputs: {error.message}"]
     tool = result.reference
     notes = []
     for output, array in zip(result.outputs, outputs, strict=True):
@@ -317,8 +323,8 @@ def _check_outputs(
             raise UsageError(message, "Give outputs of these inputs, or none to have them recorded.")
         element = ELEMENT_TYPES[array.dtype.name]
         reference_array = _read_back(output, array)
-        limit = allow_of_others(element, [array]).atol if element in FLOAT_TYPES else 0.0
-        deviation = difference(array, reference_array)
+        limit = choose_foreign_tolerance(element, [array]).atol if element in FLOAT_TYPES else 0.0
+        deviation = measure_difference(array, reference_array)
         if not output.differs and deviation > limit:
             suffix = f", by up to {deviation:.3g}" if math.isfinite(deviation) else ""
             notes.append(f"{name}: {tool} gives other numbers{suffix}")
@@ -361,18 +367,20 @@ def _list_model_files(
         for kind in (REGRESSIONS, BENCHMARKS)
     )
     onnx_import = program.onnx_import(choice.type for choice in choices)
-    contents = list(map(file_content, outputs))
+    contents = list(map(make_file_content, outputs))
     entries: list[dict[str, str]] = []
     for index, (array, content) in enumerate(zip(outputs, contents, strict=True)):
-        if content.startswith(NPY):
+        if content.startswith(NPY_MAGIC):
             entries.append({"source": f"{SPEC}/output_{index}.npy"})
         else:
-            entries.append({"source": f"{SPEC}/output_{index}.bin", "value": tensor_type(f"output_{index}", array)})
+            entries.append(
+                {"source": f"{SPEC}/output_{index}.bin", "value": format_tensor_type(f"output_{index}", array)}
+            )
     # The known outputs come from another program, so they may differ.
     by_type: dict[str, list[NDArray[Any]]] = {}
     for array in outputs:
         by_type.setdefault(ELEMENT_TYPES[array.dtype.name], []).append(array)
-    floats = {name: allow_of_others(name, arrays) for name, arrays in by_type.items() if name in FLOAT_TYPES}
+    floats = {name: choose_foreign_tolerance(name, arrays) for name, arrays in by_type.items() if name in FLOAT_TYPES}
     spec = {
         "description": description,
         "mlir": program.path.name,
@@ -382,7 +390,7 @@ def _list_model_files(
         "outputs": entries or [{"source": f"{SPEC}/output_{index}.npy"} for index in range(program.outputs)],
         "device": regression["device"],
         "compiler_flags": [*regression["compiler_flags"], *((_KEEP_F64,) if program.has_f64 else ())],
-        **({"threshold_args": list(tolerance_flags(floats))} if entries else {}),
+        **({"threshold_args": list(make_tolerance_flags(floats))} if entries else {}),
     }
     benchmark_inputs = {"inputs": [choice.for_benchmark for choice in choices], "function_run": program.function}
     return {

@@ -19,21 +19,21 @@ import numpy as np
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.artifacts.onnx_data import count_operators, list_data_files
 from iree_gauntlet.dialects.json_text import with_member
-from iree_gauntlet.dialects.locations import file_path
+from iree_gauntlet.dialects.locations import get_url_path
 from iree_gauntlet.dialects.sharktank_schema import RegressionV1
-from iree_gauntlet.dialects.spec_file import read_mark, read_text
+from iree_gauntlet.dialects.spec_file import read_byte_order_mark, read_text
 from iree_gauntlet.dialects.torch_schema import QualityTest
 from iree_gauntlet.engine.commands import format_argument
 from iree_gauntlet.engine.judging import PROVENANCE_FILE, read_provenance
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.formatting import counted
+from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolerance, parse_tolerances
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.settings import resolve_links
 from iree_gauntlet.steps import Command
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.workers import iree_side
-from iree_gauntlet.workers.iree_side.value_errors import Allowed
+from iree_gauntlet.workers.iree_side.value_errors import OutputTolerance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -141,7 +141,7 @@ class ReferenceResult(Recorded):
         tells: True if the outputs can detect errors.
         refused: the reasons for which other sets were rejected.
         random: operators of the model that make random numbers.
-        allowed: the allowed differences of outputs, by element type: the fields of a worker's `Allowed`.
+        allowed: the allowed differences of outputs, by element type: the fields of a worker's `OutputTolerance`.
     """
 
     taken: int
@@ -232,7 +232,7 @@ class Recording:
     notes: tuple[str, ...]
 
 
-def why_not(case: Case) -> str:
+def find_recording_obstacle(case: Case) -> str:
     """Return the reason that no reference can compute a case's outputs; empty if one can."""
     if case.reference:
         return "there is nothing to record: onnxruntime gives its expected outputs in every run"
@@ -241,7 +241,7 @@ def why_not(case: Case) -> str:
         url = urlsplit(program.url)
         name = PurePath(unquote(url.path)).name if url.scheme == "file" else program.url
         return f"{name} is not an .onnx file: onnxruntime cannot run it"
-    if any(archive.url or archive.made for archive in case.parameters):
+    if any(archive.url or archive.generated for archive in case.parameters):
         return "its weights lie outside of the .onnx file: onnxruntime cannot load them"
     return ""
 
@@ -277,8 +277,8 @@ def record_outputs(
     written_paths = {output.path for output in outputs}
     for stale_path in sorted({*folder.glob("output_*.npy"), *folder.glob("output_*.bin")} - written_paths):
         stale_path.unlink()
-    tolerances_by_type = {element: Allowed(**limits) for element, limits in result.allowed.items()}
-    tolerance = () if plan.tolerances else tolerance_flags(tolerances_by_type)
+    tolerances_by_type = {element: OutputTolerance(**limits) for element, limits in result.allowed.items()}
+    tolerance = () if plan.tolerances else make_tolerance_flags(tolerances_by_type)
     _write_to_spec(spec, outputs, tolerance)
     limits = plan.tolerances or {element: limit.atol for element, limit in tolerances_by_type.items()}
     return Recording(outputs, str(result.reference), tolerance, tuple(_list_notes(result, outputs, limits)))
@@ -297,7 +297,7 @@ def measure_weight_effects(case: Case, store: ArtifactStore, workers: ReferenceW
     return workers.run_worker("golden_sensitivity", failure_text, plan, WeightEffects).weights
 
 
-def tolerance_flags(tolerances: Mapping[str, Allowed]) -> tuple[str, ...]:
+def make_tolerance_flags(tolerances: Mapping[str, OutputTolerance]) -> tuple[str, ...]:
     """Return iree-run-module's flags for a worker's allowed differences; none for a comparison of bytes."""
     if not tolerances:
         return ()
@@ -306,7 +306,7 @@ def tolerance_flags(tolerances: Mapping[str, Allowed]) -> tuple[str, ...]:
 
 
 def _plan(case: Case, store: ArtifactStore, folder: Path) -> ReferencePlan:
-    reason = why_not(case)
+    reason = find_recording_obstacle(case)
     if reason:
         raise UsageError(f"{case.origin.file}: {reason}", "Record with the framework that the program comes from.")
     flags = [flag for flag in (*case.run_flags, *case.own_flags) if parse_tolerance(flag) or "equality_mode" in flag]
@@ -357,9 +357,9 @@ def _list_notes(result: ReferenceResult, outputs: Sequence[OutputFile], limits: 
         if out.count == 0:
             yield f"{name} has no values: its shape is compared"
         if out.nans:
-            yield f"{name}: {out.nans} of {counted(out.count, 'value')} NaN, which is what is expected of IREE too"
+            yield f"{name}: {out.nans} of {pluralize(out.count, 'value')} NaN, which is what is expected of IREE too"
         if out.infinities:
-            yield f"{name}: {out.infinities} of {counted(out.count, 'value')} infinite"
+            yield f"{name}: {out.infinities} of {pluralize(out.count, 'value')} infinite"
         if out.count > 1 and out.least is not None and out.least == out.most:
             extent = "wherever it is a number" if out.nans + out.infinities else "everywhere"
             yield f"{name} is {out.least:g} {extent}: a model that always gives that would pass"
@@ -391,7 +391,7 @@ def _make_output(spec: Spec, folder: Path, index: int, result: ReferenceResult, 
     external = spec.tree.external
     # The file itself may be a link, which the spec names, so only its folder is resolved.
     resolved_path = resolve_links(path.parent) / path.name
-    if spec.torch and resolved_path.is_relative_to(external):
+    if spec.is_torch and resolved_path.is_relative_to(external):
         source = resolved_path.relative_to(external).as_posix()
     else:
         source = _make_path_beside(resolved_path, resolve_links(spec.path.parent))
@@ -476,7 +476,7 @@ def _write_to_spec(spec: Spec, outputs: Sequence[OutputFile], tolerance: Sequenc
     if tolerance:
         new_text = with_member(new_text, flags, [*getattr(spec.document, flags), *tolerance])
     if new_text != old_text:
-        write_atomic(spec.path, read_mark(spec.path) + new_text)
+        write_atomic(spec.path, read_byte_order_mark(spec.path) + new_text)
 
 
 def _make_path_beside(path: Path, folder: Path) -> str:
@@ -495,7 +495,7 @@ def check_recording(case: Case, store: ArtifactStore) -> Iterator[str]:
     The content of models and inputs behind URLs is left to the registry of hashes. A model in the store is searched for
     operators whose numbers depend on how they were recorded.
     """
-    outputs = [Path(path) for argument in case.expected_outputs if (path := file_path(argument.url))]
+    outputs = [Path(path) for argument in case.expected_outputs if (path := get_url_path(argument.url))]
     folder = outputs[0].parent if outputs else None
     record = read_provenance(folder) if folder is not None else None
     if folder is None or record is None or record.model is None:
@@ -507,7 +507,7 @@ def check_recording(case: Case, store: ArtifactStore) -> Iterator[str]:
     url = case.modules[-1].program.url
     if _as_named(url, folder) != record.model.source:
         yield f"it was recorded with the model {record.model.source}"
-    elif file_path(url):
+    elif get_url_path(url):
         recorded_files = {folder / source.source: source.sha256 for source in (record.model, *record.model.data)}
         yield from (
             f"{file.name} has changed since it was recorded"
@@ -538,7 +538,7 @@ def find_output_folder(case: Case, spec: Spec) -> Path:
         url = urlsplit(argument.url)
         if url.scheme == "file":
             path = Path(unquote(url.path))
-            if spec.torch and path.is_relative_to(external) and not path.parent.is_dir():
+            if spec.is_torch and path.is_relative_to(external) and not path.parent.is_dir():
                 # External files have precedence; a file that does not exist yet goes next to the spec.
                 path = spec.path.parent / path.relative_to(external)
             folders.add(path.parent)

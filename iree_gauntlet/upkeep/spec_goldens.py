@@ -21,25 +21,25 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet import messages
 from iree_gauntlet.dialects.json_text import find_path, with_value, without_comments
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
-from iree_gauntlet.dialects.spec_file import load_json, read_mark
+from iree_gauntlet.dialects.spec_file import load_json, read_byte_order_mark
 from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
 from iree_gauntlet.engine.workspace import Selection, refuse_untrusted, select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, Problem, SpecError, UsageError
-from iree_gauntlet.figures import JUDGED_FIGURES, SHARKTANK_GOLDENS, Figure, GoldenRule, Statistic
-from iree_gauntlet.formatting import counted
+from iree_gauntlet.figures import GOLDEN_FIGURES, SHARKTANK_GOLDENS, Figure, GoldenRule, Statistic
+from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal, read_kind
 from iree_gauntlet.measuring.goldens.golden_evidence import (
+    GoldenStatus,
     GoldenVerdict,
     Proposal,
-    Standing,
     collect_evidence,
-    judge_standings,
-    propose,
+    judge_goldens,
+    propose_golden,
 )
-from iree_gauntlet.records.run_folder import find_newest_run, list_runs_of_specs, run_named
+from iree_gauntlet.records.run_folder import find_named_run, find_newest_run, list_runs_of_specs
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import Defaults, SelectionRequest
-from iree_gauntlet.settings import find_runs_folder, require_ones_own, resolve_links, shown
+from iree_gauntlet.settings import find_runs_folder, format_path, require_users_own_file, resolve_links
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.targets import FAMILIES
 
@@ -76,7 +76,7 @@ class FileChange:
 
     def diff(self) -> str:
         """Return the diff in the form that `git apply` takes; empty without changes."""
-        name = shown(resolve_links(self.path)).as_posix() if self.path.is_absolute() else self.path.as_posix()
+        name = format_path(resolve_links(self.path)).as_posix() if self.path.is_absolute() else self.path.as_posix()
         # Only \n ends a line: `splitlines` splits also where no other program does, such as at U+2028.
         old_lines, new_lines = (list(io.StringIO(text, newline="\n")) for text in (self.old_text, self.new_text))
         lines = difflib.unified_diff(old_lines, new_lines, f"a/{name}", f"b/{name}")
@@ -100,10 +100,10 @@ def emit_changes(changes: Sequence[FileChange], output: str, *, write: bool) -> 
         sys.stdout.write(patch)
     if write:
         for change in changes:
-            require_ones_own(change.path)
+            require_users_own_file(change.path)
         for change in changes:
             write_atomic(change.path, change.new_text.encode())
-        sys.stderr.write(f"changed {counted(len(changes), 'file')}\n")
+        sys.stderr.write(f"changed {pluralize(len(changes), 'file')}\n")
     elif not output:
         sys.stderr.write("nothing was written: --write changes the files, --output FILE keeps the diff for later\n")
 
@@ -116,10 +116,10 @@ def show(request: SelectionRequest, options: GoldenShowRequest) -> ExitCode:
     goldens = _collect_goldens(selection, request)
     if not goldens and not selection.cases.problems:
         raise NothingSelectedError(
-            f"{counted(len({case.chain for case in selection.cases.cases}), 'selected chain')}: no golden",
+            f"{pluralize(len({case.chain for case in selection.cases.cases}), 'selected chain')}: no golden",
             "docs/how-to/goldens.md says how to set one.",
         )
-    standings = judge_standings(goldens, list(_read_records(find_runs_folder(), options.last)), find_runs_folder())
+    standings = judge_goldens(goldens, list(_read_records(find_runs_folder(), options.last)), find_runs_folder())
     if options.as_json:
         document = {"schema": _SCHEMA, "goldens": list(map(_describe_standing, standings))}
         sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
@@ -129,7 +129,7 @@ def show(request: SelectionRequest, options: GoldenShowRequest) -> ExitCode:
         notes = Counter(standing.note for standing in standings if standing.note and standing.run)
         remarks = tuple(f"{count} of them: {note}" for note, count in notes.items())
         table = Table(_COLUMNS, tuple(map(_make_row, standings)))
-        title = f"{counted(len(standings), 'golden')}: {verdicts}"
+        title = f"{pluralize(len(standings), 'golden')}: {verdicts}"
         print_document(Document("", title, (), (table,), remarks=remarks), sys.stdout, environ=os.environ)
     return ExitCode.USAGE if selection.cases.problems else ExitCode.OK
 
@@ -168,12 +168,12 @@ def _read_records(folder: Path, last: int) -> Iterator[JournalRecord]:
             record = read_journal(path)
             _ = record.planned
         except GauntletError as error:
-            messages.warn(f"passed over: {error.what}")
+            messages.warn(f"passed over: {error.message}")
         else:
             yield record
 
 
-def _describe_standing(standing: Standing) -> dict[str, Any]:
+def _describe_standing(standing: GoldenStatus) -> dict[str, Any]:
     golden = standing.golden
     return {
         "chain": standing.chain,
@@ -195,7 +195,7 @@ def _describe_standing(standing: Standing) -> dict[str, Any]:
     }
 
 
-def _make_row(standing: Standing) -> tuple[Cell, ...]:
+def _make_row(standing: GoldenStatus) -> tuple[Cell, ...]:
     """Make a row in the order of `_COLUMNS`."""
     golden = standing.golden
     has_statistic = golden.field.rule is GoldenRule.TIMED
@@ -224,7 +224,7 @@ def update(request: SelectionRequest, options: GoldenUpdateRequest) -> ExitCode:
         raise UsageError(f"--size-headroom {headroom:g}: expected a factor of 1 or more", "1.25 leaves a quarter.")
     if options.run and options.last != 1:
         raise UsageError("--run together with --last: which runs?", "Give one of the two.")
-    runs = [run_named(text, "--run") for text in options.run]
+    runs = [find_named_run(text, "--run") for text in options.run]
     if not runs:
         find_newest_run(find_runs_folder())
         # The runs are in order of age, the oldest first.
@@ -250,7 +250,7 @@ def update(request: SelectionRequest, options: GoldenUpdateRequest) -> ExitCode:
         )
     proposals: list[Proposal] = []
     for golden in sorted(matches, key=lambda golden: (golden.origin.file, golden.origin.field)):
-        outcome = propose(golden, matches[golden], size_headroom=headroom or None, to_release=options.to_release)
+        outcome = propose_golden(golden, matches[golden], size_headroom=headroom or None, to_release=options.to_release)
         location = f"{golden.origin.file}: {golden.origin.field}"
         if isinstance(outcome, str):
             sys.stderr.write(f"stays    {location} {_format_golden(golden, golden.value)}: {outcome}\n")
@@ -292,7 +292,11 @@ def _match_current_goldens(
         else:
             files.add(golden.origin.file)
     cases = selection.cases
-    problems = {problem for problem in (*cases.problems, *cases.left_out, *cases.broken) if problem.file in files}
+    problems = {
+        problem
+        for problem in (*cases.problems, *cases.unselected_problems, *cases.case_problems)
+        if problem.file in files
+    }
     return current_evidence, sorted(problems)
 
 
@@ -319,13 +323,13 @@ def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
     if releases and document.get(_COMPILER_FIELD) not in releases:
         _require_all_measured(file, document, proposals)
         new_text = with_value(new_text, (_COMPILER_FIELD,), releases.pop())
-    mark = read_mark(path)
+    mark = read_byte_order_mark(path)
     return FileChange(path, mark + text, mark + new_text)
 
 
 def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Sequence[Proposal]) -> None:
     """Require that all counts and sizes of a file, which share one release, move together or not at all."""
-    fields = {name for figure in JUDGED_FIGURES for name in (figure.golden.sharktank, figure.golden.torch)}
+    fields = {name for figure in GOLDEN_FIGURES for name in (figure.golden.sharktank, figure.golden.torch)}
     written_fields = set()
     for name, value in document.items():
         if name in fields:

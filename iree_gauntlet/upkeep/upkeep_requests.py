@@ -141,7 +141,7 @@ class ImportRequest(HistoryRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class AskRequest(HistoryRequest):
+class SeriesRequest(HistoryRequest):
     """The choice of series of a history."""
 
     series: str = option("", "Only series that fit this glob, such as 'dtln/*' or '* time_ms'.", takes="series")
@@ -150,21 +150,21 @@ class AskRequest(HistoryRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckRequest(AskRequest):
+class CheckRequest(SeriesRequest):
     """The choice of changes of a history."""
 
     since: str = option("", "Only changes that came with runs since this day: 2026-11-01.")
 
 
 @dataclass(frozen=True, slots=True)
-class ConfirmRequest(AskRequest):
+class ConfirmRequest(SeriesRequest):
     """The choice of a step to confirm, and the time limit."""
 
     budget: float = option(30.0, "Minutes for the rounds.", unit="minutes")
 
 
 @dataclass(frozen=True, slots=True)
-class PageRequest(AskRequest):
+class PageRequest(SeriesRequest):
     """The series of a page, and its file."""
 
     output: str = option("", "File to write (default: history.html).")

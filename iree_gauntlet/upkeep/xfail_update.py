@@ -19,17 +19,17 @@ from iree_gauntlet.diagnostics import find_diagnostic, strip_unstable
 from iree_gauntlet.dialects.json_text import EXPECTED_LISTS, Addition, Removal, with_changes
 from iree_gauntlet.dialects.load import read_specs
 from iree_gauntlet.dialects.op_suites import DIALECT, OpSpec
-from iree_gauntlet.dialects.spec_file import read_mark, read_toml
+from iree_gauntlet.dialects.spec_file import read_byte_order_mark, read_toml
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.engine.workspace import find_suite
 from iree_gauntlet.errors import ExitCode, GauntletError, SpecError, UsageError
-from iree_gauntlet.formatting import counted
+from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.measuring.goldens.goldens import release_of
-from iree_gauntlet.records.outcome import read_outcome, state_of
-from iree_gauntlet.records.run_folder import find_newest_run, free_folder, read_kept_options, run_named
-from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest, SelectionRequest, read
-from iree_gauntlet.settings import find_project_folder, find_runs_folder, resolve_links, shown
+from iree_gauntlet.measuring.goldens.goldens import parse_release
+from iree_gauntlet.records.outcome import get_state, read_outcome
+from iree_gauntlet.records.run_folder import find_free_folder, find_named_run, find_newest_run, read_run_options
+from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest, SelectionRequest, parse_request
+from iree_gauntlet.settings import find_project_folder, find_runs_folder, format_path, resolve_links
 from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.steps import BATCH_MODEL
 from iree_gauntlet.upkeep.spec_goldens import FileChange, emit_changes
@@ -72,12 +72,12 @@ def update(options: XfailUpdateRequest, request: RunRequest) -> ExitCode:
 
     Those of operator suites are in their configs, all others in the suite.
     """
-    run = _read_run(run_named(options.run, "--run") if options.run else find_newest_run(find_runs_folder()))
-    if state_of(run.record) != "complete":
-        raise UsageError(f"{shown(run.folder)} did not finish", "`run --resume` continues it.")
+    run = _read_run(find_named_run(options.run, "--run") if options.run else find_newest_run(find_runs_folder()))
+    if get_state(run.record) != "complete":
+        raise UsageError(f"{format_path(run.folder)} did not finish", "`run --resume` continues it.")
     changes: list[FileChange] = []
-    run_options = read_kept_options(run.folder)
-    selection, defaults = read(SelectionRequest, run_options.options), Defaults.of(run_options.defaults)
+    run_options = read_run_options(run.folder)
+    selection, defaults = parse_request(SelectionRequest, run_options.options), Defaults.of(run_options.defaults)
     suite_name = options.suite or selection.suite
     if not suite_name and not (run.is_of_operators and run.outcome.suite == _NO_SUITE):
         suite_name = defaults.suite
@@ -85,10 +85,12 @@ def update(options: XfailUpdateRequest, request: RunRequest) -> ExitCode:
     if run.is_of_operators:
         # Every case runs by itself, without batches and shards, as it is judged by itself.
         rerun_options = {**run_options.options, "batch": 0, "shard": "", "shard_costs": ""}
-        request = replace(request, defaults=defaults, stages=run_options.stages or ()).with_kept(rerun_options)
+        request = replace(request, defaults=defaults, stages=run_options.stages or ()).with_resumed_options(
+            rerun_options
+        )
         changes += _change_configs(run, _read_listed_cases(selection, suite), options.rerun, request)
     elif suite is None:
-        raise UsageError(f"{shown(run.folder)} was not a suite's", "Run a suite, or name the file with --suite.")
+        raise UsageError(f"{format_path(run.folder)} was not a suite's", "Run a suite, or name the file with --suite.")
     if suite is not None:
         changes.append(_change_suite(run, suite))
     emit_changes(changes, options.output, write=options.write)
@@ -107,7 +109,7 @@ class _Run:
     @property
     def release(self) -> str:
         """The release of the run's IREE."""
-        return release_of(self.outcome.toolchain.compiler)
+        return parse_release(self.outcome.toolchain.compiler)
 
     @property
     def is_of_operators(self) -> bool:
@@ -125,14 +127,14 @@ def _read_run(folder: Path) -> _Run:
 def _change_suite(run: _Run, path: Path) -> FileChange:
     suite = read_suite(path)
     if suite.name != run.outcome.suite:
-        message = f"{shown(run.folder)} is a run of the suite {run.outcome.suite!r}, {path} is {suite.name!r}"
+        message = f"{format_path(run.folder)} is a run of the suite {run.outcome.suite!r}, {path} is {suite.name!r}"
         raise UsageError(message, "Name the suite of the run with --suite, or another run.")
     removals = {index for index, entry in enumerate(suite.expected_failures) if _judge_entry(entry, run)}
     additions = _find_new_failures(run, suite.expected_failures)
     new_keys = {(failure.case, failure.stage) for failure in additions}
     removals |= {index for index, entry in enumerate(suite.expected_failures) if (entry.case, entry.stage) in new_keys}
     text, _ = read_toml(path)
-    mark = read_mark(path)
+    mark = read_byte_order_mark(path)
     return FileChange(path, mark + text, mark + replace_expected_failures(text, removals=removals, additions=additions))
 
 
@@ -262,7 +264,7 @@ def _change_configs(run: _Run, entries: Mapping[str, ConfigEntry], count: int, r
         candidates = _rerun_candidates(run, candidates, count, request)
     by_config: dict[Path, list[Removal | Addition]] = {}
     for candidate in candidates.values():
-        sys.stderr.write(f"{candidate.message}  [{shown(candidate.config_entry.config).name}]\n")
+        sys.stderr.write(f"{candidate.message}  [{format_path(candidate.config_entry.config).name}]\n")
         by_config.setdefault(candidate.config_entry.config, []).extend(candidate.changes)
     file_changes = []
     for path, changes in by_config.items():
@@ -272,7 +274,7 @@ def _change_configs(run: _Run, entries: Mapping[str, ConfigEntry], count: int, r
         except (OSError, UnicodeDecodeError) as error:
             raise GauntletError(f"{path}: cannot be read: {error}", "`lint` shows what is wrong with it.") from error
         except GauntletError as error:
-            raise GauntletError(f"{path}: {error.what}", error.hint) from error
+            raise GauntletError(f"{path}: {error.message}", error.hint) from error
     return file_changes
 
 
@@ -299,7 +301,7 @@ def _rerun_candidates(
     run: _Run, candidates: Mapping[str, _Candidate], count: int, request: RunRequest
 ) -> dict[str, _Candidate]:
     """Rerun the candidates, and return those with the same result every time; print the others."""
-    count_text = f"{counted(len(candidates), 'case')}, {counted(count, 'time')}"
+    count_text = f"{pluralize(len(candidates), 'case')}, {pluralize(count, 'time')}"
     sys.stderr.write(f"running again what came out otherwise than expected: {count_text} (--rerun 0 trusts the run)\n")
     results_by_chain = {chain: [candidate.result] for chain, candidate in candidates.items()}
     # Only candidates whose compile is in question are compiled anew; the others take modules from the cache.
@@ -330,7 +332,7 @@ def _run_again(run: _Run, chains: Collection[str], request: RunRequest, *, force
     from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
 
     # The folder is inside the run's, so that the run stays the newest one.
-    folder = free_folder(resolve_links(run.folder) / "again" / "1")
+    folder = find_free_folder(resolve_links(run.folder) / "again" / "1")
     request = replace(
         request,
         folder=FolderRequest(run_dir=str(folder)),
@@ -338,13 +340,13 @@ def _run_again(run: _Run, chains: Collection[str], request: RunRequest, *, force
         chains=frozenset(chains),
     )
     # Standard output is for the diff alone.
-    exit_code = execute.run(execute.choose(request), ConsolePresenter(sys.stderr), brief=True).exit_code
+    exit_code = execute.run(execute.make_setup(request), ConsolePresenter(sys.stderr), brief=True).exit_code
     rerun = _read_run(folder)
-    if exit_code is ExitCode.INTERRUPTED or state_of(rerun.record) != "complete":
+    if exit_code is ExitCode.INTERRUPTED or get_state(rerun.record) != "complete":
         raise KeyboardInterrupt
     if run.outcome.toolchain.identity != rerun.outcome.toolchain.identity:
         raise UsageError(
-            f"{shown(run.folder)} was run with another IREE than the one that is here now",
+            f"{format_path(run.folder)} was run with another IREE than the one that is here now",
             "Give that IREE with --iree, or --rerun 0 to trust the run.",
         )
     return _collect_results(rerun)
@@ -432,7 +434,7 @@ def _judge_case(steps: Sequence[StepOutcome], results: Mapping[str, Result], xfa
 def _read_listed_cases(selection: SelectionRequest, suite: Path | None) -> dict[str, ConfigEntry]:
     """Read the cases of a run's selection from the current configs, by chain."""
     suite_content = read_suite(suite) if suite else None
-    default_folders = list(suite_content.spec_dirs) if suite_content else [shown(find_project_folder() / "specs")]
+    default_folders = list(suite_content.spec_dirs) if suite_content else [format_path(find_project_folder() / "specs")]
     folders = list(map(Path, selection.spec_dir)) or default_folders
     configs = list(map(Path, selection.config)) or list(suite_content.configs if suite_content else ())
     specs = [spec for spec in read_specs(folders, configs=configs) if isinstance(spec, OpSpec)]
@@ -454,7 +456,9 @@ def _read_listed_cases(selection: SelectionRequest, suite: Path | None) -> dict[
             for key, name in itertools.product(spec.keys, _LIST_NAMES.values()):
                 if key in getattr(config.document, name):
                     entry = key
-                    xfails = (xfail for xfail in config.expected.get(key, ()) if xfail.origin.field.startswith(name))
+                    xfails = (
+                        xfail for xfail in config.expectations.get(key, ()) if xfail.origin.field.startswith(name)
+                    )
                     lists[name] = next((xfail.reason for xfail in xfails if xfail.reason != f"in {name}"), "")
             cases[f"{spec.model}/{spec.stem}@{config.target.name}"] = ConfigEntry(config.path, entry, lists)
     return cases

@@ -234,7 +234,7 @@ def test_a_killed_run_leaves_nothing_that_reads_as_whole(server: Server, tmp_pat
     run.send_signal(signal.SIGKILL)
     run.communicate()
     after = make_store(tmp_path)
-    assert not after.present(url)
+    assert not after.is_present(url)
     assert not after.path(url).parent.exists()
     fetched = after.fetch(url)
     assert (fetched.sha256, fetched.cached) == (_SHA256, False)
@@ -344,11 +344,11 @@ def test_a_host_that_cannot_be_resolved_is_waited_for_once(tmp_path: Path, monke
     files = make_store(tmp_path)
     with pytest.raises(ArtifactError) as first:
         files.fetch("https://weights.invalid/a.bin")
-    assert first.value.what.startswith("the host weights.invalid cannot be resolved: ")
+    assert first.value.message.startswith("the host weights.invalid cannot be resolved: ")
     assert asked == ["weights.invalid"] * (1 + QUICK_POLICY.retries)
     with pytest.raises(ArtifactError) as second:
         files.fetch("https://weights.invalid/b.bin")
-    assert second.value.what == (
+    assert second.value.message == (
         "the host weights.invalid cannot be resolved, as for an earlier file: https://weights.invalid/b.bin"
     )
     assert len(asked) == 1 + QUICK_POLICY.retries

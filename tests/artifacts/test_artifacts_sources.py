@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.sources import FileSource, PypiSource, RandomSource, local_name, parse_source
+from iree_gauntlet.artifacts.sources import FileSource, PypiSource, RandomSource, make_local_name, parse_source
 from iree_gauntlet.errors import ArtifactError
 
 # Characters that make trouble, with ordinary ones.
@@ -23,7 +23,7 @@ _PATHS = st.lists(_SEGMENTS, min_size=1, max_size=6).map("/".join)
 
 def _name_or_none(url: str) -> str | None:
     try:
-        return local_name(url)
+        return make_local_name(url)
     except ArtifactError:
         return None
 
@@ -60,7 +60,7 @@ def _check_safe(name: str) -> None:
     ],
 )
 def test_ordinary_urls_keep_their_path(url: str, name: str) -> None:
-    assert local_name(url) == name
+    assert make_local_name(url) == name
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_ordinary_urls_keep_their_path(url: str, name: str) -> None:
     ],
 )
 def test_what_is_not_plain_gets_a_digest(url: str, beginning: str, suffix: str) -> None:
-    name = local_name(url)
+    name = make_local_name(url)
     assert name.startswith(beginning)
     assert name.endswith(suffix)
     _check_safe(name)
@@ -211,7 +211,7 @@ def test_secrets_in_urls_are_refused_and_not_repeated() -> None:
 def test_files_are_used_in_place(tmp_path: Path) -> None:
     path = tmp_path / "a b#?.npy"
     assert parse_source(path.as_uri()) == FileSource(path.as_uri(), path)
-    assert local_name(path.as_uri()) == ""
+    assert make_local_name(path.as_uri()) == ""
 
 
 @pytest.mark.parametrize("url", ["file:x.npy", "file://other/x", "file:///", "file:///a?b", "file:///%ff"])
@@ -225,9 +225,9 @@ def test_random_sources_are_named_by_what_they_mean() -> None:
     assert isinstance(source, RandomSource)
     assert source.local_name.startswith("random/uniform/")
     assert source.local_name.endswith("-1x4xf32.npy")
-    assert source.local_name == local_name("random://uniform/1x4xf32?low=0&seed=7")
-    assert source.local_name != local_name("random://uniform/1x4xf32?seed=8")
-    assert local_name("random://normal/2xbf16").endswith("-2xbf16.bin")
+    assert source.local_name == make_local_name("random://uniform/1x4xf32?low=0&seed=7")
+    assert source.local_name != make_local_name("random://uniform/1x4xf32?seed=8")
+    assert make_local_name("random://normal/2xbf16").endswith("-2xbf16.bin")
 
 
 @pytest.mark.parametrize(

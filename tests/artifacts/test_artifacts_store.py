@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.publishing import locked
+from iree_gauntlet.artifacts.publishing import hold_lock
 from iree_gauntlet.artifacts.registry_file import Registry
-from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.sources import make_local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.progress import Progress, Recorder
@@ -31,8 +31,8 @@ _SHA256 = sha256(_CONTENT)
 def test_fetched_once_pinned_and_remembered(server: Server, tmp_path: Path) -> None:
     url = server.url("/dir/model.mlir", make_responder(_CONTENT))
     files = make_store(tmp_path)
-    assert files.path(url) == tmp_path / "artifacts" / local_name(url)
-    assert (files.known_hash(url), files.present(url)) == ("", False)
+    assert files.path(url) == tmp_path / "artifacts" / make_local_name(url)
+    assert (files.get_known_hash(url), files.is_present(url)) == ("", False)
     assert not list(tmp_path.iterdir()), "planning writes nothing"
 
     fetched = files.fetch(url)
@@ -40,19 +40,19 @@ def test_fetched_once_pinned_and_remembered(server: Server, tmp_path: Path) -> N
     assert (fetched.sha256, fetched.bytes, fetched.cached) == (_SHA256, len(_CONTENT), False)
     assert fetched.path.read_bytes() == _CONTENT
     assert "registry.lock.txt" in fetched.notes[-1]
-    assert (files.known_hash(url), files.present(url)) == (_SHA256, True)
-    assert (tmp_path / "registry.lock.txt").read_text() == f"{local_name(url)} sha256:{_SHA256} {url}\n"
+    assert (files.get_known_hash(url), files.is_present(url)) == (_SHA256, True)
+    assert (tmp_path / "registry.lock.txt").read_text() == f"{make_local_name(url)} sha256:{_SHA256} {url}\n"
 
     again = make_store(tmp_path).fetch(url)
     assert (again.sha256, again.cached, again.notes) == (_SHA256, True, ())
     assert server.hits["/dir/model.mlir"] == 1
-    assert list(read_artifacts(tmp_path)) == [local_name(url)]
+    assert list(read_artifacts(tmp_path)) == [make_local_name(url)]
 
 
 def test_a_registered_hash_needs_no_lock_file(server: Server, tmp_path: Path) -> None:
     url = server.url("/m.mlir", make_responder(_CONTENT))
     files = make_store(tmp_path, pins={url: _SHA256})
-    assert files.known_hash(url) == _SHA256
+    assert files.get_known_hash(url) == _SHA256
     assert files.fetch(url).notes == ()
     assert not (tmp_path / "registry.lock.txt").exists()
 
@@ -75,7 +75,7 @@ def test_a_wrong_hash_replaces_nothing(server: Server, tmp_path: Path, *, by_loc
     url = server.url("/m.mlir", make_responder(b"tampered"))
     files = make_store(tmp_path, pins={} if by_lock else {url: _SHA256})
     if by_lock:
-        (tmp_path / "registry.lock.txt").write_text(f"{local_name(url)} sha256:{_SHA256} {url}\n")
+        (tmp_path / "registry.lock.txt").write_text(f"{make_local_name(url)} sha256:{_SHA256} {url}\n")
     files.path(url).parent.mkdir(parents=True)
     files.path(url).write_bytes(b"what was there")
     with pytest.raises(ArtifactError) as caught:
@@ -84,7 +84,7 @@ def test_a_wrong_hash_replaces_nothing(server: Server, tmp_path: Path, *, by_loc
     for part in (url, _SHA256, sha256(b"tampered"), "8 B", "registry", "nothing was replaced"):
         assert part in message
     assert files.path(url).read_bytes() == b"what was there"
-    assert list(read_artifacts(tmp_path)) == [local_name(url)]
+    assert list(read_artifacts(tmp_path)) == [make_local_name(url)]
 
 
 def test_a_damaged_file_is_noticed_and_fetched_again(server: Server, tmp_path: Path) -> None:
@@ -128,14 +128,14 @@ def test_a_changed_pin_makes_a_present_file_wrong(server: Server, tmp_path: Path
     new = b"a new release"
     server.url("/m.mlir", make_responder(new))
     files = make_store(tmp_path, pins={url: sha256(new)})
-    assert not files.present(url)
+    assert not files.is_present(url)
     assert files.fetch(url).path.read_bytes() == new
 
 
 def test_a_broken_lock_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "registry.lock.txt").write_text("<<<<<<< ours\n")
     with pytest.raises(ArtifactError, match=r"registry\.lock\.txt:1"):
-        make_store(tmp_path).known_hash("https://h/m.mlir")
+        make_store(tmp_path).get_known_hash("https://h/m.mlir")
 
 
 def test_offline(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_local_files_are_used_in_place(tmp_path: Path) -> None:
     files = make_store(tmp_path / "cache")
     fetched = files.fetch(file.as_uri())
     assert (fetched.path, fetched.cached, fetched.bytes) == (file, True, 4)
-    assert fetched.sha256 == sha256(b"mine") == files.known_hash(file.as_uri())
+    assert fetched.sha256 == sha256(b"mine") == files.get_known_hash(file.as_uri())
     assert not (tmp_path / "cache" / "artifacts").exists()
     with pytest.raises(ArtifactError, match=r"none\.npy is missing"):
         files.fetch((tmp_path / "none.npy").as_uri())
@@ -180,7 +180,7 @@ def test_seeded_data_without_a_record_is_what_its_url_makes(tmp_path: Path, url:
     path = tmp_path / "there" / fetched.path.relative_to(tmp_path / "here")
     again = make_store(tmp_path / "there").fetch(url)
     assert (again.cached, again.path, again.sha256) == (True, path, fetched.sha256)
-    assert make_store(tmp_path / "there").known_hash(url) == fetched.sha256
+    assert make_store(tmp_path / "there").get_known_hash(url) == fetched.sha256
 
     shutil.rmtree(tmp_path / "there" / "verified")
     content = path.read_bytes()
@@ -258,14 +258,14 @@ def test_a_long_wait_for_another_run_is_noted(tmp_path: Path, monkeypatch: pytes
     recorder = Recorder(NoteTrigger("waiting for another download", noted.set))
 
     def hold() -> None:
-        with locked(tmp_path / "l" / "x.lock", "u", Progress()):
+        with hold_lock(tmp_path / "l" / "x.lock", "u", Progress()):
             held.set()
             noted.wait(LIMIT_SECONDS)
 
     holder = threading.Thread(target=hold)
     holder.start()
     assert held.wait(LIMIT_SECONDS)
-    with locked(tmp_path / "l" / "x.lock", "u", recorder):
+    with hold_lock(tmp_path / "l" / "x.lock", "u", recorder):
         pass
     holder.join()
     assert len(recorder.notes) == 1

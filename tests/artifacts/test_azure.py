@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from iree_gauntlet.results import Fetched
+    from iree_gauntlet.results import FetchedFile
     from iree_gauntlet.settings import Configuration
 
     _Fails = Callable[[Configuration], str]
@@ -59,7 +59,7 @@ def _endpoint_option(azurite: Azurite, **more: str) -> dict[str, dict[str, str]]
     return {f"az://{ACCOUNT}": {"endpoint": azurite.endpoint, **more}}
 
 
-def _is_whole(fetched: Fetched) -> bool:
+def _is_whole(fetched: FetchedFile) -> bool:
     return (fetched.sha256, fetched.bytes, fetched.cached) == (sha256(make_content()), CONTENT_BYTES, False) and (
         fetched.path.read_bytes() == make_content()
     )

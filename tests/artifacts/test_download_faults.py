@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from iree_gauntlet.artifacts.transfer import Policy
-    from iree_gauntlet.results import Fetched
+    from iree_gauntlet.results import FetchedFile
     from tests.support.emulators import Azurite
 
     _Listed = Callable[[str], None]
@@ -133,7 +133,7 @@ def listed(request: pytest.FixtureRequest) -> _Listed:
 
 def _heals(
     root: Path, url: str, data: bytes = b"", *, policy: Policy = QUICK_POLICY, progress: Progress | None = None
-) -> Fetched:
+) -> FetchedFile:
     """The next fetch has the file whole and leaves nothing else."""
     fetched = make_store(root, policy=policy, progress=progress).fetch(url)
     assert not fetched.cached
@@ -156,7 +156,7 @@ def _failure(root: Path, url: str, *, pins: dict[str, str] | None = None, policy
 
 def _require_nothing(root: Path, url: str) -> None:
     assert read_artifacts(root) == {}
-    assert not make_store(root).present(url)
+    assert not make_store(root).is_present(url)
     with pytest.raises(ArtifactError, match="offline"):
         make_store(root, offline=True).fetch(url)
 

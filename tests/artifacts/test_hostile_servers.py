@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
-from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.sources import make_local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.errors import ArtifactError
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def make_store(root: Path, most: int | None = None, *, pins: dict[str, str] | None = None) -> ArtifactStore:
-    entries = {local_name(url): RegistryEntry(local_name(url), value) for url, value in (pins or {}).items()}
-    policy = Policy(retries=1, backoff=0.0, most_bytes=most)
+    entries = {make_local_name(url): RegistryEntry(make_local_name(url), value) for url, value in (pins or {}).items()}
+    policy = Policy(retries=1, backoff=0.0, max_bytes=most)
     return ArtifactStore(root, Registry(root / "registry.txt", entries), policy=policy)
 
 
@@ -69,9 +69,9 @@ def _require_an_error_of_the_file(server: Server, folder: Path, answer: Callable
     url = server.url("/m.mlir", answer)
     with pytest.raises(ArtifactError) as caught:
         make_store(folder).fetch(url)
-    assert url in caught.value.what
-    assert caught.value.hint, caught.value.what
-    assert files_in(folder) == [], caught.value.what[:300]
+    assert url in caught.value.message
+    assert caught.value.hint, caught.value.message
+    assert files_in(folder) == [], caught.value.message[:300]
 
 
 @pytest.mark.usefixtures("closing")

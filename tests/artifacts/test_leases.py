@@ -49,28 +49,28 @@ def holder(root: Path, *used: str) -> Iterator[subprocess.Popen[str]]:
 
 def test_a_name_is_a_line_whatever_is_in_it(tmp_path: Path) -> None:
     with holder(tmp_path, "wheels/a\rb"):
-        assert Leases(tmp_path).in_use() == {"wheels/a\rb"}
+        assert Leases(tmp_path).list_used_paths() == {"wheels/a\rb"}
 
 
 def test_what_a_living_process_uses_is_seen_until_it_is_killed(tmp_path: Path) -> None:
     mine = Leases(tmp_path)
     with holder(tmp_path, "artifacts/a", "artifacts/b", "artifacts/a") as process:
-        assert mine.in_use() == {"artifacts/a", "artifacts/b"}
-        assert not mine.dead()
+        assert mine.list_used_paths() == {"artifacts/a", "artifacts/b"}
+        assert not mine.list_dead_leases()
         (file,) = (tmp_path / "leases").iterdir()
         assert file.read_text() == "artifacts/a\nartifacts/b\n"
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert mine.dead() == [file]
-        assert mine.in_use() == set()
+        assert mine.list_dead_leases() == [file]
+        assert mine.list_used_paths() == set()
     assert not list((tmp_path / "leases").iterdir())
 
 
 def test_the_own_process_counts_too(tmp_path: Path) -> None:
     leases = Leases(tmp_path)
     leases.use(tmp_path / "artifacts" / "x")
-    assert leases.in_use() == {"artifacts/x"}
-    assert Leases(tmp_path).in_use() == {"artifacts/x"}
+    assert leases.list_used_paths() == {"artifacts/x"}
+    assert Leases(tmp_path).list_used_paths() == {"artifacts/x"}
 
 
 def test_paths_outside_of_the_cache_are_nobodys_business(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_cache_may_be_named_by_a_link(tmp_path: Path) -> None:
     leases = Leases(tmp_path / "link")
     leases.use(tmp_path / "link" / "artifacts" / "a")
     leases.use(tmp_path / "real" / "artifacts" / "b")
-    assert Leases(tmp_path / "real").in_use() == {"artifacts/a", "artifacts/b"}
+    assert Leases(tmp_path / "real").list_used_paths() == {"artifacts/a", "artifacts/b"}
 
 
 def test_threads_share_one_lease_file(tmp_path: Path) -> None:
@@ -120,11 +120,11 @@ def test_a_forked_child_has_a_lease_of_its_own(tmp_path: Path) -> None:
     may_end = fork.Event()
     child = fork.Process(target=_child, args=(leases, tmp_path, may_end))
     child.start()
-    wait_until(lambda: "artifacts/child" in leases.in_use())
+    wait_until(lambda: "artifacts/child" in leases.list_used_paths())
     assert len(list((tmp_path / "leases").iterdir())) == 2
     may_end.set()
     child.join()
-    assert leases.in_use() == {"artifacts/parent"}
+    assert leases.list_used_paths() == {"artifacts/parent"}
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
@@ -138,25 +138,25 @@ def test_a_parent_that_dies_takes_its_own_lease_alone(tmp_path: Path) -> None:
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], start_new_session=True) as process:
         try:
-            wait_until(lambda: Leases(tmp_path).in_use() == {"parent", "child"})
+            wait_until(lambda: Leases(tmp_path).list_used_paths() == {"parent", "child"})
             process.kill()
             process.wait()
-            assert Leases(tmp_path).in_use() == {"child"}
+            assert Leases(tmp_path).list_used_paths() == {"child"}
         finally:
             os.killpg(process.pid, signal.SIGKILL)
-    wait_until(lambda: not Leases(tmp_path).in_use())
+    wait_until(lambda: not Leases(tmp_path).list_used_paths())
 
 
 def test_no_lease_begins_while_something_is_collected(tmp_path: Path) -> None:
     mine, other = Leases(tmp_path), Leases(tmp_path)
-    with mine.collecting():
+    with mine.block_new_leases():
         user = threading.Thread(target=other.use, args=(tmp_path / "artifacts" / "a",))
         user.start()
         wait_until(lambda: _somebody_waits_for(tmp_path / "locks" / "use.lock") or not user.is_alive())
         assert user.is_alive()
-        assert mine.in_use() == set()
+        assert mine.list_used_paths() == set()
     user.join()
-    assert mine.in_use() == {"artifacts/a"}
+    assert mine.list_used_paths() == {"artifacts/a"}
 
 
 def _somebody_waits_for(lock: Path) -> bool:
@@ -166,9 +166,9 @@ def _somebody_waits_for(lock: Path) -> bool:
 
 def test_one_collection_at_a_time(tmp_path: Path) -> None:
     with (
-        Leases(tmp_path).collecting(),
+        Leases(tmp_path).block_new_leases(),
         pytest.raises(GauntletError, match=r"use\.lock is held by another process"),
-        Leases(tmp_path).collecting(timeout=0.1),
+        Leases(tmp_path).block_new_leases(timeout=0.1),
     ):
         pass
 
@@ -179,7 +179,7 @@ def test_a_lease_line_without_its_end_names_nothing(tmp_path: Path) -> None:
     (file,) = (tmp_path / "leases").iterdir()
     with file.open("a") as stream:
         stream.write("tor")
-    assert leases.in_use() == {"whole"}
+    assert leases.list_used_paths() == {"whole"}
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EPERM])
@@ -193,7 +193,7 @@ def test_a_read_only_cache_is_used_without_a_trace(
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
         leases.use(tmp_path / "a")
-    assert leases.in_use() == set()
+    assert leases.list_used_paths() == set()
 
 
 def test_a_full_disk_protects_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_a_full_disk_protects_everything(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         leases.use(tmp_path / "a")
-    with pytest.raises(GauntletError, match=r"use\.lock is held"), Leases(tmp_path).collecting(timeout=0.1):
+    with pytest.raises(GauntletError, match=r"use\.lock is held"), Leases(tmp_path).block_new_leases(timeout=0.1):
         pass
 
 

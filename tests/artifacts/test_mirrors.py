@@ -193,7 +193,7 @@ def test_the_servers_own_checksums_decide_where_no_hash_is_known(
         return
     with pytest.raises(ArtifactError, match="the server reports"):
         _store(tmp_path).fetch(url)
-    assert not _store(tmp_path).present(url)
+    assert not _store(tmp_path).is_present(url)
     assert not (tmp_path / "registry.lock.txt").exists(), "nothing was learnt from it"
     assert not list((tmp_path / "incoming").iterdir())
     # A hash that people have pinned is worth more than a header.

@@ -187,7 +187,7 @@ def test_the_same_parameter_with_two_types_is_an_error(tmp_path: Path) -> None:
     text = '#stream.parameter.named<"m"::"w"> : tensor<4xf32>\n#stream.parameter.named<"m"::"w"> : tensor<2x2xf32>'
     with pytest.raises(ParameterError) as raised:
         collected(text, tmp_path)
-    assert raised.value.what.endswith(
+    assert raised.value.message.endswith(
         'program.mlir:2: parameter "m"::"w" is tensor<2x2xf32>, but was tensor<4xf32> before'
     )
 

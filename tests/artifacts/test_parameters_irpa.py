@@ -16,8 +16,8 @@ from iree_gauntlet.artifacts.parameters import RandomContent, main, make_random_
 from iree_gauntlet.artifacts.program_parameters import (
     Parameter,
     ParameterError,
-    archive_name,
     collect_parameters,
+    make_archive_name,
     select_scope,
 )
 from iree_gauntlet.errors import ArtifactError
@@ -186,7 +186,7 @@ def held(parameters: Sequence[Parameter], name: str, dtype: np.typing.DTypeLike)
 
 
 def archives_by_scope(folder: Path, parameters: Sequence[Parameter], content: RandomContent | float) -> dict[str, Path]:
-    archives = {scope: folder / archive_name(scope) for scope in {parameter.scope for parameter in parameters}}
+    archives = {scope: folder / make_archive_name(scope) for scope in {parameter.scope for parameter in parameters}}
     for scope, path in archives.items():
         write_archive(path, [parameter for parameter in parameters if parameter.scope == scope], content)
     return archives
@@ -259,7 +259,7 @@ def test_an_archive_is_of_one_scope_and_of_different_names(tmp_path: Path) -> No
 
 def test_archive_names_are_safe_and_different() -> None:
     scopes = ["", "model", "Model", "a/b", "../up", ".", "scope", "x" * 300, "a=b", "ü", "\udcff", "a.b"]
-    names = [archive_name(scope) for scope in scopes]
+    names = [make_archive_name(scope) for scope in scopes]
     assert names[1] == "model.irpa"
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,80}\.irpa", name) for name in names)

@@ -251,8 +251,8 @@ def test_a_line_may_hold_one_character_only() -> None:
 def test_mistakes_are_named(url: str, said: str) -> None:
     with pytest.raises(ArtifactError) as caught:
         parse_seeded(url)
-    assert said in caught.value.what
-    assert url in caught.value.what
+    assert said in caught.value.message
+    assert url in caught.value.message
     assert caught.value.hint
     assert caught.value.url == url
     assert caught.value.exit_code is ExitCode.ERROR

@@ -12,11 +12,11 @@ import psutil
 import pytest
 
 from iree_gauntlet.history.stores import open_history
-from iree_gauntlet.records.history_record import history_file
+from iree_gauntlet.records.history_record import make_history_file
 from iree_gauntlet.settings import Configuration
 from tests.history.builder import run_of
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.faulty_iree import SyntheticBuild, fill_module_cache, tree
+from tests.support.faulty_iree import SyntheticBuild, fill_module_cache, write_build_tree
 from tests.support.hanging import HANG
 from tests.support.local_cluster import LocalCluster, local_cluster, read_results
 from tests.support.processes import wait_until
@@ -100,7 +100,7 @@ def test_a_comparison_comes_to_what_it_comes_to_here(cluster: LocalCluster, proj
 
 @pytest.mark.stress
 def test_a_crash_is_no_verdict_and_is_not_tried_again(cluster: LocalCluster, project: Project, tmp_path: Path) -> None:
-    broken = tree(tmp_path / "broken", iree_benchmark_module="kill -SEGV $$")
+    broken = write_build_tree(tmp_path / "broken", iree_benchmark_module="kill -SEGV $$")
     words = _words(SyntheticBuild(tmp_path / "a").iree, broken, "cmp")
     done = project.gauntlet(*words, "--cluster", cluster.address)
     assert done.code == 3, done.text
@@ -116,7 +116,7 @@ def test_compile_times_are_taken_by_workers_too(cluster: LocalCluster, project: 
     # A round's module is nobody's; what is in the cache is compiled by the real one.
     made = 'for word; do case $word in *.vmfb.round) echo made > "${word#-o=}" ;; esac; done; exit'
     quick = f'case "$*" in *.round*) {made} ;; esac'
-    a, b = (tree(tmp_path / name, name=name, iree_compile=quick) for name in ("one", "two"))
+    a, b = (write_build_tree(tmp_path / name, name=name, iree_compile=quick) for name in ("one", "two"))
     words = ("compare", a, b, "--model", "toy", "--metric", "compile-time", *_QUICK)
     done = project.gauntlet(*words, "--run-dir", "cmp", "--cluster", cluster.address)
     # What comes of so little is this machine's matter.
@@ -189,7 +189,7 @@ def test_a_step_of_a_history_is_confirmed_by_a_worker(cluster: LocalCluster, pro
         for day in range(1, 31)
     ]
     store = open_history(str(project.folder / "history"), Configuration(), project.folder)
-    store.add(dict(map(history_file, runs)))
+    store.add(dict(map(make_history_file, runs)))
     done = project.gauntlet("history.confirm", "--budget", "0.1", "--cluster", cluster.address)
     # How disturbed the machine is decides how much can be said.
     assert done.code in (0, 1, 4), done.text

@@ -14,7 +14,7 @@ import pytest
 from iree_gauntlet.cases import Verdict
 from tests.support.artifact_server import make_responder, run_server
 from tests.support.certificates import Authority
-from tests.support.faulty_iree import tree
+from tests.support.faulty_iree import write_build_tree
 from tests.support.local_cluster import HangingTools, LocalCluster, local_cluster, read_results, start_command
 from tests.support.operator_suite import OperatorSuite
 from tests.support.processes import wait_until
@@ -118,7 +118,7 @@ def test_expected_outputs_come_from_where_the_run_was_started_or_are_errors_of_t
 def test_no_other_importer_is_taken_for_a_build_without_one(
     cluster: LocalCluster, project: Project, tmp_path: Path
 ) -> None:
-    build = tree(tmp_path / "build")
+    build = write_build_tree(tmp_path / "build")
     (project.regressions / "abs.onnx").write_bytes(b"never read")
     project.regression(mlir="abs.onnx")
     words = ("run", "--model", "toy", "--stages", "compile", "--iree", build)

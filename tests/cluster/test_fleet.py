@@ -17,18 +17,18 @@ from tests.support.simulated_fleet import CPU_OFFER, GPU_OFFER, make_offer, plan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.cluster.offers import WorkerOffer
+    from iree_gauntlet.cluster.offers import WorkerResources
     from iree_gauntlet.steps import Step
 
 
-def fleet_of(*steps: Step, **workers: WorkerOffer) -> Fleet:
+def fleet_of(*steps: Step, **workers: WorkerResources) -> Fleet:
     fleet = Fleet(steps)
     for name, offered in workers.items():
         fleet.join(name, offered)
     return fleet
 
 
-def queue_of(steps: Sequence[Step], **workers: WorkerOffer) -> ReadyQueue[ResourceRequest, WorkerSlot]:
+def queue_of(steps: Sequence[Step], **workers: WorkerResources) -> ReadyQueue[ResourceRequest, WorkerSlot]:
     return ReadyQueue(steps, {}, fleet_of(*steps, **workers), fail_fast=False)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from iree_gauntlet.cluster import health
 from iree_gauntlet.cluster.health import HealthCheck, make_health_checks
-from iree_gauntlet.cluster.offers import DeviceOffer
+from iree_gauntlet.cluster.offers import WorkerDevice
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.targets import Target
 from iree_gauntlet.toolchains.installed import find_installed
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.iree
 
-CPU = DeviceOffer("cpu", "local-task")
+CPU = WorkerDevice("cpu", "local-task")
 
 
 def with_runtime(folder: Path, **scripts: str) -> Toolchain:

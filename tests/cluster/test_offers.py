@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.cluster import offers
-from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer, measured, parse_device
+from iree_gauntlet.cluster.offers import WorkerDevice, WorkerResources, measure_worker_resources, parse_device
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.journal_events import Device
 from iree_gauntlet.toolchains import environments
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("text", "device"),
     [
-        ("cpu", DeviceOffer("cpu", "local-task")),
-        ("gpu0=hip://0,sku=mi300", DeviceOffer("gpu0", "hip://0", "mi300")),
-        ("v=vulkan", DeviceOffer("v", "vulkan")),
+        ("cpu", WorkerDevice("cpu", "local-task")),
+        ("gpu0=hip://0,sku=mi300", WorkerDevice("gpu0", "hip://0", "mi300")),
+        ("v=vulkan", WorkerDevice("v", "vulkan")),
     ],
 )
-def test_a_device_is_read(text: str, device: DeviceOffer) -> None:
+def test_a_device_is_read(text: str, device: WorkerDevice) -> None:
     assert parse_device(text) == device
 
 
@@ -45,11 +45,11 @@ def test_what_is_no_device_is_refused_with_an_example(text: str) -> None:
 
 @pytest.mark.iree
 def test_this_machine_is_measured(tmp_path: Path) -> None:
-    found = measured("box", 0, [parse_device("cpu")], find_installed(), tmp_path / "cache")
-    assert found.devices == (DeviceOffer("cpu", "local-task", product=read_host_cpu().name),)
+    found = measure_worker_resources("box", 0, [parse_device("cpu")], find_installed(), tmp_path / "cache")
+    assert found.devices == (WorkerDevice("cpu", "local-task", product=read_host_cpu().name),)
     assert found.jobs > 0
     assert found.free_disk_bytes
-    assert WorkerOffer.from_dict(found.as_dict()) == found
+    assert WorkerResources.from_dict(found.as_dict()) == found
 
 
 def test_releases_in_the_cache_are_those_that_are_whole(tmp_path: Path) -> None:
@@ -61,16 +61,16 @@ def test_releases_in_the_cache_are_those_that_are_whole(tmp_path: Path) -> None:
         (envs / f".{path.name}.lock").touch()
     recipe = environments.Recipe("3.12.0", (), Sources(), "3.12.0", "3.12.0", "3.12")
     seal(path, environments.SEAL, {**asdict(recipe), "installer": "uv"})
-    assert measured("box", 1, [], None, tmp_path).toolchains == ("3.12.0",)
+    assert measure_worker_resources("box", 1, [], None, tmp_path).toolchains == ("3.12.0",)
 
 
 @pytest.mark.iree
 def test_a_device_that_is_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--device gpu0: hip://7 is not available: ") as error:
-        measured("box", 1, [DeviceOffer("gpu0", "hip://7")], find_installed(), tmp_path)
+        measure_worker_resources("box", 1, [WorkerDevice("gpu0", "hip://7")], find_installed(), tmp_path)
     assert error.value.hint
     with pytest.raises(UsageError, match="has no driver npu"):
-        measured("box", 1, [DeviceOffer("n", "npu")], find_installed(), tmp_path)
+        measure_worker_resources("box", 1, [WorkerDevice("n", "npu")], find_installed(), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -87,20 +87,22 @@ def test_a_sku_that_is_not_the_hardwares_is_refused(
 ) -> None:
     # There is no such card on the machines that test this.
     monkeypatch.setattr(offers, "find_device", lambda *_: Device("hip://GPU-1", product))
-    declared = [DeviceOffer("gpu0", "hip://0", sku)]
+    declared = [WorkerDevice("gpu0", "hip://0", sku)]
     if fits:
-        assert measured("box", 1, declared, find_installed(), tmp_path).devices[0].uri == "hip://GPU-1"
+        assert measure_worker_resources("box", 1, declared, find_installed(), tmp_path).devices[0].uri == "hip://GPU-1"
     else:
         with pytest.raises(UsageError, match=f"cannot be a {sku}"):
-            measured("box", 1, declared, find_installed(), tmp_path)
+            measure_worker_resources("box", 1, declared, find_installed(), tmp_path)
 
 
 def test_two_devices_have_two_names(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="two devices are named cpu"):
-        measured("box", 1, [DeviceOffer("cpu", "local-task"), DeviceOffer("cpu", "local-sync")], None, tmp_path)
+        measure_worker_resources(
+            "box", 1, [WorkerDevice("cpu", "local-task"), WorkerDevice("cpu", "local-sync")], None, tmp_path
+        )
 
 
 def test_devices_need_an_iree_to_be_looked_for(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="this machine has no IREE to look for local-task"):
-        measured("box", 1, [DeviceOffer("cpu", "local-task")], None, tmp_path)
-    assert measured("box", 1, [], None, tmp_path).iree == ""
+        measure_worker_resources("box", 1, [WorkerDevice("cpu", "local-task")], None, tmp_path)
+    assert measure_worker_resources("box", 1, [], None, tmp_path).iree == ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.cluster.connection import ClusterRunExecutor
-from iree_gauntlet.cluster.link import Joined, LeaveEvent, RejectionEvent
+from iree_gauntlet.cluster.link import JoinEvent, LeaveEvent, RejectionEvent
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.errors import GauntletError, UsageError
 from tests.support.simulated_fleet import CPU_OFFER, GPU_OFFER, Messages, make_offer, plan_step
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.cluster.link import Event
-    from iree_gauntlet.cluster.offers import WorkerOffer
+    from iree_gauntlet.cluster.offers import WorkerResources
 
 SLOW = "a known-good program exits with 1: it printed nothing"
 
@@ -24,18 +24,18 @@ SLOW = "a known-good program exits with 1: it printed nothing"
 class Planning:
     """A link of workers that plan a run."""
 
-    def __init__(self, offers: list[WorkerOffer], events: list[Event]) -> None:
+    def __init__(self, offers: list[WorkerResources], events: list[Event]) -> None:
         self._offers = offers
         self._events = iter(events)
 
-    def list_workers(self) -> dict[str, WorkerOffer]:
+    def list_workers(self) -> dict[str, WorkerResources]:
         return {str(number): offered for number, offered in enumerate(self._offers)}
 
     def next_event(self, _seconds: float) -> Event | None:
         return next(self._events)
 
 
-def part(folder: Path, offers: list[WorkerOffer], *events: Event) -> tuple[ClusterRunExecutor, Messages]:
+def part(folder: Path, offers: list[WorkerResources], *events: Event) -> tuple[ClusterRunExecutor, Messages]:
     progress = Messages()
     return ClusterRunExecutor(Planning(offers, [*events]), folder, progress), progress  # type: ignore[arg-type]
 
@@ -45,7 +45,7 @@ PLAN = Plan((plan_step("a:compile"), plan_step("a:threshold", "a:compile", devic
 
 def test_a_device_that_is_refused_does_not_refuse_its_worker(tmp_path: Path) -> None:
     box = make_offer("box", GPU_OFFER, CPU_OFFER)
-    happened: list[Event] = [RejectionEvent("box", SLOW, "gpu0"), Joined("1", box)]
+    happened: list[Event] = [RejectionEvent("box", SLOW, "gpu0"), JoinEvent("1", box)]
     cluster, _ = part(tmp_path, [box], *happened)
     assert cluster.on_devices_there(PLAN, optional=False).steps == PLAN.steps
     # The run says it, and its record has it.
@@ -77,7 +77,7 @@ def test_workers_that_die_while_they_plan_are_not_waited_for_here(tmp_path: Path
 
 def test_what_nobody_offers_is_skipped_where_devices_are_optional(tmp_path: Path) -> None:
     box = make_offer("box", CPU_OFFER)
-    cluster, _ = part(tmp_path, [box], Joined("1", box))
+    cluster, _ = part(tmp_path, [box], JoinEvent("1", box))
     compiled, ran = cluster.on_devices_there(PLAN, optional=True).steps
     assert not compiled.skip
     assert ran.skip == "compiled only: no worker has device hip"

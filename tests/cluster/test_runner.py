@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cluster.link import (
-    Answered,
-    Joined,
+    AnswerEvent,
+    JoinEvent,
     LeaveEvent,
     OrderAnswer,
     ProcessDeathEvent,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.cluster.link import Event
-    from iree_gauntlet.cluster.offers import WorkerOffer
+    from iree_gauntlet.cluster.offers import WorkerResources
     from iree_gauntlet.steps import Step
 
 
@@ -129,7 +129,7 @@ def test_a_step_that_takes_down_all_workers_is_given_up_and_no_other_is(tmp_path
 
     def with_rejoin(link: FakeLink) -> Event | None:
         if rejoin and "bad:compile" not in link.open_orders:
-            return Joined(rejoin.pop(), make_offer("w", jobs=3))
+            return JoinEvent(rejoin.pop(), make_offer("w", jobs=3))
         return turn(link)
 
     runner, _, engine, _ = make_runner(steps, {"1": make_offer("w", jobs=3)}, with_rejoin, tmp_path)
@@ -170,7 +170,7 @@ def test_a_broken_run_process_is_not_given_more_before_it_is_back(tmp_path: Path
             yield at_once(link)
         yield broken(link, "b:compile")
         assert not link.open_orders
-        yield Joined("1", make_offer("w"))
+        yield JoinEvent("1", make_offer("w"))
 
     runner, link, engine, _ = make_runner(steps, {"1": make_offer("w")}, played(script), tmp_path)
     assert set(runner.run().values()) == {Verdict.PASSED}
@@ -188,7 +188,7 @@ def test_a_worker_that_dies_while_its_part_of_the_run_is_broken_takes_no_order_a
         # What else it did is answered by nobody any more.
         del link.open_orders["b:compile"]
         yield LeaveEvent("1")
-        yield Joined("2", make_offer("other"))
+        yield JoinEvent("2", make_offer("other"))
 
     runner, _, engine, progress = make_runner(steps, {"1": make_offer("w")}, played(script), tmp_path)
     assert set(runner.run().values()) == {Verdict.PASSED}
@@ -204,7 +204,7 @@ def test_nobody_is_sent_for_modules_to_a_worker_that_left_while_its_part_was_bro
         yield link.answer("a:compile", key="the key")
         yield broken(link, "b:compile")
         yield LeaveEvent("1")
-        yield Joined("2", make_offer("second", GPU_OFFER, jobs=1))
+        yield JoinEvent("2", make_offer("second", GPU_OFFER, jobs=1))
 
     workers = {"1": make_offer("first", jobs=2)}
     runner, link, _, progress = make_runner(steps, workers, played(script), tmp_path)
@@ -226,7 +226,7 @@ def test_modules_of_a_worker_that_stays_are_still_named_when_another_one_is_lost
         yield link.answer("a:compile", key="key of a")
         yield link.answer("b:compile", key="key of b")
         yield LeaveEvent(sent[0])
-        yield Joined("3", make_offer("third", GPU_OFFER))
+        yield JoinEvent("3", make_offer("third", GPU_OFFER))
 
     workers = {"1": make_offer("first", jobs=1), "2": make_offer("second", jobs=1)}
     runner, link, _, _ = make_runner(steps, workers, played(script), tmp_path)
@@ -272,7 +272,7 @@ def test_a_worker_that_comes_back_in_time_goes_on(tmp_path: Path) -> None:
         # Half a second each.
         yield from [None] * 21
         yield RejectionEvent("other", "it has Gauntlet 0, and the run 1")
-        yield Joined("2", make_offer("box", GPU_OFFER))
+        yield JoinEvent("2", make_offer("box", GPU_OFFER))
 
     steps, workers = [plan_step("a:threshold", device="hip")], {"1": make_offer("box", GPU_OFFER)}
     runner, _, engine, progress = make_runner(steps, workers, played(script), tmp_path, timeout=30.0)
@@ -292,8 +292,8 @@ def test_files_that_a_worker_cannot_get_are_brought_once(tmp_path: Path, ok: boo
         worker, _ = link.open_orders.pop("a:fetch")
         if len(link.sent_orders) == 1:
             failed = engine_result(Verdict.ERROR, "no route to host")
-            return Answered(worker, "a:fetch", replace(failed, missing=("https://x/y",)))
-        return Answered(worker, "a:fetch", engine_result(Verdict.PASSED, ""))
+            return AnswerEvent(worker, "a:fetch", replace(failed, missing=("https://x/y",)))
+        return AnswerEvent(worker, "a:fetch", engine_result(Verdict.PASSED, ""))
 
     told: list[str] = []
     runner, link, engine, _ = make_runner([CHAIN[0]], {"1": make_offer("box")}, turn, tmp_path)
@@ -421,7 +421,7 @@ def test_whatever_happens_every_step_has_one_result(
         if absent and rng.random() < 0.3:
             back = rng.choice(absent)
             alive[back] = offers[back]
-            return Joined(back, offers[back])
+            return JoinEvent(back, offers[back])
         mortal = sorted(alive.keys() - {"sure"})
         if mortal and rng.random() < 0.25:
             dead = rng.choice(mortal)
@@ -443,7 +443,7 @@ def test_whatever_happens_every_step_has_one_result(
         assert len([note for note in engine.results[name].notes if "run again" in note]) == count
 
 
-def check_room(link: FakeLink, alive: Mapping[str, WorkerOffer]) -> None:
+def check_room(link: FakeLink, alive: Mapping[str, WorkerResources]) -> None:
     """No worker has more than it can do, no device two steps, and who measures is alone on the host."""
     by_host: dict[str, list[str]] = {}
     devices: Counter[tuple[str, str]] = Counter()

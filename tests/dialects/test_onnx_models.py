@@ -194,7 +194,7 @@ def test_outcomes_are_expected_at_their_stage(tmp_path: Path) -> None:
     file.write_text(text.replace("because", "no such op", 2))
     assert not problems_of(tmp_path)
     cases = load(tmp_path)
-    assert not cases.warnings + cases.unmatched
+    assert not cases.warnings + cases.unmatched_entries
     made = plan(cases, RUN)
     for outcome, stage in outcomes.items():
         expected = {step.stage.value for step in made.steps if f"/{outcome}@" in step.id and step.expect_failure}
@@ -209,7 +209,7 @@ def test_several_configs_and_targets(tmp_path: Path) -> None:
     write_config(root)
     write_config(root, "gpu", iree_compile_flags=["--iree-hal-target-device=hip", "--iree-rocm-target=gfx1100"])
     assert [case.chain for case in load(tmp_path).cases] == [CHAIN]
-    assert load(tmp_path).elsewhere == ("rocm-gfx1100",)
+    assert load(tmp_path).other_targets == ("rocm-gfx1100",)
     gpu = load(tmp_path, Target("rocm", "gfx1100")).cases
     assert [(case.target.name, "gfx1100" in case.markers) for case in gpu] == [("gpu", True)]
     # IREE keeps its configs elsewhere, and they take the place of the suite's.
@@ -291,7 +291,7 @@ def test_configs_of_one_name(tmp_path: Path) -> None:
 
 def test_entries_that_name_no_test_are_warnings(tmp_path: Path) -> None:
     write_config(suite(tmp_path), tests_and_expected_outcomes={make_test_name("mnist/model/mnist-13.onnx"): "pass"})
-    (warning,) = load(tmp_path).unmatched
+    (warning,) = load(tmp_path).unmatched_entries
     assert warning.message == f"is not a test; did you mean {make_test_name('mnist/model/mnist-12.onnx')!r}?"
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.dialects.json_text import find_item_lines, find_line, list_comments, read_plain_json
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.requests import SelectionRequest, read
+from iree_gauntlet.requests import SelectionRequest, parse_request
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.tasks.inspect import lint
 from tests.support.op_trees import add_onnx, list_op_problems, load_ops, write_config
@@ -214,17 +214,17 @@ def test_entries_that_name_no_case_are_warned_of(tmp_path: Path) -> None:
     cases = load_ops(tmp_path)
     assert not cases.problems
     assert not cases.warnings
-    assert [(problem.field, problem.line) for problem in cases.unmatched] == [
+    assert [(problem.field, problem.line) for problem in cases.unmatched_entries] == [
         ("expected_run_failures[1]", 12),
         ("golden_times_ms.node/none", 15),
         ("expected_run_crashes[0]", 18),
         ("expected_run_crashes[1]", 19),
     ]
-    assert "did you mean 'node/test_abs'?" in cases.unmatched[0].message
+    assert "did you mean 'node/test_abs'?" in cases.unmatched_entries[0].message
     # One that is outside of the spec folder is a case all the same.
     add_onnx(tmp_path, "other/test_asb")
     path.write_text(path.read_text().replace("node/test_asb", "other/test_asb"))
-    assert len(load_ops(tmp_path / "node").unmatched) == 3
+    assert len(load_ops(tmp_path / "node").unmatched_entries) == 3
 
 
 def test_lint_of_a_part_sums_up_the_entries_that_name_no_case(
@@ -235,7 +235,7 @@ def test_lint_of_a_part_sums_up_the_entries_that_name_no_case(
     write_config(tmp_path, expected_run_failures=["node/a", "node/b"])
 
     def linted(**selection: list[str]) -> tuple[int, str]:
-        lint(read(SelectionRequest, {"spec_dir": [str(tmp_path)], **selection}), None)
+        lint(parse_request(SelectionRequest, {"spec_dir": [str(tmp_path)], **selection}), None)
         said = capsys.readouterr()
         return said.out.count("warning: "), said.err
 

@@ -14,7 +14,7 @@ from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.requests import Defaults, SelectionRequest, read
+from iree_gauntlet.requests import Defaults, SelectionRequest, parse_request
 from iree_gauntlet.stages import FailureKind, Kind, Stage
 from iree_gauntlet.targets import Target
 from iree_gauntlet.toolchains.flags import Translation, UnknownFlag
@@ -87,7 +87,7 @@ def test_several_configs_in_one_run(tmp_path: Path) -> None:
     write_config(tmp_path, "gpu", iree_compile_flags=["--iree-hal-target-device=hip", "--iree-hip-target=gfx942"])
     cases = load_ops(tmp_path)
     assert not cases.problems
-    assert cases.elsewhere == ("rocm-gfx942",)
+    assert cases.other_targets == ("rocm-gfx942",)
     made = plan(cases, RUN)
     assert [step.id for step in made.steps] == [
         "node/test_a@O0:compile",
@@ -180,7 +180,7 @@ def test_flags_of_a_flagfile_are_that_cases_own(tmp_path: Path) -> None:
     assert {case.device for case in cases.cases if case.submodel == "a"} == {"hip://1"}
     made = plan(cases, RUN, translate=translate)
     assert not made.problems
-    assert [(item.file, item.message) for item in made.broken] == [
+    assert [(item.file, item.message) for item in made.case_problems] == [
         (f"{tmp_path}/n/a/run_module_io_flags.txt", "unknown: --strange=1")
     ]
     blocked = {step.id: step.blocked for step in made.steps if step.blocked}
@@ -209,12 +209,14 @@ def test_suites_name_configs_and_expect_failures(tmp_path: Path) -> None:
     )
     assert read_suite(suite).configs == (chosen,)
     options: dict[str, object] = {"suite": str(suite)}
-    selection = select(read(SelectionRequest, options), Defaults())
+    selection = select(parse_request(SelectionRequest, options), Defaults())
     (case,) = selection.cases.cases
     assert case.chain == "node/test_a@chosen"
     assert [(item.reason, item.kinds) for item in case.expectations] == [("why", tuple(FailureKind))]
     given = select(
-        read(SelectionRequest, {**options, "config": [str(tmp_path / "ops" / "configs" / "passed_over.json")]}),
+        parse_request(
+            SelectionRequest, {**options, "config": [str(tmp_path / "ops" / "configs" / "passed_over.json")]}
+        ),
         Defaults(),
     )
     assert [case.chain for case in given.cases.cases] == ["node/test_a@passed_over"]
@@ -262,7 +264,7 @@ def test_the_corpus_reads_without_problems(corpus: Path) -> None:
     assert skipped[Stage.THRESHOLD] == len(set.union(*entries.values()))
     # The config is the whole suite's, of which the corpus is a part.
     lists = (entries for name, entries in stated.items() if name.endswith(("_tests", "_failures")))
-    assert len(cases.unmatched) == sum(entry not in here for entries in lists for entry in entries)
+    assert len(cases.unmatched_entries) == sum(entry not in here for entries in lists for entry in entries)
 
 
 @pytest.mark.corpus
@@ -327,18 +329,18 @@ def test_a_target_of_a_plugin_can_be_named(tmp_path: Path) -> None:
     add_onnx(tmp_path)
     path = write_config(tmp_path, iree_compile_flags=["--iree-hal-target-backends=amd-aie"])
     options = {"spec_dir": [str(tmp_path)]}
-    found = select(read(SelectionRequest, {**options, "target": ["amd-aie"]}), Defaults())
+    found = select(parse_request(SelectionRequest, {**options, "target": ["amd-aie"]}), Defaults())
     assert [case.target.family for case in found.cases.cases] == ["amd-aie"]
     with pytest.raises(UsageError, match="unknown target 'amd-ai'"):
-        select(read(SelectionRequest, {**options, "target": ["amd-ai"]}), Defaults())
+        select(parse_request(SelectionRequest, {**options, "target": ["amd-ai"]}), Defaults())
     # One that is named, and for what was not asked for, is not left out in silence.
     cpu = write_config(tmp_path, "host")
     configs = {**options, "config": [str(path), str(cpu)]}
-    one = select(read(SelectionRequest, {**configs, "target": ["cpu"]}), Defaults())
+    one = select(parse_request(SelectionRequest, {**configs, "target": ["cpu"]}), Defaults())
     (warning,) = one.warnings()
     assert "cpu.json is for amd-aie, which was not requested" in warning
     # Where no target is named, the configs are asked for all that they are for.
-    both = select(read(SelectionRequest, configs), Defaults())
+    both = select(parse_request(SelectionRequest, configs), Defaults())
     assert {case.target.family for case in both.cases.cases} == {"amd-aie", "cpu"}
     assert list(both.warnings()) == []
 
@@ -350,7 +352,7 @@ def test_a_config_keeps_the_sku_and_a_suite_of_cases_alone_loses_the_default_tar
         for name in ("gfx942", "gfx1100")
     ]
     asked = {"spec_dir": [str(tmp_path)], "config": [str(path) for path in chips], "sku": "mi300"}
-    found = select(read(SelectionRequest, asked), Defaults())
+    found = select(parse_request(SelectionRequest, asked), Defaults())
     assert {(case.target.chip, case.target.sku) for case in found.cases.cases} == {
         ("gfx942", "mi300"),
         ("gfx1100", "mi300"),
@@ -363,7 +365,7 @@ def test_configs_imply_their_target_and_keep_the_sku_of_the_suite(tmp_path: Path
     path = write_config(tmp_path, "gpu", iree_compile_flags=["--iree-hal-target-device=vulkan"])
     suite = tmp_path / "suite.toml"
     suite.write_text('name = "s"\ntarget = "cpu"\nsku = "mi300"\nspec_dirs = ["."]\n')
-    found = select(read(SelectionRequest, {"suite": str(suite), "config": [str(path)]}), Defaults())
+    found = select(parse_request(SelectionRequest, {"suite": str(suite), "config": [str(path)]}), Defaults())
     assert {(case.target.family, case.target.sku) for case in found.cases.cases} == {("vulkan", "mi300")}
 
 

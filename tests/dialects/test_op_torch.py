@@ -145,7 +145,7 @@ def test_a_case_is_named_by_its_last_two_folders(tmp_path: Path) -> None:
     add_torch(tmp_path, "AB/large")
     write_config(tmp_path, skip_run_tests=["AB/small"], expected_run_failures=["AB/large", "generated/gemm/AB/small"])
     cases = load_ops(tmp_path)
-    assert not cases.unmatched
+    assert not cases.unmatched_entries
     assert [(case.chain, bool(case.skips), bool(case.expectations)) for case in cases.cases] == [
         ("AB/large@cpu", False, True),
         ("generated/gemm/AB/small@cpu", True, True),
@@ -179,7 +179,7 @@ def test_fields_that_are_new_are_passed_over(tmp_path: Path) -> None:
     add_torch(tmp_path, dynamic_shapes=None, **{"$schema": "https://host/case.json"})
     write_config(tmp_path)
     cases = load_ops(tmp_path)
-    assert (cases.problems, cases.broken) == ((), ())
+    assert (cases.problems, cases.case_problems) == ((), ())
     assert [(item.field, item.message) for item in cases.warnings] == [
         ("dynamic_shapes", "unknown field, which is ignored")
     ]

@@ -81,7 +81,7 @@ def test_rocm_only_specs_have_no_cpu_chain(tmp_path: Path) -> None:
 
 
 def test_an_include_within_another_needs_both(tree: Path) -> None:
-    include = Include(model="sdxl", within=Include(submodel="vae"))
+    include = Include(model="sdxl", outer=Include(submodel="vae"))
     assert [case.submodel for case in load(tree, includes=[include]).cases] == ["vae", "vae"]
 
 
@@ -112,13 +112,13 @@ def test_nothing_selected_says_what_exists(tree: Path, include: Include, says: l
     assert error.exit_code is ExitCode.NOTHING_SELECTED
     for text in says:
         assert text in str(error)
-    assert "\n" not in error.what
+    assert "\n" not in error.message
 
 
 def test_nothing_selected_in_a_suite_says_what_is_outside(tree: Path) -> None:
-    includes = [Include(model="llama", within=Include(submodel=name)) for name in ("clip", "vae")]
+    includes = [Include(model="llama", outer=Include(submodel=name)) for name in ("clip", "vae")]
     error = explain_no_match(includes, read_specs([tree]), {"cpu"})
-    assert error.what == "nothing selected: no case matches --model llama"
+    assert error.message == "nothing selected: no case matches --model llama"
     assert error.hint.splitlines() == [
         "No model 'llama'.",
         "  Models for cpu: sdxl.",
@@ -137,7 +137,7 @@ def test_nothing_selected_in_a_suite_says_what_is_outside(tree: Path) -> None:
 )
 def test_nothing_selected_says_what_was_asked(tmp_path: Path, families: set[str], says: str) -> None:
     error = explain_no_match([Include()], read_specs([tmp_path]), families)
-    assert error.what == f"nothing selected: {says}"
+    assert error.message == f"nothing selected: {says}"
 
 
 def test_a_model_for_another_target_is_not_listed_for_this_one(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_model_for_another_target_is_not_listed_for_this_one(tmp_path: Path) -
     includes = [Include()]
     cases = load_cases(read_specs([tmp_path]), includes, [Target("rocm")])
     assert not cases.cases
-    error = explain_no_match(includes, read_specs([tmp_path]), {"rocm"}, cases.known_markers, cases.elsewhere)
+    error = explain_no_match(includes, read_specs([tmp_path]), {"rocm"}, cases.known_markers, cases.other_targets)
     assert "Models for rocm: none." in error.hint
     assert "Models for other targets: m; see --target." in error.hint
 
@@ -203,7 +203,7 @@ def test_any_text_is_an_expression_or_a_usage_error(text: str) -> None:
 def test_bad_expressions(text: str, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         MarkerExpression(text)
-    assert says in caught.value.what
+    assert says in caught.value.message
     assert "--markers" in caught.value.hint
     assert caught.value.exit_code is ExitCode.USAGE
 

@@ -13,7 +13,7 @@ from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.engine.workspace import Selection, find_suite, select
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
-from iree_gauntlet.requests import Defaults, SelectionRequest, read
+from iree_gauntlet.requests import Defaults, SelectionRequest, parse_request
 from iree_gauntlet.stages import DEFAULT_STAGES, FailureKind, Stage
 from iree_gauntlet.targets import Target
 from tests.support.places import ROOT
@@ -46,7 +46,7 @@ def write(folder: Path, text: str | bytes, name: str = "suites/x.toml") -> Path:
 
 
 def chosen(folder: Path, **options: Any) -> Selection:
-    return select(read(SelectionRequest, {"suite": str(folder / "suites/x.toml"), **options}), Defaults())
+    return select(parse_request(SelectionRequest, {"suite": str(folder / "suites/x.toml"), **options}), Defaults())
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_what_a_suite_leaves_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(SUITES.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_shipped_suites_are_sound(path: Path) -> None:
     assert read_suite(path).name == path.stem
-    chosen(SUITES, suite=str(path)).require_sound()
+    chosen(SUITES, suite=str(path)).require_no_problems()
 
 
 def test_the_shipped_suites_share_no_test_although_models_have_the_same_names() -> None:
@@ -108,13 +108,13 @@ def test_the_shipped_suites_share_no_test_although_models_have_the_same_names() 
 def test_an_expected_failure_of_a_case_that_is_not_selected_is_warned_of(project: Path) -> None:
     entry = '\n[[expect_failure]]\ncase = "b/x"\nstage = "compile"\nreason = "elsewhere"\n'
     path = write(project, SUITE.replace('["trees"]', '["../trees"]') + entry)
-    options = read(SelectionRequest, {"suite": str(path)})
+    options = parse_request(SelectionRequest, {"suite": str(path)})
     (warning,) = select(options, Defaults(), for_problems=True).cases.warnings
     place = (warning.file, warning.line, warning.field)
     assert place == (str(path), path.read_text().splitlines().index('case = "b/x"') + 1, "expect_failure[1].case")
     assert warning.message == "'b/x' is a case that no [[include]] selects"
     # Narrowed down, the entries of what is left out are as good as before.
-    narrow = select(read(SelectionRequest, {"suite": str(path), "model": "b"}), Defaults(), for_problems=True)
+    narrow = select(parse_request(SelectionRequest, {"suite": str(path), "model": "b"}), Defaults(), for_problems=True)
     assert narrow.cases.warnings == (warning,)
 
 
@@ -178,7 +178,7 @@ def test_a_suite_that_does_not_exist_names_the_others(tmp_path: Path) -> None:
     path = write(tmp_path, SUITE)
     with pytest.raises(UsageError) as caught:
         read_suite(path.with_name("y.toml"))
-    assert "y.toml does not exist" in caught.value.what
+    assert "y.toml does not exist" in caught.value.message
     assert "x.toml" in caught.value.hint
 
 
@@ -218,7 +218,7 @@ def _named(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Sel
     monkeypatch.chdir(folder)
     (folder / "trees").rename(folder / "specs")
     write(folder, SUITE.replace('["trees"]', '["../specs"]'))
-    return select(read(SelectionRequest, {"target": ["gfx942"], **options}), Defaults())
+    return select(parse_request(SelectionRequest, {"target": ["gfx942"], **options}), Defaults())
 
 
 def test_a_model_that_is_named_keeps_the_suites_expected_failures(
@@ -257,7 +257,7 @@ def test_a_folder_named_like_a_suite_stops_nothing(project: Path, monkeypatch: p
 
 def test_a_model_of_several_formats_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    selection = select(read(SelectionRequest, {"target": ["cpu"], "model": ["dtln"]}), Defaults())
+    selection = select(parse_request(SelectionRequest, {"target": ["cpu"], "model": ["dtln"]}), Defaults())
     (note,) = selection.notes
     assert note.startswith("selected in several formats, each of which is run: dtln (specs/")
     assert "specs/torch_models/dtln/" in note
@@ -297,7 +297,7 @@ def test_an_include_that_fits_no_spec_is_named_with_those_that_fit(project: Path
     selection = chosen(project)
     assert selection.cases.cases, "the other include fits"
     with pytest.raises(SpecError) as caught:
-        selection.require_sound()
+        selection.require_no_problems()
     (problem,) = caught.value.problems
     assert (problem.file, problem.line) == (str(project / "suites/x.toml"), 11)
     assert (problem.field, problem.message) == ("include[1]", "no match: no model 'bb'; did you mean 'b'?")
@@ -328,7 +328,7 @@ def test_folders_without_specs_are_what_is_wrong(project: Path) -> None:
 def test_an_include_alone_that_fits_no_spec(project: Path) -> None:
     write(project, 'name = "x"\ntarget = "cpu"\nspec_dirs = ["../trees"]\n[[include]]\nmodel = "aa*"\n')
     with pytest.raises(SpecError, match=r"x.toml:4: include\[0\]: no match: no model 'aa\*'"):
-        chosen(project).require_sound()
+        chosen(project).require_no_problems()
 
 
 def test_includes_are_not_held_against_other_folders(project: Path) -> None:

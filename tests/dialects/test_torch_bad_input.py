@@ -356,7 +356,7 @@ def test_numbers_that_are_none(tmp_path: Path, name: str, number: str) -> None:
 )
 def test_files_that_are_neither(tmp_path: Path, content: Any, line: int, says: str) -> None:
     cases = load_changed(tmp_path, "m/x.json", content)
-    problems = [*cases.problems, *cases.left_out]
+    problems = [*cases.problems, *cases.unselected_problems]
     assert {problem.file for problem in problems} == {str(tmp_path / "torch_models/m/x.json")}
     assert {problem.line for problem in problems} == {line}
     assert any(says in problem.message for problem in problems)

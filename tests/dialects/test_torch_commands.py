@@ -91,7 +91,7 @@ def run_command(test: dict[str, Any]) -> list[str]:
 def corpus_plan() -> Plan:
     cases = load_torch(MODELS, external=EXTERNAL)
     assert not cases.problems
-    assert not cases.elsewhere
+    assert not cases.other_targets
     return plan(cases, ALL)
 
 

@@ -157,7 +157,7 @@ def test_selection_by_target(tmp_path: Path, targets: str, names: str, elsewhere
     cases = load_torch(write_tree(tmp_path, MANY), *asked)
     assert not cases.problems
     assert [case.submodel for case in cases.cases] == [f"q_{name}" for name in names.split()]
-    assert list(cases.elsewhere) == elsewhere.split()
+    assert list(cases.other_targets) == elsewhere.split()
     # Only the modules of what was selected are made.
     assert {case.submodel for case in cases.required} == set(names.split())
 
@@ -173,7 +173,7 @@ def test_nothing_selected_names_the_targets_that_there_is_something_for(tmp_path
     write_tree(tmp_path, MANY)
     include = Include(submodel="q_mi*")
     cases = load_torch(tmp_path, CPU, includes=[include])
-    error = explain_no_match([include], read_specs([tmp_path]), {"cpu"}, cases.known_markers, cases.elsewhere)
+    error = explain_no_match([include], read_specs([tmp_path]), {"cpu"}, cases.known_markers, cases.other_targets)
     assert "is for rocm-gfx90a, rocm-gfx942: select one with --target" in error.hint
 
 
@@ -345,7 +345,7 @@ def test_lint_reads_everything_also_definitions_that_nothing_loads(tree: Path) -
     cases = load_torch(write_tree(tree, {f"torch_models/{name}": content for name, content in files.items()}), CPU)
     selected, left_out = (
         {problem.file.removeprefix(f"{tree}/torch_models/"): problem.field for problem in problems}
-        for problems in (cases.problems, cases.left_out)
+        for problems in (cases.problems, cases.unselected_problems)
     )
     assert selected == {"other/rocm.json": "markers"}
     assert left_out == {"m/modules/unused.json": "compiler_flags", "m/modules/lost.json": "mlir"}
@@ -354,10 +354,10 @@ def test_lint_reads_everything_also_definitions_that_nothing_loads(tree: Path) -
 
 def test_mistakes_elsewhere_are_not_told_to_who_selects_something_else(tree: Path) -> None:
     write_tree(tree, {"torch_models/n/q.json": "{", "torch_models/n/modules/b.json": MODULE | {"mlir": "/x"}})
-    assert len(load_torch(tree).problems) == len(load_torch(tree).left_out) == 1
+    assert len(load_torch(tree).problems) == len(load_torch(tree).unselected_problems) == 1
     cases = load_torch(tree, includes=[Include(model="m")])
     assert not cases.problems
-    assert {Path(problem.file).name for problem in cases.left_out} == {"q.json", "b.json"}
+    assert {Path(problem.file).name for problem in cases.unselected_problems} == {"q.json", "b.json"}
 
 
 def test_mistakes_are_those_of_who_asks_for_their_target(tree: Path) -> None:
@@ -377,7 +377,11 @@ def test_mistakes_are_those_of_who_asks_for_their_target(tree: Path) -> None:
         assert target is not None
         cases = load_torch(tree, target)
         assert {Path(problem.file).stem for problem in cases.problems} == found
-        assert {Path(problem.file).stem for problem in cases.left_out} == {"broken", "lost", "unknown"} - found
+        assert {Path(problem.file).stem for problem in cases.unselected_problems} == {
+            "broken",
+            "lost",
+            "unknown",
+        } - found
 
 
 def test_mistakes_are_those_of_who_selects_their_markers(tree: Path) -> None:
@@ -391,7 +395,11 @@ def test_mistakes_are_those_of_who_selects_their_markers(tree: Path) -> None:
     for markers, found in (("slow", {"broken", "lost", "unknown"}), ("not slow", {"unknown"})):
         cases = load_torch(tree, includes=[Include(markers=markers)])
         assert {Path(problem.file).stem for problem in cases.problems} == found
-        assert {Path(problem.file).stem for problem in cases.left_out} == {"broken", "lost", "unknown"} - found
+        assert {Path(problem.file).stem for problem in cases.unselected_problems} == {
+            "broken",
+            "lost",
+            "unknown",
+        } - found
 
 
 @pytest.mark.parametrize("content", ["{", "[]", {"compiler_flags": []}, MODULE | {"mlirr": "x"}, MODULE | {"mlir": 5}])

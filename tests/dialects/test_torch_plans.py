@@ -92,7 +92,7 @@ def test_tests_share_archives_of_one_module_scope_and_seed(tree: Path) -> None:
         *(f"m/modules/a@cpu:parameters.splat-{value}.model" for value in ("-0.0", "0.0", "42.0", "42.5")),
         "m/modules/b@cpu:parameters.random-42.model",
     ]
-    paths = [step.output("parameters") for step in made.steps if step.stage is Stage.PARAMETERS]
+    paths = [step.find_output("parameters") for step in made.steps if step.stage is Stage.PARAMETERS]
     assert len(set(paths)) == len(paths)
     for name in ("one@cpu:threshold", "bench@cpu:benchmark"):
         assert f"--parameters=model={paths[0]}" in find_argv(made, f"m/{name}")
@@ -103,7 +103,7 @@ def test_archives_of_scopes_that_are_no_file_names(tree: Path) -> None:
     scopes = ["", "a/b", "../x", "a b", "é", "A", "a", ".", "x" * 300, "a.b", "@x", "%s"]
     weights = [{"type": "random", "module": "m/modules/a", "seed": 1, "scope": scope} for scope in scopes]
     made = plan(load_torch(write_tree(tree, make_quality_file("m/quality", weights=weights))), ALL_STAGES)
-    paths = [step.output("parameters") for step in made.steps if step.stage is Stage.PARAMETERS]
+    paths = [step.find_output("parameters") for step in made.steps if step.stage is Stage.PARAMETERS]
     assert len({path.lower() for path in paths}) >= len(scopes)  # and one of the benchmark
     assert all(path.startswith("/run/steps/m/modules/a.cpu/parameters.random-") for path in paths)
     assert not [path for path in paths if ".." in path or "%" in path or "@" in path]

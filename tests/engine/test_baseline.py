@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.cases import Golden, Verdict
-from iree_gauntlet.engine.run_start import held_against, with_compile_statistics
+from iree_gauntlet.engine.run_start import add_baseline_goldens, add_compile_statistics
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.measuring.goldens.goldens import check_figure
@@ -50,9 +50,9 @@ def _goldens(plan: Plan, stage: Stage) -> list[tuple[Golden, ...]]:
 
 
 def test_counts_sizes_and_errors_are_held_whatever_the_release(tmp_path: Path) -> None:
-    made = plan(with_compile_statistics(load(write_tree(tmp_path, {"regression_tests/m/a.json": SPEC}))), _STAGES)
+    made = plan(add_compile_statistics(load(write_tree(tmp_path, {"regression_tests/m/a.json": SPEC}))), _STAGES)
     record = _record(made, outputs=_error(1e-6, 3e-6, None), dispatch_count=19, binary_size_bytes=1000)
-    held, missing = held_against(made, record, "runs/r", "3.14.0")
+    held, missing = add_baseline_goldens(made, record, "runs/r", "3.14.0")
     assert missing == ()
     (counts,) = _goldens(held, Stage.COMPSTAT)
     passed = {
@@ -73,9 +73,9 @@ def test_counts_sizes_and_errors_are_held_whatever_the_release(tmp_path: Path) -
 def test_a_spec_keeps_its_own_goldens_and_the_strictest_counts(tmp_path: Path) -> None:
     own = {"golden_dispatch": {"cpu": 30}, "golden_compiler": "3.14.0", "device": "local-task"}
     tree = {"regression_tests/m/a.json": SPEC, "benchmarks/m/a_cpu.json": BENCHMARK | own}
-    made = plan(with_compile_statistics(load(write_tree(tmp_path, tree))), _STAGES)
+    made = plan(add_compile_statistics(load(write_tree(tmp_path, tree))), _STAGES)
     (before,) = _goldens(made, Stage.COMPSTAT)
-    held, _ = held_against(made, _record(made, dispatch_count=19), "runs/r", "3.14.0")
+    held, _ = add_baseline_goldens(made, _record(made, dispatch_count=19), "runs/r", "3.14.0")
     (goldens,) = _goldens(held, Stage.COMPSTAT)
     assert goldens[-len(before) :] == before != ()
     assert check_figure(Figure.DISPATCHES, 20, goldens, "3.14.0").limit == 19
@@ -88,23 +88,23 @@ def test_each_module_is_counted_once(tmp_path: Path) -> None:
         "torch_models/m/count.json": COMPSTAT | {"module": "m/modules/x"},
     }
     cases = load(write_tree(tmp_path, tree))
-    made = plan(with_compile_statistics(cases), _STAGES)
+    made = plan(add_compile_statistics(cases), _STAGES)
     assert [step.chain for step in made.steps if step.stage is Stage.COMPSTAT] == ["m/count@cpu"]
     alone = replace(cases, cases=tuple(case for case in cases.cases if case.submodel == "quality"))
-    made = plan(with_compile_statistics(alone), _STAGES)
+    made = plan(add_compile_statistics(alone), _STAGES)
     assert [step.chain for step in made.steps if step.stage is Stage.COMPSTAT] == ["m/quality@cpu"]
 
 
 @pytest.mark.parametrize("gone", ["the step", "its verdict", "its error"])
 def test_what_an_earlier_run_does_not_say_is_named(tmp_path: Path, gone: str) -> None:
-    made = plan(with_compile_statistics(load(write_tree(tmp_path, {"regression_tests/m/a.json": SPEC}))), _STAGES)
+    made = plan(add_compile_statistics(load(write_tree(tmp_path, {"regression_tests/m/a.json": SPEC}))), _STAGES)
     record = _record(made, outputs=_error(None if gone == "its error" else 1e-6), dispatch_count=19)
     checked = next(step.id for step in made.steps if step.stage is Stage.THRESHOLD)
     if gone == "the step":
         del record.results[checked]
     elif gone == "its verdict":
         record.results[checked] = replace(record.results[checked], verdict=Verdict.FAILED)
-    held, missing = held_against(made, record, "runs/r", "3.14.0")
+    held, missing = add_baseline_goldens(made, record, "runs/r", "3.14.0")
     assert missing == ("m/a@cpu",)
     assert _goldens(held, Stage.THRESHOLD) == [()]
     assert len(*_goldens(held, Stage.COMPSTAT)) == 1

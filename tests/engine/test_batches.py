@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Origin
-from iree_gauntlet.engine.operator_suites import Batched, flags_of, with_batches
+from iree_gauntlet.engine.operator_suites import BatchPlan, flags_of, with_batches
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import BATCH_MODEL, CacheLookup, Command, Step, StepInput
 from tests.support.steps import make_step
@@ -39,7 +39,7 @@ def _threshold(compiled: Step) -> Step:
     return replace(compiled, id=f"{compiled.chain}:threshold", stage=Stage.THRESHOLD, needs=(compiled.id,))
 
 
-def _batched(steps: list[Step], size: int, finished: tuple[str, ...] = ()) -> Batched:
+def _batched(steps: list[Step], size: int, finished: tuple[str, ...] = ()) -> BatchPlan:
     return with_batches(steps, size, _RUN, lambda step: step.dialect == "op_tests", finished)
 
 

@@ -21,12 +21,12 @@ from iree_gauntlet.engine.rounds.machine_lock import (
     LockFolder,
     MachineLocks,
     WaitCancelledError,
-    lock_facts,
-    lock_folder,
+    find_lock_folder,
+    make_lock_facts,
     make_machine_locks,
 )
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.system.file_lock import LockFile, take_lock, wait_for_lock
+from iree_gauntlet.system.file_lock import LockFile, try_file_lock, wait_for_lock
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import HANG
 from tests.support.places import ROOT
@@ -208,13 +208,13 @@ def test_swept_lock_file_is_made_again(folder: Path) -> None:
     folder.mkdir()
     path = folder / "x.lock"
     with LockFile(path) as first, LockFile(path) as second:
-        assert first.acquire_now()
+        assert first.try_acquire()
         path.unlink()
         # The file of the first is gone for good; the second meets later ones at the new file.
-        assert second.acquire_now()
-        assert not LockFile(path).acquire_now()
+        assert second.try_acquire()
+        assert not LockFile(path).try_acquire()
         with pytest.raises(RuntimeError):
-            second.acquire_now()
+            second.try_acquire()
 
 
 def test_list_of_holders_stays_small(folder: Path) -> None:
@@ -222,7 +222,7 @@ def test_list_of_holders_stays_small(folder: Path) -> None:
     path = folder / "x.lock"
     for _ in range(300):
         with LockFile(path) as lock:
-            assert lock.acquire_now(exclusive=False)
+            assert lock.try_acquire(exclusive=False)
             assert lock.holders() == (os.getpid(),)
     assert path.stat().st_size < 1000
     assert LockFile(folder / "none").holders() == ()
@@ -259,9 +259,9 @@ def test_devices_have_files_of_their_own(folder: Path) -> None:
 
 def test_the_default_folder_is_the_users_own_and_named_nowhere() -> None:
     for environ in ({}, {LOCKS_VARIABLE: ""}):
-        assert lock_folder(environ).path.name == f"iree-gauntlet-{os.getuid()}"
-        assert not lock_folder(environ).from_variable
-        assert lock_facts(environ) == {}
+        assert find_lock_folder(environ).path.name == f"iree-gauntlet-{os.getuid()}"
+        assert not find_lock_folder(environ).from_variable
+        assert make_lock_facts(environ) == {}
 
 
 def test_the_default_folder_is_private(folder: Path) -> None:
@@ -273,7 +273,7 @@ def test_the_default_folder_is_private(folder: Path) -> None:
 def test_a_named_folder_is_made_with_its_parents_and_recorded(tmp_path: Path) -> None:
     named = tmp_path / "deep" / "locks"
     environ = {LOCKS_VARIABLE: str(named)}
-    assert lock_facts(environ) == {"lock_folder": str(named)}
+    assert make_lock_facts(environ) == {"lock_folder": str(named)}
     assert not named.exists(), "nothing is made before there is something to lock"
     with make_machine_locks(environ, threading.Event()).device_lock("x", silent):
         assert [path.name for path in named.iterdir()] == ["device-x.lock"]
@@ -281,7 +281,7 @@ def test_a_named_folder_is_made_with_its_parents_and_recorded(tmp_path: Path) ->
 
 def test_a_relative_folder_is_refused() -> None:
     # Runs in other folders would have other locks.
-    for asked in (lock_folder, lock_facts, lambda environ: make_machine_locks(environ, threading.Event())):
+    for asked in (find_lock_folder, make_lock_facts, lambda environ: make_machine_locks(environ, threading.Event())):
         with pytest.raises(UsageError, match=rf"\${LOCKS_VARIABLE} is locks: not an absolute path") as caught:
             asked({LOCKS_VARIABLE: "locks"})
         assert f"{LOCKS_VARIABLE}={Path.cwd()}/locks" in caught.value.hint
@@ -448,7 +448,7 @@ def test_a_lock_is_held_as_long_as_anything_of_the_step_lives(tmp_path: Path) ->
         os.kill(reaper, signal.SIGKILL)
         toolkit.kill()
         toolkit.wait()
-        assert [take_lock(path) for path in files] == [None, None]
+        assert [try_file_lock(path) for path in files] == [None, None]
         os.kill(beside, 0)
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Origin
 from iree_gauntlet.engine.rounds import blocks as taking
-from iree_gauntlet.engine.rounds.blocks import BlockTaker
-from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound
+from iree_gauntlet.engine.rounds.blocks import BlockRunner
+from iree_gauntlet.engine.rounds.taken_rounds import Measurement, RoundResult
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources, Step
@@ -76,7 +76,7 @@ class _Bench:
             EventLog(self.folder / "journal.jsonl", lambda: datetime.now(UTC)) as log,
             open_session(self.folder, log, cancel_event=self.cancelled) as session,
         ):
-            taker = BlockTaker(session, replace_disturbed=replace)
+            taker = BlockRunner(session, replace_disturbed=replace)
             return run_interleaved(taker, _CHAIN, iree, torch, self.progress.append)
 
     def blocks(self) -> list[dict[str, Any]]:
@@ -146,37 +146,37 @@ def test_what_was_cancelled_counts_nothing(bench: _Bench) -> None:
     assert (found.count, found.times, found.failure) == (0, {}, "")
 
 
-def disturbed_at(numbers: set[int]) -> Callable[..., TakenRound]:
+def disturbed_at(numbers: set[int]) -> Callable[..., RoundResult]:
     """Rounds of 2 ms, of which those with these numbers were disturbed and took 50 ms."""
     count = iter(range(10_000))
 
-    def take(_measurement: object, _processes: object, _name: str) -> TakenRound:
+    def take(_measurement: object, _processes: object, _name: str) -> RoundResult:
         hit = next(count) in numbers
-        return TakenRound((50.0 if hit else 2.0,), "", 0.1, 1, {}, ("other work",) if hit else ())
+        return RoundResult((50.0 if hit else 2.0,), "", 0.1, 1, {}, ("other work",) if hit else ())
 
     return take
 
 
 def test_a_disturbed_round_is_taken_again(bench: _Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taking, "take_round", disturbed_at({0, 3, 4}))
+    monkeypatch.setattr(taking, "run_round", disturbed_at({0, 3, 4}))
     found = bench.take({"baseline": constant(bench, 2.0), "O3": constant(bench, 2.0)}, replace=True)
-    assert (found.count, found.replaced, found.marked) == (BLOCKS, 0, 0)
+    assert (found.count, found.replacement_count, found.marked) == (BLOCKS, 0, 0)
     assert found.disturbances == Counter({"other work": 3})
     assert found.times["baseline"] == [(2.0, 2.0)] * BLOCKS
 
 
 def test_a_disturbed_round_counts_where_it_is_to(bench: _Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taking, "take_round", disturbed_at({0, 3, 4}))
+    monkeypatch.setattr(taking, "run_round", disturbed_at({0, 3, 4}))
     found = bench.take({"baseline": constant(bench, 2.0), "O3": constant(bench, 2.0)})
     assert (found.count, found.marked) == (BLOCKS, 3)
     assert sum(time == 50.0 for block in found.times.values() for times in block for time in times) == 3
 
 
 def test_a_machine_that_is_never_quiet_ends_it(bench: _Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taking, "take_round", disturbed_at(set(range(10_000))))
+    monkeypatch.setattr(taking, "run_round", disturbed_at(set(range(10_000))))
     monkeypatch.setattr(taking, "_PAUSE_SECONDS", 0.0)
     found = bench.take({"baseline": constant(bench, 2.0)}, replace=True)
-    assert found.too_disturbed
+    assert found.is_too_disturbed
     assert (found.count, found.main_disturbance) == (0, "other work")
 
 

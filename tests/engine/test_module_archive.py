@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.archive import ArchiveReader, Blocks, CutArchiveError, DamagedArchiveError, member
+from iree_gauntlet.artifacts.archive import ArchiveReader, Blocks, DamagedArchiveError, TruncatedArchiveError, member
 from iree_gauntlet.engine.modules.module_cache import (
     DamageError,
     ModuleCache,
-    open_foreign,
+    compute_packed_size,
     pack,
-    packed_bytes,
-    sealed,
+    parse_untrusted_entry,
+    seal_entry,
     unpack,
 )
 from iree_gauntlet.engine.modules.module_key import make_key
@@ -47,7 +47,7 @@ def make_entry(folder: Path) -> Path:
         created=datetime(2026, 11, 21, tzinfo=UTC),
     )
     assert published.note == ""
-    return cache.folder_of(KEY)
+    return cache.get_entry_folder(KEY)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def archive(entry: Path) -> bytes:
 
 
 def test_what_was_packed_is_unpacked(entry: Path, archive: bytes, tmp_path: Path) -> None:
-    assert len(archive) == packed_bytes(entry, KEY)
+    assert len(archive) == compute_packed_size(entry, KEY)
     hashes = unpack(io.BytesIO(archive), KEY, tmp_path, roles=["module"], size=len(archive))
     assert hashes == {role: hashlib.sha256(content).hexdigest() for role, content in FILES.items()}
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
@@ -199,7 +199,7 @@ def test_members_twice_missing_or_added_are_refused(archive: bytes) -> None:
 def packed_document(entry: Path, **changes: Any) -> bytes:
     """The entry under another document, with a good seal: anybody can make one."""
     document = json.loads((entry / "entry.json").read_bytes())["entry"] | changes
-    data = sealed(document)
+    data = seal_entry(document)
     contents = b"".join(
         b"".join(member(role, len(FILES[role]), [FILES[role]])) for role in sorted(FILES) if role in document["files"]
     )
@@ -270,7 +270,7 @@ def test_a_changed_entry_is_not_packed(tmp_path: Path) -> None:
         list(pack(folder, KEY))
     (folder / "entry.json").write_bytes(b"{}")
     with pytest.raises(DamageError):
-        packed_bytes(folder, KEY)
+        compute_packed_size(folder, KEY)
 
 
 def test_files_are_passed_over_without_being_read(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_files_are_passed_over_without_being_read(tmp_path: Path) -> None:
             assert reader.position == path.stat().st_size
         if size:
             path.write_bytes(path.read_bytes()[:512])
-            with path.open("rb") as stream, pytest.raises(CutArchiveError):
+            with path.open("rb") as stream, pytest.raises(TruncatedArchiveError):
                 ArchiveReader(stream).skip("a", size, stream)
         with path.open("rb") as stream, pytest.raises(DamagedArchiveError):
             ArchiveReader(stream).skip("b", size, stream)
@@ -304,7 +304,7 @@ FIELDS = st.sampled_from(["format", "key", "name", "created", "ingredients", "me
 def test_documents_of_any_shape_are_judged_not_believed(entry: Path, changes: dict[str, Any]) -> None:
     document = json.loads((entry / "entry.json").read_bytes())["entry"] | changes
     try:
-        found = open_foreign(sealed(document), KEY)
+        found = parse_untrusted_entry(seal_entry(document), KEY)
     except DamageError:
         return
     assert make_key(found["ingredients"]) == KEY
@@ -319,7 +319,7 @@ def mutated(entry: Path) -> Iterator[bytes]:
 def test_nothing_wrong_is_published(entry: Path, tmp_path: Path) -> None:
     cache = ModuleCache(tmp_path / "cache")
     for content in mutated(entry):
-        with pytest.raises(DamageError), cache.incoming(KEY) as folder:
+        with pytest.raises(DamageError), cache.reserve_entry_folder(KEY) as folder:
             cache.adopt(folder, KEY, unpack(io.BytesIO(content), KEY, folder))
         assert cache.lookup(KEY).entry is None
         assert list((cache.folder / "modules" / "making").iterdir()) == []

@@ -22,11 +22,11 @@ from iree_gauntlet.engine.modules.module_cache import (
     ModuleCache,
     ModuleEntry,
     link_or_copy,
-    sealed,
+    seal_entry,
 )
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
-from iree_gauntlet.errors import name_place
+from iree_gauntlet.errors import find_error_path
 from tests.support.clocks import Clock
 from tests.support.permissions import enforce_permissions, mount_small_disk, with_mount_rights
 from tests.support.places import ROOT
@@ -186,7 +186,7 @@ def test_entry_that_points_outside_is_damage(cache: ModuleCache, tmp_path: Path)
     path = cache.folder / "modules" / key[:2] / key / "entry.json"
     secret = hashlib.sha256(b"").hexdigest()
     forged = {"format": 1, "key": key, "files": {"../../x": {"sha256": secret}}}
-    path.write_bytes(sealed(forged))
+    path.write_bytes(seal_entry(forged))
     assert cache.lookup(key).note == "damaged: entry.json names '../../x' as a file"
     with pytest.raises(ValueError, match="no key"):
         cache.lookup("../../etc")
@@ -539,7 +539,7 @@ def test_a_use_is_noted_at_most_once_an_hour(cache: ModuleCache, tmp_path: Path)
     clock = Clock(1_700_000_000.0)
     used = ModuleCache(cache.folder, clock=clock)
     entry = kept(cache, tmp_path / "run")
-    file = cache.folder_of(entry.key) / "entry.json"
+    file = cache.get_entry_folder(entry.key) / "entry.json"
     for age, noted in ((30 * 86400, True), (3601, True), (3600, False), (1800, False), (-1800, False)):
         before = clock.now - age
         os.utime(file, (before, before))
@@ -553,7 +553,7 @@ def test_a_use_that_cannot_be_noted_does_no_harm(
     cache: ModuleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     entry = kept(cache, tmp_path / "run")
-    os.utime(cache.folder_of(entry.key) / "entry.json", (0, 0))
+    os.utime(cache.get_entry_folder(entry.key) / "entry.json", (0, 0))
 
     def refuse(*_: object) -> None:
         raise OSError(code, os.strerror(code))
@@ -569,7 +569,7 @@ def test_a_copy_without_room_names_its_own_place(tmp_path: Path) -> None:
     with mount_small_disk(tmp_path / "runs", "64k"):
         with pytest.raises(OSError, match="No space left") as raised:
             link_or_copy(source, tmp_path / "runs" / "module.vmfb")
-        assert name_place(raised.value) == str(tmp_path / "runs" / "module.vmfb")
+        assert find_error_path(raised.value) == str(tmp_path / "runs" / "module.vmfb")
     with pytest.raises(FileNotFoundError) as missing:
         link_or_copy(tmp_path / "none", tmp_path / "copy")
-    assert name_place(missing.value) == str(tmp_path / "none")
+    assert find_error_path(missing.value) == str(tmp_path / "none")

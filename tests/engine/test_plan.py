@@ -14,7 +14,7 @@ from iree_gauntlet.cases import Origin
 from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.engine.commands import make_counted_flags
-from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
+from iree_gauntlet.engine.workbench import Workbench, make_plan_context, open_workbench
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.requests import ToolchainRequest
@@ -370,7 +370,7 @@ def test_folders_of_steps_are_their_own(tree: Path) -> None:
 def machine_of(cache: Path) -> Workbench:
     from iree_gauntlet.progress import Progress  # noqa: PLC0415
 
-    return open_workbench(ToolchainRequest(str(cache)), Progress(), need_toolchain=True, look_only=True)
+    return open_workbench(ToolchainRequest(str(cache)), Progress(), need_toolchain=True, read_only=True)
 
 
 @pytest.mark.iree
@@ -391,7 +391,7 @@ def test_planning_starts_nothing_and_writes_nothing(
     monkeypatch.setattr(os, "fork", refuse)
     from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
 
-    made = [make_plan(cases, ALL, plan_context(machine, tmp_path / "run")) for _ in range(2)]
+    made = [make_plan(cases, ALL, make_plan_context(machine, tmp_path / "run")) for _ in range(2)]
     assert made[0] == made[1]
     assert made[0].steps
     assert sorted(path for path in tmp_path.rglob("*")) == before
@@ -404,7 +404,7 @@ def test_planning_needs_no_cache_folder(tree: Path, tmp_path: Path) -> None:
     machine = machine_of(tmp_path / "file" / "cache")
     from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
 
-    made = make_plan(load(tree, MI300), (Stage.FETCH,), plan_context(machine, tmp_path / "run"))
+    made = make_plan(load(tree, MI300), (Stage.FETCH,), make_plan_context(machine, tmp_path / "run"))
     assert len(made.steps) == 4
 
 

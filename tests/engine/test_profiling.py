@@ -11,9 +11,9 @@ import pytest
 
 from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.supervisor import Supervisor
-from iree_gauntlet.engine.profiling import Profiling, compared, profile_dispatches
+from iree_gauntlet.engine.profiling import Profiling, compare_profiles, profile_dispatches
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match, match_dispatches
-from iree_gauntlet.records.compare_record import MeasuredNs
+from iree_gauntlet.records.compare_record import UnprofiledTimes
 from iree_gauntlet.reports.compare_report import make_dispatch_blocks
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources, Step
@@ -146,7 +146,7 @@ def test_the_dispatches_of_two_builds_are_profiled_and_compared(
         profile = found[cpu].profile
         assert profile is not None
         assert profile.invocations == 20
-        assert [profile.per_invocation(dispatch) for dispatch in profile.dispatches] == [1, 1]
+        assert [profile.count_per_invocation(dispatch) for dispatch in profile.dispatches] == [1, 1]
         assert all(dispatch.invocation_ns > 0 for dispatch in profile.dispatches)
         # The real names with synthetic times: `nox -s measure` goes by the real ones.
         dispatches = tuple(
@@ -163,10 +163,10 @@ def test_the_dispatches_of_two_builds_are_profiled_and_compared(
     assert guilty.name.endswith("matmul_192x192x192_f32")
     assert guilty.match is Match.NAME
     assert (changes.share(guilty) or 0) > 0.6
-    assert guilty in changes.explaining()
-    record = compared(found["host"], found["generic"], (1.0, 2.0))
+    assert guilty in changes.select_main_changes()
+    record = compare_profiles(found["host"], found["generic"], (1.0, 2.0))
     assert record.difference is not None
-    assert record.difference.measured == MeasuredNs(a_ns=1_000_000, b_ns=2_000_000)
+    assert record.difference.measured == UnprofiledTimes(a_ns=1_000_000, b_ns=2_000_000)
     assert record.commands is not None
     assert [len(commands) for commands in record.commands.values()] == [2, 2]
     assert "matmul_192x192x192_f32" in render_lines(make_dispatch_blocks(record))[3]
@@ -188,10 +188,10 @@ def test_the_dispatches_explain_the_difference_of_two_builds(
     assert guilty.name.endswith("matmul_192x192x192_f32")
     assert guilty.match is Match.NAME
     assert (changes.share(guilty) or 0) > 0.6
-    assert guilty in changes.explaining()
+    assert guilty in changes.select_main_changes()
     assert (
         "matmul_192x192x192_f32"
-        in render_lines(make_dispatch_blocks(compared(found["host"], found["generic"], (1.0, 2.0))))[3]
+        in render_lines(make_dispatch_blocks(compare_profiles(found["host"], found["generic"], (1.0, 2.0))))[3]
     )
 
 
@@ -240,7 +240,7 @@ def test_a_release_without_profiles_says_which_have_them(
         "releases from 3.12.0 on do"
     )
     assert found.commands == ()
-    assert compared(found, found, (1.0, 1.0)).reason == f"A: {found.reason}; B: {found.reason}"
+    assert compare_profiles(found, found, (1.0, 1.0)).reason == f"A: {found.reason}; B: {found.reason}"
 
 
 def test_a_runtime_without_iree_profile(

@@ -14,7 +14,7 @@ from iree_gauntlet.measuring.numerics.arrays import Tensor, TensorError, get_sto
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 from iree_gauntlet.workers.iree_side.run_arguments import ArgumentValue, UnsupportedError, read_value
-from iree_gauntlet.workers.iree_side.value_errors import are_close, difference, find_close
+from iree_gauntlet.workers.iree_side.value_errors import are_close, find_close, measure_difference
 
 FLOATS = st.sampled_from(["f16", "f32", "f64", "bf16"])
 SPECIAL = st.sampled_from([0.0, -0.0, 1.0, -1.5, 1e-4, 3e-5, 1e4, 65504.0, float("inf"), float("-inf"), float("nan")])
@@ -36,7 +36,7 @@ def test_the_small_rule_is_the_large_one(data: st.DataObject) -> None:
     limits = tolerances.effective(name) if tolerances.applies_to(name) else None
     bits = np.uint16 if name == "bf16" else dtype
     assert are_close(mine.view(bits), wanted.view(bits), limits, name) == whole.passed
-    apart = difference(mine, wanted)
+    apart = measure_difference(mine, wanted)
     if np.isfinite(apart):
         assert apart == (whole.max_abs_error or 0.0)
 
@@ -46,10 +46,10 @@ def test_large_arrays_are_compared_to_their_end() -> None:
     mine = wanted.copy()
     mine[5] = 1e-5
     assert are_close(mine, wanted, (1e-4, 0.0))
-    assert difference(mine, wanted) == float(np.float32(1e-5))
+    assert measure_difference(mine, wanted) == float(np.float32(1e-5))
     mine[-1] = 1
     assert not are_close(mine, wanted, (1e-4, 0.0))
-    assert difference(mine, wanted) == 1.0
+    assert measure_difference(mine, wanted) == 1.0
     assert find_close(mine, wanted, rtol=0.0, atol=2.0, equal_nan=False).all()
     assert find_close(mine, wanted, rtol=0.0, atol=0.5, equal_nan=False).sum() == 99_999
 
@@ -62,7 +62,7 @@ def test_one_wrong_value_of_a_large_array_is_enough_wherever_it_is(place: int, w
     assert are_close(mine, wanted, (1e-4, 0.0)), "all of them differ, and little"
     mine[place] += wrong
     assert not are_close(mine, wanted, (1e-4, 0.0))
-    assert difference(mine, wanted) == (math.inf if np.isnan(wrong) else pytest.approx(1.0, abs=1e-4))
+    assert measure_difference(mine, wanted) == (math.inf if np.isnan(wrong) else pytest.approx(1.0, abs=1e-4))
 
 
 @settings(max_examples=150, deadline=None)

@@ -164,7 +164,7 @@ def test_a_damaged_local_entry_gives_way(
     for cache in (first, second):
         publish(cache, tmp_path / "run")
     folder_remote.seen(write=True).offer(KEY, first, NEVER)
-    (second.folder_of(KEY) / "module").write_bytes(b"fake")
+    (second.get_entry_folder(KEY) / "module").write_bytes(b"fake")
     assert second.lookup(KEY).note == "damaged: the checksum of module does not match"
     assert find(folder_remote.seen(), second).entry is not None
     assert ModuleCache(second.folder).lookup(KEY).entry is not None

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.dialects.load import CaseSet
-from iree_gauntlet.engine.rounds.blocks import OWN_BLOCKS
+from iree_gauntlet.engine.rounds.blocks import MAX_SPEC_BLOCKS
 from iree_gauntlet.engine.workspace import Selection
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect import BisectSearch, BlockSource, RoundsJudge
 from iree_gauntlet.experiments.bisect_question import ExactJudge, Question, make_place
-from iree_gauntlet.experiments.run import Chosen
+from iree_gauntlet.experiments.run import RunSetup
 from iree_gauntlet.experiments.session_verdicts import compare_in_spec_way
 from iree_gauntlet.journal_events import EndEvent
 from iree_gauntlet.journal_format import JOURNAL
-from iree_gauntlet.measuring.statistics.bisection import most_comparisons
-from iree_gauntlet.measuring.statistics.comparison_verdict import DEFAULT_BAND, DEFAULT_LEAST
-from iree_gauntlet.records.bisect_outcome import BisectOutcome, Judged, read_bisect_outcome
+from iree_gauntlet.measuring.statistics.bisection import count_max_comparisons
+from iree_gauntlet.measuring.statistics.comparison_verdict import DEFAULT_EQUIVALENCE_MARGIN, DEFAULT_MIN_EFFECT
+from iree_gauntlet.records.bisect_outcome import BisectOutcome, CandidateResult, read_bisect_outcome
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.reports.experiment_reports import bisect_document, write_reports
 from iree_gauntlet.reports.render_console import print_document
@@ -33,11 +33,11 @@ from iree_gauntlet.requests import BisectRequest, RunRequest
 from iree_gauntlet.toolchains.candidates import Candidate
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS, gauntlet_argv
-from tests.support.faulty_iree import SyntheticBuild, fill_module_cache, tree
+from tests.support.faulty_iree import SyntheticBuild, fill_module_cache, write_build_tree
 from tests.support.hanging import HANG
 from tests.support.places import ROOT
 from tests.support.processes import wait_until
-from tests.support.recorded_noise import blocks_from_rounds
+from tests.support.recorded_noise import make_blocks
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Bisects:
         self.folder = folder
         row = tuple(Candidate(label, f"build:/{label}") for label in _LABELS)
         selection = Selection("custom", (), (), (), CaseSet((), (), ()))
-        chosen = Chosen(RunRequest(), selection, ())
+        chosen = RunSetup(RunRequest(), selection, ())
         self.question = Question(
             "size", "toy/abs@cpu", row, good_is_older, BisectRequest(), chosen, make_place(RunRequest())
         )
@@ -72,7 +72,11 @@ class Bisects:
         self.said: list[str] = []
 
     def run(
-        self, judge: ExactJudge | RoundsJudge, earlier: Mapping[str, Judged] | None = None, *, every: bool = False
+        self,
+        judge: ExactJudge | RoundsJudge,
+        earlier: Mapping[str, CandidateResult] | None = None,
+        *,
+        every: bool = False,
     ) -> tuple[BisectOutcome, tuple[ExitCode, str]]:
         with EventLog(self.folder / JOURNAL, lambda: datetime.now(UTC)) as log:
             log.write("opening", replace(self.question.opening(), command="bisect", cwd="/"))
@@ -85,10 +89,14 @@ class Bisects:
     def exact(self, values: Sequence[float | None], name: str = "size") -> ExactJudge:
         """A judge by values that are known; None for what cannot be judged."""
 
-        def run(candidate: Candidate) -> Judged:
+        def run(candidate: Candidate) -> CandidateResult:
             self.asked.append(candidate.label)
             value = values[_LABELS.index(candidate.label)]
-            found = Judged(reason="it crashed") if value is None else Judged(value=value, text=f"{value} bytes")
+            found = (
+                CandidateResult(reason="it crashed")
+                if value is None
+                else CandidateResult(value=value, text=f"{value} bytes")
+            )
             toolchain = {"compiler": candidate.label, "compiler_commit": 10 * f"{ord(candidate.label):x}"}
             return replace(found, folder=candidate.label, toolchain=toolchain)
 
@@ -144,7 +152,7 @@ def test_what_is_not_the_value_of_an_end_is_said_to_be_a_third_one(tmp_path: Pat
     bisects = Bisects(tmp_path, good_is_older=False)
     found, done = bisects.run(bisects.exact([21, 19, 19, 16, 15, 17, 15], "dispatches"), every=True)
     assert (found.answer, done[0]) == ("first nearer to good: d; last nearer to bad: c", ExitCode.OK)
-    words = {label: judged.word for label, judged in found.judged.items()}
+    words = {label: judged.verdict_text for label, judged in found.results.items()}
     assert words == {"a": "bad", "e": "good", "g": "good"} | dict.fromkeys("bc", "nearer to bad") | dict.fromkeys(
         "df", "nearer to good"
     )
@@ -168,7 +176,7 @@ def test_how_near_to_an_end_a_value_is_that_ends(tmp_path: Path, name: str, valu
     good = 100 if name == "dispatches" else 1_000_000
     bisects = Bisects(tmp_path)
     found, _ = bisects.run(bisects.exact([good, good, good, value, 2 * good, 2 * good, 2 * good], name))
-    assert found.judged["d"].third is third
+    assert found.results["d"].third is third
 
 
 @pytest.mark.parametrize(
@@ -198,7 +206,7 @@ def test_what_was_judged_is_not_judged_again(tmp_path: Path) -> None:
     bisects = Bisects(tmp_path)
     judge = bisects.exact([100, 100, 100, 130, 130, 130, 130])
     before, _ = bisects.run(judge)
-    known = {label: Judged(found.bad, found.value, found.text) for label, found in before.judged.items()}
+    known = {label: CandidateResult(found.bad, found.value, found.text) for label, found in before.results.items()}
     bisects.asked.clear()
     again, done = bisects.run(judge, known)
     assert (bisects.asked, done[0], again.answer) == ([], ExitCode.OK, before.answer)
@@ -221,9 +229,9 @@ class _Rounds(BlockSource):
         # In the spec's own way; None where that is the way of the others.
         self.own: float | None = None
 
-    def prepare(self, candidate: Candidate) -> Judged:
+    def prepare(self, candidate: Candidate) -> CandidateResult:
         known = self._ratios[_LABELS.index(candidate.label)] is not None
-        return Judged(reason="" if known else "it does not compile", folder=candidate.label)
+        return CandidateResult(reason="" if known else "it does not compile", folder=candidate.label)
 
     def measure_blocks(self, candidate: Candidate, count: int) -> Sequence[Block]:
         count = min(count, self._most - self.taken)
@@ -231,14 +239,14 @@ class _Rounds(BlockSource):
         ratio = self._ratios[_LABELS.index(candidate.label)]
         assert ratio is not None
         times = np.exp(self._chance.normal(0, self._spread, (4 * count, 5)))
-        return blocks_from_rounds(times, self.taken, ratio)
+        return make_blocks(times, self.taken, ratio)
 
     def measure_spec_way(self, candidate: Candidate) -> Comparison | None:
         assert candidate.label == "g", "the bad end alone"
         if self.own is None:
             return None
-        times = np.exp(self._chance.normal(0, self._spread, (4 * OWN_BLOCKS, 5)))
-        return compare_in_spec_way(blocks_from_rounds(times, 1, self.own), DEFAULT_LEAST, DEFAULT_BAND)
+        times = np.exp(self._chance.normal(0, self._spread, (4 * MAX_SPEC_BLOCKS, 5)))
+        return compare_in_spec_way(make_blocks(times, 1, self.own), DEFAULT_MIN_EFFECT, DEFAULT_EQUIVALENCE_MARGIN)
 
     def find_problem(self, candidate: Candidate) -> str:
         return "void: the good end differs from itself" if candidate.label in self.void else ""
@@ -247,15 +255,15 @@ class _Rounds(BlockSource):
 def test_times_are_judged_by_their_ratio_to_the_good_end(tmp_path: Path) -> None:
     bisects = Bisects(tmp_path)
     rounds = _Rounds([1, 1, 1, None, 1.07, 1.07, 1.07], 0.01)
-    found, done = bisects.run(RoundsJudge(rounds, most_comparisons(7), 0.01, 40))
+    found, done = bisects.run(RoundsJudge(rounds, count_max_comparisons(7), 0.01, 40))
     assert done == (ExitCode.INCONCLUSIVE, "")
     assert found.answer == "between c (good) and e (bad); could not be judged: d"
-    assert "1.07" in found.judged["g"].text
-    assert (found.judged["g"].low or 0.0) > 1.03
+    assert "1.07" in found.results["g"].text
+    assert (found.results["g"].low or 0.0) > 1.03
     # The other direction: bad is the faster one.
     (tmp_path / "other").mkdir()
     found, _ = Bisects(tmp_path / "other").run(
-        RoundsJudge(_Rounds([1, 1, 0.9, 0.9, 0.9, 0.9, 0.9], 0.01), most_comparisons(7), 0.01, 40)
+        RoundsJudge(_Rounds([1, 1, 0.9, 0.9, 0.9, 0.9, 0.9], 0.01), count_max_comparisons(7), 0.01, 40)
     )
     assert found.answer == "first bad: c; last good: b"
 
@@ -264,9 +272,9 @@ def test_times_are_judged_by_their_ratio_to_the_good_end(tmp_path: Path) -> None
 def test_the_bad_end_is_seen_in_its_specs_own_way_too(tmp_path: Path, own: float | None, contradicted: bool) -> None:
     rounds = _Rounds([1, 1, 1, 1, 1.07, 1.07, 1.07], 0.01)
     rounds.own = own
-    found, done = Bisects(tmp_path).run(RoundsJudge(rounds, most_comparisons(7), 0.01, 40))
+    found, done = Bisects(tmp_path).run(RoundsJudge(rounds, count_max_comparisons(7), 0.01, 40))
     assert (found.answer, done[0]) == ("first bad: e; last good: d", ExitCode.OK)
-    text = found.judged["g"].text
+    text = found.results["g"].text
     assert ("; run as in its spec " in text) == (own is not None)
     assert text.endswith(", which contradicts this") == contradicted
 
@@ -275,33 +283,33 @@ def test_times_that_stay_in_the_middle_end_the_search_with_a_range(tmp_path: Pat
     bisects = Bisects(tmp_path)
     middle = math.sqrt(1.2)
     rounds = _Rounds([1, middle, middle, middle, middle, middle, 1.2], 0.02)
-    found, done = bisects.run(RoundsJudge(rounds, most_comparisons(7), 0.01, 20))
+    found, done = bisects.run(RoundsJudge(rounds, count_max_comparisons(7), 0.01, 20))
     assert done == (ExitCode.INCONCLUSIVE, "")
     # The ends' comparison, and not one more than the confidence was shared out over.
-    assert len(found.judged) == 1 + most_comparisons(7)
+    assert len(found.results) == 1 + count_max_comparisons(7)
     assert "not judged" in found.answer or "could not be judged" in found.answer
-    assert all("contains the middle" in found.judged[label].reason for label in found.judged if label not in "ag")
+    assert all("contains the middle" in found.results[label].reason for label in found.results if label not in "ag")
 
 
 def test_times_of_a_session_that_is_void_decide_nothing(tmp_path: Path) -> None:
     rounds = _Rounds([1, 1, 1, 1, 1.07, 1.07, 1.07], 0.01)
     rounds.void = "d"
-    found, done = Bisects(tmp_path).run(RoundsJudge(rounds, most_comparisons(7), 0.01, 40))
-    assert (done[0], found.judged["d"].bad) == (ExitCode.INCONCLUSIVE, None)
-    assert found.judged["d"].reason == "void: the good end differs from itself"
+    found, done = Bisects(tmp_path).run(RoundsJudge(rounds, count_max_comparisons(7), 0.01, 40))
+    assert (done[0], found.results["d"].bad) == (ExitCode.INCONCLUSIVE, None)
+    assert found.results["d"].reason == "void: the good end differs from itself"
     (tmp_path / "end").mkdir()
     rounds.void = "g"
-    found, done = Bisects(tmp_path / "end").run(RoundsJudge(rounds, most_comparisons(7), 0.01, 40))
+    found, done = Bisects(tmp_path / "end").run(RoundsJudge(rounds, count_max_comparisons(7), 0.01, 40))
     assert done == (ExitCode.FAILED, "void: the good end differs from itself")
     (tmp_path / "short").mkdir()
     short = _Rounds([1, 1, 1, 1.03, 1.07, 1.07, 1.07], 0.01, most=25)
-    found, _ = Bisects(tmp_path / "short").run(RoundsJudge(short, most_comparisons(7), 0.01, 40))
-    assert found.judged["d"].reason.endswith("; the time is up")
+    found, _ = Bisects(tmp_path / "short").run(RoundsJudge(short, count_max_comparisons(7), 0.01, 40))
+    assert found.results["d"].reason.endswith("; the time is up")
 
 
 def test_ends_that_take_the_same_time_leave_nothing_to_look_for(tmp_path: Path) -> None:
     bisects = Bisects(tmp_path)
-    found, done = bisects.run(RoundsJudge(_Rounds([1] * 7, 0.01), most_comparisons(7), 0.01, 20))
+    found, done = bisects.run(RoundsJudge(_Rounds([1] * 7, 0.01), count_max_comparisons(7), 0.01, 20))
     assert done[0] is ExitCode.FAILED
     assert "the ends do not clearly differ" in found.answer
     (tmp_path / "none").mkdir()
@@ -335,10 +343,10 @@ def test_a_record_that_was_cut_short_is_reported_as_far_as_it_goes(tmp_path: Pat
 def test_text_of_tools_cannot_break_the_reports(tmp_path: Path) -> None:
     bisects = Bisects(tmp_path)
 
-    def run(candidate: Candidate) -> Judged:
+    def run(candidate: Candidate) -> CandidateResult:
         if candidate.label in "ag":
-            return Judged(value=float("ag".index(candidate.label)), text="x|y`z\n<b>")
-        return Judged(reason="\x1b[31m| a\r\nb | `c` <script>", toolchain={"compiler_commit": "../.."})
+            return CandidateResult(value=float("ag".index(candidate.label)), text="x|y`z\n<b>")
+        return CandidateResult(reason="\x1b[31m| a\r\nb | `c` <script>", toolchain={"compiler_commit": "../.."})
 
     found, _ = bisects.run(ExactJudge("size", run))
     text = (tmp_path / "bisect.md").read_text()
@@ -364,7 +372,7 @@ class Builds(Project):
     def build(self, name: str, compile_flags: str = "", **before: str) -> str:
         """A build of its own, whose compiler adds flags, and whose tools do something before; how `--iree` names it."""
         before["iree_compile"] = f'{before.get("iree_compile", "")}\nset -- "$@" {compile_flags}'
-        return tree(self.builds / name, name=name, **before)
+        return write_build_tree(self.builds / name, name=name, **before)
 
     def row(self, change: int, flags: str, count: int = 7) -> list[str]:
         """Builds in a row, from the one at `change` on with these flags."""
@@ -448,7 +456,7 @@ def test_broken_builds_are_stepped_around_and_told(project: Builds) -> None:
 def test_a_planted_crash_is_found(project: Builds) -> None:
     fill_module_cache(project)
     crashes = ["", "", "kill -SEGV $$"]
-    row = [tree(project.builds / f"b{index}", iree_run_module=what) for index, what in enumerate(crashes)]
+    row = [write_build_tree(project.builds / f"b{index}", iree_run_module=what) for index, what in enumerate(crashes)]
     done = project.bisect(row, "--metric", "runs")
     assert done.code == 0, done.text
     assert "first bad: b2; last good: b1" in done.out

@@ -15,7 +15,7 @@ from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.records.bisect_outcome import read_bisect_outcome
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.faulty_iree import tree
+from tests.support.faulty_iree import write_build_tree
 from tests.support.hanging import HANG
 from tests.support.processes import wait_until
 from tests.support.toy_project import FLAGS
@@ -45,7 +45,7 @@ def bundle_that_says(folder: Path, **ends: str) -> Path:
 
 def words(folder: Path, bundle: Path, count: int) -> list[str]:
     """A bisect of a bundle among so many builds, `b0` (good) first."""
-    row = [tree(folder / "builds" / f"b{index}", name=f"b{index}") for index in range(count)]
+    row = [write_build_tree(folder / "builds" / f"b{index}", name=f"b{index}") for index in range(count)]
     among = [word for iree in row[1:-1] for word in ("--among", iree)]
     return ["bisect", "--bundle", str(bundle), "--good", row[0], "--bad", row[-1], *among]
 
@@ -94,7 +94,10 @@ def test_a_bundle_of_explain_is_asked_as_it_is(project: Project, tmp_path: Path)
     archive = write_bundle(contents, tmp_path / "bundle").archive
     # The one that passes puts in the expected value.
     passes = 'for word; do shift; set -- "$@" "$(echo "$word" | sed s/4xf32=2/4xf32=1/)"; done'
-    good, bad = tree(tmp_path / "builds" / "b0", iree_run_module=passes), tree(tmp_path / "builds" / "b1")
+    good, bad = (
+        write_build_tree(tmp_path / "builds" / "b0", iree_run_module=passes),
+        write_build_tree(tmp_path / "builds" / "b1"),
+    )
     done = project.gauntlet("bisect", "--bundle", str(archive), "--among", good, "--good", good, "--bad", bad)
     assert done.code == 0, done.text
     assert "first bad: b1; last good: b0 · exact · 2 of 2 tried" in done.out
@@ -122,7 +125,7 @@ def test_interrupted_it_goes_on_with_the_bundle_that_it_keeps(project: Project, 
     done = project.gauntlet("bisect", "--resume")
     assert done.code == 0, done.text
     assert "first bad: b2; last good: b1" in done.out
-    assert list(read_bisect_outcome(record.parent).judged) == ["b0", "b2", "b1"]
+    assert list(read_bisect_outcome(record.parent).results) == ["b0", "b2", "b1"]
 
 
 _ENDS = ["--good", "3.9.0", "--bad", "3.12.0"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.faulty_iree import slow_benchmarks, tree
+from tests.support.faulty_iree import write_build_tree, write_slow_benchmark
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.measure
 @pytest.mark.iree
 def test_a_planted_slowdown_is_found_by_rounds(project: Project, tmp_path: Path) -> None:
     def build(name: str, factor: float) -> str:
-        script = slow_benchmarks(tmp_path / f"{name}-scripts", factor)
-        return tree(tmp_path / name, iree_benchmark_module=f'exec "{script}" "$@"')
+        script = write_slow_benchmark(tmp_path / f"{name}-scripts", factor)
+        return write_build_tree(tmp_path / name, iree_benchmark_module=f'exec "{script}" "$@"')
 
     row = [build(f"b{index}", 10.0 if index >= 2 else 1.0) for index in range(4)]
     quick = ("--repetitions", "2", "--min-time", "0.002", "--disturbed", "count")

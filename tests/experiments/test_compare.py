@@ -24,7 +24,7 @@ from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.machine.disturbance import RoundState, RoundWatch
 from iree_gauntlet.measuring.machine.machine_state import CpuUse, MachineState
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.faulty_iree import SyntheticBuild, fill_module_cache, tree
+from tests.support.faulty_iree import SyntheticBuild, fill_module_cache, write_build_tree
 from tests.support.hanging import HANG
 from tests.support.processes import list_started_steps, wait_until
 from tests.support.toy_project import FLAGS, Project
@@ -268,7 +268,7 @@ def test_a_side_that_does_not_compile_or_gives_wrong_numbers_is_not_timed(
 
 
 def test_a_benchmark_that_crashes_is_no_verdict(project: Project, usual: SyntheticBuild, tmp_path: Path) -> None:
-    broken = tree(tmp_path / "broken", iree_benchmark_module="kill -SEGV $$")
+    broken = write_build_tree(tmp_path / "broken", iree_benchmark_module="kill -SEGV $$")
     done = project.gauntlet(*_words(usual, broken))
     assert done.code == 3, done.text
     model = _document(project)["models"]["toy/abs@cpu"]
@@ -343,7 +343,7 @@ def test_compile_time_in_rounds(project: Project, tmp_path: Path, monkeypatch: p
     # A round's module is nobody's; what is in the cache is compiled by the real one.
     made = 'for word; do case $word in *.vmfb.round) echo made > "${word#-o=}" ;; esac; done; exit'
     quick = f'case "$*" in *.round*) {made} ;; esac'
-    a, b = (tree(tmp_path / name, name=name, iree_compile=quick) for name in ("usual", "late"))
+    a, b = (write_build_tree(tmp_path / name, name=name, iree_compile=quick) for name in ("usual", "late"))
     options = ("--model", "toy", "--run-dir", "cmp", "--metric", "compile-time", "--disturbed", "count")
     done = project.gauntlet("compare", a, b, *options)
     assert done.code == 1, done.text

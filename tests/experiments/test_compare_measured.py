@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.journal_format import read_events
-from tests.support.faulty_iree import slow_benchmarks, tree
+from tests.support.faulty_iree import write_build_tree, write_slow_benchmark
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,8 +23,8 @@ _QUICK = ("--repetitions", "2", "--min-time", "0.002", "--disturbed", "count", "
 
 def _scaled(folder: Path, factor: float) -> str:
     """The installed IREE, whose benchmarks report times that are longer by a factor."""
-    script = slow_benchmarks(folder / "scripts", factor)
-    return tree(folder / "tree", iree_benchmark_module=f'exec "{script}" "$@"')
+    script = write_slow_benchmark(folder / "scripts", factor)
+    return write_build_tree(folder / "tree", iree_benchmark_module=f'exec "{script}" "$@"')
 
 
 def _document(project: Project) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def test_a_faster_runtime_is_found(project: Project, tmp_path: Path) -> None:
 
 @pytest.mark.iree
 def test_a_slower_compiler_is_found(project: Project, tmp_path: Path) -> None:
-    late = tree(tmp_path / "late", iree_compile="sleep 1")
+    late = write_build_tree(tmp_path / "late", iree_compile="sleep 1")
     options = ("--model", "toy", "--run-dir", "cmp", "--metric", "compile-time", "--disturbed", "count")
     done = project.gauntlet("compare", "installed", late, *options)
     assert done.code == 1, done.text

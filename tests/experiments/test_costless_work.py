@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.toolchains.installed import find_installed
-from tests.support.faulty_iree import tree
+from tests.support.faulty_iree import write_build_tree
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 
 def _build(root: Path, script: str) -> str:
     """A build whose compiler runs a script first; its runtime is the real one."""
-    iree = tree(root, iree_compile=script)
+    iree = write_build_tree(root, iree_compile=script)
     tool = root / "tools" / "iree-benchmark-module"
     tool.unlink()
     tool.symlink_to(find_installed().runtime.benchmark_module)

@@ -17,7 +17,7 @@ from iree_gauntlet.experiments.explain_slower import find_suspects
 from iree_gauntlet.formatting import format_dispatch_change
 from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.toolchains.installed import find_installed
-from tests.support.faulty_iree import tree
+from tests.support.faulty_iree import write_build_tree
 from tests.support.hanging import HANG
 from tests.support.processes import list_started_steps, wait_until
 from tests.support.session_folder import make_once
@@ -102,7 +102,7 @@ def counted(project: Project, compared: Path) -> Project:
 
 def _changed(root: Path, *flags: str, script: str = "") -> str:
     """A build whose compiler gets more flags than it is given; its runtime is the real one, not a script."""
-    iree = tree(root, iree_compile=script or f'set -- "$@" {" ".join(flags)}')
+    iree = write_build_tree(root, iree_compile=script or f'set -- "$@" {" ".join(flags)}')
     tool = root / "tools" / "iree-benchmark-module"
     tool.unlink()
     tool.symlink_to(find_installed().runtime.benchmark_module)

@@ -215,7 +215,7 @@ def test_what_no_disturbance_explains_fails_on_a_busy_machine(
     # One thread's work: its CPU time is that of one CPU.
     project.benchmark(golden_time_ms={"lab": 1.0}, device="local-sync")
     busy = ("other work kept the CPUs 88 % busy (10 % is tolerated)",)
-    monkeypatch.setattr(RoundState, "disturbances", lambda _state: busy)
+    monkeypatch.setattr(RoundState, "list_disturbances", lambda _state: busy)
     monkeypatch.setattr(RoundState, "as_dict", lambda _state: {"busy_share": 0.88, "steal_share": 0.0})
     tool = write_benchmark_tool(tmp_path / "times", [times] * 3)
     done = project.gauntlet("run", "--sku", "lab", "--stages", "benchmark", benchmark_module=tool)

@@ -9,7 +9,7 @@ import pytest
 
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.experiments.experiment import Experiment
-from iree_gauntlet.journal_events import KeptOptions
+from iree_gauntlet.journal_events import ResumeOptions
 from iree_gauntlet.journal_format import JOURNAL, ExperimentRecord
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.matrix_outcome import MATRIX, MatrixOpening
@@ -38,7 +38,7 @@ def test_what_ended_it_is_recorded(tmp_path: Path, ended_by: BaseException, code
 
 
 def test_what_may_change_is_taken_as_it_is_given_now(tmp_path: Path) -> None:
-    kept = KeptOptions({"disturbed": "count", "metric": "time"})
+    kept = ResumeOptions({"disturbed": "count", "metric": "time"})
     record = ExperimentRecord(tmp_path / "m" / JOURNAL, openings=[MatrixOpening(irees=(), kept=kept)])
     experiment = Experiment(MATRIX, tmp_path / "m", record)
     now = {"disturbed": "replace", "metric": "time"}

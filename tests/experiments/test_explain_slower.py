@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.experiments.explain_slower import find_suspects
-from iree_gauntlet.records.compare_record import ComparedDispatches, DispatchDifference, OtherDispatches
+from iree_gauntlet.records.compare_record import DispatchComparison, DispatchDifference, OtherDispatches
 from iree_gauntlet.results import DispatchChange
 from tests.support.faulty_iree import SyntheticBuild, fill_module_cache
 
@@ -166,7 +166,7 @@ ROW = DispatchChange(name="", kind="", match="name", a_ns=100, b_ns=150, a_count
 def suspects(*rows: DispatchChange) -> list[tuple[str, float]]:
     others = OtherDispatches(a_ns=0, b_ns=0, a_count=0, b_count=0, outside=False)
     found = DispatchDifference(a_ns=1000, b_ns=1100, rows=rows, others=others, notes=())
-    return [(item.name, item.share) for item in find_suspects(ComparedDispatches(difference=found))]
+    return [(item.name, item.share) for item in find_suspects(DispatchComparison(difference=found))]
 
 
 def test_suspects_are_those_that_explain_the_loss() -> None:
@@ -178,4 +178,4 @@ def test_suspects_are_those_that_explain_the_loss() -> None:
     assert suspects(replace(ROW, match="outside")) == []
     assert suspects(replace(ROW, b_ns=105)) == []
     assert suspects(replace(ROW, match="gone", b_ns=0, b_names=())) == []
-    assert find_suspects(ComparedDispatches(reason="no profile")) == []
+    assert find_suspects(DispatchComparison(reason="no profile")) == []

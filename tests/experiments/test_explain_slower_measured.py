@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.toolchains.installed import find_installed
-from tests.support.faulty_iree import tree
+from tests.support.faulty_iree import write_build_tree
 
 if TYPE_CHECKING:
     from tests.support.toy_project import Project
@@ -44,7 +44,7 @@ def test_a_dispatch_that_is_compiled_worse_is_found(project: Project, tmp_path: 
     inputs = [{"source": f"random://normal/256x256xf32?seed={seed}"} for seed in (1, 2)]
     project.regression("product", inputs=inputs, outputs=[])
     project.benchmark("product", inputs=["256x256xf32=2.0", "256x256xf32=3.0"])
-    slow = tree(tmp_path / "slow", iree_compile=FOR_ANY_CPU)
+    slow = write_build_tree(tmp_path / "slow", iree_compile=FOR_ANY_CPU)
     (tmp_path / "slow/tools/iree-profile").symlink_to(
         Path(find_installed().runtime.benchmark_module).with_name("iree-profile")
     )

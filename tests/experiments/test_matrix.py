@@ -15,7 +15,7 @@ import pytest
 
 from iree_gauntlet.journal_format import read_journal
 from tests.support.command_line import LIMIT_SECONDS, MAIN
-from tests.support.faulty_iree import fill_module_cache, tree
+from tests.support.faulty_iree import fill_module_cache, write_build_tree
 from tests.support.hanging import HANG
 from tests.support.matrix_builder import MATRIX_REPORTS
 from tests.support.processes import find_processes, list_started_steps, wait_until
@@ -112,7 +112,7 @@ def test_the_reports_are_made_again_from_what_was_recorded(project: Project) -> 
 
 
 def test_a_compiler_that_fails_is_found_and_the_others_go_on(project: Project) -> None:
-    broken = tree(project.folder / "b", iree_compile="echo 'x.mlir:1:1: error: no such op' >&2; exit 1")
+    broken = write_build_tree(project.folder / "b", iree_compile="echo 'x.mlir:1:1: error: no such op' >&2; exit 1")
     irees = ("--iree", "installed", "--iree", broken, "--iree", VENV)
     done = project.gauntlet("matrix", *irees, "--stages", "compile")
     assert done.code == 1, done.text
@@ -126,7 +126,7 @@ def test_a_compiler_that_fails_is_found_and_the_others_go_on(project: Project) -
 
 
 def test_fail_fast_stops_after_the_iree_that_fails_and_can_be_gone_on_with(project: Project) -> None:
-    broken = tree(project.folder / "b", iree_compile="exit 1")
+    broken = write_build_tree(project.folder / "b", iree_compile="exit 1")
     done = project.gauntlet("matrix", "--iree", broken, "--iree", "installed", "--fail-fast", "--stages", "compile")
     assert done.code == 1, done.text
     made = document(project)
@@ -149,7 +149,7 @@ def test_killed_and_gone_on_with(project: Project, moment: str) -> None:
     gate.mkdir()
     # Until the gate opens, it compiles nothing, or one model.
     passes = "false" if moment == "between" else f'mkdir "{gate}/one" 2> /dev/null'
-    slow = tree(project.folder / "slow", iree_compile=f'[ ! -e "{gate}" ] || {passes} || {HANG}')
+    slow = write_build_tree(project.folder / "slow", iree_compile=f'[ ! -e "{gate}" ] || {passes} || {HANG}')
     irees = ("--iree", slow, "--iree", "installed") if moment == "first" else ("--iree", "installed", "--iree", slow)
     other = "installed"
     run = project.start("matrix", *irees, "-j", "1", "--stages", "threshold")
@@ -184,7 +184,7 @@ def test_killed_and_gone_on_with(project: Project, moment: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.stress)])
 def test_interrupted_it_reports_what_there_is(project: Project, number: signal.Signals) -> None:
-    slow = tree(project.folder / "slow", iree_compile=HANG)
+    slow = write_build_tree(project.folder / "slow", iree_compile=HANG)
     run = project.start("matrix", "--iree", "installed", "--iree", slow, "--iree", VENV)
 
     wait_until(lambda: any("compile" in step for step in begun(project)))
@@ -213,7 +213,7 @@ def test_a_run_that_had_not_said_what_it_is_about_begins_anew(project: Project) 
 
 
 def test_the_runtime_may_be_one_for_all(project: Project) -> None:
-    irees = ("--iree", tree(project.folder / "b"), "--iree", "installed")
+    irees = ("--iree", write_build_tree(project.folder / "b"), "--iree", "installed")
     done = project.gauntlet("matrix", *irees, "--iree-runtime", VENV, "--stages", "threshold")
     assert done.code == 0, done.text
     sources = [event["toolchain"]["source"] for event in events(project) if event["event"] == "toolchain"]
@@ -221,7 +221,7 @@ def test_the_runtime_may_be_one_for_all(project: Project) -> None:
 
 
 def test_a_flag_that_one_iree_lacks_is_its_problem_alone(project: Project) -> None:
-    lacking = tree(project.folder / "b")
+    lacking = write_build_tree(project.folder / "b")
     path = project.folder / "b" / "tools" / "iree-compile"
     # A compiler that does not know the flag: its help leaves it out.
     hidden = "iree-llvmcpu-target-cpu"

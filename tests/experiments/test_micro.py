@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.toolchains import devices
-from tests.support.command_line import run_here
+from tests.support.command_line import run_in_process
 from tests.support.fake_measuring import CALL_MS, FIRST_CALL_MS, FLOPS_PER_S, PEAK_RSS_BYTES
 from tests.support.micro_project import Micro, Sweep, make_first_sweep
 from tests.support.processes import wait_until
@@ -397,7 +397,7 @@ def test_a_named_sweep_that_cannot_be_read_is_told_with_the_reason(tmp_path: Pat
 
 
 def test_the_module_is_a_door_too(tmp_path: Path) -> None:
-    done = run_here(["--list"], tmp_path, os.environ, package="iree_gauntlet.micro")
+    done = run_in_process(["--list"], tmp_path, os.environ, package="iree_gauntlet.micro")
     assert done.code == 0, done.text
     assert "model types:" in done.out
     assert "  gemlitewo*  " in done.out

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from iree_gauntlet.engine.rounds.machine_lock import MachineLocks, lock_folder
+from iree_gauntlet.engine.rounds.machine_lock import MachineLocks, find_lock_folder
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.operator_suite import OperatorSuite
@@ -248,7 +248,7 @@ def _first_compile_hangs(suite: OperatorSuite) -> Iterator[subprocess.Popen[byte
     program, pipe, printed = folder / "model.mlir", folder / "pipe", suite.project.folder / "printed.txt"
     os.mkfifo(pipe)
     text = program.read_text()
-    locks = MachineLocks(lock_folder(os.environ), patience=0.0, cancelled=threading.Event())
+    locks = MachineLocks(find_lock_folder(os.environ), patience=0.0, cancelled=threading.Event())
     with printed.open("wb") as output, locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
         run = suite.project.start("run", "--spec-dir", "ops", "-j", "1", output=output)
         # It has read its programs, and waits.

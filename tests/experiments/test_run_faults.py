@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.engine.rounds.machine_lock import MachineLocks, lock_folder
+from iree_gauntlet.engine.rounds.machine_lock import MachineLocks, find_lock_folder
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.records import run_folder
 from iree_gauntlet.records.event_log import Journal
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from iree_gauntlet.results import Fetched
+    from iree_gauntlet.results import FetchedFile
 
 pytestmark = pytest.mark.iree
 
@@ -85,7 +85,7 @@ def test_an_unexpected_exception_is_an_error_of_its_step_alone(
     project.add("bad")
     fetch = ArtifactStore.fetch
 
-    def raising(self: ArtifactStore, url: str) -> Fetched:
+    def raising(self: ArtifactStore, url: str) -> FetchedFile:
         if url.endswith("/bad.mlir"):
             raise RecursionError("nobody thought of it")
         return fetch(self, url)
@@ -388,7 +388,7 @@ def test_a_benchmark_has_the_machine_for_itself_and_says_for_whom_it_waits(proje
     os.mkfifo(go)
     wait = f"touch '{began}'; read -r line < '{go}'"
     tool = project.write_tool(f'{wait}; exec "{find_installed().runtime.benchmark_module}" "$@"')
-    locks = MachineLocks(lock_folder(os.environ), patience=0.0, cancelled=threading.Event())
+    locks = MachineLocks(find_lock_folder(os.environ), patience=0.0, cancelled=threading.Event())
     with printed.open("wb") as output, locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
         run = project.start("run", output=output, benchmark_module=tool)
         wait_until(lambda: f"process {os.getpid()} of another run" in printed.read_text())
@@ -424,7 +424,7 @@ def test_only_what_was_started_can_be_reproduced(
 def test_locks_of_ones_own_are_used_alone_and_named_in_all_reports(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = lock_folder(os.environ)
+    others = find_lock_folder(os.environ)
     with MachineLocks(others, patience=0.0, cancelled=threading.Event()).quiet_machine(
         exclusive=True, on_wait=pytest.fail
     ):

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import COUNTED, Verdict
-from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
+from iree_gauntlet.engine.rounds.blocks import PairSamples, collect_samples
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments import sides
-from iree_gauntlet.experiments.compare import compare_settings
+from iree_gauntlet.experiments.compare import make_compare_settings
 from iree_gauntlet.experiments.sides import (
-    ENDED,
     MODULE_SIZE,
-    PreparedSide,
+    WORKER_END_EVENT,
+    ComparisonSide,
     RoundsLog,
     find_changed_models,
     find_obstacle,
@@ -32,12 +32,12 @@ from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.compare_record import (
     COMPARISON,
     ComparisonOpening,
+    ComparisonPreparation,
     CompileChange,
-    PreparedComparison,
-    RecordedRounds,
-    RecordedSide,
-    RecordedVerdict,
+    RoundRules,
     SideBenchmark,
+    SideRecord,
+    TimeVerdictRecord,
     read_comparison,
 )
 from iree_gauntlet.records.event_log import EventLog
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 UNIT = plan_step("toy/abs@cpu:benchmark")
-SIDES_OF_IT = {name: RecordedSide(asked=name, folder=name) for name in "AB"}
+SIDES_OF_IT = {name: SideRecord(asked=name, folder=name) for name in "AB"}
 
 
 def block(kind: str = "ab") -> dict[str, Any]:
@@ -68,7 +68,7 @@ def block(kind: str = "ab") -> dict[str, Any]:
 
 def taken(*blocks: dict[str, Any], failure: str = "") -> list[dict[str, Any]]:
     """The log of a worker."""
-    machine = {"event": ENDED, "time": "t", "machine": {"cores": 64}, "failure": failure}
+    machine = {"event": WORKER_END_EVENT, "time": "t", "machine": {"cores": 64}, "failure": failure}
     return [*({"event": "block", "time": "t", **item} for item in blocks), machine]
 
 
@@ -80,10 +80,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def rounds(tmp_path: Path, clock: Clock) -> Iterator[tuple[RoundsLog, dict[str, PairEvidence]]]:
+def rounds(tmp_path: Path, clock: Clock) -> Iterator[tuple[RoundsLog, dict[str, PairSamples]]]:
     del clock
-    settings = compare_settings(CompareRequest(budget=10.0), ConductRequest(), here=False)
-    evidence: dict[str, PairEvidence] = {}
+    settings = make_compare_settings(CompareRequest(budget=10.0), ConductRequest(), local=False)
+    evidence: dict[str, PairSamples] = {}
     with (
         EventLog(tmp_path / "journal.jsonl", lambda: datetime.now(UTC)) as log,
         open_session(tmp_path, log, Progress()) as session,
@@ -95,7 +95,7 @@ def events_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
 
 
-def test_a_model_is_in_the_log_as_a_whole(tmp_path: Path, rounds: tuple[RoundsLog, dict[str, PairEvidence]]) -> None:
+def test_a_model_is_in_the_log_as_a_whole(tmp_path: Path, rounds: tuple[RoundsLog, dict[str, PairSamples]]) -> None:
     log, evidence = rounds
     where = {"event": "where", "time": "t", "step": UNIT.chain, "dispatches": {"reason": "none"}, "compile": []}
     log.keep(UNIT, [*taken(block(), block("aa"), block()), where])
@@ -112,7 +112,7 @@ def test_a_model_is_in_the_log_as_a_whole(tmp_path: Path, rounds: tuple[RoundsLo
     earlier = as_events(tmp_path / "read", [event])
     assert RoundsLog(log.session, log._rules, {}, earlier).where == log.where
     # And is read back as it was.
-    again = evidence_of(earlier)[UNIT.chain]
+    again = collect_samples(earlier)[UNIT.chain]
     assert again == evidence[UNIT.chain]
     assert (len(again.blocks), len(again.control)) == (2, 1)
 
@@ -126,7 +126,7 @@ def test_a_model_is_in_the_log_as_a_whole(tmp_path: Path, rounds: tuple[RoundsLo
 )
 def test_what_has_failed_is_no_evidence_for_one_that_goes_on(
     tmp_path: Path,
-    rounds: tuple[RoundsLog, dict[str, PairEvidence]],
+    rounds: tuple[RoundsLog, dict[str, PairSamples]],
     result: Result,
     events: list[dict[str, Any]],
     why: str,
@@ -137,7 +137,7 @@ def test_what_has_failed_is_no_evidence_for_one_that_goes_on(
     assert evidence[UNIT.chain].failure == why
     (event,) = events_of(tmp_path)
     assert event["problem"] == why
-    assert evidence_of(as_events(tmp_path / "read", [event])) == {}
+    assert collect_samples(as_events(tmp_path / "read", [event])) == {}
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ def test_a_log_without_a_whole_opening_is_told(tmp_path: Path, line: str, says: 
 
 @pytest.mark.parametrize("kind", ["block", "result", "where", "start", "measured", "remark", "later"])
 def test_an_event_that_lacks_what_it_needs_is_told_and_an_unknown_one_passed_over(tmp_path: Path, kind: str) -> None:
-    rules = compare_settings(CompareRequest(), ConductRequest(), here=False).rules
-    rounds = RecordedRounds(repetitions=1, min_time=1.0, choose=False)
+    rules = make_compare_settings(CompareRequest(), ConductRequest(), local=False).rules
+    rounds = RoundRules(repetitions=1, min_time=1.0, choose=False)
     opening = ComparisonOpening(sides=SIDES_OF_IT, rules=rules, rounds=rounds).as_dict()
     lines = ({"event": "opening", **opening}, {"event": kind})
     (tmp_path / JOURNAL).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -171,10 +171,10 @@ def test_an_event_that_lacks_what_it_needs_is_told_and_an_unknown_one_passed_ove
 
 
 def test_a_resumed_comparison_goes_on_with_the_blocks_and_judges_again(tmp_path: Path) -> None:
-    settings = compare_settings(CompareRequest(), ConductRequest(), here=False)
-    rounds = RecordedRounds(repetitions=1, min_time=1.0, choose=False)
+    settings = make_compare_settings(CompareRequest(), ConductRequest(), local=False)
+    rounds = RoundRules(repetitions=1, min_time=1.0, choose=False)
     opening = ComparisonOpening(sides=SIDES_OF_IT, rules=settings.rules, rounds=rounds).as_dict()
-    prepared = PreparedComparison(sides=SIDES_OF_IT, models=("cut", "judged", "there", "untouched")).as_dict()
+    prepared = ComparisonPreparation(sides=SIDES_OF_IT, models=("cut", "judged", "there", "untouched")).as_dict()
     verdict = {"verdict": "same", "reason": "it is", "blocks": 1, "control_blocks": 0, "cpus": []}
     verdict |= {"replaced_blocks": 0, "marked_blocks": 0}
     away = {"event": "measured", "step": "there", "worker": "box/cpu", "blocks": [block(), block()]}
@@ -189,9 +189,9 @@ def test_a_resumed_comparison_goes_on_with_the_blocks_and_judges_again(tmp_path:
     lines = [{"event": "opening", **opening}, *first, {"event": "opening", **opening, "resumed": True}, *again]
     (tmp_path / JOURNAL).write_text("".join(f"{json.dumps({'time': _at('00'), **line})}\n" for line in lines))
     record = read_comparison(tmp_path)
-    assert (record.begun["cut"], record.begun["judged"], record.begun["there"]) == (3, 1, 2)
-    assert (record.worker_of("there"), record.verdicts, record.end) == ("box/cpu", {}, None)
-    record.verdicts["judged"] = RecordedVerdict.from_dict({**verdict, "verdict": "fastr"})
+    assert (record.block_counts["cut"], record.block_counts["judged"], record.block_counts["there"]) == (3, 1, 2)
+    assert (record.get_worker("there"), record.verdicts, record.end) == ("box/cpu", {}, None)
+    record.verdicts["judged"] = TimeVerdictRecord.from_dict({**verdict, "verdict": "fastr"})
     with pytest.raises(GauntletError, match="the verdict of judged, 'fastr', is unknown to this version"):
         list_rows(record)
     del record.verdicts["judged"]
@@ -205,8 +205,8 @@ def test_a_resumed_comparison_goes_on_with_the_blocks_and_judges_again(tmp_path:
 
 def as_events(folder: Path, lines: Sequence[dict[str, Any]]) -> list[JournalEvent]:
     """The events of a comparison's journal that has these lines."""
-    rules = compare_settings(CompareRequest(), ConductRequest(), here=False).rules
-    rounds = RecordedRounds(repetitions=1, min_time=1.0, choose=False)
+    rules = make_compare_settings(CompareRequest(), ConductRequest(), local=False).rules
+    rounds = RoundRules(repetitions=1, min_time=1.0, choose=False)
     opening = ComparisonOpening(sides=SIDES_OF_IT, rules=rules, rounds=rounds).as_dict()
     folder.mkdir(exist_ok=True)
     path = folder / JOURNAL
@@ -225,13 +225,13 @@ def as_events(folder: Path, lines: Sequence[dict[str, Any]]) -> list[JournalEven
 )
 def test_rounds_that_are_none_are_told(tmp_path: Path, rounds: object, says: str) -> None:
     with pytest.raises(GauntletError, match=says):
-        evidence_of(as_events(tmp_path, [{"event": "block", **block(), "rounds": rounds}]))
+        collect_samples(as_events(tmp_path, [{"event": "block", **block(), "rounds": rounds}]))
 
 
 def test_a_log_that_has_a_model_twice_has_it_as_it_was_measured_last(tmp_path: Path) -> None:
     first = {"event": "measured", "step": "a", "worker": "box", "problem": "", "blocks": [block(), block()]}
     events = as_events(tmp_path, [first, {**first, "blocks": [block()]}])
-    assert len(evidence_of(events)["a"].blocks) == 1
+    assert len(collect_samples(events)["a"].blocks) == 1
 
 
 _COMPILE = plan_step("toy/abs@cpu:compile", stage=Stage.COMPILE)
@@ -243,7 +243,7 @@ def _at(second: str) -> str:
     return f"2026-11-28T10:00:{second}Z"
 
 
-def side(folder: Path, name: str, made: dict[str, str], words: str = "bench") -> PreparedSide:
+def side(folder: Path, name: str, made: dict[str, str], words: str = "bench") -> ComparisonSide:
     """One whose modules were made with these keys at these times; in `words`, how it benchmarks the first model."""
     folder.mkdir()
     lines: list[dict[str, Any]] = [{"event": "opening", "kind": "run", "time": _at("00"), "steps": []}]
@@ -253,9 +253,9 @@ def side(folder: Path, name: str, made: dict[str, str], words: str = "bench") ->
             lines.append({"event": "result", "time": _at(time), "step": compiled.id, **result.as_dict()})
     (folder / "journal.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     benchmark = replace(_BENCHMARK, command=Command((words,), "/"))
-    return PreparedSide(
+    return ComparisonSide(
         name=name,
-        asked=name,
+        iree=name,
         folder=folder,
         machine=None,  # type: ignore[arg-type]
         record=JournalRecord(folder / "journal.jsonl"),
@@ -312,7 +312,7 @@ def measured_so_far(folder: Path, *times: str, kind: str = "block", words: tuple
     resources = Resources()
     parts = [SideBenchmark(timeout=1.0, command=Command((word,), "/"), resources=resources) for word in words]
     prepared = [
-        PreparedComparison(sides=SIDES_OF_IT, benchmarks={UNIT.chain: dict.fromkeys("AB", part)}).as_dict()
+        ComparisonPreparation(sides=SIDES_OF_IT, benchmarks={UNIT.chain: dict.fromkeys("AB", part)}).as_dict()
         for part in parts
     ]
     measured = block() if kind == "block" else {"step": UNIT.chain, "worker": "box", "blocks": []}
@@ -378,7 +378,7 @@ def test_a_benchmark_is_the_same_in_a_folder_that_was_moved(tmp_path: Path) -> N
 @given(hosts=st.integers(1, 20), units=st.integers(1, 50), gone=st.floats(0, 1000))
 def test_what_is_left_of_the_time_is_shared(hosts: int, units: int, gone: float) -> None:
     clock = Clock()
-    settings = compare_settings(CompareRequest(budget=10.0), ConductRequest(), here=False)
+    settings = make_compare_settings(CompareRequest(budget=10.0), ConductRequest(), local=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sides, "time", clock)
         log = RoundsLog(_NoSession(), settings.rules, {}, ())  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from iree_gauntlet.figures import Figure
 from iree_gauntlet.history.extract import extract
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.chain_figures import make_matrix_cell
-from iree_gauntlet.records.history_record import history_file
+from iree_gauntlet.records.history_record import make_history_file
 from iree_gauntlet.records.outcome import read_outcome
 from tests.support.journal_builder import JournalBuilder, make_check, make_samples
 from tests.support.matrix_builder import make_compile_result
@@ -42,7 +42,7 @@ def test_each_machine_has_what_it_measured(tmp_path: Path) -> None:
     assert "compile_s" not in found["EPYC"]["c"], "it is another machine's"
     assert "time_ms" in found["EPYC"]["c"]
     # Each has a file of its own.
-    assert len(dict(map(history_file, parts))) == 2
+    assert len(dict(map(make_history_file, parts))) == 2
 
 
 def test_counts_are_a_series_for_each_counter_and_what_compiles_for_them_no_part_of_the_model(tmp_path: Path) -> None:

@@ -12,10 +12,17 @@ import pytest
 from iree_gauntlet.dialects.configuration_file import Mark, read_marks
 from iree_gauntlet.errors import ExitCode, SpecError
 from iree_gauntlet.history.index import HistoryIndex
-from iree_gauntlet.history.judge import Effects, find_idle_marks, judge, with_confirmations, with_marks, without_invalid
+from iree_gauntlet.history.judge import (
+    MinEffects,
+    add_confirmations,
+    apply_marks,
+    find_unused_marks,
+    judge,
+    remove_invalid,
+)
 from iree_gauntlet.history.stores import open_history
 from iree_gauntlet.records.history_record import (
-    ConfirmedFigure,
+    Confirmation,
     Finding,
     FindingKind,
     HistoryMachine,
@@ -24,7 +31,7 @@ from iree_gauntlet.records.history_record import (
     Point,
     Series,
     SeriesKey,
-    history_file,
+    make_history_file,
 )
 from iree_gauntlet.reports.history_page import make_changes_document
 from iree_gauntlet.settings import Configuration
@@ -50,7 +57,7 @@ def noise(count: int, seed: int = 0) -> list[float]:
 
 
 def found(*given: Series) -> tuple[Finding, ...]:
-    return judge(given, Effects())
+    return judge(given, MinEffects())
 
 
 def stepped(size: float, before: int = 20, after: int = 10) -> list[float]:
@@ -60,9 +67,9 @@ def stepped(size: float, before: int = 20, after: int = 10) -> list[float]:
 @pytest.mark.parametrize(("size", "kind"), [(0.05, FindingKind.REGRESSION), (-0.05, FindingKind.IMPROVEMENT)])
 def test_a_step_of_a_time_is_one_or_the_other(size: float, kind: FindingKind) -> None:
     (finding,) = found(series(stepped(size)))
-    assert (finding.kind, finding.at, finding.suspected, finding.runs) == (kind, 20, False, 10)
+    assert (finding.kind, finding.index, finding.suspected, finding.runs) == (kind, 20, False, 10)
     assert finding.change == pytest.approx(size, abs=0.01)
-    assert (finding.before.run, finding.after.run) == ("run19", "run20")
+    assert (finding.point_before.run, finding.point_after.run) == ("run19", "run20")
 
 
 def repeated(values: Sequence[float], each: int) -> Series:
@@ -77,13 +84,13 @@ def repeated(values: Sequence[float], each: int) -> Series:
 def test_a_step_among_runs_of_one_iree_belongs_to_where_that_came(late: int) -> None:
     # The first run of 3.2.0 is as fast as those before, by chance.
     (finding,) = found(repeated(stepped(0.05, 10 + late, 10 - late), 5))
-    assert (finding.before.iree, finding.after.iree, finding.at) == ("3.1.0", "3.2.0", 10)
+    assert (finding.point_before.iree, finding.point_after.iree, finding.index) == ("3.1.0", "3.2.0", 10)
     assert not finding.same_iree
 
 
 def test_a_step_in_the_middle_of_runs_of_one_iree_is_not_the_irees() -> None:
     (finding,) = found(repeated(stepped(0.05, 20, 20), 8))
-    assert (finding.at, finding.same_iree) == (20, True)
+    assert (finding.index, finding.same_iree) == (20, True)
     outcome = HistoryOutcome("history", 40, (), (finding,))
     assert outcome.exit_code is ExitCode.FAILED, "somebody has to look all the same"
     text = "".join(map(str, make_changes_document(outcome).blocks))
@@ -118,7 +125,7 @@ def test_the_worst_decides_how_a_check_ends() -> None:
 
 def test_what_is_exact_changes_with_every_change() -> None:
     changes = found(series([97, 97, 97, 55, 55, 55], "dispatches"))
-    assert [(item.kind, item.at, item.old, item.new, item.p_value) for item in changes] == [
+    assert [(item.kind, item.index, item.old, item.new, item.p_value) for item in changes] == [
         (FindingKind.IMPROVEMENT, 3, 97, 55, None)
     ]
     assert found(series([5.0] * 8, "size_bytes")) == ()
@@ -128,7 +135,7 @@ def test_what_is_exact_changes_with_every_change() -> None:
 
 def test_a_few_bytes_are_no_change_of_a_size_until_they_add_up() -> None:
     changes = found(series([1e6 + 300 * place for place in range(9)], "size_bytes"))
-    assert [(item.at, item.old, item.new) for item in changes] == [(4, 1e6, 1.0012e6), (8, 1.0012e6, 1.0024e6)]
+    assert [(item.index, item.old, item.new) for item in changes] == [(4, 1e6, 1.0012e6), (8, 1.0012e6, 1.0024e6)]
     assert found(series([1e6, 1e6 + 999, 1e6], "size_bytes")) == ()
 
 
@@ -136,14 +143,14 @@ def test_what_lies_outside_of_dispatches_changes_by_a_share_and_a_number() -> No
     assert found(series([40_000, 41_999, 40_000], "instructions_outside")) == ()
     assert found(series([900_000, 908_900, 900_000], "instructions_outside")) == ()
     (change,) = found(series([40_000, 40_000, 42_100, 42_200], "instructions_outside"))
-    assert (change.kind, change.at, change.won_back) == (FindingKind.REGRESSION, 2, False)
+    assert (change.kind, change.index, change.won_back) == (FindingKind.REGRESSION, 2, False)
 
 
 @pytest.mark.parametrize("figure", ["instructions", "instructions_in_dispatches", "instructions (hardware, znver4)"])
 def test_instructions_change_from_a_thousandth_on(figure: str) -> None:
     assert found(series([1e6, 1e6 + 990, 1e6 - 5, 1e6], figure)) == ()
     (change,) = found(series([1e6, 1e6 + 7, 1e6 + 1100, 1e6 + 1093], figure))
-    assert (change.kind, change.at, change.old, change.new) == (FindingKind.REGRESSION, 2, 1e6, 1e6 + 1100)
+    assert (change.kind, change.index, change.old, change.new) == (FindingKind.REGRESSION, 2, 1e6, 1e6 + 1100)
     assert change.p_value is None
 
 
@@ -182,7 +189,7 @@ def test_machines_have_series_of_their_own(tmp_path: Path) -> None:
     store = open_history(str(tmp_path / "history"), Configuration(), tmp_path)
     fast, slow = HistoryMachine("fast", 64), HistoryMachine("slow", 2)
     runs = [run_of(day, {"time_ms": 10 + 30 * (day % 2)}, machine=(fast, slow)[day % 2]) for day in range(1, 41)]
-    store.add(dict(map(history_file, runs)))
+    store.add(dict(map(make_history_file, runs)))
     index = HistoryIndex(store)
     index.update()
     found_series = index.series()
@@ -192,7 +199,7 @@ def test_machines_have_series_of_their_own(tmp_path: Path) -> None:
 
 def test_the_index_is_made_again_and_follows_the_files(tmp_path: Path) -> None:
     store = open_history(str(tmp_path / "history"), Configuration(), tmp_path)
-    store.add(dict(map(history_file, map(run_of, range(1, 4)))))
+    store.add(dict(map(make_history_file, map(run_of, range(1, 4)))))
     index = HistoryIndex(store)
     index.update()
     before = index.series()
@@ -220,7 +227,7 @@ def test_the_index_is_made_again_and_follows_the_files(tmp_path: Path) -> None:
 def test_a_run_that_was_added_before_it_was_resumed_counts_once(tmp_path: Path) -> None:
     store = open_history(str(tmp_path / "history"), Configuration(), tmp_path)
     part = run_of(1, {"time_ms": 10.0}, state="interrupted")
-    store.add(dict(map(history_file, (part, run_of(1)))))
+    store.add(dict(map(make_history_file, (part, run_of(1)))))
     index = HistoryIndex(store)
     index.update()
     assert {item.key.figure: len(item.points) for item in index.series()} == {"time_ms": 1, "dispatches": 1}
@@ -228,7 +235,7 @@ def test_a_run_that_was_added_before_it_was_resumed_counts_once(tmp_path: Path) 
 
 def test_what_is_damaged_after_it_was_indexed_is_noticed(tmp_path: Path) -> None:
     store = open_history(str(tmp_path / "history"), Configuration(), tmp_path)
-    store.add(dict(map(history_file, map(run_of, range(1, 4)))))
+    store.add(dict(map(make_history_file, map(run_of, range(1, 4)))))
     HistoryIndex(store).update()
     (first, second, _) = sorted((tmp_path / "history" / "2026").iterdir())
     first.write_bytes(first.read_bytes().replace(b"10.0", b"99.0"))
@@ -248,7 +255,7 @@ def test_what_is_damaged_after_it_was_indexed_is_noticed(tmp_path: Path) -> None
 def test_a_run_that_was_imported_again_with_its_commit_has_it(tmp_path: Path) -> None:
     store = open_history(str(tmp_path / "history"), Configuration(), tmp_path)
     for commit in ("", "b48a595557", ""):
-        store.add(dict([history_file(replace(run_of(1), iree=IreeVersion(compiler_commit=commit)))]))
+        store.add(dict([make_history_file(replace(run_of(1), iree=IreeVersion(compiler_commit=commit)))]))
     index = HistoryIndex(store)
     index.update()
     assert {point.commit for item in index.series() for point in item.points} == {"b48a595557"}
@@ -257,7 +264,7 @@ def test_a_run_that_was_imported_again_with_its_commit_has_it(tmp_path: Path) ->
 def test_what_is_no_number_is_in_no_series(tmp_path: Path) -> None:
     store = open_history(str(tmp_path / "history"), Configuration(), tmp_path)
     store.add(
-        dict(map(history_file, [run_of(1, {"time_ms": math.nan, "dispatches": 7.0}), run_of(2, {"x": math.inf})]))
+        dict(map(make_history_file, [run_of(1, {"time_ms": math.nan, "dispatches": 7.0}), run_of(2, {"x": math.inf})]))
     )
     index = HistoryIndex(store)
     index.update()
@@ -268,22 +275,22 @@ def test_what_is_no_number_is_in_no_series(tmp_path: Path) -> None:
 def test_marks_accept_move_and_leave_out() -> None:
     item = series([7, 7, 9, 9], "dispatches")
     accepted = Mark("toy/*", "3.2.0", "accepted", "on purpose")
-    (finding,) = with_marks(found(item), (item,), (accepted,))
+    (finding,) = apply_marks(found(item), (item,), (accepted,))
     assert finding.accepted == "on purpose"
-    (other,) = with_marks(found(item), (item,), (replace(accepted, iree="3.1.0"),))
+    (other,) = apply_marks(found(item), (item,), (replace(accepted, iree="3.1.0"),))
     assert other.accepted == ""
-    (moved,) = with_marks(found(item), (item,), (Mark("*", "3.2.0", "moved", "late", to="3.3.0"),))
-    assert (moved.at, moved.after.iree) == (3, "3.3.0")
+    (moved,) = apply_marks(found(item), (item,), (Mark("*", "3.2.0", "moved", "late", to="3.3.0"),))
+    assert (moved.index, moved.point_after.iree) == (3, "3.3.0")
     named = replace(item, points=tuple(replace(point, named=f"release-{point.iree}") for point in item.points))
-    (by_name,) = with_marks(found(named), (named,), (replace(accepted, iree="release-3.2.0"),))
+    (by_name,) = apply_marks(found(named), (named,), (replace(accepted, iree="release-3.2.0"),))
     assert by_name.accepted == "on purpose"
     better = series([9, 9, 7, 7], "dispatches")
-    (gain,) = with_marks(found(better), (better,), (accepted,))
-    assert gain.word == "improvement"
-    assert find_idle_marks((item,), (accepted,)) == ()
-    (idle,) = find_idle_marks((item,), (accepted, replace(accepted, iree="9.9.9")))
+    (gain,) = apply_marks(found(better), (better,), (accepted,))
+    assert gain.label == "improvement"
+    assert find_unused_marks((item,), (accepted,)) == ()
+    (idle,) = find_unused_marks((item,), (accepted, replace(accepted, iree="9.9.9")))
     assert "9.9.9 matches no run of the history" in idle
-    (left,) = without_invalid((item,), (Mark("toy/abs@cpu dispatches", "3.2.0", "invalid", "wrong clock"),))
+    (left,) = remove_invalid((item,), (Mark("toy/abs@cpu dispatches", "3.2.0", "invalid", "wrong clock"),))
     assert [point.iree for point in left.points] == ["3.0.0", "3.1.0", "3.3.0"]
 
 
@@ -292,11 +299,11 @@ def test_marks_accept_move_and_leave_out() -> None:
 )
 def test_a_loss_that_is_none_when_both_are_measured_in_turns_is_refuted(verdict: str, open_ones: int) -> None:
     item = series(stepped(0.05))
-    said = ConfirmedFigure("toy/abs@cpu", "time_ms", "3.19.0", "3.20.0", verdict, 1.02)
-    (finding,) = with_confirmations(found(item), [replace(said, after="3.21.0", verdict="same"), said])
+    said = Confirmation("toy/abs@cpu", "time_ms", "3.19.0", "3.20.0", verdict, 1.02)
+    (finding,) = add_confirmations(found(item), [replace(said, after="3.21.0", verdict="same"), said])
     assert (finding.confirmed, finding.ratio) == (verdict, 1.02)
     assert len(outcome(finding).regressions) == open_ones
-    assert finding.word == ("regression" if open_ones else "refuted")
+    assert finding.label == ("regression" if open_ones else "refuted")
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.records.history_record import (
     HistoryCase,
     HistoryFigure,
-    history_file,
     is_history_file,
+    make_history_file,
     read_history_file,
 )
 from tests.history.builder import run_of
@@ -37,15 +37,15 @@ _CASES = st.builds(
 @settings(max_examples=60)
 def test_what_is_written_is_read(cases: tuple[HistoryCase, ...], suite: str) -> None:
     run = run_of(1, cases=cases, suite=suite)
-    name, data = history_file(run)
+    name, data = make_history_file(run)
     assert is_history_file(name)
     assert read_history_file(name, data) == run
-    assert history_file(run) == (name, data)
+    assert make_history_file(run) == (name, data)
 
 
 @pytest.mark.parametrize("harm", [lambda data: data[:-20], lambda data: data.replace(b"10.0", b"99.0"), lambda _: b""])
 def test_what_was_changed_or_cut_short_is_known_for_it(harm: Any) -> None:
-    name, data = history_file(run_of(1))
+    name, data = make_history_file(run_of(1))
     with pytest.raises(GauntletError, match="its content is not what its name says"):
         read_history_file(name, harm(data))
 
@@ -57,7 +57,7 @@ def test_a_file_of_a_newer_version_says_so_and_a_newer_field_is_passed_over() ->
         data = json.dumps(content).encode()
         return f"20260301T100000Z-{hashlib.sha256(data).hexdigest()[:20]}.json", data
 
-    content = json.loads(history_file(run_of(1))[1])
+    content = json.loads(make_history_file(run_of(1))[1])
     with pytest.raises(GauntletError, match="written by a newer version"):
         read_history_file(*named(content | {"schema": 2}))
     assert read_history_file(*named(content | {"colour": "blue"})) == run_of(1)

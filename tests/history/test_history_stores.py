@@ -13,7 +13,7 @@ import pytest
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.history.index import HistoryIndex
 from iree_gauntlet.history.stores import HistoryStore, open_history
-from iree_gauntlet.records.history_record import history_file
+from iree_gauntlet.records.history_record import make_history_file
 from iree_gauntlet.settings import Configuration
 from tests.history.builder import run_of
 from tests.support.checkout import needs_git
@@ -47,13 +47,13 @@ def opened(place: tuple[str, Configuration], cache: Path) -> HistoryStore:
 
 
 def test_what_is_added_is_there_once_and_as_it_was(place: tuple[str, Configuration], tmp_path: Path) -> None:
-    files = dict(history_file(run_of(day)) for day in (1, 2, 3))
+    files = dict(make_history_file(run_of(day)) for day in (1, 2, 3))
     store = opened(place, tmp_path / "one")
     assert store.list_stamps() == {}
     assert [store.add(files), store.add(files)] == [3, 0]
     # Another lab's machine sees the same, and adds its own.
     other = opened(place, tmp_path / "other")
-    more = dict(history_file(run_of(day)) for day in (3, 4))
+    more = dict(make_history_file(run_of(day)) for day in (3, 4))
     assert other.add(more) == 1
     assert set(store.list_stamps()) == {*files, *more}
     assert {name: other.read(name) for name in other.list_stamps()} == files | more
@@ -63,7 +63,7 @@ def test_what_is_added_is_there_once_and_as_it_was(place: tuple[str, Configurati
 
 def test_a_file_of_a_folder_that_is_edited_in_place_has_another_stamp(tmp_path: Path) -> None:
     store = open_history(str(tmp_path / "history"), Configuration(), tmp_path / "cache")
-    store.add(dict([history_file(run_of(1))]))
+    store.add(dict([make_history_file(run_of(1))]))
     before = store.list_stamps()
     (path,) = (tmp_path / "history").glob("*/*.json")
     times = path.stat()
@@ -77,7 +77,7 @@ def test_a_file_of_a_folder_that_is_edited_in_place_has_another_stamp(tmp_path: 
 
 def test_all_that_add_at_once_are_there(place: tuple[str, Configuration], tmp_path: Path) -> None:
     def add(day: int) -> int:
-        return opened(place, tmp_path / f"machine{day}").add(dict([history_file(run_of(day))]))
+        return opened(place, tmp_path / f"machine{day}").add(dict([make_history_file(run_of(day))]))
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(add, range(1, 5))) == [1] * 4
@@ -90,14 +90,14 @@ def test_all_that_add_at_once_are_there(place: tuple[str, Configuration], tmp_pa
 def test_one_that_was_killed_in_the_middle_of_git_keeps_nobody_from_adding(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", "--bare", str(tmp_path / "remote")], check=True)
     store = open_history(f"git:{tmp_path / 'remote'}#history", Configuration(), tmp_path / "cache")
-    store.add(dict([history_file(run_of(1))]))
+    store.add(dict([make_history_file(run_of(1))]))
     (clone,) = (tmp_path / "cache").rglob("clone")
     # As it looks between a commit and its push, with a lock that nobody holds and a file that was being written.
     (clone / "2026" / "half.tmp").write_text("half")
     subprocess.run(["git", "-C", clone, "-c", "user.name=x", "-c", "user.email=x@y", "commit", "-q", "--allow-empty",
                     "-m", "never pushed"], check=True)  # fmt: skip
     (clone / ".git" / "index.lock").write_text("")
-    assert store.add(dict([history_file(run_of(2))])) == 1
+    assert store.add(dict([make_history_file(run_of(2))])) == 1
     said = subprocess.run(["git", "-C", tmp_path / "remote", "log", "--format=%s", "history"], check=True,
                           capture_output=True, text=True)  # fmt: skip
     assert said.stdout.splitlines() == ["Add 1 run", "Add 1 run"]
@@ -126,7 +126,7 @@ def test_a_remote_is_reached_with_the_settings_of_its_checkout(tmp_path: Path, m
         monkeypatch.setenv("GIT_CONFIG_VALUE_0", "false")
         # Where there is no cache yet, as on a new runner.
         store = open_history("git:origin#history", Configuration(), tmp_path / f"cache of {name}")
-        assert store.add(dict([history_file(run_of(day))])) == 1
+        assert store.add(dict([make_history_file(run_of(day))])) == 1
         assert len(store.list_stamps()) == day
     authors = git("-C", tmp_path / "bare", "log", "--format=%an %ae", "history")
     assert authors.splitlines() == ["two two@example.org", "one one@example.org"]
@@ -142,7 +142,7 @@ def test_two_repositories_that_are_named_alike_are_two_histories(
         git("init", "-q", "--bare", tmp_path / name)
         monkeypatch.chdir(tmp_path / name)
         store = open_history("git:.#history", Configuration(), tmp_path / "cache")
-        store.add(dict([history_file(run_of(day))]))
+        store.add(dict([make_history_file(run_of(day))]))
         assert len(store.list_stamps()) == 1
 
 
@@ -169,7 +169,7 @@ FolderHistory("h", Path(sys.argv[1]), Path(sys.argv[1])).add(dict(history_file(r
     index = HistoryIndex(store)
     index.update()
     assert (len(index.runs()), index.problems()) == (2, ())
-    assert store.add(dict(history_file(run_of(day)) for day in range(1, 6))) == 3
+    assert store.add(dict(make_history_file(run_of(day)) for day in range(1, 6))) == 3
 
 
 @with_mount_rights
@@ -178,17 +178,17 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     with mount_small_disk(folder, "16k"):
         store = open_history(str(folder), Configuration(), tmp_path)
         with pytest.raises(GauntletError, match="No space left on device"):
-            store.add(dict(history_file(run_of(day)) for day in range(1, 20)))
+            store.add(dict(make_history_file(run_of(day)) for day in range(1, 20)))
         kept = set(store.list_stamps())
         assert all(store.read(name).endswith(b"}\n") for name in kept)
         resize_disk(folder, "1m")
-        assert store.add(dict(history_file(run_of(day)) for day in range(1, 20))) == 19 - len(kept)
+        assert store.add(dict(make_history_file(run_of(day)) for day in range(1, 20))) == 19 - len(kept)
 
 
 @with_mount_rights
 def test_a_folder_that_can_only_be_read_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "history"
-    open_history(str(folder), Configuration(), tmp_path).add(dict([history_file(run_of(1))]))
+    open_history(str(folder), Configuration(), tmp_path).add(dict([make_history_file(run_of(1))]))
     with mount_read_only(folder):
         index = HistoryIndex(open_history(str(folder), Configuration(), tmp_path / "cache"))
         index.update()

@@ -330,5 +330,5 @@ def test_what_the_tool_reads_of_a_npy_is_known(
     try:
         why = explain_refusal(path)
     except TensorError as error:
-        why = error.what
+        why = error.message
     assert bool(why) != reads, why

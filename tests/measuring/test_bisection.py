@@ -11,10 +11,10 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.statistics.bisection import (
     CandidateEnd,
     Search,
-    count_most_tries,
+    count_max_tries,
     is_nearer_to_bad,
     is_same_value,
-    is_third_value,
+    matches_neither_end,
 )
 
 
@@ -48,7 +48,7 @@ def test_the_change_is_found_with_few_tries_and_none_twice(history: tuple[list[C
     found, tried = searched(truth)
     assert len(set(tried)) == len(tried)
     broken = sum(truth[place] is CandidateEnd.NEITHER for place in tried)
-    assert len(tried) <= count_most_tries(len(truth)) + broken
+    assert len(tried) <= count_max_tries(len(truth)) + broken
     assert truth[found.last_old] is CandidateEnd.OLD
     assert truth[found.first_new] is CandidateEnd.NEW
     assert found.last_old < change <= found.first_new
@@ -71,7 +71,7 @@ def test_any_history_ends_with_a_change_that_is_there(middle: list[CandidateEnd]
     ("count", "tries"), [(2, 0), (3, 1), (4, 2), (5, 2), (6, 3), (9, 3), (10, 4), (17, 4), (18, 5), (257, 8)]
 )
 def test_the_bound_is_reached_and_not_passed(count: int, tries: int) -> None:
-    assert count_most_tries(count) == tries
+    assert count_max_tries(count) == tries
     rows = ([CandidateEnd.OLD] * change + [CandidateEnd.NEW] * (count - change) for change in range(1, count))
     assert max(len(searched(row)[1]) for row in rows) == tries
 
@@ -145,7 +145,7 @@ def test_ends_that_do_not_differ_are_refused(sides: dict[int, CandidateEnd]) -> 
 )
 def test_which_end_a_value_is_nearer_to(value: float, good: float, bad: float, is_bad: bool, is_third: bool) -> None:
     assert is_nearer_to_bad(value, good, bad) is is_bad
-    assert is_third_value(value, good, bad) is is_third
+    assert matches_neither_end(value, good, bad) is is_third
 
 
 @given(*[st.floats(1e-12, 1e12)] * 3)
@@ -154,8 +154,8 @@ def test_the_ends_are_like_themselves_and_names_do_not_matter(value: float, good
         return
     assert is_nearer_to_bad(bad, good, bad)
     assert not is_nearer_to_bad(good, good, bad)
-    assert not is_third_value(good, good, bad)
-    assert is_third_value(value, good, bad) == is_third_value(value, bad, good)
+    assert not matches_neither_end(good, good, bad)
+    assert matches_neither_end(value, good, bad) == matches_neither_end(value, bad, good)
     # In the middle neither is nearer.
     assert not (is_nearer_to_bad(value, good, bad) and is_nearer_to_bad(value, bad, good))
     assert is_same_value(math.nan, math.inf)
@@ -166,14 +166,14 @@ def test_the_ends_are_like_themselves_and_names_do_not_matter(value: float, good
 def test_what_is_there_already_is_taken_where_it_costs_no_more_tries(count: int, data: st.DataObject) -> None:
     search = Search(count, {0: CandidateEnd.OLD, count - 1: CandidateEnd.NEW})
     there = data.draw(st.sets(st.integers(0, count - 1)))
-    found = search.next_of(there)
+    found = search.choose_next(there)
     assert found is not None
     # Whichever side is left over, no more tries are needed than behind the middle one.
     after = [Search(count, {**search.sides, found: side}).tries_left for side in (CandidateEnd.OLD, CandidateEnd.NEW)]
     assert max(after) <= search.tries_left - 1
     assert found in there or found == search.next
-    assert search.next_of(()) == search.next
+    assert search.choose_next(()) == search.next
 
 
 def test_a_search_that_is_over_takes_none() -> None:
-    assert Search(2, {0: CandidateEnd.OLD, 1: CandidateEnd.NEW}).next_of({0, 1}) is None
+    assert Search(2, {0: CandidateEnd.OLD, 1: CandidateEnd.NEW}).choose_next({0, 1}) is None

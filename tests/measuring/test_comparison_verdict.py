@@ -18,10 +18,10 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Interval,
     TimeVerdict,
     _judge,
+    check_against_control,
     compare,
     compare_log_ratios,
     compute_log_ratios,
-    hold_against_control,
 )
 from iree_gauntlet.measuring.statistics.rounds import (
     Block,
@@ -35,10 +35,10 @@ from iree_gauntlet.measuring.statistics.rounds import (
 from tests.support.places import DATA, ROOT
 from tests.support.recorded_noise import (
     Recording,
-    blocks_from_rounds,
-    log_ratios_from_rounds,
+    make_blocks,
+    make_log_ratios,
     read_recording,
-    simulated_rounds,
+    simulate_rounds,
     swap_sides,
 )
 
@@ -74,8 +74,8 @@ def _noise(condition: str, sessions: int) -> list[NDArray[np.float64]]:
 @cache
 def _session_noise(condition: str, index: int, number: int) -> NDArray[np.float64]:
     times = list(_recording(condition).models.values())[index]
-    rounds = simulated_rounds(times, 4 * _PLAN.max_blocks, np.random.default_rng([index, number]))
-    return log_ratios_from_rounds(rounds.min(axis=1), number)
+    rounds = simulate_rounds(times, 4 * _PLAN.max_blocks, np.random.default_rng([index, number]))
+    return make_log_ratios(rounds.min(axis=1), number)
 
 
 def _simulated(condition: str, factor: float, sessions: int) -> list[TimeVerdict]:
@@ -128,7 +128,7 @@ def _sessions(draw: st.DrawFn) -> list[Block]:
     noise = draw(st.sampled_from([1e-4, 0.003, 0.02, 0.2]))
     chance = np.random.default_rng(seed)
     rounds = np.exp(noise * chance.standard_t(3, size=(4 * count, 3)).clip(-50, 50))
-    return list(blocks_from_rounds(rounds, seed, math.exp(shift)))
+    return list(make_blocks(rounds, seed, math.exp(shift)))
 
 
 def _scaled(blocks: list[Block], a: float, b: float) -> list[Block]:
@@ -314,40 +314,40 @@ def test_margins_that_are_none_are_an_error(least: float, band: float) -> None:
 
 def test_a_session_whose_control_differs_is_void() -> None:
     slower, control = (compare_log_ratios(np.full(10, shift), _PLAN) for shift in (0.2, 0.03))
-    judged = hold_against_control(slower, control)
+    judged = check_against_control(slower, control)
     assert judged.verdict == TimeVerdict.INCONCLUSIVE
     assert judged.reason.startswith("void: A against itself is slower (+3.0 %)")
     assert judged.next_look is None
     same = compare_log_ratios(np.zeros(10), _PLAN)
-    assert hold_against_control(same, control).verdict == TimeVerdict.INCONCLUSIVE
+    assert check_against_control(same, control).verdict == TimeVerdict.INCONCLUSIVE
 
 
 def test_a_difference_no_larger_than_the_control_s_is_none() -> None:
     slower = compare_log_ratios(np.full(10, 0.05), _PLAN)
     wide = compare_log_ratios(np.linspace(-0.3, 0.42, 10), _PLAN)
     assert wide.verdict == TimeVerdict.INCONCLUSIVE
-    assert hold_against_control(slower, wide).verdict == TimeVerdict.INCONCLUSIVE
-    assert "no more than A against itself" in hold_against_control(slower, wide).reason
+    assert check_against_control(slower, wide).verdict == TimeVerdict.INCONCLUSIVE
+    assert "no more than A against itself" in check_against_control(slower, wide).reason
     quiet = compare_log_ratios(np.linspace(-0.01, 0.012, 10), _PLAN)
-    assert hold_against_control(slower, quiet) == slower
+    assert check_against_control(slower, quiet) == slower
 
 
 def test_simulated_blocks_and_ratios_are_the_same_evidence() -> None:
     times = next(iter(_recording("quiet").models.values()))
-    rounds = simulated_rounds(times, 42, np.random.default_rng(1))
-    ratios = compute_log_ratios(blocks_from_rounds(rounds, 5, 1.05))
-    assert ratios == pytest.approx(log_ratios_from_rounds(rounds.min(axis=1), 5) + math.log(1.05))
+    rounds = simulate_rounds(times, 42, np.random.default_rng(1))
+    ratios = compute_log_ratios(make_blocks(rounds, 5, 1.05))
+    assert ratios == pytest.approx(make_log_ratios(rounds.min(axis=1), 5) + math.log(1.05))
     assert len(ratios) == 10
 
 
 def test_simulated_rounds_keep_what_hangs_together() -> None:
     times = np.arange(1.0, 101.0)[:, None]
-    rounds = simulated_rounds(times, 50, np.random.default_rng(0), stretch=10).ravel()
+    rounds = simulate_rounds(times, 50, np.random.default_rng(0), stretch=10).ravel()
     assert len(rounds) == 50
     assert sum(np.diff(rounds) == 1) >= 45
     for stretch, count in ((0, 5), (101, 5), (10, 0)):
         with pytest.raises(EvidenceError):
-            simulated_rounds(times, count, np.random.default_rng(0), stretch)
+            simulate_rounds(times, count, np.random.default_rng(0), stretch)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"condition": "x", "description": "", "models": []}', "\x00"])

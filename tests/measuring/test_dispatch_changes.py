@@ -61,7 +61,7 @@ def test_the_rows_add_up_to_the_whole(a: DispatchProfile, b: DispatchProfile) ->
     for side, names in ((a, "a_names"), (b, "b_names")):
         listed = [name for change in changes.changes for name in getattr(change, names)]
         assert Counter(listed) == Counter(dispatch.name for dispatch in side.dispatches)
-    recorded = describe_difference(changes, changes.explaining())
+    recorded = describe_difference(changes, changes.select_main_changes())
     rest = recorded.others.b_ns - recorded.others.a_ns
     assert sum(row.b_ns - row.a_ns for row in recorded.rows) + rest == changes.difference_ns
 
@@ -75,7 +75,7 @@ def test_swapping_the_sides_turns_the_signs(a: DispatchProfile, b: DispatchProfi
         (kind, turned.get(match, match), b_ns, a_ns, b_count, a_count)
         for kind, match, a_ns, b_ns, a_count, b_count in map(figures, back.changes)
     )
-    assert len(there.explaining()) == len(back.explaining())
+    assert len(there.select_main_changes()) == len(back.select_main_changes())
 
 
 @given(works, works, st.integers(0, 50), st.integers(1, 7))
@@ -92,20 +92,20 @@ def test_a_program_against_itself(a: DispatchProfile) -> None:
     changes = match_dispatches(a, a)
     assert changes.difference_ns == 0
     assert all(change.match in (Match.NAME, Match.OUTSIDE) for change in changes.changes)
-    assert changes.explaining() == ()
+    assert changes.select_main_changes() == ()
 
 
 @given(profiles, profiles)
 def test_what_is_listed_leaves_a_fifth_at_most(a: DispatchProfile, b: DispatchProfile) -> None:
     changes = match_dispatches(a, b)
-    listed = changes.explaining(max_rows=100)
+    listed = changes.select_main_changes(max_rows=100)
     assert listed == changes.changes[: len(listed)]
     rest = changes.difference_ns - sum(change.difference_ns for change in listed)
     assert abs(rest) <= 0.2 * abs(changes.difference_ns) + 1e-6
     if listed:
         fewer = rest + listed[-1].difference_ns
         assert abs(fewer) > 0.2 * abs(changes.difference_ns)
-    assert len(changes.explaining()) <= 10
+    assert len(changes.select_main_changes()) <= 10
 
 
 def one(changes: DispatchChanges, **what: object) -> DispatchChange:
@@ -177,7 +177,7 @@ def test_recorded_a_fusion_that_renumbers_everything() -> None:
     ]
     fused = one(changes, match=Match.KIND)
     assert (fused.a_count, fused.b_count) == (12, 6)
-    assert fused in changes.explaining()
+    assert fused in changes.select_main_changes()
 
 
 def test_recorded_two_releases_match_name_by_name() -> None:

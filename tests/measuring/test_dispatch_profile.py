@@ -13,7 +13,7 @@ from iree_gauntlet.measuring.profiles.dispatch_profile import (
     DispatchName,
     DispatchProfile,
     ProfileError,
-    merged,
+    merge_profiles,
     parse_dispatch_events,
     parse_dispatch_name,
 )
@@ -58,7 +58,7 @@ def test_a_recorded_profile_of_a_device_has_the_same_dispatches() -> None:
 def test_a_function_that_is_dispatched_several_times_in_an_invocation() -> None:
     profile = read_profile("minilm-3.13.0")
     product = next(one for one in profile.dispatches if one.name.endswith("_dispatch_4_batch_matmul_1x64x384x384_f32"))
-    assert profile.per_invocation(product) == 9
+    assert profile.count_per_invocation(product) == 9
     assert product.invocation_ns == pytest.approx(product.total_ns / INVOCATIONS, rel=0.3)
 
 
@@ -88,7 +88,7 @@ def test_rows_of_other_kinds_are_passed_over(extra: dict[str, Any]) -> None:
 def test_a_row_without_what_is_needed(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ProfileError) as caught:
         read(row("f", 5) | changed)
-    assert message in caught.value.what
+    assert message in caught.value.message
 
 
 @pytest.mark.parametrize("field", ["key", "duration_ns", "valid"])
@@ -142,7 +142,7 @@ def test_no_invocations_are_an_error() -> None:
 
 def test_profiles_of_one_program_are_merged() -> None:
     one, other = read(row("f", 10), row("g", 5)), read(row("f", 21), row("g", 5))
-    both = merged([one, other])
+    both = merge_profiles([one, other])
     assert both.invocations == 2
     assert [(item.name, item.count, item.total_ns, item.invocation_ns) for item in both.dispatches] == [
         ("f", 2, 31, 16),
@@ -150,14 +150,14 @@ def test_profiles_of_one_program_are_merged() -> None:
     ]
     assert both.elapsed_ns is None
     profile = read_profile("dtln-3.13.0")
-    assert merged([profile, profile]).elapsed_ns == profile.elapsed_ns
+    assert merge_profiles([profile, profile]).elapsed_ns == profile.elapsed_ns
 
 
 def test_profiles_of_two_programs_are_not_merged() -> None:
     with pytest.raises(ProfileError, match="g is not in all of them"):
-        merged([read(row("f", 10)), read(row("f", 10), row("g", 1))])
+        merge_profiles([read(row("f", 10)), read(row("f", 10), row("g", 1))])
     with pytest.raises(ProfileError, match="no profile to merge"):
-        merged([])
+        merge_profiles([])
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ def _on_gpu(before: GpuState | None, after: GpuState, seconds: float = 2.0) -> R
 
 def test_an_undisturbed_round() -> None:
     state = _state(load_1m=3.0, free_memory_bytes=7 << 30, swap_used_bytes=(1 << 30) + (1 << 20))
-    assert state.disturbances() == ()
-    assert _on_gpu(GPU, GPU).disturbances() == ()
+    assert state.list_disturbances() == ()
+    assert _on_gpu(GPU, GPU).list_disturbances() == ()
     written = json.loads(json.dumps(state.as_dict()))
     assert written["swap_grown_bytes"] == 1 << 20
     assert "pinned_busy_share" not in written
@@ -88,7 +88,7 @@ def test_an_undisturbed_round() -> None:
     ],
 )
 def test_each_cause_has_its_line(state: RoundState, cause: str) -> None:
-    (line,) = state.disturbances()
+    (line,) = state.list_disturbances()
     assert line.startswith(cause)
 
 
@@ -122,12 +122,12 @@ def test_each_cause_has_its_line(state: RoundState, cause: str) -> None:
     ],
 )
 def test_what_is_let_pass(state: RoundState) -> None:
-    assert state.disturbances() == ()
+    assert state.list_disturbances() == ()
 
 
 def test_a_clock_that_was_slow_before_the_round_is_no_cause() -> None:
     slow = replace(BEFORE, frequency_mhz=2000)
-    assert RoundState(slow, slow, 2.0, QUIET).disturbances() == ()
+    assert RoundState(slow, slow, 2.0, QUIET).list_disturbances() == ()
 
 
 def test_a_gpu_s_own_clock_measures_how_long_it_was_slow() -> None:
@@ -135,7 +135,7 @@ def test_a_gpu_s_own_clock_measures_how_long_it_was_slow() -> None:
         replace(GPU, throttled=((Slowdown.HEAT, 100),), uptime=1000),
         replace(GPU, throttled=((Slowdown.HEAT, 300),), uptime=1500),
     )
-    (line,) = state.disturbances()
+    (line,) = state.list_disturbances()
     assert line == "GPU 0 (H200) was slowed down for 40 % of the round: heat (2 % is tolerated)"
 
 
@@ -146,9 +146,9 @@ _SHARES = st.floats(0, 1)
 def test_more_disturbance_is_never_less_of_a_cause(share: float, steal: float, unsure: float, more: float) -> None:
     state = _state(whole=CpuUse(share, steal, unsure))
     worse = _state(whole=CpuUse(max(share, more), max(steal, more), unsure))
-    assert len(worse.disturbances()) >= len(state.disturbances())
+    assert len(worse.list_disturbances()) >= len(state.list_disturbances())
     if max(share, steal) <= unsure:
-        assert state.disturbances() == ()
+        assert state.list_disturbances() == ()
 
 
 # Counters of the kernel.
@@ -224,14 +224,14 @@ def test_a_watch_sees_what_changes_between_its_readings(tmp_path: Path) -> None:
     busy = ("50 0 0 150 0 0 0 0 0 0", "200 0 0 0 0 0 0 0 0 0")
     _machine(tmp_path, governor="performance", mhz=2000, throttles=2, cpus=busy)
     state = watch.ended(own_cpu_seconds=1.9)
-    assert [line.partition(" (")[0] for line in state.disturbances()] == [
+    assert [line.partition(" (")[0] for line in state.list_disturbances()] == [
         "other work kept the CPUs 15 % busy",
         "the CPU throttled 2 times",
         "the CPU frequency was 2000 MHz, 33 % below the 3000 MHz at its start",
     ]
     assert state.as_dict()["throttle_events"] == 2
     state = pinned.ended(own_cpu_seconds=1.9)
-    assert state.disturbances()[0] == "other work kept the round's own CPUs 5 % busy (2 % is tolerated)"
+    assert state.list_disturbances()[0] == "other work kept the round's own CPUs 5 % busy (2 % is tolerated)"
 
 
 def test_a_watch_of_a_gpu_asks_its_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,11 +243,11 @@ def test_a_watch_of_a_gpu_asks_its_tool(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", str(tmp_path))
     state = RoundWatch(gpu=True, device="cuda://0", root=tmp_path).ended(own_cpu_seconds=0.0)
     assert state.after.gpus[0].others == (17, 4242)
-    assert state.disturbances() == ("2 other processes on GPU 0 (NVIDIA H200) (pid 17, 4242; 0 is tolerated)",)
+    assert state.list_disturbances() == ("2 other processes on GPU 0 (NVIDIA H200) (pid 17, 4242; 0 is tolerated)",)
     assert state.as_dict()["gpus"][0]["clock_mhz"] == 1980
     tool.unlink()
     state = RoundWatch(gpu=True, root=tmp_path).ended(own_cpu_seconds=0.0)
-    assert state.disturbances() == ()
+    assert state.list_disturbances() == ()
     assert "there is no nvidia-smi" in state.as_dict()["gpu_problem"]
     assert "gpu_problem" not in RoundWatch(root=tmp_path).ended(own_cpu_seconds=0.0).as_dict()
 
@@ -274,10 +274,10 @@ def test_a_watch_of_one_cpu_judges_what_others_do_there(
     # The other CPU is as idle as can be.
     _stat(tmp_path, "7 0 0 500 0 0 0 0 0 0", f"{100 + work} 0 0 {100 + idle} 0 0 0 {stolen} 0 0")
     state = watch.ended(own_cpu_seconds=own_seconds)
-    assert [line.partition(" (")[0] for line in state.disturbances()] == causes
+    assert [line.partition(" (")[0] for line in state.list_disturbances()] == causes
 
 
 def test_this_machine_can_be_watched() -> None:
     state = RoundWatch(cpus=sorted(os.sched_getaffinity(0))[:1]).ended(own_cpu_seconds=0.0)
     assert len(json.dumps(state.as_dict())) < 1000
-    assert all(isinstance(line, str) for line in state.disturbances())
+    assert all(isinstance(line, str) for line in state.list_disturbances())

@@ -16,7 +16,7 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
     estimate_geometric_mean,
     find_student_quantile,
     limit_discoveries,
-    without_verdict,
+    make_inconclusive,
 )
 from iree_gauntlet.measuring.statistics.rounds import EvidenceError, plan_looks
 
@@ -62,7 +62,7 @@ def test_a_lone_weak_difference_among_many_models_is_no_discovery() -> None:
 
 def test_a_void_model_lends_its_p_value_to_nobody() -> None:
     weak, strong = compare_log_ratios(np.full(10, 0.05), plan_looks()), _compared(0.3)
-    void = without_verdict(strong, "void")
+    void = make_inconclusive(strong, "void")
     same = {f"m{number}": _compared(0.0, number) for number in range(8)}
     helped = limit_discoveries({"weak": weak, **{f"s{number}": strong for number in range(5)}, **same})
     alone = limit_discoveries({"weak": weak, **{f"s{number}": void for number in range(5)}, **same})

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Golden, Origin
 from iree_gauntlet.figures import Figure, Statistic
-from iree_gauntlet.measuring.goldens.goldens import check_figure, check_time, describe, release_of
+from iree_gauntlet.measuring.goldens.goldens import check_figure, check_time, describe_check, parse_release
 from iree_gauntlet.results import Samples
 
 ORIGIN = Origin("specs/a/x.json", "golden_time_ms.mi300")
@@ -34,7 +34,7 @@ def samples(*times: float) -> Samples:
 def test_a_breach_says_by_how_much() -> None:
     check = check_time(samples(12.2, 12.4), [time_golden(10, 1.1)], ["mi300"], "mi300")
     assert check.passed is False
-    assert describe(check) == (
+    assert describe_check(check) == (
         "time 12.3 ms exceeds the limit 11 ms by 1.3 ms, +11.8 %"
         " (golden 10 ms × 1.1, specs/a/x.json: golden_time_ms.mi300)"
     )
@@ -46,18 +46,20 @@ def test_passing_and_exact_figures() -> None:
     assert check_time(samples(11), [time_golden(10, 1.1)], [], "mi300").passed is True
     check = check_figure(Figure.DISPATCHES, 76, [count_golden(76)], "3.13.0")
     assert check.passed is True
-    assert describe(check) == "dispatch count 76 equals the limit 76 (specs/a/x.json: golden_dispatch)"
-    assert "exceeds the limit 76 by 1, +1.3 % " in describe(
+    assert describe_check(check) == "dispatch count 76 equals the limit 76 (specs/a/x.json: golden_dispatch)"
+    assert "exceeds the limit 76 by 1, +1.3 % " in describe_check(
         check_figure(Figure.DISPATCHES, 77, [count_golden(76)], "3.13.0")
     )
-    assert "exceeds the limit 0 by 1 " in describe(check_figure(Figure.DISPATCHES, 1, [count_golden(0)], "3.13.0"))
+    assert "exceeds the limit 0 by 1 " in describe_check(
+        check_figure(Figure.DISPATCHES, 1, [count_golden(0)], "3.13.0")
+    )
 
 
 def test_the_statistic_is_the_goldens() -> None:
     goldens = [time_golden(10, 1.0, statistic="min")]
     check = check_time(samples(9, 30), goldens, [], "mi300")
     assert (check.passed, check.measured, check.statistic) == (True, 9, "min")
-    assert describe(check).startswith("fastest time 9 ms is below the limit 10 ms by 1 ms, -10.0 %")
+    assert describe_check(check).startswith("fastest time 9 ms is below the limit 10 ms by 1 ms, -10.0 %")
     assert check_time(samples(9, 30), [time_golden(10)], [], "mi300").passed is False
 
 
@@ -65,7 +67,7 @@ def test_a_time_belongs_to_its_sku() -> None:
     check = check_time(samples(99), [time_golden(10)], ["mi300", "mi250"], "mi308")
     assert (check.passed, check.golden, check.limit) == (None, None, None)
     assert check.measured == 99
-    assert describe(check) == "time 99 ms (no golden for SKU 'mi308' (has: mi250, mi300): measured only)"
+    assert describe_check(check) == "time 99 ms (no golden for SKU 'mi308' (has: mi250, mi300): measured only)"
     assert "a target without SKU" in check_time(samples(99), [], ["mi300"], "").note
     assert check_time(samples(99), [], [], "mi300").note == "no golden time in the spec: measured only"
 
@@ -94,7 +96,7 @@ def test_figures_belong_to_their_release() -> None:
     assert other.passed is None
     assert other.note == "no golden for compiler release 3.9.0 (has: 3.13.0, 3.5.0): measured only"
     none = check_figure(Figure.SIZE, 833586, goldens, "3.9.0")
-    assert describe(none) == "size 833,586 bytes (no golden size in the spec: measured only)"
+    assert describe_check(none) == "size 833,586 bytes (no golden size in the spec: measured only)"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_figures_may_belong_to_a_range_of_releases(version: str, passed: bool | 
      ("", ""), ("unknown", ""), (" 3.9.0 ", "3.9.0")],
 )  # fmt: skip
 def test_releases(version: str, release: str) -> None:
-    assert release_of(version) == release
+    assert parse_release(version) == release
 
 
 POSITIVE = st.floats(1e-3, 1e6)
@@ -123,7 +125,7 @@ POSITIVE = st.floats(1e-3, 1e6)
 def test_a_figure_passes_up_to_its_limit(value: float, factor: float, measured: float) -> None:
     check = check_time(samples(measured), [time_golden(value, factor)], [], "mi300")
     assert check.passed == (measured <= value * factor)
-    assert describe(check)
+    assert describe_check(check)
 
 
 @settings(deadline=None)

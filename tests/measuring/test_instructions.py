@@ -219,11 +219,11 @@ def test_the_counter_of_the_cpu_counts_a_process_and_no_other(tmp_path: Path, mo
 
 
 def test_without_any_counter_the_message_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(counters, "why_no_hardware", lambda: "not supported by this machine")
+    monkeypatch.setattr(counters, "explain_missing_hardware_counter", lambda: "not supported by this machine")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolchainError) as error:
         find_counter()
-    assert error.value.what == (
+    assert error.value.message == (
         "nothing on this machine counts instructions: the CPU's own counter is not supported by this machine; "
         "valgrind is not installed"
     )
@@ -239,7 +239,7 @@ def test_without_any_counter_the_message_says_how_to_get_one(monkeypatch: pytest
 
 
 def test_hardware_goes_first_and_can_be_declined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(counters, "why_no_hardware", lambda: "")
+    monkeypatch.setattr(counters, "explain_missing_hardware_counter", lambda: "")
     assert find_counter().kind is CounterKind.HARDWARE
     assert find_counter().cpu == ""
     valgrind = tmp_path / "valgrind"

@@ -16,18 +16,18 @@ import pytest
 from iree_gauntlet.engine import operator_suites
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.machine.machine_state import (
-    free_memory,
     is_on_battery,
     list_benchmark_warnings,
-    load_average,
     measure_cpu_use,
     read_cpu_times,
+    read_free_memory,
+    read_load_average,
     read_machine_facts,
     read_machine_state,
+    read_total_memory,
     read_used_swap,
-    total_memory,
 )
-from iree_gauntlet.system.short_process import Answer
+from iree_gauntlet.system.short_process import ProcessOutput
 from iree_gauntlet.torch_models import roofline
 from iree_gauntlet.workers.iree_side import run_server
 from tests.support.machines import write_files
@@ -84,7 +84,7 @@ def test_of_a_machine_that_shows_nothing_nothing_is_made_up(tmp_path: Path) -> N
     for cpus in ((), (0,)):
         watched = RoundWatch(root=tmp_path, cpus=cpus).ended(own_cpu_seconds=0.0)
         assert watched.as_dict().keys() == {"seconds"}
-        assert watched.disturbances() == ()
+        assert watched.list_disturbances() == ()
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
@@ -97,7 +97,7 @@ def test_what_cannot_be_read_is_unknown_and_no_error(fault: Exception, monkeypat
         {},
         True,
     )
-    assert RoundWatch(cpus=(0,)).ended(own_cpu_seconds=0.0).disturbances() == ()
+    assert RoundWatch(cpus=(0,)).ended(own_cpu_seconds=0.0).list_disturbances() == ()
 
 
 def test_a_run_on_a_machine_that_hides_itself_measures_all_the_same(
@@ -117,7 +117,7 @@ def test_a_run_on_a_machine_that_hides_itself_measures_all_the_same(
 
 def test_a_limit_of_memory_that_cannot_be_computed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert operator_suites._compute_memory_limit(1) > 0
-    monkeypatch.setattr(operator_suites, "total_memory", lambda: None)
+    monkeypatch.setattr(operator_suites, "read_total_memory", lambda: None)
     assert operator_suites._compute_memory_limit(1) == 0
     monkeypatch.setattr(run_server, "_STATM_PATH", tmp_path / "statm")
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -128,11 +128,11 @@ def test_a_limit_of_memory_that_cannot_be_computed_is_none(tmp_path: Path, monke
 def test_peaks_of_a_machine_of_unknown_memory_are_measured_on_the_usual_size(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
 
-    def measured(argv: list[str], **_: Any) -> Answer:
+    def measured(argv: list[str], **_: Any) -> ProcessOutput:
         plans.append(json.loads(Path(argv[-1]).read_text()))
-        return Answer(0, '{"flops_per_s": 2.0, "bytes_per_s": 3.0}', "")
+        return ProcessOutput(0, '{"flops_per_s": 2.0, "bytes_per_s": 3.0}', "")
 
-    monkeypatch.setattr(roofline, "ask", measured)
+    monkeypatch.setattr(roofline, "run_tool", measured)
     for memory in (None, 1 << 20):
         roofline._measure("python", replace(read_machine_facts(), memory_bytes=memory))
     assert [plan["copy_bytes"] for plan in plans] == [roofline._COPY_BYTES, 1 << 17]
@@ -140,11 +140,19 @@ def test_peaks_of_a_machine_of_unknown_memory_are_measured_on_the_usual_size(mon
 
 def test_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
     write_files(tmp_path, {"proc/meminfo": MEMINFO})
-    assert (total_memory(tmp_path), free_memory(tmp_path), read_used_swap(tmp_path)) == (1024_000, 409_600, 30_720)
+    assert (read_total_memory(tmp_path), read_free_memory(tmp_path), read_used_swap(tmp_path)) == (
+        1024_000,
+        409_600,
+        30_720,
+    )
     write_files(
         tmp_path, {"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 100 kB\nSwapTotal: what\nnothing\nHugePages_Total: 3\n"}
     )
-    assert (total_memory(tmp_path), free_memory(tmp_path), read_used_swap(tmp_path)) == (1024_000, 102_400, None)
+    assert (read_total_memory(tmp_path), read_free_memory(tmp_path), read_used_swap(tmp_path)) == (
+        1024_000,
+        102_400,
+        None,
+    )
     write_files(tmp_path, {"sys/fs/cgroup/memory.max": "1000"})
     assert read_machine_facts(tmp_path).memory_bytes == 1000
     (tmp_path / "proc/meminfo").unlink()
@@ -152,15 +160,15 @@ def test_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
 
 
 def test_memory_is_what_psutil_says_on_this_machine() -> None:
-    assert total_memory() == psutil.virtual_memory().total
-    assert (free_memory() or 0) > 0
+    assert read_total_memory() == psutil.virtual_memory().total
+    assert (read_free_memory() or 0) > 0
     assert read_used_swap() is not None
 
 
 @pytest.mark.parametrize(("text", "load"), [("0.52 1.25 1.00 1/2 3", 0.52), ("", None), ("many", None)])
 def test_load_average(text: str, load: float | None, tmp_path: Path) -> None:
     write_files(tmp_path, {"proc/loadavg": text})
-    assert load_average(tmp_path) == load
+    assert read_load_average(tmp_path) == load
 
 
 @pytest.mark.parametrize(

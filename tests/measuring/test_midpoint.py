@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.statistics.bisection import (
-    MOST_UNDECIDED,
+    MAX_UNDECIDED_CANDIDATES,
     CandidateEnd,
     Search,
+    count_max_comparisons,
     find_middle,
-    most_comparisons,
-    place,
+    place_candidate,
 )
 from iree_gauntlet.measuring.statistics.comparison_verdict import compare_log_ratios
 from iree_gauntlet.measuring.statistics.rounds import EvidenceError, SequentialPlan, plan_looks
@@ -36,7 +36,7 @@ def placed(
     ratios = log_ratios(chance, truth, plan.max_blocks, spread)
     count = plan.looks[0]
     while True:
-        found = place(ratios[:count], plan, middle)
+        found = place_candidate(ratios[:count], plan, middle)
         if found.next_look is None:
             return found.bad
         count = found.next_look
@@ -46,19 +46,19 @@ def test_a_candidate_is_placed_by_its_whole_interval() -> None:
     plan = plan_looks(0.01, 20)
     middle = find_middle(1.2, 1.15, 1.25)
     assert middle == pytest.approx(math.log(1.2) / 2)
-    good = place(np.full(plan.looks[0], 0.001), plan, middle)
+    good = place_candidate(np.full(plan.looks[0], 0.001), plan, middle)
     assert (good.bad, good.next_look, good.confidence) == (False, None, 0.99)
-    bad = place(np.full(plan.looks[0], math.log(1.19)), plan, middle)
+    bad = place_candidate(np.full(plan.looks[0], math.log(1.19)), plan, middle)
     assert bad.bad is True
     assert bad.ratio == pytest.approx(1.19)
     # The other way round: bad is the faster one.
-    assert place(np.full(plan.looks[0], -0.2), plan, -middle).bad is True
-    assert place(np.full(plan.looks[0], 0.0), plan, -middle).bad is False
-    early = place(np.full(3, 0.2), plan, middle)
+    assert place_candidate(np.full(plan.looks[0], -0.2), plan, -middle).bad is True
+    assert place_candidate(np.full(plan.looks[0], 0.0), plan, -middle).bad is False
+    early = place_candidate(np.full(3, 0.2), plan, middle)
     assert (early.bad, early.next_look, early.low, early.high) == (None, plan.looks[0], 0.0, math.inf)
     assert "too few blocks" in early.reason
     across = np.tile([middle - 0.05, middle + 0.05], 10)
-    spent = place(across, plan, middle)
+    spent = place_candidate(across, plan, middle)
     assert (spent.bad, spent.next_look) == (None, None)
     assert "contains the middle" in spent.reason
     assert "budget is spent" in spent.reason
@@ -67,7 +67,7 @@ def test_a_candidate_is_placed_by_its_whole_interval() -> None:
 def test_a_machine_that_changed_under_way_decides_nothing() -> None:
     plan = plan_looks(0.01, 40)
     ratios = np.concatenate([np.linspace(0.049, 0.051, plan.looks[0]), np.linspace(-0.5, -0.4, 30)])
-    found = place(ratios, plan, 0.05)
+    found = place_candidate(ratios, plan, 0.05)
     assert (found.bad, found.next_look) == (None, None)
     assert "contradict" in found.reason
 
@@ -81,7 +81,7 @@ def test_the_middle_never_lies_beyond_what_is_sure_of_the_bad_end() -> None:
         with pytest.raises(EvidenceError, match="do not clearly differ"):
             find_middle(ratio, low, high)
     with pytest.raises(EvidenceError, match="divides nothing"):
-        place(np.zeros(10), plan_looks(), 0.0)
+        place_candidate(np.zeros(10), plan_looks(), 0.0)
 
 
 @settings(max_examples=50)
@@ -90,7 +90,7 @@ def test_swapping_the_sides_swaps_nothing_but_signs(ratio: float, spread: float,
     plan = plan_looks(0.01, 14)
     ratios = np.random.default_rng(seed).normal(math.log(ratio), spread, plan.max_blocks)
     middle = math.log(ratio) / 2
-    one, other = place(ratios, plan, middle), place(-ratios, plan, -middle)
+    one, other = place_candidate(ratios, plan, middle), place_candidate(-ratios, plan, -middle)
     assert one.bad == other.bad
     assert one.ratio == pytest.approx(1 / other.ratio)
 
@@ -111,7 +111,7 @@ def test_a_candidate_is_put_on_the_wrong_side_less_often_than_stated(truth: floa
 
 def search(chance: np.random.Generator, count: int, change: int, effect: float, spread: float, alpha: float) -> str:
     """A whole search by times, from the ends' comparison on: `right`, `range` or `wrong`."""
-    comparisons = most_comparisons(count)
+    comparisons = count_max_comparisons(count)
     plan = plan_looks(alpha / comparisons, 40)
     ends = compare_log_ratios(log_ratios(chance, effect, plan.max_blocks, spread), plan)
     if not ends.differs:
@@ -132,7 +132,7 @@ def search(chance: np.random.Generator, count: int, change: int, effect: float, 
 
 def test_a_search_by_times_is_wrong_less_often_than_stated() -> None:
     chance = np.random.default_rng(3)
-    assert most_comparisons(9) == 1 + 3 + MOST_UNDECIDED
+    assert count_max_comparisons(9) == 1 + 3 + MAX_UNDECIDED_CANDIDATES
     quiet = [search(chance, 9, int(chance.integers(1, 9)), 0.07, 0.01, 0.01) for _ in range(150)]
     assert quiet.count("wrong") == 0
     assert quiet.count("right") >= 0.95 * len(quiet)

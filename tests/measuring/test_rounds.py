@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, EvidenceError, Location, Round, block_orders
+from iree_gauntlet.measuring.statistics.rounds import (
+    Block,
+    BlockOrder,
+    EvidenceError,
+    Location,
+    Round,
+    draw_block_orders,
+)
 from tests.support.recorded_noise import swap_sides
 
 _TIMES = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=10)
@@ -28,13 +35,13 @@ def test_a_round_without_repetitions_is_an_error() -> None:
 
 def test_locations() -> None:
     round_ = Round((4.0, 1.0, 2.0, 9.0))
-    assert [round_.location(kind) for kind in (Location.MIN, Location.MEAN)] == [1.0, 4.0]
+    assert [round_.compute_location(kind) for kind in (Location.MIN, Location.MEAN)] == [1.0, 4.0]
 
 
 @given(_TIMES.flatmap(lambda times: st.tuples(st.just(times), st.permutations(times))), st.sampled_from(list(Location)))
 def test_the_order_of_repetitions_is_no_matter(both: tuple[list[float], list[float]], kind: Location) -> None:
     times, shuffled = both
-    assert Round(tuple(times)).location(kind) == Round(tuple(shuffled)).location(kind)
+    assert Round(tuple(times)).compute_location(kind) == Round(tuple(shuffled)).compute_location(kind)
 
 
 @pytest.mark.parametrize("order", list(BlockOrder))
@@ -62,14 +69,14 @@ def test_a_block_has_four_rounds() -> None:
 
 
 def test_block_orders_are_drawn_fairly_and_are_the_same_for_a_seed() -> None:
-    orders = block_orders(2000, 3)
-    assert orders == block_orders(2000, 3)
-    assert orders[:10] == block_orders(10, 3)
-    assert orders[:50] != block_orders(50, 4)
+    orders = draw_block_orders(2000, 3)
+    assert orders == draw_block_orders(2000, 3)
+    assert orders[:10] == draw_block_orders(10, 3)
+    assert orders[:50] != draw_block_orders(50, 4)
     assert 900 < orders.count(BlockOrder.ABBA) < 1100
 
 
 @pytest.mark.parametrize(("count", "seed"), [(-1, 0), (1, -1)])
 def test_block_orders_refuse_nonsense(count: int, seed: int) -> None:
     with pytest.raises(EvidenceError, match="0 or more"):
-        block_orders(count, seed)
+        draw_block_orders(count, seed)

@@ -31,10 +31,10 @@ def test_a_look_that_cannot_decide_is_not_made() -> None:
 def test_every_plan_spends_alpha_and_ends_with_the_budget(alpha: float, blocks: int) -> None:
     plan = plan_looks(alpha, blocks)
     assert plan.max_blocks == blocks
-    assert sum(level for _, level in plan.reached(blocks)) == pytest.approx(alpha)
+    assert sum(level for _, level in plan.list_looks(blocks)) == pytest.approx(alpha)
     assert plan.next_look(blocks) is None
     assert plan.next_look(0) == plan.looks[0] >= min(10, blocks)
-    assert plan.reached(plan.looks[0] - 1) == ()
+    assert plan.list_looks(plan.looks[0] - 1) == ()
 
 
 @pytest.mark.parametrize(

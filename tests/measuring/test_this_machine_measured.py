@@ -16,7 +16,7 @@ import pytest
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.statistics.comparison_verdict import compare
 from iree_gauntlet.measuring.statistics.rounds import plan_looks
-from tests.support.recorded_noise import blocks_from_rounds
+from tests.support.recorded_noise import make_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,7 @@ def test_a_busy_neighbour_is_seen(a_cpu_of_our_own: int) -> None:
             neighbour.kill()
     assert state.own_cpus is not None
     assert state.own_cpus.busy_share > 0.5
-    assert any(line.startswith("other work kept the round's own CPUs") for line in state.disturbances())
+    assert any(line.startswith("other work kept the round's own CPUs") for line in state.list_disturbances())
 
 
 def test_our_own_work_and_sleeping_neighbours_are_no_disturbance(a_cpu_of_our_own: int) -> None:
@@ -67,7 +67,7 @@ def test_our_own_work_and_sleeping_neighbours_are_no_disturbance(a_cpu_of_our_ow
                 while time.monotonic() < until:
                     pass
                 state = watch.ended(own_cpu_seconds=time.process_time() - spent)
-                lines = [line for line in state.disturbances() if "the round's own CPUs" in line]
+                lines = [line for line in state.list_disturbances() if "the round's own CPUs" in line]
                 if not lines:
                     break
         finally:
@@ -80,14 +80,14 @@ def test_our_own_work_and_sleeping_neighbours_are_no_disturbance(a_cpu_of_our_ow
 def test_a_round_too_short_to_be_judged_is_not() -> None:
     for _ in range(20):
         state = RoundWatch(cpus=(0,)).ended(own_cpu_seconds=0.0)
-        assert not [line for line in state.disturbances() if "other work" in line or "hypervisor" in line]
+        assert not [line for line in state.list_disturbances() if "other work" in line or "hypervisor" in line]
 
 
 def test_watching_costs_little() -> None:
     costs = []
     for _ in range(50):
         begin = time.perf_counter()
-        RoundWatch().ended(own_cpu_seconds=0.0).disturbances()
+        RoundWatch().ended(own_cpu_seconds=0.0).list_disturbances()
         costs.append(time.perf_counter() - begin)
     # The least of many: what the watch costs, and not what else this machine does. Measured: 1.4 ms.
     assert min(costs) < 0.010
@@ -95,7 +95,7 @@ def test_watching_costs_little() -> None:
 
 def test_a_verdict_takes_no_time() -> None:
     rounds = np.exp(np.random.default_rng(0).normal(0, 0.02, (120, 10)))
-    blocks, plan = blocks_from_rounds(rounds, 0), plan_looks()
+    blocks, plan = make_blocks(rounds, 0), plan_looks()
     compare(blocks, plan)
     began = time.process_time()
     for _ in range(5):

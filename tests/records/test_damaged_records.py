@@ -14,11 +14,11 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.history.imports import ImportFacts, import_figures
 from iree_gauntlet.history.stores import FolderHistory
 from iree_gauntlet.journal_format import read_events
-from iree_gauntlet.records.history_record import history_file
+from iree_gauntlet.records.history_record import make_history_file
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.torch_models.reports.sweep_reports import write_micro_reports
 from iree_gauntlet.upkeep import history_keep
-from iree_gauntlet.upkeep.upkeep_requests import AskRequest, CheckRequest, ExportRequest, HistoryRequest, PageRequest
+from iree_gauntlet.upkeep.upkeep_requests import CheckRequest, ExportRequest, HistoryRequest, PageRequest, SeriesRequest
 from tests.history.builder import history_bytes, run_of
 from tests.history.test_history_imports import ASV, DATA_JS, GOOGLE, JOB_SUMMARY
 from tests.support.journal_builder import make_every_verdict
@@ -110,7 +110,7 @@ def _use_history(store: str) -> None:
     history_keep.page(PageRequest(store=store))
     history_keep.list_runs(HistoryRequest(store=store), as_json=False)
     history_keep.export(ExportRequest(store=store))
-    history_keep.show(AskRequest(store=store), as_json=True)
+    history_keep.show(SeriesRequest(store=store), as_json=True)
 
 
 @pytest.mark.parametrize("content", [GOOGLE, DATA_JS, ASV, JOB_SUMMARY])
@@ -118,7 +118,7 @@ def test_a_damaged_file_of_another_tool_is_imported_or_a_message(content: dict[s
     file = tmp_path / "results.json"
     for _, damage in iterate_damages([content], JUNK_KINDS):
         file.write_text(damage.text, encoding="utf-8")
-        _try(lambda: [*map(history_file, import_figures(file, ImportFacts("2026-04-24")))], damage)
+        _try(lambda: [*map(make_history_file, import_figures(file, ImportFacts("2026-04-24")))], damage)
 
 
 def _damage_history(folder: Path, each: int) -> None:
@@ -164,7 +164,7 @@ def test_what_no_reader_follows_is_said_with_its_line(text: str, says: str, tmp_
     path.write_text(f'{{"event":"run"}}\n{text}\n{{"event":"end"}}\n', encoding="utf-8")
     with pytest.raises(GauntletError) as caught:
         read_events(path)
-    assert caught.value.what.startswith(f"{path}:2: the line {says}")
+    assert caught.value.message.startswith(f"{path}:2: the line {says}")
 
 
 def test_half_a_character_is_read_as_one_that_stands_for_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.cases import Allclose, Golden, Origin, Verdict
-from iree_gauntlet.engine.run_start import redo_changed
+from iree_gauntlet.engine.run_start import repeat_changed_steps
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.journal_format import JOURNAL, read_journal
@@ -92,5 +92,5 @@ def test_all_that_comes_of_what_has_changed_is_done_again(tmp_path: Path) -> Non
     made, *rest = builder.planned_steps
     changed = replace(made, command=Command(("iree-import-onnx", "--more"), "/"))
     finished = dict.fromkeys((*chain[1:], other), Verdict.PASSED)
-    _, done = redo_changed((changed, *rest), finished, record, lambda _: "")
+    _, done = repeat_changed_steps((changed, *rest), finished, record, lambda _: "")
     assert done == {other: Verdict.PASSED}

@@ -21,11 +21,11 @@ from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_events import (
     EndEvent,
     ExperimentKind,
-    MachineFacts,
+    MachineInfo,
     RunOpening,
     RunShard,
     RunTarget,
-    ToolchainFacts,
+    ToolchainInfo,
 )
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal, read_kind
 from iree_gauntlet.records.event_log import EventLog, Journal
@@ -56,11 +56,11 @@ def clock() -> datetime:
 
 def write_run(path: Path) -> None:
     with Journal(path, clock) as journal:
-        journal.run(RunOpening(name="r"), STEPS)
+        journal.write_opening(RunOpening(name="r"), STEPS)
         for step in ("a", "b"):
-            journal.start(step)
-            journal.result(step, Result(Verdict.PASSED, "ünï\n\u2028"))
-        journal.end(exit_code=0, seconds=1.5, interrupted=False)
+            journal.write_start(step)
+            journal.write_result(step, Result(Verdict.PASSED, "ünï\n\u2028"))
+        journal.write_end(exit_code=0, seconds=1.5, interrupted=False)
 
 
 def test_ctrl_c_before_anything_is_brought_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,9 +70,9 @@ def test_ctrl_c_before_anything_is_brought_to_the_disk(tmp_path: Path, monkeypat
     monkeypatch.setattr(threading.Thread, "start", interrupt)
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
-        journal.run(RunOpening(name="r"), STEPS)
+        journal.write_opening(RunOpening(name="r"), STEPS)
         with pytest.raises(KeyboardInterrupt):
-            journal.start("a")
+            journal.write_start("a")
     assert read_journal(path).starts == {"a": "2026-11-21T05:18:00.123Z"}
 
 
@@ -118,8 +118,8 @@ def test_resume_after_any_cut_starts_on_a_line_of_its_own(tmp_path: Path, monkey
         path.write_bytes(whole[:size])
         before = read_journal(path)
         with Journal(path, clock) as journal:
-            journal.run(RunOpening(resumed=True), (*STEPS, a_step("c")))
-            journal.result("c", Result(Verdict.FAILED))
+            journal.write_opening(RunOpening(resumed=True), (*STEPS, a_step("c")))
+            journal.write_result("c", Result(Verdict.FAILED))
         after = read_journal(path)
         assert {*before.results, "c"} <= {*after.results}
         assert after.end is None
@@ -176,10 +176,10 @@ def test_broken_line_in_the_middle_is_refused_with_its_place(tmp_path: Path) -> 
 def test_unknown_events_are_left_out_and_the_last_result_wins(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
-        journal.run(RunOpening(), ())
-        journal.result("a", Result(Verdict.FAILED))
+        journal.write_opening(RunOpening(), ())
+        journal.write_result("a", Result(Verdict.FAILED))
         journal.write("weather", {"sun": True})
-        journal.result("a", PASSED)
+        journal.write_result("a", PASSED)
     record = read_journal(path)
     assert record.results["a"].verdict == "passed"
     assert record.end is None
@@ -200,7 +200,7 @@ def test_what_is_no_strict_json_writes_nothing(tmp_path: Path, value: object) ->
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
         with pytest.raises((ValueError, TypeError)):
-            journal.result("a", Result(Verdict.PASSED, statistics={"x": value}))
+            journal.write_result("a", Result(Verdict.PASSED, statistics={"x": value}))
         assert path.read_bytes() == b""
 
 
@@ -230,7 +230,7 @@ def test_lock_dies_with_its_owner(tmp_path: Path) -> None:
             Journal(path, clock)
         process.kill()
     with Journal(path, clock) as journal:
-        journal.run(RunOpening(), ())
+        journal.write_opening(RunOpening(), ())
 
 
 def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,14 +246,14 @@ def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     with Journal(path, clock) as journal:
-        journal.run(RunOpening(), STEPS)
+        journal.write_opening(RunOpening(), STEPS)
         before = path.read_bytes()
         monkeypatch.setattr(os, "write", fails_halfway)
         with pytest.raises(GauntletError, match="No space left"):
-            journal.result("a", PASSED)
+            journal.write_result("a", PASSED)
         monkeypatch.undo()
         assert path.read_bytes() == before
-        journal.result("b", PASSED)
+        journal.write_result("b", PASSED)
     assert set(read_journal(path).results) == {"b"}
 
 
@@ -265,11 +265,11 @@ def test_unwritable_place_is_a_message(tmp_path: Path) -> None:
 def test_threads_write_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
-        journal.run(RunOpening(), ())
+        journal.write_opening(RunOpening(), ())
 
         def work(name: str) -> None:
             for number in range(20):
-                journal.start(f"{name}{number}")
+                journal.write_start(f"{name}{number}")
 
         threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
         for thread in threads:
@@ -284,7 +284,7 @@ def test_closed_journal_refuses(tmp_path: Path) -> None:
     journal.close()
     journal.close()
     with pytest.raises(RuntimeError):
-        journal.start("a")
+        journal.write_start("a")
 
 
 def test_results_of_many_small_steps_share_a_sync_and_a_long_one_waits_for_its_own(
@@ -305,18 +305,18 @@ def test_results_of_many_small_steps_share_a_sync_and_a_long_one_waits_for_its_o
 
     with Journal(path, clock) as journal:
         monkeypatch.setattr(os, "fsync", slow)
-        journal.run(RunOpening(), ())
+        journal.write_opening(RunOpening(), ())
         assert syncs == ["own"]
         for number in range(300):
-            journal.start(str(number))
-            journal.result(str(number), Result(Verdict.PASSED, seconds=0.001))
+            journal.write_start(str(number))
+            journal.write_result(str(number), Result(Verdict.PASSED, seconds=0.001))
             if number == 0:
                 assert busy.wait(LIMIT_SECONDS)
         assert syncs == ["own"]
         go.set()
         wait_until(lambda: len(syncs) == 3)
         assert syncs == ["own", "thread", "thread"]
-        journal.result("long", Result(Verdict.PASSED, seconds=1.0))
+        journal.write_result("long", Result(Verdict.PASSED, seconds=1.0))
         assert syncs == ["own", "thread", "thread", "own"]
     assert len(read_journal(path).results) == 301
 
@@ -324,13 +324,13 @@ def test_results_of_many_small_steps_share_a_sync_and_a_long_one_waits_for_its_o
 def test_a_result_is_with_the_kernel_and_a_start_soon(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
-        journal.start("a")
-        journal.result("a", PASSED)
+        journal.write_start("a")
+        journal.write_result("a", PASSED)
         record = read_journal(path)
         assert list(record.starts) == list(record.results) == ["a"]
-        journal.start("b")
+        journal.write_start("b")
         wait_until(lambda: "b" in read_journal(path).starts)
-        journal.start("c")
+        journal.write_start("c")
     assert list(read_journal(path).starts) == ["a", "b", "c"]
 
 
@@ -361,11 +361,11 @@ def test_a_disk_that_fails_to_sync_is_told_to_the_next_who_writes(
 
     journal = Journal(tmp_path / "journal.jsonl", clock)
     monkeypatch.setattr(os, "fsync", fails)
-    journal.result("a", PASSED)
+    journal.write_result("a", PASSED)
     if not closed:
         wait_until(lambda: journal._failure)
         with pytest.raises(GauntletError, match="Input/output error"):
-            journal.result("b", PASSED)
+            journal.write_result("b", PASSED)
     with pytest.raises(GauntletError, match="Input/output error"):
         journal.close()
     journal.close()
@@ -379,7 +379,7 @@ def test_a_step_is_written_as_it_is(tmp_path: Path) -> None:
     )
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
-        journal.run(RunOpening(), (step,))
+        journal.write_opening(RunOpening(), (step,))
     record = read_journal(path)
     assert list(record.steps) == json.loads(json.dumps([asdict(step)]))
     assert record.planned == (step,)
@@ -398,15 +398,15 @@ def test_a_run_event_is_read_as_it_was_written_and_says_no_more_than_it_knows(tm
         kind=ExperimentKind.MICRO,
         name="r",
         target=(RunTarget("cpu", "mi300"),),
-        toolchain=ToolchainFacts("3.13.0", identity="c0ffee"),
-        machine=MachineFacts("host", cores=2),
+        toolchain=ToolchainInfo("3.13.0", identity="c0ffee"),
+        machine=MachineInfo("host", cores=2),
         shard=RunShard(1, 2, "cut", 5),
         micro={"points": ["a"]},
     )
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
-        journal.run(RunOpening(), ())
-        journal.run(event, ())
+        journal.write_opening(RunOpening(), ())
+        journal.write_opening(event, ())
     bare, full = (json.loads(line) for line in path.read_text().splitlines())
     assert {"kept", "lock_folder", "machine", "merged", "micro", "remarks", "shard"}.isdisjoint(bare)
     assert (bare["kind"], bare["toolchain"]) == ("run", {})
@@ -437,16 +437,16 @@ JSON = st.recursive(
 def test_any_json_comes_back(tmp_path_factory: pytest.TempPathFactory, fields: dict[str, Any]) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
     with mock.patch("os.fsync"), Journal(path, clock) as journal:
-        journal.result("s", Result(Verdict.PASSED, statistics=fields))
+        journal.write_result("s", Result(Verdict.PASSED, statistics=fields))
     assert read_journal(path).results["s"].statistics == json.loads(json.dumps(fields))
 
 
 def test_steps_that_a_run_learns_of_on_the_way_are_its_steps(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path, lambda: datetime.now(UTC)) as journal:
-        journal.run(RunOpening(), (a_step("old"),))
-        journal.run(RunOpening(), (a_step("a"),))
-        journal.more_steps((a_step("b"), a_step("c")))
+        journal.write_opening(RunOpening(), (a_step("old"),))
+        journal.write_opening(RunOpening(), (a_step("a"),))
+        journal.write_steps((a_step("b"), a_step("c")))
     assert [step.id for step in read_journal(path).planned] == ["a", "b", "c"]
     path.write_text('{"event": "opening", "kind": "run", "steps": []}\n{"event": "steps"}\n')
     with pytest.raises(GauntletError, match=r"journal.jsonl:2: the steps event cannot be read: steps: is missing"):

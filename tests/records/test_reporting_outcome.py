@@ -218,7 +218,7 @@ def test_a_torn_line_is_left_out_and_said(tmp_path: Path) -> None:
     builder.begin()
     builder.start(step)
     outcome = judge(builder, tmp_path, torn='{"event":"result","step":"m/s@cpu:comp')
-    assert outcome.torn
+    assert outcome.has_truncated_line
     assert outcome.steps[0].verdict is Verdict.ERROR
     assert "a line of the journal was cut short by a crash; it is left out" in outcome.remarks
 
@@ -371,7 +371,7 @@ def test_of_several_benchmarks_the_times_of_the_last_one_count(tmp_path: Path, d
     assert figures.samples.min_ms == 2.0
     assert figures.values[Figure.TIME] == pytest.approx(2.1)
     assert figures.format_cell(Figure.TIME) == ("2.10 ± 0.14 *" if disturbed else "2.10 ± 0.14")
-    assert bool(figures.disturbed) == figures.is_marked == bool(disturbed)
+    assert bool(figures.disturbance) == figures.has_disturbed_time == bool(disturbed)
 
 
 def test_nan_and_infinity_are_read_from_their_names(tmp_path: Path) -> None:

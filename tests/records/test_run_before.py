@@ -8,14 +8,14 @@ import pytest
 
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.outcome import read_outcome
-from iree_gauntlet.records.run_before import find_changes_since, read_earlier_seconds
+from iree_gauntlet.records.run_before import find_changes_since, read_previous_seconds
 from iree_gauntlet.reports.experiment_reports import write_reports
 from tests.support.journal_builder import JournalBuilder, make_check, make_comparison, make_samples
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.records.run_before import RunBefore
+    from iree_gauntlet.records.run_before import PreviousRun
 
 
 def _run(folder: Path, name: str, *, ms: float = 9.0, dispatches: int = 76, **changes: Any) -> Path:
@@ -40,7 +40,7 @@ def _run(folder: Path, name: str, *, ms: float = 9.0, dispatches: int = 76, **ch
     return path
 
 
-def _changed(run: Path) -> RunBefore | None:
+def _changed(run: Path) -> PreviousRun | None:
     return find_changes_since(read_outcome(read_journal(run / JOURNAL)), run)
 
 
@@ -168,7 +168,7 @@ def test_the_run_before_is_the_one_that_began_last_whatever_its_name(tmp_path: P
 
 
 def test_what_each_step_took_is_known_for_the_next_run(tmp_path: Path) -> None:
-    assert read_earlier_seconds("cpu", tmp_path / "next") == {}
+    assert read_previous_seconds("cpu", tmp_path / "next") == {}
     _run(tmp_path, "run-20", seconds=7.0)
-    assert read_earlier_seconds("cpu", tmp_path / "next") == {"m/a@cpu:benchmark": 7.0}
-    assert read_earlier_seconds("releases", tmp_path / "next") == {}
+    assert read_previous_seconds("cpu", tmp_path / "next") == {"m/a@cpu:benchmark": 7.0}
+    assert read_previous_seconds("releases", tmp_path / "next") == {}

@@ -17,13 +17,13 @@ from iree_gauntlet.document import (
     ColouredCell,
     Column,
     ColumnKind,
+    Details,
     Document,
-    Folded,
     Heading,
     Items,
     Name,
     Notes,
-    OnPage,
+    PageOnly,
     Paragraph,
     Picture,
     Table,
@@ -86,7 +86,7 @@ def of_text(text: str) -> Document:
     )
     paragraph = Paragraph((text, Name(text), TextLink(text, "https://h.example")))
     blocks = (Heading(text), paragraph, Notes((text,)), Items(((text,),)), table, Picture("a.svg", _SVG, text))
-    return Document(text, text, (text,), (*blocks, Folded(text, (paragraph,))), (Code(text),))
+    return Document(text, text, (text,), (*blocks, Details(text, (paragraph,))), (Code(text),))
 
 
 def test_on_a_terminal_the_answer_comes_last() -> None:
@@ -198,8 +198,8 @@ def test_pictures_are_part_of_a_page_and_named_elsewhere() -> None:
 
 def test_what_is_folded_stands_in_files_and_what_is_of_a_page_there_alone() -> None:
     table = Table(COLUMNS[:2], ROWS_OF_TWO)
-    folded, brief = Folded("All of it", (table,)), Folded("Shown", (Paragraph(("too",)),), brief=True)
-    document = Document("T", "done", (), (Heading("A"), table, folded, OnPage((table,)), Heading("B"), brief))
+    folded, brief = Details("All of it", (table,)), Details("Shown", (Paragraph(("too",)),), brief=True)
+    document = Document("T", "done", (), (Heading("A"), table, folded, PageOnly((table,)), Heading("B"), brief))
     assert printed(document)[3:10] == ["A", *printed(Document("T", "done", (), (table,)))[3:6], "", "B", "too"]
     text = render_markdown(document)
     assert text.count("| `vit@cpu` |") == 2
@@ -207,7 +207,7 @@ def test_what_is_folded_stands_in_files_and_what_is_of_a_page_there_alone() -> N
     page = lxml.html.fromstring(render_html(document))
     assert [item.text for item in page.findall(".//details/summary")] == ["All of it", "Shown"]
     assert [len(item.findall(".//tbody/tr")) for item in (page, page.find(".//details"))] == [6, 2]
-    assert [len(item.rows) for item in document.whole.blocks if isinstance(item, Table)] == [2, 2]
+    assert [len(item.rows) for item in document.unfolded_document.blocks if isinstance(item, Table)] == [2, 2]
 
 
 def test_a_cell_may_be_judged_by_a_word_that_it_does_not_hold() -> None:

@@ -10,7 +10,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from lxml import etree, html
 
-from iree_gauntlet.document import Bars, Chart, Column, ColumnKind, Course, DrawnInterval, Lanes, Line, Stop, WorkSpan
+from iree_gauntlet.document import (
+    Bars,
+    Chart,
+    Column,
+    ColumnKind,
+    DrawnInterval,
+    Line,
+    Sparkline,
+    Stop,
+    Timeline,
+    WorkSpan,
+)
 from iree_gauntlet.reports.draw import draw_block, draw_column, draw_held_bar, draw_lanes, draw_line
 
 _MARGINS = (0.01, 0.03)
@@ -102,7 +113,7 @@ def test_a_figure_beyond_its_limit_is_longer_than_the_way_to_it() -> None:
 
 def test_a_course_marks_where_it_changed() -> None:
     _, (drawn, flat) = draw_column(
-        Column("x", ColumnKind.DRAWN), [Course((1.0, 1.0, 2.0), "2 ms", (2,), "#a", "bad"), Course((5.0,), "<5>")]
+        Column("x", ColumnKind.DRAWN), [Sparkline((1.0, 1.0, 2.0), "2 ms", (2,), "#a", "bad"), Sparkline((5.0,), "<5>")]
     )
     points = _points(drawn)
     assert points[0][1] == points[1][1] > points[2][1]
@@ -117,7 +128,7 @@ def _span(name: str, start: float, seconds: float, waited: float = 0.0, word: st
 
 
 def test_what_ran_at_the_same_time_has_a_lane_of_its_own() -> None:
-    svg = html.fromstring(draw_lanes(Lanes((_span("a", 0, 4), _span("b", 1, 2, 1, "failed"), _span("c", 4, 6)))))
+    svg = html.fromstring(draw_lanes(Timeline((_span("a", 0, 4), _span("b", 1, 2, 1, "failed"), _span("c", 4, 6)))))
     boxes = svg.xpath("//g[title]/rect[not(contains(@class, 'wait'))]")
     assert [(float(box.get("x")), float(box.get("y")), float(box.get("width"))) for box in boxes] == [
         (0.0, 0.0, 480.0),
@@ -131,14 +142,14 @@ def test_what_ran_at_the_same_time_has_a_lane_of_its_own() -> None:
 
 
 def test_thousands_of_pieces_of_work_are_a_few_paths() -> None:
-    drawn = draw_lanes(Lanes(tuple(_span(f"{number}", number * 0.1, 0.2) for number in range(5000))))
+    drawn = draw_lanes(Timeline(tuple(_span(f"{number}", number * 0.1, 0.2) for number in range(5000))))
     assert len(drawn) < 200_000
     assert drawn.count("<path") == 2
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 100)), min_size=1, max_size=30))
 def test_any_work_can_be_drawn(work: list[tuple[float, float, float]]) -> None:
-    for part in re.findall(r"<svg.*?</svg>", draw_lanes(Lanes(tuple(_span("x", *times) for times in work)))):
+    for part in re.findall(r"<svg.*?</svg>", draw_lanes(Timeline(tuple(_span("x", *times) for times in work)))):
         etree.fromstring(part)
 
 

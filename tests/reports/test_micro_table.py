@@ -44,7 +44,7 @@ def printed(rows: tuple[Row, ...], width: int = 120) -> list[str]:
 def lines_of(table: Table) -> list[tuple[str, ...]]:
     columns = table.columns
     head = tuple(column.heading for column in columns)
-    written = (tuple(column.written(cell) for column, cell in zip(columns, row, strict=True)) for row in table.rows)
+    written = (tuple(column.format_cell(cell) for column, cell in zip(columns, row, strict=True)) for row in table.rows)
     return [head, *written]
 
 

@@ -23,7 +23,7 @@ from tests.support.journal_builder import make_check, make_comparison
     ],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert formatting.duration(seconds) == text
+    assert formatting.format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -39,14 +39,14 @@ def test_durations(seconds: float, text: str) -> None:
     ],
 )
 def test_milliseconds(value: float, text: str) -> None:
-    assert formatting.milliseconds(value) == text
+    assert formatting.format_milliseconds(value) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0 B"), (512, "512 B"), (600_000, "600.0 kB"), (69.1e6, "69.1 MB"), (16e9, "16.0 GB")]
 )
 def test_byte_sizes(value: float, text: str) -> None:
-    assert formatting.byte_size(value) == text
+    assert formatting.format_bytes(value) == text
 
 
 def test_a_spread_has_as_many_decimals_as_its_mean() -> None:
@@ -59,11 +59,11 @@ def test_a_spread_has_as_many_decimals_as_its_mean() -> None:
 
 
 def test_shares_and_counts() -> None:
-    assert formatting.percent(0, 0) == "0 %"
-    assert formatting.percent(0, 7) == "0 %"
-    assert formatting.percent(1, 50_000) == "0.002 %"
-    assert formatting.whole(1_176_754) == "1,176,754"
-    assert formatting.whole(1.5) == "1.50"
+    assert formatting.format_percent(0, 0) == "0 %"
+    assert formatting.format_percent(0, 7) == "0 %"
+    assert formatting.format_percent(1, 50_000) == "0.002 %"
+    assert formatting.format_count(1_176_754) == "1,176,754"
+    assert formatting.format_count(1.5) == "1.50"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from iree_gauntlet.formatting import clean
+from iree_gauntlet.formatting import clean_text
 from iree_gauntlet.records.outcome import read_outcome
 from iree_gauntlet.reports.junit import format_run_junit
 from tests.support.journal_builder import RUN_NAME, JournalBuilder, make_check, make_comparison, make_every_verdict
@@ -159,14 +159,14 @@ def test_any_text_anywhere_gives_a_valid_document(schema: Any, text: str, verdic
 
 @given(anything)
 def test_cleaned_text_can_be_encoded_and_stays_clean(text: str) -> None:
-    cleaned = clean(text)
+    cleaned = clean_text(text)
     cleaned.encode()
-    assert clean(cleaned) == cleaned
+    assert clean_text(cleaned) == cleaned
     assert not any(ord(char) < 32 and char not in "\t\n" for char in cleaned)
 
 
 def test_cleaning_keeps_what_is_text_and_marks_what_is_not() -> None:
-    assert clean("\x1b[1;31merror\x1b[0m: a\r\nb\rc") == "error: a\nb\nc"
-    assert clean("\x1b]0;title\x07x") == "x"
-    assert clean("a\x00b\ud800c\ufffed") == "a\ufffdb\ufffdc\ufffdd"
-    assert clean("naïve ✓ 𝄞 \t") == "naïve ✓ 𝄞 \t"
+    assert clean_text("\x1b[1;31merror\x1b[0m: a\r\nb\rc") == "error: a\nb\nc"
+    assert clean_text("\x1b]0;title\x07x") == "x"
+    assert clean_text("a\x00b\ud800c\ufffed") == "a\ufffdb\ufffdc\ufffdd"
+    assert clean_text("naïve ✓ 𝄞 \t") == "naïve ✓ 𝄞 \t"

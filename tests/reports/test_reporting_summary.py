@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from iree_gauntlet.document import Code, Document, Folded
+from iree_gauntlet.document import Code, Details, Document
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.formatting import one_line
+from iree_gauntlet.formatting import join_lines
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.outcome import read_outcome
 from iree_gauntlet.reports import render_markdown
@@ -162,7 +162,7 @@ def test_any_text_in_a_cell_is_shown_as_it_stands(text: str) -> None:
     made = render_markdown.table(("a", "b"), [(render_markdown.escape(text), "end")])
     (_, row) = cells(made)
     assert row[1] == "end"
-    assert row[0] == one_line(text, 500)
+    assert row[0] == join_lines(text, 500)
 
 
 @given(st.one_of(spiky, anything))
@@ -174,9 +174,9 @@ def test_any_text_in_a_list_is_shown_as_it_stands(text: str) -> None:
     ]
     shown = [token.content for token in tokens if token.type == "inline"]
     inline = next((token for token in tokens if token.type == "inline" and token.level > 1), None)
-    if one_line(text):
+    if join_lines(text):
         assert inline is not None
-        assert "".join(child.content for child in inline.children or ()) == one_line(text, 500)
+        assert "".join(child.content for child in inline.children or ()) == join_lines(text, 500)
     assert shown[-1] == "end"
 
 
@@ -189,7 +189,7 @@ def test_any_text_in_code_leaves_its_cell_whole(text: str) -> None:
 
 @given(st.one_of(spiky, anything))
 def test_a_code_block_holds_all_of_its_text(text: str) -> None:
-    tokens = GITHUB_LIKE.parse(f"{render_markdown.fenced(text)}\n\nend")
+    tokens = GITHUB_LIKE.parse(f"{render_markdown.format_code_block(text)}\n\nend")
     assert [token.type for token in tokens][:2] == ["fence", "paragraph_open"]
 
 
@@ -199,7 +199,7 @@ def test_a_code_block_holds_all_of_its_text(text: str) -> None:
 )
 def test_a_shortened_document_fits_and_leaves_no_code_block_open(lines: list[str], limit: int) -> None:
     text = "\n".join(lines) + "\n"
-    short = render_markdown.shortened(text, limit, "**cut**")
+    short = render_markdown.shorten_markdown(text, limit, "**cut**")
     assert len(short.encode()) <= limit
     if short != text:
         inlines = [token.content for token in GITHUB_LIKE.parse(short) if token.type == "inline"]
@@ -208,9 +208,9 @@ def test_a_shortened_document_fits_and_leaves_no_code_block_open(lines: list[str
 
 def test_what_is_cut_off_within_a_fold_leaves_the_note_outside_of_it() -> None:
     code = Code("a line of a tool\n" * 200)
-    document = Document("T", "failed", (), (Folded("outer", (Folded("the tool's last lines", (code,)), code)),))
+    document = Document("T", "failed", (), (Details("outer", (Details("the tool's last lines", (code,)), code)),))
     for limit in range(800, 3000, 100):
-        short = render_markdown.shortened(render_markdown.render_markdown(document), limit, "**cut**")
+        short = render_markdown.shorten_markdown(render_markdown.render_markdown(document), limit, "**cut**")
         assert len(short.encode()) <= limit
         assert short.count("<details>") == short.count("</details>") == 2
         assert short.rstrip().endswith("</details>\n\n**cut**")

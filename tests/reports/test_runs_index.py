@@ -12,9 +12,9 @@ from lxml import html
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.reports.experiment_reports import ConsolePresenter, make_reports, write_reports
-from iree_gauntlet.reports.run_reports import run_reports
+from iree_gauntlet.reports.run_reports import read_run_reports
 from iree_gauntlet.reports.runs_index import write_index
-from tests.support.command_line import run_here
+from tests.support.command_line import run_in_process
 from tests.support.journal_builder import JournalBuilder, make_every_verdict
 from tests.support.matrix_builder import write_four_releases
 
@@ -85,7 +85,7 @@ def test_only_what_is_new_or_was_written_to_is_read(tmp_path: Path) -> None:
     assert read[3:] == ["r1"]
     assert len(path.read_bytes()) == len(before)
     os.utime(tmp_path / "r1" / JOURNAL, (9998, 9998))
-    write_index(tmp_path, records, existing={"r1": run_reports(tmp_path / "r1")})
+    write_index(tmp_path, records, existing={"r1": read_run_reports(tmp_path / "r1")})
     assert len(read) == 4, "what is made already is not read again"
 
 
@@ -139,7 +139,7 @@ def test_a_page_of_others_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("iree_gauntlet.reports.experiment_reports.find_runs_folder", lambda: tmp_path)
     said: list[str] = []
     monkeypatch.setattr("iree_gauntlet.messages.note", said.append)
-    assert ConsolePresenter(io.StringIO()).ran(tmp_path / "r0", brief=False) == ExitCode.OK
+    assert ConsolePresenter(io.StringIO()).report_run(tmp_path / "r0", brief=False) == ExitCode.OK
     assert [line.partition(" exists")[0] for line in said] == [str(page)]
     assert page.read_text() == "<h1>My site</h1>"
 
@@ -155,7 +155,7 @@ def test_a_page_of_others_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_folder_without_what_is_asked_for(tmp_path: Path, words: list[str], said: str) -> None:
     (tmp_path / "empty").mkdir()
     _run(tmp_path / "runs", "r0", 1)
-    done = run_here(words, tmp_path, os.environ)
+    done = run_in_process(words, tmp_path, os.environ)
     assert done.code == 2
     assert said in done.err
     assert not (tmp_path / "empty" / "index.html").exists()

@@ -7,7 +7,12 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
-from iree_gauntlet.records.compare_record import ComparedDispatches, DispatchDifference, MeasuredNs, OtherDispatches
+from iree_gauntlet.records.compare_record import (
+    DispatchComparison,
+    DispatchDifference,
+    OtherDispatches,
+    UnprofiledTimes,
+)
 from iree_gauntlet.reports.compare_report import make_dispatch_blocks
 from iree_gauntlet.results import DispatchChange
 from tests.support.documents import render_blocks_markdown, render_lines
@@ -27,11 +32,11 @@ FOUND = DispatchDifference(a_ns=2_000_000, b_ns=4_520_000, rows=ROWS, others=OTH
 
 
 def dispatch_lines(**changed: Any) -> list[str]:
-    return render_lines(make_dispatch_blocks(ComparedDispatches(difference=replace(FOUND, **changed))))
+    return render_lines(make_dispatch_blocks(DispatchComparison(difference=replace(FOUND, **changed))))
 
 
 def dispatch_markdown(**changed: Any) -> str:
-    return render_blocks_markdown(make_dispatch_blocks(ComparedDispatches(difference=replace(FOUND, **changed))))
+    return render_blocks_markdown(make_dispatch_blocks(DispatchComparison(difference=replace(FOUND, **changed))))
 
 
 def test_rows_and_the_sum_of_all_others() -> None:
@@ -66,10 +71,10 @@ def test_one_row_and_none() -> None:
 
 
 def test_what_was_measured_stands_beside_what_was_profiled() -> None:
-    note = dispatch_lines(measured=MeasuredNs(a_ns=1_900_000, b_ns=4_000_000))[-1]
+    note = dispatch_lines(measured=UnprofiledTimes(a_ns=1_900_000, b_ns=4_000_000))[-1]
     assert note == "note: measured without the profiler: 1.90 ms in A, 4.00 ms in B (+2.10 ms)"
     for b_ns in (1_900_000, 4_100_000):
-        assert dispatch_lines(measured=MeasuredNs(a_ns=4_000_000, b_ns=b_ns))[-1].endswith(
+        assert dispatch_lines(measured=UnprofiledTimes(a_ns=4_000_000, b_ns=b_ns))[-1].endswith(
             "the profile shows another difference, and does not explain this one"
         )
 
@@ -80,7 +85,7 @@ def test_notes_of_the_profiles() -> None:
 
 
 def test_no_profile_is_a_line() -> None:
-    without = make_dispatch_blocks(ComparedDispatches(reason="A: iree-benchmark-module of 3.9.0 writes no profiles"))
+    without = make_dispatch_blocks(DispatchComparison(reason="A: iree-benchmark-module of 3.9.0 writes no profiles"))
     assert render_lines(without) == ["no profile: A: iree-benchmark-module of 3.9.0 writes no profiles"]
     assert render_blocks_markdown(without) == "no profile: A: iree-benchmark-module of 3.9.0 writes no profiles\n"
 

@@ -7,7 +7,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.journal_format import read_journal
-from tests.support.command_line import run_here
+from tests.support.command_line import run_in_process
 from tests.support.fake_measuring import MeasuringPython
 from tests.support.fake_torch import write_fake_python
 from tests.support.session_folder import make_once
@@ -116,7 +116,7 @@ class Bench(Benchmarks):
 
     def module(self, *arguments: str) -> CommandResult:
         """Run `python -m iree_gauntlet.bench …`."""
-        return run_here(
+        return run_in_process(
             arguments, self.folder, self.project.environment(), self.toolchain, package="iree_gauntlet.bench"
         )
 

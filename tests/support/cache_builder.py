@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
-from iree_gauntlet.artifacts.inventory import Item, take_inventory
+from iree_gauntlet.artifacts.inventory import CacheItem, take_inventory
 from iree_gauntlet.artifacts.registry_file import Pins, Registry, RegistryEntry
-from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.sources import make_local_name
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class CacheBuilder:
 
         `in_lock_file`: add its hash to `registry.lock.txt`.
         """
-        path = self.root / "artifacts" / local_name(url)
+        path = self.root / "artifacts" / make_local_name(url)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         sha256 = hashlib.sha256(content).hexdigest()
@@ -50,7 +50,7 @@ class CacheBuilder:
         if in_lock_file:
             lock_file = self.root / "registry.lock.txt"
             lock_file.write_text(
-                Registry.read(lock_file).with_entries([RegistryEntry(local_name(url), sha256, url)]).text()
+                Registry.read(lock_file).with_entries([RegistryEntry(make_local_name(url), sha256, url)]).text()
             )
         return path
 
@@ -69,7 +69,7 @@ class CacheBuilder:
 
     def partial_download(self, url: str, present: int, total: int, *, days: float = 0.0) -> Path:
         """Add the files of a killed download; return its directory."""
-        name = hashlib.sha256(local_name(url).encode()).hexdigest()[:32]
+        name = hashlib.sha256(make_local_name(url).encode()).hexdigest()[:32]
         folder = self.root / "incoming" / name
         folder.mkdir(parents=True)
         with (folder / "data").open("wb") as data:
@@ -90,7 +90,7 @@ class CacheBuilder:
         self._set_age(path, days)
         return path
 
-    def items(self, registry: Registry | None = None) -> dict[str, Item]:
+    def items(self, registry: Registry | None = None) -> dict[str, CacheItem]:
         """Return the cache's inventory, by path."""
         return {item.path: item for item in take_inventory(self.root, self.pins(registry))}
 

@@ -33,7 +33,7 @@ __all__ = [
     "gauntlet_argv",
     "parse_options",
     "parse_requests",
-    "run_here",
+    "run_in_process",
     "run_in_subprocess",
     "run_program",
     "with_fields",
@@ -69,7 +69,7 @@ class CommandResult:
         return self.out + self.err
 
 
-def run_here(
+def run_in_process(
     arguments: Sequence[str],
     folder: Path,
     environ: Mapping[str, str],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.system.short_process import ask
+from iree_gauntlet.system.short_process import run_tool
 from iree_gauntlet.toolchains.toolchain import COMPILE
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def list_flag_errors(toolchain: Toolchain, flags: tuple[str, ...]) -> tuple[str,
     flags after it.
     """
     # --version makes the compiler parse the command line, then print its version and exit, also after errors.
-    result = ask([toolchain.compiler.compile, *flags, "--version"], timeout=60.0)
+    result = run_tool([toolchain.compiler.compile, *flags, "--version"], timeout=60.0)
     return tuple(
         line.removeprefix(f"{COMPILE}: ").split("  Try: ")[0]
         for line in result.stderr.splitlines()

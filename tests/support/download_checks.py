@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
-from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.sources import make_local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.errors import ArtifactError
@@ -123,7 +123,7 @@ def make_store(
     progress: Progress | None = None,
 ) -> ArtifactStore:
     """Make a store as a new process does."""
-    entries = [RegistryEntry(local_name(url), digest, url) for url, digest in (pins or {}).items()]
+    entries = [RegistryEntry(make_local_name(url), digest, url) for url, digest in (pins or {}).items()]
     return ArtifactStore(
         root,
         Registry(root / "registry.txt").with_entries(entries),

@@ -19,7 +19,7 @@ from tests.support.hanging import HANG
 from tests.support.session_folder import make_once
 from tests.support.toy_project import Project
 
-__all__ = ["SyntheticBuild", "fill_module_cache", "slow_benchmarks", "tree"]
+__all__ = ["SyntheticBuild", "fill_module_cache", "write_build_tree", "write_slow_benchmark"]
 
 # The script multiplies the times that the real iree-benchmark-module prints as JSON numbers.
 _SCALED_BENCHMARK = """#!{python}
@@ -77,7 +77,7 @@ END { print "]}" }' "$times"
 _TIME_COUNT, _MEAN_MS, _RELATIVE_NOISE = 2400, 10.0, 0.004
 
 
-def slow_benchmarks(folder: Path, factor: float, *, once: bool = False) -> Path:
+def write_slow_benchmark(folder: Path, factor: float, *, once: bool = False) -> Path:
     """Write an iree-benchmark-module that multiplies real times by a factor; `once`: in its first start only."""
     folder.mkdir(parents=True)
     script = folder / "iree-benchmark-module"
@@ -90,7 +90,7 @@ def slow_benchmarks(folder: Path, factor: float, *, once: bool = False) -> Path:
     return script
 
 
-def tree(root: Path, *, name: str = "", **before: str) -> str:
+def write_build_tree(root: Path, *, name: str = "", **before: str) -> str:
     """Write a build tree of the installed tools; return the argument of `--iree` for it.
 
     `before`: shell commands that a tool's script runs first, by the tool's name with underscores.
@@ -133,7 +133,7 @@ class SyntheticBuild:
 
     def __init__(self, root: Path, factor: float = 1.0, **before: str) -> None:
         script = _BENCHMARK_SCRIPT.replace("NAME", root.name).replace("HANG", HANG).replace("COUNT", str(_TIME_COUNT))
-        self.iree = tree(root, iree_benchmark_module=script, **before)
+        self.iree = write_build_tree(root, iree_benchmark_module=script, **before)
         self._folder = root / "synthetic"
         self._folder.mkdir()
         self._write("times", factor, _RELATIVE_NOISE)
@@ -183,6 +183,6 @@ def _query_tools(folder: Path) -> None:
 
 def _compile_abs(cache: Path) -> None:
     project = Project(cache.with_name("tree-project"), cache="empty")
-    iree = tree(project.folder / "tree")
+    iree = write_build_tree(project.folder / "tree")
     result = project.gauntlet("compile", "--iree", iree, "--cache-dir", str(cache))
     assert result.code == 0, result.text

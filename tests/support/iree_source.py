@@ -15,7 +15,7 @@ from pathlib import Path
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.toolchains.environments import Environments
-from iree_gauntlet.toolchains.find import CommitPackages, ToolchainPlace
+from iree_gauntlet.toolchains.find import CommitPackages, ToolchainLocations
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.installer import Installer
 from iree_gauntlet.toolchains.source_builds import SourceBuilds
@@ -118,14 +118,14 @@ def make_toolchain_place(
     packages: CommitPackages | None = None,
     nightlies: str = "",
     search_path: str = "",
-) -> ToolchainPlace:
+) -> ToolchainLocations:
     """Make the place of toolchains in a cache; messages of its environments are dropped."""
     environments_folder = environments or cache / "envs"
     managed_environments = Environments(
         environments_folder, Installer(), offline=offline, mark_used=lambda _: None, news=lambda _: None
     )
     source_builds = make_source_builds(cache, offline=offline)
-    return ToolchainPlace(
+    return ToolchainLocations(
         managed_environments, source_builds, packages or make_commit_packages(), nightlies, hash_file, search_path
     )
 

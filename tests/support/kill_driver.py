@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts import remotes, transfer
 from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
-from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.sources import make_local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.errors import ArtifactError
 
@@ -105,7 +105,7 @@ class _Victims:
         self.events: list[str] = []
 
     def store(self, root: Path, *, pinned: bool, offline: bool = False) -> ArtifactStore:
-        entries = [RegistryEntry(local_name(self.url), self.sha256, self.url)] if pinned else []
+        entries = [RegistryEntry(make_local_name(self.url), self.sha256, self.url)] if pinned else []
         registry = Registry(root / "registry.txt").with_entries(entries)
         return ArtifactStore(root, registry, offline=offline, policy=_POLICY)
 
@@ -154,7 +154,7 @@ class _Victims:
         folder = root / "artifacts"
         cached_files = [path for path in folder.rglob("*") if path.is_file()]
         for path in cached_files:
-            if path != folder / local_name(self.url):
+            if path != folder / make_local_name(self.url):
                 raise PartialFileError(f"{path} is no artifact")
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             if digest != self.sha256:
@@ -164,9 +164,9 @@ class _Victims:
 
     def _check_offline(self, store: ArtifactStore, *, is_cached: bool) -> None:
         """Require that an offline process gets the right answers about the file."""
-        if store.present(self.url) != is_cached:
+        if store.is_present(self.url) != is_cached:
             raise PartialFileError(f"present() says {not is_cached}")
-        entry = store.learnt.registry().get(local_name(self.url))
+        entry = store.learnt.registry().get(make_local_name(self.url))
         if entry is not None and entry.sha256 != self.sha256:
             raise PartialFileError(f"learnt {entry}")
         # Only every second time, as a fetch completes the publication that a killed child has started.

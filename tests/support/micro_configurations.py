@@ -80,5 +80,5 @@ def read_problems(folder: Path, registry: PluginRegistry, text: str) -> list[str
     with pytest.raises(SpecError) as error_info:
         read_config(folder, registry, text)
     assert error_info.value.exit_code is ExitCode.USAGE
-    assert "in micro-benchmark configurations:" in error_info.value.what
+    assert "in micro-benchmark configurations:" in error_info.value.message
     return [str(problem) for problem in error_info.value.problems]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, EvidenceError, Round, block_orders
+from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, EvidenceError, Round, draw_block_orders
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,7 @@ def read_recording(path: Path) -> Recording:
     return recording
 
 
-def simulated_rounds(
+def simulate_rounds(
     times: NDArray[np.float64], count: int, rng: np.random.Generator, stretch: int = _STRETCH_ROUNDS
 ) -> NDArray[np.float64]:
     """Concatenate random stretches of a recording to `count` rounds.
@@ -75,13 +75,13 @@ def simulated_rounds(
     return np.asarray(times[indices])
 
 
-def blocks_from_rounds(rounds: NDArray[np.float64], seed: int, factor: float = 1.0) -> tuple[Block, ...]:
+def make_blocks(rounds: NDArray[np.float64], seed: int, factor: float = 1.0) -> tuple[Block, ...]:
     """Assign block orders to successive rounds; multiply B's times by `factor`.
 
     An incomplete block at the end is not used.
     """
     blocks = []
-    for number, order in enumerate(block_orders(len(rounds) // 4, seed)):
+    for number, order in enumerate(draw_block_orders(len(rounds) // 4, seed)):
         scales = (1, factor, factor, 1) if order == BlockOrder.ABBA else (factor, 1, 1, factor)
         block_times = rounds[4 * number : 4 * number + 4]
         block_rounds = [
@@ -97,7 +97,7 @@ def swap_sides(block: Block) -> Block:
     return Block(opposite_orders[block.order], block.b, block.a)
 
 
-def log_ratios_from_rounds(round_times: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+def make_log_ratios(round_times: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
     """Compute the log ratios of the rounds' blocks, from one value for each round; faster than with `Block`s."""
     count = len(round_times) // 4
     logs = np.log(round_times[: 4 * count]).reshape(count, 4)
@@ -107,4 +107,4 @@ def log_ratios_from_rounds(round_times: NDArray[np.float64], seed: int) -> NDArr
 
 @cache
 def _make_signs(count: int, seed: int) -> NDArray[np.float64]:
-    return np.array([1.0 if order == BlockOrder.ABBA else -1.0 for order in block_orders(count, seed)])
+    return np.array([1.0 if order == BlockOrder.ABBA else -1.0 for order in draw_block_orders(count, seed)])

@@ -6,9 +6,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.cluster.fleet import ClusterRunner, Fleet, keep_below
-from iree_gauntlet.cluster.link import Answered, Joined, OrderAnswer
-from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
+from iree_gauntlet.cluster.fleet import ClusterRunner, Fleet, make_file_saver
+from iree_gauntlet.cluster.link import AnswerEvent, JoinEvent, OrderAnswer
+from iree_gauntlet.cluster.offers import WorkerDevice, WorkerResources
 from iree_gauntlet.engine.scheduler import ReadyQueue
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.results import CacheUse, Result
@@ -28,13 +28,13 @@ __all__ = ["CPU_OFFER", "GPU_OFFER", "FakeEngine", "FakeLink", "Messages", "make
 # This limit ends a run that would not end.
 _MAX_TURNS = 10_000
 
-CPU_OFFER = DeviceOffer("cpu", "local-task")
-GPU_OFFER = DeviceOffer("gpu0", "hip://GPU-1", sku="mi300")
+CPU_OFFER = WorkerDevice("cpu", "local-task")
+GPU_OFFER = WorkerDevice("gpu0", "hip://GPU-1", sku="mi300")
 
 
-def make_offer(name: str, *devices: DeviceOffer, jobs: int = 2, host: str = "") -> WorkerOffer:
+def make_offer(name: str, *devices: WorkerDevice, jobs: int = 2, host: str = "") -> WorkerResources:
     """Make a worker's offer, by default on a host of its own."""
-    return WorkerOffer(name, host or name, jobs, devices)
+    return WorkerResources(name, host or name, jobs, devices)
 
 
 def plan_step(
@@ -144,17 +144,17 @@ class FakeLink:
     def end(self) -> None:
         self.is_closed = True
 
-    def answer(self, name: str, verdict: Verdict = Verdict.PASSED, *, key: str = "", **fields: Any) -> Answered:
+    def answer(self, name: str, verdict: Verdict = Verdict.PASSED, *, key: str = "", **fields: Any) -> AnswerEvent:
         """Close an order; return the answer of its worker."""
         worker, _ = self.open_orders.pop(name)
         cache = CacheUse(hit=False, key=key) if key else None
         result = Result(verdict, cache=cache, **fields)
-        return Answered(worker, name, OrderAnswer(result.as_dict()))
+        return AnswerEvent(worker, name, OrderAnswer(result.as_dict()))
 
 
 def make_runner(
     steps: Sequence[Step],
-    workers: Mapping[str, WorkerOffer],
+    workers: Mapping[str, WorkerResources],
     turn: Callable[[FakeLink], Event | None],
     folder: Path,
     *,
@@ -163,10 +163,10 @@ def make_runner(
 ) -> tuple[ClusterRunner, FakeLink, FakeEngine, Messages]:
     """Make a runner of steps on workers, all of which have joined at the start."""
     fleet = Fleet(steps)
-    joined_events = [Joined(address, offer) for address, offer in workers.items()]
+    joined_events = [JoinEvent(address, offer) for address, offer in workers.items()]
     link, engine, progress = FakeLink(turn), FakeEngine(), Messages()
     queue = ReadyQueue(steps, {}, fleet, fail_fast=fail_fast)
-    save_files, clock = keep_below(folder), link.clock
+    save_files, clock = make_file_saver(folder), link.clock
     runner = ClusterRunner(
         queue,
         fleet,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, load_cases, read_specs
-from iree_gauntlet.dialects.locations import file_path
+from iree_gauntlet.dialects.locations import get_url_path
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.engine.plan import Plan, PlanContext, make_plan
 from iree_gauntlet.measuring.instructions.counters import Counter, CounterKind
@@ -108,7 +108,7 @@ def list_tree_problems(folder: Path, content: Any, name: str = "regression_tests
 
 def make_context(**changes: Any) -> PlanContext:
     def artifact(url: str) -> Path:
-        return Path("/cache", url.removeprefix("https://")) if url.startswith("https:") else Path(file_path(url))
+        return Path("/cache", url.removeprefix("https://")) if url.startswith("https:") else Path(get_url_path(url))
 
     defaults: dict[str, Any] = {
         "run_dir": Path("/run"),

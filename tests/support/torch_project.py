@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.support.command_line import CommandResult, run_here
+from tests.support.command_line import CommandResult, run_in_process
 from tests.support.places import ROOT
 from tests.support.pytest_here import run_pytest_here
 from tests.support.warm_cache import fill_cache
@@ -168,7 +168,7 @@ class TorchProject:
     def gauntlet(self, *arguments: str) -> CommandResult:
         """Run `gauntlet` on the suite, with the artifacts of pytest's runs as its cache."""
         folders = ["--spec-dir=suite", "--module-directory=suite", "--external-file-directory=files"]
-        return run_here([*arguments, *folders, "--cache-dir=artifacts"], self.folder, self.environment())
+        return run_in_process([*arguments, *folders, "--cache-dir=artifacts"], self.folder, self.environment())
 
     @staticmethod
     def environment(**changes: str) -> dict[str, str]:

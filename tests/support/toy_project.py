@@ -18,7 +18,14 @@ from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.records.run_folder import list_folders
 from iree_gauntlet.toolchains.installed import find_installed
-from tests.support.command_line import MAIN, CommandResult, gauntlet_argv, run_here, run_in_subprocess, run_program
+from tests.support.command_line import (
+    MAIN,
+    CommandResult,
+    gauntlet_argv,
+    run_in_process,
+    run_in_subprocess,
+    run_program,
+)
 from tests.support.hanging import HANG
 from tests.support.places import ROOT
 from tests.support.warm_cache import fill_cache
@@ -90,7 +97,7 @@ class Project:
 
     def gauntlet(self, *arguments: str, **toolchain: str) -> CommandResult:
         """Run a command in this process; `toolchain` replaces fields of the installed toolchain."""
-        return run_here(arguments, self.folder, self.environment(), toolchain)
+        return run_in_process(arguments, self.folder, self.environment(), toolchain)
 
     def gauntlet_process(self, *arguments: str, **toolchain: str) -> CommandResult:
         """Run a command as `gauntlet` does, but in a process of its own."""
@@ -180,5 +187,5 @@ class Project:
 def _fill_template_cache(cache: Path) -> None:
     # Each attempt has a directory of its own, so that a retry repeats the failure instead of finding its files.
     project = Project(Path(tempfile.mkdtemp(prefix="toy-project-", dir=cache.parent)), cache="empty")
-    result = run_here(["compile", "--cache-dir", str(cache)], project.folder, project.environment())
+    result = run_in_process(["compile", "--cache-dir", str(cache)], project.folder, project.environment())
     assert result.code == 0, result.text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.system import file_lock as locks
-from iree_gauntlet.system.file_lock import file_lock, take_lock, wait_for_lock
+from iree_gauntlet.system.file_lock import file_lock, try_file_lock, wait_for_lock
 from tests.support.command_line import LIMIT_SECONDS
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def test_shared_and_alone(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
     with pytest.raises(FileNotFoundError):
-        take_lock(path, create=False)
-    shared = [take_lock(path, exclusive=False), wait_for_lock(path, exclusive=False)]
-    assert take_lock(path) is None
+        try_file_lock(path, create=False)
+    shared = [try_file_lock(path, exclusive=False), wait_for_lock(path, exclusive=False)]
+    assert try_file_lock(path) is None
     for descriptor in shared:
         assert descriptor is not None
         os.close(descriptor)
@@ -36,7 +36,7 @@ def test_a_mode_holds_whatever_the_umask_says(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         for name, mode in (("private", None), ("common", 0o666)):
-            descriptor = take_lock(tmp_path / name, mode=mode)
+            descriptor = try_file_lock(tmp_path / name, mode=mode)
             assert descriptor is not None
             assert stat.S_IMODE(os.fstat(descriptor).st_mode) == (mode or 0o600)
             os.close(descriptor)

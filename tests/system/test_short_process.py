@@ -86,7 +86,7 @@ def test_an_interrupt_of_ours_ends_a_program_that_is_logged(tmp_path: Path) -> N
             _stubborn(child, asked, "echo at work"),
             tmp_path / "log",
             environment=dict(os.environ),
-            held=(),
+            inherited_fds=(),
             follow=follow,
         )
     wait_until(lambda: not find_processes(child))

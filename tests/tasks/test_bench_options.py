@@ -25,10 +25,10 @@ from iree_gauntlet.torch_models.bench_options import (
     OPTIONS,
     BenchOptions,
     build_parser,
-    find_nearest_option,
+    expand_option_names,
+    find_closest_option,
     parse,
     read_options,
-    spell_out,
 )
 from iree_gauntlet.torch_models.formats import DataFormat
 from iree_gauntlet.torch_models.torch_chain import find_fidelity_flags, find_opt_level_flags
@@ -52,7 +52,7 @@ def invoke_parser() -> Parser:
 
 def as_task(words: Sequence[str]) -> BenchOptions:
     """Reads a command line as the Invoke task would."""
-    (context,) = invoke_parser().parse_argv(["bench", *spell_out(words, dashes=True)])
+    (context,) = invoke_parser().parse_argv(["bench", *expand_option_names(words, dashes=True)])
     return read_options(context.as_kwargs)
 
 
@@ -60,7 +60,7 @@ def outcome(front: Any, words: Sequence[str]) -> BenchOptions | tuple[str, str]:
     try:
         read: BenchOptions = front(words)
     except UsageError as error:
-        return error.what, error.hint
+        return error.message, error.hint
     return read
 
 
@@ -86,7 +86,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
             continue
         if option.choices:
             value = draw(st.sampled_from(option.choices))
-        elif option.least is not None:
+        elif option.minimum is not None:
             value = str(draw(st.integers(0, 12)))
         elif option.name == "env":
             value = " ".join(draw(environment))
@@ -212,7 +212,7 @@ def test_mistakes_say_what_was_found_and_what_is_allowed(line: str, what: str, h
     for front in (parse, as_task):
         with pytest.raises(UsageError) as caught:
             front(shlex.split(line))
-        assert caught.value.what.startswith(what)
+        assert caught.value.message.startswith(what)
         assert hint in caught.value.hint
 
 
@@ -231,7 +231,7 @@ def test_mistakes_say_what_was_found_and_what_is_allowed(line: str, what: str, h
 def test_unknown_options_name_the_nearest(line: str, what: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(shlex.split(line))
-    assert caught.value.what == what
+    assert caught.value.message == what
     assert "--help" in caught.value.hint
 
 
@@ -259,11 +259,11 @@ def test_what_the_other_commands_have_is_called_the_same() -> None:
 def test_names_are_each_one_option() -> None:
     names = [name for option in OPTIONS for name in (option.name, option.short) if name]
     assert len(names) == len({name.replace("_", "-") for name in names})
-    assert spell_out(["-df", "Fp16", "--", "-df"], dashes=True) == ["--dataformat", "Fp16", "--", "-df"]
-    assert spell_out(["bench", "--loop-count=2", "-x"], dashes=False) == ["bench", "--loop_count=2", "-x"]
-    assert find_nearest_option("--outputs=x") == "--output"
-    assert find_nearest_option("-dff") == "-df"
-    assert find_nearest_option("--iree-comp") == "--iree_compiler"
+    assert expand_option_names(["-df", "Fp16", "--", "-df"], dashes=True) == ["--dataformat", "Fp16", "--", "-df"]
+    assert expand_option_names(["bench", "--loop-count=2", "-x"], dashes=False) == ["bench", "--loop_count=2", "-x"]
+    assert find_closest_option("--outputs=x") == "--output"
+    assert find_closest_option("-dff") == "-df"
+    assert find_closest_option("--iree-comp") == "--iree_compiler"
 
 
 def test_reading_options_is_light() -> None:

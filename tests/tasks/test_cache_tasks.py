@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.sources import make_local_name
 from tests.support.cache_builder import CacheBuilder
 from tests.support.toy_project import Project
 
@@ -36,7 +36,7 @@ def test_the_list_is_sorted_and_adds_up(project: Project, cache: CacheBuilder) -
     assert done.code == 0, done.text
     lines = done.out.splitlines()
     assert lines[0].split() == ["SIZE", "LAST", "USE", "KIND", "PINNED", "VERIFIED", "NAME"]
-    assert lines[1].split() == ["5.0", "MB", "3", "d", "ago", "artifact", "lock", "yes", local_name(URL)]
+    assert lines[1].split() == ["5.0", "MB", "3", "d", "ago", "artifact", "lock", "yes", make_local_name(URL)]
     assert any(line.endswith("https://host.example/large.irpa (10.0 kB of 20.0 MB arrived)") for line in lines)
     assert any(line.endswith("toy/abs@cpu") for line in lines)
     assert "artifact 5.0 MB (1)" in lines[-1]
@@ -49,7 +49,7 @@ def test_the_list_as_json_and_a_part_of_it(project: Project, cache: CacheBuilder
     document = json.loads(project.gauntlet("cache.list", "--format", "json", "--match", "*.irpa").out)
     (item,) = document["items"]
     assert (document["schema"], document["bytes"], document["cache"]) == (1, 1000, str(cache.root))
-    assert (item["kind"], item["name"], item["verified"], item["pin"]) == ("artifact", local_name(URL), True, "")
+    assert (item["kind"], item["name"], item["verified"], item["pin"]) == ("artifact", make_local_name(URL), True, "")
     none = project.gauntlet("cache.list", "--match", "*.onnx")
     assert none.code == 5
     assert "--match *.onnx matches nothing in" in none.err
@@ -63,7 +63,7 @@ def test_an_empty_cache_is_no_mistake(project: Project) -> None:
 
 def test_where_prints_the_path_alone(project: Project, cache: CacheBuilder) -> None:
     missing = project.gauntlet("cache.where", URL)
-    path = cache.root / "artifacts" / local_name(URL)
+    path = cache.root / "artifacts" / make_local_name(URL)
     assert (missing.code, missing.out) == (3, f"{path}\n")
     assert missing.err == f"not there\nnot pinned yet\ncomes from, in this order:\n  {URL}\n"
     cache.artifact(URL, b"abc", in_lock_file=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.tasks.program import namespace
-from tests.support.command_line import parse_options, run_here
+from tests.support.command_line import parse_options, run_in_process
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def test_a_cache_that_cannot_be_made_is_named(project: Project, words: list[str]
 
 def test_a_cache_of_the_environment_that_cannot_be_made_is_named(project: Project) -> None:
     environ = {**project.environment(), "IREE_GAUNTLET_CACHE": "/dev/null/x"}
-    done = run_here(["run"], project.folder, environ)
+    done = run_in_process(["run"], project.folder, environ)
     assert done.code == 2
     assert done.err.startswith("error: $IREE_GAUNTLET_CACHE: cannot make the folder /dev/null/x: Not a directory\n")
 

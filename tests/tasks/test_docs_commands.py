@@ -16,7 +16,7 @@ from _pytest.config import get_config
 from docs_commands import NOT_RUN, PAGES, Command, find_skip_reason, parse_commands
 
 from iree_gauntlet.tasks.program import namespace
-from tests.support.command_line import ParseOnlyProgram, parse_requests, run_here
+from tests.support.command_line import ParseOnlyProgram, parse_requests, run_in_process
 from tests.support.places import ROOT
 
 COMMANDS = [command for page in PAGES for command in parse_commands(page)]
@@ -96,7 +96,7 @@ def test_what_only_looks_is_run(line: str, tmp_path: Path) -> None:
     for name in ("specs", "suites"):
         (tmp_path / name).symlink_to(ROOT / name)
     environ = {**os.environ, "IREE_GAUNTLET_CACHE": str(tmp_path / "cache")}
-    done = run_here(shlex.split(line)[1:], tmp_path, environ)
+    done = run_in_process(shlex.split(line)[1:], tmp_path, environ)
     assert done.code == 0 or (done.code == 5 and any(name in done.err for name in _READERS_OWN)), done.text
 
 

@@ -12,7 +12,7 @@ from docs_commands import PAGES
 from markdown_it import MarkdownIt
 from options_page import PAGE, render_page
 
-from iree_gauntlet.requests import dashed
+from iree_gauntlet.requests import format_option
 from iree_gauntlet.tasks.program import namespace
 from iree_gauntlet.torch_models.bench_options import OPTIONS as BENCH_OPTIONS
 from tests.support.checkout import list_committed_files
@@ -131,7 +131,7 @@ def test_the_page_of_options_has_every_option_of_every_command() -> None:
         task = namespace[name]
         text = sections[name] + "".join(groups[link] for link in re.findall(r"\((#[\w-]+)\)", sections[name]))
         for option in task.options if name != "bench" else ():
-            wanted = option.name.upper() if option.name in task.positional else dashed(option.name)
+            wanted = option.name.upper() if option.name in task.positional else format_option(option.name)
             assert f"| `{wanted}`" in text, (name, wanted)
     for bench in BENCH_OPTIONS:
         assert f"`--{bench.name}`" in sections["bench"]

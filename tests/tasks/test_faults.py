@@ -16,7 +16,7 @@ from iree_gauntlet.system import faults
 from iree_gauntlet.tasks.program import namespace
 from iree_gauntlet.tasks.task_options import GauntletTask
 from iree_gauntlet.torch_models import torch_commands
-from tests.support.command_line import run_here
+from tests.support.command_line import run_in_process
 from tests.support.torch_project import TorchProject
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def test_a_fault_inside_of_a_command_is_no_failure(
     assert isinstance(task, GauntletTask)
     monkeypatch.setattr(task, "command", break_down)
     words = [name, *("x" for _ in task.positional), *(["--list"] if name == "bench" else []), "-q"]
-    done = run_here(words, tmp_path, os.environ)
+    done = run_in_process(words, tmp_path, os.environ)
     assert f"$ gauntlet {' '.join(words)}\n" in require_fault(done, kept)
 
 
@@ -72,7 +72,7 @@ def test_a_fault_inside_of_a_command_is_no_failure(
 def test_a_fault_behind_another_door_is_no_failure(package: str, words: list[str], tmp_path: Path, kept: Path) -> None:
     name = package.rpartition(".")[2]
     with mock.patch.object(torch_commands, name, break_down):
-        require_fault(run_here(words, tmp_path, os.environ, package=package), kept)
+        require_fault(run_in_process(words, tmp_path, os.environ, package=package), kept)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_a_fault_before_a_command_begins_is_no_failure(words: list[str], tmp_pat
         mock.patch("iree_gauntlet.tasks.program.Program.parse_core", break_down),
         mock.patch("iree_gauntlet.tasks.program.option_values", break_down),
     ):
-        require_fault(run_here(words, tmp_path, os.environ), kept)
+        require_fault(run_in_process(words, tmp_path, os.environ), kept)
 
 
 def test_ctrl_c_before_a_command_begins_is_an_interruption(tmp_path: Path) -> None:
     with mock.patch("iree_gauntlet.tasks.program.Program.parse_core", side_effect=KeyboardInterrupt):
-        done = run_here(["run"], tmp_path, os.environ)
+        done = run_in_process(["run"], tmp_path, os.environ)
     assert (done.code, done.err) == (130, "interrupted\n")
 
 
@@ -98,7 +98,7 @@ def test_what_a_machine_lacks_is_no_fault_of_the_toolkit(tmp_path: Path, kept: P
         (MemoryError(), "error: there is not enough memory\n"),
     ):
         with mock.patch.object(namespace["list"], "command", side_effect=raised):
-            done = run_here(["list"], tmp_path, os.environ)
+            done = run_in_process(["list"], tmp_path, os.environ)
         assert (done.code, list(kept.iterdir())) == (3, [])
         assert done.err.startswith(said)
 
@@ -108,14 +108,14 @@ def test_where_no_file_can_be_written_the_traceback_is_said(tmp_path: Path, monk
     try:
         break_down()
     except IndexError as error:
-        found = faults.explain_escaped(error)
+        found = faults.make_unexpected_error(error)
     assert found.exit_code is ExitCode.FAULT
     assert "in break_down" in str(found)
 
 
 def test_a_fault_in_ci_is_an_annotation(tmp_path: Path, kept: Path) -> None:
     with mock.patch.object(namespace["list"], "command", break_down):
-        done = run_here(["list"], tmp_path, {**os.environ, "GITHUB_ACTIONS": "true"})
+        done = run_in_process(["list"], tmp_path, {**os.environ, "GITHUB_ACTIONS": "true"})
     assert done.out.startswith("::error::a fault of IREE Gauntlet itself")
     require_fault(done, kept)
 
@@ -202,5 +202,5 @@ def test_signs_that_a_stream_has_no_letter_for_are_spelled(project: Project) -> 
 
 def test_errors_of_users_have_no_file(tmp_path: Path, kept: Path) -> None:
     with mock.patch.object(namespace["list"], "command", side_effect=GauntletError("what", "hint")):
-        done = run_here(["list"], tmp_path, os.environ)
+        done = run_in_process(["list"], tmp_path, os.environ)
     assert (done.code, done.err, list(kept.iterdir())) == (3, "error: what\n  hint\n", [])

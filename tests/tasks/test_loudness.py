@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet import messages
-from iree_gauntlet.document import Column, Document, Folded, Heading, Items, Table
+from iree_gauntlet.document import Column, Details, Document, Heading, Items, Table
 from iree_gauntlet.tasks.program import namespace
 
 if TYPE_CHECKING:
@@ -69,16 +69,16 @@ def test_verbose_names_the_programs_that_are_asked(project: Project) -> None:
 
 def test_warnings_are_always_said_and_notes_are_not(capsys: pytest.CaptureFixture[str]) -> None:
     for quiet, verbose in ((True, False), (False, False), (False, True)):
-        with messages.loudness(quiet=quiet, verbose=verbose):
+        with messages.set_verbosity(quiet=quiet, verbose=verbose):
             messages.warn("w")
             messages.note("n")
-            messages.news("i")
+            messages.report_progress("i")
             messages.print_detail("d")
     assert capsys.readouterr().err.split("warning: w\n") == ["", "", "note: n\ni\n", "note: n\ni\nd\n"]
 
 
 def test_what_was_said_before_is_said_again() -> None:
-    with pytest.raises(KeyError), messages.loudness(quiet=True, verbose=False):
+    with pytest.raises(KeyError), messages.set_verbosity(quiet=True, verbose=False):
         raise KeyError
     assert not messages.is_quiet()
     assert not messages.is_verbose()
@@ -88,7 +88,7 @@ def test_what_was_said_before_is_said_again() -> None:
 def test_a_whole_document_has_every_row_and_nothing_folded() -> None:
     rows = (("a",), ("b",))
     table = Table((Column("x"),), rows, most=1)
-    document = Document("t", "fine", ("fact",), (table,), (Folded("more", (Items((("i",),), most=1),)),))
-    assert document.whole.blocks == (Table((Column("x"),), rows), Heading("more"), Items((("i",),)))
-    assert document.whole.details == ()
-    assert document.brief == Document("", "fine", (), ())
+    document = Document("t", "fine", ("fact",), (table,), (Details("more", (Items((("i",),), most=1),)),))
+    assert document.unfolded_document.blocks == (Table((Column("x"),), rows), Heading("more"), Items((("i",),)))
+    assert document.unfolded_document.details == ()
+    assert document.answer_only == Document("", "fine", (), ())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.engine.run_start import MissingFile, describe_missing, find_missing_files, without_missing_files
+from iree_gauntlet.engine.run_start import MissingFile, describe_missing, find_missing_files, note_missing_files
 from iree_gauntlet.settings import Configuration, Mirror
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Step, StepInput
@@ -52,7 +52,7 @@ def test_a_plan_says_which_files_cannot_be_had(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     put(store.path(PROGRAM))
     steps = [fetch_step(PROGRAM, WEIGHTS, (tmp_path / "absent").as_uri()), fetch_step(PROGRAM, name="c/d@cpu")]
-    completed = without_missing_files(steps, find_missing_files(steps, [], store))
+    completed = note_missing_files(steps, find_missing_files(steps, [], store))
     assert [step.cache.reason for step in completed] == [f"2 of 3 files are missing: {WEIGHTS} and 1 more", ""]
 
 

@@ -12,7 +12,7 @@ from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.event_log import merge_journals
 from iree_gauntlet.records.outcome import RunOutcome, read_outcome
-from iree_gauntlet.records.run_folder import read_kept_options
+from iree_gauntlet.records.run_folder import read_run_options
 from iree_gauntlet.tasks.report import report
 from tests.support.journal_builder import JournalBuilder
 from tests.support.toy_project import Project
@@ -104,7 +104,7 @@ def test_the_merged_run_is_what_one_run_would_have_been(tmp_path: Path, capsys: 
         ("one", 1, 0),
         ("two", 2, 1),
     ]
-    assert read_kept_options(tmp_path / "whole").options["shard"] == ""
+    assert read_run_options(tmp_path / "whole").options["shard"] == ""
     assert "note: merged from 2 runs: one, two\n" in capsys.readouterr().err
     # Made again from the merged journal alone.
     assert report(("whole",)) is ExitCode.FAILED

@@ -15,7 +15,7 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains import find
 from iree_gauntlet.toolchains.flags import read_known_flags
 from iree_gauntlet.toolchains.installed import find_installed
-from tests.support.command_line import CommandResult, run_here
+from tests.support.command_line import CommandResult, run_in_process
 from tests.support.spec_trees import BENCHMARK, HIP_SPEC, SPEC, write_tree
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def without_iree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(project: Path) -> Run:
-    return lambda *words: run_here(words, project, os.environ)
+    return lambda *words: run_in_process(words, project, os.environ)
 
 
 # list

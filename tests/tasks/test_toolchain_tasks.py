@@ -13,7 +13,7 @@ import pytest
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.toolchains import installed
 from iree_gauntlet.toolchains.installed import find_installed
-from tests.support.command_line import run_here
+from tests.support.command_line import run_in_process
 from tests.support.iree_wheels import write_release_wheels
 from tests.support.permissions import enforce_permissions, mount_read_only, with_mount_rights
 from tests.support.session_folder import make_once
@@ -93,7 +93,7 @@ def test_a_release_is_installed_once_for_all_projects(project: Project, tmp_path
     other = Project(tmp_path / "other")
 
     def gauntlet(where: Project, *words: str) -> CommandResult:
-        return run_here(words, where.folder, in_own_cache(where))
+        return run_in_process(words, where.folder, in_own_cache(where))
 
     first = gauntlet(project, "toolchain.install", "3.12.0")
     assert first.code == 0, first.text
@@ -129,16 +129,16 @@ def test_what_a_projects_cache_has_from_before_is_used(project: Project, users_c
     own = project.folder / "cache"
     assert project.gauntlet("toolchain.install", "3.12.0", "--cache-dir", str(own)).code == 0
     environ = in_own_cache(project)
-    shown = run_here(("toolchain.show", "--iree", "3.12.0"), project.folder, environ)
+    shown = run_in_process(("toolchain.show", "--iree", "3.12.0"), project.folder, environ)
     assert f"3.12.0: {own / 'toolchains' / 'envs'}/" in shown.out
-    installed = run_here(("toolchain.install", "3.12.0", "3.11.0"), project.folder, environ)
+    installed = run_in_process(("toolchain.install", "3.12.0", "3.11.0"), project.folder, environ)
     assert [line.partition(" (")[0].rpartition("/")[0] for line in installed.out.splitlines()] == [
         f"3.12.0: {own / 'toolchains' / 'envs'}",
         f"3.11.0: {users_cache / 'toolchains' / 'envs'}",
     ]
-    listed = json.loads(run_here(("toolchain.list", "--format", "json"), project.folder, environ).out)
+    listed = json.loads(run_in_process(("toolchain.list", "--format", "json"), project.folder, environ).out)
     assert [item["label"] for item in listed["environments"]] == ["3.11.0", "3.12.0"]
-    assert run_here(("toolchain.remove", "3.12.0"), project.folder, environ).code == 0
+    assert run_in_process(("toolchain.remove", "3.12.0"), project.folder, environ).code == 0
     assert not list((own / "toolchains" / "envs").glob("3.12.0*"))
 
 
@@ -184,17 +184,17 @@ def test_doctor_says_what_a_run_says_of_a_project_that_cannot_be_written(project
     shutil.rmtree(project.folder / "cache")
     environ = in_own_cache(project)
     with mount_read_only(project.folder):
-        found = run_here(("doctor", "--format", "json"), project.folder, environ)
-        ran = run_here(("run",), project.folder, environ)
+        found = run_in_process(("doctor", "--format", "json"), project.folder, environ)
+        ran = run_in_process(("run",), project.folder, environ)
         elsewhere = ("--cache-dir", str(tmp_path / "cache"), "--run-dir", str(tmp_path / "run"))
-        went = run_here(("run", "--stages", "threshold", *elsewhere), project.folder, environ)
+        went = run_in_process(("run", "--stages", "threshold", *elsewhere), project.folder, environ)
     assert (found.code, ran.code, went.code) == (3, 2, 0), ran.text + went.text
     missing = {item["area"]: item["text"] for item in json.loads(found.out) if item["status"] == "missing"}
     assert missing["cache"].endswith(f"cannot be created, because {project.folder} cannot be written: nothing can run")
     assert missing["runs"].startswith(f"no run can be kept in {project.folder / 'runs'}: ")
     (project.folder / "cache").mkdir()
     with mount_read_only(project.folder):
-        found = run_here(("doctor",), project.folder, environ)
+        found = run_in_process(("doctor",), project.folder, environ)
     assert "cannot be written: its contents are used, but nothing is added" in found.out
     assert "missing or broken: runs" in found.out
 
@@ -211,7 +211,7 @@ def test_what_is_in_use_is_not_removed(project: Project) -> None:
         assert done.code == 3
         assert "is in use by a running process" in done.err
         user.send_signal(signal.SIGKILL)
-    assert not Leases(environment.parents[1]).in_use()
+    assert not Leases(environment.parents[1]).list_used_paths()
     assert project.gauntlet("toolchain.remove", "3.11.0").code == 0
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from iree_gauntlet.requests import ToolchainRequest, options_of
+from iree_gauntlet.requests import ToolchainRequest, list_options
 from iree_gauntlet.upkeep.project_start import find_toolkit_source
 from tests.support.checkout import needs_git
 from tests.support.command_line import parse_requests
@@ -220,7 +220,7 @@ def test_the_action_installs_the_toolkit_that_it_is_part_of(runner: Runner) -> N
 
 
 def test_the_action_names_every_form_of_an_iree() -> None:
-    (iree,) = options_of(ToolchainRequest, "iree")
+    (iree,) = list_options(ToolchainRequest, "iree")
     forms = set(re.findall(r"\b\w+:[A-Z]+(?:@REF)?|nightly|'>=[^']*'", iree.help))
     assert {"source:DIR@REF", "commit:SHA", "nightly"} <= forms
     described = yaml.safe_load(ACTION.read_text())["inputs"]["iree"]["description"]

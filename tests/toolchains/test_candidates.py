@@ -12,7 +12,7 @@ from iree_gauntlet.errors import ToolchainError, UsageError
 from iree_gauntlet.experiments.bisect_question import list_nightlies_inside
 from iree_gauntlet.toolchains.candidates import Candidate, list_candidates_among, list_candidates_between
 from iree_gauntlet.toolchains.choice import parse_choice
-from iree_gauntlet.toolchains.find import ToolchainPlace, provide_environment
+from iree_gauntlet.toolchains.find import ToolchainLocations, provide_environment
 from tests.support.iree_source import make_toolchain_place
 from tests.support.iree_wheels import write_release_wheels, write_wheel
 
@@ -61,7 +61,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
 
 
 @pytest.fixture
-def place(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToolchainPlace:
+def place(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToolchainLocations:
     for name in ("UV_FIND_LINKS", "UV_EXTRA_INDEX_URL", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
@@ -75,28 +75,28 @@ def place(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool
     return make_place(tmp_path, str(index.folder / "nightlies"))
 
 
-def make_place(folder: Path, nightlies: str, *, offline: bool = False) -> ToolchainPlace:
+def make_place(folder: Path, nightlies: str, *, offline: bool = False) -> ToolchainLocations:
     return make_toolchain_place(folder, nightlies=nightlies, offline=offline)
 
 
-def labels(good: str, bad: str, place: ToolchainPlace, *, nightlies: bool = False) -> tuple[list[str], bool]:
+def labels(good: str, bad: str, place: ToolchainLocations, *, nightlies: bool = False) -> tuple[list[str], bool]:
     row, good_is_older = list_candidates_between(good, bad, place, nightlies=nightlies)
     assert all(candidate.label == candidate.iree for candidate in row)
     return [candidate.label for candidate in row], good_is_older
 
 
-def test_versions_between_two(place: ToolchainPlace) -> None:
+def test_versions_between_two(place: ToolchainLocations) -> None:
     # 3.7.0 has no runtime; what is no release is left out.
     expected = ["3.5.0", "3.6.0", "3.8.0", "3.9.0", "3.10.0", "3.11.0", "3.12.0"]
     assert labels("3.5.0", "3.12.0", place) == (expected, True)
 
 
-def test_nightlies_between_two(place: ToolchainPlace) -> None:
+def test_nightlies_between_two(place: ToolchainLocations) -> None:
     expected = ["3.12.0", *_NIGHTLIES[1:], "3.13.0"]
     assert labels("3.12.0", "3.13.0", place, nightlies=True) == (expected, True)
 
 
-def test_from_releases_a_bisect_goes_on_to_their_nightlies(place: ToolchainPlace, tmp_path: Path) -> None:
+def test_from_releases_a_bisect_goes_on_to_their_nightlies(place: ToolchainLocations, tmp_path: Path) -> None:
     said: list[str] = []
     old, new = Candidate("3.12.0", "3.12.0"), Candidate("3.13.0", "3.13.0")
     inside = list_nightlies_inside(old, new, place, said.append)
@@ -111,20 +111,20 @@ def test_from_releases_a_bisect_goes_on_to_their_nightlies(place: ToolchainPlace
     assert said[1].endswith("; continuing with the commits")
 
 
-def test_releases_at_the_edges(place: ToolchainPlace) -> None:
+def test_releases_at_the_edges(place: ToolchainLocations) -> None:
     # The ends are there whether the index has them or not: the check of the ends says that they are not.
     assert labels("3.12.9", "3.10", place) == (["3.10.0", "3.11.0", "3.12.0", "3.12.9"], False)
     assert labels("3.11.0", "3.12.0", place) == (["3.11.0", "3.12.0"], True)
     assert labels("1.0.0", "2.0.0", place) == (["1.0.0", "2.0.0"], True)
 
 
-def test_nightlies_as_ends(place: ToolchainPlace) -> None:
+def test_nightlies_as_ends(place: ToolchainLocations) -> None:
     assert labels("3.13.0rc20261101", "3.13.0rc20261103", place) == (list(_NIGHTLIES[1:4]), True)
     # `nightly` is the newest one, though only its compiler is there.
     assert labels("3.13.0rc20261102", "nightly", place) == ([*_NIGHTLIES[2:], "3.13.0rc20261105"], True)
 
 
-def test_without_a_network_what_is_installed_is_all_there_is(place: ToolchainPlace, tmp_path: Path) -> None:
+def test_without_a_network_what_is_installed_is_all_there_is(place: ToolchainLocations, tmp_path: Path) -> None:
     for version in ("3.6.0", "3.8.0"):
         provide_environment(parse_choice(version), place)
     nightlies = place.nightly_links
@@ -136,7 +136,7 @@ def test_without_a_network_what_is_installed_is_all_there_is(place: ToolchainPla
     assert labels("3.13.0rc20261101", "nightly", offline) == (["3.13.0rc20261101", "3.13.0rc20261103"], True)
 
 
-def test_an_index_that_does_not_answer(place: ToolchainPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_does_not_answer(place: ToolchainLocations, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     with pytest.raises(ToolchainError, match=r"cannot list the versions of iree-base-compiler"):

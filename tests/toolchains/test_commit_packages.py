@@ -16,7 +16,7 @@ from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageErro
 from iree_gauntlet.experiments.bisect_question import find_ready, resolve_package
 from iree_gauntlet.toolchains.candidates import Candidate
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
-from iree_gauntlet.toolchains.find import ToolchainPlace, provide_environment
+from iree_gauntlet.toolchains.find import ToolchainLocations, provide_environment
 from tests.support.artifact_server import Request, Server, make_responder, run_server, send_response
 from tests.support.iree_source import make_commit_packages, make_toolchain_place
 from tests.support.iree_wheels import write_wheel
@@ -66,7 +66,7 @@ class GitHub:
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
         return {"id": number, "name": _NAME, "size_in_bytes": len(content), "expired": False, "digest": digest}
 
-    def place(self, token: dict[str, str] | None = None, *, offline: bool = False) -> ToolchainPlace:
+    def place(self, token: dict[str, str] | None = None, *, offline: bool = False) -> ToolchainLocations:
         packages = make_commit_packages(f"{self.server.base}/repo", **(token or {}))
         return make_toolchain_place(self.folder, environments=self.folder, packages=packages, offline=offline)
 
@@ -150,14 +150,14 @@ def test_a_short_hash_is_looked_up_and_archives_within_are_opened(github: GitHub
 
 def test_what_has_no_packages_is_told_apart(github: GitHub, wheels: list[Path]) -> None:
     github.runs()
-    assert github.refused().what == f"IREE's CI has not built commit {_COMMIT[:12]}"
+    assert github.refused().message == f"IREE's CI has not built commit {_COMMIT[:12]}"
     github.runs(3)
     github.artifacts(3, {**github.archive(packed_wheels(wheels)), "expired": True})
     error = github.refused()
-    assert error.what == f"the packages of commit {_COMMIT[:12]} have expired: GitHub keeps them for 90 days"
+    assert error.message == f"the packages of commit {_COMMIT[:12]} have expired: GitHub keeps them for 90 days"
     assert error.hint == f"Build it: source:DIR@{_COMMIT[:12]}, with a checkout of IREE."
     github.artifacts(3, {"id": 1, "name": "macos_arm64_release_packages", "size_in_bytes": 1})
-    assert "it has macos_arm64_release_packages" in github.refused().what
+    assert "it has macos_arm64_release_packages" in github.refused().message
 
 
 def _status(status: int, **headers: str) -> Callable[[GitHub], None]:
@@ -191,7 +191,7 @@ def test_refusals_say_what_to_do(
 ) -> None:
     fault(github)
     error = github.refused(token)
-    assert what in error.what
+    assert what in error.message
     assert hint in error.hint
     assert "secret" not in str(error)
 
@@ -203,13 +203,13 @@ def test_what_comes_damaged_is_not_installed(github: GitHub, wheels: list[Path])
     github.artifacts(3, artifact)
 
     github.server.url("/repo/actions/artifacts/7/zip", make_responder(content[:-40], Content_Length=str(len(content))))
-    assert "were truncated after" in github.refused().what
+    assert "were truncated after" in github.refused().message
     github.server.url("/repo/actions/artifacts/7/zip", make_responder(content[:-1] + b"x"))
-    assert "differ from what GitHub reports" in github.refused().what
+    assert "differ from what GitHub reports" in github.refused().message
     github.artifacts(3, github.archive(content[:-10]))
-    assert "are damaged" in github.refused().what
+    assert "are damaged" in github.refused().message
     github.artifacts(3, github.archive(packed(("notes.txt", b"x"))))
-    assert "it has no wheel" in github.refused().what
+    assert "it has no wheel" in github.refused().message
 
 
 def test_nobody_who_answers_and_no_network(tmp_path: Path, github: GitHub) -> None:

@@ -16,7 +16,7 @@ from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.toolchains import find
 from iree_gauntlet.toolchains.build_tree import BuildTree, find_built_compiler, find_built_runtime
 from iree_gauntlet.toolchains.choice import parse_choice
-from iree_gauntlet.toolchains.find import ToolchainPlace, find_requested, find_toolchain
+from iree_gauntlet.toolchains.find import ToolchainLocations, find_requested_toolchain, find_toolchain
 from iree_gauntlet.toolchains.installed import find_installed, find_wheels_on
 from tests.support.iree_source import make_toolchain_place
 from tests.support.toy_project import Project
@@ -89,7 +89,7 @@ def link_bindings(root: Path) -> None:
     shutil.copytree(package, bindings / "compiler", copy_function=os.symlink)
 
 
-def place_of(folder: Path, search_path: str = "") -> ToolchainPlace:
+def place_of(folder: Path, search_path: str = "") -> ToolchainLocations:
     return make_toolchain_place(folder, offline=True, search_path=search_path)
 
 
@@ -147,7 +147,7 @@ def test_a_build_that_is_not_there_or_elsewhere(tmp_path: Path) -> None:
         return raised.value
 
     root = sketch(tmp_path / "iree" / "build")
-    assert error(tmp_path / "none").what == f"build:{tmp_path / 'none'} is not a folder"
+    assert error(tmp_path / "none").message == f"build:{tmp_path / 'none'} is not a folder"
     assert f"write build:{root}." in error(tmp_path / "iree").hint
     assert f"name its parent, build:{root}." in error(root / "tools").hint
     (tmp_path / "empty").mkdir()
@@ -228,14 +228,14 @@ def test_bindings_on_the_pythonpath_belong_to_the_tools_on_the_path(tmp_path: Pa
     (tmp_path / "bindings" / "iree" / "compiler").mkdir(parents=True)
     paths = f"{tmp_path / 'none'}{os.pathsep}{os.pathsep}{tmp_path / 'bindings'}"
     place = replace(place_of(tmp_path, str(root / "tools")), python_path=paths)
-    found = find_requested(ToolchainRequest(iree="path"), {}, place)
+    found = find_requested_toolchain(ToolchainRequest(iree="path"), {}, place)
     python = Path(found.compiler.python)
     pth = next(python.parent.parent.glob("lib/python3.*/site-packages/iree-build.pth"))
     assert pth.read_text().splitlines()[0] == str(tmp_path / "bindings")
     # One that has lost its Python is made again, as a whole.
     python.unlink()
     (python.parent.parent / "left").touch()
-    assert find_requested(ToolchainRequest(iree="path"), {}, place).compiler.python == str(python)
+    assert find_requested_toolchain(ToolchainRequest(iree="path"), {}, place).compiler.python == str(python)
     assert not (python.parent.parent / "left").exists()
     assert os.access(python, os.X_OK)
 
@@ -246,8 +246,8 @@ def test_of_several_irees_it_is_said_which_was_chosen_and_why(tmp_path: Path) ->
     place, wheels = place_of(tmp_path, str(tools)), find_installed().source
 
     def why(environ: dict[str, str], *, as_shell: bool = False, **options: str) -> tuple[str, str]:
-        found = find_requested(ToolchainRequest(**options), environ, place, as_shell=as_shell)
-        return found.source, found.why
+        found = find_requested_toolchain(ToolchainRequest(**options), environ, place, as_shell=as_shell)
+        return found.source, found.selection_reason
 
     other = f"{tools / 'iree-compile'}, which is on the PATH, is used with --iree path or IREE_GAUNTLET_IREE=path"
     assert why({}) == (wheels, f"IREE is {wheels}; {other}")
@@ -270,11 +270,11 @@ def test_without_wheels_the_tools_on_the_path_are_named(tmp_path: Path, monkeypa
     monkeypatch.setattr(find, "find_installed", missing)
     tools = sketch(tmp_path / "build") / "tools"
     with pytest.raises(ToolchainError) as raised:
-        find_requested(ToolchainRequest(), {}, place_of(tmp_path, str(tools)))
+        find_requested_toolchain(ToolchainRequest(), {}, place_of(tmp_path, str(tools)))
     use = f"Or use {tools / 'iree-compile'}, which is on the PATH: --iree path, or export IREE_GAUNTLET_IREE=path."
     assert str(raised.value) == f"no IREE compiler here\n  install both\n  {use}"
     with pytest.raises(ToolchainError) as raised:
-        find_requested(ToolchainRequest(), {}, place_of(tmp_path))
+        find_requested_toolchain(ToolchainRequest(), {}, place_of(tmp_path))
     assert str(raised.value) == "no IREE compiler here\n  install both"
 
 
@@ -283,5 +283,5 @@ def test_bindings_of_a_build_that_are_imported_are_no_wheel_and_the_way_on_is_na
     (tmp_path / "iree" / "compiler" / "version.py").write_text('VERSION = "9"\n')
     with pytest.raises(ToolchainError) as raised:
         find_wheels_on([str(tmp_path)], "python")
-    assert "was not installed from a wheel" in raised.value.what
+    assert "was not installed from a wheel" in raised.value.message
     assert raised.value.hint.endswith("or by its tools on the PATH, --iree path (IREE_GAUNTLET_IREE=path)")

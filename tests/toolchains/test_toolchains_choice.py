@@ -63,7 +63,7 @@ def test_a_short_version_is_the_release_that_an_index_takes_it_for() -> None:
 def test_what_means_nothing_is_an_error_that_helps(text: str, hint: str) -> None:
     with pytest.raises(UsageError) as raised:
         parse_choice(text, "--iree-runtime")
-    assert raised.value.what.startswith(f"--iree-runtime {text}: ")
+    assert raised.value.message.startswith(f"--iree-runtime {text}: ")
     assert hint in raised.value.hint
 
 

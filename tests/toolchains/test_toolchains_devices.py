@@ -13,19 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.system.short_process import ask
+from iree_gauntlet.system.short_process import run_tool
 from iree_gauntlet.tasks import doctor
 from iree_gauntlet.tasks.doctor import DoctorFinding, diagnose
 from iree_gauntlet.toolchains import devices as devices_module
 from iree_gauntlet.toolchains.devices import (
     ask_host_cpu,
     check_device,
-    compile_backends,
-    devices,
     find_device,
+    list_compile_backends,
+    list_device_uris,
     list_drivers,
-    means_host,
     parse_cpuinfo,
+    targets_host_cpu,
 )
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain import Toolchain
@@ -90,10 +90,10 @@ def findings(toolchain: Toolchain | ToolchainError, cache: Path, area: str) -> l
 
 @pytest.mark.iree
 def test_what_the_installed_tools_have(toolchain: Toolchain) -> None:
-    assert {"llvm-cpu", "rocm", "cuda", "vulkan-spirv", "metal-spirv", "vmvx"} <= set(compile_backends(toolchain))
+    assert {"llvm-cpu", "rocm", "cuda", "vulkan-spirv", "metal-spirv", "vmvx"} <= set(list_compile_backends(toolchain))
     assert {"local-sync", "local-task", "hip"} <= set(list_drivers(toolchain))
-    assert {"local-sync://", "local-task://"} <= set(devices(toolchain))
-    assert devices(toolchain, "local-task") == ("local-task://",)
+    assert {"local-sync://", "local-task://"} <= set(list_device_uris(toolchain))
+    assert list_device_uris(toolchain, "local-task") == ("local-task://",)
 
 
 @pytest.mark.iree
@@ -203,17 +203,17 @@ def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     ready, child = tmp_path / "ready", make_hang_command()
     for seconds in iterate_timeouts():
         with pytest.raises(ToolchainError, match=f"did not answer within {seconds:g} s and was killed"):
-            ask(["/bin/sh", "-c", f"{child} & touch '{ready}'; wait"], timeout=seconds)
+            run_tool(["/bin/sh", "-c", f"{child} & touch '{ready}'; wait"], timeout=seconds)
         if ready.exists():
             break
     wait_until(lambda: not find_processes(child))
 
 
 def test_a_probe_says_what_a_tool_says() -> None:
-    answer = ask(["/bin/sh", "-c", "cat; printf '\\377' >&2; exit 3"], timeout=LIMIT_SECONDS, stdin="hello")
+    answer = run_tool(["/bin/sh", "-c", "cat; printf '\\377' >&2; exit 3"], timeout=LIMIT_SECONDS, stdin="hello")
     assert (answer.exit_code, answer.stdout, answer.stderr) == (3, "hello", "\ufffd")
     with pytest.raises(ToolchainError, match="cannot be started"):
-        ask(["/nowhere/tool"], timeout=1)
+        run_tool(["/nowhere/tool"], timeout=1)
 
 
 @pytest.mark.iree
@@ -298,7 +298,7 @@ def test_packages_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_flags_that_mean_host(flags: list[str], expected: bool) -> None:
-    assert means_host(flags) is expected
+    assert targets_host_cpu(flags) is expected
 
 
 def test_equal_machines_have_one_identity() -> None:

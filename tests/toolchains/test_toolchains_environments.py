@@ -19,7 +19,7 @@ from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.system import file_lock
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import SEAL, Environments
-from iree_gauntlet.toolchains.find import ToolchainPlace, find_toolchain, provide_environment
+from iree_gauntlet.toolchains.find import ToolchainLocations, find_toolchain, provide_environment
 from iree_gauntlet.toolchains.installer import Installer, Sources
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.iree_source import make_commit_packages, make_source_builds
@@ -62,11 +62,11 @@ class Releases:
     news: list[str] = field(default_factory=list)
     used: list[Path] = field(default_factory=list)
 
-    def place(self, *, offline: bool = False, news: Callable[[str], None] | None = None) -> ToolchainPlace:
+    def place(self, *, offline: bool = False, news: Callable[[str], None] | None = None) -> ToolchainLocations:
         environments = Environments(
             self.folder, Installer(), offline=offline, mark_used=self.used.append, news=news or self.news.append
         )
-        return ToolchainPlace(
+        return ToolchainLocations(
             environments,
             make_source_builds(self.folder, offline=offline),
             make_commit_packages(),
@@ -109,7 +109,7 @@ def releases(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> R
 
 def test_a_release_is_installed_once_and_found_again(releases: Releases) -> None:
     tools = find_toolchain(parse_choice("3.9"), parse_choice("3.9"), releases.place())
-    path = releases.folder / releases.place().environments.path_of("3.9.0").name
+    path = releases.folder / releases.place().environments.make_path("3.9.0").name
     assert tools.compiler.release == tools.runtime.release == "3.9.0"
     assert tools.source.startswith(f"3.9: {path}")
     for tool in (tools.compiler.compile, tools.runtime.run_module, tools.runtime.benchmark_module):
@@ -203,7 +203,7 @@ def test_without_uv_the_message_names_it(tmp_path: Path) -> None:
 def test_offline_nothing_is_installed(releases: Releases) -> None:
     with pytest.raises(ToolchainError) as raised:
         provide_environment(parse_choice("3.9.0"), releases.place(offline=True))
-    assert "IREE 3.9.0 is not installed: " in raised.value.what
+    assert "IREE 3.9.0 is not installed: " in raised.value.message
     assert "gauntlet toolchain.install 3.9.0" in raised.value.hint
     assert not releases.folder.exists()
 
@@ -246,7 +246,7 @@ def _a_file(path: Path) -> None:
 def test_a_broken_environment_is_seen_and_made_again(
     releases: Releases, whole: Path, harm: Callable[[Path], object], why: str
 ) -> None:
-    path = releases.place().environments.path_of("3.9.0")
+    path = releases.place().environments.make_path("3.9.0")
     shutil.copytree(whole, path, symlinks=True)
     assert releases.environment("3.9.0") == path
     harm(path)
@@ -281,7 +281,7 @@ def test_wheels_that_cannot_be_used(releases: Releases, tmp_path: Path) -> None:
     def error(folder: Path) -> str:
         with pytest.raises(ToolchainError) as raised:
             provide_environment(parse_choice(f"wheels:{folder}"), releases.place())
-        return raised.value.what
+        return raised.value.message
 
     assert error(tmp_path / "none").endswith("is not a folder")
     (tmp_path / "foreign").mkdir()
@@ -384,8 +384,8 @@ def test_what_the_system_refuses_uv_is_no_fault_of_the_network(
     program.chmod(0o755)
     with pytest.raises(ToolchainError) as raised:
         Installer(str(program)).list_versions("iree-base-compiler", SpecifierSet(">=3"), Sources())
-    assert raised.value.what.startswith("uv cannot list the versions of iree-base-compiler>=3")
-    assert raised.value.what.endswith(what)
+    assert raised.value.message.startswith("uv cannot list the versions of iree-base-compiler>=3")
+    assert raised.value.message.endswith(what)
     assert raised.value.hint.startswith(hint)
 
 
@@ -399,4 +399,4 @@ def test_a_home_that_cannot_be_written_is_named(
     monkeypatch.setenv("COLUMNS", "40")
     with mount_read_only(home), pytest.raises(ToolchainError) as raised:
         releases.environment(">=3.8")
-    assert raised.value.what.endswith(f"{home / 'uv'}: Read-only file system")
+    assert raised.value.message.endswith(f"{home / 'uv'}: Read-only file system")

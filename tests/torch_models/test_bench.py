@@ -20,9 +20,10 @@ from iree_gauntlet.cases import Verdict
 from iree_gauntlet.results import Result, Samples
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
+from iree_gauntlet.torch_models import bench_session
 from iree_gauntlet.torch_models.agreement import ContractionErrors
 from iree_gauntlet.torch_models.bench_result import _format_sensitivity, make_result_lines
-from iree_gauntlet.torch_models.bench_session import BenchSession, make_bench_figures
+from iree_gauntlet.torch_models.bench_session import make_bench_figures
 from iree_gauntlet.torch_models.build_files import TokenLoop
 from iree_gauntlet.torch_models.torch_chain import MeasuredCalls
 from iree_gauntlet.workers.iree_side.plan_file import write_arrays
@@ -89,7 +90,7 @@ def test_what_is_measured_against_others_takes_its_gpu_too(
     bench: Bench, vulkan: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Block by block, so that its step itself holds nothing."""
-    monkeypatch.setattr(BenchSession, "_against", lambda _self, _step: Result(Verdict.PASSED))
+    monkeypatch.setattr(bench_session, "measure_peers", lambda *_arguments: [])
     done = bench.run("-m", "line", "-c", "small", "--device", "vulkan", "--against", "torch-eager")
     steps = {step["id"].rpartition(":")[2]: step["resources"] for step in bench.journal.steps}
     assert (steps["benchmark.against"]["device"], steps["benchmark.against"]["cores"]) == (vulkan.uri, 0), done.text

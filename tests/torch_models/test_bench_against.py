@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from iree_gauntlet.engine.rounds.blocks import PairEvidence
+from iree_gauntlet.engine.rounds.blocks import PairSamples
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round
 from iree_gauntlet.torch_models import peers
@@ -188,12 +188,12 @@ def test_calls_come_in_whole_groups(bench: PeerBench, pipeline: Path, monkeypatc
 # --- what blocks say ------------------------------------------------------------------------------------------------
 
 
-def _evidence(ratios: Sequence[float]) -> PairEvidence:
+def _evidence(ratios: Sequence[float]) -> PairSamples:
     blocks = []
     for number, ratio in enumerate(ratios):
         ours, its = Round((2.0 + number / 100,)), Round(((2.0 + number / 100) * ratio,))
         blocks.append(Block.of_rounds(BlockOrder.ABBA, [ours, its, its, ours]))
-    return PairEvidence(Counter(ab=len(blocks)), len(blocks), blocks=blocks)
+    return PairSamples(Counter(ab=len(blocks)), len(blocks), blocks=blocks)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_fewer_blocks_have_a_ratio_and_no_interval() -> None:
 
 
 def test_without_blocks_there_is_a_reason() -> None:
-    evidence = PairEvidence()
+    evidence = PairSamples()
     evidence.attempts["ab"] = 6
     evidence.disturbances["the machine ran on battery"] += 6
     assert judge_peer(Peer("torch eager"), evidence).reason == (

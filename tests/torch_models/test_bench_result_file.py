@@ -259,7 +259,7 @@ def test_places_that_cannot_be_written_say_so(place: str, tmp_path: Path) -> Non
     else:
         with pytest.raises(GauntletError) as caught:
             append_result(tmp_path / place, result())
-        assert "the result cannot be written" in caught.value.what
+        assert "the result cannot be written" in caught.value.message
         assert "--output" in caught.value.hint
     with pytest.raises(GauntletError, match="the result cannot be written"):
         check_output(tmp_path / place)

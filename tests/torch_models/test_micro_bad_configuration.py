@@ -330,4 +330,4 @@ def test_recipes_of_torchao_that_are_not_made_here_are_refused_each_by_itself(
 def test_a_shape_set_that_fails_is_its_plugins_problem(folder: Path, registry: PluginRegistry) -> None:
     with pytest.raises(SpecError, match="ValueError: no shapes today") as caught:
         read_config(folder, registry, "model_params:\n  matrix_shapes: [{name: broken}]\n")
-    assert "plugin.py:" in caught.value.what
+    assert "plugin.py:" in caught.value.message

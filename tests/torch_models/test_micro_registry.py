@@ -231,7 +231,7 @@ def test_a_recipe_is_read_as_it_is_written_or_refused(name: str, words: list[str
     try:
         asked = REGISTRY.find_recipe(text)
     except UsageError as error:
-        assert repr(text) in error.what  # noqa: PT017 - some texts are refused, others not
+        assert repr(text) in error.message  # noqa: PT017 - some texts are refused, others not
         return
     assert asked.recipe.name == name
     given_values, defaults = asked.arguments[: len(words)], asked.arguments[len(words) :]

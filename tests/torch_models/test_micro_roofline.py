@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError, ToolchainError
-from iree_gauntlet.journal_events import MachineFacts
+from iree_gauntlet.journal_events import MachineInfo
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.torch_models import roofline
 from iree_gauntlet.torch_models.roofline import Roofline, explain_no_roofline, find_roofline
@@ -38,7 +38,7 @@ _POSITIVE = st.floats(1e-3, 1e15)
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> MachineFacts:
+def small(monkeypatch: pytest.MonkeyPatch) -> MachineInfo:
     """Measurements of no worth that take no time; what this machine is."""
     monkeypatch.setattr(roofline, "_MATRIX_SIZES", (32,))
     monkeypatch.setattr(roofline, "_COPY_BYTES", 1 << 16)
@@ -124,7 +124,7 @@ def test_the_size_that_reached_the_rate_is_told() -> None:
     assert measure_product_rate([8, 16], 0.0, lambda: next(ticks)) == (2 * 16**3, 16)
 
 
-def test_it_is_measured_in_the_toolchains_python(small: MachineFacts, tmp_path: Path) -> None:
+def test_it_is_measured_in_the_toolchains_python(small: MachineInfo, tmp_path: Path) -> None:
     found = find_roofline(tmp_path, sys.executable, small)
     assert found.flops_per_s > 0
     assert found.bytes_per_s > 0
@@ -134,7 +134,7 @@ def test_it_is_measured_in_the_toolchains_python(small: MachineFacts, tmp_path: 
     assert document["roofline"] == {"flops_per_s": found.flops_per_s, "bytes_per_s": found.bytes_per_s}
 
 
-def test_the_best_of_three_measurements_is_kept(small: MachineFacts, python: _Python, tmp_path: Path) -> None:
+def test_the_best_of_three_measurements_is_kept(small: MachineInfo, python: _Python, tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "rooflines"
     # Other work makes a peak lower, and never higher.
     python.answers((2e9, 6e9), (3e9, 4e9), (1e9, 7e9), (9e9, 9e9))
@@ -147,7 +147,7 @@ def test_the_best_of_three_measurements_is_kept(small: MachineFacts, python: _Py
     assert document["machine"]["cores"] == small.cores
 
 
-def test_a_damaged_file_is_measured_again(small: MachineFacts, python: _Python, tmp_path: Path) -> None:
+def test_a_damaged_file_is_measured_again(small: MachineInfo, python: _Python, tmp_path: Path) -> None:
     find_roofline(tmp_path, python.path, small)
     (path,) = tmp_path.glob("*.json")
     good = json.loads(path.read_text())
@@ -162,15 +162,15 @@ def test_a_damaged_file_is_measured_again(small: MachineFacts, python: _Python, 
     assert json.loads(path.read_text())["roofline"] == {"flops_per_s": 5e9, "bytes_per_s": 6e9}
 
 
-def test_another_machine_has_its_own(small: MachineFacts, python: _Python, tmp_path: Path) -> None:
+def test_another_machine_has_its_own(small: MachineInfo, python: _Python, tmp_path: Path) -> None:
     find_roofline(tmp_path, python.path, small)
-    other = MachineFacts(small.host, "another processor", 1, small.memory_bytes, small.os, small.python)
+    other = MachineInfo(small.host, "another processor", 1, small.memory_bytes, small.os, small.python)
     find_roofline(tmp_path, python.path, other)
     assert len(list(tmp_path.glob("*.json"))) == 2
 
 
 def test_of_several_that_ask_at_once_no_measurement_is_lost(
-    small: MachineFacts, python: _Python, tmp_path: Path
+    small: MachineInfo, python: _Python, tmp_path: Path
 ) -> None:
     python.answers((1e9, 9e9), (2e9, 8e9), (3e9, 7e9))
     with ThreadPoolExecutor(3) as pool:
@@ -182,14 +182,14 @@ def test_of_several_that_ask_at_once_no_measurement_is_lost(
     assert {item.flops_per_s for item in found} == {1e9, 2e9, 3e9}
 
 
-def test_a_folder_that_cannot_be_used_is_named(small: MachineFacts, python: _Python, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_used_is_named(small: MachineInfo, python: _Python, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(GauntletError, match="file: the machine's peaks cannot be saved there"):
         find_roofline(tmp_path / "file", python.path, small)
 
 
 def test_a_python_that_cannot_measure_is_named(
-    small: MachineFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: MachineInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ToolchainError, match="has no NumPy"):
         find_roofline(tmp_path, "/bin/false", small)

@@ -60,8 +60,8 @@ def plan_made(made: _Chain) -> tuple[Step, Step, Step]:
 def test_the_environment_is_that_of_commands_and_part_of_what_is_made_in_it() -> None:
     plain, changed = plan_made(chain()), plan_made(chain(env=(("A", "1"), ("B", "2"))))
     quietly, own = (("OMP_WAIT_POLICY", "passive"),), (("A", "1"), ("B", "2"))
-    assert [step.process.env for step in plain] == [quietly, (), ()]
-    assert [step.process.env for step in changed] == [(*quietly, *own), own, own]
+    assert [step.required_command.env for step in plain] == [quietly, (), ()]
+    assert [step.required_command.env for step in changed] == [(*quietly, *own), own, own]
     export, imported, compiled = (dict(step.cache.ingredients) for step in changed)
     assert (export["environment"], compiled["environment"]) == ("A=1 B=2", "A=1 B=2")
     assert imported == {"kind": "import with parameters", "program": "cd", "importer": "importer"}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.artifacts.archive import DamagedArchiveError, member
 from iree_gauntlet.artifacts.seeded import parse_seeded
-from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.sources import make_local_name
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.upkeep.cache_archive import (
     FileEntry,
@@ -40,7 +40,7 @@ CONTENTS = {URL: b"weights" * 400, OTHER: b"more"}
 
 
 def packed(url: str, content: bytes) -> FileEntry:
-    return FileEntry(FileKind.ARTIFACT, local_name(url), url, hashlib.sha256(content).hexdigest(), len(content))
+    return FileEntry(FileKind.ARTIFACT, make_local_name(url), url, hashlib.sha256(content).hexdigest(), len(content))
 
 
 def archive_of(files: list[FileEntry], contents: list[bytes], manifest: bytes = b"") -> bytes:
@@ -68,13 +68,13 @@ def taken(folder: Path, content: bytes) -> str:
     except UsageError:
         raise
     except GauntletError as error:
-        return error.what
+        return error.message
     return ""
 
 
 def held(folder: Path) -> dict[str, bytes]:
     """What a cache has, by URL."""
-    paths = {url: folder / "cache" / "artifacts" / local_name(url) for url in CONTENTS}
+    paths = {url: folder / "cache" / "artifacts" / make_local_name(url) for url in CONTENTS}
     return {url: path.read_bytes() for url, path in paths.items() if path.exists()}
 
 
@@ -94,7 +94,7 @@ def test_what_is_packed_arrives_and_its_hash_is_learnt(tmp_path: Path, capsys: p
 def test_a_pinned_file_must_be_the_pinned_one(tmp_path: Path) -> None:
     pin = "ab" * 32
     (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "registry.txt").write_text(f"{local_name(URL)} sha256:{pin} {URL}\n")
+    (tmp_path / "cache" / "registry.txt").write_text(f"{make_local_name(URL)} sha256:{pin} {URL}\n")
     text = taken(tmp_path, GOOD)
     assert hashlib.sha256(CONTENTS[URL]).hexdigest() in text
     assert f"registry.txt says {pin}; nothing was replaced" in text

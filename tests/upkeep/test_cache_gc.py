@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.inventory import Item, ItemKind
+from iree_gauntlet.artifacts.inventory import CacheItem, CacheItemKind
 from iree_gauntlet.artifacts.leases import Leases, try_lock
-from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.sources import make_local_name
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.formatting import parse_age, parse_bytes
 from iree_gauntlet.upkeep.cache_cleaning import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 URL = "https://host.example/{}.irpa"
-_KINDS = st.sampled_from(list(ItemKind))
+_KINDS = st.sampled_from(list(CacheItemKind))
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_anything_else_is_a_usage_error(text: str) -> None:
         try:
             assert parse(text, "--x") >= 0
         except UsageError as error:
-            assert "expected a number and a unit" in error.what  # noqa: PT017
+            assert "expected a number and a unit" in error.message  # noqa: PT017
 
 
 @pytest.mark.parametrize("text", ["", "50", "GB", "-1GB", "1e3GB", "50 GBs", "٣GB", "1.GB", "nanGB", "1,5GB"])
@@ -80,7 +80,7 @@ def test_fractions_count() -> None:
 
 _ITEMS = st.lists(
     st.builds(
-        lambda kind, size, used, number: Item(kind, f"{kind}/{number}", str(number), size, used),
+        lambda kind, size, used, number: CacheItem(kind, f"{kind}/{number}", str(number), size, used),
         _KINDS,
         st.integers(0, 1000),
         st.floats(0, 1000),
@@ -91,7 +91,7 @@ _ITEMS = st.lists(
 )
 
 # What is never collected.
-_STAYS = (ItemKind.OTHER, ItemKind.TOOLCHAIN)
+_STAYS = (CacheItemKind.OTHER, CacheItemKind.TOOLCHAIN)
 
 
 @given(
@@ -101,7 +101,7 @@ _STAYS = (ItemKind.OTHER, ItemKind.TOOLCHAIN)
     st.sets(st.integers(0, 29)),
 )
 def test_a_plan_keeps_what_is_used_and_goes_no_further_than_it_must(
-    items: list[Item], age: float | None, size: int | None, used_indices: set[int]
+    items: list[CacheItem], age: float | None, size: int | None, used_indices: set[int]
 ) -> None:
     used = {items[index].path for index in used_indices if index < len(items)}
     now = 1000.0
@@ -136,7 +136,7 @@ def test_a_plan_keeps_what_is_used_and_goes_no_further_than_it_must(
 # the cache itself
 
 
-def _plan(cache: CacheBuilder, limits: CacheLimits) -> tuple[Item, ...]:
+def _plan(cache: CacheBuilder, limits: CacheLimits) -> tuple[CacheItem, ...]:
     now = cache.now()
     leases = Leases(cache.root)
     return plan_collection(
@@ -175,10 +175,10 @@ def test_a_leased_file_and_one_that_is_fetched_stay(cache: CacheBuilder) -> None
     leases = Leases(cache.root)
     leases.use(old)
     leases.use(module / "module.vmfb")
-    leases.use(cache.root / "artifacts" / local_name(URL.format("leased")))
+    leases.use(cache.root / "artifacts" / make_local_name(URL.format("leased")))
     with _held(cache.root / "locks" / f"{fetched.name}.lock"):
         assert _plan(cache, CacheLimits(age=1.0, bytes=0)) == ()
-        everything = [item for item in cache.items().values() if item.kind is not ItemKind.OTHER]
+        everything = [item for item in cache.items().values() if item.kind is not CacheItemKind.OTHER]
         assert collect(cache.root, everything, Leases(cache.root)) == []
     assert old.exists()
     assert (module / "entry.json").exists()
@@ -230,8 +230,8 @@ def test_leftovers_of_the_dead_go_and_others_stay(cache: CacheBuilder) -> None:
         assert len(found) == 5
         remove_leftovers(found)
     assert {path.name for path in making.iterdir()} == {"0123-new", "held.lock"}
-    assert cache.verified.last(kept)
-    assert not cache.verified.last(gone)
+    assert cache.verified.get_last_hash(kept)
+    assert not cache.verified.get_last_hash(gone)
 
 
 # It says what it has seen, and looks again once it is answered.

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
-from iree_gauntlet.artifacts.inventory import ItemKind, find_url, take_inventory
+from iree_gauntlet.artifacts.inventory import CacheItemKind, find_url, take_inventory
 from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
-from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.sources import make_local_name
 from tests.support.cache_builder import DAY_SECONDS, CacheBuilder
 
 if TYPE_CHECKING:
@@ -37,22 +37,27 @@ def test_every_kind_is_listed(cache: CacheBuilder) -> None:
     (environment / "iree-compile").write_bytes(b"t" * 3000)
     (cache.root / "toolchains" / "x.json").write_text("{}")
     (cache.root / "registry.txt").write_text("")
-    registry = Registry().with_entries([RegistryEntry(local_name(URL), "0" * 64, URL)])
+    registry = Registry().with_entries([RegistryEntry(make_local_name(URL), "0" * 64, URL)])
     items = cache.items(registry)
     now = cache.now()
 
     weights = items["artifacts/https/host.example/dir/weights.irpa"]
-    assert (weights.kind, weights.bytes, weights.pin, weights.verified) == (ItemKind.ARTIFACT, 1000, "registry", True)
+    assert (weights.kind, weights.bytes, weights.pin, weights.verified) == (
+        CacheItemKind.ARTIFACT,
+        1000,
+        "registry",
+        True,
+    )
     assert now - weights.last_use == pytest.approx(3 * DAY_SECONDS, abs=60)
     compiled = items[module.relative_to(cache.root).as_posix()]
-    assert (compiled.kind, compiled.name, compiled.key) == (ItemKind.MODULE, "toy/abs@cpu", module.name)
+    assert (compiled.kind, compiled.name, compiled.key) == (CacheItemKind.MODULE, "toy/abs@cpu", module.name)
     assert now - compiled.last_use == pytest.approx(5 * DAY_SECONDS, abs=60)
     assert compiled.bytes > 2000
     arriving = items[folder.relative_to(cache.root).as_posix()]
-    assert (arriving.kind, arriving.name) == (ItemKind.UNFINISHED, "https://host.example/large.irpa")
+    assert (arriving.kind, arriving.name) == (CacheItemKind.UNFINISHED, "https://host.example/large.irpa")
     assert (arriving.present, arriving.total) == (100_000, 50_000_000)
     assert arriving.bytes < 1_000_000, "holes take no room"
-    assert sorted(item.kind for item in items.values() if item.kind is not ItemKind.OTHER) == sorted(
+    assert sorted(item.kind for item in items.values() if item.kind is not CacheItemKind.OTHER) == sorted(
         ["artifact", "artifact", "module", "unfinished", "wheel", "toolchain"]
     )
     toolchain = items["toolchains/envs/3.12.0-py3.11-linux-x86_64"]
@@ -70,7 +75,7 @@ def test_an_empty_or_missing_cache_has_no_items(tmp_path: Path) -> None:
 def test_a_changed_file_is_not_called_verified(cache: CacheBuilder) -> None:
     path = cache.artifact(URL, b"abc")
     path.write_bytes(b"abcd")
-    (item,) = (item for item in cache.items().values() if item.kind is ItemKind.ARTIFACT)
+    (item,) = (item for item in cache.items().values() if item.kind is CacheItemKind.ARTIFACT)
     assert item.verified is False
 
 
@@ -79,8 +84,8 @@ def test_damaged_entries_are_listed_all_the_same(cache: CacheBuilder) -> None:
     (module / "entry.json").write_text("{")
     (cache.root / "incoming" / "0123").mkdir(parents=True)
     names = {item.kind: item.name for item in cache.items().values()}
-    assert names[ItemKind.MODULE] == f"{module.name[:12]} (damaged)"
-    assert names[ItemKind.UNFINISHED] == "incoming/0123/"
+    assert names[CacheItemKind.MODULE] == f"{module.name[:12]} (damaged)"
+    assert names[CacheItemKind.UNFINISHED] == "incoming/0123/"
 
 
 def test_links_out_of_the_cache_are_not_followed(cache: CacheBuilder, tmp_path: Path) -> None:
@@ -95,7 +100,7 @@ def test_links_out_of_the_cache_are_not_followed(cache: CacheBuilder, tmp_path: 
 def test_what_a_run_folder_holds_too_is_told(cache: CacheBuilder, tmp_path: Path) -> None:
     module = cache.module("toy/abs@cpu", b"m" * 5000)
     os.link(module / "module.vmfb", tmp_path / "run.vmfb")
-    (item,) = (item for item in cache.items().values() if item.kind is ItemKind.MODULE)
+    (item,) = (item for item in cache.items().values() if item.kind is CacheItemKind.MODULE)
     assert item.shared_bytes == 5000
 
 
@@ -109,7 +114,7 @@ def test_what_a_run_folder_holds_too_is_told(cache: CacheBuilder, tmp_path: Path
     ],
 )
 def test_plain_names_tell_their_url(url: str, *, known: bool) -> None:
-    name = local_name(url)
+    name = make_local_name(url)
     assert find_url(name, "") == (url if known else "")
     assert find_url(name, url) == url
 
@@ -131,18 +136,22 @@ def test_a_last_use_is_written_once_an_hour(tmp_path: Path) -> None:
     used = verified.last_use(path)
     assert used is not None
     assert used >= now
-    assert verified.known(path) == "0" * 64
+    assert verified.get_cached_hash(path) == "0" * 64
 
 
 def test_doubt_forgets_neither_the_hash_nor_the_use(tmp_path: Path) -> None:
     verified = VerifiedHashes(tmp_path / "verified")
     path = tmp_path / "file"
-    verified.doubt(path)
+    verified.invalidate(path)
     path.write_bytes(b"abc")
     verified.remember(path, "0" * 64)
     verified.touch(path, 1_700_000_000.0)
-    verified.doubt(path)
-    assert (verified.known(path), verified.last(path), verified.last_use(path)) == ("", "0" * 64, 1_700_000_000.0)
+    verified.invalidate(path)
+    assert (verified.get_cached_hash(path), verified.get_last_hash(path), verified.last_use(path)) == (
+        "",
+        "0" * 64,
+        1_700_000_000.0,
+    )
 
 
 def test_what_is_listed_is_looked_at_once_and_not_opened(cache: CacheBuilder) -> None:
@@ -163,7 +172,7 @@ def test_what_is_listed_is_looked_at_once_and_not_opened(cache: CacheBuilder) ->
     # A hook stays for as long as the process lives.
     sys.addaudithook(watch)
     try:
-        assert sum(item.kind is ItemKind.ARTIFACT for item in cache.items().values()) == 21
+        assert sum(item.kind is CacheItemKind.ARTIFACT for item in cache.items().values()) == 21
     finally:
         watching.clear()
     artifacts = str(cache.root / "artifacts")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
-from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.sources import make_local_name
 from iree_gauntlet.upkeep.cache_lock import format_locked_registry, plan_registry_update, write_registry
 from tests.support.artifact_server import Server, make_responder
 from tests.support.cache_builder import CacheBuilder
@@ -108,7 +108,7 @@ def test_learnt_hashes_become_the_projects(project: Project) -> None:
     done = project.gauntlet("cache.lock")
     assert done.code == 0, done.text
     assert "cache/registry.txt: 2 added, 0 changed, 0 dropped; commit it" in done.out
-    assert list(registry_of(project)) == [local_name(URL.format("a")), local_name(URL.format("b"))]
+    assert list(registry_of(project)) == [make_local_name(URL.format("a")), make_local_name(URL.format("b"))]
     assert (cache.root / "registry.txt").read_text().startswith("# hashes\nhttps/")
     assert (cache.root / "registry.lock.txt").read_text() == ""
     assert "nothing to do" in project.gauntlet("cache.lock").out
@@ -117,7 +117,7 @@ def test_learnt_hashes_become_the_projects(project: Project) -> None:
 def test_a_pin_of_the_project_counts_more_than_a_learnt_hash(project: Project) -> None:
     cache = CacheBuilder(project.folder / "cache")
     cache.artifact(URL.format("a"), b"a", in_lock_file=True)
-    pinned = entry(local_name(URL.format("a")), "7")
+    pinned = entry(make_local_name(URL.format("a")), "7")
     (cache.root / "registry.txt").write_text(Registry().with_entries([pinned]).text())
     done = project.gauntlet("cache.lock")
     assert "dropped: https/host.example/a.irpa sha256 ca978112ca1b… was learnt" in done.out
@@ -132,13 +132,13 @@ def test_in_a_shared_cache_hashes_of_other_projects_stay(project: Project, tmp_p
     done = project.gauntlet("cache.lock", "--cache-dir", str(shared.root))
     assert done.code == 0, done.text
     assert "1 learnt hash stays in " in done.out
-    assert list(registry_of(project)) == [local_name(URL.format("own"))]
-    assert list(shared.pins().learnt.entries) == [local_name(URL.format("other"))]
+    assert list(registry_of(project)) == [make_local_name(URL.format("own"))]
+    assert list(shared.pins().learnt.entries) == [make_local_name(URL.format("other"))]
 
 
 def test_prune_drops_what_no_spec_names(project: Project) -> None:
     (project.folder / "cache").mkdir()
-    needed, weights = local_name(URL.format("needed")), local_name(URL.format("weights"))
+    needed, weights = make_local_name(URL.format("needed")), make_local_name(URL.format("weights"))
     file = project.folder / "cache" / "registry.txt"
     file.write_text(Registry().with_entries(map(entry, (needed, weights, "https/host.example/left.irpa"))).text())
     project.regression(inputs=[{"source": URL.format("needed")}])
@@ -160,15 +160,15 @@ def test_refresh_pins_what_the_source_has_now(project: Project, server: Server) 
     cache.artifact(same, b"same", in_lock_file=True)
     assert project.gauntlet("cache.lock").code == 0
     shown = project.gauntlet("cache.lock", "--refresh", url, "--dry-run")
-    assert f"~ {local_name(url)} sha256 {hashlib.sha256(b'old').hexdigest()[:12]}… → " in shown.out
+    assert f"~ {make_local_name(url)} sha256 {hashlib.sha256(b'old').hexdigest()[:12]}… → " in shown.out
     assert path.read_bytes() == b"old"
     done = project.gauntlet("cache.lock", "--refresh", url, "--refresh", same)
     assert done.code == 0, done.text
-    assert f"= {local_name(same)} sha256 {hashlib.sha256(b'same').hexdigest()[:12]}…: as it was" in done.out
+    assert f"= {make_local_name(same)} sha256 {hashlib.sha256(b'same').hexdigest()[:12]}…: as it was" in done.out
     assert "0 added, 1 changed, 0 dropped" in done.out
     assert path.read_bytes() == b"new"
-    assert registry_of(project)[local_name(url)].sha256 == hashlib.sha256(b"new").hexdigest()
-    assert cache.verified.known(path) == hashlib.sha256(b"new").hexdigest()
+    assert registry_of(project)[make_local_name(url)].sha256 == hashlib.sha256(b"new").hexdigest()
+    assert cache.verified.get_cached_hash(path) == hashlib.sha256(b"new").hexdigest()
     assert not list((cache.root / "refreshing").iterdir())
     assert project.gauntlet("cache.verify").code == 0
 
@@ -192,7 +192,7 @@ def test_two_at_once_lose_nothing(project: Project, tmp_path: Path) -> None:
         for index in range(5):
             url = URL.format(f"n{number}-{index}")
             cache.artifact(url, b"x", in_lock_file=True)
-            names.append(local_name(url))
+            names.append(make_local_name(url))
     project.regression(inputs=[{"source": URL.format(f"n{n}-{i}")} for n in range(2) for i in range(5)])
     started = [project.start("cache.lock", "--cache-dir", str(cache.root)) for cache in caches]
     assert [process.wait(LIMIT_SECONDS) for process in started] == [0, 0]

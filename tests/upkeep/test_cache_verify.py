@@ -35,7 +35,7 @@ def cache(project: Project) -> CacheBuilder:
 
 def rot(path: Path, verified: VerifiedHashes) -> None:
     """Changes a byte as a failing disk does: nothing that is remembered of the file tells."""
-    known = verified.known(path)
+    known = verified.get_cached_hash(path)
     with path.open("r+b") as file:
         byte = file.read(1)
         file.seek(0)
@@ -59,7 +59,7 @@ def test_a_sound_cache_is_said_to_be_sound_and_its_last_uses_stay(project: Proje
     assert "verified 3 items, 2.0 MB" in done.out
     assert "3 good\n" in done.out
     assert cache.verified.last_use(path) == before
-    assert cache.verified.known(other)
+    assert cache.verified.get_cached_hash(other)
     assert cache.verified.last_use(other) == pytest.approx(used)
 
 
@@ -67,13 +67,13 @@ def test_a_damaged_artifact_is_fetched_again(project: Project, cache: CacheBuild
     url = server.url("/a.irpa", make_responder(CONTENT))
     path = cache.artifact(url, CONTENT, in_lock_file=True)
     rot(path, cache.verified)
-    assert cache.verified.known(path), "its stamp holds: nothing but reading it tells"
+    assert cache.verified.get_cached_hash(path), "its stamp holds: nothing but reading it tells"
     seen = project.gauntlet("cache.verify", "--check-only")
     assert seen.code == 3
     assert f"damaged: artifact {path.relative_to(cache.root / 'artifacts')}: sha256 " in seen.out
     assert "cache/registry.lock.txt" in seen.out
     assert "nothing was changed (--check-only)" in seen.out
-    assert not cache.verified.known(path), "its next use hashes it"
+    assert not cache.verified.get_cached_hash(path), "its next use hashes it"
     offline = project.gauntlet("cache.verify", "--offline")
     assert offline.code == 3
     assert "not repaired: " in offline.out
@@ -117,9 +117,9 @@ def test_a_large_module_that_was_checked_before_is_hashed_all_the_same(project: 
     path = folder / "module.vmfb"
     cache.verified.remember(path, hashlib.sha256(CONTENT * 20).hexdigest())
     rot(path, cache.verified)
-    assert cache.verified.known(path)
+    assert cache.verified.get_cached_hash(path)
     assert project.gauntlet("cache.verify", "--check-only").code == 3
-    assert not cache.verified.known(path)
+    assert not cache.verified.get_cached_hash(path)
     assert folder.exists()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from tests import support
-from tests.support.command_line import run_here
+from tests.support.command_line import run_in_process
 from tests.support.language_server import start_editor
 from tests.support.npm_packages import NODE, install_npm_packages
 
@@ -28,7 +28,7 @@ SPEC = Path("specs", "regression_tests", "example", "dense_cpu.json")
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A project as `init` begins one, whose files say where their schemas are."""
-    assert run_here(("init",), tmp_path, {}, {}).code == 0
+    assert run_in_process(("init",), tmp_path, {}, {}).code == 0
     return tmp_path
 
 

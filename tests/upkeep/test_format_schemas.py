@@ -19,7 +19,7 @@ from iree_gauntlet.errors import SpecError
 from iree_gauntlet.torch_models.configuration import ConfigurationContext
 from iree_gauntlet.torch_models.plugins import load_registry
 from iree_gauntlet.upkeep.format_schemas import FORMATS, format_schema, make_schema
-from tests.support.command_line import run_here
+from tests.support.command_line import run_in_process
 from tests.support.places import CORPUS, ROOT
 
 if TYPE_CHECKING:
@@ -291,16 +291,16 @@ def test_the_address_of_a_schema_is_accepted_everywhere(tmp_path: Path, name: st
 
 
 def test_schemas_are_listed_printed_and_written(tmp_path: Path) -> None:
-    listed = run_here(("schema",), tmp_path, {}, {})
+    listed = run_in_process(("schema",), tmp_path, {}, {})
     assert [line.split()[0] for line in listed.out.splitlines()] == [*FORMATS]
-    printed = run_here(("schema", "suite"), tmp_path, {}, {})
+    printed = run_in_process(("schema", "suite"), tmp_path, {}, {})
     assert json.loads(printed.out) == make_schema("suite")
-    unknown = run_here(("schema", "suit"), tmp_path, {}, {})
+    unknown = run_in_process(("schema", "suit"), tmp_path, {}, {})
     assert (unknown.code, "Did you mean suite?" in unknown.err) == (2, True)
-    written = run_here(("schema", "--output-dir", "here/there"), tmp_path, {}, {})
+    written = run_in_process(("schema", "--output-dir", "here/there"), tmp_path, {}, {})
     assert (written.code, len(list((tmp_path / "here" / "there").iterdir()))) == (0, len(FORMATS))
     for place in ("here/there/suite.json", "here/there/suite.json/below", "/proc/schemas"):
-        refused = run_here(("schema", "--output-dir", place), tmp_path, {}, {})
+        refused = run_in_process(("schema", "--output-dir", place), tmp_path, {}, {})
         assert (refused.code, f"--output-dir {place}: " in refused.err) == (2, True)
 
 

@@ -16,12 +16,12 @@ from iree_gauntlet.cases import Golden, Origin
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.measuring.goldens.golden_evidence import GoldenVerdict, Standing, judge_standings
-from iree_gauntlet.records.run_folder import run_named
-from iree_gauntlet.requests import SelectionRequest, read
+from iree_gauntlet.measuring.goldens.golden_evidence import GoldenStatus, GoldenVerdict, judge_goldens
+from iree_gauntlet.records.run_folder import find_named_run
+from iree_gauntlet.requests import SelectionRequest, parse_request
 from iree_gauntlet.upkeep.spec_goldens import show
 from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest
-from tests.support.command_line import run_here
+from tests.support.command_line import run_in_process
 from tests.support.journal_builder import JournalBuilder, make_check, make_samples, write_measured_run
 from tests.support.places import CORPUS
 from tests.support.synthetic_times import write_benchmark_tool
@@ -40,10 +40,10 @@ def _golden(metric: Figure, value: float, *, field: str = "g", **changes: Any) -
     return Golden(metric=metric, value=value, origin=Origin(FILE, field), **fields)
 
 
-def _standing(golden: Golden, *runs: Path, rivals: Sequence[Golden] = ()) -> Standing:
+def _standing(golden: Golden, *runs: Path, rivals: Sequence[Golden] = ()) -> GoldenStatus:
     """How a golden stands; the newest run comes last."""
     records = [read_journal(run / "journal.jsonl") for run in reversed(runs)]
-    return judge_standings([(CHAIN, item) for item in (golden, *rivals)], records, runs[0].parent)[0]
+    return judge_goldens([(CHAIN, item) for item in (golden, *rivals)], records, runs[0].parent)[0]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_the_newest_figure_that_counts_is_taken(tmp_path: Path) -> None:
     ]
     standing = _standing(golden, *runs)
     assert (standing.run, standing.verdict, standing.note) == ("run-2", "kept", "")
-    assert judge_standings([(CHAIN, golden)], [], tmp_path)[0].verdict is GoldenVerdict.NOT_MEASURED
+    assert judge_goldens([(CHAIN, golden)], [], tmp_path)[0].verdict is GoldenVerdict.NOT_MEASURED
 
 
 def test_a_sku_with_a_golden_of_its_own_leaves_that_of_the_family_alone(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_the_verdict_is_the_plain_rule(value: int, factor: float, dispatches: in
 
 
 def _show(**asked: Any) -> ExitCode:
-    return show(read(SelectionRequest, asked), read(GoldenShowRequest, asked))
+    return show(parse_request(SelectionRequest, asked), parse_request(GoldenShowRequest, asked))
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_goldens_of_torch_models(
     times = write_benchmark_tool(tmp_path / "times", [3.0, 2.0, 2.5])
     folders = ("--spec-dir=suite", "--module-directory=suite", "--external-file-directory=files")
     words = ("run", *folders, "--target=cpu", "--verdict=strict")
-    assert run_here(words, tmp_path, toy.environment(), {"benchmark_module": times}).code == 1
+    assert run_in_process(words, tmp_path, toy.environment(), {"benchmark_module": times}).code == 1
     monkeypatch.chdir(tmp_path)
     selection = {"spec_dir": ["suite"], "module_directory": "suite", "external_file_directory": "files"}
     time, dispatches, size = _json(capsys, **selection)
@@ -269,7 +269,7 @@ def test_the_table(project: Project, capsys: pytest.CaptureFixture[str]) -> None
     )
     assert lines[-1] == "5 goldens: 1 loose, 1 broken, 3 not measured"
     # By the name that it is shown under, `golden.update` finds it.
-    assert (run_named("20261121-matrix/3.13.0", "--run") / "journal.jsonl").is_file()
+    assert (find_named_run("20261121-matrix/3.13.0", "--run") / "journal.jsonl").is_file()
     assert "passed over" in captured.err
     # Of the two newest journals, only the newest is looked at.
     os.utime(runs / "broken/journal.jsonl", (2e9, 2e9))

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from iree_gauntlet.cases import Golden, Origin
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.figures import Figure, Statistic
-from iree_gauntlet.measuring.goldens.golden_evidence import GoldenEvidence, Proposal, propose
-from iree_gauntlet.requests import SelectionRequest, read
+from iree_gauntlet.measuring.goldens.golden_evidence import GoldenEvidence, Proposal, propose_golden
+from iree_gauntlet.requests import SelectionRequest, parse_request
 from iree_gauntlet.upkeep.spec_goldens import update
 from iree_gauntlet.upkeep.upkeep_requests import GoldenUpdateRequest
 from tests.support.journal_builder import JournalBuilder, write_measured_run
@@ -71,7 +71,7 @@ def _run(project: Path, name: str, *, golden_release: str = "3.13.0", **changes:
 
 
 def _update(**asked: Any) -> ExitCode:
-    return update(SelectionRequest(), read(GoldenUpdateRequest, asked))
+    return update(SelectionRequest(), parse_request(GoldenUpdateRequest, asked))
 
 
 def test_the_diff_changes_the_values_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,7 +276,7 @@ _EVIDENCE = st.builds(
 def test_a_proposal_is_never_out_of_thin_air(
     place: Golden, evidence: list[GoldenEvidence], headroom: float | None, *, to_release: bool
 ) -> None:
-    outcome = propose(place, evidence, size_headroom=headroom, to_release=to_release)
+    outcome = propose_golden(place, evidence, size_headroom=headroom, to_release=to_release)
     usable = [item for item in evidence if not item.rejection]
     if isinstance(outcome, str):
         assert outcome
@@ -291,7 +291,7 @@ def test_a_proposal_is_never_out_of_thin_air(
         assert min(item.measured for item in usable) * 0.99 <= outcome.value <= largest * 1.01 + 1
     # Again, from the same: nothing more to change.
     settled = replace(place, value=outcome.value, release=outcome.release)
-    again = propose(settled, evidence, size_headroom=headroom, to_release=to_release)
+    again = propose_golden(settled, evidence, size_headroom=headroom, to_release=to_release)
     assert isinstance(again, str), again
 
 
@@ -340,6 +340,6 @@ def test_a_spec_that_cannot_be_read_is_named(project: Path) -> None:
     _run(project, "run-1")
     (project / _FILE).write_text(_SPEC.replace('"golden_dispatch"', '"golden_dispatch" 1,'))
     with pytest.raises(SpecError, match=re.escape(_FILE)):
-        update(SelectionRequest(model=("toy",)), read(GoldenUpdateRequest, {}))
+        update(SelectionRequest(model=("toy",)), parse_request(GoldenUpdateRequest, {}))
     with pytest.raises(GauntletError, match=re.escape(_FILE)):
         _update()

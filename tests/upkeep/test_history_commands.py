@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.history.stores import find_history, open_history
-from iree_gauntlet.records.history_record import history_file
+from iree_gauntlet.records.history_record import make_history_file
 from iree_gauntlet.settings import Configuration, HistorySettings
 from tests.history.builder import run_of
 from tests.support.journal_builder import JournalBuilder
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def kept(project: Project, runs: list[HistoryRun]) -> Path:
     """A history of the project with these runs."""
     folder = project.folder / "history"
-    open_history(str(folder), Configuration(), project.folder).add(dict(map(history_file, runs)))
+    open_history(str(folder), Configuration(), project.folder).add(dict(map(make_history_file, runs)))
     return folder
 
 

@@ -11,7 +11,7 @@ import pytest
 from iree_gauntlet.dialects.json_text import read_plain_json
 from iree_gauntlet.errors import ExitCode, SpecError, UsageError
 from iree_gauntlet.experiments import run as execute
-from iree_gauntlet.experiments.run import EndedRun
+from iree_gauntlet.experiments.run import RunResult
 from iree_gauntlet.requests import ConductRequest, RunRequest
 from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
 from iree_gauntlet.upkeep.xfail_update import update
@@ -20,8 +20,8 @@ from tests.support.operator_suite import OperatorSuite
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
-    from iree_gauntlet.experiments.run import Chosen
-    from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.experiments.run import RunSetup
+    from iree_gauntlet.progress import Reporter
 
 _CONFIG = """{
   "config_name": "cpu", // the only one
@@ -183,7 +183,7 @@ class _Again:
         self.times = list(times)
         self.asked: list[tuple[list[str], bool]] = []
 
-    def __call__(self, chosen: Chosen, presenter: Presenter, *, brief: bool) -> EndedRun:
+    def __call__(self, chosen: RunSetup, presenter: Reporter, *, brief: bool) -> RunResult:
         assert brief
         request = chosen.request
         chains, forced = sorted(request.chains or ()), request.conduct.force_recompile
@@ -193,7 +193,7 @@ class _Again:
         folder = Path(request.folder.run_dir)
         number = sum(before == forced for _, before in self.asked) - 1
         _journal(folder, {name: self.times[number][name] for name in names})
-        return EndedRun(ExitCode.FAILED, (), (), folder)
+        return RunResult(ExitCode.FAILED, (), (), folder)
 
 
 def test_only_what_comes_out_the_same_every_time_is_proposed(

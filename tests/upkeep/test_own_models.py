@@ -16,7 +16,7 @@ import pytest
 
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
-from tests.support.command_line import CommandResult, run_here
+from tests.support.command_line import CommandResult, run_in_process
 from tests.support.own_models import BF16, F32, I64, ValueInfo, make_node, write_model, write_user_models
 from tests.support.places import ROOT
 
@@ -27,7 +27,9 @@ pytest.importorskip("onnxruntime")
 
 
 def gauntlet(folder: Path, *words: str) -> CommandResult:
-    return run_here(words, folder, {**os.environ, "NO_COLOR": "1", "IREE_GAUNTLET_CACHE": str(folder / "cache")}, {})
+    return run_in_process(
+        words, folder, {**os.environ, "NO_COLOR": "1", "IREE_GAUNTLET_CACHE": str(folder / "cache")}, {}
+    )
 
 
 def spec_of(project: Path, model: str, kind: str = "regression_tests") -> Any:

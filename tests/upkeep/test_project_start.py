@@ -26,7 +26,7 @@ from iree_gauntlet.upkeep.onnx_program import read_onnx
 from iree_gauntlet.upkeep.project_start import _TEMPLATE
 from iree_gauntlet.upkeep.spec_goldens import FileChange, emit_changes
 from tests.support.checkout import needs_git
-from tests.support.command_line import CommandResult, run_here
+from tests.support.command_line import CommandResult, run_in_process
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ def empty(tmp_path: Path) -> Path:
 
 
 def gauntlet(folder: Path, *words: str) -> CommandResult:
-    return run_here(words, folder, {**os.environ, "NO_COLOR": "1", "IREE_GAUNTLET_CACHE": str(folder / "cache")}, {})
+    return run_in_process(
+        words, folder, {**os.environ, "NO_COLOR": "1", "IREE_GAUNTLET_CACHE": str(folder / "cache")}, {}
+    )
 
 
 def floats(*sizes: int | str, name: str = "x") -> onnx.ValueInfoProto:
@@ -108,10 +110,10 @@ def test_what_came_with_the_toolkit_is_not_changed(empty: Path, monkeypatch: pyt
     monkeypatch.setattr(settings, "__file__", str(ROOT / "specs" / "settings.py"))
     inside = ROOT / "specs" / "shipped" / "x.json"
     with pytest.raises(UsageError, match="is part of the toolkit and must not be changed"):
-        settings.require_ones_own(inside)
+        settings.require_users_own_file(inside)
     with pytest.raises(UsageError, match="is part of the toolkit"):
         emit_changes([FileChange(inside, "a\n", "b\n")], "", write=True)
-    settings.require_ones_own(empty / "x.json")
+    settings.require_users_own_file(empty / "x.json")
     emit_changes([FileChange(inside, "a\n", "b\n")], "", write=False)
 
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.remotes import list_remotes, places
+from iree_gauntlet.artifacts.remotes import list_locations, list_remotes
 from iree_gauntlet.cache_folders import find_cache_folder
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ArtifactError, GauntletError, SpecError, UsageError
 from iree_gauntlet.settings import Configuration, Mirror, expand_home, is_below
-from tests.support.command_line import run_here
+from tests.support.command_line import run_in_process
 from tests.support.toy_project import Project
 
 _WHOLE = """
@@ -54,19 +54,19 @@ def test_everything_that_can_be_set(tmp_path: Path) -> None:
         Mirror("https://host/models/", ("s3://ours/models/", "/mnt/mirror")),
         Mirror("https://closed/", ("az://account/container",), only=True),
     )
-    assert dict(found.options_of("s3://ours/x")) == {
+    assert dict(found.find_store_options("s3://ours/x")) == {
         "region": "eu-central-1",
         "secret_access_key": "$OUR_KEY",
         "virtual_hosted_style_request": "true",
     }
-    assert not found.options_of("s3://ours-too/x")
+    assert not found.find_store_options("s3://ours-too/x")
     assert (found.shared_modules, found.fills_shared_modules) == ("gs://bucket/modules", False)
     assert (found.connections, found.retries) == (8, 4)
 
 
 def test_an_option_that_only_obstore_knows_is_left_to_it(tmp_path: Path) -> None:
     found = _read(tmp_path, "[stores.'s3://b']\nsse_kms_thing_of_tomorrow = true")
-    assert dict(found.options_of("s3://b/x")) == {"sse_kms_thing_of_tomorrow": "true"}
+    assert dict(found.find_store_options("s3://b/x")) == {"sse_kms_thing_of_tomorrow": "true"}
 
 
 def test_no_file_sets_nothing(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_the_users_own_file_comes_first(tmp_path: Path) -> None:
     own.parent.mkdir(parents=True)
     own.write_text('[[mirrors]]\nprefix = "https://host/models/"\nto = ["/own"]\n')
     found = _read(tmp_path, _WHOLE, XDG_CONFIG_HOME=str(tmp_path / "home"))
-    assert found.mirrors[0].to == ("/own",)
+    assert found.mirrors[0].targets == ("/own",)
     assert len(found.mirrors) == 3
 
 
@@ -186,14 +186,14 @@ def test_mirrors_come_before_their_origin() -> None:
             Mirror("https://only/", ("/mnt/only",), only=True),
         )
     )
-    assert places("https://host/models/a/b.mlir", configuration) == [
+    assert list_locations("https://host/models/a/b.mlir", configuration) == [
         "/mnt/all/models/a/b.mlir",
         "s3://ours/m/a/b.mlir",
         "https://host/models/a/b.mlir",
     ]
-    assert places("https://host/models2/x", configuration) == ["/mnt/all/models2/x", "https://host/models2/x"]
-    assert places("https://only/x", configuration) == ["/mnt/only/x"]
-    assert places("https://other/x", configuration) == ["https://other/x"]
+    assert list_locations("https://host/models2/x", configuration) == ["/mnt/all/models2/x", "https://host/models2/x"]
+    assert list_locations("https://only/x", configuration) == ["/mnt/only/x"]
+    assert list_locations("https://other/x", configuration) == ["https://other/x"]
 
 
 @given(st.text("ab/", max_size=8), st.text("ab/", max_size=8))
@@ -242,11 +242,11 @@ _PLACES = ("gauntlet.toml", "suites/s.toml", "history_marks.toml")
 def test_odd_files_are_mistakes_of_their_own(bare: Path, content: bytes) -> None:
     for place in _PLACES:
         (bare / place).write_bytes(content)
-    done = run_here(["lint"], bare, os.environ)
+    done = run_in_process(["lint"], bare, os.environ)
     assert done.code == 2, done.text
     assert [place for place in _PLACES if f"  {place}:" not in done.err] == []
-    assert run_here(["list", "--suite", "s"], bare, os.environ).code == 2
-    assert run_here(["cache.list"], bare, os.environ).code == 2
+    assert run_in_process(["list", "--suite", "s"], bare, os.environ).code == 2
+    assert run_in_process(["cache.list"], bare, os.environ).code == 2
 
 
 def test_a_folder_or_a_link_to_nowhere_in_place_of_a_file_is_named(bare: Path) -> None:
@@ -259,11 +259,11 @@ def test_a_folder_or_a_link_to_nowhere_in_place_of_a_file_is_named(bare: Path) -
     ):
         for place in _PLACES:
             begin(bare / place)
-        done = run_here(["lint"], bare, os.environ)
+        done = run_in_process(["lint"], bare, os.environ)
         found = [place for place in _PLACES if f"{place}: {said}" in done.err]
         # A suite that is a folder is none; `list` and `run` say so where it is named.
         assert (done.code, found) == (2, ["gauntlet.toml", "history_marks.toml"]), done.text
-        assert run_here(["list", "--suite", "s"], bare, os.environ).code == 2
+        assert run_in_process(["list", "--suite", "s"], bare, os.environ).code == 2
 
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_too_long_is_a_mistake(tmp_path: Path) -> None:
-    done = run_here(["list", "--spec-dir", "x" * 5000], tmp_path, os.environ)
+    done = run_in_process(["list", "--spec-dir", "x" * 5000], tmp_path, os.environ)
     assert (done.code, done.err.partition("\n")[0]) == (2, f"error: {'x' * 60}…: File name too long")
 
 

@@ -17,7 +17,7 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.records.outcome import read_outcome
-from iree_gauntlet.results import CacheUse, Check, Fetched, OutputComparison, Result, Samples
+from iree_gauntlet.results import CacheUse, Check, FetchedFile, OutputComparison, Result, Samples
 from tests.support.places import DATA
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ _RESULTS = st.builds(
     samples=st.none() | st.builds(Samples, _TEXTS, _TIMES, _TIMES, st.lists(_INTEGERS).map(tuple), st.booleans()),
     statistics=st.dictionaries(_TEXTS, st.none() | _INTEGERS | _TEXTS, max_size=2),
     notes=st.lists(_TEXTS, max_size=2).map(tuple),
-    fetched=st.lists(st.builds(Fetched, _TEXTS, st.just(Path("a/b")), cached=st.booleans()), max_size=2).map(tuple),
+    fetched=st.lists(st.builds(FetchedFile, _TEXTS, st.just(Path("a/b")), cached=st.booleans()), max_size=2).map(tuple),
 )
 
 
@@ -67,7 +67,7 @@ def written(folder: Path, results: Sequence[tuple[dict[str, Any], Result]]) -> l
     path = folder / "journal.jsonl"
     with Journal(path, iter(times).__next__) as journal:
         for event, result in results:
-            journal.result(event["step"], result)
+            journal.write_result(event["step"], result)
     return result_lines(path)
 
 
@@ -93,7 +93,7 @@ def test_every_part_of_a_result_has_the_names_and_the_order_that_it_had(tmp_path
         outputs=(OutputComparison(0, "2xf32", "1 of 2", passed=False, max_abs_error=math.inf, max_rel_error=math.nan),),
         samples=Samples("BM_f", (9.5,), (9.0,), (3,), aggregated=True),
         statistics={"dispatch_count": 2},
-        fetched=(Fetched("file:///a", Path("/a"), 3, 0.25, cached=True, sha256="c0ffee", notes=("slow",)),),
+        fetched=(FetchedFile("file:///a", Path("/a"), 3, 0.25, cached=True, sha256="c0ffee", notes=("slow",)),),
         said="a lot",
     )
     event = {"step": "s", "time": "2026-11-21T05:18:00.000Z"}

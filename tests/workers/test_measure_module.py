@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.workers import iree_side
-from iree_gauntlet.workers.iree_side.device_context import LoadedProgram, OpenDevice, device_memory
+from iree_gauntlet.workers.iree_side.device_context import DeviceProgram, OpenDevice, device_memory
 from iree_gauntlet.workers.iree_side.measure_module import Carry, Context, measure, overhead_us, run_loop
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 from tests.support.clocks import Clock
@@ -201,7 +201,7 @@ def _step_plan(built: Path, name: str, **changes: Any) -> dict[str, Any]:
 
 
 def _context(built: Path, name: str, device: str = "local-task", **given: Any) -> Context:
-    program = LoadedProgram(OpenDevice(device), [str(built / f"{name}.vmfb")], [], "step")
+    program = DeviceProgram(OpenDevice(device), [str(built / f"{name}.vmfb")], [], "step")
     return Context(program, [(_A, "f32"), (np.zeros(4, np.float32), "f32")], **given)
 
 
@@ -239,11 +239,11 @@ def test_outputs_are_those_of_each_call(built: Path, name: str, device: str) -> 
     context = _context(built, name, device, in_flight=8)
     items = [[(_A + number, "f32"), (np.full(4, number, np.float32), "f32")] for number in range(8)]
     for _ in range(50):
-        found = context.group(items)
+        found = context.call_group(items)
         for number, (loss, total) in enumerate(found):
             assert total.tolist() == (_A + 2 * number).tolist()
             assert loss == pytest.approx((_A + number).sum())
-    assert [output.tolist() for output in context.group()[7]] == [found[0][0].tolist(), _A.tolist()]
+    assert [output.tolist() for output in context.call_group()[7]] == [found[0][0].tolist(), _A.tolist()]
 
 
 @pytest.mark.iree
@@ -252,10 +252,12 @@ def test_outputs_are_those_of_each_call(built: Path, name: str, device: str) -> 
 def test_gradients_are_summed_up_on_the_device_and_every_group_starts_anew(built: Path, name: str, device: str) -> None:
     context = _context(built, name, device, in_flight=3, carry=Carry(outputs=1, inputs=1, count=1))
     for _ in range(20):
-        assert [total.tolist() for _, total in context.group()] == [(_A * times).tolist() for times in (1, 2, 3)]
-    assert [array.tolist() for _, array in context.first(whole=True) if array is not None][1] == _A.tolist()
+        assert [total.tolist() for _, total in context.call_group()] == [(_A * times).tolist() for times in (1, 2, 3)]
+    assert [array.tolist() for _, array in context.make_first_call(fetch_all=True) if array is not None][
+        1
+    ] == _A.tolist()
     quiet = _context(built, name, device, in_flight=3, carry=Carry(outputs=1, inputs=1, count=1), fetch=[0])
-    assert [len(outputs) for outputs in quiet.group()] == [1, 1, 1]
+    assert [len(outputs) for outputs in quiet.call_group()] == [1, 1, 1]
 
 
 def _python(program: str, module: Path) -> str:
@@ -329,7 +331,7 @@ def test_groups_that_do_not_fit(built: Path, run: _Run, changes: dict[str, Any],
 @pytest.mark.iree
 def test_a_function_that_is_not_there(built: Path) -> None:
     with pytest.raises(PlanError, match=r"step\.vmfb has no function 'main': step"):
-        LoadedProgram(OpenDevice("local-sync"), [str(built / "step.vmfb")], [], "main")
+        DeviceProgram(OpenDevice("local-sync"), [str(built / "step.vmfb")], [], "main")
 
 
 def test_a_script_brings_its_own_package_and_nothing_else(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from iree_gauntlet.artifacts.archive import (
     ArchiveReader,
     DamagedArchiveError,
     Readable,
-    archive_bytes,
+    compute_archive_size,
     member,
 )
 from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_file
@@ -103,13 +103,13 @@ def _is_role(text: str) -> bool:
     return _ROLE.fullmatch(text) is not None and text != ENTRY_FILE
 
 
-def sealed(document: dict[str, Any]) -> bytes:
+def seal_entry(document: dict[str, Any]) -> bytes:
     """Return the content of entry.json: the entry, and its checksum."""
     checksum = hashlib.sha256(format_canonical_json(document)).hexdigest()
     return format_canonical_json({"checksum": checksum, "entry": document}) + b"\n"
 
 
-def open_sealed(data: bytes, key: str) -> dict[str, Any]:
+def parse_sealed_entry(data: bytes, key: str) -> dict[str, Any]:
     """Return the entry that this machine has sealed.
 
     Raises:
@@ -118,7 +118,7 @@ def open_sealed(data: bytes, key: str) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(data)["entry"]
         # The bytes themselves are compared, so that no changed byte goes unnoticed.
-        is_intact = data == sealed(document)
+        is_intact = data == seal_entry(document)
         matches = is_intact and document["format"] == _ENTRY_FORMAT and document["key"] == key
     except (ValueError, TypeError, KeyError, RecursionError):
         is_intact = matches = False
@@ -132,14 +132,14 @@ def open_sealed(data: bytes, key: str) -> dict[str, Any]:
     return document
 
 
-def open_foreign(data: bytes, key: str) -> dict[str, Any]:
+def parse_untrusted_entry(data: bytes, key: str) -> dict[str, Any]:
     """Return the entry that some machine has sealed: anybody can make a seal, so every field is checked.
 
     Raises:
         DamageError: a field is not as this toolkit writes it, or the ingredients make another key.
     """
     try:
-        document = open_sealed(data, key)
+        document = parse_sealed_entry(data, key)
         # JSON can write lone surrogates, which no file system and no terminal accepts.
         json.dumps(document, ensure_ascii=False).encode()
         is_valid = _is_valid(document)
@@ -176,7 +176,7 @@ def pack(folder: Path, key: str) -> Iterator[bytes]:
         DamageError: the entry is not what was written.
     """
     data = (folder / ENTRY_FILE).read_bytes()
-    document = open_foreign(data, key)
+    document = parse_untrusted_entry(data, key)
     try:
         yield from member(ENTRY_FILE, len(data), [data])
         for role, file in list_files(document).items():
@@ -186,14 +186,14 @@ def pack(folder: Path, key: str) -> Iterator[bytes]:
     yield END
 
 
-def packed_bytes(folder: Path, key: str) -> int:
+def compute_packed_size(folder: Path, key: str) -> int:
     """Return the size of the archive that `pack` makes.
 
     Raises:
         DamageError: the entry is not what was written.
     """
     data = (folder / ENTRY_FILE).read_bytes()
-    return _compute_archive_bytes(data, list_files(open_foreign(data, key)))
+    return _compute_archive_bytes(data, list_files(parse_untrusted_entry(data, key)))
 
 
 def unpack(
@@ -215,7 +215,7 @@ def unpack(
     reader = ArchiveReader(stream)
     try:
         data = reader.first(ENTRY_FILE, _MAX_ENTRY_FILE_BYTES)
-        files = list_files(open_foreign(data, key))
+        files = list_files(parse_untrusted_entry(data, key))
         missing = sorted(set(roles) - files.keys())
         if missing:
             raise DamageError(f"it has no {' and no '.join(missing)}")
@@ -235,7 +235,7 @@ def unpack(
 
 
 def _compute_archive_bytes(data: bytes, files: dict[str, EntryFile]) -> int:
-    return archive_bytes([len(data), *(file.bytes for file in files.values())])
+    return compute_archive_size([len(data), *(file.bytes for file in files.values())])
 
 
 def _read_checked(path: Path, sha256: str) -> Iterator[bytes]:
@@ -322,7 +322,7 @@ class ModuleCache:
 
     def lookup(self, key: str) -> Lookup:
         """Find an entry and check it; a damaged one counts as missing, and the next published one replaces it."""
-        folder = self.folder_of(key)
+        folder = self.get_entry_folder(key)
         if folder.is_dir():
             # The lease comes before the read: entries in use are not collected.
             self._leases.use(folder)
@@ -408,7 +408,7 @@ class ModuleCache:
         }
         format_canonical_json(document)
         try:
-            with self.incoming(key) as temporary:
+            with self.reserve_entry_folder(key) as temporary:
                 entry_files: dict[str, EntryFile] = {}
                 for role, source in sources.items():
                     path = temporary / role
@@ -418,7 +418,7 @@ class ModuleCache:
                         os.fsync(stream.fileno())
                     entry_files[role] = EntryFile(hash_file(path), path.stat().st_size)
                 document |= {"files": {role: asdict(entry_file) for role, entry_file in entry_files.items()}}
-                write_atomic(temporary / ENTRY_FILE, sealed(document))
+                write_atomic(temporary / ENTRY_FILE, seal_entry(document))
                 hashes = {role: entry_file.sha256 for role, entry_file in entry_files.items()}
                 publication = self._put_in_place(temporary, key, hashes)
         except OSError as error:
@@ -426,7 +426,7 @@ class ModuleCache:
         return self._name_entry(publication, name, key, ingredients)
 
     @contextlib.contextmanager
-    def incoming(self, key: str) -> Iterator[Path]:
+    def reserve_entry_folder(self, key: str) -> Iterator[Path]:
         """Yield a private folder, in which an entry can be put together for `adopt`; it is removed at the end."""
         with self._reserve(key) as temporary:
             temporary.mkdir(0o700)
@@ -436,7 +436,7 @@ class ModuleCache:
         """Put an entry into the store that was made elsewhere, and whose every file was checked.
 
         Args:
-            temporary: its folder, out of `incoming`.
+            temporary: its folder, out of `reserve_entry_folder`.
             key: of the entry.
             hashes: the actual SHA-256 of its files, by role.
             name: as for `publish`; by default the entry's own.
@@ -451,7 +451,7 @@ class ModuleCache:
     def remove(self, key: str) -> None:
         """Move an entry out in one rename, then delete it without hurry; a missing one is no error."""
         with self._reserve(key) as trash, contextlib.suppress(FileNotFoundError):
-            self.folder_of(key).rename(trash)
+            self.get_entry_folder(key).rename(trash)
 
     @contextlib.contextmanager
     def making(self, key: str, cancel_event: threading.Event) -> Iterator[float]:
@@ -467,7 +467,7 @@ class ModuleCache:
         lock = LockFile(folder / f"{key}.lock")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            while not lock.acquire_now():
+            while not lock.try_acquire():
                 if cancel_event.wait(_LOCK_POLL_SECONDS):
                     raise WaitCancelledError(f"cancelled while another process was making module {key[:12]}")
         except OSError:
@@ -488,7 +488,7 @@ class ModuleCache:
             return "never compiled here"
         return describe_changes(old_ingredients, ingredients) or "was compiled here, but is no longer in the cache"
 
-    def folder_of(self, key: str) -> Path:
+    def get_entry_folder(self, key: str) -> Path:
         """Return the folder of an entry, which need not exist."""
         if not is_key(key):
             raise ValueError(f"{key!r} is no key")
@@ -497,7 +497,7 @@ class ModuleCache:
     def _reserve(self, key: str) -> contextlib.AbstractContextManager[Path]:
         parent = self._modules / "making"
         parent.mkdir(parents=True, exist_ok=True)
-        return reserve_folder(self.folder_of(key), parent)
+        return reserve_folder(self.get_entry_folder(key), parent)
 
     def _name_entry(self, publication: Lookup, name: str, key: str, ingredients: Mapping[str, str]) -> Lookup:
         """Record the entry that was last made under a name."""
@@ -526,7 +526,7 @@ class ModuleCache:
 
     def _put_in_place(self, temporary: Path, key: str, hashes: Mapping[str, str]) -> Lookup:
         temporary.chmod(0o755)
-        folder = self.folder_of(key)
+        folder = self.get_entry_folder(key)
         folder.parent.mkdir(exist_ok=True)
         # The loop runs twice: an existing entry may be damaged, and is removed then.
         for _ in range(2):
@@ -549,7 +549,7 @@ class ModuleCache:
 
 def _read_entry(key: str, folder: Path) -> tuple[ModuleEntry, dict[str, str]]:
     """Return an entry, and the SHA-256 that its files should have, by role."""
-    document = open_sealed((folder / ENTRY_FILE).read_bytes(), key)
+    document = parse_sealed_entry((folder / ENTRY_FILE).read_bytes(), key)
     hashes = {role: file.sha256 for role, file in list_files(document).items()}
     files = {role: folder / role for role in hashes}
     fields = {name: document[name] for name in ("metadata", "name", "ingredients", "created")}

@@ -80,13 +80,13 @@ class ModuleMaker:
     """A maker of the outputs of import, parameters, compile, reference and count steps.
 
     Attributes:
-        made_again: the directory in which all processes of a run mark the cached outputs that they have rebuilt and
+        rebuilt_dir: the directory in which all processes of a run mark the cached outputs that they have rebuilt and
             compared, each once; None to use the cache.
     """
 
     session: Session[Any]
     workbench: Workbench
-    made_again: Path | None
+    rebuilt_dir: Path | None
 
     def make(self, step: Step) -> Result:
         """Put the outputs of a step at their paths: from a cache, or by its tool."""
@@ -100,7 +100,7 @@ class ModuleMaker:
             if result is not None:
                 return result
         # Synthetic weights are large, and made faster than fetched. Dumps are in no cache.
-        shared_store = None if dumps or not step.stage.row.makes_modules else self.workbench.shared
+        shared_store = None if dumps or not step.stage.row.makes_modules else self.workbench.shared_modules
         shared_result, note = SharedLookup(), ""
         with cache.making(key, cancel_event) as delay:
             # The second lookup finds what another process has made meanwhile.
@@ -125,7 +125,7 @@ class ModuleMaker:
                 result = replace(result, cache=CacheUse(False, key, reason), log=self.session.processes.log(step))
                 result = self.session.processes.complete(step, outcome, result)
             if force and result.verdict is Verdict.PASSED:
-                note_made_again(self.made_again, key)
+                mark_rebuilt(self.rebuilt_dir, key)
         if is_new and shared_store is not None and result.verdict is Verdict.PASSED:
             # The lock is released: no local process waits for the upload.
             note = shared_store.offer(key, cache, cancel_event)
@@ -143,16 +143,16 @@ class ModuleMaker:
 
     def _is_forced(self, step: Step, key: str) -> bool:
         """Return True if the step must run although its result is cached: only modules, and once in a run."""
-        if self.made_again is None or not step.stage.row.makes_modules:
+        if self.rebuilt_dir is None or not step.stage.row.makes_modules:
             return False
-        return not (self.made_again / key).exists()
+        return not (self.rebuilt_dir / key).exists()
 
     def _use_entry(self, step: Step, entry: ModuleEntry | None, reason: str) -> Result | None:
         """Return the result of a cache entry, with its files at the step's paths; None if it cannot be used."""
         if entry is None:
             return None
         metadata = EntryMetadata.from_dict(entry.metadata)
-        command, failure = self.session.processes.typed(step), metadata.failure
+        command, failure = self.session.processes.format_command(step), metadata.failure
         if failure is not None:
             # Only the end of a tool's output is cached: the expected text may be in the rest.
             if step.expect_match not in f"{failure.reason}\n{metadata.diagnostics}":
@@ -225,7 +225,7 @@ class ModuleMaker:
             files,
             name=step.id,
             ingredients=ingredients,
-            metadata={**metadata, "diagnostics": diagnostics, "command": processes.typed(step)},
+            metadata={**metadata, "diagnostics": diagnostics, "command": processes.format_command(step)},
             created=datetime.now(UTC),
         )
         return publication.note
@@ -294,7 +294,7 @@ class ModuleMaker:
         return metrics
 
 
-def note_made_again(folder: Path | None, key: str) -> None:
+def mark_rebuilt(folder: Path | None, key: str) -> None:
     """Mark an output as rebuilt in this run, in a folder, if any, so that no process rebuilds it again."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -329,13 +329,13 @@ def is_program_changed(step: Step) -> bool:
     if "name" not in ingredients:
         return False
     try:
-        return hash_file(Path(step.input("program").path)) != ingredients["program"]
+        return hash_file(Path(step.find_input("program").path)) != ingredients["program"]
     except OSError:
         return True
 
 
 def _make_change_error(step: Step) -> Result:
-    message = f"{step.input('program').path} was changed or removed while this ran: its result is not kept"
+    message = f"{step.find_input('program').path} was changed or removed while this ran: its result is not kept"
     return Result(Verdict.ERROR, message, notes=step.notes, tail=("Run again.",))
 
 

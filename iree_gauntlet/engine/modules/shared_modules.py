@@ -20,8 +20,8 @@ from urllib.parse import unquote
 
 from iree_gauntlet.artifacts.archive import Blocks
 from iree_gauntlet.artifacts.object_stores import StoreLocation, open_store
-from iree_gauntlet.artifacts.remote import without_queries
-from iree_gauntlet.engine.modules.module_cache import DamageError, pack, packed_bytes, unpack
+from iree_gauntlet.artifacts.remote import remove_queries
+from iree_gauntlet.engine.modules.module_cache import DamageError, compute_packed_size, pack, unpack
 from iree_gauntlet.errors import ArtifactError, GauntletError
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class SharedModules:
             response = self._query(key)
             if response is None:
                 return SharedLookup(has_response=self._is_reachable)
-            with cache.incoming(key) as folder:
+            with cache.reserve_entry_folder(key) as folder:
                 stream = Blocks(_read_blocks(response))
                 hashes = unpack(stream, key, folder, roles=roles, size=response.meta["size"])
                 publication = cache.adopt(folder, key, hashes, name)
@@ -172,13 +172,13 @@ class SharedModules:
                     self.url, self.configuration, stall_timeout=self.stall_timeout, retries=_RETRIES
                 )
             except ArtifactError as error:
-                raise _RemoteError(error.what) from error
+                raise _RemoteError(error.message) from error
         return self._location
 
     def _offer(self, key: str, cache: ModuleCache) -> str:
-        folder = cache.folder_of(key)
+        folder = cache.get_entry_folder(key)
         try:
-            size = packed_bytes(folder, key)
+            size = compute_packed_size(folder, key)
             self._put(key, folder, size)
         except _RemoteError as error:
             self._is_read_only = True
@@ -284,7 +284,7 @@ def _describe_reason(error: Exception) -> str:
     status, code = _STATUS.search(text), _ERROR_CODE.search(text)
     if status:
         return f"HTTP {status[1]}" + (f" ({code[1]})" if code else "")
-    return without_queries(text.partition("\n")[0]).rpartition(" - ")[2]
+    return remove_queries(text.partition("\n")[0]).rpartition(" - ")[2]
 
 
 def run_cancellable(work: Callable[[], _T], cancel_event: threading.Event, error: str) -> _T:

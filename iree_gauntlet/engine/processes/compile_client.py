@@ -25,7 +25,7 @@ from iree_gauntlet.engine.processes.processes import require_pipes
 from iree_gauntlet.engine.processes.supervisor import Outcome, Report, is_plain_path, process_outcome
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.system.short_process import name_signal, read_tail
+from iree_gauntlet.system.short_process import get_signal_name, read_tail
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
@@ -359,7 +359,7 @@ class _ServerProcess:
                     os.killpg(waiter.pid, signal.SIGKILL)
         if not self._ready:
             lines = [line for line in read_tail(self._errors).lines if line.strip()]
-            exit_text = name_signal(-status) if status < 0 else f"exit code {status}"
+            exit_text = get_signal_name(-status) if status < 0 else f"exit code {status}"
             self._failure = lines[-1].strip() if lines else f"it ended with {exit_text}"
         self._answers.close()
         shutil.rmtree(self._folder, ignore_errors=True)

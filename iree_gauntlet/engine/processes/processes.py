@@ -30,7 +30,7 @@ class Processes:
 
     def run(self, step: Step, command: Command | None = None, name: str = "") -> Outcome:
         """Run a step's command, or another one for it, to its end; `name` is the prefix of its logs."""
-        command = command or step.process
+        command = command or step.required_command
         folder = Path(step.folder)
         folder.mkdir(parents=True, exist_ok=True)
         return self.supervisor.run(
@@ -43,7 +43,7 @@ class Processes:
             tmpdir=folder if is_plain_path(str(folder)) else None,
         )
 
-    def typed(self, step: Step) -> str:
+    def format_command(self, step: Step) -> str:
         """Return the step's command as a person would type it."""
         if step.command is None:
             return ""
@@ -79,7 +79,7 @@ class Processes:
             output = "\n".join((self.stdout(step)[:_MAX_LOG_BYTES], *self.error_lines(step)))
         return replace(
             result,
-            command=self.typed(step),
+            command=self.format_command(step),
             cpu_seconds=result.cpu_seconds + outcome.cpu_seconds,
             peak_rss_bytes=max(result.peak_rss_bytes, outcome.peak_rss_bytes),
             tool_seconds=result.tool_seconds + outcome.seconds,

@@ -35,10 +35,10 @@ from iree_gauntlet.device_kinds import is_cpu
 from iree_gauntlet.engine.processes.processes import require_pipes
 from iree_gauntlet.engine.processes.supervisor import Outcome
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.formatting import byte_size
+from iree_gauntlet.formatting import format_bytes
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.results import SENT_SIGNALS
-from iree_gauntlet.system.short_process import TAIL_LINES, clean_line, name_signal
+from iree_gauntlet.results import EXTERNAL_SIGNALS
+from iree_gauntlet.system.short_process import TAIL_LINES, clean_line, get_signal_name
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
@@ -357,7 +357,7 @@ def _make_death_response(worker: RunWorker, job: RunJob, seconds: float, *, is_c
     no_memory = any("bad_alloc" in line for line in lines)
     outcome = Outcome(
         code if code is not None and code >= 0 else None,
-        signal=name_signal(-code) if code is not None and code < 0 else "",
+        signal=get_signal_name(-code) if code is not None and code < 0 else "",
         timed_out=worker.overdue and not is_cancel,
         cancelled=is_cancel,
         seconds=seconds,
@@ -372,7 +372,7 @@ def _make_death_response(worker: RunWorker, job: RunJob, seconds: float, *, is_c
 def _describe_memory(worker: RunWorker) -> tuple[str, ...]:
     """Return the note for a case that had too little memory."""
     limit = worker.memory_bytes
-    return (f"its memory is limited to {byte_size(limit)}",) if limit else ()
+    return (f"its memory is limited to {format_bytes(limit)}",) if limit else ()
 
 
 def _may_be_fault_of_other_case(response: RunResponse, job: RunJob) -> bool:
@@ -384,7 +384,7 @@ def _may_be_fault_of_other_case(response: RunResponse, job: RunJob) -> bool:
     outcome = response.outcome
     if response.verdict != RunVerdict.DIED:
         return outcome.out_of_memory or (response.verdict == RunVerdict.ERROR and not job.on_cpu)
-    return not (outcome.timed_out or outcome.cancelled or outcome.stuck) and outcome.signal not in SENT_SIGNALS
+    return not (outcome.timed_out or outcome.cancelled or outcome.stuck) and outcome.signal not in EXTERNAL_SIGNALS
 
 
 class RunWorker:

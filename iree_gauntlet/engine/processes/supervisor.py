@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.engine.processes import reaper
 from iree_gauntlet.errors import GauntletError, ToolchainError
-from iree_gauntlet.system.short_process import TAIL_LINES, name_signal, read_tail
+from iree_gauntlet.system.short_process import TAIL_LINES, get_signal_name, read_tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -332,7 +332,7 @@ def process_outcome(report: Report, stdout: Path, stderr: Path, notes: tuple[str
     total = len(errors.lines) + (len(output.lines) if output else 0)
     return Outcome(
         exit_code=os.WEXITSTATUS(report.status) if is_exit else None,
-        signal=name_signal(signal_number),
+        signal=get_signal_name(signal_number),
         timed_out=report.timed_out,
         cancelled=report.cancelled,
         seconds=report.seconds,

@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from iree_gauntlet.device_kinds import LOCAL_SYNC, LOCAL_TASK
-from iree_gauntlet.engine.rounds.taken_rounds import TOPOLOGY_PREFIX, Measurement, TakenRound, take_round
+from iree_gauntlet.engine.rounds.taken_rounds import TOPOLOGY_PREFIX, Measurement, RoundResult, run_round
 from iree_gauntlet.journal_format import explain_unreadable
 from iree_gauntlet.measuring.machine.machine_state import choose_fastest_cores
-from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round, block_orders
-from iree_gauntlet.records.compare_record import BlockEvent, MeasuredElsewhere
+from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round, draw_block_orders
+from iree_gauntlet.records.compare_record import BlockEvent, RemoteMeasurement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -60,7 +60,7 @@ _CLEAR_FACTOR = 3.0
 _SPEC_SPREAD_FACTOR = 0.8
 _WORKERS_FLAG = f"{TOPOLOGY_PREFIX}group_count"
 # This many blocks are measured in the spec's own way, next to those on other CPUs: the minimum for an interval at 95 %.
-OWN_BLOCKS = 6
+MAX_SPEC_BLOCKS = 6
 _MAX_WORKERS = 64  # IREE's own bound (--task_topology_max_group_count)
 
 
@@ -83,7 +83,7 @@ class PlannedBlock:
 
 
 @dataclass(slots=True)
-class RoundsEvidence:
+class RoundSamples:
     """The measurements so far.
 
     Attributes:
@@ -101,14 +101,14 @@ class RoundsEvidence:
     peak_bytes: dict[str, int] = field(default_factory=dict)
 
     @property
-    def replaced(self) -> int:
+    def replacement_count(self) -> int:
         """The number of blocks that were measured and do not count."""
         return self.attempts.total() - self.count
 
     @property
-    def too_disturbed(self) -> bool:
+    def is_too_disturbed(self) -> bool:
         """True if the machine is too busy for this to finish."""
-        return self.replaced > _SPARE_BLOCKS + self.count
+        return self.replacement_count > _SPARE_BLOCKS + self.count
 
     @property
     def main_disturbance(self) -> str:
@@ -129,30 +129,30 @@ class RoundsEvidence:
 
 
 @dataclass(slots=True)
-class PairEvidence(RoundsEvidence):
+class PairSamples(RoundSamples):
     """The measurements of a model so far.
 
     Attributes:
         blocks: of B against A, those that count.
-        marked: the number of blocks that count although they were disturbed.
+        disturbed_count: the number of blocks that count although they were disturbed.
         cpus: that rounds are pinned to; None until it is decided.
         trials: of A against itself, those that count, by the CPUs that were tried.
-        own: of B against A in the spec's own way, if the rounds are measured in another.
+        spec_blocks: of B against A in the spec's own way, if the rounds are measured in another.
         trial_attempts: the number of started trial blocks, by CPUs.
         own_attempts: the number of started blocks in the spec's own way.
     """
 
     blocks: list[Block] = field(default_factory=list)
     control: list[Block] = field(default_factory=list)
-    marked: int = 0
+    disturbed_count: int = 0
     cpus: Cpus | None = None
     trials: dict[Cpus, list[Block]] = field(default_factory=dict)
-    own: list[Block] = field(default_factory=list)
+    spec_blocks: list[Block] = field(default_factory=list)
     trial_attempts: Counter[Cpus] = field(default_factory=Counter)
     own_attempts: int = 0
 
     @property
-    def against_itself(self) -> list[Block]:
+    def control_blocks(self) -> list[Block]:
         """The blocks of A against A as B is measured; also of the trial, which compared spreads and no signs."""
         return [*self.trials.get(self.cpus or (), ()), *self.control]
 
@@ -160,7 +160,7 @@ class PairEvidence(RoundsEvidence):
         """Add a block, as it is in the log."""
         block = BlockEvent.from_dict(event)
         kind, cpus = block.kind, block.cpus
-        target = {AB: self.blocks, CONTROL: self.control, OWN: self.own}.get(kind)
+        target = {AB: self.blocks, CONTROL: self.control, OWN: self.spec_blocks}.get(kind)
         # Blocks next to the comparison have no bearing on its disturbance.
         if kind == OWN:
             self.own_attempts += 1
@@ -168,12 +168,12 @@ class PairEvidence(RoundsEvidence):
             self.trial_attempts[cpus] += 1
             target = self.trials.setdefault(cpus, [])
         else:
-            RoundsEvidence.add(self, event)
+            RoundSamples.add(self, event)
             self.cpus = cpus
         if block.counted and target is not None:
             rounds = [Round(round_event.times_ms) for round_event in block.rounds]
             target.append(Block.of_rounds(BlockOrder(block.order), rounds))
-            self.marked += kind in (AB, CONTROL) and any(round_event.disturbed for round_event in block.rounds)
+            self.disturbed_count += kind in (AB, CONTROL) and any(round_event.disturbed for round_event in block.rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,36 +181,36 @@ class Pair:
     """A model on both sides: the CPUs to choose from, and the measurements of A and B on some."""
 
     chain: str
-    ways: tuple[Cpus, ...]
-    measured: Callable[[Cpus], tuple[Measurement, Measurement]]
+    cpu_sets: tuple[Cpus, ...]
+    make_measurements: Callable[[Cpus], tuple[Measurement, Measurement]]
 
-    def block(self, kind: str, evidence: PairEvidence, seed: int, cpus: Cpus) -> PlannedBlock:
+    def block(self, kind: str, evidence: PairSamples, seed: int, cpus: Cpus) -> PlannedBlock:
         """Return the next block of a kind, in a random order from the seed.
 
         In a `CONTROL` and a `_TRIAL`, B's rounds are A's too.
         """
         started_counts = {OWN: evidence.own_attempts, _TRIAL: evidence.trial_attempts[cpus]}
         number = started_counts.get(kind, evidence.attempts[kind])
-        order = block_orders(number + 1, make_seed(seed, self.chain, kind))[number]
-        a, b = self.measured(cpus)
+        order = draw_block_orders(number + 1, make_seed(seed, self.chain, kind))[number]
+        a, b = self.make_measurements(cpus)
         b_side = b if kind in (AB, OWN) else a
         rounds = [(side, a if side == "A" else b_side) for side in order]
         return PlannedBlock(self.chain, kind, str(order), rounds, cpus=cpus)
 
 
-def evidence_of(events: Iterable[JournalEvent]) -> dict[str, PairEvidence]:
+def collect_samples(events: Iterable[JournalEvent]) -> dict[str, PairSamples]:
     """Return the measurements in a journal's blocks, by model: to resume an interrupted comparison.
 
     An event of another machine's measurement of a model has all of its blocks; one with a problem is ignored.
     """
-    evidence_by_model: dict[str, PairEvidence] = {}
+    evidence_by_model: dict[str, PairSamples] = {}
     for event in events:
         match event.content:
             case BlockEvent():
                 blocks: Sequence[dict[str, Any]] = (event.fields,)
-                evidence = evidence_by_model.setdefault(event.step, PairEvidence())
-            case MeasuredElsewhere(problem="", blocks=blocks):
-                evidence = evidence_by_model[event.step] = PairEvidence()
+                evidence = evidence_by_model.setdefault(event.step, PairSamples())
+            case RemoteMeasurement(problem="", blocks=blocks):
+                evidence = evidence_by_model[event.step] = PairSamples()
             case _:
                 continue
         hint = "It was written by another version of this toolkit, or edited; start again."
@@ -221,36 +221,36 @@ def evidence_of(events: Iterable[JournalEvent]) -> dict[str, PairEvidence]:
 
 
 @dataclass(slots=True)
-class BlockTaker:
+class BlockRunner:
     """A runner of blocks, which writes them into the session's log.
 
     Attributes:
         replace_disturbed: if true, blocks that other work disturbed are repeated.
-        waited: seconds of waiting for the machine, which are no measuring time.
+        wait_seconds: seconds of waiting for the machine, which are no measuring time.
     """
 
     session: Session[Any]
     replace_disturbed: bool
-    waited: float = 0.0
+    wait_seconds: float = 0.0
 
-    def gives_up(self, evidence: RoundsEvidence) -> bool:
+    def must_stop(self, evidence: RoundSamples) -> bool:
         """Return True if no more blocks are of use: a process failed, or the machine is too disturbed."""
-        return bool(evidence.failure) or (self.replace_disturbed and evidence.too_disturbed)
+        return bool(evidence.failure) or (self.replace_disturbed and evidence.is_too_disturbed)
 
-    def goes_on(self, evidence: RoundsEvidence) -> bool:
+    def may_continue(self, evidence: RoundSamples) -> bool:
         """Return True if there may be one more block."""
-        return not (self.session.cancelled.is_set() or self.gives_up(evidence))
+        return not (self.session.cancelled.is_set() or self.must_stop(evidence))
 
-    def take(self, block: PlannedBlock, evidence: RoundsEvidence) -> list[tuple[str, TakenRound]]:
+    def run(self, block: PlannedBlock, evidence: RoundSamples) -> list[tuple[str, RoundResult]]:
         """Measure a block and add it to the evidence and the log, unless it is interrupted or cannot be of use.
 
         Return the rounds with their sides, if the block counts; else nothing.
         """
-        if not self.goes_on(evidence):
+        if not self.may_continue(evidence):
             return []
         start = time.monotonic()
-        with self.session.quiet(next((entry.device for _, entry in block.rounds if entry.device), "")):
-            self.waited += time.monotonic() - start
+        with self.session.exclusive_machine(next((entry.device for _, entry in block.rounds if entry.device), "")):
+            self.wait_seconds += time.monotonic() - start
             rounds = list(self._list_rounds(block))
         if self.session.cancelled.is_set():
             # An interrupted block has no result.
@@ -273,18 +273,18 @@ class BlockTaker:
             self.session.cancelled.wait(_PAUSE_SECONDS)
         return good_rounds if counts else []
 
-    def _list_rounds(self, block: PlannedBlock) -> Iterator[tuple[str, TakenRound]]:
+    def _list_rounds(self, block: PlannedBlock) -> Iterator[tuple[str, RoundResult]]:
         """Yield rounds with their sides, until one fails or stays disturbed, or the block is interrupted."""
         for side, measurement in block.rounds:
             for _ in range(block.attempts):
-                result = take_round(measurement, self.session.processes, f"rounds.{_name_side(block.kind, side)}.")
+                result = run_round(measurement, self.session.processes, f"rounds.{_name_side(block.kind, side)}.")
                 yield side, result
                 if self.session.cancelled.is_set() or result.failure or self._is_good(result):
                     break
             if self.session.cancelled.is_set() or not self._is_good(result):
                 break
 
-    def _is_good(self, result: TakenRound) -> bool:
+    def _is_good(self, result: RoundResult) -> bool:
         return not result.failure and not (result.disturbed and self.replace_disturbed)
 
 
@@ -302,7 +302,7 @@ def _strip_numbers(cause: str) -> str:
     return re.split(r"\d", cause, maxsplit=1)[0]
 
 
-def ways(step: Step, root: Path = Path("/")) -> tuple[Cpus, ...]:
+def list_cpu_sets(step: Step, root: Path = Path("/")) -> tuple[Cpus, ...]:
     """Return the CPU sets for the rounds of a benchmark: the spec's own way (none) first, one, one for each worker.
 
     A benchmark on a GPU, or with its own topology, has only its own way. /sys is below `root`.
@@ -314,7 +314,7 @@ def ways(step: Step, root: Path = Path("/")) -> tuple[Cpus, ...]:
     available = sorted(affinity(0))
     cores = choose_fastest_cores(root, available)
     topology = dict(
-        argument.partition("=")[::2] for argument in step.process.argv if argument.startswith(TOPOLOGY_PREFIX)
+        argument.partition("=")[::2] for argument in step.required_command.argv if argument.startswith(TOPOLOGY_PREFIX)
     )
     workers = topology.pop(_WORKERS_FLAG, "")
     if topology or (workers and not workers.isdecimal()):
@@ -328,24 +328,24 @@ def ways(step: Step, root: Path = Path("/")) -> tuple[Cpus, ...]:
     return ((), *(tuple(cores[-count:]) for count in sorted(counts) if 0 < count <= max_count))
 
 
-def spread(blocks: Sequence[Block]) -> float:
+def compute_spread(blocks: Sequence[Block]) -> float:
     """Return the spread of the rounds within a block, as a fraction: 0.01 is 1 %; infinite without blocks."""
     if not blocks:
         return math.inf
-    logs = ([math.log(round_.location()) for round_ in (*block.a, *block.b)] for block in blocks)
+    logs = ([math.log(round_.compute_location()) for round_ in (*block.a, *block.b)] for block in blocks)
     return math.sqrt(statistics.fmean(map(statistics.variance, logs)))
 
 
-def steadiest(trials: Mapping[Cpus, Sequence[Block]]) -> Cpus:
+def choose_steadiest(trials: Mapping[Cpus, Sequence[Block]]) -> Cpus:
     """Return the way with the smallest spread of A against itself, among those with most undisturbed blocks."""
 
     def rank(cpus: Cpus) -> tuple[int, float]:
-        return -len(trials[cpus]), spread(trials[cpus]) * (1.0 if cpus else _SPEC_SPREAD_FACTOR)
+        return -len(trials[cpus]), compute_spread(trials[cpus]) * (1.0 if cpus else _SPEC_SPREAD_FACTOR)
 
     return min(trials, key=rank)
 
 
-def choose_way(pair: Pair, evidence: PairEvidence, taker: BlockTaker, seed: int, goes_on: Callable[[], bool]) -> None:
+def choose_cpus(pair: Pair, evidence: PairSamples, taker: BlockRunner, seed: int, goes_on: Callable[[], bool]) -> None:
     """Set the evidence's way, by a trial if the pair has several; leave it unset if that is interrupted.
 
     An interrupted trial is continued, and a model that has blocks keeps its way. `goes_on` returns True if there is
@@ -353,25 +353,27 @@ def choose_way(pair: Pair, evidence: PairEvidence, taker: BlockTaker, seed: int,
     """
     if evidence.cpus is not None:
         return
-    if len(pair.ways) == 1 or evidence.attempts:
-        evidence.cpus = pair.ways[0]
+    if len(pair.cpu_sets) == 1 or evidence.attempts:
+        evidence.cpus = pair.cpu_sets[0]
         return
     for number in range(_TRIAL_BLOCKS):
-        for cpus in pair.ways:
+        for cpus in pair.cpu_sets:
             if evidence.trial_attempts[cpus] > number:
                 continue
             if not goes_on():
                 return
-            taker.take(pair.block(_TRIAL, evidence, seed, cpus), evidence)
-        trials = {cpus: evidence.trials.get(cpus, []) for cpus in pair.ways}
-        pinned_spread = min(spread(blocks) for cpus, blocks in trials.items() if cpus)
-        if pinned_spread * _CLEAR_FACTOR < spread(trials[()]) < math.inf:
+            taker.run(pair.block(_TRIAL, evidence, seed, cpus), evidence)
+        trials = {cpus: evidence.trials.get(cpus, []) for cpus in pair.cpu_sets}
+        pinned_spread = min(compute_spread(blocks) for cpus, blocks in trials.items() if cpus)
+        if pinned_spread * _CLEAR_FACTOR < compute_spread(trials[()]) < math.inf:
             break
     if goes_on():
-        evidence.cpus = steadiest(trials)
+        evidence.cpus = choose_steadiest(trials)
 
 
-def take_own(pair: Pair, evidence: PairEvidence, taker: BlockTaker, seed: int, goes_on: Callable[[], bool]) -> None:
-    """Measure blocks in the spec's own way, if another was chosen; arguments as for `choose_way`."""
-    while evidence.cpus and len(pair.ways) > 1 and evidence.own_attempts < OWN_BLOCKS and goes_on():
-        taker.take(pair.block(OWN, evidence, seed, ()), evidence)
+def run_spec_blocks(
+    pair: Pair, evidence: PairSamples, taker: BlockRunner, seed: int, goes_on: Callable[[], bool]
+) -> None:
+    """Measure blocks in the spec's own way, if another was chosen; arguments as for `choose_cpus`."""
+    while evidence.cpus and len(pair.cpu_sets) > 1 and evidence.own_attempts < MAX_SPEC_BLOCKS and goes_on():
+        taker.run(pair.block(OWN, evidence, seed, ()), evidence)

@@ -101,7 +101,7 @@ class MachineLocks:
         tries = 0
         while True:
             try:
-                if lock.acquire_now(exclusive=exclusive):
+                if lock.try_acquire(exclusive=exclusive):
                     break
             except OSError as error:
                 message = f"{error.filename or self.folder.path}: cannot lock: {error.strerror}"
@@ -130,11 +130,11 @@ class MachineLocks:
 
 
 def make_machine_locks(environ: Mapping[str, str], cancel_event: threading.Event) -> MachineLocks:
-    """Return the locks of this machine; a wait for one takes an hour at most. Errors as of `lock_folder`."""
-    return MachineLocks(lock_folder(environ), patience=_TIMEOUT_SECONDS, cancelled=cancel_event)
+    """Return the locks of this machine; a wait for one takes an hour at most. Errors as of `find_lock_folder`."""
+    return MachineLocks(find_lock_folder(environ), patience=_TIMEOUT_SECONDS, cancelled=cancel_event)
 
 
-def lock_folder(environ: Mapping[str, str]) -> LockFolder:
+def find_lock_folder(environ: Mapping[str, str]) -> LockFolder:
     """Return the folder that `$IREE_GAUNTLET_LOCKS` names, else that of this user's locks on this machine.
 
     The latter is in /tmp if that can be used: TMPDIR may differ from job to job, and then they would not meet.
@@ -158,7 +158,7 @@ def lock_folder(environ: Mapping[str, str]) -> LockFolder:
 
 def require_lock_folder(environ: Mapping[str, str]) -> None:
     """Raise UsageError if the folder that `$IREE_GAUNTLET_LOCKS` names cannot be used; nothing is created."""
-    folder = lock_folder(environ)
+    folder = find_lock_folder(environ)
     if not folder.from_variable:
         return
     # A dangling link is in the way of a folder, too.
@@ -173,9 +173,9 @@ def require_lock_folder(environ: Mapping[str, str]) -> None:
         )
 
 
-def lock_facts(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return a record's facts about locks: `lock_folder`, if not this user's own; errors as of `lock_folder`."""
-    folder = lock_folder(environ)
+def make_lock_facts(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return a record's facts about locks: their folder, if not this user's own; errors as of `find_lock_folder`."""
+    folder = find_lock_folder(environ)
     return {"lock_folder": str(folder.path)} if folder.from_variable else {}
 
 

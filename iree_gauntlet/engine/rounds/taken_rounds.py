@@ -73,7 +73,7 @@ class RoundSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenRound:
+class RoundResult:
     """The result of one process start.
 
     Attributes:
@@ -152,13 +152,13 @@ def parse_cpus(text: str, available: frozenset[int] | None) -> tuple[int, ...]:
     return tuple(sorted(cpus))
 
 
-def timed(step: Step, settings: RoundSettings) -> Measurement:
+def make_benchmark_rounds(step: Step, settings: RoundSettings) -> Measurement:
     """Return a benchmark step as rounds: its own command with the settings' times in place of the spec's.
 
     Raises:
         UsageError: CPUs are requested, and there is no taskset.
     """
-    arguments = [argument for argument in step.process.argv if argument.split("=", 1)[0] not in _TIMING_FLAGS]
+    arguments = [argument for argument in step.required_command.argv if argument.split("=", 1)[0] not in _TIMING_FLAGS]
     argv = (
         *arguments,
         f"--benchmark_repetitions={settings.repetitions}",
@@ -171,26 +171,26 @@ def timed(step: Step, settings: RoundSettings) -> Measurement:
         # pinned one by one compete with the thread that waits for them: times become multiples of the scheduler's tick
         # (4 ms).
         argv = (*argv, f"--task_topology_group_count={len(settings.cpus)}")
-    command = pinned(replace(step.process, argv=argv), settings.cpus)
-    return Measurement(step, command, BENCHMARK_MODULE, _read_benchmark_times, gpu_of(step), settings.cpus)
+    command = pin_to_cpus(replace(step.required_command, argv=argv), settings.cpus)
+    return Measurement(step, command, BENCHMARK_MODULE, _read_benchmark_times, get_gpu(step), settings.cpus)
 
 
-def gpu_of(step: Step) -> str:
+def get_gpu(step: Step) -> str:
     """Return the GPU that a step runs on; empty for a CPU, and for a device that computes on it."""
     return "" if step.resources.software else step.resources.accelerator
 
 
-def compile_round(step: Step, settings: RoundSettings) -> Measurement:
-    """Return a compile step as rounds, which write next to its outputs, never over them; errors as of `timed`."""
-    argv = list(step.process.argv)
+def make_compile_rounds(step: Step, settings: RoundSettings) -> Measurement:
+    """Return a compile step as rounds, which never overwrite its outputs; errors as of `make_benchmark_rounds`."""
+    argv = list(step.required_command.argv)
     for _, path in step.outputs:
         argv = [word.replace(path, f"{path}.round") for word in argv]
-    command = pinned(replace(step.process, argv=tuple(argv)), settings.cpus)
+    command = pin_to_cpus(replace(step.required_command, argv=tuple(argv)), settings.cpus)
     return Measurement(step, command, COMPILE, lambda _output, seconds: (seconds * _MS_PER_SECOND,), cpus=settings.cpus)
 
 
-def pinned(command: Command, cpus: Sequence[int]) -> Command:
-    """Return the command pinned to some CPUs, in a form that a person can paste; errors as of `timed`."""
+def pin_to_cpus(command: Command, cpus: Sequence[int]) -> Command:
+    """Return the command pinned to some CPUs, in a form to paste; errors as of `make_benchmark_rounds`."""
     if not cpus:
         return command
     taskset = shutil.which("taskset")
@@ -199,7 +199,7 @@ def pinned(command: Command, cpus: Sequence[int]) -> Command:
     return replace(command, argv=(taskset, "-c", ",".join(map(str, cpus)), *command.argv))
 
 
-def take_round(measurement: Measurement, processes: Processes, name: str) -> TakenRound:
+def run_round(measurement: Measurement, processes: Processes, name: str) -> RoundResult:
     """Run the process and read its times; the next round of the same `name` overwrites its logs."""
     step = measurement.step
     watch = RoundWatch(gpu=bool(measurement.device), cpus=measurement.cpus, device=measurement.device)
@@ -215,8 +215,10 @@ def take_round(measurement: Measurement, processes: Processes, name: str) -> Tak
         try:
             times = measurement.read(processes.stdout(step, name), outcome.seconds)
         except GauntletError as error:
-            failure = shorten(error.what)
-    return TakenRound(times, failure, outcome.seconds, outcome.peak_rss_bytes, state.as_dict(), state.disturbances())
+            failure = shorten(error.message)
+    return RoundResult(
+        times, failure, outcome.seconds, outcome.peak_rss_bytes, state.as_dict(), state.list_disturbances()
+    )
 
 
 def _read_benchmark_times(output: str, _seconds: float) -> tuple[float, ...]:
@@ -256,7 +258,7 @@ class ConfirmResult:
     tool_seconds: float
 
 
-def confirm_rules(verdict: str, budget: float, *, replace_disturbed: bool = True) -> ConfirmRules | None:
+def make_confirm_rules(verdict: str, budget: float, *, replace_disturbed: bool = True) -> ConfirmRules | None:
     """Return the rules of a run whose verdict is to `confirm`; None for `strict`, the dialects' plain rule."""
     if verdict == "strict":
         return None
@@ -271,7 +273,7 @@ def confirm_time(
     `check` is that of its first run, which broke it.
     """
     # The spec's own command is used: the golden applies to exactly these settings.
-    measurement = Measurement(step, step.process, BENCHMARK_MODULE, _read_benchmark_times, gpu_of(step))
+    measurement = Measurement(step, step.required_command, BENCHMARK_MODULE, _read_benchmark_times, get_gpu(step))
     deadline = time.monotonic() + rules.budget
     rounds: list[Round] = []
     records: list[dict[str, Any]] = []
@@ -285,7 +287,7 @@ def confirm_time(
             break
         if time.monotonic() >= deadline:
             break
-        round_result = take_round(measurement, processes, "confirm.")
+        round_result = run_round(measurement, processes, "confirm.")
         seconds += round_result.seconds
         records.append(round_result.as_dict())
         if round_result.failure:
@@ -321,7 +323,7 @@ def confirm_time(
 def _find_excess(costs: Sequence[RoundCost], check: Check, step: Step) -> str:
     """Return why rounds break a golden despite disturbances; empty if they may not. CPU time is no evidence on GPUs."""
     cpus = 1 if step.resources.device == LOCAL_SYNC.name else read_machine_facts().cores
-    min_ms = 0.0 if gpu_of(step) else find_least_time(costs, Statistic(check.statistic), cpus)
+    min_ms = 0.0 if get_gpu(step) else find_least_time(costs, Statistic(check.statistic), cpus)
     if check.limit is None or min_ms <= check.limit:
         return ""
     return f"by its CPU time it takes at least {min_ms:.4g} ms, which no disturbance can explain"

@@ -32,7 +32,7 @@ from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.experiments.explaining.flow_program import DISPATCH_FUNCTION, TOLERANCES
 from iree_gauntlet.experiments.explaining.operators import OPERATOR_FUNCTION
 from iree_gauntlet.experiments.explaining.tools import CRASH, FAILURE, HANG, WRONG, Symptom
-from iree_gauntlet.formatting import byte_size, counted, listed, take_last_lines
+from iree_gauntlet.formatting import format_bytes, list_first, pluralize, take_last_lines
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.steps import Command
 from iree_gauntlet.system.atomic import write_atomic
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.experiments.explaining.locate import WrongDispatch
     from iree_gauntlet.experiments.explaining.operators import WrongOperator
     from iree_gauntlet.experiments.explaining.reduce import Reduction
-    from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.progress import Reporter
     from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
@@ -209,7 +209,7 @@ class FailureForms:
 
     def make_reduced_form(self, reduction: Reduction) -> BundleContents:
         """Return a reduced program."""
-        old, new = (counted(size.operations, "operation") for size in (reduction.before, reduction.after))
+        old, new = (pluralize(size.operations, "operation") for size in (reduction.before, reduction.after))
         verb = "fails" if reduction.after.operations == 1 else "fail"
         text = f"`program.mlir` is reduced from a program of {old} to {new}, which {verb} in the same way."
         # The tool's location on this machine is left out.
@@ -250,7 +250,7 @@ class FailureForms:
                 return path.read_bytes()
             url = self.failure.urls.get(str(path), "")
             if not url.startswith(_URL_PREFIXES):
-                message = f"{path.name} is {byte_size(size)}, but a bundle is at most {byte_size(MAX_BYTES)}"
+                message = f"{path.name} is {format_bytes(size)}, but a bundle is at most {format_bytes(MAX_BYTES)}"
                 raise GauntletError(message, "If it has an http address, the bundle names that instead.")
             with path.open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -416,8 +416,8 @@ def pack(files: Mapping[str, bytes], readme: str, script: str, facts: Mapping[st
     if len(archive_bytes) > MAX_BYTES:
         largest = sorted(parts, key=lambda name: -len(parts[name]))[:3]
         raise GauntletError(
-            f"the bundle would be {byte_size(len(archive_bytes))}, but the limit is {byte_size(MAX_BYTES)}",
-            f"Its largest files: {listed([f'{name} {byte_size(len(parts[name]))}' for name in largest], 3)}.",
+            f"the bundle would be {format_bytes(len(archive_bytes))}, but the limit is {format_bytes(MAX_BYTES)}",
+            f"Its largest files: {list_first([f'{name} {format_bytes(len(parts[name]))}' for name in largest], 3)}.",
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in parts.items():
@@ -436,9 +436,9 @@ def list_packages(iree: Toolchain) -> tuple[str, ...]:
 def describe_contents(contents: BundleContents) -> str:
     """Describe the parts of a model that a bundle contains, in a sentence or two."""
     data_files, downloads = contents.files.blobs, contents.files.downloads
-    parts = [f"the program ({byte_size(len(contents.program))})"] if contents.program else []
-    size = byte_size(sum(map(len, data_files.values())))
-    parts += [f"{counted(len(data_files), 'file')} of values and flags ({size})"] if data_files else []
+    parts = [f"the program ({format_bytes(len(contents.program))})"] if contents.program else []
+    size = format_bytes(sum(map(len, data_files.values())))
+    parts += [f"{pluralize(len(data_files), 'file')} of values and flags ({size})"] if data_files else []
     summary = f"It contains {' and '.join(parts)}." if parts else "It contains no file of the model."
     summary += " Inputs are made up." if contents.files.recipes else ""
     return summary + (f" It fetches {', '.join(row[1] for row in downloads)}." if downloads else "")
@@ -499,12 +499,12 @@ def run_bundle(
     return outcome.exit_code
 
 
-def check(bundle: Path, presenter: Presenter) -> ExitCode:
+def check_bundle(bundle: Path, presenter: Reporter) -> ExitCode:
     """Report whether a bundle fails with the IREE that it installs for itself."""
     return _judge(bundle, None, presenter, _CHECK_MEANINGS)
 
 
-def run_with(bundle: Path, request: ToolchainRequest, presenter: Presenter) -> ExitCode:
+def run_bundle_with_iree(bundle: Path, request: ToolchainRequest, presenter: Reporter) -> ExitCode:
     """Report whether a bundle fails with another IREE."""
     with presenter.progress() as progress:
         toolchain = open_workbench(request, progress, need_toolchain=True).iree
@@ -512,7 +512,7 @@ def run_with(bundle: Path, request: ToolchainRequest, presenter: Presenter) -> E
 
 
 def _judge(
-    bundle: Path, iree: Toolchain | None, presenter: Presenter, meanings: Mapping[int, tuple[str, ExitCode]]
+    bundle: Path, iree: Toolchain | None, presenter: Reporter, meanings: Mapping[int, tuple[str, ExitCode]]
 ) -> ExitCode:
     """Run a bundle, and report the meaning of its exit code."""
     with tempfile.TemporaryDirectory(prefix="gauntlet-bundle-") as temp_dir, Supervisor() as supervisor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cases import MAIN
 from iree_gauntlet.device_kinds import CPU
 from iree_gauntlet.errors import GauntletError, NothingSelectedError
-from iree_gauntlet.settings import shown
+from iree_gauntlet.settings import format_path
 from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def find_failures(record: JournalRecord, patterns: Sequence[str]) -> list[Failur
     Raises:
         NothingSelectedError: nothing failed that matches.
     """
-    run = shown(record.path.parent)
+    run = format_path(record.path.parent)
     steps = {step.id: step for step in record.planned}
     failing: list[Step] = []
     for step in steps.values():
@@ -151,9 +151,9 @@ def _make_failure(step: Step, steps: Mapping[str, Step], result: Result, run: Pa
 
 def describe_failure(build: Step, command: Command | None, stage: Stage, result: Result, timeout: float) -> Failure:
     """Describe a failure by its compile step; `command` runs the module, None if the compile itself fails."""
-    compile_cwd = Path(build.process.cwd)
+    compile_cwd = Path(build.required_command.cwd)
     cwd = Path(command.cwd) if command else compile_cwd
-    args = list(build.process.argv[1:])
+    args = list(build.required_command.argv[1:])
     # The source's path may be relative to the compile's folder.
     source = next(arg for arg in args if not arg.startswith("-"))
     args.remove(source)

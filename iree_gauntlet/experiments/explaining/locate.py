@@ -282,7 +282,7 @@ class DispatchSearch:
                 # With traces, iree-run-module would print every tensor.
                 module = self._make_reference(file, target, device, by_values=by_values, trace=False)
             except CompileError as compile_error:
-                self.say(f"{noun} {name}: {compile_error.what}")
+                self.say(f"{noun} {name}: {compile_error.message}")
                 continue
             result = self.tools.run_with_module(file, module, argv=argv, device=_REFERENCE_DEVICE)
             verb = "gives" if result.passed else "does not give"
@@ -441,7 +441,7 @@ def _measure_f64_errors(
     # `run` imports this module, and seldom needs these.
     import numpy as np  # noqa: PLC0415
 
-    from iree_gauntlet.workers.iree_side.value_errors import difference, find_largest  # noqa: PLC0415
+    from iree_gauntlet.workers.iree_side.value_errors import find_largest, measure_difference  # noqa: PLC0415
 
     text = widen_to_f64(suspect.function)
     if not text or any(not tensor.type.endswith("xf32") for tensor in outputs):
@@ -466,7 +466,9 @@ def _measure_f64_errors(
     def measure_error(side: str) -> float:
         outputs = [np.fromfile(folder / f"{side}_output_{index}.bin", "<f4") for index in range(len(f64_outputs))]
         pairs = zip(outputs, f64_outputs, strict=True)
-        return max(difference(output, f64_output) / (find_largest(f64_output) or 1.0) for output, f64_output in pairs)
+        return max(
+            measure_difference(output, f64_output) / (find_largest(f64_output) or 1.0) for output, f64_output in pairs
+        )
 
     return F64Errors(measure_error("target"), measure_error("reference"))
 

@@ -357,7 +357,7 @@ class _Search:
                 continue
             sides = {_IREE: files, _ORIGINAL: [published_files.get(value, "") for value in outputs]}
             return self._run_onnxruntime(name, onnx, self._inputs, sides)
-        message = f"the model does not run with intermediate values as outputs: {errors[0].what}"
+        message = f"the model does not run with intermediate values as outputs: {errors[0].message}"
         raise GauntletError(message, errors[0].hint) from errors[0]
 
     def _find_smallest(self, group: list[Node]) -> WrongOperator | None:

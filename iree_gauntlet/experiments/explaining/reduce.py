@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.tools import CRASH, HANG
 from iree_gauntlet.recorded import UNRECORDED, Recorded
-from iree_gauntlet.records.explain_outcome import FoundReduced
+from iree_gauntlet.records.explain_outcome import ReductionFinding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ class SmallerProgram(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction(FoundReduced):
+class Reduction(ReductionFinding):
     """The result of a reduction, with the number of constants of many values, and the compiler's output."""
 
     constants: int = 0

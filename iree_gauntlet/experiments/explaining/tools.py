@@ -12,15 +12,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.diagnostics import find_diagnostic, find_same_in_all
+from iree_gauntlet.diagnostics import find_diagnostic, normalize_diagnostic
 from iree_gauntlet.engine.modules.module_key import flag_ingredients, join_flags, make_key
 from iree_gauntlet.engine.processes.supervisor import Outcome, find_linker, is_disk_full
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.formatting import one_line
+from iree_gauntlet.formatting import join_lines
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.results import SENT_SIGNALS
+from iree_gauntlet.results import EXTERNAL_SIGNALS
 from iree_gauntlet.steps import Command
-from iree_gauntlet.toolchains.devices import means_host, read_host_cpu
+from iree_gauntlet.toolchains.devices import read_host_cpu, targets_host_cpu
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _LAST_WORDS = re.compile(r"^(?:LLVM ERROR: .*|.*Assertion [`'].*|.*UNREACHABLE e
 _MODULE_FRAME = re.compile(r"\(([^()]*/)?([^()/]+\+0x[0-9a-f]+)\)$")
 _ERROR = re.compile(r"\berror: (.*)")
 _CUSTOM = re.compile(r" \(([\w.]+)\)$")
-# The placeholders of `find_same_in_all` for parts that differ.
+# The placeholders of `normalize_diagnostic` for parts that differ.
 _DIFFERS = re.compile("[…#]+")
 _SPECIAL = re.compile(r"([\\.\[\](){}*+?^$|])")
 
@@ -94,20 +94,20 @@ def find_symptom(result: ToolResult, timeout: float) -> Symptom | None:
     """Return the symptom of a process with this time limit; None if it passed or was killed from outside."""
     ending = _describe_ending(result)
     if ending == WRONG:
-        return Symptom(ending, one_line(result.complaints[0]))
+        return Symptom(ending, join_lines(result.complaints[0]))
     if ending == HANG:
         return Symptom(ending, f"not finished in {timeout:.0f} s", seconds=timeout)
     if ending == CRASH:
         words = _LAST_WORDS.search(result.errors)
         if words is not None:
-            return Symptom(ending, one_line(f"{result.outcome.signal}: {words[0]}"), find_pattern(words[0]))
+            return Symptom(ending, join_lines(f"{result.outcome.signal}: {words[0]}"), find_pattern(words[0]))
         frame = _format_crash_frame(result.errors)
         return Symptom(ending, f"{result.outcome.signal}{f' in {frame}' if frame else ''}", _escape(frame))
     if ending == FAILURE:
         match = _ERROR.search(result.errors)
         lines = (line.strip() for line in result.errors.splitlines() if line.strip())
         line = match[1] if match else next(lines, "")
-        return Symptom(ending, one_line(find_diagnostic(line)).rstrip(": "), find_pattern(line))
+        return Symptom(ending, join_lines(find_diagnostic(line)).rstrip(": "), find_pattern(line))
     return None
 
 
@@ -116,7 +116,7 @@ def _describe_ending(result: ToolResult) -> str:
     if result.outcome.timed_out:
         return HANG
     if result.outcome.signal:
-        return "" if result.outcome.signal in SENT_SIGNALS else CRASH
+        return "" if result.outcome.signal in EXTERNAL_SIGNALS else CRASH
     if result.passed:
         return ""
     return WRONG if result.complaints else FAILURE
@@ -138,7 +138,7 @@ def _format_crash_frame(errors: str) -> str:
 
 def find_pattern(line: str) -> str:
     """Make a regular expression of a line, without the parts that differ between programs; empty for no pattern."""
-    text = find_same_in_all(line) if line.strip() else ""
+    text = normalize_diagnostic(line) if line.strip() else ""
     custom = _CUSTOM.search(text)
     if custom is not None:
         # The name belongs to an attribute of an operation that was printed in full.
@@ -171,7 +171,7 @@ class Tools:
 
     def has_flag(self, tool: str, flag: str) -> bool:
         """Return True if a tool of this release has a flag."""
-        return flag.lstrip("-").partition("=")[0] in self.workbench.flags_of(tool).names
+        return flag.lstrip("-").partition("=")[0] in self.workbench.get_flags(tool).names
 
     def compile(
         self, name: str, source: Path, flags: Sequence[str], *, timeout: float | None = None, cwd: Path | None = None
@@ -206,7 +206,7 @@ class Tools:
             "program": hash_file(source),
             "flags": join_flags(flag_ingredients(flags, hash_file, folder=self.failure.compile_cwd)),
             "compiler": self.workbench.iree.compiler.identity,
-            "host": read_host_cpu().identity if means_host(flags) else "",
+            "host": read_host_cpu().identity if targets_host_cpu(flags) else "",
         }
         output = self.folder / name
         entry = cache.lookup(make_key(key_inputs)).entry

@@ -18,9 +18,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Golden, Verdict
-from iree_gauntlet.figures import JUDGED_FIGURES, GoldenRule, Statistic
-from iree_gauntlet.formatting import whole
-from iree_gauntlet.measuring.goldens.goldens import covers, release_of
+from iree_gauntlet.figures import GOLDEN_FIGURES, GoldenRule, Statistic
+from iree_gauntlet.formatting import format_count
+from iree_gauntlet.measuring.goldens.goldens import covers, parse_release
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
 from iree_gauntlet.targets import FAMILIES
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _MIN_USED_FRACTION = 0.5
 _SIGNIFICANT_DIGITS = 3
 # A failure of one of these stages does not make the other metrics of its chain untrustworthy.
-_FIGURE_STAGES = {item.golden.stage for item in JUDGED_FIGURES if item.golden.rule is not GoldenRule.ERROR}
+_FIGURE_STAGES = {item.golden.stage for item in GOLDEN_FIGURES if item.golden.rule is not GoldenRule.ERROR}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class GoldenVerdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class GoldenStatus:
     """A golden with the newest value that may be compared with it, and the run of that value, if any.
 
     Attributes:
@@ -146,7 +146,7 @@ def _collect_figures(
             time_reasons.append((verdict_reason, False))
         elif result.verdict not in (Verdict.PASSED, Verdict.FAILED):
             reasons.append((verdict_reason, True))
-        if causes := result.known.disturbed:
+        if causes := result.typed_statistics.disturbed:
             time_reasons.append((f"disturbed: {'; '.join(causes)}", False))
         for golden in get_goldens(step):
             values = _pick_figures(golden, result)
@@ -163,7 +163,7 @@ def _collect_figures(
                 lowest=min(values),
                 highest=max(values),
                 repetitions=len(values),
-                release=release_of(record.run.toolchain.compiler),
+                release=parse_release(record.run.toolchain.compiler),
                 machine=record.run.machine.cpu,
                 rejection=reason,
                 bars_comparison=bars_comparison,
@@ -173,7 +173,7 @@ def _collect_figures(
 
 def _describe_impossible_value(golden: Golden, step: Step, values: Iterable[float]) -> str:
     """Describe the first of a golden's values that no measurement can give; return an empty string if there is none."""
-    wrong = next((candidate for candidate in values if not golden.field.least <= candidate < math.inf), None)
+    wrong = next((candidate for candidate in values if not golden.field.min_value <= candidate < math.inf), None)
     return "" if wrong is None else f"its {step.stage} reports {wrong:g} {golden.metric.row.unit}, which is impossible"
 
 
@@ -188,14 +188,14 @@ def _pick_figures(golden: Golden, result: Result) -> list[float]:
             float(time) for round_ in rounds if not round_["disturbed"] for time in round_["times_ms"]
         ]
         return confirmation_times or list(samples.real_time_ms if samples else ())
-    info = result.known
+    info = result.typed_statistics
     if golden.metric.is_counted and not is_usual_count(info.counter, info.cpu):
         return []  # this is another kind of count than the golden's
     metric_value = result.measure(golden.metric)
     return [] if metric_value is None else [metric_value]
 
 
-def propose(
+def propose_golden(
     golden: Golden, evidence: Sequence[GoldenEvidence], *, size_headroom: float | None, to_release: bool
 ) -> Proposal | str:
     """Propose a golden's new value, or return why it stays.
@@ -237,7 +237,7 @@ def _find_objection(golden: Golden, usable: Sequence[GoldenEvidence], *, to_rele
         )
     values = sorted({item.measured for item in usable})
     if golden.field.rule is GoldenRule.EQUAL and len(values) > 1:
-        return f"the counts differ: {', '.join(map(whole, values))}"
+        return f"the counts differ: {', '.join(map(format_count, values))}"
     return ""
 
 
@@ -289,9 +289,9 @@ def _describe_basis(golden: Golden, usable: Sequence[GoldenEvidence]) -> str:
     )
 
 
-def judge_standings(
+def judge_goldens(
     goldens: Sequence[tuple[str, Golden]], records: Sequence[JournalRecord], folder: Path
-) -> list[Standing]:
+) -> list[GoldenStatus]:
     """Compare the golden of each chain with its newest value, by journals, the newest first.
 
     A value is compared with a golden as a run would do it: a time on its SKU, a count or a size with its compiler
@@ -316,7 +316,7 @@ def judge_standings(
 
 def _judge_standing(
     chain: str, golden: Golden, rival_skus: Collection[str], runs: Sequence[tuple[str, _RunEvidence]]
-) -> Standing:
+) -> GoldenStatus:
     note = ""
     for name, run_evidence in runs:
         if (chain, golden) not in run_evidence:
@@ -325,12 +325,12 @@ def _judge_standing(
         mismatch = _find_mismatch(golden, evidence, step.sku, rival_skus)
         if not mismatch:
             verdict, note = _judge(golden, evidence, result)
-            return Standing(chain, golden, verdict, evidence.measured, name, note)
+            return GoldenStatus(chain, golden, verdict, evidence.measured, name, note)
         measured_text = (
             f"{evidence.measured:.4g} ms" if golden.field.rule is GoldenRule.TIMED else f"{evidence.measured:,.10g}"
         )
         note = note or f"{name} measured {measured_text} {mismatch}"
-    return Standing(chain, golden, GoldenVerdict.NOT_MEASURED, note=note)
+    return GoldenStatus(chain, golden, GoldenVerdict.NOT_MEASURED, note=note)
 
 
 def _find_mismatch(golden: Golden, evidence: GoldenEvidence, sku: str, rival_skus: Collection[str]) -> str:

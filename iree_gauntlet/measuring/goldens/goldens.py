@@ -44,7 +44,7 @@ _MIN_ROUND_COSTS = 3
 _RELEASE_PATTERN = re.compile(r"[0-9]+(?:\.[0-9]+)*")
 
 
-def describe(check: Check) -> str:
+def describe_check(check: Check) -> str:
     """Describe a check in one line for people; a breach with its size."""
     title = FIGURES[check.metric].row.title
     if check.statistic == Statistic.MIN:
@@ -67,7 +67,7 @@ def _format_value(check: Check, value: float) -> str:
     return number if check.unit in ("", *COUNTED_UNITS) else f"{number} {check.unit}"
 
 
-def release_of(version: str) -> str:
+def parse_release(version: str) -> str:
     """Return the release that a compiler's version belongs to: `3.13.0rc20261016` → `3.13.0`; empty for none."""
     match = _RELEASE_PATTERN.match(version.strip())
     if match is None:
@@ -81,9 +81,9 @@ def covers(releases: str, version: str) -> bool:
 
     A nightly counts as the release that it leads to.
     """
-    release = release_of(version)
+    release = parse_release(version)
     if releases[:1].isdigit() or not release:
-        return bool(release) and release_of(releases) == release
+        return bool(release) and parse_release(releases) == release
     return SpecifierSet(releases).contains(release)
 
 
@@ -127,7 +127,7 @@ def check_figure(
     several, the strictest counts. Goldens of other metrics are ignored; `idle` are those of other machines and targets,
     for a note.
     """
-    current = release_of(release)
+    current = parse_release(release)
     candidates = [golden for golden in goldens if golden.metric is metric]
     release_goldens = [golden for golden in candidates if golden.release and covers(golden.release, current)]
     matching = release_goldens or [golden for golden in candidates if not golden.release]
@@ -228,9 +228,9 @@ def confirm_breach(
     if not rounds:
         raise EvidenceError("no rounds to confirm a golden's breach", "run at least one more round")
     location = Location.MIN if statistic == Statistic.MIN else Location.MEAN
-    values = [round_.location(location) for round_ in rounds[: plan.max_blocks]]
+    values = [round_.compute_location(location) for round_ in rounds[: plan.max_blocks]]
     low, high = 0.0, math.inf
-    looks = plan.reached(len(rounds))
+    looks = plan.list_looks(len(rounds))
     for look, level in looks:
         sorted_values = sorted(values[:look])
         rank = _find_rank(look, level / 2)

@@ -110,7 +110,7 @@ def main(arguments: Sequence[str]) -> int:
         counter = _Valgrind(path, folder) if kind == CounterKind.VALGRIND else _Hardware(folder)
         counts = count_call(counter, options.command, folder)
     except GauntletError as error:
-        sys.stderr.write(f"count_call: {error.what}\n")
+        sys.stderr.write(f"count_call: {error.message}\n")
         return 2
     except OSError as error:
         sys.stderr.write(f"count_call: {error.filename or options.output}: {error.strerror}\n")

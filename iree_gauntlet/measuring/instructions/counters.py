@@ -15,7 +15,7 @@ from pathlib import Path
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, DispatchTime
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.system.short_process import ask
+from iree_gauntlet.system.short_process import run_tool
 
 # Modules are compiled for these CPUs if a counter does not support every CPU: valgrind has no AVX-512, and computes a
 # fused multiply-add in software, up to twenty times as slowly as without.
@@ -58,7 +58,7 @@ def find_counter(kind: str = "auto", cpu: str = "") -> Counter:
     """
     error = ""
     if kind != CounterKind.VALGRIND:
-        error = why_no_hardware()
+        error = explain_missing_hardware_counter()
         if not error:
             return Counter(CounterKind.HARDWARE, f"hardware counters ({platform.machine()})", cpu)
         if kind == CounterKind.HARDWARE:
@@ -69,7 +69,7 @@ def find_counter(kind: str = "auto", cpu: str = "") -> Counter:
         error_prefix = f"the CPU's own counter is {error}; " if error else ""
         message = f"nothing on this machine counts instructions: {error_prefix}valgrind is not installed"
         raise ToolchainError(message, f"{_VALGRIND_HINT}.")
-    answer = ask([path, "--version"], timeout=60)
+    answer = run_tool([path, "--version"], timeout=60)
     if answer.exit_code != 0 or not answer.stdout.startswith("valgrind-"):
         first_line = (answer.text.strip().splitlines() or ["it printed nothing"])[0]
         raise ToolchainError(f"{path} does not work: {first_line}", f"{_VALGRIND_HINT} again.")
@@ -84,7 +84,7 @@ def is_usual_count(counter: str, cpu: str) -> bool:
     return counter.startswith(CounterKind.VALGRIND) and cpu in _COUNT_CPUS.values()
 
 
-def why_no_hardware() -> str:
+def explain_missing_hardware_counter() -> str:
     """Return why the CPU's counter of instructions cannot be read here; empty if it can."""
     try:
         os.close(open_hardware_counter(0))

@@ -69,7 +69,7 @@ class RoundState:
     own_cpus: CpuUse | None = None
 
     @property
-    def watched(self) -> MachineState:
+    def state_with_cpu_use(self) -> MachineState:
         """The machine after the round, with the CPU shares of the time during the round."""
         if self.all_cpus is None:
             return self.after
@@ -95,7 +95,7 @@ class RoundState:
         }
         return {name: value for name, value in fields.items() if value is not None}
 
-    def disturbances(self) -> tuple[str, ...]:
+    def list_disturbances(self) -> tuple[str, ...]:
         """Return the round's disturbances with their amounts, a line each; empty for a round that counts."""
         gpu_causes = _find_gpu_causes(self.before.gpus, self.after.gpus, self.seconds)
         return (*self._find_other_work(), *self._find_own_causes(), *gpu_causes)

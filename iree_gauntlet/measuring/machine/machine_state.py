@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
-from iree_gauntlet.formatting import byte_size
-from iree_gauntlet.journal_events import MachineFacts
+from iree_gauntlet.formatting import format_bytes
+from iree_gauntlet.journal_events import MachineInfo
 from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
 
 if TYPE_CHECKING:
@@ -102,13 +102,13 @@ def _count_usable_cores(root: Path) -> int:
     return max(1, math.ceil(min(quotas)))
 
 
-def total_memory(root: Path = _ROOT) -> int | None:
+def read_total_memory(root: Path = _ROOT) -> int | None:
     """Return the machine's memory in bytes."""
     fields = _read_meminfo(root)
     return fields.get("MemTotal") if fields else _read_by_psutil(root, lambda: psutil.virtual_memory().total)
 
 
-def free_memory(root: Path = _ROOT) -> int | None:
+def read_free_memory(root: Path = _ROOT) -> int | None:
     """Return the bytes of memory that are available without swapping."""
     fields = _read_meminfo(root)
     if fields:
@@ -148,7 +148,7 @@ def _read_cpu_temperature(root: Path) -> float | None:
     return max(values) / 1000 if values else None
 
 
-def load_average(root: Path) -> float | None:
+def read_load_average(root: Path) -> float | None:
     """Return the load average of the last minute."""
     words = (read_text(root / "proc/loadavg") or "").split()
     try:
@@ -169,7 +169,7 @@ def is_on_battery(root: Path) -> bool | None:
     batteries = [folder for kind, folder in supplies if kind == "Battery" and read_text(folder / "scope") != "Device"]
     if not batteries:
         return None
-    if any(flag(folder / "online") for kind, folder in supplies if kind != "Battery"):
+    if any(read_flag(folder / "online") for kind, folder in supplies if kind != "Battery"):
         return False
     statuses = {read_text(folder / "status") for folder in batteries}
     if "Discharging" in statuses:
@@ -208,7 +208,7 @@ def choose_fastest_cores(root: Path, cpus: Collection[int]) -> list[int]:
     return sorted(number for speed, number in cores.values() if speed == fastest)
 
 
-def flag(path: Path) -> bool | None:
+def read_flag(path: Path) -> bool | None:
     """Return the value of a file with 0 or 1."""
     return {"0": False, "1": True}.get(read_text(path) or "")
 
@@ -342,12 +342,12 @@ class MachineState:
     gpu_problem: str = ""
 
 
-def read_machine_facts(root: Path = _ROOT) -> MachineFacts:
+def read_machine_facts(root: Path = _ROOT) -> MachineInfo:
     """Read this machine's properties; its memory is what the cgroups above this process allow."""
     files = [folder / "memory.max" for folder in _list_cgroup_folders(root)]
     files.append(root / "sys/fs/cgroup/memory/memory.limit_in_bytes")
-    limits = [total_memory(root), *(limit for file in files if (limit := _read_number(file)) and limit > 0)]
-    return MachineFacts(
+    limits = [read_total_memory(root), *(limit for file in files if (limit := _read_number(file)) and limit > 0)]
+    return MachineInfo(
         host=socket.gethostname(),
         cpu=_read_cpu_model(root),
         cores=_count_usable_cores(root),
@@ -366,18 +366,18 @@ def read_machine_state(
     """
     frequencies = [value for value in _read_cpu_numbers(root, "cpufreq/scaling_cur_freq", cpus) if value > 0]
     throttles = _read_cpu_numbers(root, "thermal_throttle/core_throttle_count")
-    no_turbo = flag(root / "sys/devices/system/cpu/intel_pstate/no_turbo")
+    no_turbo = read_flag(root / "sys/devices/system/cpu/intel_pstate/no_turbo")
     return MachineState(
         cores=_count_usable_cores(root),
-        load_1m=load_average(root),
+        load_1m=read_load_average(root),
         busy_share=use.busy_share if use else None,
         steal_share=use.steal_share if use else None,
         governor=",".join(sorted(set(_read_cpu_texts(root, "cpufreq/scaling_governor", cpus)))) or None,
         frequency_mhz=sum(frequencies) / len(frequencies) / 1000 if frequencies else None,
         throttle_count=sum(throttles) if throttles else None,
-        turbo=flag(root / "sys/devices/system/cpu/cpufreq/boost") if no_turbo is None else not no_turbo,
-        smt=flag(root / "sys/devices/system/cpu/smt/active"),
-        free_memory_bytes=free_memory(root),
+        turbo=read_flag(root / "sys/devices/system/cpu/cpufreq/boost") if no_turbo is None else not no_turbo,
+        smt=read_flag(root / "sys/devices/system/cpu/smt/active"),
+        free_memory_bytes=read_free_memory(root),
         swap_used_bytes=read_used_swap(root),
         on_battery=is_on_battery(root),
         cpu_temperature_c=_read_cpu_temperature(root),
@@ -430,10 +430,10 @@ def _warn_of_load(state: MachineState) -> Iterator[str]:
 
 def _warn_of_memory(state: MachineState) -> Iterator[str]:
     if state.swap_used_bytes is not None and state.swap_used_bytes > _GIB // 4:
-        yield f"{byte_size(state.swap_used_bytes)} of swap is in use: free memory, then sudo swapoff -a"
+        yield f"{format_bytes(state.swap_used_bytes)} of swap is in use: free memory, then sudo swapoff -a"
     if state.free_memory_bytes is not None and state.free_memory_bytes < _GIB:
         yield (
-            f"only {byte_size(state.free_memory_bytes)} of memory is free: stop what uses it before large"
+            f"only {format_bytes(state.free_memory_bytes)} of memory is free: stop what uses it before large"
             " models are measured"
         )
 

@@ -130,7 +130,7 @@ def find_wrong_tolerances(case: Case) -> Iterator[FlagFinding]:
         try:
             parse_tolerances([flag])
         except UsageError as error:
-            yield FlagFinding(file, flag, error.what, error.hint)
+            yield FlagFinding(file, flag, error.message, error.hint)
 
 
 def find_loose_tolerances(case: Case) -> Iterator[FlagFinding]:

@@ -110,7 +110,7 @@ class DispatchProfile:
         """The remaining time of an invocation: scheduling, copies, waiting. Negative if dispatches run in parallel."""
         return None if self.elapsed_ns is None else self.elapsed_ns - self.dispatched_ns
 
-    def per_invocation(self, dispatch: DispatchTime) -> int:
+    def count_per_invocation(self, dispatch: DispatchTime) -> int:
         """Return how often one invocation dispatches it, rounded; at least 1."""
         return max(1, round(dispatch.count / self.invocations))
 
@@ -154,7 +154,7 @@ def parse_dispatch_events(lines: Iterable[str], *, invocations: int, elapsed_ns:
     return DispatchProfile(dispatches, invocations, elapsed_ns, kind == _DEVICE_EVENT, tuple(notes))
 
 
-def merged(profiles: Sequence[DispatchProfile]) -> DispatchProfile:
+def merge_profiles(profiles: Sequence[DispatchProfile]) -> DispatchProfile:
     """Merge several profiles of one program: the mean of their times, over the sum of their invocations."""
     if not profiles:
         raise ProfileError("there is no profile to merge")
@@ -184,10 +184,10 @@ def merged(profiles: Sequence[DispatchProfile]) -> DispatchProfile:
     )
 
 
-def read_profile_rows(lines: Iterable[str], what: str, field: str, *, needed: bool = False) -> Iterator[ProfileRow]:
-    """Yield the rows that a tool printed, without empty lines; `what` is their description for messages.
+def read_profile_rows(lines: Iterable[str], label: str, field: str, *, required: bool = False) -> Iterator[ProfileRow]:
+    """Yield the rows that a tool printed, without empty lines; `label` is their description for messages.
 
-    `field` is the name of the field with a row's kind; each row must have it if it is `needed`.
+    `field` is the name of the field with a row's kind; each row must have it if it is `required`.
     """
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -196,13 +196,13 @@ def read_profile_rows(lines: Iterable[str], what: str, field: str, *, needed: bo
             row = json.loads(line)
         except ValueError as error:
             raise ProfileError(
-                f"line {number} of {what} is not JSON: {line.strip()[:80]}",
+                f"line {number} of {label} is not JSON: {line.strip()[:80]}",
                 "iree-profile was stopped early, or wrote something else; run it by hand",
             ) from error
-        if not isinstance(row, dict) or (needed and not isinstance(row.get(field), str)):
-            problem = f"has no {field}" if needed else "is not a JSON object"
-            raise ProfileError(f"line {number} of {what} {problem}: {line.strip()[:80]}")
-        yield ProfileRow(row, row.get(field), f"line {number} of {what}")
+        if not isinstance(row, dict) or (required and not isinstance(row.get(field), str)):
+            problem = f"has no {field}" if required else "is not a JSON object"
+            raise ProfileError(f"line {number} of {label} {problem}: {line.strip()[:80]}")
+        yield ProfileRow(row, row.get(field), f"line {number} of {label}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +364,7 @@ class DispatchChanges:
         """
         return change.difference_ns / self.difference_ns if self.difference_ns else None
 
-    def explaining(self, max_rows: int = _MAX_ROWS) -> tuple[DispatchChange, ...]:
+    def select_main_changes(self, max_rows: int = _MAX_ROWS) -> tuple[DispatchChange, ...]:
         """Return the fewest of the largest rows that explain four fifths of the difference, at most `max_rows`."""
         total = self.difference_ns
         missing = total
@@ -423,7 +423,7 @@ def _group_by_label(profile: DispatchProfile) -> dict[tuple[str, str], list[_Dis
     dispatches_by_label: dict[tuple[str, str], list[_Dispatch]] = defaultdict(list)
     for dispatch in profile.dispatches:
         name = parse_dispatch_name(dispatch.name)
-        dispatches_by_label[name.label].append(_Dispatch(dispatch, name, profile.per_invocation(dispatch)))
+        dispatches_by_label[name.label].append(_Dispatch(dispatch, name, profile.count_per_invocation(dispatch)))
     for group in dispatches_by_label.values():
         group.sort(key=lambda dispatch: dispatch.name.number or 0)
     return dispatches_by_label

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.formatting import byte_size
+from iree_gauntlet.formatting import format_bytes
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.atomic import write_atomic
 
@@ -86,8 +86,8 @@ class MemoryProfile(Recorded):
     def lines(self) -> list[str]:
         """Return a line for each phase, for people."""
         return [
-            f"{phase.name}: at most {byte_size(phase.peak_bytes)}, {byte_size(phase.end_bytes)} at its end"
-            + (f", {byte_size(phase.device_bytes)} on the device" if phase.device_bytes else "")
+            f"{phase.name}: at most {format_bytes(phase.peak_bytes)}, {format_bytes(phase.end_bytes)} at its end"
+            + (f", {format_bytes(phase.device_bytes)} on the device" if phase.device_bytes else "")
             for phase in self.phases
         ]
 

@@ -92,7 +92,7 @@ def make_perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
         ProfileError: there are no such rows, a row is truncated or lacks a required field, which is named, or no
         events.
     """
-    rows = list(read_profile_rows(lines, _SOURCE_LABEL, "record_type", needed=True))
+    rows = list(read_profile_rows(lines, _SOURCE_LABEL, "record_type", required=True))
     if not any(row.kind == "schema" and row.fields.get("format") == _FORMAT for row in rows):
         raise ProfileError(f"{_SOURCE_LABEL} is not marked as {_FORMAT}")
     clocks = _read_clocks(rows)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 # A value within this fraction of the distance between good and bad from one of them is that one's value.
 _MAX_END_DISTANCE_FRACTION = 0.25
 # The number of candidates that may stay undecided before the search ends with a range.
-MOST_UNDECIDED = 2
+MAX_UNDECIDED_CANDIDATES = 2
 
 
 class CandidateEnd(StrEnum):
@@ -111,7 +111,7 @@ class Search:
         untried = self.untried
         return untried[len(untried) // 2] if untried else None
 
-    def next_of(self, available: Collection[int]) -> int | None:
+    def choose_next(self, available: Collection[int]) -> int | None:
         """Return `next`, or the available candidate nearest to the middle that costs no more tries at worst."""
         untried = self.untried
         middle = len(untried) // 2
@@ -129,7 +129,7 @@ class Search:
     @property
     def tries_left(self) -> int:
         """The maximum number of further tries, if all candidates can be judged."""
-        return count_most_tries(len(self.untried) + 2)
+        return count_max_tries(len(self.untried) + 2)
 
     @property
     def changes(self) -> tuple[tuple[int, int], ...]:
@@ -144,7 +144,7 @@ class Search:
         return tuple(index for index in range(self.count) if index not in self.sides)
 
 
-def count_most_tries(count: int) -> int:
+def count_max_tries(count: int) -> int:
     """Return the maximum number of tries among `count` candidates besides the two ends, if all can be judged.
 
     Each try leaves at most half of the untried ones, rounded down: ⌊log₂ u⌋ + 1 = ⌈log₂(u + 1)⌉ for u of them.
@@ -170,7 +170,7 @@ def is_nearer_to_bad(value: float, good: float, bad: float) -> bool:
     return to_bad < to_good
 
 
-def is_third_value(value: float, good: float, bad: float) -> bool:
+def matches_neither_end(value: float, good: float, bad: float) -> bool:
     """Return whether a value is neither end's: farther from each than a quarter of the distance between the ends.
 
     The distance is a ratio if all three are positive, else a difference. NaN counts as infinite.
@@ -196,7 +196,7 @@ def _measure_distance(first: float, second: float, minimum: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Placing:
+class Placement:
     """The position of a candidate relative to the middle of the two ends.
 
     Attributes:
@@ -214,9 +214,9 @@ class Placing:
     next_look: int | None
 
 
-def most_comparisons(count: int) -> int:
+def count_max_comparisons(count: int) -> int:
     """Return the maximum number of comparisons of a search among `count` candidates, including the one of the ends."""
-    return 1 + count_most_tries(count) + MOST_UNDECIDED
+    return 1 + count_max_tries(count) + MAX_UNDECIDED_CANDIDATES
 
 
 def find_middle(ratio: float, low: float, high: float) -> float:
@@ -233,7 +233,7 @@ def find_middle(ratio: float, low: float, high: float) -> float:
     return min(half, math.log(low)) if half > 0 else max(half, math.log(high))
 
 
-def place(ratios: NDArray[np.float64], plan: SequentialPlan, middle: float) -> Placing:
+def place_candidate(ratios: NDArray[np.float64], plan: SequentialPlan, middle: float) -> Placement:
     """Place a candidate by the log ratios log(candidate/good) of its blocks, in the order of their measurement.
 
     Blocks after the plan's last look are not used; its α is divided among all comparisons of the search.
@@ -243,14 +243,14 @@ def place(ratios: NDArray[np.float64], plan: SequentialPlan, middle: float) -> P
     interval = Interval(-math.inf, math.inf)
     walsh = sort_walsh_averages(ratios[: plan.max_blocks])
     bad: bool | None = None
-    for look, level in plan.reached(ratios.size):
+    for look, level in plan.list_looks(ratios.size):
         walsh = sort_walsh_averages(ratios[:look])
         interval = interval.intersection(rank_interval(walsh, level))
         bad = _choose_side(interval, middle)
         if bad is not None:
             break
     next_look = plan.next_look(ratios.size) if bad is None and interval.low <= interval.high else None
-    return Placing(
+    return Placement(
         bad=bad,
         reason=_describe_reason(interval, middle, bad, next_look),
         ratio=math.exp(rank_estimate(walsh)),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # The largest p-value of a step that is reported.
 _MAX_P_VALUE = 1e-3
 # With fewer values than the first on either side, a change is not reported; with fewer than the second, suspected.
-LEAST_RUNS, CONFIRMED_RUNS = 3, 5
+MIN_RUNS, MIN_CONFIRMED_RUNS = 3, 5
 # The fraction of a segment that is trimmed at either end, and the number of values from which on it is.
 _TRIM_FRACTION, _MIN_TRIM_COUNT = 0.25, 10
 # Splits with at most this p-value are split further; they need not be significant yet.
@@ -57,28 +57,28 @@ _MAX_EXACT_PAIRS = 900
 class LevelChange:
     """A step of a series."""
 
-    at: int
-    before: int
-    after: int
+    index: int
+    count_before: int
+    count_after: int
     effect: float
     p_value: float
 
     @property
-    def confirmed(self) -> bool:
+    def is_confirmed(self) -> bool:
         """True if enough values follow it to call it more than suspected."""
-        return self.after >= CONFIRMED_RUNS
+        return self.count_after >= MIN_CONFIRMED_RUNS
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
     """A series that became slower in small steps."""
 
-    since: int
+    start_index: int
     effect: float
     p_value: float
 
 
-def change_points(
+def find_change_points(
     values: Sequence[float], least_effect: float, *, disturbed: Sequence[bool] = ()
 ) -> tuple[LevelChange, ...]:
     """Return the steps of a series of positive finite values, in its order.
@@ -97,23 +97,23 @@ def change_points(
     return ()
 
 
-def drift(values: Sequence[float], least_effect: float, *, disturbed: Sequence[bool] = ()) -> Drift | None:
+def find_drift(values: Sequence[float], least_effect: float, *, disturbed: Sequence[bool] = ()) -> Drift | None:
     """Return a rise from the best previous segment to the last one that no single step of that size accounts for.
 
-    Arguments are those of `change_points`.
+    Arguments are those of `find_change_points`.
     """
     # The steps have any size: each is significant, and none alone would be reported.
-    small_steps = change_points(values, 0.0, disturbed=disturbed)
+    small_steps = find_change_points(values, 0.0, disturbed=disturbed)
     if len(small_steps) < 2 or any(abs(change.effect) >= least_effect for change in small_steps):
         return None
     series = _Series(values, disturbed)
-    edges = [0, *(change.at for change in small_steps), len(values)]
+    edges = [0, *(change.index for change in small_steps), len(values)]
     *previous_segments, last_segment = [
         (series.get_location(start, end), end)
         for start, end in itertools.pairwise(edges)
-        if end - start >= CONFIRMED_RUNS or end == len(values)
+        if end - start >= MIN_CONFIRMED_RUNS or end == len(values)
     ]
-    if not previous_segments or len(values) - edges[-2] < CONFIRMED_RUNS:
+    if not previous_segments or len(values) - edges[-2] < MIN_CONFIRMED_RUNS:
         return None
     best_level, since = min(previous_segments)
     if last_segment[0] - best_level < least_effect:
@@ -150,7 +150,7 @@ class _Series:
 
     def find_splits(self, start: int, end: int) -> list[int]:
         """Return the indices at which a segment may change, in order."""
-        if end - start < 2 * LEAST_RUNS:
+        if end - start < 2 * MIN_RUNS:
             return []
         index = start + self._find_best_split(start, end)
         if self._test_by_welch(start, index, end, correlation=0.0) > _MAX_SPLIT_P_VALUE:
@@ -163,7 +163,7 @@ class _Series:
         ranks = (counts.cumsum() - (counts - 1) / 2)[inverse]
         count = end - start
         distances = np.abs(ranks[:, None] - ranks[None, :])
-        left = np.arange(LEAST_RUNS, count - LEAST_RUNS + 1)
+        left = np.arange(MIN_RUNS, count - MIN_RUNS + 1)
         right = count - left
         # Sums of distances over pairs: among the first values, and between those and all values.
         left_sum = 2 * np.tril(distances).sum(1).cumsum()[left - 1]
@@ -183,7 +183,7 @@ class _Series:
         max_distance = max(3.0, abs(medians[1] - medians[0]) / 2 / spread)
         before_cost, after_cost = (np.minimum(distance / spread, max_distance) for distance in distances)
         cost = np.concatenate(([0.0], np.cumsum(before_cost - after_cost)))
-        low, high = (max(LEAST_RUNS, index - _MAX_SHIFT), min(len(logs) - LEAST_RUNS, index + _MAX_SHIFT))
+        low, high = (max(MIN_RUNS, index - _MAX_SHIFT), min(len(logs) - MIN_RUNS, index + _MAX_SHIFT))
         return low + int(np.argmin(cost[low : high + 1]))
 
     def measure_changes(self, splits: Sequence[int]) -> tuple[LevelChange, ...]:

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.measuring.statistics.rounds import SequentialPlan
 
 
-DEFAULT_LEAST = 0.01
-DEFAULT_BAND = 0.03
+DEFAULT_MIN_EFFECT = 0.01
+DEFAULT_EQUIVALENCE_MARGIN = 0.03
 DEFAULT_DISCOVERY_RATE = 0.05
 _MAX_BLOCKS = 1000
 
@@ -96,8 +96,8 @@ class Comparison:
 def compare(
     blocks: Sequence[Block],
     plan: SequentialPlan,
-    least: float = DEFAULT_LEAST,
-    band: float = DEFAULT_BAND,
+    least: float = DEFAULT_MIN_EFFECT,
+    band: float = DEFAULT_EQUIVALENCE_MARGIN,
     location: Location = Location.MIN,
     allow: float | None = None,
 ) -> Comparison:
@@ -117,8 +117,8 @@ def compare(
 def compare_log_ratios(
     ratios: NDArray[np.float64],
     plan: SequentialPlan,
-    least: float = DEFAULT_LEAST,
-    band: float = DEFAULT_BAND,
+    least: float = DEFAULT_MIN_EFFECT,
+    band: float = DEFAULT_EQUIVALENCE_MARGIN,
     allow: float | None = None,
 ) -> Comparison:
     """Judge the log ratio log(B/A) of each block, as `compare` does."""
@@ -129,7 +129,7 @@ def compare_log_ratios(
             f"minimum effect {least!r} and equivalence margin {band!r}: expected 0 < least ≤ band < 1", "0.01 is 1 %"
         )
     edge = math.log1p(least)
-    looks = plan.reached(ratios.size)
+    looks = plan.list_looks(ratios.size)
     interval, p_slower, p_faster = Interval(-math.inf, math.inf), 1.0, 1.0
     _require_averageable(ratios[: plan.max_blocks])
     for look, level in looks:
@@ -159,7 +159,7 @@ def compare_log_ratios(
     )
 
 
-def hold_against_control(comparison: Comparison, control: Comparison) -> Comparison:
+def check_against_control(comparison: Comparison, control: Comparison) -> Comparison:
     """Check a difference against the comparison of A with A in the same session.
 
     A/A is a negative control, not a margin: with the order drawn by lot, noise alone moves neither comparison beyond
@@ -174,10 +174,10 @@ def hold_against_control(comparison: Comparison, control: Comparison) -> Compari
         reason = f"{format_ratio(comparison.ratio)} is no more than A against itself shows ({control_ratio})"
     else:
         return comparison
-    return without_verdict(comparison, reason)
+    return make_inconclusive(comparison, reason)
 
 
-def without_verdict(comparison: Comparison, reason: str) -> Comparison:
+def make_inconclusive(comparison: Comparison, reason: str) -> Comparison:
     """Return the same values with the verdict `inconclusive`."""
     return replace(comparison, verdict=TimeVerdict.INCONCLUSIVE, reason=reason, next_look=None)
 
@@ -348,7 +348,7 @@ def limit_discoveries(
                 f"{comparison.verdict} on its own, but among {len(comparisons)} models such a difference turns up by"
                 f" chance (adjusted p {p_value:.3f}, limit {rate:g}); compare this model alone, with more blocks"
             )
-            limited_comparisons[model] = without_verdict(comparison, reason)
+            limited_comparisons[model] = make_inconclusive(comparison, reason)
     return limited_comparisons
 
 

@@ -73,7 +73,7 @@ class Round:
                     f"a round has the time {time!r}, expected a positive finite number", "see the log of its benchmark"
                 )
 
-    def location(self, kind: Location = Location.MIN) -> float:
+    def compute_location(self, kind: Location = Location.MIN) -> float:
         """Return the one value that represents the round."""
         match kind:
             case Location.MIN:
@@ -101,11 +101,11 @@ class Block:
 
     def compute_log_ratio(self, kind: Location = Location.MIN) -> float:
         """Compute log(B/A): mean log location of B's rounds less that of A's; above 0 if B is slower."""
-        slow = sum(math.log(round_.location(kind)) for round_ in self.b)
-        return (slow - sum(math.log(round_.location(kind)) for round_ in self.a)) / 2
+        slow = sum(math.log(round_.compute_location(kind)) for round_ in self.b)
+        return (slow - sum(math.log(round_.compute_location(kind)) for round_ in self.a)) / 2
 
 
-def block_orders(count: int, seed: int) -> tuple[BlockOrder, ...]:
+def draw_block_orders(count: int, seed: int) -> tuple[BlockOrder, ...]:
     """Draw the order of each block by a fair coin.
 
     The coin makes the sign-flip test exact: if A and B are the same, the sign of a block's log ratio depends on the
@@ -154,7 +154,7 @@ class SequentialPlan:
         """Return the number of blocks of the next look; None after the last look."""
         return next((look for look in self.looks if look > blocks), None)
 
-    def reached(self, blocks: int) -> tuple[tuple[int, float], ...]:
+    def list_looks(self, blocks: int) -> tuple[tuple[int, float], ...]:
         """Return the looks that so many blocks allow, each with the two-sided level that it spends."""
         pairs = zip(self.looks, self.weights, strict=True)
         return tuple((look, self.alpha * weight) for look, weight in pairs if look <= blocks)

@@ -16,16 +16,16 @@ from iree_gauntlet.document import (
     ColouredCell,
     Column,
     ColumnKind,
+    Details,
     Document,
-    Folded,
     Heading,
     Items,
-    OnPage,
+    PageOnly,
     Picture,
     Table,
 )
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.formatting import listed, milliseconds
+from iree_gauntlet.formatting import format_milliseconds, list_first
 from iree_gauntlet.journal_events import Opening
 from iree_gauntlet.journal_format import JournalRecord, explain_unreadable
 from iree_gauntlet.measuring.profiles.memory_profile import (
@@ -34,16 +34,16 @@ from iree_gauntlet.measuring.profiles.memory_profile import (
     MemoryProfile,
     read_written_memory_profile,
 )
-from iree_gauntlet.records.chain_figures import NOTHING
-from iree_gauntlet.records.outcome import state_of
+from iree_gauntlet.records.chain_figures import NO_VALUE
+from iree_gauntlet.records.outcome import get_state
 from iree_gauntlet.records.sweep_record import (
     MEASURED,
     MICRO,
-    SAME,
+    SAME_MODULE,
     UNREADABLE_SWEEP,
     VARIANT_FIGURES,
     IreeTimes,
-    SweepAsked,
+    SweepRequest,
     TorchTimes,
     format_decibels,
 )
@@ -51,8 +51,8 @@ from iree_gauntlet.reports.draw import FileDrawing, list_round_numbers, measure_
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.render_markdown import render_markdown
-from iree_gauntlet.reports.report_files import provenance
-from iree_gauntlet.settings import expand_home, shown
+from iree_gauntlet.reports.report_files import make_provenance
+from iree_gauntlet.settings import expand_home, format_path
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.system.atomic import write_atomic
@@ -389,14 +389,14 @@ _MAX_ROWS, _MAX_NOTES, _MAX_LABELS = 60, 12, 3
 def make_speedup_cell(row: Row | None) -> ColouredCell | str:
     """Return a variant's speed-up, with a sign if it is faster or slower; without a speed-up, its status."""
     if row is None or row.speedup is None:
-        return NOTHING if row is None or row.variant.status == MEASURED else row.variant.status
+        return NO_VALUE if row is None or row.variant.status == MEASURED else row.variant.status
     verdict = row.speedup.word
     return ColouredCell(f"{_SIGNS.get(verdict, '')}{format_ratio(row.speedup)}", verdict)
 
 
 def _format_time(side: IreeTimes | TorchTimes | None) -> str:
     """Return a time in ms, without its unit."""
-    return milliseconds(side.ms) if side else NOTHING
+    return format_milliseconds(side.ms) if side else NO_VALUE
 
 
 def collect_notes(rows: Iterable[Row]) -> tuple[str, ...]:
@@ -457,19 +457,19 @@ def summarise(entry: SweepEntry, recipe: str) -> tuple[str, ...]:
         if baseline and baseline.variant.parameter_bytes and row.variant.parameter_bytes is not None:
             shares.append(row.variant.parameter_bytes / baseline.variant.parameter_bytes)
     share = find_mean_ratio(shares)
-    same_count = sum(row.variant.status == SAME for row in rows)
+    same_count = sum(row.variant.status == SAME_MODULE for row in rows)
     faster, slower = verdicts.count("faster"), verdicts.count("slower")
     missing = sum(row.variant.iree is None for row in rows) + len(entry.shapes) - len({row.label for row in rows})
     return (
         recipe,
         _format_mean(ratios),
-        f"{format_factor(min(ratios))} … {format_factor(max(ratios))}" if ratios else NOTHING,
+        f"{format_factor(min(ratios))} … {format_factor(max(ratios))}" if ratios else NO_VALUE,
         *(
-            str(count) if count else NOTHING
+            str(count) if count else NO_VALUE
             for count in (faster, slower, len(verdicts) - faster - slower + same_count, missing)
         ),
-        format_decibels(min(sqnr_values)) if sqnr_values else NOTHING,
-        NOTHING if share is None else f"{100 * share:.0f} %",
+        format_decibels(min(sqnr_values)) if sqnr_values else NO_VALUE,
+        NO_VALUE if share is None else f"{100 * share:.0f} %",
         *(
             _format_torch_mean(row.variant.torch_eager for row in rows),
             _format_torch_mean(row.variant.torch_compile for row in rows),
@@ -483,11 +483,11 @@ def _format_torch_mean(sides: Iterable[TorchTimes | None]) -> str:
 
 def _format_mean(ratios: Sequence[float]) -> str:
     mean = find_mean_ratio(ratios)
-    return NOTHING if mean is None else format_factor(mean)
+    return NO_VALUE if mean is None else format_factor(mean)
 
 
 def _list_some(labels: Iterable[str]) -> str:
-    return listed(list(dict.fromkeys(labels)), _MAX_LABELS)
+    return list_first(list(dict.fromkeys(labels)), _MAX_LABELS)
 
 
 def _make_columns(names: Sequence[str], *figures: str) -> tuple[Column, ...]:
@@ -526,7 +526,7 @@ def make_sweep_document(rows: Sequence[Row], header: SweepHeader) -> Document:
         tuple(facts),
         tuple(blocks),
         remarks=_list_remarks(header, rows),
-        provenance=provenance(
+        provenance=make_provenance(
             header.toolchain.compiler,
             Opening.from_dict({**header.as_dict(), "kind": "micro", "time": header.started}),
             ("results.md", "results.csv", "results.json"),
@@ -560,12 +560,12 @@ def _make_entry_blocks(entry: SweepEntry, pictures: Iterable[Picture]) -> Iterat
         yield Heading("Notes", 3)
         yield Items(tuple((note,) for note in notes), _MAX_NOTES)
     figures = _make_table(_FIGURE_COLUMNS, list(map(_collect_figures, entry.rows)))
-    yield OnPage((Folded(f"All figures ({len(entry.rows)})", (figures,)),))
+    yield PageOnly((Details(f"All figures ({len(entry.rows)})", (figures,)),))
 
 
 def _make_table(columns: Sequence[Column], rows: Sequence[tuple[str, ...]]) -> Table:
     """Return a table without empty columns."""
-    indices = [index for index in range(len(columns)) if any(row[index] not in ("", NOTHING) for row in rows)]
+    indices = [index for index in range(len(columns)) if any(row[index] not in ("", NO_VALUE) for row in rows)]
     return Table(
         tuple(columns[index] for index in indices), tuple(tuple(row[index] for index in indices) for row in rows)
     )
@@ -579,7 +579,7 @@ def _collect_figures(row: Row) -> tuple[str, ...]:
         *(_format_time(row.variant.iree), format_ratio(row.speedup)),
         *(_format_time(torch_eager), format_ratio(torch_eager.beside_iree if torch_eager else None)),
         *(_format_time(torch_compile), format_ratio(torch_compile.beside_iree if torch_compile else None)),
-        *(figure.format(row.variant) or NOTHING for figure in VARIANT_FIGURES),
+        *(figure.format(row.variant) or NO_VALUE for figure in VARIANT_FIGURES),
         "; ".join(row.variant.shows),
     )
 
@@ -587,7 +587,7 @@ def _collect_figures(row: Row) -> tuple[str, ...]:
 def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) -> dict[str, str]:
     """Write all reports into `results/` of the run's folder, print the document, and return the files by name."""
     with explain_unreadable(f"{record.path}: the sweep", UNREADABLE_SWEEP):
-        sweep = SweepAsked.from_dict(record.run.micro or {})
+        sweep = SweepRequest.from_dict(record.run.micro or {})
         results = [record.results.get(make_step_id(chain, Stage.BENCHMARK)) for chain in sweep.points]
         records = [result.statistics[MICRO] for result in results if result is not None and MICRO in result.statistics]
         rows = read_rows(records)
@@ -608,13 +608,13 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
     _write(folder, files)
     _draw_memory(record, run_dir)
     names = ", ".join(name for name in files if name.startswith("results."))
-    print_document(document, stream, f"{shown(folder)}: {names}", environ=os.environ)
+    print_document(document, stream, f"{format_path(folder)}: {names}", environ=os.environ)
     return files
 
 
 def copy_micro_reports(record: JournalRecord, run_dir: Path, files: Mapping[str, str], stream: TextIO) -> None:
     """Write copies where the sweep's command requested them; later reports write only to the run's folder."""
-    sweep, working_folder = SweepAsked.from_dict(record.run.micro or {}), Path(record.run.cwd)
+    sweep, working_folder = SweepRequest.from_dict(record.run.micro or {}), Path(record.run.cwd)
     if sweep.output_dir:
         _write(working_folder / sweep.output_dir / run_dir.name, files)
         stream.write(f"the same in {sweep.output_dir}/{run_dir.name}\n")
@@ -662,7 +662,7 @@ def _name_point(chain: str) -> str:
     return chain.rpartition("@")[0]
 
 
-def _make_header(record: JournalRecord, sweep: SweepAsked) -> dict[str, Any]:
+def _make_header(record: JournalRecord, sweep: SweepRequest) -> dict[str, Any]:
     """Return the header of `results.json`."""
     run, first_run = record.run, record.runs[0]
     # Points without a record have a status and a reason.
@@ -670,12 +670,12 @@ def _make_header(record: JournalRecord, sweep: SweepAsked) -> dict[str, Any]:
     for chain in sweep.points:
         result = record.results.get(make_step_id(chain, Stage.BENCHMARK))
         if result is None:
-            missing.append(MissingPoint(_name_point(chain), _NOT_MEASURED, _MISSING_REASONS[state_of(record)]))
+            missing.append(MissingPoint(_name_point(chain), _NOT_MEASURED, _MISSING_REASONS[get_state(record)]))
         elif MICRO not in result.statistics:
             missing.append(MissingPoint(_name_point(chain), str(result.verdict), result.reason))
     return {
         "run": run.name,
-        "state": state_of(record),
+        "state": get_state(record),
         "started": first_run.time,
         "config": Path(sweep.config).name,
         "toolchain": run.toolchain.as_dict(),

@@ -20,10 +20,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from iree_gauntlet.device_kinds import find_kind, is_cpu
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.formatting import one_line
-from iree_gauntlet.journal_events import MachineFacts, ToolchainFacts
+from iree_gauntlet.formatting import join_lines
+from iree_gauntlet.journal_events import MachineInfo, ToolchainInfo
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.records.chain_figures import NOTHING
+from iree_gauntlet.records.chain_figures import NO_VALUE
 from iree_gauntlet.records.sweep_record import (
     VARIANT_FIGURES,
     IreeTimes,
@@ -122,8 +122,8 @@ class SweepHeader(Recorded):
     state: str = "complete"
     started: str = ""
     config: str = ""
-    toolchain: ToolchainFacts = field(default_factory=ToolchainFacts)
-    machine: MachineFacts = field(default_factory=MachineFacts)
+    toolchain: ToolchainInfo = field(default_factory=ToolchainInfo)
+    machine: MachineInfo = field(default_factory=MachineInfo)
     command: str = ""
     cwd: str = ""
     version: str = ""
@@ -152,7 +152,7 @@ class SweepEntry:
     def title(self) -> str:
         """The heading: `small_linear (linear, f32, cpu)`."""
         point = self.rows[0].point
-        return one_line(f"{point.name} ({point.model_type}, {point.dtype}, {point.device})", _MAX_TITLE_CHARS)
+        return join_lines(f"{point.name} ({point.model_type}, {point.dtype}, {point.device})", _MAX_TITLE_CHARS)
 
     @property
     def shapes(self) -> tuple[str, ...]:
@@ -211,7 +211,7 @@ def format_factor(ratio: float) -> str:
 def format_ratio(ratio: Ratio | None) -> str:
     """Format a ratio as `1.72 (1.60–1.84)`, with a mark if there is no difference; None is a dash."""
     if ratio is None:
-        return NOTHING
+        return NO_VALUE
     span = (
         "" if ratio.low is None or ratio.high is None else f" ({format_factor(ratio.low)}–{format_factor(ratio.high)})"
     )

@@ -42,7 +42,7 @@ if __name__ == "__main__":
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 
 from iree_gauntlet.torch_models.torch_side.host_pipeline import PipelineTimes, run_pipeline
-from iree_gauntlet.workers.iree_side.measure_module import Context, ContextPlan, figures, load_contexts
+from iree_gauntlet.workers.iree_side.measure_module import Context, ContextPlan, load_contexts, make_metrics
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, read_plan, write_arrays
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
     # Empty stages have only the pipeline's overhead.
     empty_loop = run_pipeline(lambda: None, [lambda items: items], lambda _outputs: None, _OVERHEAD_CALLS)
     return {
-        **figures(contexts, (begin, load_end, first_end), loop.total_ns, loop.device_ns),
+        **make_metrics(contexts, (begin, load_end, first_end), loop.total_ns, loop.device_ns),
         "calls": calls,
         "host_ms": {
             "pre": [value / _NS_PER_MS for value in loop.pre_ns],
@@ -120,13 +120,13 @@ def _call_first(
     host: HostModules, context: Context, *, fetch_all: bool
 ) -> tuple[list[tuple[str, NDArray[Any] | None]], list[Any]]:
     """Run the first call of a context, stage by stage, and return outputs of the device and of the pipeline."""
-    outputs = context.first(whole=fetch_all, inputs=host.run_pre())
+    outputs = context.make_first_call(fetch_all=fetch_all, inputs=host.run_pre())
     return outputs, host.run_post([(name, array) for name, array in outputs if array is not None])
 
 
 def _run_loop(host: HostModules, contexts: list[Context], types: list[str], groups: int) -> PipelineTimes:
     def stage(context: Context) -> Callable[[list[Any]], list[Any]]:
-        return lambda items: [list(zip(types, arrays, strict=True)) for arrays in context.group(items)]
+        return lambda items: [list(zip(types, arrays, strict=True)) for arrays in context.call_group(items)]
 
     return run_pipeline(host.run_pre, [stage(item) for item in contexts], host.run_post, groups, contexts[0].in_flight)
 

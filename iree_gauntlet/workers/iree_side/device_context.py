@@ -108,7 +108,7 @@ def copy_to_host(runtime: Native, device: Native, allocator: Native, source: Nat
     return staging
 
 
-class LoadedProgram:
+class DeviceProgram:
     """A function of modules that are loaded on a device, in a context of their own.
 
     Args:

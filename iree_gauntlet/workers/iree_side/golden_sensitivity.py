@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
 from iree_gauntlet.workers.iree_side.onnx_reference import (
     InferenceFailedError,
-    float_type,
+    get_float_type,
     load_model,
     load_reference,
     read_inputs,
@@ -67,7 +67,7 @@ def measure_effect(
     for baseline, scaled_output in zip(baseline_outputs, scaled_outputs, strict=True):
         if baseline.shape != scaled_output.shape:
             return float("inf")
-        element = float_type(baseline)
+        element = get_float_type(baseline)
         if element not in tolerances:
             worst = max(worst, float("inf") if not np.array_equal(baseline, scaled_output) else 0.0)
             continue

@@ -50,7 +50,7 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.device_context import LoadedProgram, OpenDevice, device_memory
+from iree_gauntlet.workers.iree_side.device_context import DeviceProgram, OpenDevice, device_memory
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, read_plan, write_arrays
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Generator:
         self._device = device
         self._inputs = inputs
         self._prefill, self._decode = (
-            LoadedProgram(device, program["modules"], program["parameters"], program["function"])
+            DeviceProgram(device, program["modules"], program["parameters"], program["function"])
             for program in (plan.prefill, plan.decode)
         )
         self._plan = plan

@@ -169,10 +169,10 @@ def measure(document: dict[str, Any]) -> dict[str, Any]:
             contexts = load_contexts(plan, inputs)
             sampler.device = contexts[0].program.device
         with sampler.record_phase("first call"):
-            contexts[0].first(whole=True)
+            contexts[0].make_first_call(fetch_all=True)
         with sampler.record_phase("calls"):
             for _ in range(plan.calls):
-                contexts[0].group()
+                contexts[0].call_group()
         with sampler.record_phase("after"):
             contexts.clear()
             gc.collect()

@@ -55,7 +55,7 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.device_context import LoadedProgram, OpenDevice, device_memory
+from iree_gauntlet.workers.iree_side.device_context import DeviceProgram, OpenDevice, device_memory
 from iree_gauntlet.workers.iree_side.plan_file import (
     PlanError,
     answer_plan,
@@ -115,7 +115,7 @@ class Context:
 
     def __init__(
         self,
-        program: LoadedProgram,
+        program: DeviceProgram,
         inputs: Inputs,
         in_flight: int = 1,
         fetch: Sequence[int] | None = None,
@@ -135,7 +135,7 @@ class Context:
             )
         self._first_carried = {index: self._device.push(*inputs[index]) for index in carried_inputs}
 
-    def first(self, *, whole: bool, inputs: Inputs | None = None) -> list[tuple[str, Array | None]]:
+    def make_first_call(self, *, fetch_all: bool, inputs: Inputs | None = None) -> list[tuple[str, Array | None]]:
         """Make one call alone; return the element types of all its outputs, with those that were fetched to the host.
 
         A PlanError is raised if `fetch` or `carry` names outputs that the function does not have.
@@ -151,13 +151,13 @@ class Context:
             for index in indices:
                 if not 0 <= index < len(views):
                     raise PlanError(f"{field}: output {index}, but the function has {len(views)}")
-        fetched_indices = range(len(views)) if whole or self._fetch is None else self._fetch
+        fetched_indices = range(len(views)) if fetch_all or self._fetch is None else self._fetch
         return [
             (self._device.type_name(view), self._device.fetch(view) if index in fetched_indices else None)
             for index, view in enumerate(views)
         ]
 
-    def group(self, inputs_of_calls: Sequence[Inputs] | None = None) -> list[list[Array]]:
+    def call_group(self, inputs_of_calls: Sequence[Inputs] | None = None) -> list[list[Array]]:
         """Make a group of calls; return the outputs of each that are fetched to the host, in the order of `fetch`.
 
         `items` are the inputs of each call; None for the context's own, `in_flight` times.
@@ -245,7 +245,7 @@ def load_contexts(plan: ContextPlan, inputs: Inputs) -> list[Context]:
         )
     devices = {uri: OpenDevice(uri) for uri in uris}
     carry = read_plan(Carry, plan.carry) if plan.carry else None
-    programs = [LoadedProgram(devices[uri], plan.modules, plan.parameters, plan.function) for uri in uris]
+    programs = [DeviceProgram(devices[uri], plan.modules, plan.parameters, plan.function) for uri in uris]
     return [Context(program, inputs, in_flight, plan.fetch, carry) for program in programs]
 
 
@@ -256,21 +256,21 @@ def measure(document: dict[str, Any]) -> dict[str, Any]:
     start_ns = time.perf_counter_ns()
     contexts = load_contexts(plan, inputs)
     load_end_ns = time.perf_counter_ns()
-    outputs = contexts[0].first(whole=bool(plan.outputs))
+    outputs = contexts[0].make_first_call(fetch_all=bool(plan.outputs))
     first_end_ns = time.perf_counter_ns()
     for context in contexts[1:]:
-        context.first(whole=False)
+        context.make_first_call(fetch_all=False)
     for context in contexts:
         for _ in range(plan.warm_up_calls):
-            context.group()
+            context.call_group()
     in_flight = contexts[0].in_flight
-    total, times = run_loop([context.group for context in contexts], plan.calls // in_flight)
+    total, times = run_loop([context.call_group for context in contexts], plan.calls // in_flight)
     output_entries = write_arrays(plan.outputs, "output", outputs)
-    metrics = figures(contexts, (start_ns, load_end_ns, first_end_ns), total, times)
+    metrics = make_metrics(contexts, (start_ns, load_end_ns, first_end_ns), total, times)
     return {**metrics, "calls": plan.calls, "overhead_us": overhead_us() / in_flight, "outputs": output_entries}
 
 
-def figures(
+def make_metrics(
     contexts: Sequence[Context], starts: tuple[int, int, int], total_ns: int, call_ns: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
     """Return the times and memory of an answer.

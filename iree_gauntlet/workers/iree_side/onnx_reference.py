@@ -264,7 +264,7 @@ def pack_bytes(array: Array) -> bytes:
     return np.ascontiguousarray(little_endian).tobytes()
 
 
-def tensor_type(name: str, array: Any) -> str:
+def format_tensor_type(name: str, array: Any) -> str:
     """Return the type of an output in IREE's notation, `1x64xi64`; raise a PlanError if its tools lack it."""
     dtype_name = array.dtype.name if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
     element = ELEMENT_TYPES.get(dtype_name)
@@ -273,7 +273,7 @@ def tensor_type(name: str, array: Any) -> str:
     return "x".join([*map(str, array.shape), element])
 
 
-def float_type(array: Array) -> str:
+def get_float_type(array: Array) -> str:
     """Return IREE's name of an array's element type, if that is one that rounds; empty for others."""
     name = ELEMENT_TYPES.get(array.dtype.name, "")
     return name if name in _FLOATS else ""

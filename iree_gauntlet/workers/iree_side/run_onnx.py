@@ -72,20 +72,27 @@ from iree_gauntlet.workers.iree_side.onnx_reference import (
     InferenceFailedError,
     OnnxEvaluator,
     OnnxRuntime,
-    float_type,
+    format_tensor_type,
+    get_float_type,
     load_evaluator_instead,
     load_model,
     load_reference,
     pack_bytes,
     read_declared_type,
     read_inputs,
-    tensor_type,
     walk_nodes,
 )
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value
 from iree_gauntlet.workers.iree_side.trace_dispatches import RawTensor, measure_error
-from iree_gauntlet.workers.iree_side.value_errors import Allowed, allow, are_close, difference, find_largest, widen
+from iree_gauntlet.workers.iree_side.value_errors import (
+    OutputTolerance,
+    are_close,
+    choose_tolerance,
+    find_largest,
+    measure_difference,
+    widen,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -118,7 +125,7 @@ _NARROW_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_datatype", "output_dtype")
 
 
-def widened(model: onnx.ModelProto) -> onnx.ModelProto:
+def widen_model(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of a model (of `onnx.load`, with its weights) in which all of f16, bf16 and f32 is f64.
 
     Weights, constants, inputs, outputs, casts: its results are those without rounding to its own types.
@@ -201,7 +208,7 @@ def _find_expected(plan: _RunPlan) -> dict[str, Any]:
     if isinstance(run, list):
         raise InferenceFailedError("; ".join(dict.fromkeys([*notes, *run])))
     arrays = run.arrays
-    types = {name: tensor_type(name, array) for name, array in run.outputs.items()}
+    types = {name: format_tensor_type(name, array) for name, array in run.outputs.items()}
     notes += _find_undeclared(model, run.outputs)
     unstable = _find_differing(run)
     second = None
@@ -346,27 +353,29 @@ def _count_weights(model: onnx.ModelProto) -> int:
 
 def _are_apart(outputs: Outputs, other_outputs: Outputs) -> bool:
     for array, other_array in zip(outputs.values(), other_outputs.values(), strict=True):
-        element = float_type(array)
+        element = get_float_type(array)
         scale = find_largest(other_array)
-        if difference(array, other_array) > (_MAX_DIFFERENCE[element] * scale if element else 0.0):
+        if measure_difference(array, other_array) > (_MAX_DIFFERENCE[element] * scale if element else 0.0):
             return True
     return False
 
 
-def _choose_allowed(spec: Mapping[str, float] | None, run: _ReferenceRun, second: Outputs | None) -> dict[str, Allowed]:
+def _choose_allowed(
+    spec: Mapping[str, float] | None, run: _ReferenceRun, second: Outputs | None
+) -> dict[str, OutputTolerance]:
     """Choose the tolerance of outputs by element type: the spec's, or one for their rounding."""
-    elements = dict.fromkeys(filter(None, map(float_type, run.outputs.values())))
+    elements = dict.fromkeys(filter(None, map(get_float_type, run.outputs.values())))
     if spec is not None:
-        return {name: Allowed(spec[name], spec["rtol"], "as the spec says") for name in elements}
+        return {name: OutputTolerance(spec[name], spec["rtol"], "as the spec says") for name in elements}
     exact = _run_in_f64(run) if elements else None
     tolerances = {}
     for element in elements:
         pairs = [
             (array, exact[name] if exact else None, second[name] if second else None)
             for name, array in run.outputs.items()
-            if float_type(array) == element
+            if get_float_type(array) == element
         ]
-        tolerances[element] = allow(element, pairs, _find_longest_sum(run))
+        tolerances[element] = choose_tolerance(element, pairs, _find_longest_sum(run))
     return tolerances
 
 
@@ -395,8 +404,8 @@ def _run_in_f64(run: _ReferenceRun) -> Outputs | None:
     """Return the model's outputs in double precision; None if neither reference can run it."""
     if _count_weights(run.model) > _MAX_WIDENED_WEIGHTS:
         return None
-    wide_arrays = [array.astype(np.float64) if float_type(array) else array for array in run.arrays]
-    copy = widened(run.model)
+    wide_arrays = [array.astype(np.float64) if get_float_type(array) else array for array in run.arrays]
+    copy = widen_model(run.model)
     outputs = None
     if run.by_onnxruntime:
         outputs = _try_run(lambda: OnnxRuntime(copy.SerializeToString()).run(wide_arrays))
@@ -429,14 +438,14 @@ def _find_differing(run: _ReferenceRun) -> set[str]:
     }
 
 
-def _measure_excess(array: Array, other_array: Array | None, tolerances: Mapping[str, Allowed]) -> float | None:
+def _measure_excess(array: Array, other_array: Array | None, tolerances: Mapping[str, OutputTolerance]) -> float | None:
     """Return the largest difference, if some difference exceeds the tolerance; -1 for an infinite one, else None."""
     if other_array is None:
         return None
-    max_difference = difference(array, other_array)
+    max_difference = measure_difference(array, other_array)
     if max_difference == math.inf:
         return -1.0
-    element = float_type(array)
+    element = get_float_type(array)
     limits = (tolerances[element].atol, tolerances[element].rtol) if element else (0.0, 0.0)
     return None if are_close(widen(other_array), widen(array), limits) else max_difference
 
@@ -455,12 +464,12 @@ class _HoldPlan:
         """Save an input or an output to a file; return its entry of the answer."""
         file = Path(self.folder) / f"{self.name}_{part}_{index}.bin"
         file.write_bytes(pack_bytes(array))
-        kind = tensor_type(name, array)
+        kind = format_tensor_type(name, array)
         return {"name": name, "type": kind, "dtype": str(array.dtype), "shape": array.shape, "file": str(file)}
 
     def hold(self, index: int, name: str, array: Array) -> dict[str, Any]:
         """Save an output, and measure the errors of the other sides."""
-        reference = RawTensor(array.shape, tensor_type(name, array).rpartition("x")[2], pack_bytes(array))
+        reference = RawTensor(array.shape, format_tensor_type(name, array).rpartition("x")[2], pack_bytes(array))
         errors = {}
         for side, arguments in self.sides.items():
             path = Path(arguments[index])

@@ -35,7 +35,12 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.onnx_reference import InferenceFailedError, OnnxRuntime, pack_bytes, tensor_type
+from iree_gauntlet.workers.iree_side.onnx_reference import (
+    InferenceFailedError,
+    OnnxRuntime,
+    format_tensor_type,
+    pack_bytes,
+)
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 
 if TYPE_CHECKING:
@@ -74,7 +79,7 @@ def _make(model: Path, output: Path) -> None:
     outputs = session.run(inputs)
     entries = [("input", f"input_{index}", "", array) for index, array in enumerate(inputs)]
     entries += [("expected_output", f"output_{i}", name, array) for i, (name, array) in enumerate(outputs.items())]
-    lines = [f"--{flag}={tensor_type(name, array)}=@{file}.bin\n" for flag, file, name, array in entries]
+    lines = [f"--{flag}={format_tensor_type(name, array)}=@{file}.bin\n" for flag, file, name, array in entries]
     archive_members = {"arguments.txt": "".join(lines).encode()}
     archive_members |= {f"{file}.bin": pack_bytes(array) for _, file, _, array in entries}
     partial_path = output.with_name(f"{output.name}.partial")

@@ -52,10 +52,10 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.device_context import LoadedProgram, OpenDevice
+from iree_gauntlet.workers.iree_side.device_context import DeviceProgram, OpenDevice
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, get_host_type, read_plan
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, make_array, read_value
-from iree_gauntlet.workers.iree_side.value_errors import are_close, difference, find_largest, widen
+from iree_gauntlet.workers.iree_side.value_errors import are_close, find_largest, measure_difference, widen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -158,7 +158,7 @@ def measure_error(target: RawTensor, reference: RawTensor) -> float:
     """Return the largest |difference| as a share of the reference's largest |value|; infinite if one alone is NaN."""
     if target.contents == reference.contents:
         return 0.0
-    worst, scale = difference(target.read_numbers(), reference.read_numbers()), reference.find_largest()
+    worst, scale = measure_difference(target.read_numbers(), reference.read_numbers()), reference.find_largest()
     return worst / scale if scale else (math.inf if worst else 0.0)
 
 
@@ -371,7 +371,7 @@ def _emit(plan: _SidePlan, stream: BinaryIO) -> None:
         # If a dispatch crashes, it is the last one whose inputs have arrived.
         stream.flush()
 
-    program = LoadedProgram(device, plan.modules, plan.parameters, plan.function, trace)
+    program = DeviceProgram(device, plan.modules, plan.parameters, plan.function, trace)
     arguments = []
     for text in plan.inputs:
         value = read_value(text, plan.cwd)

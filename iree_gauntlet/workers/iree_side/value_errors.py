@@ -80,7 +80,7 @@ def find_close(actual: Array, reference: Array, *, rtol: float, atol: float, equ
         return np.asarray(np.isclose(actual, reference, rtol=rtol, atol=atol, equal_nan=equal_nan))
 
 
-def difference(array: Array, second: Array) -> float:
+def measure_difference(array: Array, second: Array) -> float:
     """Return the largest difference of finite values; infinite if NaN or infinity is on one side alone."""
     if array.shape != second.shape:
         return math.inf
@@ -104,7 +104,7 @@ def widen(values: Array, element_type: str = "") -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class OutputTolerance:
     """The tolerance of a model's outputs of one element type."""
 
     atol: float
@@ -112,24 +112,26 @@ class Allowed:
     reason: str
 
 
-def allow(element_type: str, outputs: Iterable[tuple[Array, Array | None, Array | None]], longest_sum: int) -> Allowed:
+def choose_tolerance(
+    element_type: str, outputs: Iterable[tuple[Array, Array | None, Array | None]], longest_sum: int
+) -> OutputTolerance:
     """Choose the tolerance of a model's outputs of one type, one of `FLOAT_TYPES`.
 
     Outputs are those of the reference, of the same in f64, and of another reference; None if they are unavailable. A
     value of the model is the sum of at most `longest_sum` products, which replaces the error if there is no f64 result.
     """
-    tolerance = Allowed(0.0, _RTOL[element_type], "")
+    tolerance = OutputTolerance(0.0, _RTOL[element_type], "")
     for array, exact, second in outputs:
         scale = find_largest(array)
         min_atol = _MIN_SHARE[element_type] * (scale or 1.0)
-        error = difference(array, exact) if exact is not None else math.inf
+        error = measure_difference(array, exact) if exact is not None else math.inf
         if error <= _MAX_ROUNDING_SHARE * scale:
             reason = f"its error against the same model in f64 is {error:.2g}, the largest value {scale:.3g}"
         else:
             error = _UNIT_ROUNDOFF[element_type] * math.sqrt(longest_sum) * scale / _ERROR_FACTOR
             reason = f"sums of {longest_sum} products in {element_type}, the largest value {scale:.3g}"
         atol = max(min(_ERROR_FACTOR * error, _MAX_SHARE * scale), _MIN_ERROR_FACTOR * error)
-        reference_difference = difference(array, second) if second is not None else 0.0
+        reference_difference = measure_difference(array, second) if second is not None else 0.0
         if atol < _MIN_ERROR_FACTOR * reference_difference <= _MAX_SHARE * scale:
             atol = _MIN_ERROR_FACTOR * reference_difference
             reason = f"two references differ by {reference_difference:.2g}, the largest value {scale:.3g}"
@@ -139,16 +141,16 @@ def allow(element_type: str, outputs: Iterable[tuple[Array, Array | None, Array 
                 f"{_MIN_SHARE[element_type]:g} of the largest value, {scale:.3g}: a few roundings of {element_type}"
             )
         if atol > tolerance.atol:
-            tolerance = Allowed(_round_up(atol), tolerance.rtol, reason)
+            tolerance = OutputTolerance(_round_up(atol), tolerance.rtol, reason)
     return tolerance
 
 
-def allow_of_others(element_type: str, outputs: Iterable[Array]) -> Allowed:
+def choose_foreign_tolerance(element_type: str, outputs: Iterable[Array]) -> OutputTolerance:
     """Choose the tolerance of outputs of one floating-point type that another program computed."""
     scale = max(map(find_largest, outputs), default=0.0)
     share = _FOREIGN_SHARE[element_type]
     reason = f"{share:g} of the largest value, {scale:.3g}: they come from another program"
-    return Allowed(_round_up(share * (scale or 1.0)), _RTOL[element_type], reason)
+    return OutputTolerance(_round_up(share * (scale or 1.0)), _RTOL[element_type], reason)
 
 
 def _round_up(value: float) -> float:
