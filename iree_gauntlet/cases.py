@@ -214,7 +214,7 @@ class Module:
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratedParameters:
+class SyntheticParameters:
     """Generated values of the parameters in one scope of a module's program: seeded, or one value everywhere."""
 
     module: Module
@@ -240,7 +240,7 @@ class Parameters:
     scope: str
     url: str = ""
     splat_of: str = ""
-    generated: GeneratedParameters | None = None
+    generated: SyntheticParameters | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class ColouredCell:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnLimit:
+class LimitBar:
     """A figure and its limit, which a page draws as a bar with the colour of `word`."""
 
     text: str
@@ -71,7 +71,7 @@ class DrawnLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class ShadedCell:
+class HeatCell:
     """A figure that a page shades by `share`, from -1 (far better) over 0 to 1 (far worse)."""
 
     text: str
@@ -79,7 +79,7 @@ class ShadedCell:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnInterval:
+class IntervalBar:
     """A drawing of the ratio of two times with its interval; a missing bound is None.
 
     Attributes:
@@ -117,8 +117,8 @@ class Sparkline:
     word: str = ""
 
 
-Drawn = DrawnInterval | Bars | Sparkline
-Cell = str | float | ColouredCell | TextLink | DrawnLimit | ShadedCell | Drawn | None
+Drawn = IntervalBar | Bars | Sparkline
+Cell = str | float | ColouredCell | TextLink | LimitBar | HeatCell | Drawn | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Column:
 
     def word(self, cell: Cell) -> str:
         """Return the word that determines a cell's colours; the part of a verdict after a colon is its source."""
-        if isinstance(cell, ColouredCell | DrawnLimit):
+        if isinstance(cell, ColouredCell | LimitBar):
             return cell.word
         return cell.partition(":")[0] if self.kind is ColumnKind.VERDICT and isinstance(cell, str) else ""
 
@@ -160,7 +160,7 @@ class Column:
         """Format a cell on one line; an unknown value, None, is a dash."""
         if cell is None:
             return _NOTHING
-        if isinstance(cell, DrawnInterval | Bars):
+        if isinstance(cell, IntervalBar | Bars):
             return ""
         if not isinstance(cell, float | int):
             return join_lines(cell if isinstance(cell, str) else cell.text)

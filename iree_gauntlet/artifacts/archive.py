@@ -42,11 +42,11 @@ END = bytes(2 * _RECORD_BYTES)
 """The end of an archive."""
 
 
-class DamagedArchiveError(Exception):
+class ArchiveDamageError(Exception):
     """An archive whose content is not as written; the message has the reason."""
 
 
-class TruncatedArchiveError(DamagedArchiveError):
+class ArchiveEndError(ArchiveDamageError):
     """An archive that is truncated."""
 
 
@@ -79,7 +79,7 @@ def member(name: str, size: int, blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield a file's header, content and padding; its name has at most 100 printable ASCII characters.
 
     Raises:
-        DamagedArchiveError: the content has another size.
+        ArchiveDamageError: the content has another size.
     """
     yield _make_header(name, size)
     written_bytes = 0
@@ -87,7 +87,7 @@ def member(name: str, size: int, blocks: Iterable[bytes]) -> Iterator[bytes]:
         written_bytes += len(block)
         yield block
     if written_bytes != size:
-        raise DamagedArchiveError(f"{name} has {written_bytes} bytes instead of {size}: it was changed in the meantime")
+        raise ArchiveDamageError(f"{name} has {written_bytes} bytes instead of {size}: it was changed in the meantime")
     yield bytes(-size % _RECORD_BYTES)
 
 
@@ -97,7 +97,7 @@ def compute_archive_size(sizes: Iterable[int]) -> int:
 
 
 class ArchiveReader:
-    """Reads an archive from a stream; raises DamagedArchiveError if it is not in the canonical form."""
+    """Reads an archive from a stream; raises ArchiveDamageError if it is not in the canonical form."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
@@ -111,9 +111,9 @@ class ArchiveReader:
         except ValueError:
             size = -1
         if size < 0 or header != _make_header(name, size):
-            raise DamagedArchiveError(f"it must start with {name} as we write it, not with {_describe(header)}")
+            raise ArchiveDamageError(f"it must start with {name} as we write it, not with {_describe(header)}")
         if size > max_bytes:
-            raise DamagedArchiveError(f"its {name} has {size} bytes, but at most {max_bytes} are allowed")
+            raise ArchiveDamageError(f"its {name} has {size} bytes, but at most {max_bytes} are allowed")
         content = self._read_exactly(size)
         self._check_padding(name, size)
         return content
@@ -137,18 +137,18 @@ class ArchiveReader:
     def end(self) -> None:
         """Read the end; raise an error if bytes follow."""
         if self._read_exactly(len(END)) != END:
-            raise DamagedArchiveError("it continues after its last file")
+            raise ArchiveDamageError("it continues after its last file")
         if self._stream.read(1):
-            raise DamagedArchiveError("there is data after its end")
+            raise ArchiveDamageError("there is data after its end")
 
     def _check_header(self, name: str, size: int) -> None:
         header = self._read_exactly(_RECORD_BYTES)
         if header != _make_header(name, size):
-            raise DamagedArchiveError(f"expected {name} of {size} bytes, found {_describe(header)}")
+            raise ArchiveDamageError(f"expected {name} of {size} bytes, found {_describe(header)}")
 
     def _check_padding(self, name: str, size: int) -> None:
         if any(self._read_exactly(-size % _RECORD_BYTES)):
-            raise DamagedArchiveError(f"the padding after {name} is not empty")
+            raise ArchiveDamageError(f"the padding after {name} is not empty")
 
     def _read_exactly(self, size: int) -> bytes:
         return b"".join(self._read_parts(size))
@@ -157,7 +157,7 @@ class ArchiveReader:
         while size:
             part = self._stream.read(min(size, BLOCK_BYTES))
             if not part:
-                raise TruncatedArchiveError(f"it is truncated after {self.position} bytes")
+                raise ArchiveEndError(f"it is truncated after {self.position} bytes")
             self.position += len(part)
             size -= len(part)
             yield part

@@ -94,7 +94,7 @@ class _Stamp(Recorded):
         return json.dumps({**content, "checksum": checksum}).encode() + b"\n"
 
 
-class VerifiedHashes:
+class HashCache:
     """Hashes of any files on this machine, cached across runs in a folder of stamps."""
 
     def __init__(self, folder: Path) -> None:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.hashing import VerifiedHashes
+from iree_gauntlet.artifacts.hashing import HashCache
 from iree_gauntlet.artifacts.sources import hash_local_name, make_local_name
 from iree_gauntlet.artifacts.transfer import merge_blocks, read_partial
 from iree_gauntlet.errors import ArtifactError
@@ -70,7 +70,7 @@ class CacheItem:
 
 def take_inventory(root: Path, pins: Pins) -> list[CacheItem]:
     """Return all items of a cache, unordered; none if there is no such folder. Files that vanish are left out."""
-    verified = VerifiedHashes(root / "verified")
+    verified = HashCache(root / "verified")
     items: list[CacheItem] = []
     for top in _scan_folder(root):
         if top.name == "artifacts" and top.is_dir():
@@ -117,7 +117,7 @@ def find_url(name: str, pinned_url: str) -> str:
         return ""
 
 
-def _list_artifacts(root: Path, verified: VerifiedHashes, pins: Pins) -> Iterator[CacheItem]:
+def _list_artifacts(root: Path, verified: HashCache, pins: Pins) -> Iterator[CacheItem]:
     base = root / "artifacts"
     for entry, status in _walk_files(base):
         name = entry.path[len(str(base)) + 1 :].replace(os.sep, "/")

@@ -207,7 +207,7 @@ def make_archive_name(scope: str) -> str:
     return f"scope.{digest}.irpa"  # a plain scope has no dot
 
 
-class MalformedReferenceError(Exception):
+class ReferenceSyntaxError(Exception):
     """A text that is not a reference; the message has the expected token."""
 
 
@@ -240,7 +240,7 @@ def _parse_reference(text: _Text, start: int, *, has_outer_bracket: bool) -> tup
     for _ in range(2 if has_outer_bracket else 1):
         token_end = _match_token(text, position, b">")
         if not token_end:
-            raise MalformedReferenceError('expected ">" after its name')
+            raise ReferenceSyntaxError('expected ">" after its name')
         position = token_end
     type_text = b""
     if token_end := _match_token(text, position, b":"):
@@ -248,7 +248,7 @@ def _parse_reference(text: _Text, start: int, *, has_outer_bracket: bool) -> tup
         begin = _skip_blanks(text, token_end)
         match = _TYPE_NAME.match(text, begin)
         if match is None:
-            raise MalformedReferenceError("expected a type after its colon")
+            raise ReferenceSyntaxError("expected a type after its colon")
         position = match.end()
         if text[position : position + 1] == b"<":
             position = _skip_brackets(text, position)
@@ -273,7 +273,7 @@ def _match_token(text: _Text, position: int, token: bytes) -> int:
 def _parse_string(text: _Text, position: int) -> tuple[bytes, int]:
     match = _STRING.match(text, _skip_blanks(text, position))
     if match is None:
-        raise MalformedReferenceError("expected a name in double quotes, on one line and with MLIR's escapes")
+        raise ReferenceSyntaxError("expected a name in double quotes, on one line and with MLIR's escapes")
     name = _ESCAPE.sub(lambda one: _ESCAPE_CHARACTERS.get(one[1]) or bytes.fromhex(one[1].decode("ascii")), match[1])
     return name, match.end()
 
@@ -284,15 +284,15 @@ def _skip_brackets(text: _Text, position: int) -> int:
     while True:
         match = _BRACKET_TOKEN.match(text, position)
         if match is None:
-            raise MalformedReferenceError("its brackets are not closed")
+            raise ReferenceSyntaxError("its brackets are not closed")
         token, position = match[0], match.end()
         if token in _CLOSING_BRACKETS:
             closing_brackets.append(_CLOSING_BRACKETS[token])
         elif not closing_brackets:
-            raise MalformedReferenceError("expected an opening bracket")
+            raise ReferenceSyntaxError("expected an opening bracket")
         elif token in _CLOSING_BRACKETS.values():
             if token != closing_brackets.pop():
-                raise MalformedReferenceError("its brackets do not match")
+                raise ReferenceSyntaxError("its brackets do not match")
             if not closing_brackets:
                 return position
 
@@ -315,7 +315,7 @@ def find_references_in_text(text: _Text, source: str, *, lines: bool = True) -> 
             continue
         try:
             reference, position = _parse_reference(text, marker.end(), has_outer_bracket=marker[1] == b"<")
-        except MalformedReferenceError as error:
+        except ReferenceSyntaxError as error:
             raise ParameterError(f"{location}: a parameter is not in MLIR's syntax: {error}", _MLIR_HINT) from error
         if reference.type.startswith("!") and not aliases:
             aliases = {
@@ -442,7 +442,7 @@ class UnknownEncodingError(Exception):
     """A newer bytecode than this module supports, or references in their dialect's encoding."""
 
 
-class _MalformedBytecodeError(Exception):
+class _BytecodeError(Exception):
     """A file that violates the format."""
 
 
@@ -455,26 +455,26 @@ def find_references_in_bytecode(file: BinaryIO, source: str) -> Iterator[Paramet
     """
     try:
         yield from _find_stored_references(_BytecodeReader(file), source)
-    except _MalformedBytecodeError as error:
+    except _BytecodeError as error:
         hint = "Fetch or write it again, and check that iree-opt can read it."
         raise ParameterError(f"{source}: damaged MLIR bytecode: {error}", hint) from error
 
 
 def _find_stored_references(reader: _BytecodeReader, source: str) -> Iterator[ParameterReference]:
     if reader.take(len(MAGIC)) != MAGIC:
-        raise _MalformedBytecodeError("it does not start with MLIR's magic number")
+        raise _BytecodeError("it does not start with MLIR's magic number")
     version = reader.varint()
     if version > _MAX_VERSION:
         raise UnknownEncodingError(f"bytecode version {version}")
     sections = _find_sections(reader)
     for number in (_STRINGS, _DIALECTS, _ATTRIBUTES, _OFFSETS):
         if number not in sections:
-            raise _MalformedBytecodeError(f"section {number} is missing")
+            raise _BytecodeError(f"section {number} is missing")
     attributes = sections[_ATTRIBUTES]
     offset = attributes.start
     for dialect, size, has_dialect_encoding in list(_read_attribute_entries(reader, sections[_OFFSETS])):
         if offset + size > attributes.stop:
-            raise _MalformedBytecodeError("an attribute is outside of its section")
+            raise _BytecodeError("an attribute is outside of its section")
         if has_dialect_encoding:
             if _read_dialect_name(reader, sections, dialect, version) in ("stream", "flow"):
                 raise UnknownEncodingError("parameters in an encoding of their dialect's own")
@@ -490,7 +490,7 @@ def _find_sections(reader: _BytecodeReader) -> dict[int, range]:
         if reader.take(1) == b"\0":
             break
     else:
-        raise _MalformedBytecodeError("the name of its producer is too long")
+        raise _BytecodeError("the name of its producer is too long")
     sections: dict[int, range] = {}
     while reader.position < reader.size:
         number = reader.take(1)[0]
@@ -512,10 +512,10 @@ def _read_attribute_entries(reader: _BytecodeReader, section: range) -> Iterator
     while position < total:
         dialect, count = reader.varint(), reader.varint()
         if not 0 < count <= total - position:
-            raise _MalformedBytecodeError("the table of attributes does not add up")
+            raise _BytecodeError("the table of attributes does not add up")
         for _ in range(count):
             if reader.position > section.stop:
-                raise _MalformedBytecodeError("the table of attributes is truncated")
+                raise _BytecodeError("the table of attributes is truncated")
             value = reader.varint()
             yield dialect, value >> 1, bool(value & 1)
         position += count
@@ -524,7 +524,7 @@ def _read_attribute_entries(reader: _BytecodeReader, section: range) -> Iterator
 def _read_dialect_name(reader: _BytecodeReader, sections: dict[int, range], number: int, version: int) -> str:
     reader.seek(sections[_DIALECTS].start)
     if number >= reader.varint():
-        raise _MalformedBytecodeError(f"dialect {number} does not exist")
+        raise _BytecodeError(f"dialect {number} does not exist")
     for _ in range(number):
         _read_dialect_name_index(reader, version)
     index = _read_dialect_name_index(reader, version)
@@ -533,7 +533,7 @@ def _read_dialect_name(reader: _BytecodeReader, sections: dict[int, range], numb
     count = reader.varint()
     lengths = [reader.varint() for _ in range(count)][::-1]
     if index >= count:
-        raise _MalformedBytecodeError(f"string {index} does not exist")
+        raise _BytecodeError(f"string {index} does not exist")
     reader.seek(reader.position + sum(lengths[:index]))
     return reader.take(lengths[index]).rstrip(b"\0").decode(errors="replace")
 
@@ -561,12 +561,12 @@ class _BytecodeReader:
 
     def seek(self, position: int) -> None:
         if position > self.size:
-            raise _MalformedBytecodeError("it is truncated")
+            raise _BytecodeError("it is truncated")
         self.position = self._file.seek(position)
 
     def take(self, count: int) -> bytes:
         if count > self.size - self.position:
-            raise _MalformedBytecodeError("it is truncated")
+            raise _BytecodeError("it is truncated")
         content = self._file.read(count)
         self.position += count
         return content
@@ -581,5 +581,5 @@ class _BytecodeReader:
 
     def align(self, alignment: int) -> None:
         if alignment < 1:
-            raise _MalformedBytecodeError("an alignment is zero")
+            raise _BytecodeError("an alignment is zero")
         self.seek(-(-self.position // alignment) * alignment)

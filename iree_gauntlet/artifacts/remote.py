@@ -61,7 +61,7 @@ class TransientError(Exception):
         self.wait = wait
 
 
-class UnresolvedError(TransientError):
+class HostLookupError(TransientError):
     """A host name that cannot be resolved."""
 
     def __init__(self, host: str, reason: str) -> None:
@@ -69,7 +69,7 @@ class UnresolvedError(TransientError):
         self.host = host
 
 
-class ChangedError(Exception):
+class SourceChangeError(Exception):
     """The file is no longer the requested version: bytes of the old version are useless."""
 
 
@@ -96,6 +96,6 @@ class Remote(Protocol):
 
         Raises:
             TransientError: the failure may be temporary.
-            ChangedError: the file has another version now.
+            SourceChangeError: the file has another version now.
             ArtifactError: the file is not available.
         """

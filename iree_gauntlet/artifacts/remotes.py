@@ -32,12 +32,12 @@ from iree_gauntlet.artifacts.remote import (
     BLOCK_BYTES,
     TRANSIENT_STATUSES,
     Body,
-    ChangedError,
+    HostLookupError,
     MissingError,
     Remote,
     RemoteFile,
+    SourceChangeError,
     TransientError,
-    UnresolvedError,
     remove_queries,
 )
 from iree_gauntlet.errors import ArtifactError
@@ -214,7 +214,7 @@ class HttpRemote:
             raise TransientError(f"the server sent bytes from {first} on instead of from {start} on")
         file = RemoteFile(size, headers.etag or headers.last_modified, not is_complete, _read_checksums(response))
         if version and file.version != version:
-            raise ChangedError(f"{version} became {file.version or 'a version without an ETag'}")
+            raise SourceChangeError(f"{version} became {file.version or 'a version without an ETag'}")
         return Body(file, first, self._read_blocks(response, first, progress))
 
     def _read_blocks(self, response: requests.Response, first: int, progress: list[int]) -> Iterator[bytes]:
@@ -233,7 +233,7 @@ class HttpRemote:
             return
         reason = f"HTTP {status} {response.reason or ''}".rstrip()
         if status in (requests.codes.precondition_failed, requests.codes.range_not_satisfiable):
-            raise ChangedError(reason)
+            raise SourceChangeError(reason)
         if status in TRANSIENT_STATUSES:
             raise TransientError(reason, _parse_retry_after(_Headers.of(response).retry_after))
         message = f"{reason}: {self.url}"
@@ -256,7 +256,7 @@ class HttpRemote:
             case requests.exceptions.ConnectionError() | requests.exceptions.ChunkedEncodingError() | ProtocolError():
                 request = getattr(error, "request", None)
                 if isinstance(getattr(error.args[0], "reason", None), NameResolutionError) and request is not None:
-                    return UnresolvedError(urlsplit(request.url).hostname or "", _find_cause(error))
+                    return HostLookupError(urlsplit(request.url).hostname or "", _find_cause(error))
                 if not is_timeout:
                     return TransientError(f"connection lost after {format_bytes(received_bytes)}: {_find_cause(error)}")
         if is_timeout:
@@ -463,7 +463,7 @@ class _FileRemote:
             status = self.path.stat()
             present_version = f'"{"-".join(map(str, FileState.of(status)))}"'
             if version and present_version != version:
-                raise ChangedError(f"{self.path} was modified")
+                raise SourceChangeError(f"{self.path} was modified")
             file.seek(start)
             blocks = iter(lambda: file.read(BLOCK_BYTES), b"")
             yield Body(RemoteFile(status.st_size, present_version, ranged=True), start, blocks)
@@ -500,7 +500,7 @@ class ObjectRemote:
         metadata = response.meta
         etag = metadata["e_tag"] or ""
         if version and etag != version:
-            raise ChangedError(f"{version} became {etag}")
+            raise SourceChangeError(f"{version} became {etag}")
         md5 = _HEX_MD5.match(etag) if self.etag_is_md5 else None
         file = RemoteFile(metadata["size"], etag, ranged=True, checksums={"md5": md5[1]} if md5 else {})
         yield Body(file, response.range[0], self._read_blocks(response))
@@ -526,7 +526,7 @@ class ObjectRemote:
         if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
             return ArtifactError(self.url, f"access refused (HTTP {status}): {self.url}", self.access_hint)
         if isinstance(error, exceptions.PreconditionError) or status == _RANGE_NOT_SATISFIABLE:
-            return ChangedError(f"HTTP {status}")
+            return SourceChangeError(f"HTTP {status}")
         if status and status not in TRANSIENT_STATUSES:
             return ArtifactError(self.url, f"HTTP {status}: {self.url}: {reason}", self.access_hint)
         if not status and not isinstance(error, OSError) and "HTTP error" not in reason:

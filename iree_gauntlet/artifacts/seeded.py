@@ -94,7 +94,7 @@ _NCHW_RANK = 4
 
 
 @dataclass(frozen=True, slots=True)
-class SeededSpec:
+class SyntheticContent:
     """The content of a `random://` URL."""
 
     url: str
@@ -226,7 +226,7 @@ class _SourceError(Exception):
     """An error in a source, with a hint."""
 
 
-def parse_seeded(url: str) -> SeededSpec:
+def parse_seeded(url: str) -> SyntheticContent:
     """Parse a `random://` URL; raise an ArtifactError that names the mistake and the alternatives."""
     try:
         return _parse_url(url)
@@ -235,7 +235,7 @@ def parse_seeded(url: str) -> SeededSpec:
         raise ArtifactError(url, f"{url}: {message}", hint) from error
 
 
-def _parse_url(url: str) -> SeededSpec:
+def _parse_url(url: str) -> SyntheticContent:
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -259,7 +259,7 @@ def _parse_url(url: str) -> SeededSpec:
     parameters = _parse_parameters(distribution, element_type, parts.query)
     if distribution == "text":
         _check_text(shape, **{name: int(value) for name, value in parameters.items() if name != "seed"})
-    return SeededSpec(url, distribution, shape, element_type, dict(sorted(parameters.items())))
+    return SyntheticContent(url, distribution, shape, element_type, dict(sorted(parameters.items())))
 
 
 def _parse_value(text: str) -> tuple[tuple[int, ...], str]:

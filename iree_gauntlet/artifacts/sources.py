@@ -84,21 +84,21 @@ class FileSource:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredSource:
+class StoreSource:
     """A source whose file is in the store."""
 
     url: str
     local_name: str
 
 
-class RemoteSource(StoredSource):
+class RemoteSource(StoreSource):
     """A file on a web server or in an object store."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class PypiSource(StoredSource):
+class PypiSource(StoreSource):
     """A file in a wheel.
 
     Attributes:
@@ -110,13 +110,13 @@ class PypiSource(StoredSource):
     member: str
 
 
-class RandomSource(StoredSource):
+class RandomSource(StoreSource):
     """Seeded data, generated on this machine."""
 
     __slots__ = ()
 
 
-Source = FileSource | StoredSource
+Source = FileSource | StoreSource
 
 
 def parse_source(url: str) -> Source:

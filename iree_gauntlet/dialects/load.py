@@ -79,7 +79,7 @@ def read_specs(
         model_root: base of ONNX models, in place of the URLs of their suite.
     """
     specs: dict[Path, Spec] = {}
-    suites = _FoundSuites({}, [], [])
+    suites = _SuiteFolders({}, [], [])
     for folder in folders:
         tree = _make_tree(folder, external, modules)
         for root in _find_roots(tree.folder, suites):
@@ -131,7 +131,7 @@ def _make_tree(folder: Path, external: Path | None, modules: Path | None) -> Spe
 
 
 @dataclass(frozen=True, slots=True)
-class _FoundSuites:
+class _SuiteFolders:
     """The suites in spec folders: operators' case folders by path, folders with configs, and suites of ONNX models."""
 
     cases: dict[str, CaseFolder]
@@ -148,7 +148,7 @@ class _FoundSuites:
         self.cases.setdefault(path, CaseFolder(path, tuple(files), str(spec_folder)))
 
 
-def _find_roots(folder: Path, suites: _FoundSuites) -> Iterable[Path]:
+def _find_roots(folder: Path, suites: _SuiteFolders) -> Iterable[Path]:
     """Find the roots of other specs in a folder; the folder itself where it has neither them nor operator cases."""
     if folder.name in ROOT_NAMES and not _holds_cases(folder):
         return [folder]

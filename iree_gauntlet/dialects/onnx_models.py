@@ -21,9 +21,9 @@ from pydantic import Field
 from iree_gauntlet.cases import MAIN, ArgumentOrder, Case, Expectation, Module, OnnxImport, Origin, Program
 from iree_gauntlet.dialects.configured_suites import (
     Config,
-    ConfiguredBuilder,
-    ConfiguredSpec,
-    ConfiguredSuite,
+    ConfigBuilder,
+    ConfigSpec,
+    ConfigSuite,
     SuiteDocument,
     find_name_conflicts,
     has_word,
@@ -113,11 +113,11 @@ class ModelsConfig(Config):
         return self.comments.get(find_line(self.text, [OUTCOMES, entry]), "") if self.comments else ""
 
 
-_ModelSuite = ConfiguredSuite[ModelsConfig]
+_ModelSuite = ConfigSuite[ModelsConfig]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ModelSpec(ConfiguredSpec):
+class ModelSpec(ConfigSpec):
     """A test of a model, with its complete URL; or, without a document, a file without any readable test.
 
     Its model is the file of tests, with the model's folder from its name; its stem is the model's file.
@@ -158,7 +158,7 @@ def read_model_specs(
         files_read = files_read or [(config.name, *_read_named_tests(config)) for config in configs]
         hint = f"Give one as --config, or write {_CONFIGS}/NAME.json there (docs/reference/onnx-models.md)."
         missing_config = Problem(str(root).removeprefix(prefix), 0, "", "this suite of ONNX models has no config", hint)
-        suite = ConfiguredSuite(tuple(configs), () if paths else (missing_config,))
+        suite = ConfigSuite(tuple(configs), () if paths else (missing_config,))
         used_names: set[str] = set()
         for name, tests, problems in files_read:
             if problems:
@@ -171,7 +171,7 @@ def read_model_specs(
     return specs
 
 
-class OnnxModels(ConfiguredBuilder[ModelSpec]):
+class OnnxModels(ConfigBuilder[ModelSpec]):
     """The builder of a case for each config whose target is requested."""
 
     sources: ClassVar = {ModelSpec.dialect: SourceFields()}

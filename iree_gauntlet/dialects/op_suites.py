@@ -21,8 +21,8 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from iree_gauntlet.cases import Expectation, Origin
 from iree_gauntlet.dialects.configured_suites import (
     Config,
-    ConfiguredSpec,
-    ConfiguredSuite,
+    ConfigSpec,
+    ConfigSuite,
     SuiteDocument,
     find_name_conflicts,
     has_word,
@@ -381,7 +381,7 @@ class CaseFolder:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OpSpec(ConfiguredSpec):
+class OpSpec(ConfigSpec):
     """The folder of a case, which is read when it is selected.
 
     Problems of a case block no other case, and are found when its cases are made: they are no problems of
@@ -390,7 +390,7 @@ class OpSpec(ConfiguredSpec):
 
     dialect = DIALECT
 
-    suite: ConfiguredSuite[SuiteConfig]
+    suite: ConfigSuite[SuiteConfig]
     folder: CaseFolder
     keys: tuple[str, ...]
 
@@ -451,7 +451,7 @@ def read_op_specs(
         display_root = root.removeprefix(prefix)
         hint = f"Write {display_root}/{CONFIGS}/NAME.json, or give one as --config:\n{_EXAMPLE}"
         problem = Problem(names[0], 0, "", f"its operator suite {display_root} has no config", hint)
-        suite = ConfiguredSuite(tuple(configs[path] for path in by_root[root]), () if by_root[root] else (problem,))
+        suite = ConfigSuite(tuple(configs[path] for path in by_root[root]), () if by_root[root] else (problem,))
         for folder, name in zip(group, names, strict=True):
             model, _, stem = keys[folder.path][0].rpartition("/")
             specs.append(OpSpec(suite, name, model or Path(root).name, stem, folder, keys[folder.path]))

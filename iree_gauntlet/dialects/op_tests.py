@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote
 
 from iree_gauntlet.cases import MAIN, Allclose, Argument, ArgumentOrder, Case, Golden, Module, Origin, Program
-from iree_gauntlet.dialects.configured_suites import ConfiguredBuilder, make_markers
+from iree_gauntlet.dialects.configured_suites import ConfigBuilder, make_markers
 from iree_gauntlet.dialects.fields import TENSOR_TYPE, read_tolerant
 from iree_gauntlet.dialects.locations import (
     BRACKETS_HINT,
@@ -83,7 +83,7 @@ class OpInputs:
     warnings: tuple[Problem, ...] = ()
 
 
-class OpTests(ConfiguredBuilder[OpSpec]):
+class OpTests(ConfigBuilder[OpSpec]):
     """The builder of a case for each config whose target is requested, and a benchmark if it has a golden time."""
 
     sources: ClassVar = {OpSpec.dialect: SourceFields("flat_args[{}]", "expected_output[{}]")}

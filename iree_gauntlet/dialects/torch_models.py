@@ -17,12 +17,12 @@ from iree_gauntlet.cases import (
     ArgumentOrder,
     Case,
     Expectation,
-    GeneratedParameters,
     Golden,
     Module,
     Origin,
     Parameters,
     Program,
+    SyntheticParameters,
 )
 from iree_gauntlet.dialects.fields import OWN_TARGET, OWN_TARGET_HINT
 from iree_gauntlet.dialects.locations import SpecReader, find_devices, find_target, get_url_path, with_device
@@ -225,7 +225,7 @@ class _TestReader(SpecReader):
         if weight.url is not None:
             return Parameters(weight.scope, url=self.resolve_torch_url(["weights", index, "url"], weight.url))
         module = self.find_module(["weights", index, "module"], weight.module or "")
-        values = GeneratedParameters(module, weight.seed, weight.value) if module else None
+        values = SyntheticParameters(module, weight.seed, weight.value) if module else None
         return Parameters(weight.scope, generated=values)
 
     def read_arguments(self, field: str, items: Sequence[ArgumentSpec]) -> tuple[Argument, ...]:

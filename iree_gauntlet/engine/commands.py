@@ -16,10 +16,10 @@ from iree_gauntlet.cases import (
     Argument,
     ArgumentOrder,
     Case,
-    GeneratedParameters,
     Module,
     OnnxImport,
     Parameters,
+    SyntheticParameters,
 )
 from iree_gauntlet.device_kinds import LOCAL_SYNC
 from iree_gauntlet.stages import Stage
@@ -111,7 +111,7 @@ class StepPaths:
         return [f"--parameters={scope}={path}" if scope else f"--parameters={path}" for scope, path in paths if path]
 
 
-def make_parameters_role(scope: str, values: GeneratedParameters) -> str:
+def make_parameters_role(scope: str, values: SyntheticParameters) -> str:
     """Return the role that distinguishes the step that makes an archive: kind of values and scope."""
     return f"{values.label}.{make_archive_name(scope).removesuffix('.irpa')}"
 
@@ -147,7 +147,7 @@ def format_shape(shape: Sequence[int]) -> str:
 
 
 def make_parameters_argv(
-    python: str, program: str, scope: str, spec: GeneratedParameters, ir_tool: str, output: str
+    python: str, program: str, scope: str, spec: SyntheticParameters, ir_tool: str, output: str
 ) -> tuple[str, ...]:
     """Return the command of our own program that makes an archive for the parameters of a program."""
     values = f"--splat={spec.value!r}" if spec.seed is None else f"--random={spec.seed}"

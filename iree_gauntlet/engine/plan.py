@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.onnx_data import list_data_files
 from iree_gauntlet.artifacts.program_parameters import PARAMETERS_FORMAT, make_archive_name
-from iree_gauntlet.cases import COUNTED, EXPECTED_OUTPUT, MAIN, Case, GeneratedParameters, Module, OnnxImport, Origin
+from iree_gauntlet.cases import COUNTED, EXPECTED_OUTPUT, MAIN, Case, Module, OnnxImport, Origin, SyntheticParameters
 from iree_gauntlet.dialects.locations import make_flag_problem
 from iree_gauntlet.engine.commands import (
     STATISTICS_FILE,
@@ -268,7 +268,7 @@ class _Planner:
         steps = sorted(self._steps.values(), key=lambda step: (step.chain, order[step.stage], step.id))
         return Plan(tuple(steps), tuple(sorted(self._problems)), tuple(sorted(self._case_problems)))
 
-    def _list_archives(self, case: Case) -> Iterator[tuple[str, GeneratedParameters]]:
+    def _list_archives(self, case: Case) -> Iterator[tuple[str, SyntheticParameters]]:
         """Yield (scope, values) of the archives that are generated for a case."""
         if case.id in self._archive_case_ids:
             yield from (
@@ -412,7 +412,7 @@ class _Planner:
         )
         self._add(step)
 
-    def _plan_parameters(self, case: Case, scope: str, values: GeneratedParameters) -> None:
+    def _plan_parameters(self, case: Case, scope: str, values: SyntheticParameters) -> None:
         """Plan an archive for the parameters that a module's program names, once for all tests that need it."""
         owner = self._owners.get(values.module.id)
         if owner is None:
@@ -565,7 +565,7 @@ def _complete_import(step: Step, module: Module, options: OnnxImport, context: P
 
 
 def _complete_parameters(
-    step: Step, scope: str, values: GeneratedParameters, import_step: Step | None, context: PlanContext
+    step: Step, scope: str, values: SyntheticParameters, import_step: Step | None, context: PlanContext
 ) -> Step:
     """Complete the step that makes an archive for the parameters of one scope.
 

@@ -313,9 +313,9 @@ def _require_known_targets(targets: Sequence[Target], specs: Iterable[AnySpec]) 
 
 def _list_configs(specs: Iterable[AnySpec]) -> list[Config]:
     """Return the readable configs of operator suites and of ONNX models."""
-    from iree_gauntlet.dialects.configured_suites import ConfiguredSpec  # noqa: PLC0415 - it brings pydantic
+    from iree_gauntlet.dialects.configured_suites import ConfigSpec  # noqa: PLC0415 - it brings pydantic
 
-    suites = {id(spec.suite): spec.suite for spec in specs if isinstance(spec, ConfiguredSpec)}
+    suites = {id(spec.suite): spec.suite for spec in specs if isinstance(spec, ConfigSpec)}
     configs = {config.name: config for suite in suites.values() for config in suite.configs if config.document}
     return [configs[name] for name in sorted(configs)]
 

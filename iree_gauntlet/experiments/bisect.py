@@ -73,8 +73,8 @@ from iree_gauntlet.measuring.statistics.rounds import (
 )
 from iree_gauntlet.records.bisect_outcome import (
     BISECT,
+    CandidateRefinement,
     CandidateResult,
-    RefinedCandidates,
     SearchRange,
     make_bisect_outcome,
 )
@@ -259,7 +259,7 @@ class BisectSearch:
         row, state = self.question.row, self._state
         row = (*row[: state.last_old + 1], *inside, *row[state.first_new :])
         self.question = replace(self.question, row=row)
-        self.log.write("refined", RefinedCandidates(row=record_row(row)))
+        self.log.write("refined", CandidateRefinement(row=record_row(row)))
         self._narrow()
 
     def _find_commit(self, candidate: Candidate) -> str:

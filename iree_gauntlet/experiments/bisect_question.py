@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.hashing import VerifiedHashes
+from iree_gauntlet.artifacts.hashing import HashCache
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.cache_folders import find_cache_folder, find_toolchains_folder
 from iree_gauntlet.dialects.configuration_file import read_configuration
@@ -179,7 +179,7 @@ def make_place(request: RunRequest) -> ToolchainLocations:
     """Return the place where a bisect looks for its IREEs."""
     root = find_cache_folder(request.toolchain.cache_dir)
     configuration = read_configuration(find_project_folder(), os.environ)
-    hashes = VerifiedHashes(root / "verified")
+    hashes = HashCache(root / "verified")
     return make_toolchain_locations(
         find_toolchains_folder(), root, configuration, Leases, hashes.sha256, offline=request.network.offline
     )

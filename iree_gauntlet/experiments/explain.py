@@ -37,7 +37,7 @@ from iree_gauntlet.experiments.explaining.bundle import (
     run_bundle,
     write_bundle,
 )
-from iree_gauntlet.experiments.explaining.failures import Failure, LostFailure, find_failures
+from iree_gauntlet.experiments.explaining.failures import Failure, UnrepeatableFailure, find_failures
 from iree_gauntlet.experiments.explaining.flow_program import compile_traced
 from iree_gauntlet.experiments.explaining.locate import DispatchSearch, SearchResult
 from iree_gauntlet.experiments.explaining.operators import find_first_wrong_operator, find_onnx_source
@@ -110,8 +110,8 @@ def explain(request: ExplainRequest, cache: CacheRequest, presenter: Reporter) -
         machine = open_iree(run_dir, toolchain, cache, progress)
         bundles_by_compile: dict[tuple[str, ...], tuple[str, BundleResult]] = {}
 
-        def explain_case(notes: CaseNotes, failure: Failure | LostFailure) -> bool:
-            if isinstance(failure, LostFailure):
+        def explain_case(notes: CaseNotes, failure: Failure | UnrepeatableFailure) -> bool:
+            if isinstance(failure, UnrepeatableFailure):
                 notes.add("nothing", {"why": failure.reason})
                 return False
             folder = notes.session.folder / failure.folder

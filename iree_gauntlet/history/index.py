@@ -15,7 +15,7 @@ from iree_gauntlet.history.extract import extract
 from iree_gauntlet.history.stores import UnreadableError, find_history, open_history
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.history_record import (
-    Confirmation,
+    FigureConfirmation,
     Point,
     RunIndexEntry,
     Series,
@@ -112,11 +112,11 @@ class HistoryIndex:
         with self._open() as database:
             return [RunIndexEntry(*row) for row in database.execute("SELECT * FROM runs ORDER BY time, file")]
 
-    def confirmations(self) -> tuple[Confirmation, ...]:
+    def confirmations(self) -> tuple[FigureConfirmation, ...]:
         """Read the results of confirmations, the newest last."""
         with self._open() as database:
             rows = database.execute("SELECT confirms FROM runs WHERE confirms != '{}' ORDER BY time, file")
-            return tuple(Confirmation.from_dict(json.loads(text)) for (text,) in rows)
+            return tuple(FigureConfirmation.from_dict(json.loads(text)) for (text,) in rows)
 
     def problems(self) -> tuple[str, ...]:
         """Read the problems of files that could not be read."""

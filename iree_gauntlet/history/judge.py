@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.dialects.configuration_file import Mark
     from iree_gauntlet.figures import Trend
-    from iree_gauntlet.records.history_record import Confirmation, Point, SeriesKey
+    from iree_gauntlet.records.history_record import FigureConfirmation, Point, SeriesKey
 
 
 # The minimum number of runs per change: an error that changes more often depends on more than the IREE.
@@ -250,7 +250,7 @@ def _has_version(point: Point, iree: str) -> bool:
     return iree in (point.iree, point.named, point.time[:10]) or (len(iree) >= 7 and point.commit.startswith(iree))
 
 
-def add_confirmations(findings: Iterable[Finding], confirmations: Iterable[Confirmation]) -> tuple[Finding, ...]:
+def add_confirmations(findings: Iterable[Finding], confirmations: Iterable[FigureConfirmation]) -> tuple[Finding, ...]:
     """Add the results of comparisons that confirm findings; the newest counts."""
     verdicts = {(entry.case, entry.figure, entry.before, entry.after): entry for entry in confirmations}
     results = []

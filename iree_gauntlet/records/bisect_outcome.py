@@ -36,7 +36,7 @@ class RowCandidate(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefinedCandidates(Recorded):
+class CandidateRefinement(Recorded):
     """`refined`: a longer row, from the oldest to the newest, with the candidates between two of the previous row."""
 
     row: tuple[RowCandidate, ...]
@@ -145,7 +145,7 @@ BISECT = JournalSchema(
     (ExperimentKind.BISECT,),
     BisectOpening,
     {"block": BlockEvent, "result": CandidateResult},
-    {"search": SearchRange, "refined": RefinedCandidates, "change": BisectChange},
+    {"search": SearchRange, "refined": CandidateRefinement, "change": BisectChange},
 )
 
 
@@ -273,7 +273,7 @@ def make_bisect_outcome(record: ExperimentRecord[BisectOpening]) -> BisectOutcom
     """Make the outcome of a bisection's record; GauntletError if its events contradict each other."""
     # The command that started a resumed bisection is the one to repeat.
     opening = replace(record.opening, command=record.openings[0].command)
-    rows = record.collect(RefinedCandidates, record.latest)
+    rows = record.collect(CandidateRefinement, record.latest)
     if rows:
         opening = replace(opening, row=rows[""].row)
     search: SearchRange | None = None

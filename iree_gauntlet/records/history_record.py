@@ -125,7 +125,7 @@ class HistoryCase(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmation(Recorded):
+class FigureConfirmation(Recorded):
     """The result of a comparison of two IREEs, measured in turns, for a figure of a case."""
 
     case: str
@@ -176,11 +176,11 @@ class HistoryRun(Recorded):
         _ = self.confirms
 
     @property
-    def confirms(self) -> Confirmation | None:
+    def confirms(self) -> FigureConfirmation | None:
         """The result of a confirmation; None for another run, ValueError if it cannot be read."""
         fields = self.more.get("confirms")
         try:
-            return Confirmation.from_dict(fields) if fields else None
+            return FigureConfirmation.from_dict(fields) if fields else None
         except ValueError as error:
             raise RecordError("more.confirms", error) from error
 

@@ -18,8 +18,8 @@ from iree_gauntlet.document import (
     ColumnKind,
     Details,
     Document,
-    DrawnInterval,
     Heading,
+    IntervalBar,
     Items,
     Name,
     Notes,
@@ -159,7 +159,7 @@ class TimeRow:
     work: str | None = None
     dispatched: str = ""
     outside: str = ""
-    interval: DrawnInterval | None = None
+    interval: IntervalBar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ def _make_time_row(model: str, verdict: TimeVerdictRecord, worker: str) -> TimeR
         own_way=spec_note,
         worker=worker,
         work=work,
-        interval=DrawnInterval(figures.low, figures.ratio, figures.high, control_interval, verdict.verdict),
+        interval=IntervalBar(figures.low, figures.ratio, figures.high, control_interval, verdict.verdict),
     )
 
 
@@ -254,7 +254,7 @@ def _make_work_row(model: str, verdict: WorkVerdict) -> TimeRow:
     if verdict.with_fma:
         fused_a, fused_b = (verdict.with_fma[side] for side in SIDE_NAMES)
         reason += f"; with fused multiply-adds {fused_b - fused_a:+,} ({format_count_change(fused_a, fused_b)})"
-    interval = DrawnInterval(b / a, b / a, b / a, None, verdict.verdict)
+    interval = IntervalBar(b / a, b / a, b / a, None, verdict.verdict)
     dispatched = outside = ""
     if verdict.outside is not None:
         dispatched, outside = f"{b - a - verdict.outside:+,}", f"{verdict.outside:+,}"

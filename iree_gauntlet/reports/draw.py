@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from iree_gauntlet.document import INK, PAPER, Bars, Chart, DrawnInterval, Sparkline, Timeline
+from iree_gauntlet.document import INK, PAPER, Bars, Chart, IntervalBar, Sparkline, Timeline
 from iree_gauntlet.formatting import VERDICT_STYLES, add_verdict_sign, format_duration, join_lines
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ _FONT = 'font-family="system-ui, DejaVu Sans, Verdana, sans-serif" font-size="11
 
 def draw_column(column: Column, cells: Sequence[Cell]) -> tuple[Markup, list[Markup]]:
     """Return the axis for a drawn column's head, and its cells, all in one scale."""
-    intervals = [cell for cell in cells if isinstance(cell, DrawnInterval)]
+    intervals = [cell for cell in cells if isinstance(cell, IntervalBar)]
     if intervals:
         to_x, axis = _make_interval_scale(column, intervals)
         return axis, [
-            _make_interval(cell, column, to_x) if isinstance(cell, DrawnInterval) else Markup() for cell in cells
+            _make_interval(cell, column, to_x) if isinstance(cell, IntervalBar) else Markup() for cell in cells
         ]
     maximum = max((value for cell in cells if isinstance(cell, Bars) for value in cell.values), default=0.0) or 1.0
     pictures = []
@@ -77,7 +77,7 @@ def draw_held_bar(value: float, limit: float, word: str) -> Markup:
     )
 
 
-def _make_interval_scale(column: Column, cells: Sequence[DrawnInterval]) -> tuple[Callable[[float], float], Markup]:
+def _make_interval_scale(column: Column, cells: Sequence[IntervalBar]) -> tuple[Callable[[float], float], Markup]:
     """Return the function from ratio to position, and the axis: nearly linear within the margins, else logarithmic."""
     unit = min((abs(margin) for margin in column.margins), default=0.01) or 0.01
     ends = (
@@ -107,7 +107,7 @@ def _make_interval_scale(column: Column, cells: Sequence[DrawnInterval]) -> tupl
     return to_x, _make_svg("axis", _CELL_WIDTH, 12, "".join(texts))
 
 
-def _make_interval(cell: DrawnInterval, column: Column, to_x: Callable[[float], float]) -> Markup:
+def _make_interval(cell: IntervalBar, column: Column, to_x: Callable[[float], float]) -> Markup:
     middle, parts = _CELL_HEIGHT / 2, []
     margins = sorted(column.margins)
     if margins:

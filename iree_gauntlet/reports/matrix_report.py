@@ -27,11 +27,11 @@ from iree_gauntlet.document import (
     Details,
     Document,
     Heading,
+    HeatCell,
     Items,
     Name,
     PageOnly,
     Paragraph,
-    ShadedCell,
     Table,
     Text,
 )
@@ -266,11 +266,11 @@ def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Bl
                 value = cell.figures.values.get(figure) if cell else None
                 if value is not None:
                     ratio = _compute_ratio(value, base)
-                    shades.append(ShadedCell(view.write(value), math.log2(ratio) if ratio else 0.0))
+                    shades.append(HeatCell(view.write(value), math.log2(ratio) if ratio else 0.0))
                 else:
                     # If the metric is missing, the verdict has the reason.
                     shades.append(ColouredCell(cell.verdict_text, str(cell.verdict)) if cell else None)
-            if any(isinstance(shade, ShadedCell) for shade in shades):
+            if any(isinstance(shade, HeatCell) for shade in shades):
                 rows.append((row.chain, *shades))
         if rows:
             columns = (Column("model", ColumnKind.NAME), *(Column(label, ColumnKind.NUMBER) for label in labels))

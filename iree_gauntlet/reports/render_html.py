@@ -22,10 +22,10 @@ from iree_gauntlet.document import (
     ColumnKind,
     Details,
     Document,
-    DrawnLimit,
+    HeatCell,
+    LimitBar,
     PageOnly,
     Picture,
-    ShadedCell,
     TextLink,
 )
 from iree_gauntlet.errors import ExitCode
@@ -145,7 +145,7 @@ def _format_column(column: Column, cells: Sequence[Cell]) -> list[str]:
 
 
 def _format_shade(cell: Cell) -> str:
-    if not isinstance(cell, ShadedCell) or abs(cell.share) < 0.02:
+    if not isinstance(cell, HeatCell) or abs(cell.share) < 0.02:
         return ""
     shade = "var(--bad)" if cell.share > 0 else "var(--good)"
     return f' style="background: color-mix(in srgb, {shade} {45 * min(abs(cell.share), 1):.0f}%, var(--paper))"'
@@ -156,7 +156,7 @@ def _format_cell(column: Column, cell: Cell, tail: str) -> str:
     if isinstance(cell, TextLink):
         return f'<a href="{html.escape(cell.url)}">{html.escape(text)}</a>'
     word = column.word(cell)
-    if isinstance(cell, DrawnLimit):
+    if isinstance(cell, LimitBar):
         # Text plus markup would escape the text again, so both are formatted.
         return f"{_format_aligned(text, tail)}{draw_held_bar(cell.value, cell.limit, cell.word)}"
     if column.kind is ColumnKind.VERDICT:

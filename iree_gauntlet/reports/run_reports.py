@@ -31,9 +31,9 @@ from iree_gauntlet.document import (
     ColumnKind,
     Details,
     Document,
-    DrawnLimit,
     Heading,
     Items,
+    LimitBar,
     Name,
     PageOnly,
     Paragraph,
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import CacheUse, Check, OutputComparison
 
 
-_RUN_FIELDS = (*("run", "suite", "version", "command", "cwd", "started"), *("state", "resumed", "torn", "remarks"))
+_RUN_FIELDS = ("run", "suite", "version", "command", "cwd", "started", "state", "resumed")
 _CHAIN_FIELDS = ("id", "dialect", "model", "submodel", "target", "sku", "verdict")
 _STEP_FIELDS = (
     *("id", "stage", "role", "verdict", "failure", "reason", "behind"),
@@ -253,6 +253,8 @@ def format_summary_json(outcome: RunOutcome) -> str:
     document: dict[str, Any] = {
         "schema": 1,
         **_select_fields(outcome, _RUN_FIELDS),
+        "torn": outcome.has_truncated_line,
+        "remarks": outcome.remarks,
         "workers": {name: machine.as_dict() for name, machine in outcome.workers.items()},
         "exit_code": outcome.exit_code,
         "exit_meaning": outcome.exit_code.meaning,
@@ -578,7 +580,7 @@ def _make_cell(figure: Figure, figures: ChainFigures) -> Cell:
     text, check = figures.format_cell(figure), figures.find_check(figure)
     if check is None or check.measured is None or check.limit is None or check.passed is None:
         return text
-    return DrawnLimit(text, check.measured, check.limit, "passed" if check.passed else "failed")
+    return LimitBar(text, check.measured, check.limit, "passed" if check.passed else "failed")
 
 
 def _make_quality(figures: ChainFigures) -> Cell:
@@ -588,7 +590,7 @@ def _make_quality(figures: ChainFigures) -> Cell:
         return text
     is_comparable = math.isfinite(output.max_abs_error) and output.passed is (output.max_abs_error <= output.atol)
     return (
-        DrawnLimit(text, output.max_abs_error, output.atol, "passed" if output.passed else "failed")
+        LimitBar(text, output.max_abs_error, output.atol, "passed" if output.passed else "failed")
         if is_comparable
         else text
     )

@@ -60,7 +60,7 @@ def seal(path: Path, name: str, document: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class SealedFolder(Recorded):
+class CompleteFolder(Recorded):
     """A complete folder, as its seal describes it; `last_use` in seconds since 1970."""
 
     seal_name: ClassVar[str]
@@ -153,7 +153,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Environment(SealedFolder):
+class Environment(CompleteFolder):
     """A complete environment, with its versions of compiler and runtime, and the installer."""
 
     seal_name = SEAL

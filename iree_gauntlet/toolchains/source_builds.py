@@ -36,7 +36,7 @@ from iree_gauntlet.system.file_lock import file_lock, try_file_lock
 from iree_gauntlet.system.short_process import run_logged, run_tool
 from iree_gauntlet.toolchains.build_tree import list_shipped_files
 from iree_gauntlet.toolchains.checkout import Checkout
-from iree_gauntlet.toolchains.environments import SealedFolder, convert_file_errors, seal
+from iree_gauntlet.toolchains.environments import CompleteFolder, convert_file_errors, seal
 from iree_gauntlet.toolchains.installer import Installer, Sources
 from iree_gauntlet.toolchains.toolchain import compute_identity
 
@@ -312,7 +312,7 @@ class UsageRegistry(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Build(SealedFolder):
+class Build(CompleteFolder):
     """A finished build."""
 
     seal_name = _SEAL_FILE

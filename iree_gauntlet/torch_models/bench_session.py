@@ -39,7 +39,7 @@ from iree_gauntlet.torch_models.torch_chain import (
     GENERATIVE_WORKER,
     MODULE_WORKER,
     PIPELINE_WORKER,
-    MeasuredCalls,
+    CallMeasurement,
     TorchChain,
     hash_files,
     list_runnable_files,
@@ -227,7 +227,7 @@ class BenchSession(ModelSession):
                 return replace(response.failure, notes=(*result.notes, *response.failure.notes))
             result = response.complete(result)
             try:
-                calls = MeasuredCalls.from_dict(response.figures)
+                calls = CallMeasurement.from_dict(response.figures)
                 actual = read_tensors(Path(), calls.outputs)
                 expected = read_tensors(export_folder, program.outputs)
                 agreement = compare_tensors(actual, expected, find_limits(program.outputs, factor), gradients=training)
@@ -298,7 +298,7 @@ class BenchSession(ModelSession):
         if response.figures is None:
             return replace(response.failure, notes=(*step.notes, *response.failure.notes))
         try:
-            calls = MeasuredCalls.from_dict(response.figures)
+            calls = CallMeasurement.from_dict(response.figures)
             problem, figures = self._find_problem(calls), make_bench_figures(build, calls)
         except (GauntletError, ArithmeticError, TypeError, ValueError) as error:
             text = error.message if isinstance(error, GauntletError) else f"{type(error).__name__}: {error}"
@@ -361,7 +361,7 @@ class BenchSession(ModelSession):
         }
         return PIPELINE_WORKER, {**plan, **model}
 
-    def _find_problem(self, calls: MeasuredCalls) -> str:
+    def _find_problem(self, calls: CallMeasurement) -> str:
         """Return the reason to report no speed: other tokens or host outputs than torch's; or ""."""
         build, options = self._build, self.chain.options
         if build.generation is not None:
@@ -375,7 +375,7 @@ class BenchSession(ModelSession):
         return compare_tensors(actual, expected, find_limits(build.host_outputs, self._narrowing)).problem
 
 
-def make_bench_figures(build: BuildRecord, calls: MeasuredCalls) -> BenchFigures:
+def make_bench_figures(build: BuildRecord, calls: CallMeasurement) -> BenchFigures:
     """Compute the figures of a model's calls, or generations."""
     samples = (calls.calls or calls.generations) * build.samples
     figures = BenchFigures(
@@ -400,7 +400,7 @@ def make_bench_figures(build: BuildRecord, calls: MeasuredCalls) -> BenchFigures
     )
 
 
-def _find_token_difference(loop: TokenLoop, calls: MeasuredCalls) -> list[str]:
+def _find_token_difference(loop: TokenLoop, calls: CallMeasurement) -> list[str]:
     for sample, (tokens, choices) in enumerate(zip(calls.chosen, loop.chosen, strict=True)):
         for position, (token, choice) in enumerate(zip(tokens, choices, strict=True)):
             if token != choice:

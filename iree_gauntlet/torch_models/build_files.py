@@ -228,7 +228,7 @@ class Directions(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltProgram(Recorded):
+class ProgramBuild(Recorded):
     """A program to compile; `name`: `main`, or `prefill` and `decode`."""
 
     name: str
@@ -285,7 +285,7 @@ class BuildRecord(Recorded):
     config: str | None = None
     samples: int = 1
     parameter_count: int = 0
-    programs: tuple[BuiltProgram, ...] = ()
+    programs: tuple[ProgramBuild, ...] = ()
     host: dict[str, bool] = field(default_factory=lambda: {"pre": False, "post": False})
     host_inputs: tuple[Array, ...] = ()
     host_outputs: tuple[Array, ...] = ()

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.engine.rounds.blocks import AB, BlockRunner, Pair, PairSamples, PlannedBlock, RoundSamples, make_seed
+from iree_gauntlet.engine.rounds.blocks import AB, BlockPlan, BlockRunner, Pair, PairSamples, RoundSamples, make_seed
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, get_gpu, run_round
 from iree_gauntlet.errors import GauntletError
@@ -450,7 +450,7 @@ def run_interleaved(
         rng.shuffle(torch_order)
         iree_rounds = [(name, iree[name]) for name in order]
         torch_rounds = [(_TORCH_ROUND_NAME, torch.start(torch_order))] if torch else []
-        block = PlannedBlock(chain, _BLOCK_KIND, order, [*iree_rounds, *torch_rounds, *iree_rounds[::-1]], _MAX_TRIES)
+        block = BlockPlan(chain, _BLOCK_KIND, order, [*iree_rounds, *torch_rounds, *iree_rounds[::-1]], _MAX_TRIES)
         times: dict[str, tuple[float, ...]] = {}
         for name, result in taker.run(block, evidence):
             evidence.marked += bool(result.disturbed)

@@ -73,7 +73,7 @@ from iree_gauntlet.torch_models.peers import (
 from iree_gauntlet.torch_models.plugins import BASELINE, COMPILER
 from iree_gauntlet.torch_models.point_chain import TRACE
 from iree_gauntlet.torch_models.roofline import Roofline, explain_no_roofline
-from iree_gauntlet.torch_models.torch_chain import MODULE_WORKER, MeasuredCalls, make_worker_command
+from iree_gauntlet.torch_models.torch_chain import MODULE_WORKER, CallMeasurement, make_worker_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -165,7 +165,7 @@ class PointSession(ModelSession):
         response = self.run_once(step, program, self.chain.device, calls=_CHECK_CALLS)
         if response.figures is None:
             return response.failure
-        calls = MeasuredCalls.from_dict(response.figures)
+        calls = CallMeasurement.from_dict(response.figures)
         actual = read_tensors(Path(), calls.outputs)
         expected = read_tensors(program.export_folder, build.programs[0].outputs)
         agreement = compare_tensors(actual, expected, self.chain.choose_tolerance(variant, build))

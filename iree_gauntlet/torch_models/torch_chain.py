@@ -29,7 +29,7 @@ from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import run_tool
 from iree_gauntlet.targets import Target, parse_target
 from iree_gauntlet.toolchains.devices import check_device, find_device, list_device_uris
-from iree_gauntlet.torch_models.build_files import Array, BuiltProgram  # noqa: TC001 - fields are read by their types
+from iree_gauntlet.torch_models.build_files import Array, ProgramBuild  # noqa: TC001 - fields are read by their types
 from iree_gauntlet.torch_models.declarations import INSTALL_HINT
 from iree_gauntlet.torch_models.model_registry import find_imported_files
 from iree_gauntlet.workers import iree_side
@@ -236,7 +236,7 @@ class CompiledProgram:
     module: Path
     parameters: Path
     export_folder: Path
-    program: BuiltProgram
+    program: ProgramBuild
 
     def describe_arrays(self, arrays: Sequence[Array]) -> list[dict[str, str]]:
         """Return arrays of the build in the form of plans."""
@@ -320,7 +320,7 @@ class TorchChain(ABC):
         """Return the folder of torch's build."""
         return self.folder(Stage.EXPORT, role)
 
-    def make_program(self, program: BuiltProgram, role: str, side: str) -> CompiledProgram:
+    def make_program(self, program: ProgramBuild, role: str, side: str) -> CompiledProgram:
         """Return a compiled program of a build."""
         parameters = self.folder(Stage.IMPORT, side) / _PARAMETERS_FILE
         return CompiledProgram(
@@ -430,7 +430,7 @@ class CallTimes(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredCalls(CallTimes):
+class CallMeasurement(CallTimes):
     """The result of a measuring program; the programs document its fields."""
 
     load_ms: float

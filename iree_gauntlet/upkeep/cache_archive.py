@@ -25,10 +25,10 @@ from iree_gauntlet import __version__
 from iree_gauntlet.artifacts.archive import (
     BLOCK_BYTES,
     END,
+    ArchiveDamageError,
+    ArchiveEndError,
     ArchiveReader,
     Blocks,
-    DamagedArchiveError,
-    TruncatedArchiveError,
     compute_archive_size,
     member,
 )
@@ -216,7 +216,7 @@ def _write(path: Path, suite: str, files: Sequence[FileEntry], readers: Sequence
                 for block in member(name_member(index), file.size, _watch(content(), digest.update)):
                     stream.write(block)
                     progress.advance(len(block))
-            except DamagedArchiveError as error:
+            except ArchiveDamageError as error:
                 raise change_error from error
             if digest.hexdigest() != file.sha256:
                 raise change_error
@@ -255,7 +255,7 @@ class _Import:
                 progress.work("unpacking", sum(file.size for file in files))
                 self._unpack(reader, files, progress)
             reader.end()
-        except DamagedArchiveError as error:
+        except ArchiveDamageError as error:
             self.problems.append(f"{self.archive}: {self._damage(error, manifest, files)}")
         write_line(f"{self.cache.root}: {_count(self.new_files)} put there, {_count(self.old_files)} there already")
         if not self.problems:
@@ -266,12 +266,12 @@ class _Import:
         message = "\n".join(lines) if len(self.problems) > 1 else self.problems[0]
         raise GauntletError(message, "Make the archive again on the other machine, or copy it again.")
 
-    def _damage(self, error: DamagedArchiveError, manifest: bytes, files: Sequence[FileEntry]) -> str:
+    def _damage(self, error: ArchiveDamageError, manifest: bytes, files: Sequence[FileEntry]) -> str:
         """Describe the damage of the archive: in which of its files, and how many before that are intact."""
         message = str(error)
         if not files:
             return message
-        if isinstance(error, TruncatedArchiveError):
+        if isinstance(error, ArchiveEndError):
             total_bytes = compute_archive_size([len(manifest), *(file.size for file in files)])
             position = "behind its last file"
             if self.processed_count < len(files):
@@ -380,20 +380,20 @@ def read_manifest(manifest: bytes) -> list[FileEntry]:
     """Read the list of an archive's files.
 
     Raises:
-        DamagedArchiveError: the manifest is not as this toolkit writes it, or has names that no cache uses.
+        ArchiveDamageError: the manifest is not as this toolkit writes it, or has names that no cache uses.
     """
     try:
         document = json.loads(manifest)
         if document["format"] != _FORMAT:
-            raise DamagedArchiveError(
+            raise ArchiveDamageError(
                 f"its format is {document['format']!r:.{_MAX_CHARS}}, and this toolkit reads {_FORMAT}"
             )
         files = [_parse_entry(entry) for entry in document["files"]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise DamagedArchiveError(f"its {_MANIFEST_FILE} is not as it was written") from error
+        raise ArchiveDamageError(f"its {_MANIFEST_FILE} is not as it was written") from error
     names = {(file.kind, file.name.casefold()) for file in files}
     if len(names) != len(files):
-        raise DamagedArchiveError(f"its {_MANIFEST_FILE} names a file twice")
+        raise ArchiveDamageError(f"its {_MANIFEST_FILE} names a file twice")
     return files
 
 
@@ -410,4 +410,4 @@ def _parse_entry(fields: dict[str, object]) -> FileEntry:
             is_valid = isinstance(source, RemoteSource | PypiSource) and source.local_name == file.name
     if is_valid:
         return replace(file, kind=FileKind(file.kind))
-    raise DamagedArchiveError(f"its {_MANIFEST_FILE} names {file.name!a:.{_MAX_CHARS}}, which is no place in a cache")
+    raise ArchiveDamageError(f"its {_MANIFEST_FILE} names {file.name!a:.{_MAX_CHARS}}, which is no place in a cache")

@@ -22,7 +22,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_with_progress
+from iree_gauntlet.artifacts.hashing import HashCache, hash_with_progress
 from iree_gauntlet.artifacts.inventory import CacheItem, CacheItemKind, find_url, take_inventory
 from iree_gauntlet.artifacts.leases import Leases, try_lock
 from iree_gauntlet.artifacts.pypi import describe_damage
@@ -104,7 +104,7 @@ def verify(request: VerifyRequest) -> ExitCode:
 
 
 def _check(cache: ProjectCache, items: Sequence[CacheItem], progress: Painter) -> Iterator[CacheFinding]:
-    verified_hashes = VerifiedHashes(cache.root / "verified")
+    verified_hashes = HashCache(cache.root / "verified")
 
     def check(item: CacheItem) -> CacheFinding:
         path = cache.root / item.path
@@ -157,7 +157,7 @@ def _repair(cache: ProjectCache, finding: CacheFinding, progress: Painter, *, of
     return True
 
 
-def _find_module_damage(folder: Path, key: str, verified_hashes: VerifiedHashes, advance: Callable[[int], None]) -> str:
+def _find_module_damage(folder: Path, key: str, verified_hashes: HashCache, advance: Callable[[int], None]) -> str:
     """Find a module's damage by its `entry.json`, which has a checksum of its own; empty for none."""
     try:
         document = parse_sealed_entry((folder / ENTRY_FILE).read_bytes(), key)
@@ -178,7 +178,7 @@ def _find_module_damage(folder: Path, key: str, verified_hashes: VerifiedHashes,
 
 
 def _check_artifact(
-    path: Path, item: CacheItem, pins: Pins, verified_hashes: VerifiedHashes, advance: Callable[[int], None]
+    path: Path, item: CacheItem, pins: Pins, verified_hashes: HashCache, advance: Callable[[int], None]
 ) -> CacheFinding:
     """Hash an artifact. The hash of a damaged one is marked as doubtful, so that its next use notices it, too."""
     pin = pins.of(item.name)
@@ -382,13 +382,13 @@ def collect(root: Path, items: Iterable[CacheItem], leases: Leases) -> list[Cach
             trash = Path(stack.enter_context(temporary))
         with leases.block_new_leases():
             users = CacheUsage(root, leases, time.time())
-            verified_hashes = VerifiedHashes(root / "verified")
+            verified_hashes = HashCache(root / "verified")
             return [item for item in planned_items if remove_unused(item)]
 
 
 def list_leftovers(root: Path, leases: Leases, now: float) -> list[Path]:
     """List the leftovers of dead processes: files and folders that will never be read again."""
-    leftovers = [*leases.list_dead_leases(), *VerifiedHashes(root / "verified").list_orphan_stamps()]
+    leftovers = [*leases.list_dead_leases(), *HashCache(root / "verified").list_orphan_stamps()]
     candidates = (
         (root / "modules" / "making").glob("*"),
         (root / "refreshing").glob("*"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.hashing import VerifiedHashes
+from iree_gauntlet.artifacts.hashing import HashCache
 from iree_gauntlet.artifacts.inventory import locate_lock
 from iree_gauntlet.artifacts.publishing import hold_lock
 from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
@@ -100,7 +100,7 @@ def _take_over(cache: ProjectCache, artifact: FetchedFile, progress: Progress) -
     with hold_lock(locate_lock(cache.root, artifact.url), artifact.url, progress):
         path.parent.mkdir(parents=True, exist_ok=True)
         artifact.path.replace(path)
-        VerifiedHashes(cache.root / "verified").remember(path, artifact.sha256)
+        HashCache(cache.root / "verified").remember(path, artifact.sha256)
     # <scratch>/artifacts/<name>
     scratch = artifact.path.parents[len(Path(make_local_name(artifact.url)).parts)]
     for wheel in (scratch / "wheels").glob("*/*/*.whl"):

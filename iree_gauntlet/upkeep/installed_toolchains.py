@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.artifacts.hashing import VerifiedHashes
+from iree_gauntlet.artifacts.hashing import HashCache
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.cache_folders import find_cache_folder, find_toolchains_folder, make_cache_folder
 from iree_gauntlet.dialects.configuration_file import read_configuration
@@ -203,7 +203,7 @@ def open_toolchain_locations(
 ) -> ToolchainLocations:
     """Open the places of toolchains; toolchains from it are in use as long as the result lives."""
     root = (find_cache_folder if offline else make_cache_folder)(cache_dir)
-    hashes = VerifiedHashes(root / "verified")
+    hashes = HashCache(root / "verified")
     return make_toolchain_locations(folder, root, configuration, Leases, hashes.sha256, offline=offline)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.artifacts import hashing
-from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_file
+from iree_gauntlet.artifacts.hashing import HashCache, hash_file
 from tests.support.permissions import mount_read_only, with_mount_rights
 from tests.support.ticks import await_tick
 
@@ -46,17 +46,17 @@ def test_hash_file(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("settled")
 def test_a_file_is_read_once(tmp_path: Path, readings: list[Path]) -> None:
     path = _old(tmp_path / "f", b"one")
-    assert VerifiedHashes(tmp_path / "v").get_cached_hash(path) == ""
-    first = VerifiedHashes(tmp_path / "v").sha256(path)
+    assert HashCache(tmp_path / "v").get_cached_hash(path) == ""
+    first = HashCache(tmp_path / "v").sha256(path)
     assert first == hashlib.sha256(b"one").hexdigest()
-    assert VerifiedHashes(tmp_path / "v").sha256(path) == first
-    assert VerifiedHashes(tmp_path / "v").get_cached_hash(path) == first
+    assert HashCache(tmp_path / "v").sha256(path) == first
+    assert HashCache(tmp_path / "v").get_cached_hash(path) == first
     assert readings == [path]
 
 
 @pytest.mark.usefixtures("settled")
 def test_changes_are_noticed(tmp_path: Path) -> None:
-    path, hashes = _old(tmp_path / "f", b"one"), VerifiedHashes(tmp_path / "v")
+    path, hashes = _old(tmp_path / "f", b"one"), HashCache(tmp_path / "v")
     one = hashes.sha256(path)
     path.write_bytes(b"two")  # the same size, another time
     assert hashes.get_cached_hash(path) == ""
@@ -70,7 +70,7 @@ def test_changes_are_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("settled")
 def test_a_file_that_is_edited_in_place_is_noticed_though_its_time_is_set_back(tmp_path: Path) -> None:
-    path, hashes = _old(tmp_path / "f", b"one"), VerifiedHashes(tmp_path / "v")
+    path, hashes = _old(tmp_path / "f", b"one"), HashCache(tmp_path / "v")
     one, before = hashes.sha256(path), path.stat()
     await_tick(path)
     with path.open("r+b") as file:
@@ -95,7 +95,7 @@ def test_a_file_that_is_edited_in_place_is_noticed_though_its_time_is_set_back(t
 def test_what_changes_no_content_costs_one_hashing(
     tmp_path: Path, readings: list[Path], change: Callable[[Path], None]
 ) -> None:
-    path, hashes = _old(tmp_path / "f", b"one"), VerifiedHashes(tmp_path / "v")
+    path, hashes = _old(tmp_path / "f", b"one"), HashCache(tmp_path / "v")
     one = hashes.sha256(path)
     await_tick(path)
     change(path)
@@ -105,7 +105,7 @@ def test_what_changes_no_content_costs_one_hashing(
 
 
 def test_a_file_just_written_is_not_remembered(tmp_path: Path, readings: list[Path]) -> None:
-    path, hashes = tmp_path / "f", VerifiedHashes(tmp_path / "v")
+    path, hashes = tmp_path / "f", HashCache(tmp_path / "v")
     path.write_bytes(b"one")
     hashes.sha256(path)
     hashes.sha256(path)
@@ -116,7 +116,7 @@ def test_a_file_just_written_is_not_remembered(tmp_path: Path, readings: list[Pa
 
 
 def test_the_wrong_content_is_not_remembered(tmp_path: Path) -> None:
-    path, hashes = _old(tmp_path / "f", b"one"), VerifiedHashes(tmp_path / "v")
+    path, hashes = _old(tmp_path / "f", b"one"), HashCache(tmp_path / "v")
     assert hashes.sha256(path, expected_sha256="0" * 64) != "0" * 64
     assert hashes.get_cached_hash(path) == ""
 
@@ -124,7 +124,7 @@ def test_the_wrong_content_is_not_remembered(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b'{"path": 1}', b"\xff", b"null"])
 def test_a_damaged_stamp_costs_one_hashing(tmp_path: Path, damage: bytes) -> None:
-    path, hashes = _old(tmp_path / "f", b"one"), VerifiedHashes(tmp_path / "v")
+    path, hashes = _old(tmp_path / "f", b"one"), HashCache(tmp_path / "v")
     digest = hashes.sha256(path)
     (stamp,) = (tmp_path / "v").rglob("*.json")
     stamp.write_bytes(damage)
@@ -136,7 +136,7 @@ def test_a_damaged_stamp_costs_one_hashing(tmp_path: Path, damage: bytes) -> Non
 
 @pytest.mark.usefixtures("settled")
 def test_a_flipped_bit_anywhere_in_a_stamp_makes_it_none(tmp_path: Path) -> None:
-    path, hashes = _old(tmp_path / "f", b"one"), VerifiedHashes(tmp_path / "v")
+    path, hashes = _old(tmp_path / "f", b"one"), HashCache(tmp_path / "v")
     hashes.sha256(path)
     (stamp,) = (tmp_path / "v").rglob("*.json")
     content = stamp.read_bytes()
@@ -148,7 +148,7 @@ def test_a_flipped_bit_anywhere_in_a_stamp_makes_it_none(tmp_path: Path) -> None
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    hashes = VerifiedHashes(tmp_path / "v")
+    hashes = HashCache(tmp_path / "v")
     with pytest.raises(FileNotFoundError):
         hashes.sha256(tmp_path / "none")
     path = _old(tmp_path / "f", b"one")
@@ -161,9 +161,9 @@ def test_a_missing_file(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("settled")
 def test_a_folder_of_stamps_that_cannot_be_written(tmp_path: Path) -> None:
     path, stamps = _old(tmp_path / "f", b"one"), tmp_path / "v"
-    VerifiedHashes(stamps).sha256(path)
+    HashCache(stamps).sha256(path)
     path.write_bytes(b"other")
     os.utime(path, ns=(1_700_000_000_000_000_000,) * 2)
     with mount_read_only(stamps):
-        assert VerifiedHashes(stamps).sha256(path) == hashlib.sha256(b"other").hexdigest()
-        assert VerifiedHashes(stamps).get_cached_hash(path) == ""
+        assert HashCache(stamps).sha256(path) == hashlib.sha256(b"other").hexdigest()
+        assert HashCache(stamps).get_cached_hash(path) == ""

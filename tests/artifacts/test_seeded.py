@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.artifacts import seeded
-from iree_gauntlet.artifacts.seeded import ALPHABET, SeededSpec, draw_words_picture, parse_seeded, write_seeded
+from iree_gauntlet.artifacts.seeded import ALPHABET, SyntheticContent, draw_words_picture, parse_seeded, write_seeded
 from iree_gauntlet.errors import ArtifactError, ExitCode
 from tests.support.native_tools import find_native_tool
 
@@ -172,7 +172,7 @@ def test_zeros_and_ones(element: str) -> None:
 def test_small_floats_are_rounded_from_binary32() -> None:
     bf16 = made("random://uniform/50xbf16?seed=1")
     assert bf16.dtype == np.dtype(ml_dtypes.bfloat16)
-    exact = seeded.SeededSpec("", "uniform", (50,), "bf16", {"high": 1.0, "low": 0.0, "seed": 1})._make_uniform(
+    exact = seeded.SyntheticContent("", "uniform", (50,), "bf16", {"high": 1.0, "low": 0.0, "seed": 1})._make_uniform(
         0.0, 1.0
     )
     assert bf16.tobytes() == exact.astype("f4").astype(ml_dtypes.bfloat16).tobytes()
@@ -264,7 +264,7 @@ def test_no_text_breaks_the_parser(text: str) -> None:
         spec = parse_seeded("random://" + text)
     except ArtifactError:
         return
-    assert isinstance(spec, SeededSpec)
+    assert isinstance(spec, SyntheticContent)
 
 
 @given(SHAPES, st.sampled_from(["f16", "f32", "f64", *INTEGERS]))

@@ -22,7 +22,7 @@ from iree_gauntlet.history.judge import (
 )
 from iree_gauntlet.history.stores import open_history
 from iree_gauntlet.records.history_record import (
-    Confirmation,
+    FigureConfirmation,
     Finding,
     FindingKind,
     HistoryMachine,
@@ -299,7 +299,7 @@ def test_marks_accept_move_and_leave_out() -> None:
 )
 def test_a_loss_that_is_none_when_both_are_measured_in_turns_is_refuted(verdict: str, open_ones: int) -> None:
     item = series(stepped(0.05))
-    said = Confirmation("toy/abs@cpu", "time_ms", "3.19.0", "3.20.0", verdict, 1.02)
+    said = FigureConfirmation("toy/abs@cpu", "time_ms", "3.19.0", "3.20.0", verdict, 1.02)
     (finding,) = add_confirmations(found(item), [replace(said, after="3.21.0", verdict="same"), said])
     assert (finding.confirmed, finding.ratio) == (verdict, 1.02)
     assert len(outcome(finding).regressions) == open_ones

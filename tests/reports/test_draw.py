@@ -15,7 +15,7 @@ from iree_gauntlet.document import (
     Chart,
     Column,
     ColumnKind,
-    DrawnInterval,
+    IntervalBar,
     Line,
     Sparkline,
     Stop,
@@ -42,11 +42,7 @@ def _points(svg: str) -> list[tuple[float, float]]:
 
 
 def test_intervals_stand_in_one_scale_around_no_difference() -> None:
-    cells = [
-        DrawnInterval(1.05, 1.1, 1.2, (0.99, 1.01), "slower"),
-        DrawnInterval(None, 0.98, 1.0, None, "faster"),
-        None,
-    ]
+    cells = [IntervalBar(1.05, 1.1, 1.2, (0.99, 1.01), "slower"), IntervalBar(None, 0.98, 1.0, None, "faster"), None]
     _, (slower, faster, nothing) = draw_column(Column("x", ColumnKind.DRAWN, margins=_MARGINS), cells)
     assert nothing == ""
     (zero,) = _xs(slower, "//line[@class='zero']/@x1")
@@ -70,7 +66,7 @@ def test_intervals_stand_in_one_scale_around_no_difference() -> None:
 @example([(1.0, 1.0, 1.0)], (0.0,))
 def test_any_ratio_stays_in_the_picture(ratios: list[tuple[float, float, float]], margins: tuple[float, ...]) -> None:
     cells = [
-        DrawnInterval(low, middle, high, (1 / high if high else 0.0, high), "same")
+        IntervalBar(low, middle, high, (1 / high if high else 0.0, high), "same")
         for low, middle, high in map(sorted, ratios)
     ]
     axis, drawn = draw_column(Column("x", ColumnKind.DRAWN, margins=margins), cells)
@@ -81,7 +77,7 @@ def test_any_ratio_stays_in_the_picture(ratios: list[tuple[float, float, float]]
 
 def test_a_ratio_without_end_stands_at_its_edge() -> None:
     ratios = (0.0, 0.5, 2.0, math.inf)
-    cells = [DrawnInterval(None, ratio, None, None, "slower") for ratio in ratios]
+    cells = [IntervalBar(None, ratio, None, None, "slower") for ratio in ratios]
     drawn = draw_column(Column("x", ColumnKind.DRAWN, margins=_MARGINS), cells)[1]
     least, less, more, most = (_xs(svg, "//circle/@cx")[0] for svg in drawn)
     assert 0 < least < less < 100 < more < most < 200

@@ -14,7 +14,7 @@ from lxml import etree
 from markdown_it import MarkdownIt
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.document import ShadedCell, Table
+from iree_gauntlet.document import HeatCell, Table
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.records.chain_figures import ChainFigures, MatrixCell
@@ -501,7 +501,7 @@ def test_times_of_several_machines_of_a_cluster_have_no_ratio(tmp_path: Path) ->
     cells = [make_figure_cells(row.cells["3.13.0"], row.cells["3.12.0"]) for row in (apart, near)]
     assert [cell[2] for cell in cells] == ["27.00 ± 0.27", "27.00 ± 0.27 ×3.00↑"]
     times = next(block for block in _show_heat_maps(matrix, ["3.12.0", "3.13.0"]) if isinstance(block, Table))
-    shares = [[shade.share for shade in shades if isinstance(shade, ShadedCell)] for _, *shades in times.rows]
+    shares = [[shade.share for shade in shades if isinstance(shade, HeatCell)] for _, *shades in times.rows]
     assert shares == [[0, 0], [0, pytest.approx(math.log2(3))]]
     assert cells[0][0] == cells[1][0] == "4.00 ×1.00", "all else is held against the base"
     assert any("1 model timed on several machines of the cluster (m/apart@cpu" in remark for remark in matrix.remarks)

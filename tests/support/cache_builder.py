@@ -8,7 +8,7 @@ import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.hashing import VerifiedHashes
+from iree_gauntlet.artifacts.hashing import HashCache
 from iree_gauntlet.artifacts.inventory import CacheItem, take_inventory
 from iree_gauntlet.artifacts.registry_file import Pins, Registry, RegistryEntry
 from iree_gauntlet.artifacts.sources import make_local_name
@@ -27,7 +27,7 @@ class CacheBuilder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.verified = VerifiedHashes(root / "verified")
+        self.verified = HashCache(root / "verified")
         (root / "locks").mkdir(parents=True, exist_ok=True)
 
     def now(self) -> float:

@@ -25,7 +25,7 @@ from iree_gauntlet.torch_models.agreement import ContractionErrors
 from iree_gauntlet.torch_models.bench_result import _format_sensitivity, make_result_lines
 from iree_gauntlet.torch_models.bench_session import make_bench_figures
 from iree_gauntlet.torch_models.build_files import TokenLoop
-from iree_gauntlet.torch_models.torch_chain import MeasuredCalls
+from iree_gauntlet.torch_models.torch_chain import CallMeasurement
 from iree_gauntlet.workers.iree_side.plan_file import write_arrays
 from tests.support.bench_project import Bench, Benchmarks, make_first_benchmarks
 from tests.support.fake_measuring import CALL_MS
@@ -378,7 +378,7 @@ def test_a_generation_of_one_token_has_no_later_one() -> None:
     common = {"load_ms": 1.0, "overhead_us": 0.5, "peak_rss_bytes": 1000, "device_memory": {}}
     made = TokenLoop(position=1, tokens=1, state=1, carried=1, chosen=((7,),))
     build = Mock(generation=made, samples=1)
-    figures = make_bench_figures(build, MeasuredCalls.from_dict(answer | common)).as_dict()
+    figures = make_bench_figures(build, CallMeasurement.from_dict(answer | common)).as_dict()
     assert "decode_ms" not in figures
     step = make_step_id("counter@cpu", Stage.BENCHMARK)
     result = Result(Verdict.PASSED, statistics=figures, samples=Samples("bench", (2.0,), (), (1,)))
@@ -391,5 +391,5 @@ def test_outputs_that_stay_on_the_device_have_no_shape() -> None:
     # Gradients of a group of calls, which the last of them gives.
     common = {"load_ms": 1.0, "overhead_us": 0.5, "peak_rss_bytes": 1000, "device_memory": {}}
     outputs = write_arrays("", "output", [("f32", np.zeros((2, 3), np.float32)), ("f32", None)])
-    answer = MeasuredCalls.from_dict({"total_s": 0.002, "calls": 1, "outputs": outputs, **common})
+    answer = CallMeasurement.from_dict({"total_s": 0.002, "calls": 1, "outputs": outputs, **common})
     assert [item.shape for item in answer.outputs] == [(2, 3), ()]

@@ -27,7 +27,7 @@ from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources, Step
 from iree_gauntlet.toolchains.flags import FlagSet, parse_runtime_help
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.torch_models.build_files import Array, BuiltProgram
+from iree_gauntlet.torch_models.build_files import Array, ProgramBuild
 from iree_gauntlet.torch_models.torch_chain import CompiledProgram
 from iree_gauntlet.torch_models.tracing import (
     VERBOSE,
@@ -123,7 +123,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 
 def command(toolchain: Toolchain, built: Path, folder: Path, device: str = "local-task") -> Command:
-    program = BuiltProgram("main", "main.onnx", _INPUTS, ())
+    program = ProgramBuild("main", "main.onnx", _INPUTS, ())
     compiled = CompiledProgram(built / "main.vmfb", built / "model.irpa", built, program)
     return make_benchmark_command(toolchain.runtime.benchmark_module, folder, compiled, device)
 

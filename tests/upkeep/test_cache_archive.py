@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.archive import DamagedArchiveError, member
+from iree_gauntlet.artifacts.archive import ArchiveDamageError, member
 from iree_gauntlet.artifacts.seeded import parse_seeded
 from iree_gauntlet.artifacts.sources import make_local_name
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
@@ -214,7 +214,7 @@ def test_a_manifest_of_any_shape_is_judged(document: object, files: object, file
     for content in (document, {"format": 1, "files": files}, {"format": 1, "files": [file]}):
         try:
             found = read_manifest(json.dumps(content).encode())
-        except DamagedArchiveError:
+        except ArchiveDamageError:
             continue
         assert found == []
 

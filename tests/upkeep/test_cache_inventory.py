@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.artifacts.hashing import VerifiedHashes
+from iree_gauntlet.artifacts.hashing import HashCache
 from iree_gauntlet.artifacts.inventory import CacheItemKind, find_url, take_inventory
 from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
 from iree_gauntlet.artifacts.sources import make_local_name
@@ -120,7 +120,7 @@ def test_plain_names_tell_their_url(url: str, *, known: bool) -> None:
 
 
 def test_a_last_use_is_written_once_an_hour(tmp_path: Path) -> None:
-    verified = VerifiedHashes(tmp_path / "verified")
+    verified = HashCache(tmp_path / "verified")
     path = tmp_path / "file"
     verified.touch(path)
     assert verified.last_use(path) is None
@@ -140,7 +140,7 @@ def test_a_last_use_is_written_once_an_hour(tmp_path: Path) -> None:
 
 
 def test_doubt_forgets_neither_the_hash_nor_the_use(tmp_path: Path) -> None:
-    verified = VerifiedHashes(tmp_path / "verified")
+    verified = HashCache(tmp_path / "verified")
     path = tmp_path / "file"
     verified.invalidate(path)
     path.write_bytes(b"abc")

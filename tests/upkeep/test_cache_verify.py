@@ -18,7 +18,7 @@ from tests.support.toy_project import Project
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.artifacts.hashing import VerifiedHashes
+    from iree_gauntlet.artifacts.hashing import HashCache
 
 CONTENT = bytes(range(256)) * 4000
 
@@ -33,7 +33,7 @@ def cache(project: Project) -> CacheBuilder:
     return CacheBuilder(project.folder / "cache")
 
 
-def rot(path: Path, verified: VerifiedHashes) -> None:
+def rot(path: Path, verified: HashCache) -> None:
     """Changes a byte as a failing disk does: nothing that is remembered of the file tells."""
     known = verified.get_cached_hash(path)
     with path.open("r+b") as file:

@@ -37,13 +37,13 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.artifacts.archive import (
     BLOCK_BYTES,
     END,
+    ArchiveDamageError,
     ArchiveReader,
-    DamagedArchiveError,
     Readable,
     compute_archive_size,
     member,
 )
-from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_file
+from iree_gauntlet.artifacts.hashing import HashCache, hash_file
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.engine.modules.module_key import describe_changes, format_canonical_json, make_key
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
@@ -181,7 +181,7 @@ def pack(folder: Path, key: str) -> Iterator[bytes]:
         yield from member(ENTRY_FILE, len(data), [data])
         for role, file in list_files(document).items():
             yield from member(role, file.bytes, _read_checked(folder / role, file.sha256))
-    except DamagedArchiveError as error:
+    except ArchiveDamageError as error:
         raise DamageError(str(error)) from error
     yield END
 
@@ -228,7 +228,7 @@ def unpack(
             if _write(reader.member(role, file.bytes), folder / role) != file.sha256:
                 raise DamageError(f"the checksum of {role} does not match")
         reader.end()
-    except DamagedArchiveError as error:
+    except ArchiveDamageError as error:
         raise DamageError(str(error)) from error
     write_atomic(folder / ENTRY_FILE, data)
     return {role: file.sha256 for role, file in files.items()}
@@ -317,8 +317,8 @@ class ModuleCache:
         return self.folder / "modules"
 
     @property
-    def _verified(self) -> VerifiedHashes:
-        return VerifiedHashes(self.folder / "verified")
+    def _verified(self) -> HashCache:
+        return HashCache(self.folder / "verified")
 
     def lookup(self, key: str) -> Lookup:
         """Find an entry and check it; a damaged one counts as missing, and the next published one replaces it."""

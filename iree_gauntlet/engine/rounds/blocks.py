@@ -65,7 +65,7 @@ _MAX_WORKERS = 64  # IREE's own bound (--task_topology_max_group_count)
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedBlock:
+class BlockPlan:
     """A block to be measured.
 
     Attributes:
@@ -184,7 +184,7 @@ class Pair:
     cpu_sets: tuple[Cpus, ...]
     make_measurements: Callable[[Cpus], tuple[Measurement, Measurement]]
 
-    def block(self, kind: str, evidence: PairSamples, seed: int, cpus: Cpus) -> PlannedBlock:
+    def block(self, kind: str, evidence: PairSamples, seed: int, cpus: Cpus) -> BlockPlan:
         """Return the next block of a kind, in a random order from the seed.
 
         In a `CONTROL` and a `_TRIAL`, B's rounds are A's too.
@@ -195,7 +195,7 @@ class Pair:
         a, b = self.make_measurements(cpus)
         b_side = b if kind in (AB, OWN) else a
         rounds = [(side, a if side == "A" else b_side) for side in order]
-        return PlannedBlock(self.chain, kind, str(order), rounds, cpus=cpus)
+        return BlockPlan(self.chain, kind, str(order), rounds, cpus=cpus)
 
 
 def collect_samples(events: Iterable[JournalEvent]) -> dict[str, PairSamples]:
@@ -241,7 +241,7 @@ class BlockRunner:
         """Return True if there may be one more block."""
         return not (self.session.cancelled.is_set() or self.must_stop(evidence))
 
-    def run(self, block: PlannedBlock, evidence: RoundSamples) -> list[tuple[str, RoundResult]]:
+    def run(self, block: BlockPlan, evidence: RoundSamples) -> list[tuple[str, RoundResult]]:
         """Measure a block and add it to the evidence and the log, unless it is interrupted or cannot be of use.
 
         Return the rounds with their sides, if the block counts; else nothing.
@@ -273,7 +273,7 @@ class BlockRunner:
             self.session.cancelled.wait(_PAUSE_SECONDS)
         return good_rounds if counts else []
 
-    def _list_rounds(self, block: PlannedBlock) -> Iterator[tuple[str, RoundResult]]:
+    def _list_rounds(self, block: BlockPlan) -> Iterator[tuple[str, RoundResult]]:
         """Yield rounds with their sides, until one fails or stays disturbed, or the block is interrupted."""
         for side, measurement in block.rounds:
             for _ in range(block.attempts):

@@ -88,7 +88,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class LostFailure:
+class UnrepeatableFailure:
     """A failure that cannot be repeated, because a file or step is missing."""
 
     case: str
@@ -97,7 +97,7 @@ class LostFailure:
     kind = "failure"
 
 
-def find_failures(record: JournalRecord, patterns: Sequence[str]) -> list[Failure | LostFailure]:
+def find_failures(record: JournalRecord, patterns: Sequence[str]) -> list[Failure | UnrepeatableFailure]:
     """Return the failures of a run's main modules, optionally only of chains that match one of the patterns.
 
     Raises:
@@ -119,13 +119,13 @@ def find_failures(record: JournalRecord, patterns: Sequence[str]) -> list[Failur
     if not matches:
         names = ", ".join(dict.fromkeys(step.chain for step in failing))
         raise NothingSelectedError(f"no failure of {run} matches {' '.join(patterns)}", f"These failed: {names}.")
-    failures: list[Failure | LostFailure] = []
+    failures: list[Failure | UnrepeatableFailure] = []
     for step in matches:
         result = record.results[step.id]
         try:
             failures.append(_make_failure(step, steps, result, run))
         except GauntletError as error:
-            failures.append(LostFailure(step.chain, result, error.on_one_line))
+            failures.append(UnrepeatableFailure(step.chain, result, error.on_one_line))
     return failures
 
 

@@ -40,7 +40,7 @@ from torch.utils.flop_counter import flop_registry
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.agreement import TrialErrors, write_directions
-from iree_gauntlet.torch_models.build_files import BUILD_FILE, Array, BuildRecord, BuiltProgram, Directions, ModelPlan
+from iree_gauntlet.torch_models.build_files import BUILD_FILE, Array, BuildRecord, Directions, ModelPlan, ProgramBuild
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, DataFormat
 from iree_gauntlet.torch_models.torch_side.decompositions import make_backward_decompositions
 from iree_gauntlet.torch_models.torch_side.torch_tensors import cast, convert, find_type_name, write_arrays
@@ -474,7 +474,7 @@ class BuildSteps:
             write_arrays(inputs, self.folder, f"{name}.input"),
             self.write_expected(name, outputs, f"{name}.output"),
         )
-        program = BuiltProgram(name, path.name, input_arrays, output_arrays, self._directions.get(name))
+        program = ProgramBuild(name, path.name, input_arrays, output_arrays, self._directions.get(name))
         self.record = replace(self.record, programs=(*self.record.programs, program))
 
     def write_record(self, record: BuildRecord) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.torch_models.build_files import BuiltProgram, PeerPlan, TokenLoop, read_build
+from iree_gauntlet.torch_models.build_files import PeerPlan, ProgramBuild, TokenLoop, read_build
 from iree_gauntlet.workers.iree_side.plan_file import read_arrays, time_calls, write_arrays
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _NS_PER_S = 1e9
 class _Program:
     """A loaded ONNX program, with its inputs."""
 
-    def __init__(self, folder: Path, program: BuiltProgram) -> None:
+    def __init__(self, folder: Path, program: ProgramBuild) -> None:
         onnxruntime = _import_onnxruntime()
         self._value_class = onnxruntime.OrtValue
         self._session = onnxruntime.InferenceSession(str(folder / program.onnx), providers=["CPUExecutionProvider"])

@@ -70,7 +70,7 @@ class TorchModel(ABC):
 class _Inference(TorchModel):
     """A model in inference: its modules run one after the other."""
 
-    def __init__(self, content: Pipeline, form: DataFormat, build: BuiltModel) -> None:
+    def __init__(self, content: Pipeline, form: DataFormat, build: ModelFolder) -> None:
         self._form = form
         self._pre, self._post = content.pre, content.post
         self.modules = (content.device,)
@@ -93,7 +93,7 @@ class _Inference(TorchModel):
 class _Training(TorchModel):
     """A training step: forward, loss and backward; gradients are accumulated if the program accumulates them."""
 
-    def __init__(self, content: Pipeline, form: DataFormat, build: BuiltModel) -> None:
+    def __init__(self, content: Pipeline, form: DataFormat, build: ModelFolder) -> None:
         self._form = form
         self._pre = content.pre
         self.modules = (content.device,)
@@ -125,7 +125,7 @@ class _Training(TorchModel):
 class _Generation(TorchModel):
     """A generation: prefill and decode, greedy, in the loop that `Generative` describes."""
 
-    def __init__(self, content: Generative, build: BuiltModel) -> None:
+    def __init__(self, content: Generative, build: ModelFolder) -> None:
         self.modules = (content.prefill, content.decode)
         self._tokens, self._position = content.tokens, content.position
         self._inputs = (build.inputs(0), build.inputs(1))
@@ -148,7 +148,7 @@ class _Generation(TorchModel):
             return [tensor for module, inputs in pairs for tensor in tree_leaves(module(*inputs))]
 
 
-class BuiltModel:
+class ModelFolder:
     """The folder of a built model."""
 
     def __init__(self, folder: Path) -> None:
@@ -168,7 +168,7 @@ class BuiltModel:
         return [make_tensor(*typed_array) for typed_array in read_arrays(specs, self._folder)]
 
 
-def _make_model(builder: Mapping[str, Any], build: BuiltModel) -> TorchModel:
+def _make_model(builder: Mapping[str, Any], build: ModelFolder) -> TorchModel:
     """Build a model by its builder's plan."""
     if "model_type" in builder:
         variant = check_plan(builder, "the builder's plan", VariantPlan)
@@ -210,7 +210,7 @@ def run(path: Path) -> dict[str, Any]:
 
 def _measure(plan: PeerPlan, program: PeerProgram, stem: str) -> dict[str, Any]:
     """Measure one model, and return its result."""
-    model = _make_model(program.builder, BuiltModel(program.build))
+    model = _make_model(program.builder, ModelFolder(program.build))
     uses_compile = program.mode == "compile"
     if uses_compile:
         if plan.compile_threads is not None:
