@@ -39,10 +39,10 @@ _BLOCK_BYTES = 1 << 20
 _TOOLKIT_PROGRAM = """
 from pathlib import Path
 from iree_gauntlet.artifacts.registry_file import RegistryEntry, Registry
-from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.sources import make_local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 root = Path(folder)
-registry = Registry(root / "registry.txt").with_entries([RegistryEntry(local_name(url), sha256, url)])
+registry = Registry(root / "registry.txt").with_entries([RegistryEntry(make_local_name(url), sha256, url)])
 began = time.perf_counter()
 assert ArtifactStore(root, registry).fetch(url).sha256 == sha256
 ended = time.perf_counter()

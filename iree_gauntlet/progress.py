@@ -92,11 +92,11 @@ class Recorder(Progress):
     watcher: Progress
     notes: list[str] = field(default_factory=list)
 
-    def download(self, url: str, done: int, total: int | None) -> None:
+    def download_progress(self, url: str, done: int, total: int | None) -> None:
         """Pass the event on."""
         self.watcher.download_progress(url, done, total)
 
-    def checking(self, url: str, done: int, total: int) -> None:
+    def hash_progress(self, url: str, done: int, total: int) -> None:
         """Pass the event on."""
         self.watcher.hash_progress(url, done, total)
 

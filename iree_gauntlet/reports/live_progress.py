@@ -184,7 +184,7 @@ class Painter(Progress):
             for line in _list_details(result) if messages.is_verbose() else ():
                 self._write_line(line)
 
-    def download(self, url: str, done: int, total: int | None) -> None:
+    def download_progress(self, url: str, done: int, total: int | None) -> None:
         """Update a download's progress; a download whose check failed begins again."""
         with self._lock:
             self._stop_if_cancelled(url)
@@ -202,7 +202,7 @@ class Painter(Progress):
             elif done > task.completed:
                 self._files.update(task.id, total=total, completed=done, last=self._clock())
 
-    def checking(self, url: str, done: int, total: int) -> None:
+    def hash_progress(self, url: str, done: int, total: int) -> None:
         """Update the progress of hashing a file; the file's download is then complete."""
         with self._lock:
             self._stop_if_cancelled(url)

@@ -111,7 +111,7 @@ class Installer:
             argv,
             timeout=math.inf,
             grace=5.0,
-            held=(lock_fd,),
+            inherited_fds=(lock_fd,),
             news=lambda seconds: news(f"uv is running ({seconds:.0f} s so far)"),
         )
         if result.exit_code != 0:

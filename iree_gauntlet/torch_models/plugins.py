@@ -444,10 +444,7 @@ def _read_architecture_parameters(function: Callable[..., Any], messages: list[s
     hint = "available: m, k, n, dtype, activation and config"
     required_by_name = find_named_parameters(function, ("activation", "config"), hint, messages, _DIMENSIONS)
     requirements: dict[bool | None, Requirement] = {None: "no", False: "may", True: "must"}
-    return {
-        "takes_activation": requirements[required_by_name.get("activation")],
-        "takes_config": requirements[required_by_name.get("config")],
-    }
+    return {f"takes_{name}": requirements[required_by_name.get(name)] for name in ("activation", "config")}
 
 
 def _check_sizes(function: Callable[..., Any], powers: bool, messages: list[str]) -> None:

@@ -177,7 +177,7 @@ def test_no_such_version_lists_what_there_is(index: Path, tmp_path: Path) -> Non
 
 def test_no_such_distribution(index: Path, tmp_path: Path) -> None:
     match = "no index that pip knows has a wheel of no-such-thing,"
-    assert "pip said" in fail_fetch(tmp_path / "cache", "pypi://no-such-thing==9/x.onnx", match).hint
+    assert "pip printed" in fail_fetch(tmp_path / "cache", "pypi://no-such-thing==9/x.onnx", match).hint
 
 
 def test_a_wheel_of_another_platform_only(index: Path, tmp_path: Path) -> None:

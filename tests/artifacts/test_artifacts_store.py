@@ -59,7 +59,7 @@ def test_a_registered_hash_needs_no_lock_file(server: Server, tmp_path: Path) ->
 
 def test_what_is_ended_while_it_is_checked_is_not_downloaded_again(server: Server, tmp_path: Path) -> None:
     class EndedWhileChecking(Progress):
-        def checking(self, url: str, done: int, total: int) -> None:  # noqa: ARG002
+        def hash_progress(self, url: str, done: int, total: int) -> None:  # noqa: ARG002
             raise KeyboardInterrupt
 
     url = server.url("/m.mlir", make_responder(_CONTENT, ETag='"1"'))
@@ -227,7 +227,7 @@ def test_progress_tells_every_byte(server: Server, tmp_path: Path) -> None:
         def __init__(self) -> None:
             self.seen: list[tuple[str, int, int | None]] = []
 
-        def download(self, url: str, done: int, total: int | None) -> None:
+        def download_progress(self, url: str, done: int, total: int | None) -> None:
             self.seen.append((url, done, total))
 
     watcher = Watcher()

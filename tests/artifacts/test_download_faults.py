@@ -302,7 +302,7 @@ def test_a_trickle(url: str, tmp_path: Path) -> None:
     class Crawling(Progress):
         seen = 0
 
-        def download(self, url: str, done: int, total: int | None) -> None:  # noqa: ARG002
+        def download_progress(self, url: str, done: int, total: int | None) -> None:  # noqa: ARG002
             self.seen += 1
             clock.now += 3600
 

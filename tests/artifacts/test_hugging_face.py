@@ -161,7 +161,7 @@ class _GoneError(Exception):
 class _Impatient(Progress):
     """Ends the download after two parts, as Ctrl-C does."""
 
-    def download(self, url: str, done: int, total: int | None) -> None:
+    def download_progress(self, url: str, done: int, total: int | None) -> None:
         if done > 2 * PART_BYTES:
             raise _GoneError(url, total)
 

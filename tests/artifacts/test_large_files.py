@@ -40,10 +40,10 @@ _RUN = """
 import re, sys
 from pathlib import Path
 from iree_gauntlet.artifacts.registry_file import RegistryEntry, Registry
-from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.sources import make_local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 root, url, sha256 = sys.argv[1:]
-fetched = ArtifactStore(Path(root), Registry().with_entries([RegistryEntry(local_name(url), sha256, url)])).fetch(url)
+fetched = ArtifactStore(Path(root), Registry().with_entries([RegistryEntry(make_local_name(url), sha256, url)])).fetch(url)
 print(*fetched.notes, sep="; ")
 print(fetched.path)
 print(fetched.sha256)

@@ -365,7 +365,7 @@ def test_compile_time_in_rounds(project: Project, tmp_path: Path, monkeypatch: p
         (("installed", "installed", "--least", "5"), "expected 0 < least ≤ band"),
         (("installed", "installed", "--budget", "0"), "--budget 0: expected minutes above 0"),
         (("installed", "installed", "--repetitions", "0"), "--repetitions 0"),
-        (("installed", "installed", "--cpus", "x"), "'x' is no CPU"),
+        (("installed", "installed", "--cpus", "x"), "'x' is not a CPU"),
         (("installed", "installed", "--cpus", "4096"), "there is no CPU 4096 on this machine"),
         (("installed", "installed", "--disturbed", "drop"), "--disturbed drop: unknown"),
         (("installed", "installed", "--seed", "-1"), "--seed -1"),

@@ -151,7 +151,7 @@ def test_a_process_that_is_killed_while_it_adds_leaves_whole_files_alone(tmp_pat
 import os, sys
 from pathlib import Path
 from iree_gauntlet.history.stores import FolderHistory
-from iree_gauntlet.records.history_record import history_file
+from iree_gauntlet.records.history_record import make_history_file
 from tests.history.builder import run_of
 import iree_gauntlet.system.atomic as atomic
 real = os.replace
@@ -160,7 +160,7 @@ def replace(*words):
         os.kill(os.getpid(), 9)
     real(*words)
 os.replace = replace
-FolderHistory("h", Path(sys.argv[1]), Path(sys.argv[1])).add(dict(history_file(run_of(day)) for day in range(1, 6)))
+FolderHistory("h", Path(sys.argv[1]), Path(sys.argv[1])).add(dict(make_history_file(run_of(day)) for day in range(1, 6)))
 """
     folder = tmp_path / "history"
     done = subprocess.run([sys.executable, "-c", program, str(folder)], check=False)

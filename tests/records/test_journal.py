@@ -342,8 +342,8 @@ def test_what_was_reported_survives_sigkill(tmp_path: Path) -> None:
         "from iree_gauntlet.records.event_log import Journal\n"
         "from iree_gauntlet.journal_events import RunOpening\n"
         "j = Journal(Path(sys.argv[1]), lambda: datetime.now(UTC))\n"
-        "j.run(RunOpening(), ())\n"
-        "for n in range(50): j.start(str(n)); j.result(str(n), Result(Verdict.PASSED))\n"
+        "j.write_opening(RunOpening(), ())\n"
+        "for n in range(50): j.write_start(str(n)); j.write_result(str(n), Result(Verdict.PASSED))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -57,7 +57,7 @@ def recorded(name: str, folder: Path, keep: Sequence[str] = (), *, module: str =
         ("run", 0, "toy/abs@cpu"),
         ("compare", 4, "toy/abs@cpu inconclusive"),
         ("matrix", 0, "venv:env"),
-        ("bisect", 1, "nothing to search for: both ends give the same value (10,564 bytes)"),
+        ("bisect", 1, "nothing to look for: both ends give the same (10,564 bytes)"),
         ("micro", 0, "8-64-128"),
     ],
 )

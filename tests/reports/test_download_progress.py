@@ -50,7 +50,7 @@ class Log(PlainProgress):
         """News of a download, a second apart."""
         for index, done in enumerate(amounts):
             self.clock.advance(min(index, 1))
-            self.download(url, done, total)
+            self.download_progress(url, done, total)
 
     @property
     def files(self) -> list[str]:
@@ -94,7 +94,7 @@ def test_what_an_earlier_attempt_had_left_is_no_speed() -> None:
     log.fed(A, [9 * GB + second * MB for second in range(20)], 16 * GB)
     assert log.speeds == ["1.0 MB/s"]
     log.clock.advance(1)
-    log.download(A, 16 * GB, 16 * GB)
+    log.download_progress(A, 16 * GB, 16 * GB)
     log.download_finished(A)
     assert log.lines == [
         f"resuming {A} at 9.0 of 16.0 GB",
@@ -106,7 +106,7 @@ def test_a_first_block_is_no_resumption() -> None:
     log = Log()
     log.fed(A, [1 << 18], 16 * GB)
     log.clock.advance(10)
-    log.download(A, 16 * GB, 16 * GB)
+    log.download_progress(A, 16 * GB, 16 * GB)
     log.download_finished(A)
     assert log.lines == [f"downloading {A} (16.0 GB)", "downloaded weights.irpa (16.0 GB in 10.0 s, 1.6 GB/s)"]
 
@@ -125,7 +125,7 @@ def test_a_new_beginning_is_measured_from_there() -> None:
     log.fed(A, range(0, 12 * MB, 2 * MB), GB)
     assert log.files == ["downloading weights.irpa: 10.0 MB of 1.0 GB (1.0 %), 2.0 MB/s, 8 min 15 s left"]
     log.clock.advance(5)
-    log.download(A, GB, GB)
+    log.download_progress(A, GB, GB)
     log.download_finished(A)
     assert log.lines[-1] == "downloaded weights.irpa (1.0 GB in 10.0 s, 100.0 MB/s)"
 
@@ -134,8 +134,8 @@ def test_news_that_was_overtaken_changes_nothing() -> None:
     log = Log()
     log.fed(A, range(0, 60 * MB, MB), GB)
     before = log.files
-    log.download(A, 57 * MB, GB)
-    log.download(A, 58 * MB, GB)
+    log.download_progress(A, 57 * MB, GB)
+    log.download_progress(A, 58 * MB, GB)
     assert log.files == before
 
 
@@ -143,7 +143,7 @@ def test_what_is_hashed_has_arrived() -> None:
     log = Log()
     log.fed(A, [0, 50 * MB, 100 * MB], 100 * MB)
     for second in range(5):
-        log.checking(A, second * 20 * MB, 100 * MB)
+        log.hash_progress(A, second * 20 * MB, 100 * MB)
         log.clock.advance(1)
     assert log.files == ["checking weights.irpa: 80.0 of 100.0 MB (80.0 %), 20.0 MB/s, 1 s left"]
     log.download_finished(A)
@@ -155,7 +155,7 @@ def test_what_has_no_size_arrives_when_it_is_hashed() -> None:
     log = Log()
     log.fed(A, [MB * second for second in range(21)], None)
     assert log.files == ["downloading weights.irpa: 20.0 MB, 1.0 MB/s"]
-    log.checking(A, 0, 20 * MB)
+    log.hash_progress(A, 0, 20 * MB)
     log.clock.advance(20)
     log.download_finished(A)
     assert log.lines[1:] == ["downloaded weights.irpa (20.0 MB in 20.0 s, 1.0 MB/s)"]
@@ -173,7 +173,7 @@ def test_a_download_that_failed_did_not_arrive() -> None:
 
 def test_a_file_that_was_there_and_is_checked_did_not_arrive() -> None:
     log = Log()
-    log.checking(A, 0, GB)
+    log.hash_progress(A, 0, GB)
     assert log.files == ["checking weights.irpa: 0 B of 1.0 GB (0 %)"]
     log.clock.advance(60)
     log.download_finished(A)
@@ -183,8 +183,8 @@ def test_a_file_that_was_there_and_is_checked_did_not_arrive() -> None:
 def test_what_was_checked_in_vain_is_downloaded_again() -> None:
     log = Log()
     log.fed(A, [0, 100 * MB], 100 * MB)
-    log.checking(A, 100 * MB, 100 * MB)
-    log.download(A, 0, 100 * MB)
+    log.hash_progress(A, 100 * MB, 100 * MB)
+    log.download_progress(A, 0, 100 * MB)
     assert log.lines == [f"downloading {A} (100.0 MB)"] * 2
     assert log.files == ["downloading weights.irpa: 0 B of 100.0 MB (0 %)"]
 
@@ -192,13 +192,13 @@ def test_what_was_checked_in_vain_is_downloaded_again() -> None:
 def test_all_together() -> None:
     log = Log()
     for second in range(11):
-        log.download(A, second * MB, 100 * MB)
+        log.download_progress(A, second * MB, 100 * MB)
         assert log.together == "" or second
-        log.download(B, second * 2 * MB, 50 * MB)
+        log.download_progress(B, second * 2 * MB, 50 * MB)
         log.clock.advance(1)
     # Never before the slowest one.
     assert log.together == "downloading 2 files: 30.0 of 150.0 MB (20.0 %), 3.0 MB/s, 90 s left"
-    log.download("https://models.example/c", 0, None)
+    log.download_progress("https://models.example/c", 0, None)
     assert log.together == "downloading 3 files: 30.0 MB, 3.0 MB/s, 90 s left"
 
 
@@ -206,17 +206,17 @@ def test_what_has_arrived_stays_in_the_sum_until_nothing_is_under_way() -> None:
     log = Log()
     urls = [f"https://models.example/{name}" for name in "abc"]
     for url in urls:
-        log.download(url, 0, 10 * MB)
-    log.download(urls[0], 10 * MB, 10 * MB)
+        log.download_progress(url, 0, 10 * MB)
+    log.download_progress(urls[0], 10 * MB, 10 * MB)
     log.download_finished(urls[0])
     assert log.together == "downloading 2 files: 10.0 of 30.0 MB (33.3 %)"
     for url in urls[1:]:
-        log.checking(url, 0, 10 * MB)
+        log.hash_progress(url, 0, 10 * MB)
     assert log.together == "", "what is hashed is not on its way any more"
     for url in urls:
         log.download_finished(url)
     for url in urls[:2]:
-        log.download(url, 0, 10 * MB)
+        log.download_progress(url, 0, 10 * MB)
     assert log.together == "downloading 2 files: 0 B of 20.0 MB (0 %)"
 
 
@@ -237,9 +237,9 @@ def test_whatever_is_reported_every_text_can_be_made(reported: Any) -> None:
         log.clock.advance(seconds)
         for progress in (log, live):
             if kind == "download":
-                progress.download(url, done, total)
+                progress.download_progress(url, done, total)
             elif kind == "checking":
-                progress.checking(url, done, total or 0)
+                progress.hash_progress(url, done, total or 0)
             else:
                 progress.download_finished(url)
         assert all("\n" not in text and " -" not in text for text in (*log.files, log.together))
@@ -252,10 +252,10 @@ def test_whatever_is_reported_every_text_can_be_made(reported: Any) -> None:
 def test_the_time_left_only_falls_while_the_rate_is_constant(rate: int, pauses: list[float], first: int) -> None:
     total, log, lefts = first + 200 * rate, Log(), []
     began = log.clock.now
-    log.download(A, first, total)
+    log.download_progress(A, first, total)
     for pause in pauses:
         log.clock.advance(pause)
-        log.download(A, first + int((log.clock.now - began) * rate), total)
+        log.download_progress(A, first + int((log.clock.now - began) * rate), total)
         (task,) = log._list_active_file_tasks()
         if task.time_remaining is not None:
             lefts.append(task.time_remaining)
@@ -323,16 +323,16 @@ def planned() -> JournalBuilder:
 
 def test_a_log_of_downloads() -> None:
     log = Log()
-    log.download(A, 0, 100 * MB)
-    log.download(B, 40 * MB, 100 * MB)
+    log.download_progress(A, 0, 100 * MB)
+    log.download_progress(B, 40 * MB, 100 * MB)
     for second in range(1, 41):
         log.clock.advance(1)
-        log.download(A, second * 2 * MB, 100 * MB)
-        log.download(B, 40 * MB + second * MB, 100 * MB)
+        log.download_progress(A, second * 2 * MB, 100 * MB)
+        log.download_progress(B, 40 * MB + second * MB, 100 * MB)
         log._write_due_lines(log.clock.now)
     log.clock.advance(20)
-    log.download(A, 100 * MB, 100 * MB)
-    log.checking(A, 0, 100 * MB)
+    log.download_progress(A, 100 * MB, 100 * MB)
+    log.hash_progress(A, 0, 100 * MB)
     log.download_finished(A)
     log.download_finished(B)
     assert log.lines == [
@@ -349,10 +349,10 @@ def test_what_runs_during_a_long_download_is_shown_too() -> None:
     log, builder = Log(), planned()
     log.run_started(builder.opening, len(builder.steps))
     log.step_started(builder.planned_steps[0])
-    log.download(A, 0, GB)
+    log.download_progress(A, 0, GB)
     for second in range(1, 95):
         log.clock.advance(1)
-        log.download(A, second * MB, GB)
+        log.download_progress(A, second * MB, GB)
         log._write_due_lines(log.clock.now)
     assert sum("still running" in line for line in log.lines) == 3
     assert sum(line.startswith("downloading weights.irpa: ") for line in log.lines) == 3
@@ -362,12 +362,12 @@ def test_live_progress_keeps_a_line_of_what_was_resumed_and_what_took_long() -> 
     clock, stream = Clock(), io.StringIO()
     with LiveProgress(stream, width=200, colour=False, clock=clock) as progress:
         progress._show = lambda **_: None  # type: ignore[method-assign]
-        progress.download(A, 40 * MB, 100 * MB)
+        progress.download_progress(A, 40 * MB, 100 * MB)
         clock.advance(10)
-        progress.download(A, 100 * MB, 100 * MB)
-        progress.checking(A, 0, 100 * MB)
+        progress.download_progress(A, 100 * MB, 100 * MB)
+        progress.hash_progress(A, 0, 100 * MB)
         progress.download_finished(A)
-        progress.download(B, 0, MB)
+        progress.download_progress(B, 0, MB)
         progress.download_finished(B)
     assert stream.getvalue().splitlines() == [
         f"resuming {A} at 40.0 of 100.0 MB",
@@ -391,12 +391,12 @@ def test_a_log_of_work_on_bytes() -> None:
 def test_what_is_cancelled_ends_at_its_next_block() -> None:
     log = Log()
     log.work("packing", GB)
-    log.download(A, 0, GB)
+    log.download_progress(A, 0, GB)
     log.cancel()
     with pytest.raises(GauntletError, match=f"{A}: interrupted"):
-        log.download(A, 1, GB)
+        log.download_progress(A, 1, GB)
     with pytest.raises(GauntletError, match="interrupted"):
-        log.checking(A, 1, GB)
+        log.hash_progress(A, 1, GB)
     with pytest.raises(GauntletError, match="interrupted"):
         log.advance(1)
     log.download_finished(A)

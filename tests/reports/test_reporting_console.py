@@ -275,7 +275,7 @@ def test_silence_is_broken_by_what_is_running() -> None:
     console = PlainProgress(stream, heartbeat=0.0004, clock=clock)
     console.run_started(builder.opening, len(builder.steps))
     console.step_started(builder.planned_steps[0])
-    console.download("https://models.example/m.onnx", 2_000_000, 8_000_000)
+    console.download_progress("https://models.example/m.onnx", 2_000_000, 8_000_000)
     console.waiting("for the device lock of hip://0")
     clock.now += 42.0
     wait_until(lambda: "still running" in stream.getvalue() and "m.onnx: " in stream.getvalue())
@@ -338,7 +338,7 @@ def test_a_download_and_a_wait_are_said_once() -> None:
     stream = io.StringIO()
     console = PlainProgress(stream)
     for done in (0, 500_000, 1_000_000):
-        console.download("https://models.example/m.onnx", done, 1_000_000)
+        console.download_progress("https://models.example/m.onnx", done, 1_000_000)
         console.waiting("for another run, which compiles it")
     console.close()
     assert stream.getvalue().splitlines() == [
@@ -380,8 +380,8 @@ def test_every_method_may_be_called_from_any_thread(make: Any) -> None:
             console.waiting("a lock")
             console.step_started(step)
             for done in range(20):
-                console.download(f"https://models.example/{step.id}", done, None)
-            console.checking(f"https://models.example/{step.id}", 10, 20)
+                console.download_progress(f"https://models.example/{step.id}", done, None)
+            console.hash_progress(f"https://models.example/{step.id}", 10, 20)
             console.message("hello")
             console.download_finished(f"https://models.example/{step.id}")
             console.step_finished(step, result())
@@ -412,10 +412,10 @@ def test_live_progress_shows_what_runs_and_what_comes_down() -> None:
         progress.step_started(builder.planned_steps[0])
         progress.step_finished(builder.planned_steps[0], result("failed", "why"))
         progress.step_started(builder.planned_steps[1])
-        progress.download("https://models.example/deep/m.onnx", 0, 8_000_000)
+        progress.download_progress("https://models.example/deep/m.onnx", 0, 8_000_000)
         for second in (1, 2):
             clock.advance(1)
-            progress.download("https://models.example/deep/m.onnx", second * 2_000_000, 8_000_000)
+            progress.download_progress("https://models.example/deep/m.onnx", second * 2_000_000, 8_000_000)
         progress.download_finished("https://models.example/of/another")
         progress.status("block 3 of 20")
         progress.waiting("for a quiet machine")
@@ -467,7 +467,7 @@ def test_live_progress_is_never_higher_than_the_terminal(height: int, count: int
         progress.run_started(builder.opening, len(builder.steps))
         for index in range(count):
             progress.step_started(builder.planned_steps[index])
-            progress.download(f"https://models.example/{index}", 0, 1_000_000_000)
+            progress.download_progress(f"https://models.example/{index}", 0, 1_000_000_000)
         progress.waiting(waiting)
         lines = painted(progress)
     assert len(lines) <= max(height - 1, 1)

@@ -153,7 +153,7 @@ class _ByteCounter(Progress):
         self._byte_count = 0
         self._condition = threading.Condition()
 
-    def download(self, url: str, done: int, total: int | None) -> None:  # noqa: ARG002
+    def download_progress(self, url: str, done: int, total: int | None) -> None:  # noqa: ARG002
         with self._condition:
             self._byte_count = max(self._byte_count, done)
             self._condition.notify_all()

@@ -36,13 +36,13 @@ import sys
 from pathlib import Path
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import Environments
-from iree_gauntlet.toolchains.find import ToolchainPlace, provide_environment
+from iree_gauntlet.toolchains.find import ToolchainLocations, provide_environment
 from iree_gauntlet.toolchains.installer import Installer
 folder, wanted, program = sys.argv[1:]
 environments = Environments(
     Path(folder), Installer(program), offline=False, mark_used=lambda _: None, news=lambda text: print(text, flush=True)
 )
-provide_environment(parse_choice(wanted), ToolchainPlace(environments, None, None, "", None, ""))
+provide_environment(parse_choice(wanted), ToolchainLocations(environments, None, None, "", None, ""))
 """
 
 

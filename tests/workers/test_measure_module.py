@@ -72,11 +72,11 @@ util.func public @meet(%mine: !hal.fence, %other: !hal.fence) {
 """
 _TWO_MEET = """
 import sys, threading
-from iree_gauntlet.workers.iree_side.device_context import OpenDevice, LoadedProgram
+from iree_gauntlet.workers.iree_side.device_context import OpenDevice, DeviceProgram
 device = OpenDevice("local-task")
 here, there = device.fence(), device.fence()
 meetings = [(here, there), (there, here)]
-programs = [LoadedProgram(device, [sys.argv[1]], [], "meet") for _ in meetings]
+programs = [DeviceProgram(device, [sys.argv[1]], [], "meet") for _ in meetings]
 threads = [threading.Thread(target=program.invoke, args=(fences,)) for program, fences in zip(programs, meetings)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
@@ -85,9 +85,9 @@ print("met")
 _ONE_AFTER_ANOTHER = """
 import sys
 import numpy as np
-from iree_gauntlet.workers.iree_side.device_context import OpenDevice, LoadedProgram
+from iree_gauntlet.workers.iree_side.device_context import OpenDevice, DeviceProgram
 device = OpenDevice("local-task")
-program = LoadedProgram(device, [sys.argv[1]], [], "step")
+program = DeviceProgram(device, [sys.argv[1]], [], "step")
 x, zeros = (device.push(np.array(values, np.float32), "f32") for values in ([1.5, -2.25, 0, 3e4], [0] * 4))
 begin = device.hal.create_semaphore(0)
 first, first_done = program.start([x, zeros], device.runtime.HalFence.create_at(begin, 1))

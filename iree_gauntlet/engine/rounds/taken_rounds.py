@@ -171,7 +171,7 @@ def make_benchmark_rounds(step: Step, settings: RoundSettings) -> Measurement:
         # pinned one by one compete with the thread that waits for them: times become multiples of the scheduler's tick
         # (4 ms).
         argv = (*argv, f"--task_topology_group_count={len(settings.cpus)}")
-    command = pin_to_cpus(replace(step.required_command, argv=argv), settings.cpus)
+    command = _pin_to_cpus(replace(step.required_command, argv=argv), settings.cpus)
     return Measurement(step, command, BENCHMARK_MODULE, _read_benchmark_times, get_gpu(step), settings.cpus)
 
 
@@ -185,11 +185,11 @@ def make_compile_rounds(step: Step, settings: RoundSettings) -> Measurement:
     argv = list(step.required_command.argv)
     for _, path in step.outputs:
         argv = [word.replace(path, f"{path}.round") for word in argv]
-    command = pin_to_cpus(replace(step.required_command, argv=tuple(argv)), settings.cpus)
+    command = _pin_to_cpus(replace(step.required_command, argv=tuple(argv)), settings.cpus)
     return Measurement(step, command, COMPILE, lambda _output, seconds: (seconds * _MS_PER_SECOND,), cpus=settings.cpus)
 
 
-def pin_to_cpus(command: Command, cpus: Sequence[int]) -> Command:
+def _pin_to_cpus(command: Command, cpus: Sequence[int]) -> Command:
     """Return the command pinned to some CPUs, in a form to paste; errors as of `make_benchmark_rounds`."""
     if not cpus:
         return command
