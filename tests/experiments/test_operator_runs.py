@@ -179,7 +179,7 @@ def test_a_broken_case_is_an_error_of_its_own(warm: OperatorSuite) -> None:
         "wrong:threshold": "skipped",
     }
     files = {name: f"ops/node/{name}/run_module_io_flags.txt" for name in ("misspelt", "neg", "refused", "wrong")}
-    two = "found model.mlir and more.mlir; leave one program in the folder"
+    two = "found model.mlir and more.mlir; keep one program in the folder"
     unknown = "iree-run-module does not know --no_such_flag=1"
     reasons = {
         "misspelt:threshold": f"{files['misspelt']}: is not UTF-8; save the file as UTF-8",

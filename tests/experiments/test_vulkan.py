@@ -110,7 +110,7 @@ def test_a_device_that_is_not_there_is_an_error_and_the_others_run(both: Project
     both.regression(targets={"vulkan": {"device": "vulkan://0"}})
     done = both.gauntlet("run", *BOTH, "--stages", "threshold")
     assert done.code == 3
-    assert "no device 'vulkan://0' here: vulkan has only vulkan://" in done.out
+    assert "no device 'vulkan://0' on this machine: vulkan has only vulkan://" in done.out
     assert both.verdict("toy/abs@cpu:threshold") == "passed"
 
 
