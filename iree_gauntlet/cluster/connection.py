@@ -126,7 +126,7 @@ def make_security(address: str, request: TlsRequest) -> Security | None:
         raise UsageError(f"{address} needs {', '.join(missing)}", "docs/how-to/cluster.md explains how to create them.")
     for name, file in files.items():
         if not os.path.isfile(file):  # noqa: PTH113 - as it was typed
-            raise UsageError(f"{name} {file}: there is no such file", "Name a PEM file.")
+            raise UsageError(f"{name} {file}: no such file", "Name a PEM file.")
     ca, cert, key = files.values()
     return Security(
         require_encryption=True,

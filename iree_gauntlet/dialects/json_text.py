@@ -323,9 +323,9 @@ def _read(text: str) -> dict[str, Any]:
     try:
         document = json.loads(read_plain_json(text).removeprefix("\ufeff"), object_pairs_hook=refuse_twins)
     except ValueError as error:
-        raise GauntletError(f"the config cannot be read: {error}", "`lint` shows what is wrong with it.") from error
+        raise GauntletError(f"the config cannot be read: {error}", "`lint` reports its problems.") from error
     if not isinstance(document, dict):
-        raise GauntletError("the config is not an object", "`lint` shows what is wrong with it.")
+        raise GauntletError("the config is not an object", "`lint` reports its problems.")
     return document
 
 

@@ -190,7 +190,7 @@ def name_irees(values: Sequence[str]) -> tuple[IreeRequest, ...]:
         UsageError: there is none, one is no name of an IREE, or two name the same.
     """
     if not values:
-        raise UsageError("matrix needs to know which IREEs: give --iree once for each", _EXAMPLE)
+        raise UsageError("matrix needs IREEs: give --iree once for each", _EXAMPLE)
     choices = [_parse(value) for value in values]
     for index, choice in enumerate(choices):
         for previous in choices[:index]:

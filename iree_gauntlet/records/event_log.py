@@ -79,8 +79,7 @@ class EventLog:
             if not self._lock.try_acquire():
                 holders = ", ".join(str(pid) for pid in self._lock.holders()) or "of another run"
                 raise GauntletError(
-                    f"run {path.parent.name} is being written by process {holders}",
-                    "wait for it, or start a run of its own",
+                    f"run {path.parent.name} is being written by process {holders}", "wait for it, or start another run"
                 )
             self._descriptor = self._open()
         except OSError as error:
@@ -201,17 +200,17 @@ class EventLog:
         self._pending_lines.clear()
 
     def _explain_unwritable(self, error: OSError, *, has_content: bool = True) -> GauntletError:
-        next_step = "resume the run" if has_content else "run it again: nothing of it has begun"
+        next_step = "resume the run" if has_content else "run it again: nothing of it has started"
         return GauntletError(
             f"{error.filename or self._path}: cannot write {self._path.name}: {error.strerror}",
-            f"make room there, or make it writable, then {next_step}",
+            f"free some space or make it writable, then {next_step}",
         )
 
 
 def _make_object(value: Any) -> dict[str, Any]:
     """Return a dataclass's fields for the encoder, one level at a time, so that thousands of steps need no copies."""
     if not is_dataclass(value):
-        raise TypeError(f"{type(value).__name__} is no JSON")
+        raise TypeError(f"{type(value).__name__} is not JSON")
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 

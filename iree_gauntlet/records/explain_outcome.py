@@ -264,7 +264,7 @@ class CaseExplanation:
         if reduction is not None and not reduction.why:
             return f"reduced from {reduction.change}: {', '.join(reduction.names)}"
         parts = (operator, findings.nothing, fault, reduction, slower)
-        return next((finding.why for finding in parts if finding and finding.why), "it was not brought to an end")
+        return next((finding.why for finding in parts if finding and finding.why), "it was not finished")
 
     @property
     def archive(self) -> str:

@@ -207,15 +207,15 @@ def read_history_file(name: str, content: bytes) -> HistoryRun:
     name_match = _FILE_NAME.match(name)
     if name_match is None or _digest(content) != name_match[2]:
         raise GauntletError(
-            f"{name}: its content is not what its name says: it was changed, or cut short",
-            "Copy it again from where it came from; the other runs are read as they are.",
+            f"{name}: its content does not match its name: it was changed or truncated",
+            "Copy it again from its source; the other runs are read.",
         )
-    with explain_unreadable(name, "It was written by another program; the other runs are read as they are."):
+    with explain_unreadable(name, "It was written by another program; the other runs are read."):
         fields = read_json(content)
         schema = _Schema.from_dict(fields).schema
         if schema > _SCHEMA:
-            message = f"{name}: written by a newer version (schema {schema}, and this one reads {_SCHEMA})"
-            raise GauntletError(message, "Update Gauntlet to see this run; the others are read as they are.")
+            message = f"{name}: written by a newer version (schema {schema}, but this version reads {_SCHEMA})"
+            raise GauntletError(message, "Update Gauntlet to read this run; the others are read.")
         return HistoryRun.from_dict(fields)
 
 

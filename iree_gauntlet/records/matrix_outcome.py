@@ -43,7 +43,7 @@ class IreeRequest(Recorded):
     def __post_init__(self) -> None:
         # A path must not lead out of the matrix's folder.
         if PurePath(self.folder).parts != (self.folder,) or self.folder in ("..", "/"):
-            raise ValueError(f"{self.folder} is no folder within a matrix")
+            raise ValueError(f"{self.folder} is not a folder within a matrix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +238,7 @@ def _explain_why_not(label: str, record: _MatrixRecord) -> tuple[str, ExitCode |
     """Return the reason that an available IREE has no run, and the exit code."""
     journal = record.journal
     interrupted = journal.state == _INTERRUPTED
-    state = "interrupted" if interrupted else "killed, or is still under way"
+    state = "interrupted" if interrupted else "killed, or is still running"
     code = ExitCode.INTERRUPTED if interrupted else ExitCode.ERROR
     if label in record.starts:
         return f"the matrix was {state} when its run had just begun", code
@@ -259,10 +259,10 @@ def _list_remarks(record: _MatrixRecord, irees: tuple[MatrixIree, ...], rows: tu
         labels_by_identity.setdefault(key, []).append(iree.label)
     for key, labels in labels_by_identity.items():
         if any(key) and len(labels) > 1:
-            yield f"{' and '.join(labels)} are the same IREE: what differs between them is noise"
+            yield f"{' and '.join(labels)} are the same IREE: differences between them are noise"
     hosts = {iree.outcome.machine.host for iree in irees if iree.outcome is not None} - {""}
     if len(hosts) > 1:
-        yield f"made on several machines ({', '.join(sorted(hosts))}): their times cannot be compared"
+        yield f"measured on several machines ({', '.join(sorted(hosts))}): their times cannot be compared"
     for iree in irees:
         yield from (f"{iree.label}: {remark}" for remark in (iree.outcome.remarks if iree.outcome else ()))
         if iree.problem and iree.exit_code is not None:

@@ -222,7 +222,7 @@ def read_outcome(record: JournalRecord) -> RunOutcome:
     """Judge a record.
 
     A started step without a result is an error; so is one that was never started, unless a step that it needs ended
-    badly (then it is skipped like any other behind a failure) or the run stopped by itself before it (then it is
+    badly (then it is skipped like any other after a failure) or the run stopped by itself before it (then it is
     skipped).
     """
     planned_steps, opening = record.planned, record.run
@@ -275,14 +275,14 @@ def get_state(record: JournalRecord) -> str:
 
 
 def format_headline(outcome: RunOutcome) -> str:
-    """Return `1 failed, 2 errors, 23 passed, 3 skipped (2 behind a failure)`; the worst comes first."""
+    """Return `1 failed, 2 errors, 23 passed, 3 skipped (2 after a failure)`; the worst comes first."""
     texts = format_verdicts(outcome.counts)
     kinds = Counter(step.failure for step in outcome.steps if step.verdict is Verdict.XFAILED)
     if kind_counts := ", ".join(f"{kinds[kind]} {kind}" for kind in FailureKind if kinds[kind]):
         texts[Verdict.XFAILED] += f" ({kind_counts})"
     skipped_count = sum(bool(step.behind) for step in outcome.steps)
     text = ", ".join(texts.values()) or "nothing ran"
-    text += f" ({skipped_count} behind a failure)" if skipped_count else ""
+    text += f" ({skipped_count} after a failure)" if skipped_count else ""
     unapplied_count = sum(len(step.unapplied_goldens) for step in outcome.steps)
     return f"{text}; {pluralize(unapplied_count, 'golden')} not applied" if unapplied_count else text
 
@@ -316,7 +316,7 @@ def read_step_outcome(step: Step, record: JournalRecord) -> StepOutcome:
     recorded_result = record.results.get(step.id)
     result = _judge(start_time, record) if recorded_result is None else recorded_result
     result_fields = {name: getattr(result, name) for name in _RESULT_FIELDS}
-    missing_reason = "" if result.verdict is Verdict.PASSED else f"{result.verdict}, and the journal does not say why"
+    missing_reason = "" if result.verdict is Verdict.PASSED else f"{result.verdict}, without a reason in the journal"
     result_fields |= {
         "reason": join_lines(result.full_reason or missing_reason),
         "diagnosis": join_lines(result.reason or missing_reason),
@@ -431,15 +431,15 @@ def list_record_remarks(kind: str, name: str, parts: int, end: EndEvent | None, 
     """List the notes that a reader needs about the writing of a record; `parts` is the number of its openings."""
     remarks = []
     if not parts:
-        remarks.append(f"the {name} does not say what was to run: its first line is missing")
+        remarks.append(f"the {name} has no plan: its first line is missing")
     elif end is None:
-        remarks.append(f"the {name} has no end: the {kind} was killed, or is still under way")
+        remarks.append(f"the {name} has no end: the {kind} was killed, or is still running")
     elif end.interrupted:
         remarks.append(f"the {kind} was interrupted")
     elif end.stopped:
         remarks.append(f"the {kind} stopped before its end: {end.stopped}")
     if torn:
-        remarks.append(f"a line of the {name} was cut short by a crash; it is left out")
+        remarks.append(f"a line of the {name} was truncated by a crash; it is ignored")
     if parts > 1:
         remarks.append(f"the {kind} was resumed {'once' if parts == 2 else f'{parts - 1} times'}")
     return remarks

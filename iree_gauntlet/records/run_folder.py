@@ -29,7 +29,7 @@ LATEST = "latest"
 _MAX_HINTED_RUNS = 5
 # Development versions of 0.1.0 had these journals for experiments other than runs.
 _EARLIER_RECORDS = ("comparison.jsonl", "matrix.jsonl", "bisect.jsonl", "explain.jsonl")
-_BENCH_HINT = "A `bench` is not resumed: start it again, and what is done comes from the cache."
+_BENCH_HINT = "A `bench` is not resumed: start it again; finished work comes from the cache."
 
 
 def require_valid_path(folder: Path, option: str) -> None:
@@ -117,7 +117,7 @@ def make_run_folder(parent: Path, name: str, option: str) -> Path:
 
 
 def _explain_cannot_be_made(folder: Path, error: OSError, option: str) -> UsageError:
-    return UsageError(f"{folder}: cannot be made: {error.strerror}", f"Give another place with {option}.")
+    return UsageError(f"{folder}: cannot be made: {error.strerror}", f"Name another folder with {option}.")
 
 
 def find_free_folder(base_folder: Path) -> Path:
@@ -138,7 +138,7 @@ def find_newest(kind: ExperimentKind) -> Path:
     """Find the experiment of a kind that was written last; UsageError if there is none."""
     newest = next(list_folders(find_runs_folder(), kind), None)
     if newest is None:
-        raise UsageError(f"there is no earlier `{kind}` in {find_runs_folder()}", "Start one, or name its --run-dir.")
+        raise UsageError(f"no earlier `{kind}` in {find_runs_folder()}", "Start one, or name its --run-dir.")
     return newest
 
 
@@ -161,8 +161,8 @@ def find_newest_run(folder: Path) -> Path:
     newest = next(list_runs_of_specs(folder), None)
     if newest is None:
         if any(folder.glob(f"*/{JOURNAL}")):
-            raise UsageError(f"there is no run of spec files in {folder}", _BENCH_HINT)
-        raise UsageError(f"there is no run in {folder}", "Start one with `run`, or name the folder of one.")
+            raise UsageError(f"no run of spec files in {folder}", _BENCH_HINT)
+        raise UsageError(f"no run in {folder}", "Start one with `run`, or name the folder of one.")
     return newest
 
 
@@ -178,7 +178,7 @@ def find_named_run(text: str, option: str) -> Path:
             require_current_record(folder)
             raise _explain_no_run(option, text, folder)
     raise UsageError(
-        f"{option} {text}: there is no such run",
+        f"{option} {text}: no such run",
         f"Runs are folders with a journal, such as those below {format_path(find_runs_folder())}/.",
     )
 
@@ -186,7 +186,7 @@ def find_named_run(text: str, option: str) -> Path:
 def _explain_no_run(option: str, text: str, folder: Path) -> UsageError:
     """Make the error that a folder is no run, with the runs in it: of a matrix, a comparison or a bisection."""
     kind, runs = read_kind(folder / JOURNAL), list_inner_runs(folder)
-    reason = f"it is {kind.description}, and no run" if kind else f"the folder has no {JOURNAL}, so it is no run"
+    reason = f"it is {kind.description}, not a run" if kind else f"the folder has no {JOURNAL}, so it is not a run"
     message = f"{option} {text}: {reason}"
     if not runs:
         return UsageError(message, f"Name the folder of a run, such as those below {format_path(find_runs_folder())}/.")
@@ -200,17 +200,14 @@ def find_named_comparison(text: str) -> Path:
     """Find the folder of a comparison: a path, its name in runs/, or `latest`; UsageError if there is none."""
     if text == LATEST:
         return find_newest(ExperimentKind.COMPARE)
-    message, hint = (
-        "there is no such comparison",
-        f"`gauntlet compare` makes them, below {format_path(find_runs_folder())}/.",
-    )
+    message, hint = ("no such comparison", f"`gauntlet compare` makes them, below {format_path(find_runs_folder())}/.")
     for folder in (Path(text), find_runs_folder() / text):
         kind = read_kind(folder / JOURNAL)
         if kind is ExperimentKind.COMPARE:
             return folder
         if kind is not None:
             message, hint = (
-                f"it is {kind.description}, and no comparison",
+                f"it is {kind.description}, not a comparison",
                 f"`gauntlet explain {text}` explains failures.",
             )
             break
@@ -238,15 +235,13 @@ def read_run_options(run_dir: Path) -> ResumeOptions:
     """Read a run's options; UsageError if there is no run, or its journal lacks them."""
     kind = read_kind(run_dir / JOURNAL)
     if kind not in (ExperimentKind.RUN, None):
-        raise UsageError(
-            f"{run_dir} is {kind.description}, and no run of spec files", _describe_resuming(kind, run_dir)
-        )
+        raise UsageError(f"{run_dir} is {kind.description}, not a run of spec files", _describe_resuming(kind, run_dir))
     require_current_record(run_dir)
     if not (run_dir / JOURNAL).is_file():
-        raise UsageError(f"there is no run in {run_dir}", "Name the folder of a run, such as those in runs/.")
+        raise UsageError(f"no run in {run_dir}", "Name the folder of a run, such as those in runs/.")
     options = read_journal(run_dir / JOURNAL).run.kept
     if options is None:
-        raise UsageError(f"{run_dir} does not say what was selected", "Start a new run.")
+        raise UsageError(f"{run_dir} does not record its selection", "Start a new run.")
     return options
 
 
@@ -274,7 +269,7 @@ def find_finished_verdicts(record: JournalRecord, steps: Sequence[Step], iree: T
         mismatch = mismatch or f"runtime ({previous_toolchain.runtime})"
     if mismatch:
         raise UsageError(
-            f"{record.path.parent} was run with another {mismatch}", "Start a new run: one run judges one IREE."
+            f"{record.path.parent} was run with another {mismatch}", "Start a new run: a run judges a single IREE."
         )
     previous_steps = {step.id: step for step in record.planned}
     verdicts: dict[str, Verdict] = {}

@@ -80,7 +80,7 @@ def _locate_folder(folder_name: str) -> Path:
     if folder_name == LATEST:
         newest = next(list_folders(find_runs_folder()), None)
         if newest is None:
-            raise UsageError(f"there is no run in {find_runs_folder()}", "Start one with `run`, or name its folder.")
+            raise UsageError(f"no run in {find_runs_folder()}", "Start one with `run`, or name its folder.")
         return newest
     folder = Path(folder_name)
     if not folder.is_dir() and (find_runs_folder() / folder_name).is_dir():

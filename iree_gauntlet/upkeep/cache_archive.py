@@ -99,7 +99,7 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
         raise UsageError("--output is missing: which archive is to be written?", "Such as --output suite.tar")
     output = Path(archive)
     if output.is_dir() or not output.absolute().parent.is_dir():
-        raise UsageError(f"--output {output}: no file can be written there", "Name a file in a folder that is there.")
+        raise UsageError(f"--output {output}: it cannot be written", "Name a file in an existing folder.")
     selection = select(request.selection, request.defaults)
     selection.require_no_problems()
     with open_progress(sys.stderr) as progress:
@@ -137,8 +137,11 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
         f"{output}: {pluralize(len(artifacts), 'artifact')} and {pluralize(len(keys), 'module')}, {format_bytes(size)}"
     )
     if total > len(keys):
-        reason = "" if workbench.toolchain else "; there is no IREE here to tell which modules it needs"
-        write_line(f"{total - len(keys)} of {total} imports and compiles are not in the cache: made there{reason}")
+        reason = "" if workbench.toolchain else "; without an IREE, the modules that it needs are unknown"
+        write_line(
+            f"{total - len(keys)} of {total} imports and compiles are not in the cache: "
+            f"the other machine builds them{reason}"
+        )
     return ExitCode.OK
 
 
@@ -149,7 +152,7 @@ def import_cache(archive: Path, cache_dir: str) -> ExitCode:
     try:
         stream = archive.open("rb", buffering=0)
     except OSError as error:
-        raise UsageError(f"{archive}: {error.strerror}", "Name an archive that `cache.export` has written.") from error
+        raise UsageError(f"{archive}: {error.strerror}", "Name an archive that `cache.export` wrote.") from error
     with stream, explain_file_errors(cache.root):
         return _Import(archive, stream, cache).run()
 
@@ -191,7 +194,7 @@ def _pack_module(folder: Path, key: str) -> Iterator[bytes]:
         yield from pack(folder, key)
     except DamageError as error:
         message = f"module {key[:12]} in {folder}: {error}"
-        raise GauntletError(message, "`cache.verify` repairs the cache; then export again.") from error
+        raise GauntletError(message, "Repair the cache with `cache.verify`; then export again.") from error
 
 
 def _write(path: Path, suite: str, files: Sequence[FileEntry], readers: Sequence[Callable[[], Iterator[bytes]]]) -> int:
@@ -210,8 +213,8 @@ def _write(path: Path, suite: str, files: Sequence[FileEntry], readers: Sequence
             stream.write(block)
         for index, (file, content) in enumerate(zip(files, readers, strict=True)):
             digest = hashlib.sha256()
-            message = f"{file.url or file.name} is not what it was when it was hashed: nothing was written"
-            change_error = GauntletError(message, "`cache.verify` finds and repairs what is damaged.")
+            message = f"{file.url or file.name} changed after it was hashed: nothing was written"
+            change_error = GauntletError(message, "`cache.verify` finds and repairs damaged files.")
             try:
                 for block in member(name_member(index), file.size, _watch(content(), digest.update)):
                     stream.write(block)
@@ -257,14 +260,14 @@ class _Import:
             reader.end()
         except ArchiveDamageError as error:
             self.problems.append(f"{self.archive}: {self._damage(error, manifest, files)}")
-        write_line(f"{self.cache.root}: {_count(self.new_files)} put there, {_count(self.old_files)} there already")
+        write_line(f"{self.cache.root}: {_count(self.new_files)} put there, {_count(self.old_files)} already there")
         if not self.problems:
             return ExitCode.OK
-        lines = ["not all of the archive was taken:", *(f"  {problem}" for problem in self.problems[:_MAX_PROBLEMS])]
+        lines = ["not all of the archive was imported:", *(f"  {problem}" for problem in self.problems[:_MAX_PROBLEMS])]
         if (hidden_count := len(self.problems) - _MAX_PROBLEMS) > 0:
             lines.append(f"  and {hidden_count} more")
         message = "\n".join(lines) if len(self.problems) > 1 else self.problems[0]
-        raise GauntletError(message, "Make the archive again on the other machine, or copy it again.")
+        raise GauntletError(message, "Export the archive again on the other machine, or copy it again.")
 
     def _damage(self, error: ArchiveDamageError, manifest: bytes, files: Sequence[FileEntry]) -> str:
         """Describe the damage of the archive: in which of its files, and how many before that are intact."""
@@ -273,14 +276,14 @@ class _Import:
             return message
         if isinstance(error, ArchiveEndError):
             total_bytes = compute_archive_size([len(manifest), *(file.size for file in files)])
-            position = "behind its last file"
+            position = "after its last file"
             if self.processed_count < len(files):
                 next_file = files[self.processed_count]
                 position = f"in {next_file.url or next_file.name} (file {self.processed_count + 1} of {len(files)})"
             message = f"it ends after {self.archive.stat().st_size:,} of {total_bytes:,} bytes, {position}"
         intact = [file for file in files[: self.processed_count] if file in self.new_files or file in self.old_files]
         size = format_bytes(sum(file.size for file in intact))
-        return f"{message}; {len(intact)} of {len(files)} files ({size}) arrived and are right"
+        return f"{message}; {len(intact)} of {len(files)} files ({size}) arrived intact"
 
     def _unpack(self, reader: ArchiveReader, files: Sequence[FileEntry], progress: Painter) -> None:
         self.cache.root.mkdir(parents=True, exist_ok=True)
@@ -335,7 +338,7 @@ class _Import:
             return (
                 ""
                 if known_hash == file.sha256
-                else f"{file.url}: the cache has one of sha256 {known_hash}, which was kept"
+                else f"{file.url}: the cache has one of sha256 {known_hash}, which was left in place"
             )
 
     def _take_module(self, file: FileEntry, blocks: Iterator[bytes], digest: Any) -> str:
@@ -355,7 +358,9 @@ class _Import:
 
 
 def _describe_difference(file: FileEntry, digest: Any) -> str:
-    return f"its content has sha256 {digest.hexdigest()}, the archive's {_MANIFEST_FILE} says {file.sha256}; not taken"
+    return (
+        f"its content has sha256 {digest.hexdigest()}, the archive's {_MANIFEST_FILE} says {file.sha256}; not imported"
+    )
 
 
 def _count(files: Sequence[FileEntry]) -> str:
@@ -410,4 +415,4 @@ def _parse_entry(fields: dict[str, object]) -> FileEntry:
             is_valid = isinstance(source, RemoteSource | PypiSource) and source.local_name == file.name
     if is_valid:
         return replace(file, kind=FileKind(file.kind))
-    raise ArchiveDamageError(f"its {_MANIFEST_FILE} names {file.name!a:.{_MAX_CHARS}}, which is no place in a cache")
+    raise ArchiveDamageError(f"its {_MANIFEST_FILE} names {file.name!a:.{_MAX_CHARS}}, which is not a path in a cache")

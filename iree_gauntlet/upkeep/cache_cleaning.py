@@ -98,7 +98,7 @@ def verify(request: VerifyRequest) -> ExitCode:
     if defects:
         text += f", {len(defects)} damaged ({repaired_count} repaired)"
     if counts[Condition.UNKNOWN]:
-        text += f", {counts[Condition.UNKNOWN]} that no record knows"
+        text += f", {counts[Condition.UNKNOWN]} without a record"
     sys.stdout.write(f"{text}\n")
     return ExitCode.ERROR if repaired_count < len(defects) else ExitCode.OK
 
@@ -135,18 +135,20 @@ def _repair(cache: ProjectCache, finding: CacheFinding, progress: Painter, *, of
     item, path = finding.item, cache.root / finding.item.path
     if item.kind is CacheItemKind.MODULE:
         ModuleCache(cache.root).remove(item.key)
-        write_line(f"removed: module {item.name}; it is made again when it is needed")
+        write_line(f"removed: module {item.name}; it is built again when it is needed")
         return True
     if item.kind is CacheItemKind.WHEEL or _is_seeded(item):
         with cache.leases.block_new_leases():
             if item.path in cache.leases.list_used_paths():
-                write_line(f"not repaired: {item.name}: another process uses it; verify again when it has ended")
+                write_line(
+                    f"not repaired: {item.name}: another process uses it; verify again after that process has ended"
+                )
                 return False
             path.unlink(missing_ok=True)
-        write_line(f"removed: {item.kind} {item.name}; it comes again when it is needed")
+        write_line(f"removed: {item.kind} {item.name}; it is fetched again when it is needed")
         return True
     if not finding.url:
-        write_line(f"not repaired: {item.name}: no record says where it comes from; delete it, and fetch again")
+        write_line(f"not repaired: {item.name}: no record has its origin; delete it, and fetch it again")
         return False
     try:
         artifact = cache.store(progress, offline=offline).fetch(finding.url)
@@ -198,7 +200,7 @@ def _check_artifact(
             break
         # The artifact was fetched again meanwhile.
     if not expected_hash:
-        message = "no record says what it should be"
+        message = "no record has its expected hash"
         if _is_seeded(item):
             message += "; its next use compares it with what its URL makes"
         return CacheFinding(item, Condition.UNKNOWN, message, url)
@@ -242,7 +244,7 @@ def collect_garbage(request: CollectRequest) -> ExitCode:
     """Print the items above the limits, and delete them with `--delete`."""
     age, size = request.older_than, request.max_size
     if not age and not size:
-        raise UsageError("cache.gc needs to know what may stay", "Give --older-than 30d, --max-size 50GB, or both.")
+        raise UsageError("cache.gc needs a limit", "Give --older-than 30d, --max-size 50GB, or both.")
     limits = CacheLimits(
         parse_age(age, "--older-than") if age else None, parse_bytes(size, "--max-size") if size else None
     )
@@ -277,21 +279,21 @@ def _show_and_collect(cache: ProjectCache, limits: CacheLimits, *, delete: bool)
         f"{size} of {format_bytes(plan.bytes_before)}"
     )
     if linked_bytes:
-        text += f" ({format_bytes(linked_bytes)} of it stay on the disk: folders of runs hold the same files)"
+        text += f" ({format_bytes(linked_bytes)} of it remain on the disk: folders of runs have the same files)"
     sys.stdout.write(f"{text}\n")
     if plan.used_items:
         size = format_bytes(sum(item.bytes for item in plan.used_items))
-        sys.stdout.write(f"in use by other processes, so they stay: {len(plan.used_items)}, {size}\n")
+        sys.stdout.write(f"kept, as other processes use them: {len(plan.used_items)}, {size}\n")
     if kept_count := len(plan.removable_items) - len(items):
-        sys.stdout.write(f"{kept_count} items stay: they have been used, or went otherwise, since this began\n")
+        sys.stdout.write(f"{kept_count} items were kept: they were used or removed in the meantime\n")
     if leftovers:
         sys.stdout.write(f"and {pluralize(len(leftovers), 'leftover')} of processes that have ended\n")
     if not delete and (plan.removable_items or leftovers):
-        sys.stdout.write("nothing was deleted: add --delete\n")
+        sys.stdout.write("nothing was deleted: add --delete to delete\n")
     if limits.bytes is not None and plan.bytes_after > limits.bytes:
         sys.stdout.write(
             f"note: {format_bytes(plan.bytes_after)} stay, more than {format_bytes(limits.bytes)}: "
-            "the rest is in use, or is not what is collected\n"
+            "the rest is in use, or is never collected\n"
         )
 
 

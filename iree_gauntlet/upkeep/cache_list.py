@@ -76,7 +76,7 @@ def list_cache(cache_dir: str, match: str, *, as_json: bool) -> ExitCode:
             if group:
                 sys.stdout.write(f"{_describe_sizes(group)} in {location}\n")
     else:
-        sys.stdout.write(f"nothing is in {cache.root}\n")
+        sys.stdout.write(f"{cache.root} is empty\n")
     return ExitCode.OK
 
 
@@ -127,9 +127,9 @@ def print_location(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:
         sys.stdout.flush()
         if not is_present:
             is_wrong = path.is_file()
-            state = "there, but not what it should be: it will be fetched again" if is_wrong else "not there"
+            state = "present, but its content is wrong: it will be fetched again" if is_wrong else "not there"
         else:
-            state = "present, verified" if is_verified else "present, not verified yet: its next use will"
+            state = "present, verified" if is_verified else "present, not verified yet: its next use verifies it"
         lines = [state]
         if pin:
             lines.append(f"pinned: sha256 {pin.sha256} in {pin.path}")
@@ -138,7 +138,7 @@ def print_location(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:
         else:
             lines.append("not pinned yet")
         if not is_present or cache.configuration.mirrors:
-            lines += ["comes from, in this order:", *(f"  {location}" for location in locations)]
+            lines += ["sources, in this order:", *(f"  {location}" for location in locations)]
         if not is_present and not isinstance(source, FileSource):
             folder = f"incoming/{locate_lock(cache.root, url).stem}"
             parts = [item for item in take_inventory(cache.root, cache.pins) if item.path == folder and item.present]
@@ -153,7 +153,7 @@ def _list_places(source: Source, configuration: Configuration) -> list[str]:
     if isinstance(source, FileSource):
         return [str(source.path)]
     if isinstance(source, RandomSource):
-        return ["made on this machine"]
+        return ["generated on this machine"]
     if isinstance(source, PypiSource):
         return [f"the wheel {source.distribution}=={source.version}, by pip"]
     # This import loads the drivers of all stores.
@@ -197,7 +197,7 @@ def open_cache(cache_dir: str, *, may_be_new: bool = False) -> ProjectCache:
     if root.exists() and not root.is_dir():
         raise UsageError(f"the cache {root} is a file", "Name a folder with --cache-dir.")
     if cache_dir and not root.exists() and not may_be_new:
-        raise UsageError(f"--cache-dir {cache_dir}: there is no such folder", "Check the path.")
+        raise UsageError(f"--cache-dir {cache_dir}: no such folder", "Check the path.")
     pins = Pins(Registry.of_project(project), Registry.read(format_path(root / "registry.lock.txt")))
     return ProjectCache(root, project, pins, read_configuration(project, os.environ), Leases(root))
 
@@ -211,7 +211,7 @@ def explain_file_errors(root: Path) -> Iterator[None]:
         raise
     except OSError as error:
         message = f"{error.filename or root}: {error.strerror or error}"
-        raise GauntletError(message, f"Check the path and your rights there; the cache is {root}.") from error
+        raise GauntletError(message, f"Check the path and its permissions; the cache is {root}.") from error
 
 
 def format_age(seconds: float) -> str:

@@ -46,12 +46,12 @@ def lock_hashes(request: LockRequest) -> ExitCode:
         except ArtifactError as error:
             raise UsageError(f"--refresh: {error.message}", error.hint) from error
         if isinstance(source, FileSource | RandomSource):
-            raise UsageError(f"--refresh {url}: such a file has no pin", "Refresh what is fetched.")
+            raise UsageError(f"--refresh {url}: a local file has no pin", "Refresh only fetched files.")
     cache = open_cache(request.cache_dir)
     if not ((cache.project / "specs").is_dir() and (cache.project / "suites").is_dir()):
         raise UsageError(
-            f"there is no project here: {Path.cwd()} is not inside a folder with specs/ and suites/",
-            "Run it inside the project whose cache/registry.txt is to be written.",
+            f"no project: {Path.cwd()} is not inside a folder with specs/ and suites/",
+            "Run it in the project whose cache/registry.txt it should write.",
         )
     has_other_projects = resolve_links(cache.root) != resolve_links(cache.project / "cache")
     # Hashes that other projects learnt in a shared cache belong to their registries.
@@ -123,16 +123,18 @@ def _show(cache: ProjectCache, update: RegistryUpdate, new_entries: list[Registr
     changed_names = {change.name for change in update.changes}
     for entry in new_entries:
         if entry.name not in changed_names:
-            sys.stdout.write(f"= {entry.name} sha256 {entry.sha256[:12]}…: as it was\n")
+            sys.stdout.write(f"= {entry.name} sha256 {entry.sha256[:12]}…: unchanged\n")
     for entry in update.conflicting_entries:
         sys.stdout.write(
-            f"dropped: {entry.name} sha256 {entry.sha256[:12]}… was learnt, but {path} pins another, which counts\n"
+            f"dropped: {entry.name} sha256 {entry.sha256[:12]}… was recorded, but {path} pins another, which is used\n"
         )
     if update.foreign:
-        count = "1 learnt hash stays" if len(update.foreign) == 1 else f"{len(update.foreign)} learnt hashes stay"
+        count = (
+            "1 recorded hash remains" if len(update.foreign) == 1 else f"{len(update.foreign)} recorded hashes remain"
+        )
         sys.stdout.write(f"{count} in {cache.pins.learnt.path}: no spec of this project names them\n")
     if not update.changes:
-        sys.stdout.write(f"nothing to do: {path} has {len(update.entries)} entries, all as they should be\n")
+        sys.stdout.write(f"nothing to do: {path} has {len(update.entries)} entries, all up to date\n")
     elif dry_run:
         sys.stdout.write(f"{path} was not changed (--dry-run)\n")
     else:
@@ -152,7 +154,7 @@ def _find_named_artifacts(project: Path) -> set[str]:
         try:
             document = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
-            hint = "Fix or remove it: it might name an artifact, so nothing was changed."
+            hint = "Fix or remove it: it may name an artifact, so nothing was changed."
             raise SpecError([Problem(str(path), 0, "", f"cannot be read: {error}", hint)]) from error
         for url in (url for text in _walk_strings(document) for url in _URL.findall(text)):
             # `lint` reports invalid URLs.

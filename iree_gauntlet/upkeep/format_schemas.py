@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # Editors' language servers support all of this draft.
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 _NULL = {"type": "null"}
-_SCHEMA_FIELD = {"description": "Where editors find what the fields mean; nothing else reads it.", "type": "string"}
+_SCHEMA_FIELD = {"description": "Schema of this file for editors; nothing else reads it.", "type": "string"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,13 @@ def print_schemas(request: SchemaRequest) -> ExitCode:
                 write_atomic(folder / f"{name}.json", format_schema(name))
         except OSError as error:
             message = f"--output-dir {folder}: {error.strerror}"
-            raise UsageError(message, "Name a folder that can be written to.") from error
+            raise UsageError(message, "Name a writable folder.") from error
         sys.stdout.write(f"wrote {pluralize(len(FORMATS), 'schema')} into {format_path(folder.absolute())}\n")
     elif request.name:
         if request.name not in FORMATS:
             closest_name = next(iter(get_close_matches(request.name, FORMATS, n=1)), "")
             suggestion = f"Did you mean {closest_name}? " if closest_name else ""
-            raise UsageError(f"there is no schema {request.name!r}", f"{suggestion}There are: {', '.join(FORMATS)}.")
+            raise UsageError(f"no such schema: {request.name!r}", f"{suggestion}Available: {', '.join(FORMATS)}.")
         sys.stdout.write(format_schema(request.name))
     else:
         width = max(map(len, FORMATS))

@@ -98,7 +98,7 @@ def measure_sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
             visible_effects = [effect for effect in effects if effect.effect > 1]
             zero_effects = [effect for effect in effects if effect.effect == 0]
             summary = (
-                f"{len(visible_effects)} of {len(effects)} weights would be seen if they were 1 % wrong; "
+                f"{len(visible_effects)} of {len(effects)} weights would be detected if they were 1 % wrong; "
                 f"{len(zero_effects)} {'has' if len(zero_effects) == 1 else 'have'} no effect on these inputs"
             )
             hidden_effects = sorted(
@@ -134,11 +134,13 @@ def _choose_cases(request: RunRequest) -> Iterator[tuple[list[tuple[Case, Spec]]
     selection.require_no_problems()
     cases = [case for case in selection.cases.cases if case.kind is Kind.QUALITY]
     if not cases:
-        raise NothingSelectedError("the selection has no threshold test to record for", "`list` shows what has one.")
+        raise NothingSelectedError(
+            "the selection has no threshold test to record for", "`list` shows the cases that have one."
+        )
     recordable_cases = [case for case in cases if not find_recording_obstacle(case)]
     for case in cases if recordable_cases else ():
         if case not in recordable_cases:
-            sys.stdout.write(f"{case.origin.file}: passed over: {find_recording_obstacle(case)}\n")
+            sys.stdout.write(f"{case.origin.file}: skipped: {find_recording_obstacle(case)}\n")
     specs = {spec.name: spec for spec in selection.specs}
     if not recordable_cases and cases[0].origin.file not in specs:
         # Operators and suites of ONNX models have no outputs in specs.

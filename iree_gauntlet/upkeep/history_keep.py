@@ -97,7 +97,7 @@ def _open_index(request: HistoryRequest) -> HistoryIndex:
     index = HistoryIndex(store)
     index.update()
     if not index.runs() and not index.problems():
-        raise UsageError(f"the history in {store.place} has no run yet", "`gauntlet history.add` adds the latest one.")
+        raise UsageError(f"the history in {store.place} has no runs yet", "`gauntlet history.add` adds the latest one.")
     return index
 
 
@@ -111,14 +111,14 @@ def add(request: AddRequest) -> ExitCode:
     for newer in list_newer_folders(folders[0]) if not request.runs else ():
         runs = [str(format_path(newer / name)) for name in list_inner_runs(newer)]
         hint = f"; its runs can be named: {list_first(runs, _MAX_LISTED_NAMES)}" if runs else ""
-        sys.stdout.write(f"left out: {newer.name} is newer, and no run of spec files{hint}\n")
+        sys.stdout.write(f"left out: {newer.name} is newer, not a run of spec files{hint}\n")
     return code
 
 
 def add_imported(request: ImportRequest) -> ExitCode:
     """Add the figures that other tools have written."""
     if not request.files:
-        raise UsageError("history.import: no file is named", "Name files: gauntlet history.import data.js.")
+        raise UsageError("history.import: no files were given", "Name files: gauntlet history.import data.js.")
     info = ImportFacts(request.date, request.commit, request.machine, request.sku)
     return _keep_runs(_open_store(request), [run for file in request.files for run in import_figures(Path(file), info)])
 
@@ -127,7 +127,7 @@ def _keep_runs(store: HistoryStore, runs: list[HistoryRun]) -> ExitCode:
     added_count = store.add(dict(map(make_history_file, runs)))
     figures = sum(len(case.figures) for run in runs for case in run.cases)
     present_count = len(runs) - added_count
-    present_text = f", {present_count} {'was' if present_count == 1 else 'were'} there already" if present_count else ""
+    present_text = f", {present_count} {'was' if present_count == 1 else 'were'} already there" if present_count else ""
     names = list_first(list(dict.fromkeys(run.run for run in runs)), _MAX_LISTED_NAMES)
     added_runs = f"{pluralize(added_count, 'run')} added to {store.place}{present_text}"
     sys.stdout.write(f"{added_runs}; {pluralize(figures, 'figure')} of {names or 'nothing'}\n")
@@ -174,7 +174,7 @@ def _choose_series(index: HistoryIndex, pattern: str, sku: str = "") -> tuple[Se
             f"{'SKUs' if sku else 'Cases'} there: "
             f"{', '.join(names[:_MAX_HINTS])}{', …' if len(names) > _MAX_HINTS else ''}."
         )
-        raise NothingSelectedError(f"no series fits {' of '.join(filter(None, (pattern, sku)))}", hint)
+        raise NothingSelectedError(f"no series matches {' of '.join(filter(None, (pattern, sku)))}", hint)
     return matches
 
 
@@ -190,7 +190,7 @@ def _warn_of_unread(problems: Iterable[str]) -> ExitCode:
 def prune(request: PruneRequest) -> ExitCode:
     """Remove old runs."""
     if not request.before:
-        raise UsageError("history.prune: which runs?", "Say it: --before 2026-01-31.")
+        raise UsageError("history.prune: which runs?", "Give it: --before 2026-01-31.")
     day = _parse_day(request.before, "--before")
     store = _open_store(request)
     index = HistoryIndex(store)
@@ -216,7 +216,7 @@ def confirm(request: ConfirmRequest, presenter: Reporter, machines: ComparingMac
     """Measure the two IREEs of a step in turns, record the result with the step, and print the next bisect command."""
     regressions = [loss for loss in _judge_history(request).regressions if loss.kind is FindingKind.REGRESSION]
     if not regressions:
-        raise NothingSelectedError("nothing got worse that fits", "`history.check` shows all that changed.")
+        raise NothingSelectedError("nothing that matches got worse", "`history.check` shows all that changed.")
     # The choice is the surest loss without a confirmation; if possible, one that can be measured.
     finding = min(
         regressions,
@@ -235,7 +235,7 @@ def confirm(request: ConfirmRequest, presenter: Reporter, machines: ComparingMac
         raise UsageError(f"{key.title} cannot be confirmed: {reason}", "Compare two of your own: gauntlet compare A B.")
     presenter.line(f"{key.title}: {100 * finding.change:+.1f} % between {irees[0]} and {irees[1]}")
     if key.figure not in _METRICS:
-        presenter.line("it has no noise: there is nothing to confirm")
+        presenter.line("it is exact, so there is nothing to confirm")
         code = ExitCode.OK
     else:
         code = _measure(request, finding, irees, presenter, machines)
@@ -340,7 +340,7 @@ def _judge_history(request: SeriesRequest) -> HistoryOutcome:
     index, settings = _open_index(request), read_configuration(find_project_folder(), os.environ).history
     series = _choose_series(index, request.series, request.sku)
     if request.marks and not Path(request.marks).is_file():
-        raise UsageError(f"--marks {request.marks}: there is no such file", "Name a file such as history_marks.toml.")
+        raise UsageError(f"--marks {request.marks}: no such file", "Name a file such as history_marks.toml.")
     marks = read_marks(Path(request.marks) if request.marks else find_project_folder() / MARKS_FILE)
     for problem in find_unused_marks(series, marks) if not (request.series or request.sku) else ():
         messages.warn(problem)

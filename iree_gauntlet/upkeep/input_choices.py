@@ -436,7 +436,7 @@ def read_data(path: Path, program: OnnxProgram) -> InputData:
     file.
     """
     if not path.exists():
-        raise UsageError(f"--data {path}: there is no such folder", _DATA_HINT)
+        raise UsageError(f"--data {path}: no such folder", _DATA_HINT)
     sets = sorted(path.glob(f"{_SET_PREFIX}*"), key=lambda item: (len(item.name), item.name)) if path.is_dir() else []
     folder = sets[0] if sets else path
     arrays = _read_arrays(folder)
@@ -450,10 +450,12 @@ def read_data(path: Path, program: OnnxProgram) -> InputData:
     )
     if outputs and len(outputs) != len(infos):
         message = f"--data {folder}: {len(outputs)} of {len(infos)} outputs are there"
-        raise UsageError(message, "Give all of them, or none to have them recorded.")
+        raise UsageError(message, "Give all of them, or none, and they are recorded.")
     names = {f"input_{index}" for index in range(len(inputs))} | {f"output_{index}" for index in range(len(infos))}
     names |= {item.name for item in program.inputs} | {value.name for value in infos}
-    notes = tuple(f"{name} is no input or output of the model: left out" for name in arrays if name not in names)
+    notes = tuple(
+        f"{name} is neither an input nor an output of the model: ignored" for name in arrays if name not in names
+    )
     return InputData(inputs, outputs, notes)
 
 
@@ -478,10 +480,10 @@ def _read_arrays(path: Path) -> dict[str, Array]:
                 arrays[file.stem] = onnx.numpy_helper.to_array(tensor)
         # NumPy, zip and protobuf each have exceptions of their own.
         except Exception as error:
-            message = f"--data {file}: no tensor can be read from it: {str(error)[:200] or type(error).__name__}"
+            message = f"--data {file}: it is not a readable tensor: {str(error)[:200] or type(error).__name__}"
             raise UsageError(message, _DATA_HINT) from error
     if not arrays:
-        raise UsageError(f"--data {path}: there are no tensors in it", _DATA_HINT)
+        raise UsageError(f"--data {path}: it has no tensors", _DATA_HINT)
     return arrays
 
 
@@ -498,7 +500,7 @@ def _read_input(folder: Path, tensor: OnnxInput, index: int, arrays: Mapping[str
     if element != tensor.element_type or not fits:
         sizes = "x".join(("?" if axis in tensor.open_sizes else str(size)) for axis, size in enumerate(tensor.shape))
         message = f"--data {folder}: input {tensor.name} is {array.dtype} {list(array.shape)}"
-        raise UsageError(message, f"The model takes {sizes or 'a scalar'} of {tensor.element_type}.")
+        raise UsageError(message, f"The model expects {sizes or 'a scalar'} of {tensor.element_type}.")
     return InputChoice(tensor.name, _format_type(tensor, array.shape), content=make_file_content(array), zero=False)
 
 
@@ -508,7 +510,7 @@ def _check_output(folder: Path, graph_output: Any, array: Array) -> Array:
 
     message = f"--data {folder}: output {graph_output.name} is {array.dtype}"
     if array.dtype.name not in ELEMENT_TYPES:
-        raise UsageError(f"{message}, which IREE's tools do not know", "Only tensors of numbers can be compared.")
+        raise UsageError(f"{message}, which IREE's tools do not support", "Only tensors of numbers can be compared.")
     declared_type = graph_output.type.tensor_type.elem_type
     expected_type = onnx.helper.tensor_dtype_to_np_dtype(declared_type).name if declared_type else array.dtype.name
     if ELEMENT_TYPES[array.dtype.name] != ELEMENT_TYPES.get(expected_type):

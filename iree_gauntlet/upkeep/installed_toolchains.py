@@ -50,7 +50,7 @@ def install(versions: Sequence[str], cache_dir: str, *, offline: bool) -> ExitCo
     for text, choice in zip(versions, choices, strict=True):
         if choice.kind not in _INSTALLABLE_KINDS:
             raise UsageError(
-                f"toolchain.install {text}: that is not installed by this toolkit, but used where it is",
+                f"toolchain.install {text}: this toolkit does not install it, but uses it in place",
                 f"Use it with --iree {text}. To install, name a release, a range, a nightly, commit:SHA or wheels:DIR.",
             )
     store = _open_store(cache_dir, offline=offline)
@@ -73,11 +73,11 @@ def build(sources: Sequence[str], request: BuildRequest) -> ExitCode:
         choices.append(choice)
     options = [text if text.startswith("-D") else f"-D{text}" for text in request.option]
     if request.runtime_only and request.bindings:
-        raise UsageError("--runtime-only and --bindings exclude each other", "The bindings are the compiler's.")
+        raise UsageError("--runtime-only and --bindings cannot be combined", "The bindings belong to the compiler.")
     for text in options:
         if not is_cmake_option(text):
             raise UsageError(
-                f"--option {text}: no option of CMake's", "Such as --option -DIREE_TARGET_BACKEND_CUDA=ON."
+                f"--option {text}: not an option of CMake", "Such as --option -DIREE_TARGET_BACKEND_CUDA=ON."
             )
     store = _open_store(request.cache_dir, offline=False)
     builds = replace(store.builds, options=(*store.builds.options, *options))
@@ -182,7 +182,9 @@ def remove(versions: Sequence[str], cache_dir: str) -> ExitCode:
             leases = Leases(folder)
             with leases.block_new_leases():
                 if path.relative_to(folder).as_posix() in leases.list_used_paths():
-                    raise ToolchainError(f"{path} is in use by a running process", "Remove it when that has ended.")
+                    raise ToolchainError(
+                        f"{path} is in use by a running process", "Remove it after that process has ended."
+                    )
                 if path.parent.name == store.builds.folder.name:
                     store.builds.remove(path)
                 else:
@@ -209,7 +211,7 @@ def open_toolchain_locations(
 
 def _require_some(names: Sequence[str], task: str) -> Sequence[str]:
     if not any(map(str.strip, names)):
-        raise UsageError(f"toolchain.{task} needs to know which", f"Such as toolchain.{task} 3.12.0.")
+        raise UsageError(f"toolchain.{task} needs a name", f"Such as toolchain.{task} 3.12.0.")
     return names
 
 
@@ -232,7 +234,7 @@ def _find_removable(name: str, store: ToolchainLocations) -> tuple[Path, str, in
     labels = [environment.label if environment else path.name for path, environment, _ in all_environments]
     labels += [path.name for path, _, _ in store.builds.all()] + [path.name for path in store.builds.work_folders()]
     available = ", ".join(labels) or "none"
-    raise UsageError(f"toolchain.remove {name}: there is no such environment", f"There are: {available}.")
+    raise UsageError(f"toolchain.remove {name}: no such environment", f"There are: {available}.")
 
 
 def _measure_folder(path: Path) -> int:

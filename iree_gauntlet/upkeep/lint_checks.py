@@ -52,14 +52,14 @@ def list_case_warnings(case: Case, store: ArtifactStore) -> Iterator[Problem]:
             make_field_problem(case.origin.file, field, change, hint) for change in check_recording(case, store)
         )
     if case.allclose is not None and case.allclose.rtol >= 1:
-        message = f"{case.allclose.rtol:g}: so large a tolerance lets zeros pass, whatever is expected"
+        message = f"{case.allclose.rtol:g}: with such a large tolerance zeros pass, whatever is expected"
         yield make_field_problem(
-            case.origin.file, "rtol", message, "Give what the outputs may differ by, such as 1e-3."
+            case.origin.file, "rtol", message, "Give the allowed difference of the outputs, such as 1e-3."
         )
     driver, _ = split_device(case.device)
     if driver and driver not in DRIVERS:
         message = f"IREE has no driver {driver!r}{did_you_mean(driver, DRIVERS)}"
-        hint = "Where a plugin brings it, all is well."
+        hint = "Ignore this if a plugin provides it."
         yield make_field_problem(case.origin.file, "run_args" if is_torch else "device", message, hint)
     # Inputs must have the sizes that an ONNX program is imported with. Only written types are checked, as those of a
     # file are unknown.
@@ -69,7 +69,7 @@ def list_case_warnings(case: Case, store: ArtifactStore) -> Iterator[Problem]:
     for name, shape in options.shapes if options is not None and shapes and len(shapes) == len(types) else ():
         if tuple(shape) not in shapes:
             message = f"none is {format_shape(shape)}, which onnx_import.shapes says of {name}"
-            yield make_field_problem(case.origin.file, "inputs", message, "Give the same sizes in both.")
+            yield make_field_problem(case.origin.file, "inputs", message, "Use the same sizes in both.")
 
 
 def list_unreadable_arrays(case: Case) -> Iterator[Problem]:
@@ -113,7 +113,7 @@ def list_project_problems() -> tuple[list[Problem], list[Problem]]:
             problems.append(Problem(str(path), 0, "include", "selects nothing", error.message))
         except UsageError as error:
             # A suite's folders of specs may be outside of the project.
-            doubtful.append(Problem(str(path), 0, "", f"what it selects was not checked: {error.message}", error.hint))
+            doubtful.append(Problem(str(path), 0, "", f"its selection was not checked: {error.message}", error.hint))
     return problems, doubtful
 
 
@@ -139,10 +139,10 @@ def find_unused_golden_keys(specs: Sequence[Spec], cases: Iterable[Case], sku: s
                 family, _, sku = key.partition("-")
                 if key in keys or (family in other_families and sku in known_skus):
                     continue
-                text = f"{key!r} is no target of this spec, and no SKU of a suite or a golden time"
+                text = f"{key!r} is neither a target of this spec nor a SKU of a suite or a golden time"
                 if keys is times[spec.name]:
                     text = f"{key!r} has no golden time"
-                hint = "Nothing is held against it."
+                hint = "No measured figure is compared with it."
                 problems.append(
                     make_field_problem(spec.name, f"{field}.{key}", f"{text}{did_you_mean(key, keys)}", hint)
                 )

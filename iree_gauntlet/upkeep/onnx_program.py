@@ -101,10 +101,12 @@ def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] 
         hint = "pip install 'iree-gauntlet[iree]'"
         raise UsageError("--program reads ONNX files, and onnx is not installed", hint) from error
     if not path.is_file():
-        message = "is a folder" if path.is_dir() else "there is no such file"
+        message = "is a folder" if path.is_dir() else "no such file"
         hint = "A model behind a URL needs no file: docs/start/own-model.md#2-the-model" if ":/" in str(path) else ""
         raise UsageError(f"--program {path}: {message}", hint or "Name an .onnx file.")
-    hint = _HINTS.get(path.suffix.lower(), "It may be damaged: `python -c 'import onnx; onnx.load(…)'` says more.")
+    hint = _HINTS.get(
+        path.suffix.lower(), "It may be damaged: `python -c 'import onnx; onnx.load(…)'` reports details."
+    )
     try:
         model = onnx.load(str(path), load_external_data=False)
     # The exceptions of protobuf have several names.
@@ -115,7 +117,7 @@ def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] 
         raise UsageError(f"--program {path} is not an ONNX file, or an empty one: it has no outputs", hint)
     data = tuple(path.parent / name for name in list_data_files(path))
     if missing_files := [item for item in data if not item.is_file()]:
-        message = f"--program {path} keeps weights in {missing_files[0].name}, which is not there"
+        message = f"--program {path} keeps weights in {missing_files[0].name}, which does not exist"
         raise UsageError(message, f"Put it into {path.parent.resolve()}.")
     overrides, get_name = shapes or {}, onnx.TensorProto.DataType.Name
     inputs = tuple(_read_input(path, value, get_name, overrides.get(value.name)) for value in list_inputs(graph))
@@ -145,7 +147,7 @@ def _read_input(path: Path, value: Any, get_name: Any, given_shape: tuple[int, .
     type_name = get_name(tensor.elem_type) if value.type.HasField("tensor_type") else value.type.WhichOneof("value")
     element_type = _ELEMENT_TYPES.get(type_name)
     if element_type is None:
-        message = f"--program {path}: input {value.name} is of {type_name}, which no spec has inputs of"
+        message = f"--program {path}: input {value.name} is of {type_name}, which no spec supports as an input"
         raise UsageError(message, f"Expected tensors of {', '.join(sorted(set(_ELEMENT_TYPES.values())))}.")
     sizes = [dim.dim_value for dim in tensor.shape.dim]
     # A size is open if it is named, missing or -1; 0 is a size.
@@ -161,7 +163,7 @@ def _read_input(path: Path, value: Any, get_name: Any, given_shape: tuple[int, .
     ):
         file_shape = "x".join("?" if axis in open_names else str(size) for axis, size in enumerate(sizes))
         message = f"--shape {value.name}={'x'.join(map(str, shape))}: the file has {file_shape}"
-        raise UsageError(message, "Give as many sizes; only those with a ? are open.")
+        raise UsageError(message, "Give the same number of sizes; only those with a ? can be chosen.")
     return OnnxInput(value.name, shape, element_type, {} if given_shape else open_names, bool(open_names))
 
 

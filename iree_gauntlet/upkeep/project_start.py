@@ -64,8 +64,8 @@ _WORKFLOW = Path(".github", "workflows", "gauntlet.yml")
 _PACKAGE = b'"iree-gauntlet[iree]"'
 _MAX_SHOWN_ATTEMPTS = 5
 # These are descriptions of specs by their inputs.
-_NOISE_NOTE = "Inputs are noise: choose some that the model can do something with."
-_DATA_NOTE = "Inputs are what was given to `init --data`."
+_NOISE_NOTE = "Inputs are random: choose some that are meaningful for the model."
+_DATA_NOTE = "Inputs are those of `init --data`."
 _REQUIREMENT = "iree-gauntlet[iree]"
 _GIT_SECONDS = 10.0
 
@@ -75,14 +75,14 @@ def init(request: InitRequest) -> ExitCode:
     # Inside a project, the default is its top folder.
     folder = Path(request.folder) if request.folder else format_path(find_project_folder())
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file", "Name a folder, which may be new.")
+        raise UsageError(f"{folder} is a file", "Name a folder; it need not exist.")
     is_project = (folder / "specs").is_dir() and (folder / "suites").is_dir()
     if request.program:
         return _add_program(request, folder, is_project=is_project)
     if request.shape or request.name or request.data:
-        raise UsageError("--shape, --name and --data are of a program", "Give --program FILE too.")
+        raise UsageError("--shape, --name and --data require a program", "Give --program FILE too.")
     if is_project and not request.again:
-        message = f"{folder.resolve()} is a project already: it has specs/ and suites/"
+        message = f"{folder.resolve()} is already a project: it has specs/ and suites/"
         hint = "`init --program FILE` adds a model, `init --again` writes these files anew; or name another folder."
         raise UsageError(message, hint)
     # The example's output is computed here, as its inputs are generated.
@@ -182,9 +182,7 @@ def _write_files(writing: FileTransaction, folder: Path, files: Mapping[Path, by
                 write_atomic(path, content)
             written_paths.append(path)
     except OSError as error:
-        raise UsageError(
-            f"{find_error_path(error)}: {error.strerror}", "Name a folder that can be written to."
-        ) from error
+        raise UsageError(f"{find_error_path(error)}: {error.strerror}", "Name a writable folder.") from error
     if not messages.is_quiet():
         # The schemas share one line.
         shown_paths = dict.fromkeys(path.parent if path.parent.name == _SCHEMAS else path for path in written_paths)

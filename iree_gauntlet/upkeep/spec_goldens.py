@@ -93,7 +93,7 @@ def emit_changes(changes: Sequence[FileChange], output: str, *, write: bool) -> 
     if output:
         path = Path(output)
         if not path.parent.is_dir():
-            raise UsageError(f"--output {path}: there is no folder {path.parent}", "Make it first.")
+            raise UsageError(f"--output {path}: no folder {path.parent}", "Make it first.")
         write_atomic(path, patch.encode())
         sys.stderr.write(f"wrote {path}: apply it with `git apply {path}`\n")
     else:
@@ -117,7 +117,7 @@ def show(request: SelectionRequest, options: GoldenShowRequest) -> ExitCode:
     if not goldens and not selection.cases.problems:
         raise NothingSelectedError(
             f"{pluralize(len({case.chain for case in selection.cases.cases}), 'selected chain')}: no golden",
-            "docs/how-to/goldens.md says how to set one.",
+            "docs/how-to/goldens.md describes how to set one.",
         )
     standings = judge_goldens(goldens, list(_read_records(find_runs_folder(), options.last)), find_runs_folder())
     if options.as_json:
@@ -221,9 +221,11 @@ def update(request: SelectionRequest, options: GoldenUpdateRequest) -> ExitCode:
     refuse_untrusted(request)
     headroom = options.size_headroom
     if headroom != 0 and not 1 <= headroom < math.inf:
-        raise UsageError(f"--size-headroom {headroom:g}: expected a factor of 1 or more", "1.25 leaves a quarter.")
+        raise UsageError(
+            f"--size-headroom {headroom:g}: expected a factor of 1 or more", "1.25 leaves room for a quarter more."
+        )
     if options.run and options.last != 1:
-        raise UsageError("--run together with --last: which runs?", "Give one of the two.")
+        raise UsageError("--run and --last cannot be combined", "Give one of the two.")
     runs = [find_named_run(text, "--run") for text in options.run]
     if not runs:
         find_newest_run(find_runs_folder())
@@ -241,11 +243,11 @@ def update(request: SelectionRequest, options: GoldenUpdateRequest) -> ExitCode:
     if problems and not matches:
         raise SpecError(problems)
     for problem in problems:
-        messages.warn(f"{problem}\n    The goldens of this file stay.")
+        messages.warn(f"{problem}\n    The goldens of this file were not changed.")
     if not matches:
         raise NothingSelectedError(
             f"no golden was measured in {run_names}{' that is asked for' if evidence else ''}",
-            "A golden must stand in the spec to be updated (docs/how-to/goldens.md); times only with their --sku."
+            "A golden must be in the spec to be updated (docs/how-to/goldens.md); times only with their --sku."
             " More runs: --last N, or --run.",
         )
     proposals: list[Proposal] = []
@@ -304,7 +306,7 @@ def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
     path = Path(file)
     document, _, problems = load_json(path, file, without_comments)
     if document is None:
-        raise GauntletError(f"{file}: {problems[0].message}", problems[0].hint or "The runs have named this spec.")
+        raise GauntletError(f"{file}: {problems[0].message}", problems[0].hint or "The runs used this spec.")
     new_text = text = path.read_bytes().decode("utf-8-sig")
     for proposal in proposals:
         golden, field = proposal.golden, proposal.golden.origin.field
@@ -316,8 +318,8 @@ def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
         except KeyError:
             value = None
         if value != golden.value:
-            message = f"{file}: {field} is {value}, and was {_format_golden(golden, golden.value)} when it was measured"
-            raise GauntletError(message, "Run again with the spec as it is now.")
+            message = f"{file}: {field} is {value}, but was {_format_golden(golden, golden.value)} when it was measured"
+            raise GauntletError(message, "Run again with the current spec.")
         new_text = with_value(new_text, value_path, proposal.value)
     releases = {proposal.release for proposal in proposals if proposal.release}
     if releases and document.get(_COMPILER_FIELD) not in releases:

@@ -11,8 +11,10 @@ from iree_gauntlet.requests import SEVERAL, CacheRequest, FormatRequest, option
 class VerifyRequest(CacheRequest):
     """The options of `cache.verify`."""
 
-    check_only: bool = option(False, "Say what is damaged, and change nothing.")
-    offline: bool = option(False, "Never touch the network: what is damaged stays, unless it can be made here.")
+    check_only: bool = option(False, "Report damage, and change nothing.")
+    offline: bool = option(
+        False, "Never use the network: damaged files stay, unless they can be built on this machine."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +22,19 @@ class BuildRequest(CacheRequest):
     """The options of `toolchain.build`."""
 
     commit: str = option("", "Build this commit, tag or branch, in place of the work tree.")
-    runtime_only: bool = option(False, "Build the runtime alone, for use with a compiler from elsewhere.")
-    bindings: bool = option(False, "Build the Python bindings too, which import ONNX programs.")
+    runtime_only: bool = option(False, "Build only the runtime, for use with another compiler.")
+    bindings: bool = option(False, "Also build the Python bindings, which import ONNX programs.")
     # This field must be the last one, as it hides the function of its name.
-    option: tuple[str, ...] = option((), "One of CMake's, such as -DIREE_TARGET_BACKEND_CUDA=ON (repeatable).")
+    option: tuple[str, ...] = option((), "An option of CMake, such as -DIREE_TARGET_BACKEND_CUDA=ON (repeatable).")
 
 
 @dataclass(frozen=True, slots=True)
 class CollectRequest(CacheRequest):
     """The options of `cache.gc`: its limits."""
 
-    older_than: str = option("", "What was not used for so long goes: 12h, 30d, 8w.")
-    max_size: str = option("", "The least recently used goes until the rest fits: 500MB, 50GB, 1.5TiB.")
-    delete: bool = option(False, "Delete it; without this, only show what would go.")
+    older_than: str = option("", "Remove what was not used for this time: 12h, 30d, 8w.")
+    max_size: str = option("", "Remove the least recently used until the rest fits: 500MB, 50GB, 1.5TiB.")
+    delete: bool = option(False, "Delete; without this, only show what would be deleted.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class LockRequest(CacheRequest):
     """The options of `cache.lock`."""
 
     refresh: tuple[str, ...] = option(
-        (), "Fetch this URL again although it is pinned, and pin what it has now (repeatable)."
+        (), "Fetch this URL again although it is pinned, and pin its current content (repeatable)."
     )
     prune: bool = option(False, "Drop entries that no spec of the project names.")
     dry_run: bool = option(False, "Show what would change, and change nothing.")
@@ -50,17 +52,19 @@ class LockRequest(CacheRequest):
 class GoldenShowRequest(FormatRequest):
     """The runs that `golden.show` shows goldens with."""
 
-    last: int = option(20, "How many of the newest runs are looked through.", unit="a number of runs")
+    last: int = option(20, "Number of newest runs to search.", unit="a number of runs")
 
 
 @dataclass(frozen=True, slots=True)
 class GoldenUpdateRequest:
     """The runs whose figures `golden.update` proposes as goldens, and the use of the diff."""
 
-    run: tuple[str, ...] = option((), "Run whose figures count: its folder or name (repeatable; default: the newest).")
-    last: int = option(1, "How many of the newest runs count.", unit="a number of runs")
-    match: str = option("", "Only chains that fit this glob, such as 'dtln/*@cpu'.")
-    size_headroom: float = option(0.0, "Room to leave in sizes, for the code of other CPUs: 1.25 for a quarter.")
+    run: tuple[str, ...] = option(
+        (), "Run whose figures are used: its folder or name (repeatable; default: the newest)."
+    )
+    last: int = option(1, "Number of newest runs to use.", unit="a number of runs")
+    match: str = option("", "Only chains that match this glob, such as 'dtln/*@cpu'.")
+    size_headroom: float = option(0.0, "Headroom for sizes, for the code of other CPUs: 1.25 for a quarter.")
     to_release: bool = option(False, "Move counts and sizes to the release that was measured.")
     output: str = option("", "Write the diff to this file, to apply it later.")
     write: bool = option(False, "Change the spec files.")
@@ -70,12 +74,12 @@ class GoldenUpdateRequest:
 class XfailUpdateRequest:
     """The run whose expected failures `xfail.update` proposes, and the use of the diff."""
 
-    run: str = option("", "Run that counts: its folder or name (default: the newest).")
+    run: str = option("", "Run to use: its folder or name (default: the newest).")
     suite: str = option("", "Suite to change (default: the run's).")
     rerun: int = option(
         3,
-        "How often operator cases with unexpected results are run again; one whose results differ is reported and left "
-        "as it is. 0 trusts the run.",
+        "How many times operator cases with unexpected results are run again; one whose results differ is reported "
+        "and left as it is. 0 trusts the run.",
     )
     output: str = option("", "Write the diff to this file, to apply it later.")
     write: bool = option(False, "Change the suite or the configs.")
@@ -85,9 +89,9 @@ class XfailUpdateRequest:
 class InitRequest:
     """A new project, or one that gets another model."""
 
-    folder: str = option("", "Where, where no word follows the task (default: here).", takes="folder")
-    program: str = option("", "An ONNX file: its spec is written in place of that of an example.")
-    name: str = option("", "What the program's model is called (default: as its file).")
+    folder: str = option("", "Folder, if no word follows the task (default: the current one).", takes="folder")
+    program: str = option("", "An ONNX file: its spec is written instead of an example's.")
+    name: str = option("", "Name of the program's model (default: that of its file).")
     shape: tuple[str, ...] = option(
         (),
         "Sizes of an input that the file leaves open, x=1x3x96x320 (repeatable; default: the first that it runs on).",
@@ -97,7 +101,7 @@ class InitRequest:
     )
     no_record: bool = option(False, "Record no expected outputs, and try no inputs.")
     again: bool = option(
-        False, "Write anew what an earlier `init` wrote: the model's specs and outputs, or a project's files."
+        False, "Overwrite what an earlier `init` wrote: the model's specs and outputs, or a project's files."
     )
 
 
@@ -105,7 +109,7 @@ class InitRequest:
 class SchemaRequest:
     """A JSON Schema of hand-written files."""
 
-    name: str = option("", "Which, where no word follows the task (default: list them).", takes="name")
+    name: str = option("", "Name, if no word follows the task (default: list them).", takes="name")
     output_dir: str = option("", "Write all of them into this folder.")
 
 
@@ -134,9 +138,9 @@ class ImportRequest(HistoryRequest):
     files: tuple[str, ...] = option(
         (), "Files: job_summary.json, Google Benchmark's JSON, data.js, asv's results.", takes=SEVERAL
     )
-    date: str = option("", "When the run was, where the file does not say: 2026-04-24T10:00:00Z.")
-    commit: str = option("", "Commit of IREE, where the file does not say.")
-    machine: str = option("", "CPU of the machine, where the file does not say.")
+    date: str = option("", "Time of the run, if the file does not have it: 2026-04-24T10:00:00Z.")
+    commit: str = option("", "Commit of IREE, if the file does not have it.")
+    machine: str = option("", "CPU of the machine, if the file does not have it.")
     sku: str = option("", "SKU of the device, such as mi325.")
 
 
@@ -144,8 +148,8 @@ class ImportRequest(HistoryRequest):
 class SeriesRequest(HistoryRequest):
     """The choice of series of a history."""
 
-    series: str = option("", "Only series that fit this glob, such as 'dtln/*' or '* time_ms'.", takes="series")
-    sku: str = option("", "Only those of this device.")
+    series: str = option("", "Only series that match this glob, such as 'dtln/*' or '* time_ms'.", takes="series")
+    sku: str = option("", "Only series of this device.")
     marks: str = option("", "File of marks (default: history_marks.toml of the project).")
 
 
@@ -175,7 +179,7 @@ class ExportRequest(HistoryRequest):
     """The destination of all figures of a history."""
 
     output: str = option("", "CSV file to write (default: standard output).")
-    series: str = option("", "Only series that fit this glob, such as 'dtln/*' or '* time_ms'.")
+    series: str = option("", "Only series that match this glob, such as 'dtln/*' or '* time_ms'.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,4 +187,4 @@ class PruneRequest(HistoryRequest):
     """The runs that are removed from a history."""
 
     before: str = option("", "Runs before this day: 2026-01-31.")
-    delete: bool = option(False, "Delete them; without this, only show what would go.")
+    delete: bool = option(False, "Delete them; without this, only show what would be deleted.")

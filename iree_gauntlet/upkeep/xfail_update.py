@@ -90,7 +90,9 @@ def update(options: XfailUpdateRequest, request: RunRequest) -> ExitCode:
         )
         changes += _change_configs(run, _read_listed_cases(selection, suite), options.rerun, request)
     elif suite is None:
-        raise UsageError(f"{format_path(run.folder)} was not a suite's", "Run a suite, or name the file with --suite.")
+        raise UsageError(
+            f"{format_path(run.folder)} did not run a suite", "Run a suite, or name the file with --suite."
+        )
     if suite is not None:
         changes.append(_change_suite(run, suite))
     emit_changes(changes, options.output, write=options.write)
@@ -174,7 +176,7 @@ def _find_new_failures(run: _Run, entries: Sequence[ExpectedFailure]) -> list[Ne
         is_error = result.verdict.is_error and not result.crashed
         # A missed golden is corrected in the golden, not in a list of failures.
         if is_error or FailureKind.MISSES_A_GOLDEN in stage.row.failures:
-            note = "an error is no failure of the product" if is_error else "golden.update is for figures"
+            note = "an error is not a failure of the product" if is_error else "golden.update is for figures"
             sys.stderr.write(f"not added {case}, {stage}: {reason} ({note})\n")
             continue
         old = next((entry for entry in entries if entry.stage is stage and fnmatch.fnmatchcase(case, entry.case)), None)
@@ -272,7 +274,7 @@ def _change_configs(run: _Run, entries: Mapping[str, ConfigEntry], count: int, r
             text = path.read_bytes().decode()
             file_changes.append(FileChange(path, text, with_changes(text, changes)))
         except (OSError, UnicodeDecodeError) as error:
-            raise GauntletError(f"{path}: cannot be read: {error}", "`lint` shows what is wrong with it.") from error
+            raise GauntletError(f"{path}: cannot be read: {error}", "`lint` reports its problems.") from error
         except GauntletError as error:
             raise GauntletError(f"{path}: {error.message}", error.hint) from error
     return file_changes
@@ -287,7 +289,7 @@ def _choose_candidates(
             continue
         entry = entries.get(chain)
         if entry is None:
-            sys.stderr.write(f"left out  {chain}: its case or config is not there any more\n")
+            sys.stderr.write(f"left out  {chain}: its case or config no longer exists\n")
         elif result.obstacle:
             sys.stderr.write(f"not added {entry.entry}: {result.obstacle}\n")
         else:
@@ -302,7 +304,7 @@ def _rerun_candidates(
 ) -> dict[str, _Candidate]:
     """Rerun the candidates, and return those with the same result every time; print the others."""
     count_text = f"{pluralize(len(candidates), 'case')}, {pluralize(count, 'time')}"
-    sys.stderr.write(f"running again what came out otherwise than expected: {count_text} (--rerun 0 trusts the run)\n")
+    sys.stderr.write(f"running unexpected results again: {count_text} (--rerun 0 trusts the run)\n")
     results_by_chain = {chain: [candidate.result] for chain, candidate in candidates.items()}
     # Only candidates whose compile is in question are compiled anew; the others take modules from the cache.
     for compiles in (True, False) * count:
@@ -315,13 +317,15 @@ def _rerun_candidates(
         if len(results) <= count:
             # It belongs to another machine's part of a merged run, or to a target that this machine lacks.
             name = candidates[chain].config_entry.config.name
-            sys.stderr.write(f"left out {chain}: it cannot be run again here; --rerun 0 trusts the run  [{name}]\n")
+            sys.stderr.write(
+                f"left out {chain}: it cannot be run again on this machine; --rerun 0 trusts the run  [{name}]\n"
+            )
         elif len({result.text for result in results}) == 1:
             stable_candidates[chain] = candidates[chain]
         else:
             verdicts = ", ".join(result.text for result in results)
             entry = candidates[chain].config_entry
-            sys.stderr.write(f"flaky    {entry.entry}: {verdicts}: left as it is  [{entry.config.name}]\n")
+            sys.stderr.write(f"flaky    {entry.entry}: {verdicts}: not changed  [{entry.config.name}]\n")
     return stable_candidates
 
 
@@ -346,7 +350,7 @@ def _run_again(run: _Run, chains: Collection[str], request: RunRequest, *, force
         raise KeyboardInterrupt
     if run.outcome.toolchain.identity != rerun.outcome.toolchain.identity:
         raise UsageError(
-            f"{format_path(run.folder)} was run with another IREE than the one that is here now",
+            f"{format_path(run.folder)} was run with another IREE than the current one",
             "Give that IREE with --iree, or --rerun 0 to trust the run.",
         )
     return _collect_results(rerun)
@@ -416,7 +420,7 @@ def _judge_case(steps: Sequence[StepOutcome], results: Mapping[str, Result], xfa
             continue
         is_crash = result.crashed
         if verdict.is_error and not is_crash:
-            return CaseResult(obstacle=f"{reason} (an error is no failure of the product)", has_surprise=True)
+            return CaseResult(obstacle=f"{reason} (an error is not a failure of the product)", has_surprise=True)
         if not name:
             return CaseResult(obstacle=reason, has_surprise=True)
         if any(check.passed is False for check in result.checks):

@@ -43,7 +43,8 @@ from iree_gauntlet.artifacts.registry_file import RegistryEntry, Registry
 from iree_gauntlet.artifacts.sources import make_local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 root, url, sha256 = sys.argv[1:]
-fetched = ArtifactStore(Path(root), Registry().with_entries([RegistryEntry(make_local_name(url), sha256, url)])).fetch(url)
+registry = Registry().with_entries([RegistryEntry(make_local_name(url), sha256, url)])
+fetched = ArtifactStore(Path(root), registry).fetch(url)
 print(*fetched.notes, sep="; ")
 print(fetched.path)
 print(fetched.sha256)

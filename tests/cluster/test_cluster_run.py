@@ -236,7 +236,7 @@ def test_what_nobody_offers_is_said_before_anything_runs(cluster: LocalCluster, 
         (("--cluster", "tls://127.0.0.1:1"), "needs --tls-ca-file, --tls-cert, --tls-key"),
         (
             ("--cluster", "tls://127.0.0.1:1", "--tls-ca-file", "no.pem", "--tls-cert", "x", "--tls-key", "y"),
-            "--tls-ca-file no.pem: there is no such file",
+            "--tls-ca-file no.pem: no such file",
         ),
         (("--cluster", "tcp://127.0.0.1:1", "--batch", "10"), "--batch and --cluster exclude each other"),
     ],

@@ -205,7 +205,7 @@ def test_weights_that_could_be_wrong_unseen_are_named_and_the_share_is_kept(proj
     record(project)
     done = project.gauntlet("golden.sensitivity", "--model=net", "--write")
     assert done.code == 0, done.text
-    assert "1 of 2 weights would be seen if they were 1 % wrong; 0 have no effect" in done.out
+    assert "1 of 2 weights would be detected if they were 1 % wrong; 0 have no effect" in done.out
     (row,) = [line.split() for line in done.out.splitlines() if line.startswith("small")]
     assert row[:2] == ["small", "4"]
     found = provenance(project.suite / "net" / "net_quality_cpu")

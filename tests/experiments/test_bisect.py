@@ -556,7 +556,7 @@ _ENDS = ["--good", "3.9.0", "--bad", "3.12.0"]
         ),
         ([*_ENDS, "--metric", "size", "--iree-compiler", "path", "--iree-runtime", "path"], 2, "nothing to search"),
         ([*_ENDS, "--metric", "size", "--submodel", "abs", "--run-dir", "job@2"], 2, "misread a path"),
-        (["--resume"], 2, "there is no earlier `bisect`"),
+        (["--resume"], 2, "no earlier `bisect`"),
     ],
 )
 def test_wrong_input(project: Builds, words: list[str], code: int, says: str) -> None:

@@ -369,7 +369,7 @@ def test_compile_time_in_rounds(project: Project, tmp_path: Path, monkeypatch: p
         (("installed", "installed", "--cpus", "4096"), "there is no CPU 4096 on this machine"),
         (("installed", "installed", "--disturbed", "drop"), "--disturbed drop: unknown"),
         (("installed", "installed", "--seed", "-1"), "--seed -1"),
-        (("installed", "installed", "--resume"), "there is no earlier `compare`"),
+        (("installed", "installed", "--resume"), "no earlier `compare`"),
         (("installed", "installed", "--model", "nothing"), "nothing"),
         (("installed", "installed", "--target", "rocm"), "no"),
         ((), "compare takes two IREEs, not 0"),

@@ -107,7 +107,7 @@ def test_goldens_under_keys_of_nothing_are_not_silent(project: Project) -> None:
         "golden_time_tolerance_multiplier.labb",
     }
     assert warned["golden_dispatch.gpu"].startswith(f"warning: {spec}:12: ")
-    assert "'gpu' is no target of this spec, and no SKU of a suite or a golden time" in done.out
+    assert "'gpu' is neither a target of this spec nor a SKU of a suite or a golden time" in done.out
     assert "'labb' has no golden time; did you mean 'lab'?" in done.out
     done = project.gauntlet("run", "--stages", "compstat")
     assert done.code == 0, done.text
@@ -138,7 +138,7 @@ def test_a_run_is_held_against_an_earlier_one(project: Project) -> None:
     assert f"dispatch count 1 exceeds the limit 0 by 1 (--baseline runs/{earlier.name})" in done.out
     missing = project.gauntlet("run", "--baseline", "nowhere")
     assert missing.code == 2
-    assert missing.err.startswith("error: --baseline nowhere: there is no such run\n")
+    assert missing.err.startswith("error: --baseline nowhere: no such run\n")
 
 
 def test_a_tolerance_that_is_no_number_stops_the_run_before_anything_is_compiled(project: Project) -> None:
@@ -347,7 +347,7 @@ def test_a_compile_that_fails_gives_the_first_error(project: Project) -> None:
     assert result["verdict"] == "failed"
     assert "expected" in result["reason"]
     assert project.verdict(f"{_CHAIN}:benchmark") == "skipped"
-    assert "3 skipped (3 behind a failure)" in done.out
+    assert "3 skipped (3 after a failure)" in done.out
 
 
 def test_a_compile_that_failed_is_not_tried_again_unless_asked_for(project: Project) -> None:

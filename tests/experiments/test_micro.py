@@ -281,7 +281,7 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(micro: Micro) -> None:
     process.kill()
     process.wait()
     before = (micro.run / "journal.jsonl").read_text().splitlines()
-    said = "the sweep was killed, or is still under way: 1 of 3 points measured; micro --resume continues it"
+    said = "the sweep was killed, or is still running: 1 of 3 points measured; micro --resume continues it"
     assert said in micro.gauntlet("report", "latest").out
     micro.measuring_python.stop_hanging("b.baseline")
     micro.measuring_python.set_call_ms("baseline", 7.0)
@@ -368,7 +368,7 @@ def test_a_sweep_takes_a_gpu_block_by_block(tmp_path: Path, vulkan: Device, monk
         (("--config", "lin.yml", "--output", "lin.yml/oss.json"), "--output lin.yml/oss.json: "),
         # A device that is not there.
         (("--config", "lin.yml", "--device", "cuda"), "cuda"),
-        (("--resume",), "there is no earlier `micro`"),
+        (("--resume",), "no earlier `micro`"),
         (("--config", "lin.yml", "--run-dir", "runs/mine"), "--run-dir names a run to continue"),
     ],
 )

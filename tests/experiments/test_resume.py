@@ -199,7 +199,7 @@ def test_a_torn_journal_is_continued(project: Project) -> None:
     journal.write_bytes(b"".join(lines[:-2]) + lines[-2][:40])
     report = project.gauntlet("report", "latest")
     assert report.code == 3
-    assert "cut short" in (project.newest / "summary.md").read_text()
+    assert "truncated" in (project.newest / "summary.md").read_text()
     refused = project.gauntlet("run", "--resume", identity="0" * 64)
     assert refused.code == 2
     assert "another IREE" in refused.err

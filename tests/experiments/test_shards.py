@@ -139,7 +139,7 @@ def test_mistakes(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="--shard-costs without --shard"):
         parse_shard(ShardRequest(shard_costs="x"))
-    with pytest.raises(UsageError, match="--shard-costs nope: there is no such run"):
+    with pytest.raises(UsageError, match="--shard-costs nope: no such run"):
         choose_shard(plan, ShardRequest(shard="1/2", shard_costs="nope"))
     for content, message in [
         ("[", "cannot be read"),
@@ -198,7 +198,7 @@ def test_costs_are_the_median_of_runs_that_did_the_work(
     assert json.loads(capsys.readouterr().out) == estimate_costs([read_journal(tmp_path / "runs/one/journal.jsonl")])
     with pytest.raises(UsageError, match="there is no folder gone"):
         record_costs(("one",), "gone/costs.json")
-    with pytest.raises(UsageError, match=r"shard\.costs three: there is no such run"):
+    with pytest.raises(UsageError, match=r"shard\.costs three: no such run"):
         record_costs(("one", "three"), "")
 
 

@@ -128,9 +128,9 @@ def test_options_come_from_the_command_line_and_the_settings(project: Project, s
     ("words", "says"),
     [
         (("DIR@main", "--commit", "main"), "two commits"),
-        (("DIR", "--option", "-G"), "--option -D-G: no option of CMake's"),
+        (("DIR", "--option", "-G"), "--option -D-G: not an option of CMake"),
         (("DIR", "--commit", "nothing"), "has no commit nothing"),
-        (("DIR", "--runtime-only", "--bindings"), "--runtime-only and --bindings exclude each other"),
+        (("DIR", "--runtime-only", "--bindings"), "--runtime-only and --bindings cannot be combined"),
         (("/nowhere",), "source:/nowhere is not a folder"),
         ((), "expected toolchain.build SOURCE"),
     ],

@@ -46,7 +46,7 @@ def test_what_is_written_is_read(cases: tuple[HistoryCase, ...], suite: str) -> 
 @pytest.mark.parametrize("harm", [lambda data: data[:-20], lambda data: data.replace(b"10.0", b"99.0"), lambda _: b""])
 def test_what_was_changed_or_cut_short_is_known_for_it(harm: Any) -> None:
     name, data = make_history_file(run_of(1))
-    with pytest.raises(GauntletError, match="its content is not what its name says"):
+    with pytest.raises(GauntletError, match="its content does not match its name"):
         read_history_file(name, harm(data))
 
 

@@ -160,7 +160,8 @@ def replace(*words):
         os.kill(os.getpid(), 9)
     real(*words)
 os.replace = replace
-FolderHistory("h", Path(sys.argv[1]), Path(sys.argv[1])).add(dict(make_history_file(run_of(day)) for day in range(1, 6)))
+files = dict(make_history_file(run_of(day)) for day in range(1, 6))
+FolderHistory("h", Path(sys.argv[1]), Path(sys.argv[1])).add(files)
 """
     folder = tmp_path / "history"
     done = subprocess.run([sys.executable, "-c", program, str(folder)], check=False)

@@ -168,10 +168,10 @@ def test_what_is_of_another_kind_is_told_with_the_command(project: Project, name
         assert f"{folder} is a {noun}" in done.err
         assert f"`gauntlet {name} --resume --run-dir" in done.err
     done = project.gauntlet("history.add", name)
-    assert (done.code, f"it is a {noun}, and no run; it has" in done.err) == (2, True), done.text
+    assert (done.code, f"it is a {noun}, not a run; it has" in done.err) == (2, True), done.text
     done = project.gauntlet("explain", name)
-    assert (done.code, f"it is a {noun}, and no run" in done.err) == (2, True), done.text
+    assert (done.code, f"it is a {noun}, not a run" in done.err) == (2, True), done.text
     # It is the newest that was recorded, and no run.
     assert project.gauntlet("report", "latest").code in (0, 1, 4)
     done = project.gauntlet("run", "--last-failed")
-    assert (done.code, "there is no run" in done.err) == (2, True), done.text
+    assert (done.code, "no run of spec files in" in done.err) == (2, True), done.text

@@ -139,7 +139,7 @@ def test_a_killed_run_shows_what_it_lost_as_errors(tmp_path: Path) -> None:
     assert outcome.steps[2].id == never
     assert outcome.exit_code is ExitCode.ERROR
     assert outcome.state == "unfinished"
-    assert outcome.remarks == ("the journal has no end: the run was killed, or is still under way",)
+    assert outcome.remarks == ("the journal has no end: the run was killed, or is still running",)
 
 
 def test_a_lost_step_has_the_command_that_was_planned(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_torn_line_is_left_out_and_said(tmp_path: Path) -> None:
     outcome = judge(builder, tmp_path, torn='{"event":"result","step":"m/s@cpu:comp')
     assert outcome.has_truncated_line
     assert outcome.steps[0].verdict is Verdict.ERROR
-    assert "a line of the journal was cut short by a crash; it is left out" in outcome.remarks
+    assert "a line of the journal was truncated by a crash; it is ignored" in outcome.remarks
 
 
 def test_a_resumed_run_counts_the_results_of_both_parts(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_journal_without_its_first_line_is_an_error(tmp_path: Path) -> None:
     outcome = judge(JournalBuilder(), tmp_path, torn='{"event": "run", "st')
     assert outcome.exit_code is ExitCode.ERROR
     assert outcome.run == JournalBuilder().run
-    assert outcome.remarks[0] == "the journal does not say what was to run: its first line is missing"
+    assert outcome.remarks[0] == "the journal has no plan: its first line is missing"
 
 
 def test_a_journal_of_another_version_is_refused_with_that_version(tmp_path: Path) -> None:

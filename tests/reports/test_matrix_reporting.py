@@ -264,7 +264,7 @@ def test_one_that_cannot_be_had_is_an_error_and_the_others_count(tmp_path: Path)
 @pytest.mark.parametrize(
     ("end", "state", "code", "says"),
     [
-        (None, "unfinished", 3, "not run: the matrix was killed, or is still under way"),
+        (None, "unfinished", 3, "not run: the matrix was killed, or is still running"),
         ({"interrupted": True, "stopped": ""}, "interrupted", 130, "not run: the matrix was interrupted"),
         ({"interrupted": False, "stopped": "--fail-fast, and a came out"}, "stopped", 0, "not run: --fail-fast, and a"),
     ],
@@ -286,7 +286,7 @@ def test_one_that_was_killed_shows_what_it_had_done(tmp_path: Path) -> None:
     folder = write_record(tmp_path, runs, results={"a": 0}, end=None, truncated_line='{"event":"resu')
     matrix = read_matrix_outcome(folder)
     assert matrix.exit_code is ExitCode.ERROR
-    assert any("cut short" in remark for remark in matrix.remarks)
+    assert any("truncated" in remark for remark in matrix.remarks)
     cells = {row.chain: row.cells["b"] for row in matrix.rows}
     assert cells["m/x@cpu"].figures.values[Figure.TIME] == pytest.approx(3.0)
     assert cells["m/y@cpu"].works is None
@@ -419,11 +419,11 @@ def test_the_reports_are_the_same_each_time_and_go_to_the_step_summary_once(tmp_
         ),
         (
             '{"event":"opening","kind":"matrix","irees":[{"label":"a","iree":"a","folder":"../a"}]}\n',
-            "irees: ../a is no folder within",
+            "irees: ../a is not a folder within",
         ),
         (
             '{"event":"opening","kind":"matrix","irees":[{"label":"a","iree":"a","folder":".."}]}\n',
-            "irees: .. is no folder within",
+            "irees: .. is not a folder within",
         ),
         ('{"event":"start"}\n', "the start event cannot be read: step: expected text, found none"),
         ('{"event":"result","step":"3.5.0"}\n', "the result of 3.5.0 cannot be read: exit_code: is missing"),

@@ -526,7 +526,7 @@ def test_the_end_names_cause_measure_and_command(tmp_path: Path) -> None:
         "",
         (
             "2 failed, 2 errors, 1 unexpected pass, 1 inconclusive, 8 passed, 1 expected failure,"
-            " 3 skipped (2 behind a failure) · 18 steps of 8 cases"
+            " 3 skipped (2 after a failure) · 18 steps of 8 cases"
         ),
         f"reports in runs/{RUN_NAME}: junit.xml, summary.md, summary.html, summary.json",
         "exit code 3: an error prevented a verdict",

@@ -144,7 +144,7 @@ def test_remarks_of_a_killed_run_stand_at_the_top(tmp_path: Path) -> None:
     builder.lines.clear()
     builder.begin()
     text = summary_of(builder, tmp_path)
-    assert "> the journal has no end: the run was killed, or is still under way" in text
+    assert "> the journal has no end: the run was killed, or is still running" in text
     assert text.split("\n\n")[1].startswith("**1 error** · 1 step of 1 case · exit code 3")
     assert text.split("\n\n")[2].startswith("> the journal has no end")
 

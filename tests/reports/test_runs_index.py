@@ -147,7 +147,7 @@ def test_a_page_of_others_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["report", "--index", "empty"], "there is no run in empty"),
+        (["report", "--index", "empty"], "no run in empty"),
         (["report", "empty"], "empty is not a run: it has no journal.jsonl"),
         (["report", "runs"], "--index makes the page of a folder of runs"),
     ],

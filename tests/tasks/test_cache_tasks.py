@@ -58,14 +58,14 @@ def test_the_list_as_json_and_a_part_of_it(project: Project, cache: CacheBuilder
 
 def test_an_empty_cache_is_no_mistake(project: Project) -> None:
     done = project.gauntlet("cache.list")
-    assert (done.code, done.out) == (0, f"nothing is in {project.folder / 'cache'}\n")
+    assert (done.code, done.out) == (0, f"{project.folder / 'cache'} is empty\n")
 
 
 def test_where_prints_the_path_alone(project: Project, cache: CacheBuilder) -> None:
     missing = project.gauntlet("cache.where", URL)
     path = cache.root / "artifacts" / make_local_name(URL)
     assert (missing.code, missing.out) == (3, f"{path}\n")
-    assert missing.err == f"not there\nnot pinned yet\ncomes from, in this order:\n  {URL}\n"
+    assert missing.err == f"not there\nnot pinned yet\nsources, in this order:\n  {URL}\n"
     cache.artifact(URL, b"abc", in_lock_file=True)
     there = project.gauntlet("cache.where", URL)
     assert (there.code, there.out) == (0, f"{path}\n")
@@ -89,7 +89,7 @@ def test_where_knows_the_mirrors(project: Project, cache: CacheBuilder) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("random://uniform/4xf32?seed=1", "needs no pin\ncomes from, in this order:\n  made on this machine"),
+        ("random://uniform/4xf32?seed=1", "needs no pin\nsources, in this order:\n  generated on this machine"),
         ("pypi://toy==1.0/toy/model.onnx", "the wheel toy==1.0, by pip"),
         ("file:///nowhere/x.npy", "not there\nneeds no pin"),
     ],

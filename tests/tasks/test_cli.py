@@ -79,7 +79,7 @@ pytestmark = pytest.mark.iree
         (["run", "--dry"], 2, "run has no option --dry"),
         (["--echo", "run"], 2, "--echo"),
         (["run", "--confirm-seconds", "-1"], 2, "expected seconds above 0\n  Leave it out for 300."),
-        (["run", "--resume", "--run-dir", "gone"], 2, "there is no run in "),
+        (["run", "--resume", "--run-dir", "gone"], 2, "no run in "),
         (["run", "--timeout-compile", "nan"], 2, "--timeout-compile nan"),
         (["run", "--timeout-benchmark", "inf"], 2, "--timeout-benchmark inf"),
         (["run", "--timeout-stall", "-1"], 2, "--timeout-stall -1"),

@@ -484,7 +484,7 @@ def test_lint_warns_of_a_relative_tolerance_that_lets_zeros_pass(
     write_tree(project, {"specs/regression_tests/b/y.json": SPEC | {"cpu_threshold_args": flags}})
     found = run("lint", "--model", "b", "--target", "cpu")
     assert found.code == 0, found.text
-    said = f"flag '--expected_rtol={value}': so large a tolerance lets zeros pass, whatever is expected"
+    said = f"flag '--expected_rtol={value}': with such a large tolerance zeros pass, whatever is expected"
     assert (said in found.out) is warned
 
 

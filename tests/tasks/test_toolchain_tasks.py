@@ -222,7 +222,7 @@ def test_what_is_in_use_is_not_removed(project: Project) -> None:
         (["toolchain.install", "venv:x"], 2, "Use it with --iree venv:x"),
         (["toolchain.install", "3.0.0"], 2, "Nearest: 3.11.0."),
         (["toolchain.install", "3.12.0", "--offline"], 3, "is not installed: "),
-        (["toolchain.install", ""], 2, "needs to know which"),
+        (["toolchain.install", ""], 2, "needs a name"),
         (["toolchain.install"], 2, "error: expected toolchain.install VERSION…\n"),
         (["toolchain.remove", "3.9.0"], 2, "There are: none."),
         (["toolchain.show", "--iree", "3.12.0"], 3, "gauntlet toolchain.install 3.12.0"),

@@ -281,7 +281,7 @@ def test_a_benchmark_is_not_gone_on_with(second: Bench) -> None:
     for words in ((), ("--run-dir", str(second.newest))):
         done = second.project.gauntlet("run", "--resume", *words)
         assert done.code == 2
-        assert "start it again, and what is done comes from the cache" in done.err
+        assert "start it again; finished work comes from the cache" in done.err
 
 
 def test_a_builder_that_ends_without_a_result(bench: Bench) -> None:

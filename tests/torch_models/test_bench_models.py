@@ -119,7 +119,7 @@ def test_inputs_that_do_not_have_the_samples_asked_for() -> None:
     def fixed(training: bool, microbatch: int = 1) -> Any:
         return [torch.nn.Identity()], [torch.ones(1, 2)]
 
-    with pytest.raises(ModelError, match=r"asked for a microbatch of 4, .* of shape \[1, 2\]"):
+    with pytest.raises(ModelError, match=r"with a microbatch of 4, .* of shape \[1, 2\]"):
         instantiate(declared(fixed), BuildOptions(microbatch=4))
 
 

@@ -215,11 +215,11 @@ def test_configurations_that_do_not_fit(
         ({"quantization": "int8w"}, "no such recipe: 'int8w'"),
         ({"quantization": "int4wo-x"}, "group"),
         ({"quantization": "int4wo-7"}, "even number"),
-        ({"quantization": "int4wo-48"}, "64 inputs are no groups of 48"),
+        ({"quantization": "int4wo-48"}, "64 inputs are not divisible into groups of 48"),
         ({"quantization": "gemlitewo-4-32"}, "GemLite's kernels are written for CUDA"),
-        ({"sparsity": "block-48"}, "not made of blocks of 48 x 48"),
+        ({"sparsity": "block-48"}, "not divisible into blocks of 48 x 48"),
         ({"sparsity": "2:4", "k": 63}, "63 inputs are not a multiple of 4"),
-        ({"model_type": "transformer_block", "k": 60}, "k = 60 is no multiple of 8 heads"),
+        ({"model_type": "transformer_block", "k": 60}, "k = 60 is not a multiple of 8 heads"),
     ],
 )
 def test_what_does_not_fit_together(tmp_path: Path, torch: Any, asked: dict[str, Any], message: str) -> None:

@@ -83,7 +83,7 @@ def test_what_is_packed_arrives_and_its_hash_is_learnt(tmp_path: Path, capsys: p
     assert held(tmp_path) == CONTENTS
     lock = (tmp_path / "cache" / "registry.lock.txt").read_text()
     assert all(hashlib.sha256(content).hexdigest() in lock for content in CONTENTS.values())
-    assert "2 artifacts and 0 modules (2.8 kB) put there, 0 artifacts and 0 modules (0 B) there already" in (
+    assert "2 artifacts and 0 modules (2.8 kB) put there, 0 artifacts and 0 modules (0 B) already there" in (
         capsys.readouterr().out
     )
     assert taken(tmp_path, GOOD) == ""
@@ -113,10 +113,10 @@ def test_what_is_not_what_the_manifest_says_is_left_out(tmp_path: Path) -> None:
 def test_a_cut_archive_says_how_much_arrived(tmp_path: Path) -> None:
     text = taken(tmp_path, GOOD[:-1100])
     assert "it ends after " in text
-    assert text.endswith("; 1 of 2 files (2.8 kB) arrived and are right")
+    assert text.endswith("; 1 of 2 files (2.8 kB) arrived intact")
     assert held(tmp_path) == {URL: CONTENTS[URL]}
     # Also where what is there already is passed over.
-    assert taken(tmp_path, GOOD[:-1100]).endswith("; 1 of 2 files (2.8 kB) arrived and are right")
+    assert taken(tmp_path, GOOD[:-1100]).endswith("; 1 of 2 files (2.8 kB) arrived intact")
 
 
 def test_a_cut_archive_says_where_and_counts_nothing_behind_that(tmp_path: Path) -> None:
@@ -124,25 +124,25 @@ def test_a_cut_archive_says_where_and_counts_nothing_behind_that(tmp_path: Path)
     assert taken(tmp_path, GOOD) == ""
     cut = len(GOOD) - 1100
     where = f"x.tar: it ends after {cut:,} of {len(GOOD):,} bytes, in {OTHER} (file 2 of 2)"
-    assert taken(tmp_path, GOOD[:cut]).endswith(f"{where}; 1 of 2 files (2.8 kB) arrived and are right")
+    assert taken(tmp_path, GOOD[:cut]).endswith(f"{where}; 1 of 2 files (2.8 kB) arrived intact")
     text = taken(tmp_path, GOOD[:2560])
     assert f"it ends after 2,560 of {len(GOOD):,} bytes, in {URL} (file 1 of 2); 0 of 2 files" in text
-    assert "bytes, behind its last file; 2 of 2 files" in taken(tmp_path, GOOD[:-600])
+    assert "bytes, after its last file; 2 of 2 files" in taken(tmp_path, GOOD[:-600])
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"name": "../../x"}, "names '../../x', which is no place in a cache"),
-        ({"name": "/etc/passwd"}, "no place in a cache"),
-        ({"name": "https/models.example/other.irpa"}, "no place in a cache"),
-        ({"name": "x" * 5000}, "no place in a cache"),
-        ({"url": "file:///etc/passwd", "name": ""}, "no place in a cache"),
-        ({"url": "random://uniform/4xf32?seed=1", "name": "random/uniform"}, "no place in a cache"),
-        ({"url": "no url"}, "no place in a cache"),
-        ({"kind": "module"}, "no place in a cache"),
-        ({"kind": "module", "name": "../" + "a" * 61, "url": ""}, "no place in a cache"),
-        ({"kind": "device"}, "no place in a cache"),
+        ({"name": "../../x"}, "names '../../x', which is not a path in a cache"),
+        ({"name": "/etc/passwd"}, "not a path in a cache"),
+        ({"name": "https/models.example/other.irpa"}, "not a path in a cache"),
+        ({"name": "x" * 5000}, "not a path in a cache"),
+        ({"url": "file:///etc/passwd", "name": ""}, "not a path in a cache"),
+        ({"url": "random://uniform/4xf32?seed=1", "name": "random/uniform"}, "not a path in a cache"),
+        ({"url": "no url"}, "not a path in a cache"),
+        ({"kind": "module"}, "not a path in a cache"),
+        ({"kind": "module", "name": "../" + "a" * 61, "url": ""}, "not a path in a cache"),
+        ({"kind": "device"}, "not a path in a cache"),
         ({"size": -1}, "is not as it was written"),
         ({"size": True}, "is not as it was written"),
         ({"size": 1 << 50}, "expected files/000001 of 1125899906842624 bytes"),
@@ -240,7 +240,7 @@ def test_export_says_what_it_needs(tmp_path: Path) -> None:
     project = Project(tmp_path / "p")
     assert project.gauntlet("cache.export").code == ExitCode.USAGE
     done = project.gauntlet("cache.export", "--output", "nowhere/x.tar")
-    assert (done.code, "no file can be written there" in done.err) == (ExitCode.USAGE, True)
+    assert (done.code, "it cannot be written" in done.err) == (ExitCode.USAGE, True)
 
 
 @pytest.mark.iree
@@ -261,7 +261,7 @@ def test_a_suite_travels_to_a_machine_without_network(tmp_path: Path, served: tu
     done = export()
     assert done.code == 0, done.text
     assert "2 artifacts and 0 modules" in done.out
-    assert "1 of 1 imports and compiles are not in the cache: made there" in done.out
+    assert "1 of 1 imports and compiles are not in the cache: the other machine builds them" in done.out
     assert online.gauntlet("run", "--suite", "suites/s.toml").code == 0
     done = export()
     assert done.code == 0, done.text

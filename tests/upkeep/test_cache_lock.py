@@ -120,7 +120,7 @@ def test_a_pin_of_the_project_counts_more_than_a_learnt_hash(project: Project) -
     pinned = entry(make_local_name(URL.format("a")), "7")
     (cache.root / "registry.txt").write_text(Registry().with_entries([pinned]).text())
     done = project.gauntlet("cache.lock")
-    assert "dropped: https/host.example/a.irpa sha256 ca978112ca1b… was learnt" in done.out
+    assert "dropped: https/host.example/a.irpa sha256 ca978112ca1b… was recorded" in done.out
     assert registry_of(project) == {pinned.name: pinned}
 
 
@@ -131,7 +131,7 @@ def test_in_a_shared_cache_hashes_of_other_projects_stay(project: Project, tmp_p
     project.regression(inputs=[{"source": URL.format("own")}])
     done = project.gauntlet("cache.lock", "--cache-dir", str(shared.root))
     assert done.code == 0, done.text
-    assert "1 learnt hash stays in " in done.out
+    assert "1 recorded hash remains in " in done.out
     assert list(registry_of(project)) == [make_local_name(URL.format("own"))]
     assert list(shared.pins().learnt.entries) == [make_local_name(URL.format("other"))]
 
@@ -150,7 +150,7 @@ def test_prune_drops_what_no_spec_names(project: Project) -> None:
     (project.regressions / "broken.json").write_text("{")
     broken = project.gauntlet("cache.lock", "--prune")
     assert broken.code == 2
-    assert "it might name an artifact, so nothing was changed" in broken.err
+    assert "it may name an artifact, so nothing was changed" in broken.err
 
 
 def test_refresh_pins_what_the_source_has_now(project: Project, server: Server) -> None:
@@ -164,7 +164,7 @@ def test_refresh_pins_what_the_source_has_now(project: Project, server: Server) 
     assert path.read_bytes() == b"old"
     done = project.gauntlet("cache.lock", "--refresh", url, "--refresh", same)
     assert done.code == 0, done.text
-    assert f"= {make_local_name(same)} sha256 {hashlib.sha256(b'same').hexdigest()[:12]}…: as it was" in done.out
+    assert f"= {make_local_name(same)} sha256 {hashlib.sha256(b'same').hexdigest()[:12]}…: unchanged" in done.out
     assert "0 added, 1 changed, 0 dropped" in done.out
     assert path.read_bytes() == b"new"
     assert registry_of(project)[make_local_name(url)].sha256 == hashlib.sha256(b"new").hexdigest()
@@ -202,8 +202,8 @@ def test_two_at_once_lose_nothing(project: Project, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--refresh", "random://uniform/4xf32?seed=1"], "such a file has no pin"),
-        (["--refresh", "file:///x.npy"], "such a file has no pin"),
+        (["--refresh", "random://uniform/4xf32?seed=1"], "a local file has no pin"),
+        (["--refresh", "file:///x.npy"], "a local file has no pin"),
         (["--refresh", "weights.irpa"], "--refresh: URL without a scheme"),
     ],
 )

@@ -107,7 +107,7 @@ def test_a_damaged_module_goes_and_is_made_anew(project: Project, cache: CacheBu
     assert "damaged: module toy/file@cpu: the checksum of module.vmfb does not match" in done.out
     assert "entry.json has changed since it was written" in done.out
     assert "damaged: module toy/missing@cpu: module.vmfb is missing" in done.out
-    assert "removed: module toy/file@cpu; it is made again when it is needed" in done.out
+    assert "removed: module toy/file@cpu; it is built again when it is needed" in done.out
     assert "1 good, 3 damaged (3 repaired)" in done.out
     assert [module.exists() for module in modules] == [False, False, False, True]
 
@@ -145,8 +145,8 @@ def test_what_no_record_knows_is_named_and_left_alone(project: Project, cache: C
     path.write_bytes(b"?")
     done = project.gauntlet("cache.verify")
     assert done.code == 0
-    assert "unknown: artifact https/host.example/x.irpa: no record says what it should be" in done.out
-    assert "0 good, 1 that no record knows" in done.out
+    assert "unknown: artifact https/host.example/x.irpa: no record has its expected hash" in done.out
+    assert "0 good, 1 without a record" in done.out
     assert path.exists()
 
 
@@ -155,7 +155,7 @@ def test_damage_without_a_source_stays_and_is_told(project: Project, cache: Cach
     rot(path, cache.verified)
     done = project.gauntlet("cache.verify")
     assert done.code == 3
-    assert "no record says where it comes from; delete it, and fetch again" in done.out
+    assert "no record has its origin; delete it, and fetch it again" in done.out
 
 
 def test_an_empty_cache_is_sound(project: Project) -> None:

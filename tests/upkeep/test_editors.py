@@ -76,7 +76,7 @@ def test_a_spec_is_completed_and_a_wrong_field_is_underlined(of_json: Editor, pr
     assert said[lines.index('    "threshold_arg": [],')] == "Property threshold_arg is not allowed."
     proposed = of_json.list_completions(project / SPEC, lines.index('    ""'), 5)
     assert {"run_function", "timeouts", "markers", "targets"} <= set(proposed)
-    assert "device" not in proposed, "it is there already"
+    assert "device" not in proposed, "it is already there"
     device = next(number for number, line in enumerate(lines) if '"device"' in line)
     column = lines[device].index(":") + 3
     assert {'"local-task"', '"vulkan"'} <= set(of_json.list_completions(project / SPEC, device, column))

@@ -43,7 +43,7 @@ def test_a_run_is_added_with_all_that_it_measured_and_every_run_adds_itself(proj
     done = project.gauntlet("history.add")
     assert (done.code, "1 run added to history" in done.out) == (0, True), done.text
     again = project.gauntlet("history.add", project.newest.name, str(project.newest))
-    assert (again.code, "0 runs added to history, 2 were there already" in again.out) == (0, True), again.text
+    assert (again.code, "0 runs added to history, 2 were already there" in again.out) == (0, True), again.text
     (project.folder / "gauntlet.toml").write_text("[history]\nadd = true\n")
     project.write_expected("abs", [9.0] * 4)
     assert project.gauntlet("run", "--model", "toy", "--submodel", "abs").code == 1
@@ -123,19 +123,19 @@ def test_a_damaged_file_is_reported_and_the_others_are_judged(project: Project) 
     damaged = min(folder.rglob("*.json"))
     damaged.write_bytes(damaged.read_bytes()[:-5])
     done = project.gauntlet("history.check")
-    assert (done.code, f"{damaged.name}: its content is not what its name says" in done.out) == (3, True), done.text
+    assert (done.code, f"{damaged.name}: its content does not match its name" in done.out) == (3, True), done.text
     assert "toy/abs@cpu dispatches" in done.out
     for command in ("history.show", "history.export", "history.page", "history.list"):
         done = project.gauntlet(command)
-        assert (done.code, f"{damaged.name}: its content is not" in done.err) == (3, True), (command, done.text)
+        assert (done.code, f"{damaged.name}: its content does not" in done.err) == (3, True), (command, done.text)
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("history.check",), 2, "has no run yet"),
-        (("history.add", "nope"), 2, "there is no such run"),
-        (("history.import",), 2, "no file is named"),
+        (("history.check",), 2, "has no runs yet"),
+        (("history.add", "nope"), 2, "no such run"),
+        (("history.import",), 2, "no files were given"),
         (("history.prune",), 2, "which runs?"),
         (("history.prune", "--before", "soon"), 2, "expected a day"),
         (("history.list", "--store", "ftp://x"), 2, "unknown kind of place"),
@@ -159,18 +159,16 @@ def test_the_run_that_is_added_is_named_with_what_is_newer_and_left_out(project:
     added, left_out = done.out.splitlines()
     assert added == f"1 run added to history; 0 figures of {builder.run}"
     within = ", ".join(f"runs/20261122-matrix/{name}" for name in ("3.12.0", "3.13.0", "3.5.0", "3.9.0"))
-    assert left_out == (
-        f"left out: 20261122-matrix is newer, and no run of spec files; its runs can be named: {within}"
-    )
+    assert left_out == (f"left out: 20261122-matrix is newer, not a run of spec files; its runs can be named: {within}")
     refused = project.gauntlet("history.add", "20261122-matrix")
     assert refused.code == 2, refused.text
-    assert "20261122-matrix: it is a matrix, and no run; it has 4 runs\n" in refused.err
+    assert "20261122-matrix: it is a matrix, not a run; it has 4 runs\n" in refused.err
     assert "Name one of them: 20261122-matrix/3.12.0, 20261122-matrix/3.13.0, " in refused.err
     named = project.gauntlet("history.add", "20261122-matrix/3.13.0")
     assert (named.code, "1 run added to history" in named.out) == (0, True), named.text
     (project.folder / "runs" / "empty").mkdir()
     nothing = project.gauntlet("history.add", "empty")
-    assert (nothing.code, "so it is no run\n" in nothing.err) == (2, True), nothing.text
+    assert (nothing.code, "so it is not a run\n" in nothing.err) == (2, True), nothing.text
 
 
 def test_a_run_that_never_began_is_refused(project: Project) -> None:

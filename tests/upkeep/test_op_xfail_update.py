@@ -143,7 +143,7 @@ def test_every_list_becomes_what_was_found(project: Path, capsys: pytest.Capture
     reason = "failed to legalize operation 'torch.operator' that was explicitly marked illegal (onnx.If)"
     assert f'    "node/new", // compile: {reason} (IREE 3.13.0)\n' in _config(project)
     assert '"cpu", // the only one\n' in _config(project)
-    assert "not added node/slow: ran longer than its 60 s (an error is no failure of the product)" in printed
+    assert "not added node/slow: ran longer than its 60 s (an error is not a failure of the product)" in printed
     assert "remove   node/fixed: passed, no longer in expected_compile_failures (needs scatter)" in printed
     assert "move     node/moved: expected_run_failures: output 0: 1 of 4" in printed
     assert "move     node/half: expected_compile_failures: " in printed
@@ -208,7 +208,7 @@ def test_only_what_comes_out_the_same_every_time_is_proposed(
     assert [forced for _, forced in again.asked] == [True, False] * 3
     assert again.asked[:2] == [(["node/fixed@cpu", "node/new@cpu"], True), (["node/wrong@cpu"], False)]
     flaky = (
-        "flaky    node/new: failed at compile, failed at compile, crashed at compile, failed at compile: left as it is"
+        "flaky    node/new: failed at compile, failed at compile, crashed at compile, failed at compile: not changed"
     )
     assert flaky in captured.err
     assert "flaky    node/wrong: failed at run, failed at run, passed, failed at run" in captured.err
@@ -228,7 +228,7 @@ def test_a_rerun_by_another_iree_says_nothing(project: Path, monkeypatch: pytest
         project / "runs" / "one", {"new": (FAILED, SKIPPED)}, toolchain={"compiler": "3.12.0", "identity": "other"}
     )
     monkeypatch.setattr(execute, "run", _Again({"new": (FAILED, SKIPPED)}))
-    with pytest.raises(UsageError, match="another IREE than the one that is here now"):
+    with pytest.raises(UsageError, match="another IREE than the current one"):
         _update(rerun=1)
 
 
@@ -237,7 +237,7 @@ def test_mistakes(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="--rerun -1"):
         _update(rerun=-1)
     _update(write=False)
-    assert "left out  node/gone@cpu: its case or config is not there any more" in capsys.readouterr().err
+    assert "left out  node/gone@cpu: its case or config no longer exists" in capsys.readouterr().err
     config = project / "ops" / "configs" / "cpu.json"
     config.write_text(_CONFIG.replace('"skip_run_tests"', '"skip_runs"'))
     with pytest.raises(SpecError, match=r"cpu\.json:5: skip_runs"):

@@ -191,7 +191,7 @@ def test_outputs_that_were_given_are_held_against_a_reference(tmp_path: Path, pr
     done = gauntlet(tmp_path, "init", "p", "--program", program, "--data", str(folder), "--name", "a b")
     assert done.code == 0, done.text
     assert re.search(r"note: output y: onnxruntime \S+ gives other numbers, by up to 2\n", done.out)
-    assert "note: else is no input or output of the model: left out" in done.out
+    assert "note: else is neither an input nor an output of the model: ignored" in done.out
     assert "note: 'a b' is called a_b here" in done.out
     np.save(folder / "output_0.npy", np.maximum(x, 0))
     right = gauntlet(tmp_path, "init", "p", "--program", program, "--data", str(folder))
@@ -211,7 +211,7 @@ def test_a_weight_without_which_a_model_does_not_run_is_seen(tmp_path: Path, pro
     assert gauntlet(tmp_path, "init", "p", "--program", str(program)).code == 0
     done = gauntlet(tmp_path / "p", "golden.sensitivity", "--model", "m")
     assert done.code == 0, done.text
-    assert "2 of 2 weights would be seen if they were 1 % wrong" in done.out
+    assert "2 of 2 weights would be detected if they were 1 % wrong" in done.out
 
 
 def test_without_recording_the_next_step_is_said(tmp_path: Path, programs: Path) -> None:
@@ -281,14 +281,14 @@ def test_data_that_somebody_has_is_taken(tmp_path: Path, programs: Path, form: s
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
-        ({}, "there are no tensors in it"),
+        ({}, "it has no tensors"),
         ({"output_0": np.zeros((2, 3), np.float32)}, "input x is not there, nor input_0"),
         ({"input_0": np.zeros((2, 4), np.float32)}, "input x is float32 [2, 4]"),
         ({"input_0": np.zeros((2, 3))}, "input x is float64 [2, 3]"),
         ({"x": np.zeros((2, 3), ">f4"), "output_0": np.zeros((2, 3))}, "output y is float64"),
         (
             {"x": np.zeros((2, 3), np.float32), "output_0": np.zeros((2, 3), np.complex64)},
-            "output y is complex64, which IREE's tools do not know",
+            "output y is complex64, which IREE's tools do not support",
         ),
     ],
 )

@@ -77,7 +77,7 @@ def test_a_new_project_is_green(empty: Path) -> None:
     assert gauntlet(empty, "lint", "--suite", "cpu").code == 0
     again = gauntlet(empty, "init")
     assert again.code == 2
-    assert "is a project already" in again.err
+    assert "is already a project" in again.err
 
 
 @pytest.mark.iree
@@ -144,12 +144,12 @@ def test_every_file_of_the_template_gets_there(empty: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--program", "none.onnx"), "--program none.onnx: there is no such file"),
+        (("--program", "none.onnx"), "--program none.onnx: no such file"),
         (("--program", "text.onnx"), "--program text.onnx is not an ONNX file, or damaged"),
         (("--program", "."), "--program .: is a folder"),
         (("text.onnx",), "text.onnx is a file"),
         (("mine", "text.onnx"), "init takes one folder, not mine text.onnx"),
-        (("--shape", "x=1"), "--shape, --name and --data are of a program"),
+        (("--shape", "x=1"), "--shape, --name and --data require a program"),
     ],
 )
 def test_what_cannot_be_begun_is_reported_and_makes_nothing(empty: Path, words: tuple[str, ...], message: str) -> None:
@@ -165,7 +165,7 @@ def test_a_folder_that_cannot_be_written_is_reported(empty: Path) -> None:
     done = gauntlet(empty, "init", "/proc/mine")
     assert done.code == 2, done.text
     assert "/proc/mine" in done.err
-    assert "Name a folder that can be written to." in done.err
+    assert "Name a writable folder." in done.err
 
 
 def test_sizes_that_a_file_leaves_open_are_said_and_chosen(empty: Path) -> None:
@@ -355,7 +355,7 @@ def test_weights_beside_an_onnx_file_come_along_and_count(empty: Path) -> None:
     (program.parent / "heavy.data").unlink()
     lost = gauntlet(empty, "init", "other", "--program", str(program))
     assert lost.code == 2
-    assert "keeps weights in heavy.data, which is not there" in lost.err
+    assert "keeps weights in heavy.data, which does not exist" in lost.err
 
 
 def test_inputs_of_all_types_are_read(tmp_path: Path) -> None:

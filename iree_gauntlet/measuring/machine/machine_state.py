@@ -169,7 +169,7 @@ def is_on_battery(root: Path) -> bool | None:
     batteries = [folder for kind, folder in supplies if kind == "Battery" and read_text(folder / "scope") != "Device"]
     if not batteries:
         return None
-    if any(read_flag(folder / "online") for kind, folder in supplies if kind != "Battery"):
+    if any(_read_flag(folder / "online") for kind, folder in supplies if kind != "Battery"):
         return False
     statuses = {read_text(folder / "status") for folder in batteries}
     if "Discharging" in statuses:
@@ -208,7 +208,7 @@ def choose_fastest_cores(root: Path, cpus: Collection[int]) -> list[int]:
     return sorted(number for speed, number in cores.values() if speed == fastest)
 
 
-def read_flag(path: Path) -> bool | None:
+def _read_flag(path: Path) -> bool | None:
     """Return the value of a file with 0 or 1."""
     return {"0": False, "1": True}.get(read_text(path) or "")
 
@@ -366,7 +366,7 @@ def read_machine_state(
     """
     frequencies = [value for value in _read_cpu_numbers(root, "cpufreq/scaling_cur_freq", cpus) if value > 0]
     throttles = _read_cpu_numbers(root, "thermal_throttle/core_throttle_count")
-    no_turbo = read_flag(root / "sys/devices/system/cpu/intel_pstate/no_turbo")
+    no_turbo = _read_flag(root / "sys/devices/system/cpu/intel_pstate/no_turbo")
     return MachineState(
         cores=_count_usable_cores(root),
         load_1m=read_load_average(root),
@@ -375,8 +375,8 @@ def read_machine_state(
         governor=",".join(sorted(set(_read_cpu_texts(root, "cpufreq/scaling_governor", cpus)))) or None,
         frequency_mhz=sum(frequencies) / len(frequencies) / 1000 if frequencies else None,
         throttle_count=sum(throttles) if throttles else None,
-        turbo=read_flag(root / "sys/devices/system/cpu/cpufreq/boost") if no_turbo is None else not no_turbo,
-        smt=read_flag(root / "sys/devices/system/cpu/smt/active"),
+        turbo=_read_flag(root / "sys/devices/system/cpu/cpufreq/boost") if no_turbo is None else not no_turbo,
+        smt=_read_flag(root / "sys/devices/system/cpu/smt/active"),
         free_memory_bytes=read_free_memory(root),
         swap_used_bytes=read_used_swap(root),
         on_battery=is_on_battery(root),

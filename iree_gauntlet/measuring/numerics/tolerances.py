@@ -140,10 +140,10 @@ def find_loose_tolerances(case: Case) -> Iterator[FlagFinding]:
         if value >= (_MAX_F16_TOLERANCE if kind == "f16" else _MAX_TOLERANCE):
             message = f"flag {flag!r}: so large a tolerance lets every value pass"
         elif kind == "rtol" and value >= 1:
-            message = f"flag {flag!r}: so large a tolerance lets zeros pass, whatever is expected"
+            message = f"flag {flag!r}: with such a large tolerance zeros pass, whatever is expected"
         else:
             continue
-        yield FlagFinding(file, flag, message, "Give what the outputs may differ by, such as 1e-3.")
+        yield FlagFinding(file, flag, message, "Give the allowed difference of the outputs, such as 1e-3.")
 
 
 def find_void_tolerances(case: Case) -> Iterator[FlagFinding]:

@@ -371,7 +371,7 @@ _SIGNS = {"faster": "▲ ", "slower": "▼ "}
 _NOT_MEASURED = "not measured"
 _MISSING_REASONS = {
     "interrupted": "the sweep was interrupted",
-    "unfinished": "the sweep was killed, or is still under way",
+    "unfinished": "the sweep was killed, or is still running",
     "complete": "its end is not recorded",
 }
 LEGEND = (

@@ -125,7 +125,7 @@ _NARROW_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_datatype", "output_dtype")
 
 
-def widen_model(model: onnx.ModelProto) -> onnx.ModelProto:
+def _widen_model(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of a model (of `onnx.load`, with its weights) in which all of f16, bf16 and f32 is f64.
 
     Weights, constants, inputs, outputs, casts: its results are those without rounding to its own types.
@@ -405,7 +405,7 @@ def _run_in_f64(run: _ReferenceRun) -> Outputs | None:
     if _count_weights(run.model) > _MAX_WIDENED_WEIGHTS:
         return None
     wide_arrays = [array.astype(np.float64) if get_float_type(array) else array for array in run.arrays]
-    copy = widen_model(run.model)
+    copy = _widen_model(run.model)
     outputs = None
     if run.by_onnxruntime:
         outputs = _try_run(lambda: OnnxRuntime(copy.SerializeToString()).run(wide_arrays))
