@@ -243,7 +243,7 @@ def test_of_a_run_whose_journal_cannot_begin_nothing_is_left_and_nothing_is_to_b
         assert "journal.jsonl: cannot write journal.jsonl: No space left on device\n" in done.err
         assert "free some space or make it writable, then run it again: nothing of it has started\n" in done.err
         assert not list((project.folder / "runs").iterdir())
-        assert "there is no run" in project.gauntlet("run", "--resume").err
+        assert "no run in" in project.gauntlet("run", "--resume").err
 
 
 @with_mount_rights
