@@ -16,7 +16,7 @@ nox.options.sessions = ["lint", "tests"]
 
 _DEFAULT_SUITE = ("--suite", "suites/cpu.toml")
 _RELEASES = ("3.5.0", "3.9.0", "3.12.0", "3.13.0")
-# This process may use so many cores; a container often has fewer than its machine.
+# The number of cores that this process may use; a container often has fewer than its machine.
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _ON_ALL_CORES = ("-n", str(_CORES), "--dist", "worksteal")
 _RECIPES = "specs/recipes/quick.yml"

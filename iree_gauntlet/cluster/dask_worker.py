@@ -160,7 +160,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
             The error messages of the devices that it does without.
 
         Raises:
-            RefusedRunError: the worker cannot take part.
+            RunRejectionError: the worker cannot take part.
         """
         async with self._starting.setdefault(run_info.name, asyncio.Lock()):
             run = self._runs.get(run_info.name)

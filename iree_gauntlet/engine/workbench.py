@@ -134,7 +134,7 @@ def open_workbench(
     toolchain: Toolchain | None = None
     toolchain_error: ToolchainError | None = None
     try:
-        toolchain = find_requested_toolchain(request, os.environ, toolchain_place, as_shell=prefer_path)
+        toolchain = find_requested_toolchain(request, os.environ, toolchain_place, prefer_path=prefer_path)
     except ToolchainError as error:
         if need_toolchain:
             raise

@@ -119,7 +119,7 @@ class Selection:
         return [*self.file_warnings(), *risk_lines, *unusable_files, *reasons]
 
     def file_warnings(self, *, with_lint: bool = False) -> list[str]:
-        """Return a line for each probable mistake; without those of files that are `with_lint` too."""
+        """Return a line for each probable mistake; `with_lint`: without those that `lint` lists itself."""
         marker_names = ", ".join(self.cases.known_markers)
         lines = [f"no case has the marker {marker!r}; known: {marker_names}" for marker in self.cases.unknown_markers]
         warning_counts = Counter(problem.file for problem in self.cases.warnings if not with_lint)

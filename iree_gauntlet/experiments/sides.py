@@ -450,7 +450,7 @@ def make_units(
 
 
 class RoundsLog:
-    """Writes the results of measured units to the log and the evidence; a `Conductor` of a cluster's runner.
+    """Writes the results of measured units to the log and the evidence, as the `StepHandler` of a cluster's runner.
 
     Each model is one event, `measured`, with its measurements, worker and machine: a truncated log has a model
     completely, or not at all. The budget begins now; `evidence`, by model, is changed in place.

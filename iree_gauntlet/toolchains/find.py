@@ -262,7 +262,7 @@ def parse_compiler_and_runtime(
 
 
 def find_requested_toolchain(
-    request: ToolchainRequest, environ: Mapping[str, str], locations: ToolchainLocations, *, as_shell: bool = False
+    request: ToolchainRequest, environ: Mapping[str, str], locations: ToolchainLocations, *, prefer_path: bool = False
 ) -> Toolchain:
     """Find the IREE that a command requests; note the reason where no option decides and several are available.
 
@@ -274,7 +274,7 @@ def find_requested_toolchain(
     """
     shell_tools = [_find_shell_tool(tool, locations.search_path) for tool in (COMPILE, RUN_MODULE, BENCHMARK_MODULE)]
     shell_tool = next((path for path in shell_tools if path), None)
-    default = ChoiceKind.PATH if as_shell and all(shell_tools) else ChoiceKind.INSTALLED
+    default = ChoiceKind.PATH if prefer_path and all(shell_tools) else ChoiceKind.INSTALLED
     choices = parse_compiler_and_runtime(request, environ, default)
     from_variable = environ.get(IREE_VARIABLE, "")
     try:

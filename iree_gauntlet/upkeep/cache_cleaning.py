@@ -289,7 +289,7 @@ def _show_and_collect(cache: ProjectCache, limits: CacheLimits, *, delete: bool)
     if leftovers:
         sys.stdout.write(f"and {pluralize(len(leftovers), 'leftover')} of processes that have ended\n")
     if not delete and (plan.removable_items or leftovers):
-        sys.stdout.write("nothing was deleted: add --delete to delete\n")
+        sys.stdout.write("nothing was deleted: add --delete to delete these items\n")
     if limits.bytes is not None and plan.bytes_after > limits.bytes:
         sys.stdout.write(
             f"note: {format_bytes(plan.bytes_after)} stay, more than {format_bytes(limits.bytes)}: "

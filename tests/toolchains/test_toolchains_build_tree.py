@@ -245,22 +245,22 @@ def test_of_several_irees_it_is_said_which_was_chosen_and_why(tmp_path: Path) ->
     tools = sketch(tmp_path / "build") / "tools"
     place, wheels = place_of(tmp_path, str(tools)), find_installed().source
 
-    def why(environ: dict[str, str], *, as_shell: bool = False, **options: str) -> tuple[str, str]:
-        found = find_requested_toolchain(ToolchainRequest(**options), environ, place, as_shell=as_shell)
+    def why(environ: dict[str, str], *, prefer_path: bool = False, **options: str) -> tuple[str, str]:
+        found = find_requested_toolchain(ToolchainRequest(**options), environ, place, prefer_path=prefer_path)
         return found.source, found.selection_reason
 
     other = f"{tools / 'iree-compile'}, which is on the PATH, is used with --iree path or IREE_GAUNTLET_IREE=path"
     assert why({}) == (wheels, f"IREE is {wheels}; {other}")
     shell = "since its tools are on the PATH; IREE_GAUNTLET_IREE=installed uses this Python's"
-    assert why({}, as_shell=True) == (f"path: {tools}", f"IREE is path: {tools}, {shell}")
+    assert why({}, prefer_path=True) == (f"path: {tools}", f"IREE is path: {tools}, {shell}")
     variable = {"IREE_GAUNTLET_IREE": "installed"}
-    for as_shell in (False, True):
+    for prefer_path in (False, True):
         said = f"IREE is {wheels}, set by $IREE_GAUNTLET_IREE: installed"
-        assert why(variable, as_shell=as_shell) == (wheels, said)
+        assert why(variable, prefer_path=prefer_path) == (wheels, said)
     assert why(variable, iree="path") == (f"path: {tools}", ""), "an option says it"
     # Where a shell finds only some, it is no IREE.
     (tools / "iree-benchmark-module").unlink()
-    assert why({}, as_shell=True) == (wheels, f"IREE is {wheels}; {other}")
+    assert why({}, prefer_path=True) == (wheels, f"IREE is {wheels}; {other}")
 
 
 def test_without_wheels_the_tools_on_the_path_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,7 +288,7 @@ def test_nothing_goes_without_delete(project: Project) -> None:
     assert (shown.code, old.exists()) == (0, True)
     assert "5.0 kB  40 d ago  artifact  https/host.example/old.irpa" in shown.out
     assert "would go: 1 item, 5.0 kB of" in shown.out
-    assert "nothing was deleted: add --delete to delete" in shown.out
+    assert "nothing was deleted: add --delete to delete these items" in shown.out
     done = project.gauntlet("cache.gc", "--older-than", "30d", "--delete")
     assert (done.code, old.exists()) == (0, False)
     assert "deleted: 1 item, 5.0 kB of" in done.out

@@ -1,4 +1,4 @@
-"""The key of a compiled module: a hash of everything that it depends on, which `compile_step` lists.
+"""The key of a compiled module: a hash of its ingredients, which `complete_compile` in `plan.py` lists.
 
 A key must change whenever the module might, and must not change with what the module cannot depend on: the locations of
 files, and the destinations of other outputs.

@@ -63,7 +63,7 @@ class RoundSettings:
         repetitions: of a benchmark within its process.
         min_time: minimum seconds of a repetition.
         cpus: logical CPUs that rounds run on; empty for all.
-        choose: if true, they run on the CPUs with the smallest spread instead (`ways`).
+        choose: if true, they run on the CPUs with the smallest spread instead (`choose_cpus` in `blocks.py`).
     """
 
     repetitions: int = 5
