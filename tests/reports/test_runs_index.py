@@ -97,7 +97,7 @@ def test_of_many_new_ones_the_newest_are_read_and_the_rest_is_named(tmp_path: Pa
     assert "3 older folders not read yet: gauntlet report --index reads all." in path.read_text()
     path, count = write_index(tmp_path, make_reports, all_of_them=True)
     assert count == 23
-    assert "not looked at" not in path.read_text()
+    assert "not read yet" not in path.read_text()
 
 
 _MEMORY = '<meta name="memory" content="{}">'
