@@ -1,4 +1,4 @@
-"""The command lines of IREE's tools, in the order of the programs that people run today."""
+"""The command lines of IREE's tools; arguments are in the order that each dialect's existing runner uses."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# This names the inputs and outputs of onnxruntime, unpacked in the folder of the step that compares with it.
+# The file lists inputs and expected outputs from onnxruntime; it is unpacked in the folder of the threshold step.
 REFERENCE_FLAGS = "--flagfile=arguments.txt"
 STATISTICS_FILE = "--iree-scheduling-dump-statistics-file"
 _DUMP_FLAGS = ("--iree-hal-dump-", "--dump-compilation-phases-to", "--mlir-print-ir-tree-dir")
 _STATISTICS_FORMAT = "--iree-scheduling-dump-statistics-format"
-# A module whose instructions are counted differs from its spec in these: its CPU, and the names of its dispatches.
+# These flags are replaced for a module whose instructions are counted: they set its CPU and its kind of library.
 _CPU_FLAGS = ("iree-llvmcpu-target-cpu", "iree-llvmcpu-target-cpu-features")
 _LINKER_FLAGS = ("iree-llvmcpu-link-embedded", "iree-llvmcpu-system-linker-path")
-# A count has its own values for these. Workers that spin while they wait would be counted too. A batch is reported as
-# so many calls, however many it makes.
+# A count drops these flags of the benchmark. Another device's workers would be counted while they spin. With a batch
+# size N, each invocation is reported as N calls, whatever it really does.
 _COUNT_OVERRIDES = ("--benchmark_", "--batch_", "--device=", "--module_mode")
-# A mapped module takes no part of the heap, whatever its size is.
+# A memory-mapped module takes no heap, so its size does not change the counts.
 _COUNT_FLAGS = (f"--device={LOCAL_SYNC.name}", "--module_mode=mmap")
 
 
 def locate_step_folder(run_dir: Path, chain: str, stage: Stage, role: str = MAIN) -> str:
-    """Return the folder of a step inside its run's."""
+    """Return the folder of a step, which is inside the folder of its run."""
     case, _, target = chain.rpartition("@")
     name = stage.value if role == MAIN else f"{stage}.{role}"
-    # iree-run-module parses `path@entry`, and iree-compile expands a '%'.
+    # Paths must not have "@" or "%": iree-run-module parses `path@entry`, and iree-compile expands "%".
     path = f"{case}.{target}"
     plain = re.sub(r"[@%]", "_", path)
     folder = plain if plain == path else f"{plain}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
@@ -57,12 +57,12 @@ def locate_step_folder(run_dir: Path, chain: str, stage: Stage, role: str = MAIN
 
 @dataclass(frozen=True, slots=True)
 class StepPaths:
-    """The paths of steps' files, and of a case's files when its steps run.
+    """The paths of the files that steps make, and of the artifacts that they read.
 
     Attributes:
-        owners: the case in whose chain a module is made, by module id; a module that no spec defines has none.
-        artifact: returns the path of a URL's file.
-        for_count: if true, modules, and the other outputs of their compiles, are those whose instructions are counted.
+        owners: by module id, the case whose chain makes the module; modules that no spec defines are absent.
+        artifact: returns the path of the file that a URL names.
+        for_count: if true, paths are those of the modules whose instructions are counted.
     """
 
     run_dir: Path
@@ -88,7 +88,7 @@ class StepPaths:
         return f"{self.module_folder(module)}/module.vmfb"
 
     def archive(self, parameters: Parameters) -> str:
-        """Return the path of an archive that a step of the run makes; empty for one that is fetched, or never made."""
+        """Return the path of an archive that a step of the run makes; empty if no step makes it."""
         if parameters.generated is not None:
             values = parameters.generated
             owner = self.owners.get(values.module.id)
@@ -106,20 +106,20 @@ class StepPaths:
         return f"{self.module_folder(module)}/splat.irpa"
 
     def list_parameter_flags(self, parameters: Sequence[Parameters]) -> list[str]:
-        """Return the flags that name the existing archives of a run."""
+        """Return a flag for each parameter archive that is fetched or made."""
         paths = ((entry.scope, self.artifact(entry.url) if entry.url else self.archive(entry)) for entry in parameters)
         return [f"--parameters={scope}={path}" if scope else f"--parameters={path}" for scope, path in paths if path]
 
 
 def make_parameters_role(scope: str, values: SyntheticParameters) -> str:
-    """Return the role that distinguishes the step that makes an archive: kind of values and scope."""
+    """Return the role of the step that makes an archive: the kind of its values, and its scope."""
     return f"{values.label}.{make_archive_name(scope).removesuffix('.irpa')}"
 
 
 def add_statistics_flags(flags: Sequence[str], path: str) -> tuple[str, ...]:
-    """Return compile flags with the statistics in our file: they add a twentieth to the time of a small compile.
+    """Return compile flags that write statistics to `path`; statistics make a small compile about 5 % slower.
 
-    A statistics flag of the spec keeps its place and gets our path: the file that it asks for is kept with the module.
+    A statistics flag of the spec keeps its place, but its file becomes `path`, which is kept with the module.
     """
     overrides = {STATISTICS_FILE: path, _STATISTICS_FORMAT: "json"}
     new_flags: list[str] = []
@@ -130,7 +130,7 @@ def add_statistics_flags(flags: Sequence[str], path: str) -> tuple[str, ...]:
 
 
 def make_import_argv(python: str, script: str, program: str, output: str, options: OnnxImport) -> tuple[str, ...]:
-    """Return the command that prepares and imports an ONNX program, in the toolchain's own Python."""
+    """Return the command by which the toolchain's own Python prepares and imports an ONNX program."""
     argv = [python, script, program, "-o", output]
     if options.opset is not None:
         argv += ["--opset", str(options.opset)]
@@ -149,7 +149,7 @@ def format_shape(shape: Sequence[int]) -> str:
 def make_parameters_argv(
     python: str, program: str, scope: str, spec: SyntheticParameters, ir_tool: str, output: str
 ) -> tuple[str, ...]:
-    """Return the command of our own program that makes an archive for the parameters of a program."""
+    """Return the command by which the toolkit makes an archive for the parameters of a program."""
     values = f"--splat={spec.value!r}" if spec.seed is None else f"--random={spec.seed}"
     tool = (f"--ir-tool={ir_tool}",) if ir_tool else ()
     module = "iree_gauntlet.artifacts.parameters"
@@ -157,16 +157,16 @@ def make_parameters_argv(
 
 
 def make_threshold_argv(tool: str, case: Case, flags: Sequence[str], paths: StepPaths, folder: str) -> tuple[str, ...]:
-    """Return the command of `iree-run-module`, in the order of the case; its flags are as this toolchain spells them.
+    """Return the command of `iree-run-module` in the case's order of arguments.
 
-    Outputs that the spec asks for are written to the step's own `folder`.
+    `flags` are spelt as this toolchain spells them. Outputs that the spec asks for are written to the step's `folder`.
     """
     inputs = [f"--input={format_argument(argument, paths.artifact)}" for argument in case.inputs]
     inputs += [REFERENCE_FLAGS] if case.reference else []
     goldens = [f"--expected_output={format_argument(entry, paths.artifact)}" for entry in case.expected_outputs]
     if case.order is ArgumentOrder.MODULES_FIRST:
         modules = [f"--module={paths.module(module)}" for module in case.modules]
-        # `@name` and `+name` are files of the step's folder; `-` is no file.
+        # `@name` and `+name` become files in the step's folder; `-` is standard output.
         values = [argument.value for argument in case.outputs]
         values = [f"{value[0]}{folder}/{value[1:]}" if value[:1] in ("@", "+") else value for value in values]
         outputs = [f"--output={value}" for value in values]
@@ -185,9 +185,9 @@ def make_threshold_argv(tool: str, case: Case, flags: Sequence[str], paths: Step
 
 
 def make_benchmark_argv(tool: str, case: Case, flags: Sequence[str], paths: StepPaths) -> tuple[str, ...]:
-    """Return the command of `iree-benchmark-module`, in the order of the case.
+    """Return the command of `iree-benchmark-module` in the case's order of arguments.
 
-    Sharktank's is: device, function, dependencies with their parameters, inputs, flags, main module.
+    Sharktank's order is: device, function, dependencies with their parameters, inputs, flags, main module.
     """
     inputs = [f"--input={format_argument(argument, paths.artifact)}" for argument in case.inputs]
     json = "--benchmark_format=json"
@@ -208,9 +208,9 @@ def make_counted_flags(flags: Sequence[str], cpu: str, linker: str) -> tuple[str
     """Return the compile flags of a module whose instructions are counted.
 
     Args:
-        flags: as in the spec.
-        cpu: the CPU to compile for, `x86-64-v3,-fma`; empty for the spec's.
-        linker: path of IREE's own; empty for the one that the compiler finds.
+        flags: the compile flags of the spec.
+        cpu: the CPU to compile for, such as `x86-64-v3,-fma`; empty for the CPU of the spec.
+        linker: the path of IREE's own linker; empty to use the linker that the compiler finds.
     """
     overridden_names = (*_LINKER_FLAGS, *(_CPU_FLAGS if cpu else ()))
     new_flags: list[str] = []
@@ -222,9 +222,9 @@ def make_counted_flags(flags: Sequence[str], cpu: str, linker: str) -> tuple[str
         elif not (is_value and not flag.startswith("-")):
             new_flags.append(flag)
             is_value = False
-    # A shared library is made instead of IREE's own kind of ELF: a counter can read its function names.
+    # Make a shared library instead of IREE's embedded ELF, since a counter can read its function names.
     new_flags.append("--iree-llvmcpu-link-embedded=false")
-    # The compiler passes it to a shell.
+    # The path is quoted because the compiler passes it to a shell.
     new_flags += [f"--iree-llvmcpu-system-linker-path={shlex.quote(linker)} -flavor gnu"] if linker else []
     name, _, features = cpu.partition(",")
     new_flags += [f"--iree-llvmcpu-target-cpu={name}"] if name else []
@@ -232,22 +232,22 @@ def make_counted_flags(flags: Sequence[str], cpu: str, linker: str) -> tuple[str
 
 
 def make_counted_argv(benchmark: Sequence[str]) -> tuple[str, ...]:
-    """Return a benchmark's command for a count: on one thread, and the counter determines the number of calls."""
+    """Return a benchmark's command for a count, which runs on one thread; the counter sets the number of calls."""
     return (benchmark[0], *_COUNT_FLAGS, *(flag for flag in benchmark[1:] if not flag.startswith(_COUNT_OVERRIDES)))
 
 
 def format_argument(argument: Argument, artifact: Callable[[str], str]) -> str:
-    """Format an argument as `value`, `@file` or `value=@file`; a file whose name has its type needs no value."""
+    """Format an argument as `value`, `@file` or `value=@file`; a `random:` file needs no value, as its URL has it."""
     if not argument.url:
         return argument.value
     path, url = artifact(argument.url), urlsplit(argument.url)
     value = argument.value
     if not value and url.scheme == "random" and path.endswith(".bin"):
-        # A seeded file without a header: its URL names its type (`random://normal/1x3xbf16?…`).
+        # The file has no header, but its URL names its type (`random://normal/1x3xbf16?…`).
         value = unquote(url.path.strip("/"))
     return f"{value}=@{path}" if value else f"@{path}"
 
 
 def makes_dumps(argv: Sequence[str]) -> bool:
-    """Return True if a compile makes files in addition to the module, which no cache entry has."""
+    """Return True if a compile writes dumps next to the module; cache entries do not contain dumps."""
     return any(flag.startswith(_DUMP_FLAGS) for flag in argv)

@@ -1,6 +1,6 @@
-"""A run: executes a plan under the journal, the locks and the scheduler, and reports progress.
+"""The executor of a run: it schedules a plan's steps, holds their locks, and journals the results.
 
-The metrics of benchmarks, counts and modules are compared with their goldens here.
+It also compares the metrics of benchmarks, counts and modules with their goldens.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class RunOptions:
     """Options of how a run executes its steps.
 
     Attributes:
-        jobs: steps at once before the benchmarks.
-        rebuilt_dir: with --force-recompile, the directory in which a run's processes mark the modules that they have
-            rebuilt; None to use the cache.
+        jobs: the maximum of steps that run concurrently, except benchmarks.
+        rebuilt_dir: with --force-recompile, the directory in which a run's processes mark each module that is rebuilt;
+            None to use the cache.
         lenient: an unexpected pass does not fail the run.
         all_goldens: a golden that is not applied makes its step inconclusive.
-        confirm: the rules to confirm a broken golden time; None to fail at once, by the dialects' plain rule.
+        confirm: the rules to confirm a broken golden time; None fails on the first breach, as the dialects do.
     """
 
     jobs: int
@@ -77,26 +77,26 @@ class RunOptions:
 
 
 class RemoteExecutor(Protocol):
-    """An executor on other machines, which performs the steps of a plan."""
+    """An executor that performs the steps of a plan on other machines."""
 
     def on_devices_there(self, plan: Plan, *, optional: bool) -> Plan:
-        """Return the plan, if the devices that it asks for are available there; as `run_start.assign_local_devices`.
+        """Do as `run_start.assign_local_devices` for the devices of the other machines, but raise for missing ones.
 
         Raises:
             UsageError: a device is not available.
         """
 
     def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict], engine: Engine) -> dict[str, Verdict]:
-        """Run steps there, as `Engine.perform` does.
+        """Run steps on the other machines, as `Engine.perform` does on this one.
 
-        It calls `engine.begin` when a step starts, `engine.conclude` with its result, and `engine.skip` for one that
+        Call `engine.begin` when a step starts, `engine.conclude` with its result, and `engine.skip` for a step that
         cannot run.
         """
 
 
 @dataclass(slots=True)
 class EngineOutcome:
-    """Verdicts of all steps by id, and the exit code: INTERRUPTED if Ctrl-C or SIGTERM ended the run."""
+    """Verdicts of all steps by id, and the exit code, which is INTERRUPTED if Ctrl-C or SIGTERM ended the run."""
 
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     code: ExitCode = ExitCode.OK
@@ -107,9 +107,9 @@ class Engine:
     """An executor of steps, which journals their results.
 
     Attributes:
-        performers: functions that execute the steps of a stage, in place of those for spec files.
-        available_memory: returns the free memory in bytes; None if that is unknown, which delays no step.
-        remote_executor: the executor on other machines; None for this machine.
+        performers: functions by stage that execute its steps; they replace the functions for spec files.
+        available_memory: returns the free memory in bytes; None means unknown, and then no step waits for memory.
+        remote_executor: the executor on other machines; None to run the steps on this machine.
         results: the result of each step, by id.
     """
 
@@ -125,7 +125,7 @@ class Engine:
     _performers: dict[Stage, Callable[[Step], Result]] = field(init=False)
     # The errors of expected outputs that could not be fetched, by URL.
     _fetch_errors: dict[str, ArtifactError] = field(default_factory=dict)
-    # Free memory is read only as often as the last started step could have changed it.
+    # A started step takes a while to change the free memory, so its last reading is reused for a short time.
     _free_memory: int | None = None
     _memory_time: float = -math.inf
 
@@ -144,7 +144,7 @@ class Engine:
 
     @contextmanager
     def record_end(self) -> Iterator[EngineOutcome]:
-        """Journal the end of the steps that are performed inside, and catch the KeyboardInterrupt that ends them."""
+        """Journal the end of the run whose steps the block performs; catch a KeyboardInterrupt that ends the block."""
         start, outcome = time.monotonic(), EngineOutcome()
         try:
             yield outcome
@@ -160,24 +160,24 @@ class Engine:
         self.session.log.write_end(exit_code=int(outcome.code), seconds=seconds, interrupted=is_interrupt)
 
     def announce(self, steps: Sequence[Step]) -> None:
-        """Journal steps that were not planned when the run began, before they are performed."""
+        """Journal steps that were added to the plan after the run began; call before they are performed."""
         self.session.log.write_steps(steps)
         self.session.progress.steps_added(len(steps))
 
     def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> dict[str, Verdict]:
-        """Run some steps of a plan and journal their results; more may follow.
+        """Run some steps of a plan and journal their results; later calls may run more steps.
 
         Returns:
-            Verdicts by step id, including those of `finished`, which an earlier part of the run has performed.
+            Verdicts by step id, including the `finished` verdicts of earlier parts of the run.
 
         Raises:
-            BaseException: raised by a signal handler; everything that was running has been ended, and the engine too.
+            BaseException: a signal handler raised it; all processes have been ended; the engine cannot be used again.
         """
         if self.remote_executor is not None:
             return self.remote_executor.perform(steps, finished, self)
         limits = ScheduleLimits(self.options.jobs, self.options.fail_fast, self._has_memory_for)
-        # Steps keep their order, but chains whose modules are all cached come last: they fill the time that compiles
-        # take.
+        # Steps keep their order, but fully cached chains come last: uncached compiles start at once, and cached work
+        # fills the gaps.
         compiles = [step for step in steps if step.stage is Stage.COMPILE]
         cached_chains = {step.chain for step in compiles} - {step.chain for step in compiles if not step.cache.hit}
         sorted_steps = sorted(steps, key=lambda step: step.chain in cached_chains)
@@ -187,12 +187,12 @@ class Engine:
             self.rest()
 
     def abort(self) -> None:
-        """End everything that runs, unless the session is already cancelled."""
+        """End all running processes, unless the session is already cancelled."""
         if not self.session.cancelled.is_set():
             self.session.cancel()
 
     def _has_memory_for(self, step: Step) -> bool:
-        """Return True if there is memory for one more compile: the compiler holds a program several times."""
+        """Return True if there is memory for one more compile, which needs several times the size of its program."""
         sizes = [Path(program.path).stat().st_size for program in step.inputs if Path(program.path).is_file()]
         now = time.monotonic()
         if now - self._memory_time > _MEMORY_POLL_SECONDS:
@@ -205,22 +205,22 @@ class Engine:
         self.begin(step)
         result = self.result_of(step)
         if self.session.cancelled.is_set():
-            # A step that was cut short has no result: the journal shows it as unfinished; a resumed run performs it.
+            # The journal shows a step that was cut short as unfinished, so a resumed run performs it again.
             return Verdict.ERROR
         return self.conclude(step, result)
 
     def rest(self) -> None:
-        """Report that nothing is to be done for now: benchmarks of other runs may begin."""
+        """Report that this run is idle for now, so benchmarks of other runs may begin."""
         self._quiet_stretch.rest()
 
     def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
-        """Journal that a step starts, on a `worker` if named; a step that starts `again` is journalled already."""
+        """Journal that a step starts, on `worker` if named; with `again`, the journal already has its start."""
         if not again:
             self.session.log.write_start(step.id)
         self.session.progress.step_started(step, worker)
 
     def result_of(self, step: Step) -> Result:
-        """Perform a step under its locks, judge the result by the step's expectation, and return it unjournalled."""
+        """Perform a step under its locks, apply its expectation, and return the result without journalling it."""
         start, delay = time.monotonic(), 0.0
         has_cause = bool(step.blocked)
         try:
@@ -237,7 +237,7 @@ class Engine:
             notes = (*step.notes, *(error.notes if isinstance(error, ArtifactError) else ()))
             result = Result(Verdict.ERROR, error.message, notes=notes, tail=tuple(error.hint.splitlines()))
         except OSError as error:
-            # The error concerns this step only: a full disk, a file that somebody has removed.
+            # Such errors (a full disk, a removed file) concern this step only.
             message = f"{find_error_path(error)}: {error.strerror}" if error.filename else str(error)
             tail = ("Make room there, then resume the run.",) if error.errno in NO_ROOM else ()
             result = Result(Verdict.ERROR, message, notes=step.notes, tail=tail)
@@ -247,20 +247,20 @@ class Engine:
         is_failure = result.verdict is Verdict.FAILED or result.verdict.is_error
         inputs = step.inputs if is_failure and step.command and not has_cause else ()
         if missing_path := next((step_input.path for step_input in inputs if not Path(step_input.path).exists()), ""):
-            # The missing file is the cause.
+            # The missing file explains the failure.
             message = f"{missing_path} no longer exists: was the cache or the run's folder cleared while this ran?"
             tail, notes = ("Run again; `--resume` makes what is missing.",), step.notes
             result = Result(Verdict.ERROR, message, notes=notes, tail=tail, command=result.command, log=result.log)
         delay += result.waited_seconds
         result = apply_expectation(step, result, lenient=self.options.lenient)
-        # A wait of less than a millisecond is only the cost of the lock calls.
+        # Rounding drops waits of less than a millisecond, which are only the cost of the lock calls.
         return replace(result, seconds=round(time.monotonic() - start - delay, 6), waited_seconds=round(delay, 3))
 
     def _make_fault_result(self, step: Step, error: Exception) -> Result:
-        """Return the result of a step in which the toolkit itself failed; write the traceback to the step's folder."""
+        """Write a toolkit fault's traceback to the step's folder; return the step's result."""
         message = shorten(f"a fault of IREE Gauntlet itself: {type(error).__name__}: {error}")
         log, tail = "", ("Please report it.",)
-        with suppress(GauntletError):  # there may be no room for it
+        with suppress(GauntletError):  # the disk may be full
             lines = "".join(traceback.format_exception(error)).splitlines()
             log = self.session.processes.write_log(step, "traceback.txt", lines)
             tail = (f"Please report it, with its traceback: {log} in the run's folder.",)
@@ -274,7 +274,7 @@ class Engine:
         return result.verdict
 
     def put_back(self, step: Step) -> None:
-        """Return a step that began elsewhere, and is unfinished, to the waiting ones."""
+        """Show a step as waiting again, after another machine began it and did not finish it."""
         self.session.progress.step_put_back(step)
 
     def joined(self, name: str, machine: Mapping[str, Any]) -> None:
@@ -282,7 +282,7 @@ class Engine:
         self.session.log.write("worker", {"name": name, "machine": dict(machine)})
 
     def remark(self, text: str) -> None:
-        """Journal a message for the readers of the run, and print it."""
+        """Journal a message about the run, and print it."""
         self.session.log.write("remark", {"text": text})
         self.session.progress.message(text)
 
@@ -292,13 +292,13 @@ class Engine:
 
     @contextmanager
     def _hold_locks(self, step: Step) -> Iterator[float]:
-        """Hold the machine-wide locks that a step needs; yield the seconds that it waited for them."""
+        """Hold the machine-wide locks that a step needs; yield the seconds of waiting for them."""
         device, exclusive = step.resources.device, step.resources.exclusive
         start = time.monotonic()
         with ExitStack() as stack:
             if exclusive or not step.resources.cores:
                 self._quiet_stretch.rest()
-            # A step without cores locks the machine and the device by itself, for each block of its rounds.
+            # A step with cores=0 takes these locks itself, once for each block of its rounds.
             if exclusive and step.resources.cores:
                 stack.enter_context(self.session.exclusive_machine(device))
             elif step.resources.cores:
@@ -333,7 +333,7 @@ class Engine:
         return run_cancellable(partial(self.workbench.store.fetch, url), self.session.cancelled, f"{url}: interrupted")
 
     def _require_expected_outputs(self, step: Step) -> None:
-        """Make sure that the expected outputs of a step are available, fetching them if needed."""
+        """Fetch those expected outputs of a step that are not available yet; raise the errors of earlier fetches."""
         urls = [step_input.url for step_input in step.inputs if step_input.role == EXPECTED_OUTPUT and step_input.url]
         errors = [error for url in urls if (error := self._fetch_errors.pop(url, None))]
         if errors:
@@ -349,7 +349,7 @@ class Engine:
         return check_error(step, check_threshold(step, self.session.processes))
 
     def _benchmark(self, step: Step) -> Result:
-        """Run a benchmark: keep all repetitions, and compare them with the golden time by the dialect's rule."""
+        """Run a benchmark, record the times of all repetitions, and check the golden by the dialect's rule."""
         processes, confirm = self.session.processes, self.options.confirm
         require_whole_files(step.required_command)
         gpu = get_gpu(step)
@@ -378,7 +378,7 @@ class Engine:
         return processes.complete(step, outcome, result)
 
     def _confirm(self, step: Step, breach: Check, result: Result, rules: ConfirmRules) -> Result:
-        """Return the result of a benchmark that broke its golden, after further rounds."""
+        """Run further rounds of a benchmark that broke its golden; return the updated result."""
         confirmation = confirm_time(step, breach, self.session.processes, rules, self.session.cancelled)
         first_breach = f"{describe_check(breach)} in the first run"
         passes = confirmation.verdict is Verdict.PASSED
@@ -394,7 +394,7 @@ class Engine:
         )
 
     def _check_compile_statistics(self, step: Step) -> Result:
-        """Compare a module's dispatch count and size with its goldens; every metric is reported."""
+        """Compare a module's dispatch count and size with its goldens; report both metrics even without a golden."""
         statistics: dict[str, Any] = {
             Figure.DISPATCHES.value: read_dispatch_count(Path(step.find_input("statistics").path)),
             Figure.SIZE.value: Path(step.find_input(_MODULE).path).stat().st_size,
@@ -411,7 +411,7 @@ class Engine:
         if result.verdict is not Verdict.PASSED:
             return result
         counter_info = result.typed_statistics
-        # The goldens do not apply to another counter, or to modules for another CPU.
+        # Goldens apply only to the usual counter, and to modules for the usual CPU.
         is_usual = is_usual_count(counter_info.counter, counter_info.cpu)
         checks = self._check_metrics(step, result, step.goldens if is_usual else ())
         if step.goldens and not is_usual:
@@ -428,7 +428,7 @@ class Engine:
         )
 
     def _check_metrics(self, step: Step, result: Result, goldens: Sequence[Golden]) -> list[Check]:
-        """Compare the metrics that a step judges with goldens."""
+        """Compare a step's metrics with the goldens."""
         figures = [figure for figure in GOLDEN_FIGURES if figure.golden.stage is step.stage]
         metrics = {golden.metric for golden in (*step.goldens, *step.idle_goldens)}
         values = {
@@ -458,8 +458,8 @@ class Engine:
 
 
 def _describe_dispatch_changes(cache: ModuleCache, step: Step, limit: float) -> str:
-    """Return the new and missing dispatches, compared with the newest cached module that met the golden."""
-    # Modules for the same compile step count, whichever toolchain compiled them.
+    """Describe the dispatches that are new or missing, compared with the newest cached module that met the golden."""
+    # Consider the cached modules of this compile step, from any toolchain.
     entries = (entry for entry in cache.list_entries() if entry.name in step.needs and _MODULE in entry.files)
     counted_entries = (
         (EntryMetadata.from_dict(entry.metadata).statistics.get("dispatch_count"), entry) for entry in entries
@@ -481,7 +481,7 @@ def _describe_dispatch_changes(cache: ModuleCache, step: Step, limit: float) -> 
 
 
 def _list_dispatch_names(module: Path | str) -> list[str]:
-    """Return the names of a module's dispatches; none if it is no archive, the format that the compiler writes."""
+    """Return the names of a module's dispatches; empty if the file is not a zip archive, as the compiler writes."""
     if not zipfile.is_zipfile(module):
         return []
     with zipfile.ZipFile(module) as archive:

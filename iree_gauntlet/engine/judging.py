@@ -1,4 +1,4 @@
-"""Verdicts of failed processes, of files that they read, and of steps that are expected to fail."""
+"""Verdicts on failed processes, on the files that a command reads, and on steps that are expected to fail."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 _ERROR_LINE = re.compile(r"\berror: ")
 # A full disk is never the cause of these signals.
 _CRASH_SIGNALS = ("SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
-# Drivers print these for a device that is gone, or broken.
+# Drivers print these if a device has disappeared or is broken.
 _DEVICE_LOST = re.compile(
     r"VK_ERROR_DEVICE_LOST|CUDA_ERROR_(?:DEVICE_UNAVAILABLE|ECC_UNCORRECTABLE)|hipErrorECCNotCorrectable"
 )
-# These are the failures of a step whose tool exits with an error; stages with neither do not run a tool of IREE's.
+# A step fails in one of these ways if its tool exits with an error; stages that allow neither run no tool of IREE.
 _EXIT_FAILURES = (FailureKind.DOES_NOT_COMPILE, FailureKind.DOES_NOT_RUN)
-# Tools print these for a function, device, flag, target or file that does not exist or is invalid; each has its
-# meaning.
+# Tools print these messages for a function, device, flag, target or file that does not exist or is invalid. Each
+# pattern comes with its explanation.
 _MISTAKES = tuple(
     (re.compile(pattern), text)
     for pattern, text in (
@@ -79,15 +79,15 @@ _MISTAKES = tuple(
 NUMPY_ADVICE = "save it again: numpy.save(path, numpy.ascontiguousarray(array.astype(array.dtype.newbyteorder('='))))"
 _INPUT_FLAG = "--input="
 GOLDEN_FLAG = "--expected_output="
-# This file is beside recorded expected outputs.
+# This file is in the folder of recorded expected outputs.
 PROVENANCE_FILE = "provenance.json"
-# A file name follows these: to be opened, read on, or read to its end.
+# These marks precede a file name: open the file, continue reading it, or read it to its end.
 _FILE_MARKS = ("@", "+", "*")
 _MAX_NAMES = 8
-# The compiler prints these for a chip that it does not support.
+# The compiler prints these if it does not support the chip.
 _UNKNOWN_CHIP = {kind: re.compile(kind.unknown_chip) for kind in DEVICE_KINDS if kind.unknown_chip}
 _CHIP_ADVICE = "; this IREE does not know that chip: compile for another one"
-# A module keeps these names of its exports: declarations, or for programs from torch the names of both forms.
+# Names of exports as a module stores them: in declarations (`func @name(`), or as `name$async` for torch programs.
 _EXPORTED_NAME = re.compile(rb"(?<=func @)[\w$.-]+(?=\()|(?<=\0)[\w.-]+(?=\$async\0)")
 
 
@@ -98,14 +98,14 @@ def judge_process(
 
     Args:
         step: the step of the process.
-        outcome: exit code, signal and limits.
-        lines: its standard error.
-        tool: its name, for messages.
-        reason: its own error message, for an ordinary exit; by default its first line.
+        outcome: the exit code, the signal, and the limits that the process reached.
+        lines: the standard error of the process.
+        tool: the name of the tool, for messages.
+        reason: the tool's error message; by default the first nonempty line of `lines`.
     """
     is_full = outcome.signal not in _CRASH_SIGNALS and is_disk_full(Path(step.folder), lines)
     lost_device = next((match[0] for line in (*lines, *outcome.tail) if (match := _DEVICE_LOST.search(line))), "")
-    # The first one that applies is the reason; none is the fault of the product under test.
+    # The first error that applies is the reason. None of these errors is the fault of the product under test.
     errors = (
         (outcome.timed_out, f"ran longer than its {step.timeout:g} s and was ended with its children"),
         (is_full, "ran out of disk space; free some (see `doctor`) and run again"),
@@ -143,7 +143,7 @@ def judge_process(
 
 
 def _describe_mistake(step: Step, output: str, reason: str) -> str:
-    """Return the invalid or missing thing that the spec names, to follow the tool's name; empty for other causes."""
+    """Explain an invalid or missing thing that the spec names; the text follows the tool's name; empty if none is."""
     if step.command and step.stage.row.runs_modules and (damage := _describe_unreadable(step.command)):
         return damage
     for pattern, text in _MISTAKES:
@@ -155,7 +155,7 @@ def _describe_mistake(step: Step, output: str, reason: str) -> str:
 
 
 def _format_functions(step: Step, name: str) -> str:
-    """Return the exports of a run's modules, as far as they list them, and a suggestion for a misspelt name."""
+    """Return a text with the exports found in a run's modules, and a suggestion for a misspelt name."""
     names: set[str] = set()
     for argument in step.command.argv if step.command else ():
         if step.command and argument.startswith("--module="):
@@ -180,11 +180,11 @@ def find_first_error(lines: Iterable[str]) -> str:
 
 
 def apply_expectation(step: Step, result: Result, *, lenient: bool) -> Result:
-    """Convert the verdict of a step that is expected to fail.
+    """Convert the verdict of a step that is expected to fail; other steps keep theirs.
 
-    Some kinds of failure are expected, perhaps with a text; another kind keeps its verdict, and so does an error that
-    is no failure of the product under test: a time-out, a missing file or function. A pass is an unexpected one, which
-    fails the run unless `lenient`.
+    The expectation names kinds of failure, and perhaps a text. Other failures keep their verdict, as do errors that the
+    product under test did not cause, such as a time-out or a missing file or function. A pass is unexpected and fails
+    the run unless `lenient`.
     """
     if not step.expect_failure:
         return result
@@ -209,15 +209,15 @@ def apply_expectation(step: Step, result: Result, *, lenient: bool) -> Result:
 
 
 def list_values(command: Command, flag: str) -> list[str]:
-    """Return the values of all of a command's flags of one name, which ends with `=`."""
+    """Return the values of all occurrences of a flag in a command; `flag` ends with `=`."""
     return [word.removeprefix(flag) for word in command.argv if word.startswith(flag)]
 
 
 def require_whole_files(command: Command) -> None:
-    """Raise an error unless a command reads its files to their ends: the tools ignore a rest.
+    """Raise an error if a command would read only the beginning of a file, since the tools ignore the rest silently.
 
     Raises:
-        UnreadError: it does not.
+        UnreadError: a file has more content than the command reads.
     """
     # These import NumPy.
     from iree_gauntlet.measuring.numerics.arrays import UnreadError, read_arguments  # noqa: PLC0415
@@ -225,7 +225,7 @@ def require_whole_files(command: Command) -> None:
     for flag in (_INPUT_FLAG, GOLDEN_FLAG):
         try:
             values = list_values(command, flag)
-            # The file name comes first, or after the type.
+            # A file name is the whole value, or follows the type and `=`.
             file_values = [
                 text
                 for text in values
@@ -240,12 +240,12 @@ def require_whole_files(command: Command) -> None:
 
 
 def _describe_unreadable(command: Command) -> str:
-    """Return a .npy of a command that the tool cannot read, to follow its name; empty if it can read all."""
+    """Describe a .npy file of a command that the tool cannot read; the text follows the tool's name; empty if none."""
     from iree_gauntlet.measuring.numerics.arrays import explain_refusal, read_arguments  # noqa: PLC0415 - it imports NumPy
 
     try:
         for flag in (_INPUT_FLAG, GOLDEN_FLAG):
-            # If one of these cannot be read here, the tool cannot read it either.
+            # A file that cannot be read here cannot be read by the tool either.
             arrays = [text for text in list_values(command, flag) if text.startswith(_FILE_MARKS)]
             read_arguments(arrays, Path(command.cwd))
             for path in (Path(command.cwd, text[1:]) for text in arrays):
@@ -258,7 +258,7 @@ def _describe_unreadable(command: Command) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProvenanceFile(Recorded):
-    """A file that a provenance names, beside which there may be `data`; a value in the spec has no hash."""
+    """A file that a provenance names, with the `data` files that belong to it; an inline value has no hash."""
 
     source: str
     sha256: str = ""
@@ -267,7 +267,7 @@ class ProvenanceFile(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class GoldenProvenance(Recorded):
-    """The files that recorded outputs were made from."""
+    """The recorded outputs in a folder, and the files that they were made from."""
 
     outputs: tuple[ProvenanceFile, ...]
     made_by: str = ""
@@ -277,12 +277,12 @@ class GoldenProvenance(Recorded):
 
     @property
     def hashes(self) -> dict[str, str]:
-        """The SHA-256 of outputs, by their names."""
+        """The SHA-256 of each output that has one, by the output's name."""
         return {file.source: file.sha256 for file in self.outputs if file.sha256}
 
 
 def read_provenance(folder: Path) -> GoldenProvenance | None:
-    """Return the provenance of the outputs in a folder; None if there is none, or one of another tool."""
+    """Return the provenance of the outputs in a folder; None if it is missing, or another tool wrote the file."""
     try:
         return GoldenProvenance.from_dict(read_json((folder / PROVENANCE_FILE).read_bytes()))
     except (OSError, ValueError):
@@ -290,7 +290,7 @@ def read_provenance(folder: Path) -> GoldenProvenance | None:
 
 
 def find_changed_goldens(command: Command) -> list[str]:
-    """Return the differences to the time when expected outputs were recorded: of outputs and of the model's files."""
+    """Return a text for each output and model file that has changed since the expected outputs were recorded."""
     changes: dict[str, None] = {}
     for text in list_values(command, GOLDEN_FLAG):
         _, mark, name = text.partition("@")

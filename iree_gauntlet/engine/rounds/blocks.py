@@ -1,15 +1,15 @@
-"""Rounds in blocks, by a fixed rule: they are replaced for a disturbance, never for their times.
+"""Rounds in blocks; by a fixed rule, a block is replaced for a disturbance, never for its times.
 
-Programs that are compared are measured in blocks, whose rounds follow each other directly, in a random order. The
-design of a block is the sequence of its rounds: A B B A of two programs here, back and forth over all programs of a
-point in `torch_models/point_session.py`. All rounds are measured in the same way.
+Programs that are compared are measured in blocks. The rounds of a block follow each other directly, in a random order
+such as A B B A for two programs. `torch_models/point_session.py` goes back and forth over all programs of a point. All
+rounds are measured in the same way.
 
-On all CPUs, as its spec has it, a program of many threads varies with every wake-up and migration; pinned to one CPU it
-varies least on most machines, and does not run as users run it. Which one has the smaller spread depends on the program
-and the machine, so that it is tried: a few blocks of A against A in each way, in turn.
+The times of a program with many threads vary with every wake-up and migration if it runs on all CPUs, as its spec says.
+Pinned to one CPU they vary least on most machines, but users do not run it so. The best CPU set (its "way") depends on
+the program and the machine, so a trial measures a few blocks of A against A (control) on each CPU set, in turn.
 
-All measurements go into a log of events at once: an event `block` holds the rounds, fewer if one failed or was
-disturbed, and `counted` is true if they are evidence. So an interrupted measurement is resumed at the same point.
+Each block is logged at once as an event `block` with its rounds; a failed or disturbed round cuts the block short.
+`counted` is true if the block is evidence. The log lets an interrupted measurement resume at the same point.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-# Rounds are pinned to these CPUs; none for the spec's own way, on all of them.
+# The CPUs that rounds are pinned to; empty for the spec's own way, which is all CPUs.
 Cpus: TypeAlias = tuple[int, ...]
-# These kinds of blocks are B against A, and A against itself.
+# Kinds of blocks: AB is B against A; CONTROL is A against A.
 AB = "ab"
 CONTROL = "aa"
-# These are A against itself, to find the best CPUs; and B against A in the spec's own way, if that is another.
+# _TRIAL is A against A, to find the best CPUs; OWN is B against A in the spec's own way, if the best CPUs differ.
 _TRIAL = "trial"
 OWN = "own"
-# This many blocks may be replaced for a disturbance, beyond one for each that counts.
+# The blocks that are replaced because of disturbances may exceed the blocks that count by this number.
 _SPARE_BLOCKS = 5
 _PAUSE_SECONDS = 1.0
-# A trial has this many blocks of A against itself, in each way.
+# A trial measures this many blocks of A against A on each CPU set.
 _TRIAL_BLOCKS = 3
-# If rounds on pinned CPUs spread so many times less, as they mostly do, the trial ends early.
+# If the spread on pinned CPUs is smaller by this factor, as it mostly is, the trial ends early.
 _CLEAR_FACTOR = 3.0
-# The spec's own way stays unless another spreads less by more than a trial of so few blocks shows by chance.
+# The spec's own way wins unless another spread is below this fraction: so few blocks vary that much by chance.
 _SPEC_SPREAD_FACTOR = 0.8
 _WORKERS_FLAG = f"{TOPOLOGY_PREFIX}group_count"
-# This many blocks are measured in the spec's own way, next to those on other CPUs: the minimum for an interval at 95 %.
+# So many blocks are also measured in the spec's own way if other CPUs were chosen: the minimum for a 95 % interval.
 MAX_SPEC_BLOCKS = 6
 _MAX_WORKERS = 64  # IREE's own bound (--task_topology_max_group_count)
 
@@ -69,9 +69,9 @@ class BlockPlan:
     """A block to be measured.
 
     Attributes:
-        order: of its rounds, as the log has it.
-        rounds: the side and the command of each.
-        attempts: how often a round is repeated while other work disturbs it, before the block is abandoned.
+        order: the order of the rounds, as the log writes it.
+        rounds: the side and the command of each round.
+        attempts: how many times a round is tried while other work disturbs it; then the block is abandoned.
     """
 
     chain: str
@@ -87,11 +87,11 @@ class RoundSamples:
     """The measurements so far.
 
     Attributes:
-        attempts: started blocks, by kind.
-        count: blocks that count.
-        disturbances: the disturbances of rounds, and their numbers.
-        failure: why there can be no verdict; empty if nothing failed.
-        peak_bytes: largest resident set of a process, by side.
+        attempts: the number of started blocks, by kind.
+        count: the number of blocks that count.
+        disturbances: how many rounds each disturbance spoiled.
+        failure: the reason why no verdict is possible; empty if nothing failed.
+        peak_bytes: the largest resident set of a process, by side.
     """
 
     attempts: Counter[str] = field(default_factory=Counter)
@@ -107,12 +107,12 @@ class RoundSamples:
 
     @property
     def is_too_disturbed(self) -> bool:
-        """True if the machine is too busy for this to finish."""
+        """True if the machine is too busy for the measurement to finish."""
         return self.replacement_count > _SPARE_BLOCKS + self.count
 
     @property
     def main_disturbance(self) -> str:
-        """The disturbance that spoiled most rounds, with the numbers of one of them; empty for none."""
+        """The kind of disturbance that spoiled most rounds, with the numbers of one such round; empty for none."""
         kinds = Counter(_strip_numbers(cause) for cause in self.disturbances.elements())
         main_kind = next((kind for kind, _ in kinds.most_common(1)), "")
         return next((cause for cause in self.disturbances if _strip_numbers(cause) == main_kind), "")
@@ -133,11 +133,11 @@ class PairSamples(RoundSamples):
     """The measurements of a model so far.
 
     Attributes:
-        blocks: of B against A, those that count.
+        blocks: the counted blocks of B against A.
         disturbed_count: the number of blocks that count although they were disturbed.
-        cpus: that rounds are pinned to; None until it is decided.
-        trials: of A against itself, those that count, by the CPUs that were tried.
-        spec_blocks: of B against A in the spec's own way, if the rounds are measured in another.
+        cpus: the CPUs that rounds are pinned to; None until they are chosen.
+        trials: the counted blocks of A against A in the trial, by the CPUs that were tried.
+        spec_blocks: the blocks of B against A in the spec's own way, if other CPUs were chosen.
         trial_attempts: the number of started trial blocks, by CPUs.
         own_attempts: the number of started blocks in the spec's own way.
     """
@@ -153,7 +153,7 @@ class PairSamples(RoundSamples):
 
     @property
     def control_blocks(self) -> list[Block]:
-        """The blocks of A against A as B is measured; also of the trial, which compared spreads and no signs."""
+        """The control blocks on the chosen CPUs, and the trial's blocks there, which were chosen by spread only."""
         return [*self.trials.get(self.cpus or (), ()), *self.control]
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -161,7 +161,7 @@ class PairSamples(RoundSamples):
         block = BlockEvent.from_dict(event)
         kind, cpus = block.kind, block.cpus
         target = {AB: self.blocks, CONTROL: self.control, OWN: self.spec_blocks}.get(kind)
-        # Blocks next to the comparison have no bearing on its disturbance.
+        # Disturbances of the additional kinds of blocks do not count against the comparison.
         if kind == OWN:
             self.own_attempts += 1
         elif kind == _TRIAL:
@@ -178,7 +178,7 @@ class PairSamples(RoundSamples):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A model on both sides: the CPUs to choose from, and the measurements of A and B on some."""
+    """A model on sides A and B: the CPU sets to choose from, and the measurements of A and B on a CPU set."""
 
     chain: str
     cpu_sets: tuple[Cpus, ...]
@@ -187,7 +187,7 @@ class Pair:
     def block(self, kind: str, evidence: PairSamples, seed: int, cpus: Cpus) -> BlockPlan:
         """Return the next block of a kind, in a random order from the seed.
 
-        In a `CONTROL` and a `_TRIAL`, B's rounds are A's too.
+        In `CONTROL` and `_TRIAL` blocks, side B also runs A.
         """
         started_counts = {OWN: evidence.own_attempts, _TRIAL: evidence.trial_attempts[cpus]}
         number = started_counts.get(kind, evidence.attempts[kind])
@@ -199,9 +199,9 @@ class Pair:
 
 
 def collect_samples(events: Iterable[JournalEvent]) -> dict[str, PairSamples]:
-    """Return the measurements in a journal's blocks, by model: to resume an interrupted comparison.
+    """Return the measurements in a journal's blocks, by model, so that an interrupted comparison can resume.
 
-    An event of another machine's measurement of a model has all of its blocks; one with a problem is ignored.
+    If another machine measured a model, one event has all its blocks; an event with a problem is ignored.
     """
     evidence_by_model: dict[str, PairSamples] = {}
     for event in events:
@@ -226,7 +226,7 @@ class BlockRunner:
 
     Attributes:
         replace_disturbed: if true, blocks that other work disturbed are repeated.
-        wait_seconds: seconds of waiting for the machine, which are no measuring time.
+        wait_seconds: seconds of waiting for the machine, which do not count as measuring time.
     """
 
     session: Session[Any]
@@ -234,7 +234,7 @@ class BlockRunner:
     wait_seconds: float = 0.0
 
     def must_stop(self, evidence: RoundSamples) -> bool:
-        """Return True if no more blocks are of use: a process failed, or the machine is too disturbed."""
+        """Return True if more blocks would be useless, since a process failed, or the machine is too disturbed."""
         return bool(evidence.failure) or (self.replace_disturbed and evidence.is_too_disturbed)
 
     def may_continue(self, evidence: RoundSamples) -> bool:
@@ -242,9 +242,9 @@ class BlockRunner:
         return not (self.session.cancelled.is_set() or self.must_stop(evidence))
 
     def run(self, block: BlockPlan, evidence: RoundSamples) -> list[tuple[str, RoundResult]]:
-        """Measure a block and add it to the evidence and the log, unless it is interrupted or cannot be of use.
+        """Measure a block and add it to the evidence and the log, unless it is interrupted or would be useless.
 
-        Return the rounds with their sides, if the block counts; else nothing.
+        Return the rounds with their sides if the block counts; otherwise an empty list.
         """
         if not self.may_continue(evidence):
             return []
@@ -274,7 +274,7 @@ class BlockRunner:
         return good_rounds if counts else []
 
     def _list_rounds(self, block: BlockPlan) -> Iterator[tuple[str, RoundResult]]:
-        """Yield rounds with their sides, until one fails or stays disturbed, or the block is interrupted."""
+        """Yield rounds with their sides until a round fails or stays disturbed, or the session is cancelled."""
         for side, measurement in block.rounds:
             for _ in range(block.attempts):
                 result = run_round(measurement, self.session.processes, f"rounds.{_name_side(block.kind, side)}.")
@@ -289,12 +289,12 @@ class BlockRunner:
 
 
 def make_seed(seed: int, chain: str, kind: str) -> int:
-    """Return a seed that depends on session seed, model and kind, so that their random orders are independent."""
+    """Return a seed for the blocks of a model and kind; different models and kinds get independent random orders."""
     return int.from_bytes(hashlib.sha256(f"{seed}\0{chain}\0{kind}".encode()).digest()[:8], "big")
 
 
 def _name_side(kind: str, side: str) -> str:
-    """Return a round's program. Both sides of a control are A; the log has two names, to distinguish its rounds."""
+    """Return the program of a round, which is A on both sides of a control; the log still distinguishes the sides."""
     return "A" if kind in (CONTROL, _TRIAL) else side.strip()
 
 
@@ -303,9 +303,9 @@ def _strip_numbers(cause: str) -> str:
 
 
 def list_cpu_sets(step: Step, root: Path = Path("/")) -> tuple[Cpus, ...]:
-    """Return the CPU sets for the rounds of a benchmark: the spec's own way (none) first, one, one for each worker.
+    """Return the CPU sets to try for a benchmark: first empty (the spec's own way), then 1 CPU, then 1 per worker.
 
-    A benchmark on a GPU, or with its own topology, has only its own way. /sys is below `root`.
+    A benchmark on a GPU, or with its own topology flags, gets only the spec's own way. `root` is the folder of /sys.
     """
     affinity = getattr(os, "sched_getaffinity", None)  # only Linux can report and pin
     device = step.resources.device
@@ -329,7 +329,7 @@ def list_cpu_sets(step: Step, root: Path = Path("/")) -> tuple[Cpus, ...]:
 
 
 def compute_spread(blocks: Sequence[Block]) -> float:
-    """Return the spread of the rounds within a block, as a fraction: 0.01 is 1 %; infinite without blocks."""
+    """Return the spread of the rounds within a block as a fraction (0.01 is 1 %); infinite if there are no blocks."""
     if not blocks:
         return math.inf
     logs = ([math.log(round_.compute_location()) for round_ in (*block.a, *block.b)] for block in blocks)
@@ -337,7 +337,7 @@ def compute_spread(blocks: Sequence[Block]) -> float:
 
 
 def choose_steadiest(trials: Mapping[Cpus, Sequence[Block]]) -> Cpus:
-    """Return the way with the smallest spread of A against itself, among those with most undisturbed blocks."""
+    """Return the CPU set with the smallest spread of A against A, among the sets with the most undisturbed blocks."""
 
     def rank(cpus: Cpus) -> tuple[int, float]:
         return -len(trials[cpus]), compute_spread(trials[cpus]) * (1.0 if cpus else _SPEC_SPREAD_FACTOR)
@@ -346,10 +346,10 @@ def choose_steadiest(trials: Mapping[Cpus, Sequence[Block]]) -> Cpus:
 
 
 def choose_cpus(pair: Pair, evidence: PairSamples, taker: BlockRunner, seed: int, goes_on: Callable[[], bool]) -> None:
-    """Set the evidence's way, by a trial if the pair has several; leave it unset if that is interrupted.
+    """Set the evidence's CPUs, by a trial if the pair has several CPU sets; an interrupted trial leaves them unset.
 
-    An interrupted trial is continued, and a model that has blocks keeps its way. `goes_on` returns True if there is
-    time for one more block.
+    An interrupted trial is continued by the next call. Evidence that already has blocks gets no trial. `goes_on`
+    returns True if there is time for one more block.
     """
     if evidence.cpus is not None:
         return
@@ -374,6 +374,6 @@ def choose_cpus(pair: Pair, evidence: PairSamples, taker: BlockRunner, seed: int
 def run_spec_blocks(
     pair: Pair, evidence: PairSamples, taker: BlockRunner, seed: int, goes_on: Callable[[], bool]
 ) -> None:
-    """Measure blocks in the spec's own way, if another was chosen; arguments as for `choose_cpus`."""
+    """Measure blocks in the spec's own way if other CPUs were chosen; arguments as for `choose_cpus`."""
     while evidence.cpus and len(pair.cpu_sets) > 1 and evidence.own_attempts < MAX_SPEC_BLOCKS and goes_on():
         taker.run(pair.block(OWN, evidence, seed, ()), evidence)

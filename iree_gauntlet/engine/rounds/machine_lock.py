@@ -1,9 +1,9 @@
 """Locks between runs on one machine: a device for one user at a time, and quiet for benchmarks.
 
-They are flock(2) locks: the kernel frees them when their holder dies, by whatever signal, and no stale lock file can
-block anyone. They are in one folder for each user and machine, not next to a cache, so that runs with different caches
-and checkouts still exclude each other. Runs of different users, and those in containers, exclude each other if
-`$IREE_GAUNTLET_LOCKS` names one folder for all of them: docs/explanation/disturbance.md.
+`Engine._hold_locks`, `BlockRunner.run` and `Session.exclusive_machine` take them. They are flock(2) locks: the kernel
+frees them when the holder dies, so no stale lock file can block anyone. Each user has one lock folder per machine, not
+per cache, so runs with different caches and checkouts exclude each other. Runs of different users, and runs in
+containers, do so if `$IREE_GAUNTLET_LOCKS` names one folder for all: docs/explanation/disturbance.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 LOCKS_VARIABLE = "IREE_GAUNTLET_LOCKS"
-# The longest benchmark of another run may take so long.
+# Waiting for the longest benchmark of another run may take so long.
 _TIMEOUT_SECONDS = 3600.0
 _POLL_SECONDS = 0.1
 _MAX_STRETCH_SECONDS = 0.5
@@ -51,7 +51,7 @@ class MachineLocks:
     """The locks of this machine, as one run uses them.
 
     Attributes:
-        patience: seconds to wait for one before giving up.
+        patience: seconds to wait for a lock before giving up.
         cancelled: when set, every wait ends with `WaitCancelledError`.
     """
 
@@ -66,27 +66,27 @@ class MachineLocks:
         return tuple(lock.descriptor for lock in getattr(self._thread_state, "locks", ()))
 
     def device_lock(self, device: str, on_wait: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
-        """Hold a device (`hip://0`, `local-task`) alone; a GPU that several drivers have is one device.
+        """Hold a device (`hip://0`, `local-task`) alone; a GPU is one device even if several drivers offer it.
 
         Args:
-            device: as all its users spell it.
-            on_wait: called once with a line that names the holder, if it has to wait.
+            device: the device's name; all its users must spell it alike.
+            on_wait: called once with a line that names the holder, if this call has to wait.
 
         Raises:
-            GauntletError: it was not available in time, or locks cannot be made here.
-            WaitCancelledError: the run was cancelled meanwhile.
+            GauntletError: the lock was not free in time, or locks cannot be made here.
+            WaitCancelledError: the run was cancelled while it waited.
         """
-        # The name is a file's; different devices get different ones.
+        # Replacing other characters by their codes gives each device a file name of its own.
         file_name = re.sub(r"[^A-Za-z0-9-]", lambda match: f"_{ord(match[0]):x}_", name_gpu(device))
         return self._hold(f"device-{file_name}.lock", f"device {device}", on_wait, exclusive=True)
 
     @contextlib.contextmanager
     def quiet_machine(self, *, exclusive: bool, on_wait: Callable[[str], None]) -> Iterator[None]:
-        """Hold the machine: noisy work holds it shared, a benchmark alone (`exclusive`).
+        """Hold the machine: noisy work shares it; a benchmark has it alone (`exclusive`). Errors as in `device_lock`.
 
-        Not reentrant: a holder of the shared lock that asks for it again may wait for itself. A waiting benchmark goes
-        before new noise, or a busy machine would never let it in: all pass a gate one by one, and a benchmark waits
-        inside it. Otherwise as `device_lock`.
+        Not reentrant: a holder of the shared lock that asks for it again may wait for itself. A waiting benchmark has
+        priority over new noisy work, or else a busy machine would never let it in. All callers pass a gate one by one,
+        and a benchmark waits inside the gate.
         """
         name = "a quiet machine" if exclusive else "this machine, kept quiet for a measurement"
         with contextlib.ExitStack() as stack:
@@ -108,7 +108,7 @@ class MachineLocks:
                 hint = "the folder must be writable, on a file system that supports locks (flock)"
                 raise GauntletError(message, f"{hint}; ${LOCKS_VARIABLE} can name another") from error
             tries += 1
-            # The first wait is not reported: steps of one run pass the gate one by one, in an instant.
+            # The first wait is not reported, since the steps of one run pass the gate within moments.
             if tries == 2:
                 on_wait(f"for {name}: {_describe_holders(lock.holders())}")
             if self.clock() - start > self.patience:
@@ -130,17 +130,17 @@ class MachineLocks:
 
 
 def make_machine_locks(environ: Mapping[str, str], cancel_event: threading.Event) -> MachineLocks:
-    """Return the locks of this machine; a wait for one takes an hour at most. Errors as of `find_lock_folder`."""
+    """Return the locks of this machine; waiting for a lock takes an hour at most. Errors as in `find_lock_folder`."""
     return MachineLocks(find_lock_folder(environ), patience=_TIMEOUT_SECONDS, cancelled=cancel_event)
 
 
 def find_lock_folder(environ: Mapping[str, str]) -> LockFolder:
-    """Return the folder that `$IREE_GAUNTLET_LOCKS` names, else that of this user's locks on this machine.
+    """Return the folder that `$IREE_GAUNTLET_LOCKS` names, or else this user's own lock folder on this machine.
 
-    The latter is in /tmp if that can be used: TMPDIR may differ from job to job, and then they would not meet.
+    The user's own folder is in /tmp if possible: TMPDIR may differ between jobs, whose locks would then be separate.
 
     Raises:
-        UsageError: the variable holds a relative path: another folder for each working folder.
+        UsageError: the variable holds a relative path, which would be a different folder for each working folder.
     """
     value = environ.get(LOCKS_VARIABLE)
     if value:
@@ -161,7 +161,7 @@ def require_lock_folder(environ: Mapping[str, str]) -> None:
     folder = find_lock_folder(environ)
     if not folder.from_variable:
         return
-    # A dangling link is in the way of a folder, too.
+    # A dangling link prevents creating the folder too, so `lexists` is used.
     parent = next(path for path in (folder.path, *folder.path.parents) if os.path.lexists(path))
     error = "" if parent.is_dir() else "is a broken link" if not parent.exists() else "is not a folder"
     if not error and not os.access(parent, os.W_OK | os.X_OK):
@@ -174,13 +174,13 @@ def require_lock_folder(environ: Mapping[str, str]) -> None:
 
 
 def make_lock_facts(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return a record's facts about locks: their folder, if not this user's own; errors as of `find_lock_folder`."""
+    """Return the lock folder for the run's record, unless it is the user's own; errors as in `find_lock_folder`."""
     folder = find_lock_folder(environ)
     return {"lock_folder": str(folder.path)} if folder.from_variable else {}
 
 
 def _make_lock_folder(folder: LockFolder) -> int:
-    """Create the folder if it does not exist; return the mode of files in it."""
+    """Create the lock folder if it does not exist; return the mode that lock files in it get."""
     if not folder.from_variable:
         _make_private(folder.path)
         return 0o600
@@ -192,12 +192,12 @@ def _make_lock_folder(folder: LockFolder) -> int:
             f"{folder.path}: cannot create the folder for locks: {reason}",
             f"${LOCKS_VARIABLE} must name a folder that exists or can be created",
         ) from error
-    # Every user who may create files in it may use those of the others.
+    # Every user who may create files in the folder may also use the lock files of other users.
     return stat.S_IMODE(folder.path.stat().st_mode) & 0o666 | 0o600
 
 
 def _make_private(folder: Path) -> None:
-    """Create the folder, or check that nobody else could have prepared it."""
+    """Create the folder; if it exists, check that no other user can have prepared it."""
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
@@ -230,17 +230,17 @@ def _describe_holders(pids: tuple[int, ...]) -> str:
 class QuietStretch:
     """A shared hold on the machine for many steps; may be used from several threads.
 
-    Taking the lock costs a dozen system calls, more than many a step of an operator suite, so that it is taken once for
-    a stretch of steps. A benchmark of another run waits inside the gate for all shared holders to release it, so no
-    stretch lasts: after a maximum age, the next step begins a new one, for which it has to pass the gate, and the old
-    one ends with the last step begun in it.
+    Taking the lock costs a dozen system calls, more than many steps of operator suites, so it is taken once for a
+    stretch of steps. A benchmark of another run waits inside the gate until all shared holders have released the lock,
+    so a stretch has a maximum age. Then the next step begins a new stretch, which has to pass the gate, and the old
+    stretch ends with the last step that began in it.
 
-    Between two steps the lock is kept, for the thread that takes the next one at once. Every thread that does something
-    other than such a step calls `rest` first, or a benchmark, of this run too, would wait for nobody.
+    The lock is kept between two steps, since a thread usually takes its next step at once. Before doing anything else,
+    a thread calls `rest`; otherwise a benchmark, even one of this run, would wait although no step is running.
 
     Attributes:
-        on_wait: called with a line that names the holder.
-        seconds: the age at which a stretch takes no more steps.
+        on_wait: called with a line that names the holder of the lock.
+        seconds: the age of a stretch after which it takes no more steps.
     """
 
     locks: MachineLocks
@@ -252,7 +252,7 @@ class QuietStretch:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold the machine shared; errors as of `MachineLocks.quiet_machine`."""
+        """Hold the machine shared; errors as in `MachineLocks.quiet_machine`."""
         with self._mutex:
             if self._current is not None and self.clock() - self._current.began >= self.seconds:
                 self._retire()
@@ -260,7 +260,7 @@ class QuietStretch:
             if stretch is not None:
                 stretch.steps += 1
         if stretch is None:
-            # Several threads may begin one each; the last one is used from then on.
+            # Several threads may begin a stretch each; later steps join the last of them.
             lock_stack = contextlib.ExitStack()
             lock_stack.enter_context(self.locks.quiet_machine(exclusive=False, on_wait=self.on_wait))
             stretch = _Stretch(lock_stack, self.clock())
@@ -289,7 +289,7 @@ class QuietStretch:
 
 @dataclass(slots=True)
 class _Stretch:
-    """One hold of the lock, and the number of steps that run under it."""
+    """One hold of the machine's lock, and the number of steps that run under that hold."""
 
     lock_stack: contextlib.ExitStack
     began: float

@@ -1,11 +1,11 @@
-"""Rounds: process starts of one program, measured to be compared with others.
+"""Rounds: a round is one measured process start of a program that is compared with others.
 
-A round of a benchmark is one start of `iree-benchmark-module` with its own warm-up, a round of a compile one start of
-`iree-compile`. Each is observed, so that the machine's activity is recorded next to its times.
+A round of a benchmark is one start of `iree-benchmark-module` with its own warm-up; a round of a compile is one start
+of `iree-compile`. During each round the machine's activity is observed, and recorded next to the round's times.
 
-A benchmark that breaks its golden is run again before it fails: further rounds decide, up to a budget. The rule is that
-of `measuring/goldens/goldens.py`: process starts of the spec's own command, in a few interim analyses, with a
-false-alarm rate over all of them. The run that broke the golden is left out, as it was selected for being slow.
+`confirm_time` confirms a breach (a golden time that is exceeded): further rounds of the spec's own command decide,
+within a time budget. A few looks at the times share one false-alarm rate (`measuring/goldens/goldens.py`). The run that
+broke the golden is left out, because it was selected for being slow.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _TIMING_FLAGS = (
 # These flags set the number of workers of a program, and their CPUs.
 TOPOLOGY_PREFIX = "--task_topology_"
 _MS_PER_SECOND = 1000.0
-# These are for the confirmation of a golden.
+# Confirming a breach uses this false-alarm rate, and at most so many rounds.
 _ALPHA = 0.01
 _MAX_ROUNDS = 26
-# This many rounds may be replaced for a disturbance, beyond one for each that counts.
+# The rounds that are replaced because of disturbances may exceed the rounds that count by this number.
 _SPARE_ROUNDS = 3
 
 
@@ -60,10 +60,10 @@ class RoundSettings:
     """The settings of a round, which are the same for both sides.
 
     Attributes:
-        repetitions: of a benchmark within its process.
+        repetitions: the number of repetitions of a benchmark within one process.
         min_time: minimum seconds of a repetition.
         cpus: logical CPUs that rounds run on; empty for all.
-        choose: if true, they run on the CPUs with the smallest spread instead (`choose_cpus` in `blocks.py`).
+        choose: if true, `cpus` is ignored, and `choose_cpus` in `blocks.py` finds the CPUs with the smallest spread.
     """
 
     repetitions: int = 5
@@ -77,10 +77,10 @@ class RoundResult:
     """The result of one process start.
 
     Attributes:
-        times: ms, one for each repetition; empty if it failed.
-        failure: why there are no times; empty if there are.
-        state: the machine's activity meanwhile, for the record.
-        disturbed: the disturbances that spoil it, a line each; empty for a round that counts.
+        times: milliseconds of each repetition; empty if the round failed.
+        failure: the reason why there are no times; empty if there are times.
+        state: the machine's activity during the round, as the journal records it.
+        disturbed: a line for each disturbance that spoils the round; empty for a round that counts.
     """
 
     times: tuple[float, ...]
@@ -92,7 +92,7 @@ class RoundResult:
 
     @property
     def evidence(self) -> Round:
-        """The round's times for statistics; raises EvidenceError if it failed."""
+        """The round's times for statistics; raises EvidenceError if the round failed."""
         return Round(self.times)
 
     def as_dict(self) -> dict[str, Any]:
@@ -112,10 +112,10 @@ class Measurement:
     """The command of a program's rounds, and the reader of their times.
 
     Attributes:
-        step: gives the folder of logs and the time limit.
-        read: returns times in ms from the process's standard output and its wall time in seconds.
-        device: the GPU that it runs on; empty for a CPU.
-        cpus: logical CPUs that it is pinned to; empty for none.
+        step: determines the folder of the logs, and the time limit.
+        read: returns times in ms, given the process's standard output and its wall time in seconds.
+        device: the GPU that the program runs on; empty for a CPU.
+        cpus: logical CPUs that the program is pinned to; empty if it is not pinned.
     """
 
     step: Step
@@ -127,12 +127,12 @@ class Measurement:
 
 
 def parse_cpus(text: str, available: frozenset[int] | None) -> tuple[int, ...]:
-    """Return the CPUs that `0,2-5` names, ascending, as taskset and `lscpu` write them; none for an empty text.
+    """Parse a list of CPUs such as `0,2-5`, the format of taskset and lscpu; return the CPUs in ascending order.
 
-    Only `available` CPUs may be used; None if they are not known yet.
+    Only `available` CPUs are allowed; None means that they are not known yet, and allows all.
 
     Raises:
-        UsageError: it is no such list, or names a CPU that may not be used.
+        UsageError: the text is not such a list, or it names a CPU that is not available.
     """
     cpus: set[int] = set()
     for part in filter(None, (word.strip() for word in text.split(","))):
@@ -153,10 +153,10 @@ def parse_cpus(text: str, available: frozenset[int] | None) -> tuple[int, ...]:
 
 
 def make_benchmark_rounds(step: Step, settings: RoundSettings) -> Measurement:
-    """Return a benchmark step as rounds: its own command with the settings' times in place of the spec's.
+    """Return the rounds of a benchmark step, whose command gets the settings' times in place of the spec's.
 
     Raises:
-        UsageError: CPUs are requested, and there is no taskset.
+        UsageError: CPUs are requested, but there is no taskset.
     """
     arguments = [argument for argument in step.required_command.argv if argument.split("=", 1)[0] not in _TIMING_FLAGS]
     argv = (
@@ -167,21 +167,21 @@ def make_benchmark_rounds(step: Step, settings: RoundSettings) -> Measurement:
     )
     has_workers = step.resources.device == LOCAL_TASK.name
     if settings.cpus and has_workers and not any(argument.startswith(TOPOLOGY_PREFIX) for argument in argv):
-        # Workers are as many as CPUs, to which taskset confines them. --task_topology_cpu_ids is not used: workers
-        # pinned one by one compete with the thread that waits for them: times become multiples of the scheduler's tick
-        # (4 ms).
+        # Start as many workers as CPUs; taskset confines them to these CPUs. Do not use --task_topology_cpu_ids, which
+        # pins each worker to one CPU. There it competes with the thread that waits for it, and times become multiples
+        # of the scheduler's tick (4 ms).
         argv = (*argv, f"--task_topology_group_count={len(settings.cpus)}")
     command = _pin_to_cpus(replace(step.required_command, argv=argv), settings.cpus)
     return Measurement(step, command, BENCHMARK_MODULE, _read_benchmark_times, get_gpu(step), settings.cpus)
 
 
 def get_gpu(step: Step) -> str:
-    """Return the GPU that a step runs on; empty for a CPU, and for a device that computes on it."""
+    """Return the GPU that a step runs on; empty for a CPU, and for a software device, which computes on the CPU."""
     return "" if step.resources.software else step.resources.accelerator
 
 
 def make_compile_rounds(step: Step, settings: RoundSettings) -> Measurement:
-    """Return a compile step as rounds, which never overwrite its outputs; errors as of `make_benchmark_rounds`."""
+    """Return the rounds of a compile step, which never overwrite its outputs; errors as in `make_benchmark_rounds`."""
     argv = list(step.required_command.argv)
     for _, path in step.outputs:
         argv = [word.replace(path, f"{path}.round") for word in argv]
@@ -190,7 +190,7 @@ def make_compile_rounds(step: Step, settings: RoundSettings) -> Measurement:
 
 
 def _pin_to_cpus(command: Command, cpus: Sequence[int]) -> Command:
-    """Return the command pinned to some CPUs, in a form to paste; errors as of `make_benchmark_rounds`."""
+    """Return the command pinned to some CPUs by taskset; errors as in `make_benchmark_rounds`."""
     if not cpus:
         return command
     taskset = shutil.which("taskset")
@@ -200,7 +200,7 @@ def _pin_to_cpus(command: Command, cpus: Sequence[int]) -> Command:
 
 
 def run_round(measurement: Measurement, processes: Processes, name: str) -> RoundResult:
-    """Run the process and read its times; the next round of the same `name` overwrites its logs."""
+    """Run the process and read its times; the next round with the same `name` overwrites this round's logs."""
     step = measurement.step
     watch = RoundWatch(gpu=bool(measurement.device), cpus=measurement.cpus, device=measurement.device)
     outcome = processes.run(step, measurement.command, name=name)
@@ -230,9 +230,9 @@ class ConfirmRules:
     """The rules that decide if a golden counts as broken.
 
     Attributes:
-        plan: the interim analyses, and the false-alarm rate over all of them.
+        plan: the looks at the data, and the false-alarm rate that all looks share.
         budget: seconds for the rounds of one benchmark.
-        replace_disturbed: if true, a round that other work disturbed is repeated; else it is marked and counts.
+        replace_disturbed: if true, a round that other work disturbed is repeated; if false, it is marked and counts.
     """
 
     plan: SequentialPlan
@@ -242,12 +242,12 @@ class ConfirmRules:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmResult:
-    """The result of further rounds.
+    """The result of the rounds that confirm a breach, or do not.
 
     Attributes:
         verdict: passed, failed or inconclusive; error if a round failed.
-        check: the golden's check, updated.
-        record: all measurements, for the journal.
+        check: the updated check of the golden.
+        record: all measurements, as the journal records them.
         tool_seconds: wall time of the rounds' processes.
     """
 
@@ -259,7 +259,7 @@ class ConfirmResult:
 
 
 def make_confirm_rules(verdict: str, budget: float, *, replace_disturbed: bool = True) -> ConfirmRules | None:
-    """Return the rules of a run whose verdict is to `confirm`; None for `strict`, the dialects' plain rule."""
+    """Return the rules of `--verdict confirm`; None for `strict`, which fails on the first breach."""
     if verdict == "strict":
         return None
     return ConfirmRules(plan_looks(_ALPHA, _MAX_ROUNDS), budget, replace_disturbed)
@@ -268,11 +268,11 @@ def make_confirm_rules(verdict: str, budget: float, *, replace_disturbed: bool =
 def confirm_time(
     step: Step, check: Check, processes: Processes, rules: ConfirmRules, cancel_event: threading.Event
 ) -> ConfirmResult:
-    """Measure rounds of a benchmark, which has the machine alone, until it is clear whether it breaks its golden.
+    """Measure rounds of a benchmark, which has the machine alone, until they show whether it breaks its golden.
 
-    `check` is that of its first run, which broke it.
+    `check` is the check of the first run, which broke the golden.
     """
-    # The spec's own command is used: the golden applies to exactly these settings.
+    # Run the spec's own command, because the golden applies to exactly its settings.
     measurement = Measurement(step, step.required_command, BENCHMARK_MODULE, _read_benchmark_times, get_gpu(step))
     deadline = time.monotonic() + rules.budget
     rounds: list[Round] = []
@@ -321,7 +321,7 @@ def confirm_time(
 
 
 def _find_excess(costs: Sequence[RoundCost], check: Check, step: Step) -> str:
-    """Return why rounds break a golden despite disturbances; empty if they may not. CPU time is no evidence on GPUs."""
+    """Return a text if the CPU time of the rounds proves a breach despite disturbances; else, and on GPUs, empty."""
     cpus = 1 if step.resources.device == LOCAL_SYNC.name else read_machine_facts().cores
     min_ms = 0.0 if get_gpu(step) else find_least_time(costs, Statistic(check.statistic), cpus)
     if check.limit is None or min_ms <= check.limit:
