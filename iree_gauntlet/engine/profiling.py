@@ -1,8 +1,8 @@
 """Profiling of a benchmark: the time of each dispatch, measured by the runtime's profiler.
 
-`iree-benchmark-module` writes a profile (`--device_profiling_mode`, `--device_profiling_output`), and `iree-profile`
-next to it prints its content. Errors of the tools are never raised here: if a profile is not available, the reason
-takes its place. Its times are those of a program under observation: they explain a difference, and are no evidence.
+`iree-benchmark-module` writes a profile (`--device_profiling_mode`, `--device_profiling_output`), and the tool
+`iree-profile` prints the profile's content. Errors of the tools are never raised here: the result then has the reason
+instead of a profile. Profiling changes the times, so they explain a difference but do not prove one.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 
 _PROFILE_TOOL = "iree-profile"
 _MODE_FLAG = "device_profiling_mode"
-# The mode flag alone proves nothing: releases before 3.12 have one too, which writes nothing on a CPU.
+# Support is detected by this flag. Releases before 3.12 have the mode flag too, but write nothing on a CPU.
 _OUTPUT = "device_profiling_output"
-# The tool's help names these modes: a CPU's dispatches are work of the host, a GPU's are timed by the device.
+# These are modes from the tool's help: dispatches on a CPU are host work; those on a GPU are timed by the device.
 _CPU_MODE = "queue-events,host-execution"
 _GPU_MODE = "dispatch-events"
 # These flags cannot be combined with a profile, or would change its times.
 _REPLACED_PREFIXES = ("--benchmark_", "--device_profiling_", "--device_capture_", "--device_replay_output")
 _REPLACED_FLAGS = ("--dispatch_statistics", "--print_device_statistics")
-# There are enough invocations for a median, but no more than two seconds' worth, and a bounded number of rows.
+# Enough invocations for a median, but at most two seconds of them, and at most so many that the rows stay few.
 _MIN_INVOCATIONS, _MAX_INVOCATIONS = 5, 100
 _TARGET_MS = 2000.0
 _NS_PER_MS = 1e6
@@ -95,12 +95,12 @@ def profile_dispatches(
     (`profile.ireeprof`), the rows of its dispatches and the tools' logs.
 
     Args:
-        step: a benchmark; its time limit is that of each of the two tools.
+        step: a benchmark; each of the two tools gets the step's time limit.
         toolchain: the toolchain of the runtime.
         processes: starts the tools.
-        flag_set: the flags of its `iree-benchmark-module`.
-        command: replaces the step's own, to pin it to CPUs.
-        invocation_ms: the time of an invocation, to choose their number; if unknown, the minimum (5) is used.
+        flag_set: the flags of the toolchain's `iree-benchmark-module`.
+        command: replaces the step's own command, for example to pin it to CPUs.
+        invocation_ms: the time of one invocation, which determines their number; 5 invocations if it is unknown.
         name: prefix of all files, to keep several profiles of a step apart.
     """
     command = command or step.required_command
@@ -152,9 +152,9 @@ def profile_dispatches(
 
 
 def compare_profiles(a: Profiling, b: Profiling, measured_ms: tuple[float, float]) -> DispatchComparison:
-    """Return the record of the dispatches that explain the difference of two sides, or of the reason for none.
+    """Return a record of the dispatches that explain the difference of two sides, or the reason why there is none.
 
-    `measured_ms` are the times of A and B without the profiler, which the reports show with it.
+    `measured_ms` are the times of A and B without the profiler, which reports show next to the profile.
     """
     commands = {"a": list(a.commands), "b": list(b.commands)}
     seconds = a.seconds + b.seconds
@@ -170,7 +170,7 @@ def compare_profiles(a: Profiling, b: Profiling, measured_ms: tuple[float, float
 def describe_difference(
     changes: DispatchChanges, listed: Sequence[DispatchChange], measured: UnprofiledTimes | None = None
 ) -> DispatchDifference:
-    """Return the record of the rows in `listed`, and the sum of all others."""
+    """Return a record of the rows in `listed`, with the sum of all other rows."""
     other_changes = [change for change in changes.changes if change not in listed]
     return DispatchDifference(
         measured=measured,
@@ -205,8 +205,8 @@ def _find_profile_tool(toolchain: Toolchain, flag_set: FlagSet) -> Path:
 def _make_profile_command(command: Command, device: str, bundle: Path, invocations: int) -> Command:
     """Return the benchmark's command under the profiler.
 
-    Each repetition is one invocation, so that each has a time of its own. There is no warm-up: calls before the times
-    are taken would be in the profile, uncounted.
+    Each repetition is one invocation, so that each invocation gets its own time. There is no warm-up, because the
+    profile would contain the warm-up calls, but their number would be unknown.
     """
     arguments = [
         argument

@@ -46,8 +46,8 @@ class Workbench:
     """An IREE and the caches that a command works with.
 
     Attributes:
-        toolchain_error: the error that explains why there is no IREE; None if there is one.
-        known_flags: the flags that its tools support.
+        toolchain_error: the error that explains why there is no IREE; None if there is an IREE.
+        known_flags: the flags that each tool of the IREE supports.
         shared_modules: the module store that several machines share; None if there is none.
         toolchain_place: the toolchain's location, which this process uses for as long as this object lives.
     """
@@ -63,14 +63,14 @@ class Workbench:
 
     @property
     def iree(self) -> Toolchain:
-        """The IREE, if the workbench was opened because one is needed."""
+        """The IREE; only for workbenches that were opened with `need_toolchain`."""
         if self.toolchain is None:
             raise RuntimeError("a workbench without an IREE")
         return self.toolchain
 
     @property
     def release(self) -> str:
-        """The compiler's release; empty where there is no IREE."""
+        """The compiler's release; empty if there is no IREE."""
         return self.toolchain.compiler.release if self.toolchain else ""
 
     def get_flags(self, tool: str) -> FlagSet:
@@ -88,20 +88,20 @@ def open_workbench(
     importer: bool = False,
     prefer_path: bool = False,
 ) -> Workbench:
-    """Find the toolchain, install it if it is a release that is not installed, and open the caches.
+    """Find the toolchain and open the caches; if the toolchain is a release that is not installed, install it.
 
     Args:
         request: the IREE to use, and the folder of the caches.
-        progress: of downloads.
+        progress: the display of downloads.
         network: options of fetching files.
-        need_toolchain: if true, a missing one is an error; otherwise nothing is installed.
-        read_only: if true, nothing runs, so that the folders of caches and locks need not exist.
+        need_toolchain: if true, a missing toolchain is an error; if false, nothing is installed.
+        read_only: if true, nothing will run, so the folders of caches and locks need not exist.
         importer: if true, ONNX programs are to be imported.
         prefer_path: if true, tools on the PATH come before installed ones, unless the request names an IREE.
 
     Raises:
-        ToolchainError: there is no IREE, and `need_toolchain`.
-        UsageError: `--iree` names none, or the folder of the cache or of locks cannot be made.
+        ToolchainError: there is no IREE although `need_toolchain` is true.
+        UsageError: `--iree` names no IREE, or the folder of the cache or of locks cannot be made.
         GauntletError: the registry of artifacts cannot be read.
     """
     if not read_only:
@@ -147,7 +147,7 @@ def open_workbench(
 
 
 def make_plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = ConductRequest()) -> PlanContext:
-    """Return the facts that planning needs, from the workbench and the options of how steps are run."""
+    """Return the facts that planning needs, from the workbench and the options for running steps."""
     toolchain = machine.toolchain
 
     def translate_flags(flags: Sequence[str], tool: str) -> Translation:
@@ -181,7 +181,7 @@ def make_plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest
         runtime=toolchain.runtime.identity if toolchain else "",
         linker=str(linker) if linker is not None and linker.is_file() else "",
         translate=translate_flags,
-        # The results are cached, as many steps have the same file.
+        # Results are cached, since many steps have the same file.
         artifact_path=cache(machine.store.path),
         artifact_hash=cache(machine.store.get_known_hash),
         flag_ingredients=lambda flags, folder: flag_ingredients(

@@ -4,21 +4,20 @@
     <cache>/modules/by-name/<name>.json     the last compile under a name, to explain a miss
     <cache>/modules/making/                 entries being written, and damaged ones being removed
 
-An entry appears by one rename, so it is complete or absent. `entry.json` carries its own checksum and that of every
-file; a lookup checks them all, and damage is a miss. Once a process has checked a file, it recognises the file by
-device, inode, size and times, and does not hash it again; for a large file the same is kept on disk
-(`artifacts/hashing`). So every write to a file is noticed. A hard link, which changes a time, too, is recorded if the
-store makes it; if a run's folder is deleted, its large files are hashed once more. A disk error is noticed in a small
-file; in a large one `cache.verify` finds it. The modification time of `entry.json` is that of the entry's last use, to
-the hour.
+An entry appears by one rename, so it is complete or absent. `entry.json` contains its own checksum and that of every
+file; a lookup checks all of them, and a damaged entry is a miss. A process remembers a checked file by its stamp
+(device, inode, size and times) and does not hash it again; stamps of large files are also kept on disk
+(`artifacts/hashing`). A write always changes the stamp, so it is noticed. Adding or removing a hard link changes it
+too: the store records its own links, and deleting a run's folder costs one more hash of its large files. Silent disk
+corruption is found in small files once per process, in large ones only by `cache.verify`. The modification time of
+`entry.json` is the time of the entry's last use, to the hour.
 
-Files pass between the store and a run's folder as hard links if the file system allows. A writer to the run's file
-would thus write into the store: that is damage, which the next lookup finds. The files stay writable, so that a run's
-compile command can be pasted and run again unchanged.
+Files pass between the store and a run's folder as hard links if the file system allows. Writing to a run's file thus
+damages the store, and the next lookup finds the damage. The files stay writable, so that a run's compile command can be
+pasted and run again unchanged.
 
-An entry as one archive has `entry.json`, then the files by role, in the order of their names. Nothing in an unpacked
-archive is trusted: the seal, the key that the ingredients make, the names, and every file's size and SHA-256 are
-checked before the entry is used.
+In an archive, an entry is `entry.json` and then the files in the order of their roles. Unpacking trusts nothing: it
+checks the seal, the key made from the ingredients, the names, and each file's size and SHA-256.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ if TYPE_CHECKING:
 
 
 _LOCK_POLL_SECONDS = 0.05
-# A file of this size or more gets a hash stamp on disk. To read such a stamp costs as much as to hash 50 kB; at 16 MB a
-# module is hashed in 10 ms, and is seldom larger.
+# A file of this size or more gets a hash stamp on disk. Reading a stamp costs as much as hashing 50 kB. Smaller files
+# need no stamp, since hashing 16 MB takes only 10 ms; few modules are larger.
 _LARGE_FILE_BYTES = 16 << 20
 _USE_TIME_SECONDS = 3600.0
 _UNWRITABLE_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -72,7 +71,7 @@ _ROLE = re.compile(r"[a-z0-9][a-z0-9_-]{0,60}(?:\.[a-z0-9_-]{1,30}){0,3}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ENTRY_FIELDS = {"format", "key", "name", "created", "ingredients", "metadata", "files"}
 _MAX_FILES = 16
-# The compiler's warnings, of which 64 KiB are kept, and flags take most of the space.
+# Most of an entry file is flags and the compiler's warnings, of which at most 64 KiB are kept.
 _MAX_ENTRY_FILE_BYTES = 4 << 20
 
 
@@ -113,11 +112,11 @@ def parse_sealed_entry(data: bytes, key: str) -> dict[str, Any]:
     """Return the entry that this machine has sealed.
 
     Raises:
-        DamageError: it is not what was written, or has another key.
+        DamageError: the entry is not what was written, or has another key.
     """
     try:
         document: dict[str, Any] = json.loads(data)["entry"]
-        # The bytes themselves are compared, so that no changed byte goes unnoticed.
+        # Compare the bytes themselves, so that no change goes unnoticed.
         is_intact = data == seal_entry(document)
         matches = is_intact and document["format"] == _ENTRY_FORMAT and document["key"] == key
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -133,7 +132,7 @@ def parse_sealed_entry(data: bytes, key: str) -> dict[str, Any]:
 
 
 def parse_untrusted_entry(data: bytes, key: str) -> dict[str, Any]:
-    """Return the entry that some machine has sealed: anybody can make a seal, so every field is checked.
+    """Return an entry that another machine may have sealed; check every field, since anybody can make a seal.
 
     Raises:
         DamageError: a field is not as this toolkit writes it, or the ingredients make another key.
@@ -170,7 +169,7 @@ def _is_valid(document: dict[str, Any]) -> bool:
 
 
 def pack(folder: Path, key: str) -> Iterator[bytes]:
-    """Yield an entry's folder as an archive, in blocks; every file is hashed on the way.
+    """Yield an entry's folder as an archive, in blocks; hash every file along the way.
 
     Raises:
         DamageError: the entry is not what was written.
@@ -199,17 +198,17 @@ def compute_packed_size(folder: Path, key: str) -> int:
 def unpack(
     stream: Readable, key: str, folder: Path, *, roles: Collection[str] = (), size: int | None = None
 ) -> dict[str, str]:
-    """Unpack the entry of a key into an empty folder, which is unusable after an error; return SHA-256 by role.
+    """Unpack an entry into an empty folder, which is unusable after an error; return the SHA-256 of files by role.
 
     Args:
         stream: the archive.
-        key: of the expected entry.
-        folder: gets `entry.json` and the files.
-        roles: the files that it must have.
-        size: of the archive in bytes, if known.
+        key: the key of the expected entry.
+        folder: the folder for `entry.json` and the files.
+        roles: the files that the entry must have.
+        size: the size of the archive in bytes, if known.
 
     Raises:
-        DamageError: it is not a complete entry of this key.
+        DamageError: the archive is not a complete entry of this key.
         OSError: the folder cannot be written, or has no room.
     """
     reader = ArchiveReader(stream)
@@ -275,10 +274,10 @@ class ModuleEntry:
     """A module in the store.
 
     Attributes:
-        files: the path of each of its files, by role. Not to be written to; `materialise` puts them elsewhere.
-        name: the step that it was compiled for first.
-        ingredients: the inputs of its key.
-        created: the time of its creation (ISO 8601, UTC).
+        files: the paths of the entry's files, by role. Never write to them; `materialise` puts them elsewhere.
+        name: the step for which the module was first compiled.
+        ingredients: the inputs of the key.
+        created: the time of creation (ISO 8601, UTC).
     """
 
     key: str
@@ -291,7 +290,7 @@ class ModuleEntry:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The result of a lookup; the note explains a miss, or adds something worth knowing."""
+    """The result of a lookup; the note explains a miss, or says what else went wrong."""
 
     entry: ModuleEntry | None
     note: str = ""
@@ -301,7 +300,7 @@ class Lookup:
 class ModuleCache:
     """The store in a cache folder, which need not exist yet. May be used by several threads.
 
-    The clock returns seconds since 1970, to compare with the time of an entry's last use.
+    The clock returns seconds since 1970, which are compared with the time of an entry's last use.
     """
 
     folder: Path
@@ -321,10 +320,10 @@ class ModuleCache:
         return HashCache(self.folder / "verified")
 
     def lookup(self, key: str) -> Lookup:
-        """Find an entry and check it; a damaged one counts as missing, and the next published one replaces it."""
+        """Find an entry and check it; a damaged entry counts as missing, and the next publication replaces it."""
         folder = self.get_entry_folder(key)
         if folder.is_dir():
-            # The lease comes before the read: entries in use are not collected.
+            # Take the lease before reading, so that the entry is not collected while it is in use.
             self._leases.use(folder)
         try:
             entry, hashes = _read_entry(key, folder)
@@ -365,9 +364,9 @@ class ModuleCache:
             self._remember(source, new_status, sha256)
 
     def list_entries(self) -> Iterator[ModuleEntry]:
-        """Yield every entry, its files unchecked, except damaged entries, which `cache.verify` reports."""
+        """Yield every entry without checking its files; skip damaged entries, which `cache.verify` reports."""
         for path in self._modules.glob(f"??/*/{ENTRY_FILE}"):
-            # An entry may also be removed meanwhile.
+            # An entry may be damaged, or be removed during the iteration.
             with contextlib.suppress(OSError, DamageError):
                 yield _read_entry(path.parent.name, path.parent)[0]
 
@@ -382,16 +381,16 @@ class ModuleCache:
     ) -> Lookup:
         """Put a module into the store.
 
-        The module exists already, so no fault of the store is an error: a read-only or full one gives a note. If
-        another process was first, its entry stays.
+        Failing to store it is not an error, since the compiled module exists: a read-only or full store gives a note.
+        If another process was first, its entry stays.
 
         Args:
             files: the files to keep, by role, which is a plain lower-case file name. They share bytes with the store
                 if the file system allows.
-            name: the step's id, to explain later misses by.
+            name: the step's id, by which later misses are explained.
             ingredients: the inputs of the key.
-            metadata: strict JSON.
-            created: now, with a time zone.
+            metadata: values that strict JSON can represent.
+            created: the current time, with a time zone.
         """
         key = make_key(ingredients)
         for role in files:
@@ -427,19 +426,19 @@ class ModuleCache:
 
     @contextlib.contextmanager
     def reserve_entry_folder(self, key: str) -> Iterator[Path]:
-        """Yield a private folder, in which an entry can be put together for `adopt`; it is removed at the end."""
+        """Yield a private folder in which the caller prepares an entry for `adopt`; remove the folder at the end."""
         with self._reserve(key) as temporary:
             temporary.mkdir(0o700)
             yield temporary
 
     def adopt(self, temporary: Path, key: str, hashes: Mapping[str, str], name: str = "") -> Lookup:
-        """Put an entry into the store that was made elsewhere, and whose every file was checked.
+        """Put into the store an entry made elsewhere, all of whose files were checked.
 
         Args:
-            temporary: its folder, out of `reserve_entry_folder`.
-            key: of the entry.
-            hashes: the actual SHA-256 of its files, by role.
-            name: as for `publish`; by default the entry's own.
+            temporary: the entry's folder, which `reserve_entry_folder` yielded.
+            key: the key of the entry.
+            hashes: the actual SHA-256 of the entry's files, by role.
+            name: as for `publish`; by default the name in the entry.
         """
         try:
             publication = self._put_in_place(temporary, key, hashes)
@@ -449,19 +448,19 @@ class ModuleCache:
         return self._name_entry(publication, name or entry.name, key, entry.ingredients) if entry else publication
 
     def remove(self, key: str) -> None:
-        """Move an entry out in one rename, then delete it without hurry; a missing one is no error."""
+        """Move an entry out of the store by one rename, then delete its files; a missing entry is no error."""
         with self._reserve(key) as trash, contextlib.suppress(FileNotFoundError):
             self.get_entry_folder(key).rename(trash)
 
     @contextlib.contextmanager
     def making(self, key: str, cancel_event: threading.Event) -> Iterator[float]:
-        """Hold the lock to make a module: other processes that need it wait until the block is left.
+        """Hold the lock to make a module; other processes that need the module wait until the block is left.
 
-        Yield the seconds that it waited. A store in which no lock can be made excludes no process: it can keep no
-        module either.
+        Yield the seconds of waiting. If no lock can be created, the block runs unlocked; such a store cannot keep the
+        module anyway.
 
         Raises:
-            WaitCancelledError: the run was cancelled while it waited.
+            WaitCancelledError: the run was cancelled while this waited.
         """
         folder, start = self._modules / "making", time.monotonic()
         lock = LockFile(folder / f"{key}.lock")
@@ -476,11 +475,11 @@ class ModuleCache:
         try:
             yield time.monotonic() - start
         finally:
-            # The processes that wait for the lock notice the removal, and make it again.
+            # The processes that wait for the lock notice the removal, and create a new lock file.
             lock.remove()
 
     def explain_miss(self, name: str, ingredients: Mapping[str, str]) -> str:
-        """Return why a module is not in the store: the changes since it was last compiled under this name."""
+        """Return why a module is not in the store, such as the changes since the last compile under this name."""
         try:
             record = json.loads(self._locate_name_file(name).read_bytes())
             old_ingredients = {str(key): str(value) for key, value in record["ingredients"].items()}
@@ -528,10 +527,10 @@ class ModuleCache:
         temporary.chmod(0o755)
         folder = self.get_entry_folder(key)
         folder.parent.mkdir(exist_ok=True)
-        # The loop runs twice: an existing entry may be damaged, and is removed then.
+        # Try twice: if a damaged entry is in the way, the first try removes it.
         for _ in range(2):
             if put_folder(temporary, folder):
-                # No other process has written them, and they were hashed just now.
+                # These files are ours and were hashed just now.
                 for role, sha256 in hashes.items():
                     with contextlib.suppress(FileNotFoundError):
                         self._remember(folder / role, (folder / role).stat(), sha256)
@@ -548,7 +547,7 @@ class ModuleCache:
 
 
 def _read_entry(key: str, folder: Path) -> tuple[ModuleEntry, dict[str, str]]:
-    """Return an entry, and the SHA-256 that its files should have, by role."""
+    """Return an entry, and by role the SHA-256 that its files should have."""
     document = parse_sealed_entry((folder / ENTRY_FILE).read_bytes(), key)
     hashes = {role: file.sha256 for role, file in list_files(document).items()}
     files = {role: folder / role for role in hashes}
@@ -565,10 +564,10 @@ def _touch_entry(folder: Path, now: float) -> None:
     file = folder / ENTRY_FILE
     try:
         if now - file.stat().st_mtime > _USE_TIME_SECONDS:
-            # No time is passed, so that every user who may write the file may do it, not only its owner.
+            # Setting an explicit time needs ownership; the current time needs only write permission.
             os.utime(file)
     except FileNotFoundError:
-        # The cache was cleared: whoever needs a file of the entry will notice.
+        # The cache was cleared; reading a file of the entry will report it.
         return
     except OSError as error:
         if error.errno not in _UNWRITABLE_ERRNOS:
@@ -582,7 +581,7 @@ def _replace_with_link(source: Path, destination: Path) -> None:
     except FileNotFoundError:
         raise
     except OSError:
-        # A file exists already, or the file system has no links.
+        # The destination exists already, or the file system has no hard links.
         with reserve_file(destination) as temporary:
             link_or_copy(source, temporary)
             temporary.replace(destination)
@@ -595,6 +594,6 @@ def link_or_copy(source: Path, destination: Path) -> None:
     except FileNotFoundError:
         raise
     except OSError:
-        # The cause may be another file system, one without links, another owner's file, or too many links.
+        # Links fail across file systems, on some file systems, for another owner's file, or after too many links.
         shutil.copyfile(source, destination)
         destination.chmod(0o644)

@@ -1,7 +1,7 @@
-"""The key of a compiled module: a hash of its ingredients, which `complete_compile` in `plan.py` lists.
+"""The key of a compiled module: a hash of all that it depends on (`complete_compile` in `engine/plan.py` lists it).
 
-A key must change whenever the module might, and must not change with what the module cannot depend on: the locations of
-files, and the destinations of other outputs.
+A key must change whenever the module might change. It must not change with facts that cannot change the module: the
+locations of files, and the destinations of other outputs.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _OUTPUT_FLAGS = frozenset(
     }
 )
 _OUTPUT_PATTERN = re.compile(r"iree-hal-dump-executable-[a-z-]+-to|save-temp-iree-input|mlir-.*-reproducer")
-# These are outputs too, but a scope before the path (`scope=path`) is written into the module.
+# The values of these flags are outputs too, but the compiler writes the scope of `scope=path` into the module.
 _SCOPED_OUTPUT_FLAGS = frozenset(
     {"iree-opt-export-parameters", "iree-opt-splat-parameters", "iree-parameter-export", "iree-parameter-splat"}
 )
 _HASH = re.compile(r"(?:sha256:)?[0-9a-f]{32,}")
-# These characters separate a file from the rest of a value.
+# These characters separate a file name from the rest of a flag's value.
 _SEPARATOR = re.compile("[,=@]")
 _MAX_CHANGES = 3
 _MAX_VALUE_CHARS = 80
@@ -58,7 +58,7 @@ def format_canonical_json(document: object) -> bytes:
 
 
 def make_key(ingredients: Mapping[str, str]) -> str:
-    """Return the SHA-256, in hex, of a module's ingredients; the order of the mapping does not count."""
+    """Return the SHA-256 of a module's ingredients in hex; the order of the mapping makes no difference."""
     document = {"format": _KEY_FORMAT, "ingredients": dict(ingredients)}
     return hashlib.sha256(format_canonical_json(document)).hexdigest()
 
@@ -71,15 +71,15 @@ def join_flags(flags: Iterable[str]) -> str:
 def flag_ingredients(
     flags: Sequence[str], hash_file: Callable[[Path], str], *, folder: Path | None = None
 ) -> tuple[str, ...]:
-    """Return compile flags (without the program) as the compiler sees them, free of paths; their order is kept.
+    """Return compile flags (without the program) with paths replaced by what they mean; their order is kept.
 
-    - A value that is an existing file is replaced by its hash, also inside `scope=file`, `file@symbol` and
-      `file,file`, and also as a token of its own. A name without a folder is kept with the hash: `host`
-      may be a word and the name of a file at once.
-    - A value that is the path of another output is left out, and its flag is kept.
-    - A folder stays as text: its content is not read.
+    - The path of an existing file is replaced by the file's hash, also inside `scope=file`, `file@symbol` and
+      `file,file`, and also as a token of its own. A name without a folder is kept next to the hash, since
+      a word such as `host` may also happen to be the name of a file.
+    - The path of another output is left out, but its flag is kept.
+    - The path of a folder stays as text, since the folder's content is not read.
 
-    Relative paths are resolved in the `folder`, the compile's working directory.
+    Relative paths are resolved in `folder`, the working directory of the compile.
     """
     replace_files = partial(_replace_files, partial(_replace_file, folder or Path(), hash_file))
     result: list[str] = []
@@ -102,7 +102,7 @@ def flag_ingredients(
 
 
 def _replace_files(replace_file: Callable[[str], str | None], text: str) -> str:
-    """Return the text with every file in it replaced by its hash; `replace_file` returns None for other texts."""
+    """Return a text with every file name replaced by `replace_file`, which returns None for any other text."""
     replacement = replace_file(text)
     if replacement is not None:
         return replacement
@@ -112,7 +112,7 @@ def _replace_files(replace_file: Callable[[str], str | None], text: str) -> str:
 
 
 def _replace_item(replace_file: Callable[[str], str | None], entry: str) -> str:
-    """Replace the file in one of a list of values: `file`, `scope=file`, `file@symbol` or `@file`."""
+    """Replace the file name in one item of a list: `file`, `scope=file`, `file@symbol` or `@file`."""
     starts = [0, *([1] if entry.startswith("@") else ()), *(match.end() for match in re.finditer("=", entry))]
     for start in starts:
         ends = [match.start() for match in re.finditer("@", entry) if match.start() >= start]
@@ -126,7 +126,7 @@ def _replace_item(replace_file: Callable[[str], str | None], entry: str) -> str:
 def _replace_file(base: Path, hash_file: Callable[[Path], str], text: str) -> str | None:
     if not text or "\0" in text:
         return None
-    # Most values are no files, and building a Path for each would take longer than everything else here.
+    # Most values are not files, and building a Path for each would take longer than all other work here.
     if not os.path.isfile(os.path.join(base, text)):  # noqa: PTH113, PTH118
         return None
     name = "" if "/" in text else text

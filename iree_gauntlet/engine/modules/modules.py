@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
 # Compiler output of this length is cached with a module, so that a cached compile reports the same warnings.
 _MAX_DIAGNOSTICS_CHARS = 64 * 1024
-# The importer's exit code for a file that cannot be used.
+# The importer exits with this code if the input file cannot be used.
 _UNUSABLE_INPUT_EXIT_CODE = 2
 _LOCATED_ERROR = re.compile(r"(:\d+:\d+|<unknown>:0): error: ")
-# A linker or a machine was short of something for a moment.
+# These messages mean that the linker failed, or that the machine was short of something for a moment.
 _TRANSIENT = re.compile(r"link|Resource temporarily unavailable|Cannot allocate memory|error opening|Permission denied")
 _LEGALIZE_ERROR = re.compile(r"(?::(\d+):\d+: error: )?failed to legalize operation '([\w$.-]+)'")
-# This operation names its operator in an attribute behind its operands.
+# This operation has the name of its operator in an attribute after its operands.
 _TORCH_OPERATOR = "torch.operator"
 _OPERATOR_NAME = re.compile(r"\"torch\.operator\"\([^)]*\) <\{name = \"([\w.:-]+)\"")
 _ONNX_PREFIX = "onnx."
 _ONNX_OPERATOR = re.compile(rb"torch\.operator \"(onnx\.\w+)\"")
-# The default domain of ONNX has this name.
+# ONNX's default domain also has this name.
 _DEFAULT_DOMAIN = "ai.onnx"
 _DIALECTS = frozenset({"chlo", "mhlo", "stablehlo", "tfl", "tm_tensor", "torch", "torchvision", "tosa"})
 _OPSET_VERSION = re.compile(rb"torch\.onnx_meta\.opset_version = (\d+)")
@@ -67,7 +67,7 @@ class CachedFailure(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class EntryMetadata(Recorded):
-    """The metadata of a cache entry: metrics, or the failure; `diagnostics` is the end of the tool's output."""
+    """The metadata of a cache entry, with its metrics or its failure; `diagnostics` is the end of the tool's output."""
 
     statistics: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -80,8 +80,8 @@ class ModuleMaker:
     """A maker of the outputs of import, parameters, compile, reference and count steps.
 
     Attributes:
-        rebuilt_dir: the directory in which all processes of a run mark the cached outputs that they have rebuilt and
-            compared, each once; None to use the cache.
+        rebuilt_dir: the directory in which all processes of a run mark the cached outputs that were rebuilt and
+            compared; each is rebuilt once. None to use the cache.
     """
 
     session: Session[Any]
@@ -89,7 +89,7 @@ class ModuleMaker:
     rebuilt_dir: Path | None
 
     def make(self, step: Step) -> Result:
-        """Put the outputs of a step at their paths: from a cache, or by its tool."""
+        """Put the outputs of a step at their paths, from a cache or by running the step's tool."""
         ingredients = self._complete_ingredients(step)
         key = make_key(ingredients)
         Path(step.folder).mkdir(parents=True, exist_ok=True)
@@ -99,11 +99,11 @@ class ModuleMaker:
             result = self._use_entry(step, cache.lookup(key).entry, "in the cache")
             if result is not None:
                 return result
-        # Synthetic weights are large, and made faster than fetched. Dumps are in no cache.
+        # Do not share synthetic weights, which are large and faster to make than to fetch. No cache has dumps.
         shared_store = None if dumps or not step.stage.row.makes_modules else self.workbench.shared_modules
         shared_result, note = SharedLookup(), ""
         with cache.making(key, cancel_event) as delay:
-            # The second lookup finds what another process has made meanwhile.
+            # Look again, because another process may have made the module during the wait for the lock.
             force, lookup = self._is_forced(step, key), cache.lookup(key)
             result = None if dumps or force else self._use_entry(step, lookup.entry, "in the cache")
             if result is None and shared_store is not None and not force:
@@ -116,8 +116,8 @@ class ModuleMaker:
                 if shared_result.has_response and not shared_result.note:
                     reason += "; not in the shared cache"
                 for _, path in step.outputs:
-                    # An output of an earlier attempt may share its bytes with the cache: the tool must not write into
-                    # it.
+                    # Remove outputs of an earlier attempt: they may share bytes with the cache, and the tool must not
+                    # overwrite those.
                     Path(path).unlink(missing_ok=True)
                 outcome = self.session.processes.run(step)
                 make_result = self._judge_failure if outcome.exit_code != 0 else self._publish_outputs
@@ -127,13 +127,13 @@ class ModuleMaker:
             if force and result.verdict is Verdict.PASSED:
                 mark_rebuilt(self.rebuilt_dir, key)
         if is_new and shared_store is not None and result.verdict is Verdict.PASSED:
-            # The lock is released: no local process waits for the upload.
+            # The lock is released before the upload, so no local process waits for the upload.
             note = shared_store.offer(key, cache, cancel_event)
         notes = (*result.notes, *filter(None, (shared_result.note, note)))
         return replace(result, notes=notes, waited_seconds=delay)
 
     def _complete_ingredients(self, step: Step) -> dict[str, str]:
-        """Return a step's ingredients, with the hashes of files that were fetched or made since it was planned."""
+        """Return a step's ingredients, with the hashes of files that were fetched or made after planning."""
         ingredients = dict(step.cache.ingredients)
         for file in step.inputs:
             if (file.role == "program" or file.role.startswith(FILE_ROLE)) and not ingredients[file.role]:
@@ -142,19 +142,19 @@ class ModuleMaker:
         return ingredients
 
     def _is_forced(self, step: Step, key: str) -> bool:
-        """Return True if the step must run although its result is cached: only modules, and once in a run."""
+        """Return True if the step must run although its result is cached; only modules are forced, once in a run."""
         if self.rebuilt_dir is None or not step.stage.row.makes_modules:
             return False
         return not (self.rebuilt_dir / key).exists()
 
     def _use_entry(self, step: Step, entry: ModuleEntry | None, reason: str) -> Result | None:
-        """Return the result of a cache entry, with its files at the step's paths; None if it cannot be used."""
+        """Put the files of a cache entry at the step's paths, and return the result; None if the entry is unusable."""
         if entry is None:
             return None
         metadata = EntryMetadata.from_dict(entry.metadata)
         command, failure = self.session.processes.format_command(step), metadata.failure
         if failure is not None:
-            # Only the end of a tool's output is cached: the expected text may be in the rest.
+            # Only the end of the tool's output is cached, so the expected text may be in the part that is not.
             if step.expect_match not in f"{failure.reason}\n{metadata.diagnostics}":
                 return None
             for _, path in step.outputs:
@@ -176,7 +176,7 @@ class ModuleMaker:
                 if role in entry.files:
                     self.workbench.modules.materialise(entry, role, Path(path))
         except EntryGoneError:
-            # The cache was cleared meanwhile.
+            # The cache was cleared after the lookup.
             return None
         cache, notes = CacheUse(True, entry.key, reason), (*step.notes, *metadata.notes)
         return Result(Verdict.PASSED, command=command, cache=cache, statistics=metadata.statistics, notes=notes)
@@ -192,7 +192,7 @@ class ModuleMaker:
     def _publish_outputs(
         self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: ModuleEntry | None
     ) -> Result:
-        """Return the result of a successful tool run, and put its outputs into the cache."""
+        """Put the outputs of a successful tool run into the cache; return the result of the run."""
         missing = [path for role, path in step.outputs if role != "splat" and not Path(path).is_file()]
         if missing:
             return Result(Verdict.ERROR, f"exit code 0, but {Path(missing[0]).name} was not written")
@@ -210,7 +210,7 @@ class ModuleMaker:
                 explanation = "this compiler is not deterministic here, or the entry is stale"
                 notes.append(f"rebuilt: different bytes from those in the cache; {explanation}")
             if EntryMetadata.from_dict(previous.metadata).failure is not None:
-                # An entry in the store is never overwritten.
+                # Publishing never overwrites an entry, so remove the old one.
                 self.workbench.modules.remove(key)
         files = {role: Path(path) for role, path in step.outputs if Path(path).is_file()}
         note = self._publish(step, files, ingredients, statistics=statistics)
@@ -218,7 +218,7 @@ class ModuleMaker:
         return Result(Verdict.PASSED, statistics=statistics, notes=tuple(notes), tail=tuple(outcome.tail))
 
     def _publish(self, step: Step, files: Mapping[str, Path], ingredients: Mapping[str, str], **metadata: Any) -> str:
-        """Put files into the cache, with the tool's output; return a note, empty on success."""
+        """Put files and the tool's output into the cache; return a note, which is empty on success."""
         processes = self.session.processes
         diagnostics = "\n".join(processes.error_lines(step))[-_MAX_DIAGNOSTICS_CHARS:]
         publication = self.workbench.modules.publish(
@@ -247,17 +247,17 @@ class ModuleMaker:
             # The input file is at fault, not IREE.
             return replace(result, verdict=Verdict.ERROR, reason=reason, failure=None)
         if not step.stage.row.makes_modules:
-            # The failed program is ours or named by the spec, not the product under test.
+            # The failed program is the toolkit's, or one that the spec names, but not the product under test.
             return replace(result, verdict=Verdict.ERROR)
         if is_program_changed(step):
             return _make_change_error(step)
         result = replace(result, unsupported=self._find_unsupported(step, lines))
-        # Only errors with a location in the program are cached: not those of the linker or of this machine.
+        # Cache only errors with a location in the program; errors of the linker or the machine may be temporary.
         has_location = any(map(_LOCATED_ERROR.search, lines)) and not any(map(_TRANSIENT.search, lines))
         if not has_location:
             return result
         if previous is not None and EntryMetadata.from_dict(previous.metadata).failure is None:
-            # The rebuild ended differently: the compiler is not deterministic here, and this result is new.
+            # The rebuild ended differently, so the compiler is not deterministic here; keep the new result.
             note = "it compiled before: that module was removed from the cache"
             result = replace(result, notes=(*result.notes, note))
             self.workbench.modules.remove(key)
@@ -281,7 +281,7 @@ class ModuleMaker:
             case "parameters":
                 metrics |= {"archive_bytes": output.stat().st_size}
             case "counts":
-                # The value of a count depends on the CPU and the counter.
+                # Record the CPU and the counter, because the value of a count depends on them.
                 ingredients = dict(step.cache.ingredients)
                 counts = read_counts(output)
                 metrics |= {"instructions": counts.instructions, "calls": counts.calls}
@@ -295,7 +295,7 @@ class ModuleMaker:
 
 
 def mark_rebuilt(folder: Path | None, key: str) -> None:
-    """Mark an output as rebuilt in this run, in a folder, if any, so that no process rebuilds it again."""
+    """Mark an output in `folder`, if any, as rebuilt, so that no process of this run rebuilds the output again."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / key).touch()
@@ -305,7 +305,7 @@ def read_statistics(path: Path) -> dict[str, Any]:
     """Read the compiler's statistics.
 
     Raises:
-        GauntletError: the file is missing or no JSON object.
+        GauntletError: the file is missing, or is not a JSON object.
     """
     hint = "Run again with --force-recompile."
     try:
@@ -340,16 +340,16 @@ def _make_change_error(step: Step) -> Result:
 
 
 def find_unsupported(lines: Sequence[str], program: Path, source: Path) -> UnsupportedOperator | None:
-    """Return the operator that a compile failed for; None after other failures, or for operations of no importer.
+    """Return the operator that a compile failed on; None if another cause or another kind of operation failed.
 
-    MLIR prints the operation that it cannot legalize. Programs of importers have the model's operators as operations:
-    those of ONNX as `torch.operator` with the name in an attribute, those of torch, StableHLO and others under the
-    names of their dialects. The domain of an ONNX operator is in the ONNX file alone.
+    MLIR prints the operation that it cannot legalize. In imported programs these operations are the model's operators.
+    ONNX operators are `torch.operator` with the name in an attribute; operators of torch, StableHLO and others have the
+    names of their dialects. Only the ONNX file has the domain of an ONNX operator.
 
     Args:
         lines: the compiler's output.
         program: the compiled program.
-        source: the file that it was imported from; the program itself if it was not imported.
+        source: the file that the program was imported from; the program itself if it was not imported.
     """
     error_match = next(filter(None, map(_LEGALIZE_ERROR.search, lines)), None)
     if error_match is None:
@@ -362,7 +362,7 @@ def find_unsupported(lines: Sequence[str], program: Path, source: Path) -> Unsup
         name = name_match[1]
     try:
         with program.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-            # The operations that an ONNX operator became have the location of the operator.
+            # The operations made from an ONNX operator keep the operator's location.
             number = int(line_number or 0)
             line = itertools.islice(iter(text.readline, b""), number - 1, None) if number else iter(())
             onnx_match = _ONNX_OPERATOR.search(next(line, b""))
@@ -378,7 +378,7 @@ def _describe_onnx(name: str, text: mmap.mmap, source: Path) -> UnsupportedOpera
     operator = name.removeprefix(_ONNX_PREFIX)
     counts = {domain: count for (domain, op_type), count in count_operators(source).items() if op_type == operator}
     default, versions = _OPSET_VERSION.search(text), _OPSET_VERSIONS.search(text)
-    # If there is no ONNX file, the program's only domain is that of its operators.
+    # Without an ONNX file, take the default domain if the program names no other.
     domains = list(counts) or ([""] if default and not versions else [])
     if len(domains) != 1:
         return UnsupportedOperator(operator, "", None, sum(counts.values()) or _count(name, text))
@@ -391,7 +391,7 @@ def _describe_onnx(name: str, text: mmap.mmap, source: Path) -> UnsupportedOpera
 
 
 def _count(name: str, text: mmap.mmap) -> int | None:
-    """Return the number of occurrences of an operation in a program; None if the program is no text."""
+    """Return the number of occurrences of an operation in a program; None if the program is bytecode, not text."""
     if text[: len(_BYTECODE_MAGIC)] == _BYTECODE_MAGIC:
         return None
     return sum(1 for _ in re.finditer(rb"(?<![\w.])%b(?![\w.])" % re.escape(name.encode()), text))

@@ -1,10 +1,10 @@
-"""A store of modules that several machines share: queried after the local one, and filled after a compile.
+"""A store of modules that several machines share, queried after the local store, and filled after a compile.
 
     <url>/v1/<first two of key>/<key>.tar     an entry, as `module_cache.pack` makes it
 
-Everybody who may write there decides what code runs on the machines that read there; see docs/how-to/artifacts.md. An
-entry is checked completely before it is used. A store that cannot be reached or refuses is a note, never an error, and
-is not used for the rest of the run: it costs one timeout.
+Everybody who may write to the store decides what code runs on the machines that read from it; see
+docs/how-to/artifacts.md. Entries are checked completely before use. A store that is unreachable or refuses gives a
+note, never an error, and is not used for the rest of the run, so it costs one timeout.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 
 _LAYOUT = "v1"
 _FILE_SCHEME = "file://"
-# A module can be compiled instead, so the wait is shorter than for an artifact.
+# The limit is shorter than for an artifact, because a module can be compiled instead.
 _STALL_SECONDS = 20.0
 _RETRIES = 1
 _CANCEL_POLL_SECONDS = 0.2
 _CANCEL_MESSAGE = "cancelled while the shared cache was queried"
 _BLOCK_BYTES = 1 << 20
-# An object up to this size goes into one request, the only kind that can refuse to replace; it is all in memory.
+# An object up to this size is uploaded from memory in one request; only such a request can refuse to overwrite.
 _MAX_REQUEST_BYTES = 32 << 20
 _PART_BYTES = 8 << 20
 _MAX_CONCURRENT_PARTS = 4
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _ERROR_CODE = re.compile(r"<Code>(\w+)</Code>")
-# Azure and S3 report a missing object by these codes. Another code means that the container or bucket is missing.
+# Azure and S3 report a missing object by these codes. Other codes mean that the container or bucket is missing.
 _MISSING_OBJECT_CODES = frozenset({"BlobNotFound", "NoSuchKey"})
 
 _T = TypeVar("_T")
@@ -56,7 +56,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class SharedLookup:
-    """The result of a query of the shared store: an entry that is now in the local one too, or none."""
+    """The result of a query of the shared store; an entry that was found is now in the local store too."""
 
     entry: ModuleEntry | None = None
     has_response: bool = False
@@ -64,12 +64,12 @@ class SharedLookup:
 
 
 class _RemoteError(Exception):
-    """A store that cannot be reached, or refuses."""
+    """The shared store cannot be reached, or it refuses a request."""
 
 
 @dataclass(slots=True)
 class SharedModules:
-    """A shared store, for one run, which fills it if it may `write`; may be used by several threads.
+    """A shared store as one run uses it, which fills the store if `write`; may be used by several threads.
 
     Attributes:
         stall_timeout: seconds without a byte after which a request is abandoned.
@@ -79,7 +79,7 @@ class SharedModules:
     configuration: Configuration
     write: bool = False
     stall_timeout: float = _STALL_SECONDS
-    # The first request holds it, so that only one thread waits for an unreachable store.
+    # The first request holds this lock, so that only one thread waits for an unreachable store.
     _first_request_lock: threading.Lock = field(default_factory=threading.Lock)
     _location: StoreLocation | None = None
     _is_reachable: bool = False
@@ -91,7 +91,7 @@ class SharedModules:
     def find(
         self, key: str, cache: ModuleCache, name: str, roles: Collection[str], cancel_event: threading.Event
     ) -> SharedLookup:
-        """Get an entry, which must have files of these roles, into the local store; `name` explains later misses.
+        """Copy an entry, which must have files of these roles, into the local store; `name` explains later misses.
 
         Raises:
             GauntletError: the run was cancelled.
@@ -99,9 +99,9 @@ class SharedModules:
         return run_cancellable(lambda: self._find(key, cache, name, roles), cancel_event, _CANCEL_MESSAGE)
 
     def offer(self, key: str, cache: ModuleCache, cancel_event: threading.Event) -> str:
-        """Upload an entry of the local store, if writing is allowed; return a note, empty on success.
+        """Upload an entry of the local store, if writing is allowed; return a note, which is empty on success.
 
-        An existing one stays, unless this run has found it damaged.
+        An existing entry stays, unless this run has found it damaged.
 
         Raises:
             GauntletError: the run was cancelled.
@@ -130,11 +130,11 @@ class SharedModules:
             self._damaged_keys.add(key)
             return SharedLookup(has_response=True, note=f"{self.url}/{_make_path(key)} is not used: {error}")
         except OSError as error:
-            # The error is of the local disk: those of the store are wrapped.
+            # This is an error of the local disk, since errors of the store are wrapped in `_RemoteError`.
             return SharedLookup(has_response=True, note=f"the shared cache's module is not used: {error.strerror}")
 
     def _query(self, key: str) -> GetResult | None:
-        """Return the object of an entry; None if it is missing, or the store is disabled."""
+        """Return the object of an entry; None if the object is missing, or the store is disabled."""
         if self._is_reachable:
             return None if self._is_off else self._get(key)
         with self._first_request_lock:
@@ -165,7 +165,7 @@ class SharedModules:
         if self._location is None:
             folder = Path(unquote(self.url.removeprefix(_FILE_SCHEME)))
             if self.url.startswith(_FILE_SCHEME) and not self.write and not folder.is_dir():
-                # The folder would be created, which would hide that nobody has mounted it.
+                # Do not create the folder, which would hide that nobody has mounted it.
                 raise _RemoteError(f"there is no folder {folder}")
             try:
                 self._location = open_store(
@@ -221,7 +221,7 @@ class SharedModules:
                 )
         except _RemoteError:
             if local_errors:
-                # The error is local, and not the store's message about it.
+                # Raise the local error itself, not the store's message about it.
                 raise local_errors[0] from None
             raise
         self._damaged_keys.discard(key)
@@ -236,7 +236,7 @@ def shared_modules(configuration: Configuration, *, offline: bool) -> SharedModu
 
 
 def _create_object(location: StoreLocation, path: str, content: bytes) -> bool:
-    """Create an object; return True if it exists now, False if the store cannot be asked to replace nothing."""
+    """Create an object; return True if it exists now, False if the store cannot create without overwriting."""
     import obstore  # noqa: PLC0415 - a large library, which few runs need
     from obstore.exceptions import AlreadyExistsError, NotSupportedError  # noqa: PLC0415 - a large library, which few runs need
 
@@ -252,7 +252,7 @@ def _create_object(location: StoreLocation, path: str, content: bytes) -> bool:
 def _read_blocks(response: GetResult) -> Iterator[bytes]:
     stream = iter(response.stream(min_chunk_size=_BLOCK_BYTES))
     while True:
-        # Only the request is wrapped: errors where the block is used are not the store's.
+        # Wrap only the request, because errors where the block is used are not errors of the store.
         with _explain_remote_errors():
             block = next(stream, None)
         if block is None:
@@ -288,10 +288,10 @@ def _describe_reason(error: Exception) -> str:
 
 
 def run_cancellable(work: Callable[[], _T], cancel_event: threading.Event, error: str) -> _T:
-    """Return the result of a function; after a cancel, abandon it on its thread, which may wait for a server.
+    """Return the result of a function; on cancellation, abandon its thread, which may be waiting for a server.
 
     Raises:
-        GauntletError: `error`, as the run was cancelled; or the errors of `work`.
+        GauntletError: the run was cancelled (with the text `error`), or `work` raised it.
     """
     future: Future[_T] = Future()
 

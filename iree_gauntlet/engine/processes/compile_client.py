@@ -1,8 +1,8 @@
 """Client of the compile server: a process of the toolchain's Python that forks a child for each compile.
 
-`workers/iree_side/compile_server.py` describes that process. A compile costs a little less than one by the native tool,
-and much less than one through its Python wrapper, and its result is the same: the same bytes, diagnostics, exit codes
-and signals. It uses one thread, so that large programs are for the plain tool.
+`workers/iree_side/compile_server.py` describes that process. A served compile is a little faster than the native tool
+and much faster than the tool's Python wrapper. The results are the same: module bytes, diagnostics, exit codes and
+signals. A served compile uses one thread, so large programs are left to the plain tool.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _SCRIPT = Path(iree_side.__file__).with_name("compile_server.py")
 _GRACE_SECONDS = 2.0
 _CLOSE_TIMEOUT_SECONDS = 20.0
-# These print something and exit, or are set by the server: one thread, one output.
+# Some of these flags print something and exit; the server sets the others itself (one thread, one output).
 _UNSUPPORTED_FLAG = re.compile(
     r"-+(?:help.*|h|version|print-(?:all-)?options|iree-list-plugins|iree-hal-list-target-backends|o)(?:=.*)?"
     r"|-+mlir-disable-threading=.*"
@@ -47,21 +47,21 @@ EXIT_DEFECT = 70
 EXIT_UNWRITABLE = 74
 _MAX_STDERR_BYTES = 1 << 20
 _ERROR_LOCATION = re.compile(r"^(.+?):\d+:\d+: error: ", re.MULTILINE)
-# This is the tool's own main function in the stack of a crash; its callers here belong to the server's Python.
+# A crash's stack shows the tool's main function by these names; the frames of its callers are the server's Python.
 _MAIN_FRAME = re.compile(rb"^ *#?\d+ .*(?:runIreecMain|ireeCompilerRunMain|ireeCompilerInvocation).*\n", re.MULTILINE)
 _NO_MEMORY_MESSAGES = ("out of memory", "bad_alloc", "cannot allocate memory", "memoryerror")
 
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """A compile: `iree-compile PROGRAM FLAGS -o OUTPUT`, of one program, or of many as one.
+    """A compile `iree-compile PROGRAM FLAGS -o OUTPUT` of one program, or of many programs merged into one.
 
     Attributes:
-        programs: paths of MLIR, text or bytecode.
-        output: path of the module, which is complete or absent; its folder exists.
+        programs: paths of MLIR files, as text or bytecode.
+        output: path of the module, written completely or not at all; its folder must exist.
         cwd: the base of relative paths; empty for the toolkit's own folder.
-        timeout: seconds until it gets SIGTERM, and SIGKILL after the server's grace; `inf` for no limit.
-        memory_bytes: limit of its address space, the compiler's own 0.3 GB included; 0 for none.
+        timeout: seconds until SIGTERM; SIGKILL follows after the server's grace; `inf` for no limit.
+        memory_bytes: limit of the address space, which includes the compiler's own 0.3 GB; 0 for no limit.
     """
 
     programs: tuple[str, ...]
@@ -76,7 +76,7 @@ class CompileJob:
 
 @dataclass(frozen=True, slots=True)
 class _CompileDetail(Recorded):
-    """The public functions of each of several programs compiled as one, and the indices of the faulty programs."""
+    """Details of a merged compile: the public functions of each program, and the indices of faulty programs."""
 
     functions: tuple[tuple[str, ...], ...] = ()
     refused: tuple[int, ...] = ()
@@ -84,7 +84,7 @@ class _CompileDetail(Recorded):
 
 @dataclass(slots=True)
 class CompileResponse(Report, Recorded):
-    """A message of the server: that it is ready; that a compile runs, or could not be started; or its end."""
+    """A message of the server: it is ready, or a compile has started, could not be started, or has ended."""
 
     ready: bool = False
     id: int = 0
@@ -101,13 +101,13 @@ def is_servable(flags: Sequence[str]) -> bool:
 
 @dataclass
 class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
-    """Compiles in children of one server; `compile` may be called from several threads at once.
+    """A server that compiles in child processes; `compile` may be called from several threads at once.
 
-    The server starts with the first compile, and again after it was killed. Use it as a context manager.
+    The first compile starts the server; a later compile restarts it if it was killed. Use it as a context manager.
 
     Attributes:
         python: the toolchain's Python, which has `iree.compiler`.
-        tmpdir: folder for private TMPDIRs; the system's temporary folder if a shell would not take its path literally.
+        tmpdir: folder for private TMPDIRs; the system's temporary folder if its path would need quotes in a shell.
         grace: seconds between SIGTERM and SIGKILL.
     """
 
@@ -139,15 +139,15 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
         return self._ask(job, None)[0]
 
     def compile_batch(self, job: CompileJob) -> tuple[Outcome, tuple[tuple[str, ...], ...], tuple[int, ...]]:
-        """Compile programs as one and wait for it; raises as `compile`.
+        """Compile programs merged into one and wait for the end; errors as in `compile`.
 
         Returns:
-            The outcome; the public functions of each program, under the names that they have in the module (empty
-            if the merge was not reached); and, after a failure, indices of the programs at fault: those that
-            do not parse, or else those named in the compiler's errors. The compiler may stop at the first.
-            Empty if neither is known.
+            The outcome; each program's public functions by their names in the module (empty if the merge was not
+            reached); and after a failure the indices of faulty programs (empty if unknown). Programs that do not
+            parse are faulty; if all parse, those that the compiler's errors name. The compiler may stop at its
+            first error, so more programs may be faulty.
         """
-        # These prefixes precede the names of each one's symbols.
+        # Each program gets a prefix, which is put before the names of its symbols.
         prefixes = tuple(f"c{index}_" for index in range(len(job.programs)))
         outcome, detail = self._ask(job, prefixes)
         culprits = detail.refused
@@ -156,7 +156,7 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
         return outcome, detail.functions, culprits
 
     def cancel(self) -> None:
-        """End every compile, and start no further one; safe in a signal handler, as it takes no lock."""
+        """End every compile, and start no more; safe in a signal handler, since it takes no lock."""
         self._cancel_flag = True
         server = self._server
         if server is not None:
@@ -182,7 +182,7 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
                 response = server.wait(waiter)
                 if response is not None or waiter.pid or self._is_cancelled():
                     break
-                # That server was killed before it read the request; nothing was tried yet.
+                # The server was killed before it read the request, so the compile was not tried yet.
         except _NeverStartedError as error:
             if self._is_cancelled():
                 return Outcome(None, cancelled=True), _CompileDetail()
@@ -232,7 +232,7 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
 
 
 class _NeverStartedError(Exception):
-    """The server ended before it was ready; the text is its last line."""
+    """The server ended before it was ready; the text is the last line that it printed."""
 
 
 @dataclass(slots=True)
@@ -308,15 +308,15 @@ class _ServerProcess:
         return waiter.answer
 
     def terminate(self) -> None:
-        """Have it kill its children and end; takes no lock."""
+        """Make the server kill its children and end; takes no lock."""
         if not self.ended:
-            # It may be gone meanwhile; no other process gets its id before `_read` has collected it, which sets `ended`
-            # first.
+            # The server may have ended by now, but its id stays reserved until `_read` collects it, after setting
+            # `ended`.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
     def close(self) -> None:
-        """End it, and wait until it and its children are gone."""
+        """End the server, and wait until the server and its children are gone."""
         with contextlib.suppress(BrokenPipeError):
             self._requests.close()
         self._reader.join(_CLOSE_TIMEOUT_SECONDS)
@@ -325,13 +325,13 @@ class _ServerProcess:
             self._reader.join()
 
     def _write(self, request: Mapping[str, Any]) -> None:
-        # The reader notices a killed server.
+        # Errors are ignored here, since the reader notices a killed server.
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._requests.write(json.dumps(request).encode() + b"\n")
             self._requests.flush()
 
     def _read(self) -> None:
-        """Pass on responses until the server ends, then make sure that nothing of it is left."""
+        """Pass on responses until the server ends, then kill the compiles that a killed server left behind."""
         for line in self._answers:
             if not line.endswith(b"\n"):
                 break
@@ -354,7 +354,7 @@ class _ServerProcess:
         status = self._process.wait()
         for waiter in waiters:
             if waiter.pid:
-                # The killed server could not do it any more.
+                # The killed server can no longer kill its own children.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(waiter.pid, signal.SIGKILL)
         if not self._ready:
@@ -375,9 +375,9 @@ def _make_folder(folder: Path) -> None:
 
 
 def compile_outcome(response: CompileResponse, job: CompileJob) -> Outcome:
-    """Return the outcome of a compile, in the terms of all processes."""
+    """Return the outcome of a compile in the form that all processes have."""
     if os.WIFSIGNALED(response.status):
-        # Only frames that the tool itself would have shown are kept, as people read the log's end first.
+        # Drop the stack frames of the server's Python: people read the end of the log first.
         with job.stderr.open("r+b") as stream:
             frames = list(_MAIN_FRAME.finditer(stream.read(_MAX_STDERR_BYTES)))
             if frames:

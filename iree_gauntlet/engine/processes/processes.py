@@ -29,7 +29,7 @@ class Processes:
     run_dir: Path
 
     def run(self, step: Step, command: Command | None = None, name: str = "") -> Outcome:
-        """Run a step's command, or another one for it, to its end; `name` is the prefix of its logs."""
+        """Run a step's command, or `command` in its place, to the end; `name` is the prefix of the logs."""
         command = command or step.required_command
         folder = Path(step.folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -38,8 +38,8 @@ class Processes:
             stdout=folder / f"{name}stdout.txt",
             stderr=folder / f"{name}stderr.txt",
             timeout=step.timeout,
-            # The TMPDIR is next to the outputs, where there is room; if the path has a space, it is in the system's
-            # folder.
+            # TMPDIR is next to the outputs, where there is room. If that path would need quotes in a shell, TMPDIR is
+            # in the system's temporary folder.
             tmpdir=folder if is_plain_path(str(folder)) else None,
         )
 
@@ -54,7 +54,7 @@ class Processes:
         return str((Path(step.folder) / stream).relative_to(self.run_dir))
 
     def write_log(self, step: Step, stream: str, lines: Sequence[str]) -> str:
-        """Write a message about a failure that no process has written; return the file's path, as of `log`."""
+        """Write a log for a failure about which no process has written one; return its path as in `log`."""
         path = Path(step.folder) / stream
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

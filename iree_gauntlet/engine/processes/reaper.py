@@ -14,10 +14,10 @@ a separate process for four reasons:
   of a group is gone, and a process that left its group is still found.
 
 Protocol: standard input is a stream socket. `r` with a file descriptor passes a connection for one process; further
-descriptors are locks that the process inherits, so that they are held as long as any descendant of it lives; `c`
-cancels all running and future processes, a second `c` kills without grace; the end of the stream ends everything. A
-connection receives one line of JSON (`Request`); it returns the process's id on a line as soon as it runs, and a line
-of JSON at its end (fields of `Report`). A connection that is closed before that cancels it.
+descriptors are locks, which the process and its descendants hold while they live. `c` cancels all running and future
+processes, a second `c` kills without grace; the end of the stream ends everything. The client sends one line of JSON
+(`Request`) on a connection; the reaper replies with the process's id on a line when it starts, and with a line of JSON
+when it ends (fields of `Report`). Closing a connection before its report cancels its process.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ import sys
 import time
 from types import SimpleNamespace
 
-# Each run starts this program: with `dataclasses`, `pathlib`, `shutil` and `typing` that takes twice as long.
+# Each run starts this program; importing `dataclasses`, `pathlib`, `shutil` and `typing` would double its start time.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 _PR_SET_CHILD_SUBREAPER = 36
-# A group is checked this often if its leader is gone while members live on.
+# If a group's leader has ended but other members still live, the group is checked at this interval.
 _DRAIN_POLL_SECONDS = 0.02
-# Descriptors are a connection, and the locks of a step: a device's, and the machine's.
+# At most 3 are expected (a connection, the lock of a device, the lock of the machine); 8 leaves room for more.
 _MAX_DESCRIPTORS = 8
 
 
 class _RunningProcess:
-    """A running process; times are of the monotonic clock."""
+    """A running process; times are readings of the monotonic clock."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class _Reaper:
         return bool(data)
 
     def _read_request(self, connection: socket.socket) -> SimpleNamespace | None:
-        """Return a complete request; None if more of it is to come, or the connection is closed."""
+        """Return a complete request; None if it is still incomplete, or the connection is closed."""
         try:
             data = connection.recv(1 << 16)
         except BlockingIOError:
@@ -163,7 +163,7 @@ class _Reaper:
             return
         start = self._clock()
         try:
-            # The same file for both streams is opened once, or they would overwrite each other.
+            # A file for both streams is opened only once, or else the streams would overwrite each other.
             with open(request.stdout, "wb") as out, contextlib.ExitStack() as stack:  # noqa: PTH123
                 same = request.stdout == request.stderr
                 err = out if same else stack.enter_context(open(request.stderr, "wb"))  # noqa: PTH123
@@ -237,7 +237,7 @@ class _Reaper:
                     self._finish(run)
                     continue
                 if not run.terminated:
-                    # The leader has finished; its remaining descendants are of no use.
+                    # The leader has finished, so its remaining descendants are useless.
                     self._kill(run)
             if now < run.deadline:
                 continue
@@ -250,10 +250,10 @@ class _Reaper:
                 self._terminate(run)
 
     def _has_members(self, group: int) -> bool:
-        """Return True if a process lives in the group of a leader that was collected.
+        """Return True if a process still lives in a group whose leader was collected.
 
-        With a subreaper every such process is this one's child, or the descendant of one, and the kernel answers
-        exactly. Elsewhere a null signal tests it; macOS answers EPERM if there are only zombies.
+        A subreaper has every such process among its descendants, so the kernel answers exactly. Without a subreaper a
+        null signal tests the group; macOS answers EPERM if only zombies are left.
         """
         if self._subreaper:
             try:
@@ -280,13 +280,13 @@ class _Reaper:
         self._send_report(run.connection, run.report)
 
     def _send_report(self, connection: socket.socket, report: SimpleNamespace) -> None:
-        # The client may have gone away; a report is far smaller than a socket's buffer.
+        # The client may be gone. A report never blocks, since it is far smaller than a socket's buffer.
         with contextlib.suppress(OSError):
             connection.sendall(json.dumps(vars(report)).encode() + b"\n")
         self._close_connection(connection)
 
     def _close_locks(self, connection: socket.socket) -> None:
-        """Close the locks that came with a connection; the process has its own copies."""
+        """Close the lock descriptors that came with a connection; the started process has its own copies."""
         for descriptor in self._locks.pop(connection, ()):
             os.close(descriptor)
 
@@ -298,7 +298,7 @@ class _Reaper:
         connection.close()
 
     def _end_all_runs(self) -> None:
-        """Kill all groups and orphans, and remove the private folders that their owner cannot remove."""
+        """Kill all groups and orphans, and remove the private folders of the runs, since the toolkit is dead."""
         runs = list(self._runs.values())
         for run in runs:
             self._kill(run)
@@ -317,15 +317,15 @@ class _Reaper:
 
 
 def _send_signal_to_group(group: int, number: signal.Signals) -> None:
-    # The group is gone already, or (macOS) has only zombies.
+    # The group may be gone, or may have only zombies (macOS).
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
 
 def _kill_children() -> None:
-    """Kill this process's children until there are none: called when no run owns any.
+    """Kill this process's children until there are none. Call only when no run is left.
 
-    Linux only; elsewhere a process that left its group cannot be found.
+    Works on Linux only; other systems cannot find a process that left its group.
     """
     children = f"/proc/self/task/{os.getpid()}/children"
     for _ in range(100):
@@ -358,8 +358,8 @@ def _become_subreaper() -> bool:
 
 def main() -> None:
     """Serve the socket that is standard input."""
-    # Handlers are set, not SIG_IGN: an ignored signal stays ignored in the tools, a handled one does not. A user stops
-    # the run by the toolkit, which stops the reaper.
+    # The reaper ignores these signals, since the toolkit stops it. It uses no-op handlers because SIG_IGN, unlike
+    # handlers, would be inherited through exec by the tools.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
     wake, wake_writer = os.pipe()
@@ -367,6 +367,6 @@ def main() -> None:
     os.set_blocking(wake_writer, False)
     signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
     control = socket.socket(fileno=os.dup(0))
-    # No started process may keep a folder busy, or the control socket open.
+    # The reaper must not keep the current folder busy; started processes must not keep the control socket open.
     os.chdir("/")
     _Reaper(control, wake).serve()

@@ -1,13 +1,13 @@
 """Client of the processes that run modules and compare their outputs, one small case after the other.
 
 The server is `workers/iree_side/run_server.py` in the toolchain's Python, which keeps the runtime and its devices from
-case to case. A case that crashes, hangs or takes all memory ends its process, but affects no other case: the next one
-gets a new process. So that no case suffers from damage that an earlier case did to the same process, a case that
-crashes in a process that ran others before is run once more, alone in a new one, and that decides. A case whose process
-is killed from outside (SIGKILL, by a person or for lack of memory) or runs out of time is not repeated.
+case to case. A case that crashes, hangs or takes all memory ends its process; the next case gets a new process. An
+earlier case may have damaged the process, so a case that crashes in a used process is rerun alone in a new one, and the
+rerun's result counts. A case is not rerun if it ran out of time, or if its process was killed from outside (SIGKILL, by
+a person or for lack of memory).
 
-The server's standard output has only responses; output of cases goes to an unnamed file. A pipe to which nothing is
-written ends the server when the toolkit ends, for any reason.
+The server's standard output has only responses; output of cases goes to an unnamed file. The toolkit holds a pipe to
+the server and never writes to it: when the toolkit ends, for any reason, the pipe closes and the server ends.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _EXIT_TIMEOUT_SECONDS = 10.0
 _MAX_LOG_BYTES = 1 << 20
 # Importing NumPy and the runtime takes a fifth of a second; a machine under load may take a hundred times as long.
 _START_TIMEOUT_SECONDS = 120.0
-# This many processes are tried for a case which none of them reads.
+# So many processes are tried for a case if each of them dies before it reads the request.
 _MAX_STARTS = 3
 # These fields of a case are sent to its process.
 _REQUEST_FIELDS = ("cwd", "device", "on_cpu", "module", "function", "inputs", "expected", "allclose", "kept")
@@ -65,7 +65,7 @@ class RunVerdict:
     ERROR = "error"
     # The case needs iree-run-module itself.
     UNSUPPORTED = "unsupported"
-    # Its process ended, or was ended.
+    # The process of the case ended by itself, or was ended.
     DIED = "died"
 
 
@@ -74,14 +74,14 @@ class RunJob:
     """A case to run.
 
     Attributes:
-        timeout: seconds until its process is killed.
+        timeout: seconds until the process of the case is killed.
         cwd: the base of relative paths.
-        function: empty for the only one that the module exports.
-        limits: element type with absolute and relative tolerance; types that are not listed are compared by their
+        function: the function to call; empty for the only function that the module exports.
+        limits: element types with absolute and relative tolerance; values of other types must have the same
             bytes.
-        allclose: rtol, atol and whether NaN equals NaN: `numpy.allclose` in place of iree-run-module's rule.
-        kept: paths for the outputs when the case fails; suffixes are chosen by their types.
-        log: file for its printed output, if any; empty for none.
+        allclose: (rtol, atol, NaN equals NaN) to compare by `numpy.allclose`; None for iree-run-module's rule.
+        kept: paths of files for the outputs of a failed case; suffixes are added by type.
+        log: file for the printed output, if there is any; empty for no file.
     """
 
     module: str
@@ -98,16 +98,16 @@ class RunJob:
 
     @property
     def on_cpu(self) -> bool:
-        """True if it runs entirely in its own process, and not through a GPU's driver."""
+        """True if the case runs entirely in its process, and not through a GPU's driver."""
         return is_cpu(self.device)
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutput(Recorded):
-    """An output of a case that differs from the expected one; a missing one has no type.
+    """An output of a failed case, compared with the expected one; a missing output has no type.
 
     Attributes:
-        file: the file with its values; empty for none.
+        file: the file with the output's values; empty if there is no file.
     """
 
     index: int
@@ -134,11 +134,11 @@ class RunResponse:
     """The result of a case.
 
     Attributes:
-        outcome: as if it had its own process; its exit code is 0 if the case passed, and 1 if it failed.
+        outcome: as if the case had its own process; the exit code is 0 if the case passed, and 1 if it failed.
         verdict: one of `RunVerdict`.
-        message: IREE's status of an error, without its source location.
-        outputs: of a mismatch.
-        log_bytes: the number of bytes that it printed.
+        message: IREE's status of an error, without the location in IREE's source.
+        outputs: the outputs, if they are not as expected.
+        log_bytes: the number of bytes that the case printed.
     """
 
     outcome: Outcome
@@ -157,11 +157,11 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
     Use it as a context manager: leaving it ends the processes. They also end when the toolkit is killed.
 
     Args:
-        python: the toolchain's.
-        count: the number of processes; a thread waits if none is free.
-        environment: their environment; by default the toolkit's own.
-        memory_bytes: address space that a process may take for its cases, so that one which asks for more fails with
-            RESOURCE_EXHAUSTED; 0 for no limit. Those of a GPU have none.
+        python: the toolchain's Python.
+        count: the number of processes; a thread waits if no process is free.
+        environment: the environment of the processes; by default the toolkit's own.
+        memory_bytes: the address space that a process may take for its cases; 0 for no limit. A case that needs more
+            fails with RESOURCE_EXHAUSTED. GPU processes are not limited.
     """
 
     def __init__(
@@ -172,8 +172,8 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
         self._memory_bytes = memory_bytes
         self._cancelled = False
         self._closed = False
-        # A free slot is a process, or permission to start one. The process that ran last is taken first: its device is
-        # open, which takes a GPU's driver half a second.
+        # A free slot is a process, or None, which permits starting one. The process that ran last is taken first,
+        # because its device is already open; opening takes a GPU's driver half a second.
         self._slots: queue.LifoQueue[RunWorker | None] = queue.LifoQueue()
         self._workers: set[RunWorker] = set()
         self._lock = threading.Lock()
@@ -217,13 +217,13 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
         worker = self._slots.get()
         try:
             is_first_case = worker is None or worker.cases == 0
-            # After an error the slot gets back None, and never a dead process.
+            # If `_run_in` raises an error, the slot gets back None, not a dead process.
             slot_worker, worker = worker, None
             response, worker = self._run_in(slot_worker, job)
             if not is_first_case and _may_be_fault_of_other_case(response, job):
                 first_outcome, message = response.outcome, response.message
                 if worker is not None:
-                    # The process keeps the memory that earlier cases have taken.
+                    # End the process, because it still has the memory that earlier cases have taken.
                     worker.kill()
                     self._end(worker)
                     worker = None
@@ -239,7 +239,7 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
         return response
 
     def cancel(self) -> None:
-        """Kill every process, and start no more; takes no lock, so that a signal handler may call it."""
+        """Kill every process, and start no more; safe in a signal handler, since it takes no lock."""
         self._cancelled = True
         for worker in tuple(self._workers):
             worker.kill()
@@ -260,7 +260,7 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
     def _start(self) -> RunWorker:
         worker = RunWorker(self._python, self._environment, self._memory_bytes)
         with self._lock:
-            # The set is replaced, not changed: `cancel` iterates over it at any time.
+            # Replace the set instead of changing it, because `cancel` may iterate over it at any time.
             self._workers = {*self._workers, worker}
         if self._is_cancelled():
             worker.kill()
@@ -274,7 +274,7 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
             self._workers = self._workers - {worker}
 
     def _run_in(self, worker: RunWorker | None, job: RunJob) -> tuple[RunResponse, RunWorker | None]:
-        """Run a case in a process, or in a new one; the process is None if it has ended afterwards."""
+        """Run a case in `worker`, or in a new process; return the response and the process, None if it has ended."""
         response = _CANCEL_RESPONSE
         for _ in range(_MAX_STARTS):
             if self._is_cancelled():
@@ -301,11 +301,11 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
         return response, None
 
     def _prepare_worker(self, worker: RunWorker | None) -> RunWorker | None:
-        """Return a process that is ready; None if everything was cancelled before."""
+        """Return a process that is ready; None if the servers are cancelled."""
         if worker is not None:
             if worker.get_ready(_START_TIMEOUT_SECONDS):
                 return worker
-            # It was started early, and killed before it had anything to do: the next one shows whether any can run.
+            # This process was started in advance and is not ready; only a new one shows if processes can run here.
             worker.kill()
             self._end(worker)
         if self._is_cancelled():
@@ -327,7 +327,7 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
 
 @lru_cache(maxsize=64)
 def _format_limits(limits: tuple[tuple[str, float, float], ...]) -> str:
-    """Format the limits as JSON: they are the same for all cases of a suite, and as long as the rest of a request."""
+    """Format limits as JSON. Cached: all cases of a suite have the same limits, which are half of each request."""
     return json.dumps({name: (absolute, relative) for name, absolute, relative in limits})
 
 
@@ -376,10 +376,10 @@ def _describe_memory(worker: RunWorker) -> tuple[str, ...]:
 
 
 def _may_be_fault_of_other_case(response: RunResponse, job: RunJob) -> bool:
-    """Return True if a death, or a lack of memory, may be caused by an earlier case in the process.
+    """Return True if an earlier case in the process may have caused a death, or a lack of memory.
 
-    The same holds for every error of a GPU: once a kernel has read an invalid address, CUDA rejects all later calls of
-    the process.
+    An earlier case may also have caused any error of a GPU: after a kernel has read an invalid address, CUDA rejects
+    all later calls of the process.
     """
     outcome = response.outcome
     if response.verdict != RunVerdict.DIED:
@@ -391,9 +391,9 @@ class RunWorker:
     """A process that answers requests, one at a time, and the pipes to it; arguments as for `RunServers`.
 
     Attributes:
-        ready: True after it has begun to serve.
-        overdue: True if it has not answered in time.
-        has_read_request: True if it has begun to read the request that it did not answer.
+        ready: True after the process has begun to serve.
+        overdue: True if the process has not answered in time.
+        has_read_request: True if the process died while or after reading the last request.
 
     Raises:
         ToolchainError: the toolchain's Python cannot be run.
@@ -401,7 +401,7 @@ class RunWorker:
 
     def __init__(self, python: str, environment: Mapping[str, str] | None, memory_bytes: int) -> None:
         environment = dict(os.environ if environment is None else environment)
-        # Cases run one at a time, and are mostly small: threads for matrix products only cost time.
+        # Cases run one at a time and are mostly small, so threads for matrix products only cost time.
         environment.setdefault("OPENBLAS_NUM_THREADS", "1")
         self.memory_bytes = memory_bytes
         self.cases = 0
@@ -413,10 +413,10 @@ class RunWorker:
             # This file is for the output of cases.
             self._log: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `forget`
         except OSError:
-            # If the disk is full, the file is in memory.
+            # If the disk is full, use a file in memory.
             self._log = os.fdopen(os.memfd_create("printed"), "w+b", buffering=0)
         try:
-            # The file is emptied after every case that printed something: the process has to write to its current end.
+            # The process must append, because the file is emptied after every case that printed something.
             fcntl.fcntl(self._log, fcntl.F_SETFL, fcntl.fcntl(self._log, fcntl.F_GETFL) | os.O_APPEND)
             child_end, self._lifeline = os.pipe()
             try:
@@ -448,7 +448,7 @@ class RunWorker:
         """Wait until the process serves; return False if it does not in time."""
         self.ready = self._read(time.monotonic() + timeout) is not None
         if self.ready:
-            # Output of imports belongs to no case.
+            # Discard output of imports, which belongs to no case.
             self._log.truncate(0)
         return self.ready
 
@@ -464,7 +464,7 @@ class RunWorker:
             return None
         record = self._read(deadline)
         if record is None:
-            # Unread data stays in the pipe, also when its other end is closed.
+            # Data that the process did not read stays in the pipe, even after the process has ended.
             unread = bytearray(4)
             fcntl.ioctl(self._requests, termios.FIONREAD, unread)
             self.has_read_request = int.from_bytes(unread, sys.byteorder) < len(request)
@@ -488,7 +488,7 @@ class RunWorker:
         return os.fstat(self._log.fileno()).st_size
 
     def read_output(self, log: str = "") -> list[str]:
-        """Return the last lines of the printed output, copy it to a file, and discard it."""
+        """Return the last lines of the printed output; copy the output to `log`, if named, and discard it."""
         size = self.get_output_bytes()
         if not size:
             return []
@@ -507,17 +507,17 @@ class RunWorker:
 
     def kill(self) -> None:
         """Kill the process; a second call does nothing."""
-        # Popen first checks that it still is this process.
+        # `poll` first checks that the id still belongs to this process.
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGKILL)
 
     def reap(self) -> None:
-        """Wait for its end, and close the pipes; its printed output can still be read."""
+        """Wait for the end of the process, and close the pipes; the printed output can still be read."""
         try:
             self.process.wait(_EXIT_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            # Its responses have ended and it has not.
+            # The process closed its output but still runs.
             self.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_EXIT_TIMEOUT_SECONDS)
@@ -528,5 +528,5 @@ class RunWorker:
             self._lifeline = -1
 
     def forget(self) -> None:
-        """Discard its printed output."""
+        """Discard the printed output of the process."""
         self._log.close()

@@ -1,8 +1,8 @@
 """Start, timing and end of every process of a run.
 
-The work is done by the reaper, a small separate process (`reaper.py` has the reasons); this is its client in the
+A small separate process, the reaper, does the work (`reaper.py` has the reasons); this module is its client in the
 toolkit. Each process gets its own session and group, no standard input, files for its streams and a private TMPDIR.
-When `Supervisor.run` returns, no member of its group is alive.
+When `Supervisor.run` returns, no member of the process's group is alive.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Command
 
 
-# As a module it is compiled once, and not at each start as a script is.
+# Python caches the bytecode of an imported module; a script would be compiled again at each start.
 _REAPER_SCRIPT = "import sys; sys.path.append(sys.argv[1]); import reaper; reaper.main()"
 _GRACE_SECONDS = 2.0
 _KILL_TIMEOUT_SECONDS = 15.0
-# Standard output gets this much room in the tail next to a long standard error: iree-run-module and
-# iree-benchmark-module write their verdicts there.
+# Even next to a long standard error, standard output gets so many lines of the tail, because iree-run-module and
+# iree-benchmark-module write their verdicts to it.
 _STDOUT_LINES = 6
 # A dead reaper may have started a process without reporting it.
 _MAX_SCANS = 5
@@ -69,7 +69,7 @@ class Request:
 
 @dataclass(slots=True)
 class Report:
-    """The result of a request; not `started` if `cancelled`, or for an error of the system; `stuck` as of `Outcome`."""
+    """The result of a request; `started` is False if it was cancelled, or if the system reported an error."""
 
     started: bool = False
     error_number: int = 0
@@ -89,17 +89,17 @@ class Outcome:
     """The end of a process.
 
     Attributes:
-        exit_code: None if a signal ended it, or if it never started (cancelled before).
-        signal: name of the signal that ended it (`SIGSEGV`); empty for none.
-        cancelled: it was ended, or not started, because of `cancel_all`.
-        seconds: wall time from start to the end of the process.
-        cpu_seconds: user and system time, with the descendants that it waited for.
-        peak_rss_bytes: largest resident set of it or of one such descendant (not their sum). Never below
-            the few MB of the reaper, which it was forked from.
-        tail: last lines of its output, at most 20, fit to print: standard output first, then error.
+        exit_code: None if a signal ended the process, or if it was cancelled before it started.
+        signal: name of the signal that ended the process (`SIGSEGV`); empty for none.
+        cancelled: True if `cancel_all` ended the process or kept it from starting.
+        seconds: wall time from the start to the end of the process.
+        cpu_seconds: user and system time of the process and of the descendants that it waited for.
+        peak_rss_bytes: largest resident set of one of these processes (not their sum). Never below
+            the few MB of the reaper, which forks the process.
+        tail: at most 20 last lines of the output, fit to print: standard output first, then standard error.
         truncated: True if there is more output than the tail shows.
-        stuck: it outlived SIGKILL (a driver holds it) and still exists.
-        out_of_memory: it reached its memory limit.
+        stuck: True if the process outlived SIGKILL (a driver holds it) and still exists.
+        out_of_memory: True if the process reached its memory limit.
     """
 
     exit_code: int | None
@@ -120,15 +120,15 @@ class Outcome:
 class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
     """The owner of the child processes of a run; `run` may be called from several threads at once.
 
-    Use it as a context manager: leaving it kills all remaining processes. If the toolkit itself is killed, the reaper
-    does the same. (It notices when the last copy of its control socket is closed: do not fork the toolkit without exec
-    while a supervisor is open.)
+    Use it as a context manager: leaving the block kills all remaining processes. If the toolkit itself is killed, the
+    reaper does the same: it notices that the last copy of its control socket is closed. So do not fork the toolkit
+    without exec while a supervisor is open.
 
     Attributes:
         grace: seconds between SIGTERM and SIGKILL.
         kill_patience: seconds after SIGKILL until a process is given up as stuck.
-        locks: returns descriptors of the locks that the calling thread holds: a process that it starts holds them too,
-            so that they are not free before it is gone, whatever happens to the toolkit.
+        locks: returns descriptors of the locks that the calling thread holds. A process that the thread starts holds
+            these locks too, so they stay locked until the process is gone, even if the toolkit dies.
     """
 
     grace: float = _GRACE_SECONDS
@@ -150,14 +150,14 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
 
         Args:
             command: the command to run. An empty `cwd` means the toolkit's own.
-            stdout: file that its output goes to; made or emptied, with its folder. May be the same as `stderr`.
-            stderr: as `stdout`.
-            timeout: seconds until its group gets SIGTERM; `inf` for no limit.
-            tmpdir: folder in which its private TMPDIR is made and removed; the system's temporary folder by default.
+            stdout: file for standard output, emptied if it exists; its folder is made. May be the same as `stderr`.
+            stderr: file for standard error, likewise.
+            timeout: seconds until the process's group gets SIGTERM; `inf` for no limit.
+            tmpdir: folder in which the private TMPDIR is made and removed; by default the system's temporary folder.
 
         Raises:
             ToolchainError: the executable is missing or cannot be run.
-            GauntletError: its folder is missing, a log cannot be written, or the reaper was killed.
+            GauntletError: the working folder is missing, a log cannot be written, or the reaper was killed.
         """
         if self._cancels:
             return Outcome(None, cancelled=True)
@@ -193,7 +193,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
             return process_outcome(report, stdout, stderr, tuple(notes))
 
     def cancel_all(self) -> None:
-        """End every process, and start no further one; a second call kills without grace. Safe in a signal handler."""
+        """End every process, and start no more; a second call kills without grace. Safe in a signal handler."""
         self._cancels += 1
         control = self._control
         if control is not None:
@@ -215,7 +215,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
     def _ask(self, request: Request) -> Report:
         """Send a request and wait for its report.
 
-        An exception that breaks the wait (Ctrl-C) closes the connection, which ends the process.
+        An exception during the wait (Ctrl-C) closes the connection, and thereby ends the process.
         """
         connection, reaper_end = socket.socketpair()
         with connection:
@@ -230,7 +230,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
         if reply.endswith(b"}\n"):
             return Report(**json.loads(lines[-1]))
         if lines:
-            # The killed reaper cannot do it any more.
+            # The killed reaper can no longer kill the process.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(int(lines[0]), signal.SIGKILL)
         else:
@@ -238,7 +238,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
         raise _make_reaper_error()
 
     def _hand_over(self, connection: socket.socket) -> None:
-        """Send the reaper, which is started for the first one, a connection, and the locks of this thread."""
+        """Send a connection and the locks of this thread to the reaper, which the first call starts."""
         with self._lock:
             if self._close_flag:
                 raise RuntimeError("the supervisor is closed")
@@ -246,8 +246,8 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
             if control is None:
                 control, reaper_end = socket.socketpair()
                 with reaper_end:
-                    # -I -S: neither the user's environment nor their packages influence it, and it starts in a few
-                    # milliseconds. It has its own session: Ctrl-C in the terminal must not reach it.
+                    # With -I -S the reaper ignores the user's environment and packages, and starts in a few ms. Its own
+                    # session keeps Ctrl-C in the terminal from reaching it.
                     self._reaper = subprocess.Popen(
                         [sys.executable, "-I", "-S", "-B", "-c", _REAPER_SCRIPT, str(Path(reaper.__file__).parent)],
                         stdin=reaper_end.fileno(),
@@ -292,12 +292,12 @@ def format_shell_line(command: Command) -> str:
 
 
 def is_plain_path(path: str) -> bool:
-    """Return True if a shell takes a path literally: iree-compile starts its linker by an unquoted shell line."""
+    """Return True if a path needs no quotes in a shell, since iree-compile starts its linker without quotes."""
     return _PLAIN_PATH.fullmatch(path) is not None
 
 
 def find_linker(compiler: str) -> tuple[tuple[str, str], ...]:
-    """Return the variable that gives iree-compile the path of its linker in quotes; none if not needed."""
+    """Return the environment variable that passes the linker's path in quotes; empty if no quotes are needed."""
     linker = Path(compiler).with_name("iree-lld")
     if is_plain_path(str(linker)) or _LINKER_VARIABLE in os.environ or not linker.is_file():
         return ()
@@ -307,7 +307,7 @@ def find_linker(compiler: str) -> tuple[tuple[str, str], ...]:
 def is_disk_full(path: Path, tail: Iterable[str] = ()) -> bool:
     """Return True if the file system of a path (or of its nearest existing parent) has no room left.
 
-    Also True if the tail of its writer's output reports it: by now its temporary files are gone.
+    Also True if the tail of a process's output reports a full disk, because its temporary files are gone by now.
     """
     if any(phrase in line.lower() for line in tail for phrase in _DISK_FULL_MESSAGES):
         return True
@@ -393,7 +393,7 @@ def _remove_folder(folder: Path, notes: list[str]) -> None:
             if time.monotonic() > deadline:
                 notes.append(f"{folder} was left behind: {error.strerror}")
                 return
-            # A tool made the folder read-only; or a process that left its group is still writing.
+            # Either a tool made the folder read-only, or a process that left its group is still writing.
             with contextlib.suppress(OSError):
                 for inner, _, _ in os.walk(folder):
                     Path(inner).chmod(0o700)
