@@ -1,6 +1,6 @@
-"""Cases: the checks of a model, independent of the spec dialect; immutable, hashable and picklable.
+"""Cases are the checks of a model, independent of the spec dialect. They are immutable, hashable and picklable.
 
-URLs are absolute: a dialect resolves relative paths before it builds a case.
+URLs are absolute, because a dialect resolves relative paths before it builds a case.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXPECTED_OUTPUT = "expected_output"
 
 
 class ArgumentOrder(StrEnum):
-    """The order of a case's arguments on a tool's command line, where the last of a repeated flag counts."""
+    """The order of arguments on a tool's command line, which matters because the last of a repeated flag counts."""
 
     DEVICE_FIRST = "device-first"
     MODULES_FIRST = "modules-first"
@@ -69,7 +69,7 @@ class Verdict(StrEnum):
 
     @property
     def is_bad(self) -> bool:
-        """True if somebody has to look at it: it is unexpected or undecided."""
+        """True if the verdict is unexpected or undecided, so that somebody has to look at the step."""
         return self.exit_code is not ExitCode.OK
 
     @property
@@ -99,12 +99,12 @@ class Verdict(StrEnum):
 
     @property
     def blocks(self) -> bool:
-        """True if it is the root cause of skipped dependent steps; a skipped step has a cause of its own."""
+        """True if the step is the root cause of skipped dependent steps; a skipped step is not, as it has a cause."""
         return not self.counts_as_pass and self is not Verdict.SKIPPED
 
     @property
     def is_kept_on_resume(self) -> bool:
-        """True if a resumed run keeps it; the cause of an error or a skip may be gone by then."""
+        """True if a resumed run keeps the verdict; it repeats errors and skips, whose causes may be gone."""
         return not self.is_error and self is not Verdict.SKIPPED
 
     @staticmethod
@@ -123,7 +123,7 @@ class _Meaning:
     plural: str = ""
 
 
-# The order of a line that counts verdicts: the bad ones come first.
+# A line that counts verdicts has this order, with bad verdicts first.
 _MEANINGS = {
     Verdict.FAILED: _Meaning(ExitCode.FAILED, "failed"),
     Verdict.ERROR: _Meaning(ExitCode.ERROR, "ended in an error", "error", "errors"),
@@ -256,10 +256,10 @@ class Golden(Recorded):
     """The expected value of a figure; it passes if measured ≤ value × factor.
 
     Attributes:
-        value: in the metric's unit.
+        value: the expected value in the metric's unit.
         statistic: the statistic of a time; other figures have none.
         release: the compiler release that the golden belongs to; empty for every release.
-        origin: its location in a spec; without a field, the run that measured it.
+        origin: the golden's location in a spec; an origin without a field names the run that measured the value.
     """
 
     metric: Figure
@@ -278,7 +278,7 @@ class Golden(Recorded):
 
     @property
     def field(self) -> GoldenField:
-        """The properties that all goldens of its figure share."""
+        """The properties that all goldens of the same figure share."""
         return self.metric.golden
 
     def __post_init__(self) -> None:
@@ -311,7 +311,7 @@ class Expectation:
 
     @property
     def possible_kinds(self) -> tuple[FailureKind, ...]:
-        """The expected kinds of failure that its stage can have."""
+        """The expected kinds of failure that are possible in the stage."""
         return tuple(kind for kind in self.stage.row.failures if kind in self.kinds)
 
 
@@ -332,7 +332,7 @@ class Case:
         golden_keys: SKUs of the spec's golden times, for the message that no SKU matches.
         idle_goldens: counts and sizes of the spec under keys that match no case.
         timeouts: seconds by stage that the spec sets.
-        skip_reason: reason to skip all its steps.
+        skip_reason: reason to skip all steps of the case.
         blocked_reason: the missing requirement.
         blocked_field: field of the spec that names a file which exists nowhere; empty if another machine may have it.
         blocked_at: the only stage that cannot run; None for all stages.
@@ -390,12 +390,12 @@ class Case:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of all its checks."""
+        """The kinds of all checks of the case."""
         return (self.kind, Kind.COMPSTAT) if self.compile_statistics else (self.kind,)
 
     @property
     def chain(self) -> str:
-        """The id of its chain."""
+        """The id of the chain that the case belongs to."""
         return f"{self.model}/{self.submodel}@{self.target.name}"
 
     @property

@@ -1,4 +1,4 @@
-"""Device kinds, one row of `DEVICE_KINDS` each: IREE's names for their parts, and the behaviour of their devices.
+"""Device kinds: each row of `DEVICE_KINDS` has IREE's names for the parts of a kind, and properties of its devices.
 
 A *driver* is the part of the runtime that opens devices (`hip`: a `Driver`), a *backend* the part of the compiler that
 generates code for them (`rocm`), and a *family* the name of the kind that both belong to (`rocm`: a `DeviceKind`). A
@@ -19,7 +19,7 @@ class Driver:
     Attributes:
         hint: advice for a driver that does not work or finds no device.
         has_ordinals: `hip://1` names a device; otherwise only the device's own name does.
-        bus_order: ordinals follow the bus, like those of vendors' tools; otherwise CUDA_DEVICE_ORDER decides.
+        bus_order: True if ordinals follow the bus, as in vendors' tools; otherwise CUDA_DEVICE_ORDER decides.
         visibility: environment variables that hide and reorder its devices.
     """
 
@@ -48,10 +48,10 @@ class DeviceKind:
         chips: a regular expression for the names of its chips; empty if chips have no names.
         chip_prefix: prefix of chips that people name without the family.
         chip_flags: the compile flags that take a chip: the current one, then older ones.
-        needs_chip: the compiler needs a chip.
+        needs_chip: True if the compiler must be told the chip.
         unknown_chip: a regular expression for the compiler's error about an unknown chip.
         chip_hint: an addition to the advice to compile for another chip.
-        is_cpu: its device is the processor, which every machine has and which steps share without a lock.
+        is_cpu: True if the device is the processor, which every machine has and which steps share without a lock.
         state_tools: programs that report the state of its devices, in order of preference (gpus.py reads them).
         torch_device: torch's name for such a device.
         dashboard_device: its name in benchmark databases; empty for the family's name.
@@ -84,11 +84,11 @@ class DeviceKind:
         return tuple(dict.fromkeys(filter(None, (self.family, self.backend, *self.other_names, *drivers))))
 
 
-# This matches any chip of a vendor whose chip names have no common form.
+# Matches any chip, for vendors whose chip names have no common form.
 _ANY_CHIP = "[a-z0-9][a-z0-9._]*"
 _AMD_TOOLS = ("amd-smi", "rocm-smi")
 
-# The first driver distributes work over a thread for each core; the second runs it in the calling thread.
+# The first driver uses a thread for each core; the second does all work in the calling thread.
 LOCAL_TASK = Driver("local-task")
 LOCAL_SYNC = Driver("local-sync")
 CPU = DeviceKind(
@@ -144,7 +144,7 @@ CUDA = DeviceKind(
     chips=_ANY_CHIP,
     chip_prefix="sm_",
     chip_flags=("--iree-cuda-target",),
-    # The compiler reports the first one even for chips that its own help names.
+    # The compiler prints the first message even for chips that its own help lists.
     unknown_chip=r"missing GPU target in #hal\.executable\.target|Unknown CUDA target",
     chip_hint=", such as sm_89 (a newer NVIDIA GPU runs code compiled for an older one)",
     state_tools=("nvidia-smi",),
@@ -198,7 +198,7 @@ DEVICE_KINDS = (
     _VULKAN,
     _METAL,
     VMVX,
-    # The compiler has no backend for these: browsers have the first, and the second computes nothing.
+    # The compiler has no backend for these. WebGPU devices are in browsers, and null devices compute nothing.
     DeviceKind("webgpu", drivers=(Driver("webgpu"),)),
     DeviceKind("null", drivers=(Driver("null"),)),
 )

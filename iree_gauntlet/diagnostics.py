@@ -1,4 +1,4 @@
-"""Grouping of failures by their diagnostics: forty-one cases that need the same operator are one line.
+"""Grouping of failures by their diagnostics, such as one line for forty-one cases that need the same operator.
 
 Parts that differ from case to case are removed; the name of an operation stays, since people act on it.
 """
@@ -20,7 +20,7 @@ _MAX_LINE_CHARS = 160
 _MAX_REASON_CHARS = 4096
 
 _EXIT_CODE = re.compile(r"^\S+ failed with exit code -?\d+: ")
-# An expected failure adds a suffix to the reason that is about the expectation, not about the failure.
+# An expectation adds this suffix to the reason of a failure; the suffix says nothing about the failure itself.
 _EXPECTATION_SUFFIX = re.compile(r"; (?:[a-z ]+, )?expected: .*$|; [a-z ]+, but expected is: .*$")
 _UNEXPECTED_PASS = re.compile(r"^(passed, but is expected to (?:fail|crash)).*$")
 # MLIR prints the whole operation after its message; a name attribute is the name of a custom operation.
@@ -123,7 +123,7 @@ def _remove_types(text: str) -> str:
     while match := _TYPE.search(text, position):
         end, depth = match.end(), 1
         while end < len(text) and depth:
-            # The `>` of an arrow closes no bracket.
+            # The `>` of an arrow `->` does not close a bracket.
             depth += {"<": 1, ">": 0 if text[end - 1] == "-" else -1}.get(text[end], 0)
             end += 1
         parts += [text[position : match.end()], "…>"]

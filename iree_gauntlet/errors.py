@@ -1,7 +1,7 @@
-"""Every error that a user can meet: the event, its location, and the next step.
+"""All errors that a user can meet; each tells what happened, where, and the next step.
 
-Any other exception that escapes a command is a fault of the toolkit: `system/faults.py` reports it and writes its
-traceback to a file.
+Any other exception that escapes a command is a fault of the toolkit, which `system/faults.py` reports, with the
+traceback in a file.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class ExitCode(IntEnum):
 
     @property
     def rank(self) -> int:
-        """Its position in that order, from 0."""
+        """The position of the exit code in the order of `worst`, from 0."""
         return list(_MEANINGS).index(self)
 
     @property
     def meaning(self) -> str:
-        """Its meaning in a few words."""
+        """The meaning of the exit code in a few words."""
         return _MEANINGS[self]
 
 
@@ -58,7 +58,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def find_error_path(error: OSError) -> str:
-    """Return the path in a system error, or an empty string; a copy that had no space names its destination."""
+    """Return the path in a system error, or an empty string; for a copy without space, return its destination."""
     return str((error.filename2 if error.errno in NO_ROOM else None) or error.filename or "")
 
 
@@ -117,7 +117,7 @@ class Problem:
 
 
 class SpecError(GauntletError):
-    """Spec or suite files with problems, all of which it lists."""
+    """Spec or suite files that have problems; the message lists all problems."""
 
     exit_code = ExitCode.USAGE
 

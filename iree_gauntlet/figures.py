@@ -1,4 +1,4 @@
-"""The figures that are measured of a model: one row each, which all parts of the package read."""
+"""The figures that are measured for a model, with one row for each figure, which all parts of the package read."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Margin:
     amount: float = 0.0
 
     def is_exceeded(self, baseline_factor: float, value: float) -> bool:
-        """Return whether a value differs from its baseline by more than both."""
+        """Return whether a value differs from its baseline by more than the share and more than the amount."""
         return abs(value - baseline_factor) > max(self.share * abs(baseline_factor), self.amount)
 
 
@@ -221,8 +221,8 @@ class FigureRow:
     trend: Trend | None = None
 
 
-# Smaller differences of instructions outside of dispatches do not count: the layout of memory changes the work of the C
-# library, and a release that of the runtime.
+# Smaller differences of instructions outside of dispatches do not count, since the layout of memory changes the work of
+# the C library, and a new release changes the work of the runtime.
 OUTSIDE_MARGIN = Margin(0.01, 2_000)
 # The margin of golden instruction counts, and of changes in reports.
 _WORK_MARGIN = Margin(0.001)

@@ -67,9 +67,9 @@ _TERMINAL_COLOURS = {
 STYLES = {word: _TERMINAL_COLOURS[tone] for word, (tone, _) in VERDICT_STYLES.items()}
 # ECMA-48 control sequences (colours, cursor moves) and operating system commands (titles, links).
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-# Everything but the characters of XML 1.0 (fifth edition, production 2, "Char") without those that its
-# note discourages: DEL, the C1 controls and the non-characters of the basic plane.
-# Each start compiles the expression: as a list of these characters that takes a tenth of the time.
+# Matches characters that XML 1.0 does not allow (fifth edition, production 2, "Char"), and those that its
+# note discourages: DEL, the C1 controls and the non-characters of the basic plane. Each start compiles the
+# expression; listing the unfit characters takes a tenth of the time of excluding all others.
 _UNFIT_CHARS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 _REPLACEMENT = "\ufffd"
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fF]?")
@@ -231,7 +231,7 @@ def clean_text(text: str) -> str:
     Terminal escape sequences are removed; every other invalid character (controls, lone surrogates, non-characters)
     becomes U+FFFD, so that a reader notices it.
     """
-    # Nearly all texts are plain, and there are thousands of them.
+    # Return early, because there are thousands of texts, nearly all of them plain.
     if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
         return text
     text = _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")

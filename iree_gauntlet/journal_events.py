@@ -24,7 +24,7 @@ class ExperimentKind(StrEnum):
 
     @property
     def noun(self) -> str:
-        """The noun for one: `run`, `comparison`, `bisection`."""
+        """The noun for one experiment: `run`, `comparison`, `bisection`."""
         return _NOUNS.get(self, str(self))
 
     @property
@@ -164,7 +164,7 @@ class ResumeOptions(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening(Recorded):
-    """`opening`: the plan of an experiment; a resumed one appends another.
+    """`opening`: the plan of an experiment; a resumed experiment appends another opening.
 
     Each kind adds its own plan: the steps of a run, the IREEs of a matrix, the candidates of a bisection, the cases of
     an explanation.
@@ -173,7 +173,7 @@ class Opening(Recorded):
         kind: the first field, so that a reader of the kind can skip the plan.
         command: the command line, typed in the folder `cwd`.
         lock_folder: folder of the machine's locks, if it differs from the user's own.
-        kept: None if it cannot be resumed.
+        kept: options for resuming; None if the experiment cannot be resumed.
     """
 
     kind: ExperimentKind
@@ -198,7 +198,7 @@ class RunOpening(Opening):
     """The opening of a run, a `bench` or a `micro`.
 
     Attributes:
-        again: steps whose results of earlier parts no longer count, since they are repeated.
+        again: steps that are repeated, so that their results in earlier parts no longer count.
         batch: number of small programs that are compiled as one; 0 for no batches.
         merged: data of the merged runs, besides their steps.
         micro: the request for a sweep.

@@ -1,7 +1,7 @@
 """Reading the journals of experiments: JSON lines, append-only, written by a process that may die at any byte.
 
-The writer (`records/event_log.py`) describes the lines. A reader trusts only complete lines: a last line without its
-newline is truncated, was never acknowledged, and is ignored. A `JournalSchema` declares the events of each kind of
+The writer (`records/event_log.py`) describes the lines. A reader trusts only complete lines. It ignores a last line
+without newline, which is truncated and was never acknowledged. A `JournalSchema` declares the events of each kind of
 experiment; a reader ignores other events, so that it can read a newer journal.
 """
 
@@ -32,7 +32,7 @@ OPENING = "opening"
 # Other processes, or other virtual machines of the host, disturb measurements above these fractions of the CPUs' time.
 BUSY_SHARE = 0.2
 STEAL_SHARE = 0.02
-# A line may hold thousands of steps, but its first bytes have the kind.
+# Reading the kind needs only the first bytes of a line, which may have thousands of steps.
 _HEAD_BYTES = 4096
 _KIND = re.compile(rb'"event": ?"opening",[^{}\[\]]{0,200}?"kind": ?"(\w+)"')
 # The first events of journals from before 0.1.0, which had no common opening.
@@ -363,7 +363,7 @@ class _LineReader:
 
 
 def _is_time(value: object) -> bool:
-    """Return whether it is a time with a zone; readers compute with times."""
+    """Return whether a value is a time with a zone, which readers need to compute with times."""
     try:
         return isinstance(value, str) and datetime.fromisoformat(value).tzinfo is not None
     except ValueError:
@@ -371,7 +371,7 @@ def _is_time(value: object) -> bool:
 
 
 def _parse(line: bytes) -> dict[str, Any] | str:
-    """Parse the JSON object of a line; return the reason as a string if it is none."""
+    """Parse the JSON object of a line; if the line is not a JSON object, return the reason as a string."""
     try:
         event = read_json(line)
     except ValueError as error:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Progress:
     """A receiver of events from several threads at once, which displays nothing itself.
 
-    An exception that it raises ends the work that called it.
+    If a method raises an exception, the work that called the method ends.
     """
 
     def run_started(self, run: RunOpening, count: int, ids: Sequence[str] = ()) -> None:

@@ -1,7 +1,7 @@
 """Writing and reading of the objects in journals.
 
-A journal has a JSON object for each, with its fields by name, in order. The strings `nan`, `inf` and `-inf` stand for
-numbers that JSON lacks. A missing or null field becomes its default, and unknown fields are ignored.
+A journal has a JSON object for each recorded object, with the fields by name, in order. The strings `nan`, `inf` and
+`-inf` stand for numbers that JSON lacks. A missing or null field becomes its default; unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, cast, get_args, get_origi
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    # The type that needs no reading, and what reads another.
+    # The type whose values need no conversion, and the function that converts values of other types.
     _Reader = tuple[type | None, Callable[[Any], Any]]
 
 
-# Metadata of fields: never recorded; not recorded if equal to the default; an optional object whose own fields are
-# recorded among those of its parent.
+# Metadata of fields. UNRECORDED: never recorded. UNLESS_DEFAULT: recorded unless equal to the default. FLAT: the fields
+# of an optional object are recorded among the fields of its parent.
 UNRECORDED: dict[str, Any] = {"recorded": False}
 UNLESS_DEFAULT: dict[str, Any] = {"recorded": "unless default"}
 FLAT: dict[str, Any] = {"recorded": "flat"}
@@ -32,7 +32,7 @@ FLAT: dict[str, Any] = {"recorded": "flat"}
 _PLAIN_TYPES = frozenset({str, int, bool, type(None)})
 _TYPE_NAMES = {str: "text", int: "a whole number", bool: "true or false", dict: "an object", list: "a list"}
 _MAX_QUOTED_CHARS = 60
-# No record nests deeper, and recursive readers can handle far more.
+# No valid record nests deeper than this, and recursive readers can handle far more.
 _MAX_DEPTH = 64
 _LONG_NUMBER = re.compile(r"\d{19}")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -48,14 +48,14 @@ class RecordError(ValueError):
 
 
 class Recorded:
-    """A dataclass that journals record."""
+    """A base of dataclasses whose objects are recorded in journals."""
 
     __slots__ = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for the journal; a dict in the object is not copied."""
         readers, defaults, flat = self._layout()
-        # Most values are plain, and there are thousands of results.
+        # Plain values are a fast path: most values are plain, and there are thousands of results.
         data = {
             name: value if type(value := getattr(self, name)) in _PLAIN_TYPES else _to_plain(value) for name in readers
         }

@@ -28,8 +28,8 @@ class Option:
     """One option of the command line.
 
     Attributes:
-        name: Python name; `--` and dashes are the command line's.
-        default: also determines the type: a list for an option that may be repeated, None for a positional argument.
+        name: Python name; the command line adds `--` and has dashes for underscores.
+        default: the default, which determines the type; a list for a repeatable option, None for a positional argument.
         short: a single letter.
         choices: valid values; empty for any.
         unit: unit of a positive number; empty for any number.
@@ -100,7 +100,7 @@ def format_option(name: str) -> str:
 
 
 def suggest_each(name: str, text: str, known: Container[str]) -> str:
-    """Suggest the syntax for several names in a text with commas; empty if it is no such text."""
+    """Suggest the syntax for several names if a text is a list of known names with commas; otherwise empty."""
     words = [word.strip() for word in text.split(",")]
     if len(words) == 1 or not all(word in known for word in words):
         return ""

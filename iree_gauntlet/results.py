@@ -287,7 +287,7 @@ class Result(Recorded):
 
     @property
     def typed_statistics(self) -> StepStatistics:
-        """Its parsed statistics."""
+        """The parsed statistics of the result."""
         return StepStatistics.from_dict(self.statistics)
 
     @property
@@ -297,9 +297,9 @@ class Result(Recorded):
         return Statistic.MIN if statistic == Statistic.MIN else Statistic.MEAN
 
     def measure(self, figure: Figure) -> float | None:
-        """Return its value of a figure, or None.
+        """Return the result's value of a figure; None if there is none.
 
-        Instructions are those in dispatches, or of the whole call if dispatches are unknown.
+        Instructions are those in dispatches, or those of the whole call if dispatches are unknown.
         """
         match figure:
             case Figure.TIME if self.samples is not None and self.samples.real_time_ms:
@@ -326,7 +326,7 @@ class Result(Recorded):
 
     @property
     def crashed(self) -> bool:
-        """True if a fault of the tool ended it with a signal."""
+        """True if the tool crashed: a signal ended it because of its own fault."""
         return self.failure is FailureKind.CRASHES
 
     @classmethod
@@ -341,7 +341,7 @@ class Result(Recorded):
 
 
 def find_unapplied_goldens(goldens: Iterable[Golden], checks: Iterable[Check], sku: str) -> tuple[Golden, ...]:
-    """Find goldens of a spec that do not apply to a measured figure: of another release, counter or machine.
+    """Find goldens of a spec that do not apply to a measured figure because of its release, counter or machine.
 
     A golden time applies only to machines of its SKU, and is not reported for others.
     """

@@ -58,10 +58,10 @@ class Configuration:
 
     Attributes:
         mirrors: mirrors in the order of attempts.
-        stores: obstore's options for object stores, by prefix of URLs (`az://account`, `s3://bucket`); a value `$NAME`
-            stands for an environment variable.
+        stores: obstore's options for object stores, by prefix of URLs (`az://account`, `s3://bucket`); `$NAME` as a
+            value stands for an environment variable.
         shared_modules: URL of the shared module cache; empty for none.
-        fills_shared_modules: True if this machine may write to it.
+        fills_shared_modules: True if this machine may write to the shared module cache.
         connections: concurrent connections for a large file.
         retries: further attempts of a download after a transient failure without any progress.
         nightly_links: page or folder with links to nightly wheels of IREE.
@@ -84,7 +84,7 @@ class Configuration:
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def find_store_options(self, url: str) -> Mapping[str, str]:
-        """Find the written options of a URL's store; the longest of several prefixes counts."""
+        """Find the configured options of a URL's store; if several prefixes match, the longest counts."""
         longest = max((prefix for prefix in self.stores if is_below(url, prefix)), key=len, default="")
         return self.stores.get(longest, {})
 

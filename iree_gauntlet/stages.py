@@ -1,4 +1,4 @@
-"""Stages: the steps of a case, in order. The row of a stage in `STAGES` has all its properties except its work."""
+"""Stages are the steps of a case, in order. A stage's row in `STAGES` has all its properties, but not its work."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Stage(StrEnum):
 
     @property
     def row(self) -> StageRow:
-        """Its row in `STAGES`."""
+        """The row of the stage in `STAGES`."""
         return STAGES[self]
 
 
@@ -52,25 +52,25 @@ class StageRow:
     Attributes:
         after: its direct predecessors.
         kinds: kinds of cases that it is planned for, by default all.
-        failures: possible failures of IREE; without any, a failure is no fault of the tested program.
-        checks: the kind of case whose verdict it gives; None for preparations and for additional measurements.
-        alongside: the stage that it accompanies with modules of its own; a reason to skip that stage also skips it.
-        compiles_for: kinds of cases that it is not planned for, but that are compiled if it is selected.
+        failures: possible failures of IREE; if empty, a failure of the step is not the tested program's fault.
+        checks: the kind of case whose verdict the stage gives; None for preparations and additional measurements.
+        alongside: the stage that this stage accompanies with modules of its own; both are skipped for the same reasons.
+        compiles_for: kinds of cases that are compiled if the stage is selected, although it is not planned for them.
         timeout: default limit of a step in seconds.
         operator_timeout: shorter limit for one of thousands of small cases, so that a hang does not delay the others.
-        limits: beginning of the help of its `--timeout-…`; empty if it has no such option.
-        is_named: True if specs and options name it.
-        is_local: True if its output is large and quickly generated on the machine that uses it; never selected alone.
-        fetches: True if it waits for the network and verifies files that exist already.
-        maker: the producer of its files, in messages; empty if `ModuleMaker` produces none.
+        limits: beginning of the help of the `--timeout-…` option; empty if the stage has no such option.
+        is_named: True if specs and options name the stage.
+        is_local: True if the output is large and quickly made on the machine that uses it; never selected alone.
+        fetches: True if the stage waits for the network and verifies files that exist already.
+        maker: the program that makes the files, in messages; empty if `ModuleMaker` makes no files for the stage.
         prefix: prefix of error lines of our own programs; empty for other tools.
-        uncached: reason for never using the cache; empty if it does.
+        uncached: reason for never using the cache; empty if the stage uses the cache.
         cores: 0 if a step only waits.
         is_alone: True if no other step of any run may run on the machine at the same time.
-        waits: True if it excludes steps that are alone on the machine.
-        is_explained: True if `explain` covers its failures.
-        in_series: True if its flags distinguish series of the history.
-        shade: number of its colour on pages, 1 to 6; 0 for none.
+        waits: True if the step waits while a step is alone on the machine, and keeps such steps waiting while it runs.
+        is_explained: True if `explain` covers failures of the stage.
+        in_series: True if the step's flags distinguish series of the history.
+        shade: number of the stage's colour on pages, 1 to 6; 0 for none.
     """
 
     after: tuple[Stage, ...] = ()
@@ -97,12 +97,12 @@ class StageRow:
 
     @property
     def upstream(self) -> frozenset[Stage]:
-        """All stages before it."""
+        """All direct and indirect predecessors of the stage."""
         return frozenset(self.after).union(*(stage.row.upstream for stage in self.after))
 
     @property
     def makes_modules(self) -> bool:
-        """True if it produces a program or a module, which each kind of case needs."""
+        """True if the stage makes a program or a module, which every kind of case needs."""
         return FailureKind.DOES_NOT_COMPILE in self.failures
 
     @property
@@ -112,7 +112,7 @@ class StageRow:
 
     @property
     def checks_numbers(self) -> bool:
-        """True if it compares outputs with expected ones."""
+        """True if the stage compares outputs with expected outputs."""
         return FailureKind.WRONG_NUMBERS in self.failures
 
 
@@ -122,9 +122,9 @@ _NO_RUN = (FailureKind.CRASHES, FailureKind.DOES_NOT_RUN)
 _NO_GOLDEN = (FailureKind.MISSES_A_GOLDEN,)
 _EVERY_TIME = "runs every time"
 STAGES = {
-    # Its stall timeout bounds it, not its size.
+    # Stalled downloads are ended by another, shorter time limit.
     Stage.FETCH: StageRow(timeout=24 * 3600.0, fetches=True, cores=0, shade=6),
-    # A separate command exports a model that is a Python function.
+    # A separate command uses this stage to export a model that is a Python function.
     Stage.EXPORT: StageRow(kinds=(), timeout=3600.0, is_named=False),
     Stage.IMPORT: StageRow(
         (Stage.FETCH,),
@@ -154,7 +154,7 @@ STAGES = {
         in_series=True,
         shade=2,
     ),
-    # Only a threshold step of a program that compiles needs it.
+    # The reference follows the compile, since only the threshold step of a compiled program needs it.
     Stage.REFERENCE: StageRow((Stage.COMPILE,), (Kind.QUALITY,), is_named=False, is_local=True, maker="onnxruntime"),
     # A compile-only case belongs to the threshold tests, as in the programs that run such specs today.
     Stage.THRESHOLD: StageRow(
@@ -180,7 +180,7 @@ STAGES = {
         cores=0,
         shade=5,
     ),
-    # It compiles modules of its own. Other work on the machine does not change a count.
+    # Counts compile modules of their own. They need no quiet machine, because other work does not change a count.
     Stage.COUNT: StageRow(
         (Stage.PARAMETERS,),
         (Kind.BENCHMARK,),

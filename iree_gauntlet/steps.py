@@ -71,7 +71,7 @@ class Resources(Recorded):
     """The resources of a running step.
 
     Attributes:
-        cores: 0 for steps that wait (a download).
+        cores: the number of cores; 0 for steps that mostly wait (a download) or take their locks themselves.
         exclusive: True if no other step of any run may run on this machine at the same time.
         device: `local-task`, or a device's own URI once it is known; empty for none.
         software: True if the device is a GPU in software, which computes on the CPU.
@@ -84,7 +84,7 @@ class Resources(Recorded):
 
     @property
     def accelerator(self) -> str:
-        """The device, if it is not the processor: only one step at a time uses it. Empty for none."""
+        """The device, which only one step at a time may use; empty for the processor or no device."""
         return "" if is_cpu(self.device) else self.device
 
 
@@ -177,7 +177,7 @@ class Step(Recorded):
         return devices[-1] if devices else self.resources.device
 
     def place_on(self, device: Device) -> Self:
-        """Return the step with the device's own name, so that a device has only one name."""
+        """Return the step with its device's name replaced by the device's one canonical name."""
         return replace(self, resources=replace(self.resources, device=device.uri, software=device.software))
 
     def find_input(self, role: str) -> StepInput:

@@ -73,7 +73,7 @@ def parse_target(name: str, *, chip: str = "", sku: str = "") -> Target | None:
 
 
 def target_flags(target: Target) -> tuple[str, ...]:
-    """Compose the compile flags of a target; a CPU target is this machine's CPU, as in other frameworks."""
+    """Compose the compile flags of a target; as in other frameworks, a CPU target means this machine's CPU."""
     return (*target.kind.target_flags, *target.kind.host_flags, *compose_chip_flags(target))
 
 

@@ -1,19 +1,19 @@
 """Steps of operator suites: thousands of small compiles and runs, done by servers in the toolchain's own Python.
 
-A program of more than `_MAX_PROGRAM_BYTES`, and one with flags that the servers do not support, is compiled by a
-separate process with the compiler's own threads, as the steps of every other dialect are. So is every program if the
+A program larger than `_MAX_PROGRAM_BYTES`, or with flags that the servers do not support, is compiled by a separate
+process with the compiler's own threads, as the steps of other dialects are. The same holds for every program if the
 toolchain has no Python bindings.
 
-The threshold step's command stays what a person would type, and is parsed here; a run that the servers cannot do as
-iree-run-module would is left to `threshold.check_threshold`. A case that passes leaves no files. If one fails, its
-outputs are compared once more, here, for the metrics. Unless the failure is expected, or a process is costly, the tool
-itself runs the case: a case that reads uninitialised memory finds zeros in a new process, and the data of other cases
-in one that serves many.
+The threshold step shows the command that a person would type, and this module parses that command. A run that the
+servers cannot do exactly like iree-run-module is left to `threshold.check_threshold`. A case that passes leaves no
+files. An unexpected failure is run again by the tool itself, except on GPUs, where a new process is slow: a case that
+reads uninitialised memory finds zeros in a new process, but data of other cases in a server. For other failures, the
+toolkit compares the outputs once more to get error metrics.
 
-Batches (`--batch N`) are many small programs that are compiled as one module, and run one by one. A batch is a step of
-its own, which the compiles of its cases need. A batch that does not compile is split until the culprits are isolated;
-they are compiled by themselves, in their own steps, as are the cases that are expected to fail, so that every case has
-the verdict that it would have without batches.
+Batches (`--batch N`) are many small programs that are compiled as one module, and run one by one. A batch is a step,
+which the compiles of its cases need. A batch that does not compile is split until the faulty programs are isolated.
+These are compiled alone in their own steps, and so are cases that are expected to fail. So every case gets the verdict
+that it would have without batches.
 """
 
 from __future__ import annotations
@@ -69,23 +69,23 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
-# For larger programs the compiler's own threads are faster than one core each: see docs/reference/operator-suites.md.
+# Larger programs compile faster with the compiler's own threads than on one core: docs/reference/operator-suites.md.
 _MAX_PROGRAM_BYTES = 64 << 10
 _MIN_MEMORY_BYTES = 4 << 30
 _MEMORY_FRACTION = 0.8
 _TOOL = "iree-run-module"
 _TOLERANT_TYPES = ("f16", "f32", "f64", "bf16")
 _RUN_FLAGS = ("--device", "--module", "--function", "--input", "--expected_output")
-# This flag names a file in the step's own folder; a batch has none of its own.
+# Flags with this prefix name a file in the step's folder; they are left out of a batch.
 _STATISTICS_FLAG = "--iree-scheduling-dump-statistics-"
-# This file is beside a module that a case has from a batch.
+# This file is in the folder of a batch's modules, and next to each case's module that came from a batch.
 _BATCH_RECORD = "batch.json"
 # An entry of the cache holds at most this many modules.
 _MAX_MODULES = 16
 
 
 def _is_small(step: Step) -> bool:
-    """Return True if the server can do a compile: a small program, and flags that the server supports."""
+    """Return True if the server can do a compile, which needs a small program and supported flags."""
     if step.dialect != DIALECT or step.command is None:
         return False
     try:
@@ -97,13 +97,13 @@ def _is_small(step: Step) -> bool:
 
 @dataclass
 class CompileServerProcesses(Processes):
-    """Processes whose small compiles are done by a fork server, with a memory limit for each."""
+    """Processes, except that a fork server does small compiles, each with a memory limit."""
 
     server: CompileServer
     memory_bytes: int
 
     def run(self, step: Step, command: Command | None = None, name: str = "") -> Outcome:
-        """Run a step's command, or do the same by the server."""
+        """Run a step's command as a process, or have the server do it if the server can."""
         actual_command = command or step.command
         if actual_command is None or step.stage is not Stage.COMPILE or not _is_small(step):
             return super().run(step, command, name)
@@ -134,8 +134,8 @@ class OperatorSteps:
     """Performers of compile and threshold steps of operator suites; other dialects' steps run as usual.
 
     Attributes:
-        compiles: compile steps of the plan, by id.
-        batches: None if each case is compiled by itself.
+        compiles: the compile steps of the plan, by id.
+        batches: the batches; None if each case is compiled alone.
     """
 
     session: Session[Any]
@@ -150,7 +150,7 @@ class OperatorSteps:
         return batches.take_from_batch(step) or self.maker.make(step)
 
     def check_threshold(self, runs: RunServers, step: Step) -> Result:
-        """Perform a threshold step, by the processes that run modules if possible."""
+        """Perform a threshold step, by the run servers if possible."""
         if step.dialect != DIALECT:
             from iree_gauntlet.engine.threshold import check_error, check_threshold  # noqa: PLC0415 - it imports NumPy
 
@@ -163,7 +163,7 @@ class OperatorSteps:
         result = self._check(runs, _set_function(step, function))
         if result.verdict is Verdict.PASSED:
             return result
-        # The verdict is that of the case's own module.
+        # Compile the case alone and run it again, since the verdict must be about the case's own module.
         compile_step = next((self.compiles[need] for need in step.needs if need in self.compiles), None)
         if compile_step is not None:
             compile_result = self.maker.make(compile_step)
@@ -185,7 +185,7 @@ class OperatorSteps:
 
 
 def _compute_memory_limit(jobs: int) -> int:
-    """Return the memory limit of one compile or run, so that all jobs fit into the machine; 0 for no limit."""
+    """Return a memory limit per compile or run with which all jobs fit into the machine; 0 for no limit."""
     total = read_total_memory()
     return 0 if total is None else max(_MIN_MEMORY_BYTES, int(total * _MEMORY_FRACTION / jobs))
 
@@ -193,10 +193,10 @@ def _compute_memory_limit(jobs: int) -> int:
 def make_batches(
     steps: Sequence[Step], size: int, machine: Workbench, run_dir: Path, finished_ids: Collection[str]
 ) -> BatchPlan:
-    """Return the steps of a plan, with batches of `size` cases; each case by itself if that is below 2.
+    """Return the steps of a plan with batches of `size` cases; with a size below 2, each case is compiled alone.
 
     Raises:
-        UsageError: there is nothing that could compile a batch.
+        UsageError: the toolchain cannot compile batches.
     """
     if size < 2 or not any(step.dialect == DIALECT for step in steps):
         return BatchPlan(tuple(steps), {})
@@ -212,13 +212,13 @@ def make_batches(
 def start_run_servers(
     cases: Iterable[Case], stages: Collection[Stage], machine: Workbench, jobs: int
 ) -> Iterator[RunServers | None]:
-    """Start the processes that run modules, if some are to be run, while the run is planned."""
+    """Start the run servers, if any case will need them, so that they start while the run is planned."""
     toolchain = machine.toolchain
     count = sum(case.dialect == DIALECT for case in cases) if Stage.THRESHOLD in stages else 0
     if not count or toolchain is None or not _has_compiler(toolchain):
         yield None
         return
-    # The compiler's Python must have exactly the runtime under test: both are wheels of one environment.
+    # The compiler's Python must have exactly the runtime under test, so both must be wheels of one environment.
     site, runtime = toolchain.compiler.site_packages, Path(toolchain.runtime.run_module).parent
     if not site or runtime.parts[-2:] != ("iree", "_runtime_libs") or Path(site) != runtime.parents[1]:
         yield None
@@ -234,9 +234,9 @@ def start_run_servers(
 def make_operator_performers(
     session: Session[Any], plan: BatchPlan, machine: Workbench, options: RunOptions, runs: RunServers | None
 ) -> Iterator[Mapping[Stage, Callable[[Step], Result]]]:
-    """Yield performers for a future engine; none if there are no such steps or no Python bindings.
+    """Yield performers for operator suites; empty if there are no such steps, or no Python bindings.
 
-    `runs` are the processes that run modules; None if each run has its own process.
+    `runs` are the run servers; None if each run has its own process.
     """
     toolchain = machine.toolchain
     operator_steps = [step for step in plan.steps if step.dialect == DIALECT]
@@ -245,8 +245,8 @@ def make_operator_performers(
         return
     folder = session.folder
     with (
-        # This holds the compiler's temporary files; it is in the system's folder if a shell would not take its path
-        # literally.
+        # This folder is for the compiler's temporary files. If its path would need quotes in a shell, it is in the
+        # system's temporary folder.
         tempfile.TemporaryDirectory(
             prefix="scratch-", dir=folder if is_plain_path(str(folder)) else None, ignore_cleanup_errors=True
         ) as scratch_dir,
@@ -275,19 +275,19 @@ def make_operator_performers(
 
 
 def _has_compiler(toolchain: Toolchain) -> bool:
-    """Return True if compiles can be served: on Linux, as they are forked, and with a Python that has the compiler."""
+    """Return True if a server can compile; it needs Linux, where it can fork, and a Python that has the compiler."""
     return bool(toolchain.compiler.python) and sys.platform == "linux"
 
 
 def _make_environment(toolchain: Toolchain) -> dict[str, str]:
-    """Return the servers' environment: the user's PYTHONPATH must not replace the chosen IREE."""
+    """Return the servers' environment, in which the user's PYTHONPATH cannot replace the chosen IREE."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     site = toolchain.compiler.site_packages
     return {**environment, "PYTHONPATH": site} if site else environment
 
 
 def check_served_threshold(step: Step, servers: RunServers, processes: Processes) -> Result | None:
-    """Run a threshold step; return None if only iree-run-module itself can.
+    """Run a threshold step by a server; return None if only iree-run-module itself can run it.
 
     Raises:
         ToolchainError: the toolchain's Python has no runtime, or cannot be run.
@@ -301,7 +301,7 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
     outcome = response.outcome
     shown_step = step
     if step.command is not None and step.allclose is not None:
-        # The shown command keeps the outputs, as no tool compares by this rule.
+        # The shown command writes the outputs to files, since no tool compares by this rule.
         argv = [flag for flag in step.command.argv if not flag.startswith("--expected_output=")]
         argv += [f"--output=@{path}" for _, path in step.outputs]
         shown_step = replace(step, command=replace(step.command, argv=tuple(argv)))
@@ -318,13 +318,13 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
     if response.verdict == RunVerdict.PASSED:
         return result
     if response.verdict == RunVerdict.MISMATCH:
-        # A new process opens the CPU device in milliseconds.
+        # The tool reruns CPU cases only, because a new process opens the CPU device within milliseconds.
         if FailureKind.WRONG_NUMBERS in step.expect_kinds or not job.on_cpu:
             from iree_gauntlet.engine.threshold import judge_mismatch  # noqa: PLC0415 - it imports NumPy
 
             return judge_mismatch(step, job, response, processes, result)
         return _run_tool_instead(step, processes)
-    # The reason is formed as in `threshold.check_threshold`: the error text, and the first action it occurred in.
+    # As in `threshold.check_threshold`, the reason is the error text and the innermost action that it occurred in.
     parts = [part.strip() for part in response.message.split(";")]
     reason = shorten("; ".join(parts[1:3]) if len(parts) > 1 else response.message)
     judgement = judge_process(step, outcome, outcome.tail, tool=_TOOL, reason=reason)
@@ -344,7 +344,7 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
 def run_job(step: Step) -> RunJob | None:
     """Return a threshold step's job for a run server; None if the step needs more than a server can do."""
     command, allclose = step.command, step.allclose
-    # An expected text is compared with the tool's output.
+    # The server cannot handle an expected text, which is searched in the tool's output.
     if command is None or command.env or step.expect_match:
         return None
     values_by_flag: dict[str, list[str]] = {name: [] for name in _RUN_FLAGS}
@@ -377,7 +377,7 @@ def run_job(step: Step) -> RunJob | None:
 
 
 def _run_tool_instead(step: Step, processes: Processes) -> Result:
-    """Run the tool on a case whose outputs are not as expected here, and return its result."""
+    """Run the tool on a case whose outputs were wrong in a server, and return the tool's result."""
     from iree_gauntlet.engine.threshold import check_threshold  # noqa: PLC0415 - it imports NumPy
 
     result = check_threshold(step, processes)
@@ -405,8 +405,8 @@ class BatchPlan:
     """A plan with batches.
 
     Attributes:
-        members: compile steps of a batch, in its order, by the id of the batch's step.
-        has_batches: True if batches were requested: an earlier part of a run may have made some, although none is left.
+        members: by the id of a batch's step, the compile steps in the batch, in its order.
+        has_batches: True if batches were requested; an earlier part of the run may have made some even if none is left.
     """
 
     steps: tuple[Step, ...]
@@ -415,7 +415,7 @@ class BatchPlan:
 
 
 def flags_of(step: Step) -> tuple[str, ...]:
-    """Return the compile flags of a step, without those that name files of its own."""
+    """Return the compile flags of a step, without the flags that name a statistics file."""
     return tuple(flag for flag in step.required_command.argv[2:-2] if not flag.startswith(_STATISTICS_FLAG))
 
 
@@ -425,15 +425,15 @@ def with_batches(
     """Combine compiles that have the same flags and are not finished into batches.
 
     Args:
-        steps: of a plan.
-        size: cases in a batch at most.
+        steps: the steps of a plan.
+        size: the maximum number of cases in a batch.
         run_dir: the run's folder.
         takes: returns True if a compile may be part of a batch at all.
-        finished_ids: ids of steps that an earlier part of the run has done.
+        finished_ids: ids of steps that an earlier part of the run has finished.
     """
 
     def names_files(step: Step) -> bool:
-        """Return True if a compile makes dumps, or its flags name files in its folder: a batch can have neither."""
+        """Return True if a compile makes dumps, or its flags name files in its folder; batches allow neither."""
         if step.command is None or makes_dumps(step.command.argv):
             return True
         values = (flag.partition("=")[2] for flag in flags_of(step))
@@ -450,7 +450,7 @@ def with_batches(
     batch_of: dict[str, Step] = {}
     for (target, flags), group in groups.items():
         for start in range(0, len(group), size):
-            # Cached compiles are included: the batch is the same again after some of its cases were compiled alone.
+            # Cached compiles stay in the batch, so that its key stays the same after cases were compiled alone.
             members_of_batch = tuple(group[start : start + size])
             missing = [step for step in members_of_batch if not step.cache.hit]
             if missing and len(members_of_batch) > 1:
@@ -466,10 +466,10 @@ def with_batches(
 
 def _make_batch(members: Sequence[Step], target: str, flags: Sequence[str], run_dir: Path) -> Step:
     first = members[0]
-    # The name is a hash of the cases: a resumed run may combine others, and must not confuse the batches.
+    # The name is a hash of the cases, because a resumed run may make batches of other cases.
     name = hashlib.sha256("\n".join(step.id for step in members).encode()).hexdigest()[:12]
     chain = f"{BATCH_MODEL}/{name}@{target}"
-    # The modules of a batch depend on these keys.
+    # The keys of the members determine the modules of a batch.
     keys = [make_key(dict(step.cache.ingredients)) for step in members]
     ingredients = (("kind", "batch 1"), ("members", join_flags(keys)), ("flags", join_flags(flags)))
     return Step(
@@ -492,7 +492,7 @@ def _make_batch(members: Sequence[Step], target: str, flags: Sequence[str], run_
 
 @dataclass(frozen=True, slots=True)
 class _BatchPart(Recorded):
-    """A module of a batch: its file's name, and each case's functions by the case's number in the batch, as text."""
+    """A module of a batch: the name of its file, and the functions of each case, by the case's number as text."""
 
     module: str
     functions: dict[str, tuple[str, ...]]
@@ -500,7 +500,7 @@ class _BatchPart(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class _BatchRecord(Recorded):
-    """A batch's modules, in its folder; or the batch and the function of a case, beside the case's module."""
+    """The content of `batch.json`: the modules of a batch, or next to a case's module its batch and function."""
 
     parts: tuple[_BatchPart, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     batch: str = field(default="", metadata=UNLESS_DEFAULT)
@@ -515,7 +515,7 @@ class _BatchRecord(Recorded):
 
 
 def _locate_in_batch(module: Path) -> tuple[str, str] | None:
-    """Return the batch's step and the function there of a case's module; None if it was compiled by itself."""
+    """Return a case's batch and the case's function in that batch; None if the case was compiled alone."""
     try:
         record = _BatchRecord.read(module.parent)
     except FileNotFoundError:
@@ -525,9 +525,9 @@ def _locate_in_batch(module: Path) -> tuple[str, str] | None:
 
 @dataclass(slots=True)
 class BatchCompiler:
-    """A compiler of batches, of which `members` are those of a plan, which gives their modules to the cases.
+    """A compiler of a plan's batches (`members`), which gives the batches' modules to their cases.
 
-    A compile may take `memory_bytes`; 0 for no limit.
+    Each compile may take `memory_bytes`; 0 means no limit.
     """
 
     server: CompileServer
@@ -536,10 +536,10 @@ class BatchCompiler:
     memory_bytes: int
     force: bool
     progress: Progress
-    # The modules of each batch that was made are kept here.
+    # The modules of each batch that was made.
     _parts: dict[str, Sequence[_BatchPart]] = field(default_factory=dict)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
-    # Each case is mapped to its batch and its number there.
+    # The batch of each case, and the case's number in that batch.
     _batch_numbers: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -551,7 +551,7 @@ class BatchCompiler:
         return step.id in self.members
 
     def make(self, step: Step) -> Result:
-        """Compile a batch, or take it from the cache; it passes whatever the results of its cases."""
+        """Compile a batch, or take it from the cache; the batch's step passes whatever the results of its cases are."""
         folder = Path(step.folder)
         folder.mkdir(parents=True, exist_ok=True)
         key = make_key(dict(step.cache.ingredients))
@@ -599,7 +599,7 @@ class BatchCompiler:
         )
 
     def _read_cached_parts(self, entry: ModuleEntry | None, folder: Path) -> list[_BatchPart] | None:
-        """Return the modules of an entry; None without an entry, or if the cache is cleared meanwhile."""
+        """Return the modules of a cache entry; None without an entry, or if it was removed in the meantime."""
         if entry is None:
             return None
         parts = []
@@ -612,7 +612,7 @@ class BatchCompiler:
         return parts
 
     def take_from_batch(self, step: Step) -> Result | None:
-        """Return the result of a case's compile from its batch; None if it has to be compiled by itself."""
+        """Return the result of a case's compile from its batch; None if the case has to be compiled alone."""
         batch_number = self._batch_numbers.get(step.id)
         if batch_number is None or step.cache.hit or is_program_changed(step):
             return None
@@ -622,7 +622,7 @@ class BatchCompiler:
         folder = steps / f"{case}.{chain_target}" / "compile"
         with self._mutex:
             if batch not in self._parts:
-                # An earlier part of this run has made it.
+                # An earlier part of this run has made the batch.
                 self._parts[batch] = _BatchRecord.read(folder).parts
         # If a case has several functions, its own compile determines the right one.
         hits = [(part.module, names) for part in self._parts[batch] if (names := part.functions.get(str(number), ()))]
@@ -642,7 +642,7 @@ class BatchCompiler:
         )
 
     def _compile(self, step: Step, numbers: list[int], tally: _Tally) -> list[_BatchPart]:
-        """Compile some cases of a batch as one, without those that keep it from compiling."""
+        """Compile some cases of a batch into modules, leaving out cases that keep the others from compiling."""
         members, folder = self.members[step.id], Path(step.folder)
         while len(numbers) > 1:
             module = folder / f"module{tally.attempts}.vmfb"
@@ -668,7 +668,7 @@ class BatchCompiler:
                 culprit_numbers = {numbers[index] for index in culprits}
                 numbers = [number for number in numbers if number not in culprit_numbers]
                 continue
-            # The compiler crashed, hung, or gave an error that names no program.
+            # Try both halves, since the compiler crashed, hung, or gave an error that names no program.
             half = len(numbers) // 2
             head = self._compile(step, numbers[:half], tally)
             return [*head, *self._compile(step, numbers[half:], tally)]
@@ -691,13 +691,13 @@ class _Tally:
         self.seconds += outcome.seconds
         self.cpu_seconds += outcome.cpu_seconds
         self.peak_rss_bytes = max(self.peak_rss_bytes, outcome.peak_rss_bytes)
-        # The attempt was stopped by a user, a shortage or a timeout: the same programs may end differently next time.
+        # A user, a shortage or a timeout stopped the attempt, so the same programs may end differently next time.
         from_outside = outcome.signal in ("SIGKILL", "SIGTERM") or outcome.exit_code in (EXIT_DEFECT, EXIT_UNWRITABLE)
         self.is_unreliable |= outcome.cancelled or outcome.timed_out or outcome.out_of_memory or from_outside
         self.notes = (*self.notes, *outcome.notes)
 
 
 def _set_function(step: Step, function: str) -> Step:
-    """Return a run of a case with the name that its function has in a batch."""
+    """Return a case's run step that calls the function by its name in the batch."""
     argv = [word for word in step.required_command.argv if not word.startswith("--function=")]
     return replace(step, command=replace(step.required_command, argv=(*argv, f"--function={function}")))

@@ -1,6 +1,6 @@
 """Planning of steps: a pure function of the cases and of the facts about this machine.
 
-All facts come in through `PlanContext`: no network, no process, no clock.
+All facts come from `PlanContext`; planning uses no network, no process and no clock.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.flags import Translation
 
 
-# Ingredients and inputs with this prefix are files that a flag or an ONNX file names; the flag or their name follows.
+# Roles with this prefix are files that a flag or an ONNX file names; the flag or the file's name follows the prefix.
 FILE_ROLE = "file "
 # A new number invalidates all earlier counts.
 _COUNT_FORMAT = 4
@@ -65,11 +65,11 @@ _NO_ONNXRUNTIME = "onnxruntime, which makes the expected outputs, is not install
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Steps chain by chain, each chain in the order of its stages, and flags that the tools do not support.
+    """Steps chain by chain, in the order of stages, and problems with flags that the tools do not support.
 
     Attributes:
-        case_problems: flags of single cases of operator suites, whose steps are blocked: all others can run.
-        devices: the devices it runs on besides the CPU, once they are known.
+        case_problems: problems with flags of single cases of operator suites; only the steps of such cases are blocked.
+        devices: the devices besides the CPU that steps run on, once they are known.
     """
 
     steps: tuple[Step, ...]
@@ -83,24 +83,24 @@ class PlanContext:
     """Facts about the machine and the toolchain that planning needs.
 
     Attributes:
-        run_dir: absolute.
+        run_dir: the absolute path of the run's folder.
         compile, run_module, benchmark_module, python: paths of the tools.
-        python_env: changes of the environment for that Python.
+        python_env: changes of the environment for `python`.
         own_python: the interpreter that this toolkit runs in.
-        reference_script: the program that runs a model in onnxruntime, in that interpreter.
-        onnxruntime: its version there; empty if it is not installed.
+        reference_script: the program that runs a model in onnxruntime, in `own_python`.
+        onnxruntime: the version of onnxruntime in `own_python`; empty if it is not installed.
         ir_tool: path of iree-opt, for bytecode that only the compiler reads; empty if the toolchain has none.
         importer: identity of the importer (compiler and onnx package).
         linker: path of IREE's own linker; empty if the toolchain has none.
         translate: returns a tool's flags as this toolchain spells them.
         artifact_path: returns the path of a URL's file, which may not be fetched yet.
-        artifact_hash: returns its SHA-256 if known, else an empty string.
-        flag_ingredients: returns compile flags as they enter the key, given the folder of relative paths.
+        artifact_hash: returns the SHA-256 of a URL's file; empty if it is unknown.
+        flag_ingredients: returns compile flags in the form that is part of the key, given the folder of relative paths.
         host_of: returns the identity of this CPU if some flags name `host`; otherwise an empty string.
         counter: returns the instruction counter of this machine; raises ToolchainError if there is none.
-        lookup: looks for an entry in the module cache (name for people, ingredients).
+        lookup: looks up an entry in the module cache, given a name for people and the ingredients.
         timeouts: seconds by stage; they override defaults and specs.
-        env: changes of the environment in which chains of torch are made; programs and modules are kept apart by them.
+        env: changes of the environment for chains of torch models; they are part of the keys of programs and modules.
     """
 
     run_dir: Path
@@ -131,19 +131,19 @@ class PlanContext:
 
     @property
     def environment(self) -> dict[str, str]:
-        """`env` as an ingredient of the files made in it; empty if it changes nothing."""
+        """`env` as an ingredient of the files that are made with it; empty if there are no changes."""
         return {"environment": " ".join(f"{name}={value}" for name, value in self.env)} if self.env else {}
 
 
 def make_plan(cases: CaseSet, stages: Iterable[Stage], context: PlanContext) -> Plan:
-    """Plan the steps of some stages, and of the stages before them, for the selected cases."""
+    """Plan the steps of some stages, and of the stages that these need, for the selected cases."""
     return _Planner(cases, frozenset(stages), context).plan()
 
 
 def make_step(
     case: Case, stage: Stage, context: PlanContext, role: str = MAIN, *, siblings: Sequence[Case] = (), **fields: Any
 ) -> Step:
-    """Return a step with the fields that all steps of a case share; expectations of siblings in its chain apply too."""
+    """Return a step with the fields that all steps of a case share, and an expected failure of any of `siblings`."""
     row = stage.row
     is_main = role in (MAIN, COUNTED)
     matches = (entry for sibling in siblings for entry in sibling.expectations if entry.stage is stage and is_main)
@@ -173,12 +173,12 @@ def make_step(
 
 
 def block_step(step: Step, reason: str) -> Step:
-    """Return the step as one that cannot run: it waits for nothing, so that its error is seen first."""
+    """Return the step marked as unable to run; it waits for no other step, so that its error is reported first."""
     return replace(step, blocked=reason, needs=(), resources=Resources(cores=0))
 
 
 def _is_skipped(case: Case) -> bool:
-    """Return True if a case is skipped and makes nothing that others need: then nothing is done for it."""
+    """Return True if a case is skipped and makes no module that others may need, so that no step is planned for it."""
     return bool(case.skip_reason) and (case.reference or not _makes_modules(case))
 
 
@@ -205,10 +205,10 @@ class _Planner:
         self._selected_cases = [case for case in cases.cases if not kinds.isdisjoint(case.kinds)]
         self._active_cases = [case for case in self._selected_cases if not _is_skipped(case)]
         self._used_ids = {module.id for case in self._active_cases for module in case.modules}
-        # Synthetic weights of a case are needed if its check is planned, or if parameters are requested themselves.
+        # A case needs its synthetic weights if its check is planned, or if the parameters stage itself is requested.
         self._fetches_alone = all(stage.row.fetches for stage in stages)
         wants_parameters = Stage.PARAMETERS in stages or self._fetches_alone
-        # The stages after the weights call the model, with the weights and its inputs.
+        # Stages that need the parameters stage call the model with weights and inputs.
         rows = [stage.row for stage in self._stages]
         self._called_kinds = {kind for row in rows if Stage.PARAMETERS in row.upstream for kind in row.kinds}
         self._archive_case_ids = {
@@ -217,7 +217,7 @@ class _Planner:
         self._archive_modules = {
             values.module.id: values.module for case in self._active_cases for _, values in self._list_archives(case)
         }
-        # A selected case that these stages leave out (a quality case while benchmarking) still makes its own module.
+        # A selected case without a check in these stages (a quality case while benchmarking) still makes its module.
         providers = [case for case in cases.cases if kinds.isdisjoint(case.kinds) and _makes_modules(case)]
         self._needed_ids = self._used_ids | self._archive_modules.keys()
         needed_cases = (
@@ -233,7 +233,7 @@ class _Planner:
         self._problems: set[Problem] = set()
         self._case_problems: set[Problem] = set()
         self._steps: dict[str, Step] = {}
-        # The results are cached, as many steps have the same flags or problem.
+        # Results are cached, since many steps have the same flags or problems.
         self._translate_flags = cache(context.translate)
         self._problem_of_flag = cache(make_flag_problem)
         self._paths = StepPaths(context.run_dir, self._owners, lambda url: str(context.artifact_path(url)))
@@ -280,7 +280,7 @@ class _Planner:
         return [module for module in self._select_modules(case) if self._owners.get(module.id) is case]
 
     def _select_modules(self, case: Case) -> list[Module]:
-        """Return a case's modules to be made: all of a selected case, only the used ones of a required case."""
+        """Return the modules to make: all modules of a selected case, but only used modules of a dependency."""
         modules = [*case.modules, *case.extra_modules]
         is_dependency = case.id in self._required_ids
         return [module for module in modules if not is_dependency or module.id in self._needed_ids]
@@ -300,12 +300,12 @@ class _Planner:
         if needs != step.needs:
             step = replace(step, needs=needs)
         if step.skip or step.blocked:
-            # The skip or block reason stays its own, whatever the results of the steps before it.
+            # The step needs no other steps, so that it reports its own reason whatever their results are.
             step = replace(step, needs=(), resources=Resources(cores=0))
         self._steps[step.id] = step
 
     def _make_check(self, case: Case, stage: Stage, flag_errors: str = "", **fields: Any) -> Step:
-        """Return a step of a stage that is about the whole case; `flag_errors` keep it from running."""
+        """Return a step that checks the whole case; `flag_errors`, if any, block it."""
         judged_stage = stage.row.alongside or stage
         skip = case.skip_reason or dict(case.skips).get(judged_stage, "")
         return self._make_step(
@@ -315,7 +315,7 @@ class _Planner:
     def _translate(
         self, flags: Sequence[str], tool: str, origin: Origin, problems: set[Problem] | None = None
     ) -> Translation:
-        """Return flags as the tool spells them."""
+        """Return flags as the tool spells them; record problems with flags that it does not support."""
         result = self._translate_flags(tuple(flags), tool)
         for error in result.unknown:
             problem = self._problem_of_flag(origin.file, error.flag, error.message, error.hint)
@@ -323,7 +323,7 @@ class _Planner:
         return result
 
     def _translate_run_flags(self, case: Case, tool: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        """Return a run's flags as the tool spells them, notes, and messages about the case's own unsupported flags."""
+        """Return (flags as the tool spells them, notes, messages about the case's own unsupported flags) of a run."""
         common = self._translate(case.run_flags, tool, case.flags_origin or case.origin)
         if not case.own_flags:
             return common.flags, (*case.notes, *common.notes), ""
@@ -338,7 +338,7 @@ class _Planner:
     # Steps
 
     def _plan_fetch(self, cases: Sequence[Case]) -> None:
-        """Plan one step for the files of a chain: those that its planned stages read, and nothing else."""
+        """Plan one step that fetches the files of a chain, but only those that the planned stages read."""
         inputs: dict[str, StepInput] = {}
         for case in cases:
             for role, url in self._list_files_to_fetch(case):
@@ -377,7 +377,7 @@ class _Planner:
         return tuple(step_id for step_id in ids if step_id in self._steps)
 
     def _plan_module_steps(self, case: Case, module: Module) -> None:
-        """Plan the import and the compile of a module, as far as these stages need them."""
+        """Plan the import and the compile of a module, if the planned stages need them."""
         needs = self._fetch_needs([case.chain])
         imported_program = ""
         onnx = module.program.onnx
@@ -413,7 +413,7 @@ class _Planner:
         self._add(step)
 
     def _plan_parameters(self, case: Case, scope: str, values: SyntheticParameters) -> None:
-        """Plan an archive for the parameters that a module's program names, once for all tests that need it."""
+        """Plan the step that makes an archive for a module's parameters, once for all cases that need it."""
         owner = self._owners.get(values.module.id)
         if owner is None:
             return
@@ -424,7 +424,7 @@ class _Planner:
         step = self._make_step(owner, Stage.PARAMETERS, role)
         step = _complete_parameters(step, scope, values, import_step, self._context)
         needs = (import_step.id,) if import_step else self._fetch_needs([owner.chain])
-        # A program that does not compile needs no weights: its failure is reported once, by the compiler.
+        # The weights wait for the compile, so that the compiler alone reports a program that does not compile.
         compile_id = make_step_id(owner.chain, Stage.COMPILE, values.module.role)
         needs = (*needs, compile_id) if compile_id in self._steps else needs
         timeout = self._make_step(case, Stage.PARAMETERS).timeout
@@ -452,7 +452,7 @@ class _Planner:
     def _plan_reference(self, case: Case) -> Step | None:
         if not case.reference or _is_skipped(case):
             return None
-        # The reference waits for the compile: the compiler reports a program that does not compile, once.
+        # The reference waits for the compile, so that the compiler alone reports a program that does not compile.
         step = self._make_step(case, Stage.REFERENCE, needs=self._list_module_needs(case.modules))
         return _complete_reference(step, case.modules[-1], self._context)
 
@@ -461,7 +461,7 @@ class _Planner:
         notes = (*notes, *(tolerance.message for tolerance in find_void_tolerances(case)))
         tolerance_problems: list[Problem] = []
         for tolerance in find_wrong_tolerances(case):
-            # As with unsupported flags, an error in one case's own flags keeps no other case from running.
+            # As with unsupported flags, an error in a case's own flags blocks only that case.
             problem = self._problem_of_flag(tolerance.file, tolerance.flag, tolerance.message, tolerance.hint)
             tolerance_problems.append(problem) if tolerance.flag in case.own_flags else self._problems.add(problem)
         folder = self._locate(case, Stage.THRESHOLD)
@@ -516,7 +516,7 @@ class _Planner:
         return _complete_count(step, command, [*map(self._counted_paths.module, case.modules)], files, self._context)
 
     def _plan_counted_compile(self, module: Module) -> Iterator[str]:
-        """Plan the compile of a module for the counter, once for all its users; yield the ids that a count needs."""
+        """Plan the compile of a module for the counter, once for all users; yield ids of steps that a count needs."""
         owner = self._owners.get(module.id)
         if owner is None:
             return
@@ -524,7 +524,7 @@ class _Planner:
         if make_step_id(owner.chain, Stage.COMPILE, role) not in self._steps:
             flags = make_counted_flags(module.flags, self._context.counter().cpu, self._context.linker)
             import_step = self._steps.get(make_step_id(owner.chain, Stage.IMPORT, module.role))
-            # A module that does not compile is reported once, for the module as its spec has it.
+            # This waits for the compile by the spec, so that a module that does not compile is reported only once.
             plain_step = self._steps.get(make_step_id(owner.chain, Stage.COMPILE, module.role))
             needs = [*self._fetch_needs([owner.chain]), *(step.id for step in (import_step, plain_step) if step)]
             imported_program = import_step.find_output("program") if import_step else ""
@@ -614,18 +614,18 @@ def complete_compile(
 ) -> Step:
     """Complete the step that compiles a module.
 
-    `imported_program` is a path, empty if the program is MLIR; relative paths in flags resolve in
-    `working_directory`, but an imported program is compiled in the step's folder. `translate` spells flags as the
-    compiler does, and records those that it does not support.
+    `imported_program` is a path, or empty if the program is MLIR. Relative paths in flags resolve in
+    `working_directory`, or in the step's folder for an imported program. `translate` returns flags as the compiler
+    spells them, and records unsupported flags.
     """
-    # The number of dispatches of a single operator is of no use, unless the flags ask for it.
+    # The dispatch count of a single operator is useless, unless the flags ask for it.
     has_statistics = not module.program.name or any(STATISTICS_FILE in flag for flag in module.flags)
     source = _make_source(module, context, working_directory)
     program = module.program.name or source.path
     if imported_program:
-        # The compiler keeps the program's path in the module: use one that is the same in every run and checkout.
+        # The compiler writes the program's path into the module, so use a path that is the same in every run.
         program, working_directory = os.path.relpath(imported_program, step.folder), step.folder
-    # The spec's flags are translated by themselves: many cases have the same flags.
+    # Translate the spec's flags alone, since this result is cached and many cases have the same flags.
     translation = translate(module.flags, "iree-compile")
     flags, notes = translation.flags, translation.notes
     outputs = [("module", f"{step.folder}/module.vmfb")]
@@ -649,7 +649,7 @@ def complete_compile(
     if imported_program:
         ingredients |= {"import": _format_options(module), "importer": context.importer}
     elif module.program.name:
-        # The name is part of what the compiler writes into the module.
+        # The compiler writes the name into the module.
         ingredients["name"] = module.program.name
     file_flags = (f"{flag}={file.path}" for flag, file in files)
     argv = (context.compile, program, *flags, *file_flags, "-o", outputs[0][1])
@@ -668,8 +668,8 @@ def _complete_count(
 ) -> Step:
     """Complete the step that counts the instructions of one call.
 
-    `benchmark` is the benchmark's command with the modules that are counted, the main one of `modules` last; `files`
-    are its inputs and parameters.
+    `benchmark` is the benchmark's command with the modules for the counter. `modules` has the main module last; `files`
+    are the inputs and parameters of the benchmark.
     """
     counter = context.counter()
     output = f"{step.folder}/counts.json"
@@ -696,7 +696,7 @@ def _complete_count(
 
 
 def _strip_file_path(word: str) -> str:
-    """Return a word of a benchmark's command without the path of a file whose content is a separate ingredient."""
+    """Return a word of a benchmark's command without the file's path; the file's content is an ingredient itself."""
     flag, _, value = word.partition("=")
     match flag:
         case "--module":
@@ -718,7 +718,7 @@ def add_build_command(
     cwd: str = "",
     env: tuple[tuple[str, str], ...] = (),
 ) -> Step:
-    """Return a step with the command that makes its outputs, and the result of their lookup in the cache."""
+    """Return a step with the command that makes its outputs, and with the cache lookup of these outputs."""
     command = Command(argv, cwd or step.folder, (*env, *context.env))
     return replace(step, command=command, cache=_make_lookup(context, step.id, ingredients, argv))
 
@@ -729,7 +729,7 @@ def _make_source(module: Module, context: PlanContext, working_directory: str = 
         return _make_input("program", url, context)
     path = f"{working_directory}/{module.program.name}"
     try:
-        # The file is small and never fetched: hashing it costs less than looking up a stored hash.
+        # The file is small and never fetched, so hashing it costs less than looking up a stored hash.
         with open(path, "rb") as file:  # noqa: PTH123 - one of thousands
             return StepInput("program", path, url, hashlib.file_digest(file, "sha256").hexdigest())
     except OSError:
@@ -747,7 +747,7 @@ def list_files(module: Module, context: PlanContext) -> Iterator[tuple[str, str]
 
 
 def _list_external_weights(module: Module, context: PlanContext) -> tuple[StepInput, ...]:
-    """Return the local files in which an ONNX program keeps weights: its results depend on them too."""
+    """Return the local files with an ONNX program's external weights, on which its results depend too."""
     url = module.program.url
     if module.program.onnx is None or not url.startswith("file:"):
         return ()

@@ -1,8 +1,8 @@
-"""Runs the steps of a plan on a few threads: a graph of steps, and exclusive steps alone afterwards.
+"""The scheduler runs the steps of a plan on a few threads; exclusive steps run alone, after the others.
 
-The scheduler is independent of the steps' work: `work` performs a step and returns its verdict. `ReadyQueue` determines
-which steps may run, and the owner of `Slots` (this machine, the workers of a cluster) whether one of them has room. A
-thread that has finished a step takes the next one itself, so that thousands of small steps need no hand-over.
+The scheduler knows nothing about the work of a step: `work` performs a step and returns its verdict. `ReadyQueue`
+determines which steps may run; `Slots` (of this machine, or of a cluster's workers) tell if a step has room to run. A
+thread that has finished a step takes the next step itself, so thousands of small steps need no hand-over.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.5
 _MAX_FETCHES = 4
 _FETCH = "fetch"
-# This many steps without free memory are passed over at most in search of one with enough: each is checked again
-# whenever a step ends, and thousands may wait.
+# At most so many steps that lack memory are passed over to find a step that fits. All are checked again whenever a step
+# ends, and thousands may be waiting.
 _MAX_PASSED_OVER = 64
 
 
@@ -35,13 +35,13 @@ class Scheduler:
     """An executor that runs steps in the order of their needs.
 
     Args:
-        steps: the steps, in any order; of those that could start, the earlier one starts first.
-        finished: verdicts of steps that are not to be run again, by id.
-        limits: the limits of what may run at once.
+        steps: the steps, in any order; if several could start, the earlier step starts first.
+        finished: verdicts of steps that must not run again, by id.
+        limits: the limits of steps that run at once.
         work: runs a step and returns its verdict; called from several threads.
         skip: records a step that does not run, with the reason; called from several threads, one at a time.
-        abort: ends all running steps, when an exception (a signal's, or a bug's) leaves the scheduler.
-        pause: called on a thread that worked and has nothing to do for now.
+        abort: ends all running steps; called if an exception (from a signal or a bug) ends the scheduler.
+        pause: called on a thread that has worked and has no step to run for now.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Scheduler:
         # This lock guards the queue.
         self._mutex = threading.Lock()
         self._cancelled = threading.Event()
-        # The event is set when no step is left to do, or to wait for.
+        # The event is set when no step is waiting to run or running.
         self._finished = threading.Event()
         self._error: BaseException | None = None
 
@@ -80,18 +80,18 @@ class Scheduler:
                     with self._mutex:
                         for step in self._take_ready_steps():
                             pool.submit(self._run_steps_from, step, pool)
-                    # The time limit lets a signal's exception through between two waits.
+                    # Wait with a time limit, so that a signal handler can raise its exception between two waits.
                     if self._finished.wait(_POLL_SECONDS):
                         break
                 self._raise_error()
             except BaseException:
-                # The pool waits for its threads before it lets the exception out.
+                # End the running steps now, because the pool waits for its threads before the exception continues.
                 self._cancelled.set()
                 self._abort()
                 raise
             finally:
                 self._cancelled.set()
-                # No thread is about to start another one when the pool closes.
+                # Wait until no thread is submitting more work, because the pool closes next.
                 with self._mutex:
                     pass
         self._raise_error()
@@ -109,7 +109,7 @@ class Scheduler:
                 verdict = self._work(step)
                 with self._mutex:
                     self._queue.finish(step, verdict)
-                    # The first is for this thread; the others need more threads.
+                    # This thread runs the first step; the other steps need more threads.
                     ready_steps = self._take_ready_steps()
                     for ready_step in ready_steps[1:]:
                         pool.submit(self._run_steps_from, ready_step, pool)
@@ -153,7 +153,7 @@ class Rank(IntEnum):
 
 
 class SlotRequest(Protocol):
-    """Resources that a step needs; steps with equal requests wait in one lane."""
+    """The resources that a step needs; steps with equal requests wait in one queue (a lane)."""
 
     @property
     def rank(self) -> Rank:
@@ -165,32 +165,32 @@ _Slot = TypeVar("_Slot")
 
 
 class Slots(Protocol[_Request, _Slot]):
-    """Slots for steps, on this machine or on others; a step takes one up while it runs."""
+    """Slots for steps, on this machine or on others; a step occupies a slot while it runs."""
 
     def request(self, step: Step) -> _Request:
         """Return the resources that a step needs."""
 
     def take(self, step: Step, request: _Request, awaited: Sequence[_Request]) -> _Slot | None:
-        """Take a slot for a step, while exclusive requests are `awaited`; return None if none is free."""
+        """Take a slot for a step; None if no slot is free. `awaited` are exclusive requests that also wait."""
 
     def fits(self, step: Step) -> bool:
-        """Return True if there is memory for a step that shares its machine and has taken a slot."""
+        """Return True if there is memory for a step that has taken a slot on a shared machine."""
 
     def release(self, slot: _Slot) -> None:
         """Free a slot."""
 
 
 class ReadyQueue(Generic[_Request, _Slot]):
-    """The unfinished steps of a plan: which may start now, and which cannot run any more.
+    """The unfinished steps of a plan; tells which steps may start now, and which can no longer run.
 
     Args:
-        steps: in any order; of those that could start, the earlier one starts first.
-        finished: verdicts of steps that are not to be run again, by id.
+        steps: the steps, in any order; if several could start, the earlier step starts first.
+        finished: verdicts of steps that must not run again, by id.
         slots: the slots that the steps run in.
         fail_fast: start nothing more after the first failure or error.
 
     Attributes:
-        verdicts: of all finished or skipped steps, by id.
+        verdicts: the verdicts of all finished or skipped steps, by id.
     """
 
     def __init__(
@@ -202,16 +202,16 @@ class ReadyQueue(Generic[_Request, _Slot]):
         self._steps = list({step.id: step for step in steps if step.id not in finished}.values())
         self._step_ids = {step.id for step in steps}
         self._stopped_by = ""
-        # Steps are identified by their index in the plan: these lists hold if a step waits, and its number of unmet
+        # Both lists are indexed by the step's index in the plan: whether the step waits, and the number of its unmet
         # needs.
         self._is_waiting = [True] * len(self._steps)
         self._unmet_counts = [0] * len(self._steps)
         self._dependants: dict[str, list[int]] = {}
-        # These are the indices of steps that wait only for a slot, and of running ones, with their slots.
+        # `_lanes` has indices of steps that wait only for a slot; `_running` has those of running steps, with slots.
         self._lanes: dict[_Request, list[int]] = {}
         self._running: dict[str, tuple[int, _Slot | None]] = {}
-        # These are the (pass, index) of steps that cannot run any more, as if the plan were scanned from its beginning
-        # again and again until nothing is found: the order decides which of several failed needs a reason names.
+        # (pass, index) of steps that can no longer run, ordered as if the plan were scanned repeatedly from its
+        # beginning. The order decides which of several failed needs a skipped step's reason names.
         self._impossible: list[tuple[int, int]] = []
         self._position = (0, -1)
         for index in range(len(self._steps)):
@@ -228,7 +228,7 @@ class ReadyQueue(Generic[_Request, _Slot]):
         return {request: len(lane) for request, lane in self._lanes.items() if lane}
 
     def take(self, skip: Callable[[Step, str], Verdict]) -> list[tuple[Step, _Slot]]:
-        """Skip the steps that cannot run any more; return steps to start now and their slots, in the plan's order."""
+        """Skip the steps that can no longer run; return steps to start now with their slots, in the plan's order."""
         self._skip_impossible(skip)
         heads = [(request.rank, lane[0], request) for request, lane in self._lanes.items() if lane]
         heapq.heapify(heads)
@@ -260,7 +260,7 @@ class ReadyQueue(Generic[_Request, _Slot]):
         return [(self._steps[index], slot) for index, slot in ready]
 
     def take_all(self, request: _Request) -> list[Step]:
-        """Return the steps whose request nothing will ever satisfy; they count as started."""
+        """Return the steps with a request that can never be satisfied; they count as started."""
         indices = sorted(self._lanes.pop(request, []))
         for index in indices:
             self._start(index, None)
@@ -349,27 +349,27 @@ class ReadyQueue(Generic[_Request, _Slot]):
 
 
 class LocalResources(NamedTuple):
-    """Resources that a step needs of this machine; `kind` is an accelerator, or `_FETCH`."""
+    """The resources of this machine that a step needs; `kind` is an accelerator, or `_FETCH`."""
 
     rank: Rank
     kind: str = ""
 
 
 class LocalSlots:
-    """The slots of this machine: as many as jobs for cores, one for each accelerator, a few for fetches.
+    """The slots of this machine: one for each job, one for each accelerator, and a few for fetches.
 
-    Steps without cores need none, and an exclusive step has the machine.
+    Other steps without cores need no slot; an exclusive step has the machine alone.
     """
 
     def __init__(self, limits: ScheduleLimits) -> None:
         self._limits = limits
-        # These count running steps: all of them, those with cores, and by kind and by device.
+        # Numbers of running steps: all steps, steps with cores, and steps by kind and device.
         self._running = self._busy = 0
         self._counts: Counter[str] = Counter()
         self._exclusive = False
 
     def request(self, step: Step) -> LocalResources:
-        """Return the request of a step, as of `Slots`."""
+        """Return the request of a step, as in `Slots`."""
         resources = step.resources
         if resources.exclusive:
             return LocalResources(Rank.EXCLUSIVE)
@@ -380,7 +380,7 @@ class LocalSlots:
         return LocalResources(Rank.SHARED, resources.accelerator)
 
     def take(self, step: Step, request: LocalResources, awaited: Sequence[LocalResources]) -> Step | None:
-        """Take a slot, which is the step itself, as of `Slots`."""
+        """Take a slot, as in `Slots`; the slot is the step itself."""
         del awaited
         if self._exclusive:
             return None
@@ -397,11 +397,11 @@ class LocalSlots:
         return step
 
     def fits(self, step: Step) -> bool:
-        """Return True if there is memory, as of `Slots`: a single step always fits."""
+        """Return True if there is memory, as in `Slots`; a step that runs alone always fits."""
         return self._busy == 1 or self._limits.fits(step)
 
     def release(self, slot: Step) -> None:
-        """Free a slot, as of `Slots`."""
+        """Free a slot, as in `Slots`."""
         self._count(slot, -1)
 
     def _count(self, step: Step, change: int) -> None:

@@ -1,8 +1,8 @@
-"""A command's project folder, specs and selection, and the risks in the specs of others.
+"""A command's project folder, specs and selection, and the risks in specs from other people.
 
-A spec of somebody else's could do more than compile and run its model. A flag is judged by its name, and by a path in
-its value. Whatever its name, a path that leads out of the run's folder may be written to, unless the flag is known to
-be only read.
+A spec from somebody else could do more than compile and run its model. Flags are judged by their names, and by paths in
+their values. A path that leads out of the run's folder is a risk with every flag, because the tool may write to it;
+exceptions are flags whose files are known to be only read.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 _MAX_NAMES = 5
 _MAX_RISKS = 10
 _DIRS_HINT = "Write it relative to the suite's file."
-# These options leave the default suite in place: they determine how it is run.
+# These options determine how cases are run, so they do not replace the default suite.
 _EXECUTION_OPTIONS = ("suite", "external_file_directory", "sku", "device", "untrusted")
-# Names are as the compiler writes them, with `-`. These flags name programs that IREE starts; `_CODE_FLAGS` name code
-# that it loads into its process, or links into the modules that are run.
+# Flag names with `-`, as the compiler writes them. `_PROGRAM_FLAGS` name programs that IREE starts; `_CODE_FLAGS` name
+# code that IREE loads into its process, or links into the modules that are run.
 _PROGRAM_FLAGS = re.compile(
     r"iree-.*linker-path|iree-.*ptxas-from|iree-hal-preprocess-executables-with|device-capture-tool"
 )
@@ -58,15 +58,15 @@ _CODE_FLAGS = re.compile(
 # This option occurs in a pipeline of passes.
 _TOOL_OPTION = "executables-with-tool"
 _FLAG_FILE_FLAGS = re.compile(r"flagfile|config(?:-file)?")
-# The files of these flags are only read.
+# The tools only read the files of these flags.
 _INPUT_FLAGS = re.compile(
     r"input|expected-output|parameters|iree-(?:parameter|opt)-import.*|iree-codegen-tuning-spec-path"
     r"|iree-preprocessing-.*-filename|iree-codegen-transform-dialect-library|iree-codegen-debug-patched-func-ops-file-name"
 )
-# This is a path in a value that leads out of the working directory.
+# Matches a path in a flag's value that leads out of the working directory.
 _OUTSIDE_PATH = re.compile(r"(?:\A|[,;=@])((?:[/~]|(?:[^,;=@]*/)?\.\.(?:/|\Z|[,;=@]))[^,;=@]*)")
 _RISK_HINT = "Read what it does before you run it (docs/explanation/trust.md); --untrusted refuses it."
-# These tables of a project's settings cannot lead a run astray.
+# These tables of a project's settings are harmless to a run.
 _HARMLESS_TABLES = {"downloads", "$schema"}
 
 
@@ -75,11 +75,11 @@ class Selection:
     """The cases and specs that a command works on.
 
     Attributes:
-        name: of the suite, or `custom`; part of a run's name.
+        name: the name of the suite, or `custom`; part of a run's name.
         specs: every spec file that was read.
-        unselected_configs: a line for each config that was named and is for a target that was not requested.
-        notes: differences of the selection from what its options alone request, a line each.
-        device_optional: if there is no such device, cases are compiled and not run.
+        unselected_configs: a line for each named config whose target was not requested.
+        notes: a line for each difference between the selection and what its options alone request.
+        device_optional: True to compile cases without running them if their device does not exist.
         source_paths: folders of specs and of the files that they name, the suite's file, and configs.
         risks: flags of the cases that do more than compile and run them.
     """
@@ -119,7 +119,7 @@ class Selection:
         return [*self.file_warnings(), *risk_lines, *unusable_files, *reasons]
 
     def file_warnings(self, *, with_lint: bool = False) -> list[str]:
-        """Return a line for each probable mistake; `with_lint`: without those that `lint` lists itself."""
+        """Return a line for each probable mistake; `with_lint` omits warnings that `lint` itself shows."""
         marker_names = ", ".join(self.cases.known_markers)
         lines = [f"no case has the marker {marker!r}; known: {marker_names}" for marker in self.cases.unknown_markers]
         warning_counts = Counter(problem.file for problem in self.cases.warnings if not with_lint)
@@ -131,7 +131,7 @@ class Selection:
         return [*lines, *self.unselected_configs]
 
     def source_problems(self, broken: Iterable[Problem] = ()) -> list[Problem]:
-        """Return problems for invalid URLs of the selected cases, and of files that have other problems too."""
+        """Return problems for invalid URLs in the selected cases, and in files that also have other problems."""
         # Random sources import NumPy; `list` runs without it.
         from iree_gauntlet.artifacts.sources import parse_source  # noqa: PLC0415
         from iree_gauntlet.dialects.load import SOURCE_NAMES, list_urls  # noqa: PLC0415 - it brings pydantic
@@ -160,7 +160,7 @@ class Selection:
 
 
 def each_once(warnings: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield lines for (file, text) pairs: each text once, with all of its files; empty texts are left out."""
+    """Yield a line for each distinct text of (file, text) pairs, with all of its files; skip empty texts."""
     files: dict[str, dict[str, None]] = {}
     for file, text in warnings:
         if text:
@@ -172,10 +172,10 @@ def each_once(warnings: Iterable[tuple[str, str]]) -> Iterator[str]:
 def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool = False) -> Selection:
     """Read specs and select cases, by the request and the task's defaults.
 
-    `for_problems`: the command asks for problems, also those of files that were not selected.
+    With `for_problems`, the command reports problems, including those of files that were not selected.
 
     Raises:
-        UsageError: options that do not fit together, or name what does not exist.
+        UsageError: options that exclude each other, or that name something that does not exist.
         SpecError: a suite that cannot be read.
         NothingSelectedError: nothing matches.
     """
@@ -209,7 +209,7 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         unmatched_includes = [] if request.spec_dir else find_useless_includes(suite, specs)
         cases = replace(cases, problems=_add_line_numbers(suite, (*cases.problems, *unmatched_includes)))
         if for_problems and failures and not (cases.problems or request.spec_dir):
-            # The suite is loaded without the options, which may narrow it down.
+            # Load the suite without the options, since they may narrow it down.
             full_cases = load_cases(specs, suite.includes, targets)
             idle_failures = _add_line_numbers(suite, find_unselected_failures(suite, full_cases))
             cases = replace(cases, warnings=(*cases.warnings, *idle_failures))
@@ -240,7 +240,7 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
 
 
 def _list_trusted_folders(request: SelectionRequest, suite: Suite | None) -> list[Path]:
-    """Return the folders that the user of a stranger's project has named. A suite may name any."""
+    """Return the folders that the user has named; folders that a suite names do not count, as it may name any."""
     user_folders = (*request.spec_dir, request.external_file_directory, request.module_directory, request.model_root)
     folders = [find_project_folder(), find_shipped_folder(), *map(Path, filter(None, user_folders))]
     if suite is not None:
@@ -250,7 +250,7 @@ def _list_trusted_folders(request: SelectionRequest, suite: Suite | None) -> lis
 
 
 def _block_risky_cases(cases: CaseSet, folders: Sequence[Path]) -> CaseSet:
-    """Return the cases, with each one blocked that could do more than compile and run its model."""
+    """Return the cases; block each case that could do more than compile and run its model."""
 
     def block(case: Case) -> Case:
         risk = next(itertools.chain(_list_risks(case), _list_outside_files(case, folders)), None)
@@ -281,7 +281,7 @@ def list_project_suites() -> tuple[list[Suite], list[str]]:
 
 
 def _note_several_formats(cases: CaseSet) -> Iterator[str]:
-    """Yield a line if models are selected in several formats: they are compiled and run in each of them."""
+    """Yield a line if models are selected in several formats, in each of which they are compiled and run."""
     formats: dict[str, dict[str, str]] = {}
     for case in cases.cases:
         # A regression and a benchmark of sharktank are one chain.
@@ -321,9 +321,9 @@ def _list_configs(specs: Iterable[AnySpec]) -> list[Config]:
 
 
 def _use_config_targets(targets: Sequence[Target], specs: Iterable[AnySpec]) -> Sequence[Target]:
-    """Return the targets of the configs of operator suites, in place of default targets; with their SKU.
+    """Return the targets of the configs of operator suites in place of the default targets, whose SKU they get.
 
-    The default targets stay if there are specs that no config is for.
+    The default targets are kept too if there are specs that have no configs.
     """
     from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415
 
@@ -338,7 +338,7 @@ def _use_config_targets(targets: Sequence[Target], specs: Iterable[AnySpec]) -> 
 
 
 def _list_unselected_configs(specs: Iterable[AnySpec], targets: Sequence[Target]) -> tuple[str, ...]:
-    """Return a line for each config of operator suites that was named, and whose target was not requested."""
+    """Return a line for each named config of operator suites whose target was not requested."""
     lines = []
     for config in _list_configs(specs):
         if not any(target.covers(config.target) for target in targets):
@@ -367,7 +367,7 @@ def find_suite(text: str) -> Path:
     project, builtin = (folder / "suites" / f"{text}.toml" for folder in (find_project_folder(), find_shipped_folder()))
     if not project.is_file() and builtin.is_file():
         return format_path(builtin)
-    # A folder is no suite: it is reported as one if no suite has its name.
+    # A folder is not a suite; its path is returned, and then reported, only if no suite has its name.
     return path if not project.parent.is_dir() or (path.exists() and not project.is_file()) else format_path(project)
 
 
@@ -405,7 +405,7 @@ def _choose_targets(request: SelectionRequest, defaults: Defaults, suite: Suite 
         names = [ROCM.family] if chip and len(defaults.targets) == 1 else list(defaults.targets)
     targets: dict[str, Target] = {}
     for name in names:
-        # An unsupported name may be that of a plugin's backend, for which an operator suite has a config.
+        # An unknown name may be a plugin's backend for which an operator suite has a config.
         target = parse_target(name, chip=chip, sku=sku or ("" if suite else defaults.sku)) or Target(name)
         previous = targets.setdefault(target.family, target)
         if previous != target:
@@ -416,8 +416,8 @@ def _choose_targets(request: SelectionRequest, defaults: Defaults, suite: Suite 
 
 
 def _choose_includes(request: SelectionRequest, defaults: Defaults, suite: Suite | None) -> list[Include]:
-    """Return the options' globs, in all combinations; with a suite, its includes narrowed down by them."""
-    # The markers are parsed by themselves: inside parentheses, `a) or (b` would be valid.
+    """Return all combinations of the options' globs; with a suite, its includes narrowed down by these globs."""
+    # Check the markers alone first: inside the parentheses that are added later, `a) or (b` would be valid.
     MarkerExpression(request.markers)
     # Empty globs, from a variable that a script has not set, are left out.
     models, submodels, files = (
@@ -466,7 +466,7 @@ def _list_risks(case: Case) -> Iterator[Problem]:
 
 
 def _list_outside_files(case: Case, folders: Iterable[Path]) -> Iterator[Problem]:
-    """Yield the files that a case reads outside of its project's folders, by their paths or by links."""
+    """Yield the files outside of the given folders that a case reads, through their paths or through links."""
     from iree_gauntlet.dialects.load import list_urls  # noqa: PLC0415 - it brings pydantic
 
     allowed_folders = [resolve_links(folder) for folder in folders]
@@ -482,14 +482,14 @@ def _list_outside_files(case: Case, folders: Iterable[Path]) -> Iterator[Problem
 
 
 def refuse_untrusted(selection: SelectionRequest) -> None:
-    """Raise UsageError for `--untrusted` with a command that changes specs: only who has read them can change them."""
+    """Raise UsageError for `--untrusted` with a command that changes specs, which users must read before changing."""
     if selection.untrusted:
         message = "--untrusted is not for commands that change specs"
         raise UsageError(message, "Read the specs, and leave it out; `run --untrusted` judges them as they are.")
 
 
 def _require_plain_settings(project: Path) -> None:
-    """Raise UsageError for a project's own settings, which name sources of files and IREEs, and who gets secrets."""
+    """Raise UsageError if a project has settings, which choose where files and IREEs come from and who gets secrets."""
     path = project / "gauntlet.toml"
     try:
         tables = tomllib.loads(read_file(path).decode()).keys() - _HARMLESS_TABLES

@@ -1,8 +1,8 @@
-"""Files and directories that are either complete or absent: written aside on one file system, synced, renamed.
+"""Files and directories that are complete or absent: written under another name, synced, then renamed.
 
-The order survives a power cut: first the data, then the name, then the directory that holds the name. If several
-processes write a file, the last one wins. A directory is replaced by the holder of its lock, or added; the first one
-wins.
+Syncing the data first, then renaming, then syncing the parent directory survives a power cut. If several processes
+write a file, the last process wins. If several add a directory, the first wins; a directory is replaced only by the
+holder of its lock.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-# The temporary name takes this much of the file's name, which may already be as long as the file system allows.
+# The temporary name has only so many characters of the file's name, which may be as long as the file system allows.
 _NAME_CHARS = 40
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Replace a file's content, or create the file, in one step that no crash can halve; text is written as UTF-8.
+    """Replace a file's content, or create the file, in one step even if a crash happens; text is written as UTF-8.
 
-    A symbolic link is followed. The mode of an existing file is kept; a new one gets what `open` would have given it.
+    A symbolic link is followed. The mode of an existing file is kept; a new file gets the mode that `open` would give.
 
     Raises:
         OSError: the directory is missing, read-only or full. The old content is untouched; no temporary file is left.
@@ -41,7 +41,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """Yield a path as `reserve_file` does; at the end, `put_file` moves the file that the body wrote to `path`."""
+    """Yield a path as in `reserve_file`; at the end, `put_file` renames the file that the block wrote to `path`."""
     with reserve_file(path) as temporary:
         yield temporary
         put_file(temporary, path)
@@ -49,19 +49,19 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def reserve_file(path: Path) -> Iterator[Path]:
-    """Yield a free path beside `path`, to be renamed to it; at the end, remove a file that is still there."""
+    """Yield a free path in the folder of `path`, for a file to be renamed; at the end, remove a file that is left."""
     temporary = path.parent / f".{path.name[:_NAME_CHARS]}.{os.urandom(12).hex()}.part"
     try:
         yield temporary
     finally:
-        # The file can also be there after rename(2), which keeps both names if they are links to one file. A read-only
-        # file system refuses to remove even a file that does not exist.
+        # Even rename(2) leaves the file there if both names are links to one file. Errors are ignored because a
+        # read-only file system refuses to remove even a file that does not exist.
         with suppress(OSError):
             temporary.unlink()
 
 
 def remove_reserved(path: Path) -> None:
-    """Remove the temporary files that killed writers of a file have left beside it; the caller holds its lock."""
+    """Remove the temporary files that killed writers of a file have left; the caller must hold the file's lock."""
     for leftover in path.parent.glob(f".{glob.escape(path.name[:_NAME_CHARS])}.{'[0-9a-f]' * 24}.part"):
         leftover.unlink(missing_ok=True)
 
@@ -75,8 +75,8 @@ def put_file(temporary: Path, path: Path) -> None:
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """Yield a path as `reserve_folder` does, and rename it to `path`, which is deleted; the caller holds its lock."""
-    # Killed processes have left these.
+    """Yield a path as in `reserve_folder`; at the end, it replaces `path`, whose lock the caller must hold."""
+    # Remove the leftovers of killed processes.
     for leftover in path.parent.glob(f".making-{path.name}-*"):
         shutil.rmtree(leftover)
     with reserve_folder(path) as temporary:
@@ -88,7 +88,7 @@ def replace_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def add_folder(path: Path) -> Iterator[Path]:
-    """Yield a path as `reserve_folder` does; at the end, `put_folder` renames it to `path`."""
+    """Yield a path as in `reserve_folder`; at the end, `put_folder` renames it to `path`."""
     with reserve_folder(path) as temporary:
         yield temporary
         put_folder(temporary, path)
@@ -96,7 +96,7 @@ def add_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def reserve_folder(path: Path, within: Path | None = None) -> Iterator[Path]:
-    """Yield a free path beside a directory, or within another one; at the end, remove a directory still there."""
+    """Yield a free path next to `path`, or in `within`; at the end, remove a directory that is left there."""
     temporary = (within or path.parent) / f".making-{path.name}-{os.urandom(4).hex()}"
     try:
         yield temporary
@@ -105,7 +105,7 @@ def reserve_folder(path: Path, within: Path | None = None) -> Iterator[Path]:
 
 
 def put_folder(new: Path, path: Path) -> bool:
-    """Give a directory its name, durably; return False, and leave the existing one, if the name is in use."""
+    """Rename a directory to `path`, durably; if `path` exists, leave it unchanged and return False."""
     try:
         new.rename(path)
     except OSError:
@@ -117,14 +117,14 @@ def put_folder(new: Path, path: Path) -> bool:
 
 
 def discard_folder(path: Path) -> None:
-    """Rename a directory away at once, then delete it; a missing one is no error."""
+    """Rename a directory first, so that it is gone at once, then delete it; a missing directory is no error."""
     with reserve_folder(path) as trash, suppress(FileNotFoundError):
         path.rename(trash)
         shutil.rmtree(trash)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names just created or renamed in a directory survive a power cut, if its file system can."""
+    """Make new names in a directory survive a power cut, if the file system supports this."""
     descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
         # Some network and FUSE file systems answer EINVAL.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def pause_collector() -> Iterator[None]:
-    """Pause the cycle collector, whose search is slow among millions of objects that all live until the end."""
+    """Pause the cycle collector, which is slow if there are millions of objects that all live until the end."""
     was_on = gc.isenabled()
     gc.disable()
     try:

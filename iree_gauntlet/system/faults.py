@@ -1,4 +1,4 @@
-"""Errors in the toolkit itself: their traceback goes into a file, and the message asks to report it."""
+"""Errors in the toolkit itself: the traceback goes into a file, and the message asks the user to report it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from iree_gauntlet import __version__
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.settings import format_typed_command
 
-# These errors come from a machine's limits, whatever the caller does.
+# These errors come from the limits of the machine, not from the caller.
 _RESOURCE_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 )

@@ -1,4 +1,4 @@
-"""File locks by flock(2): the kernel frees them when the last process that holds them has died, by any signal."""
+"""File locks by flock(2), which the kernel frees when the last process that holds them has died in any way."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 _POLL_SECONDS = 0.05
-# Shared holders add their process id to the file; beyond this size it starts afresh (ids serve messages only).
+# Shared holders add their process ids to the file. Above this size the file is emptied, as ids are only for messages.
 _MAX_HOLDERS_BYTES = 512
-# A wait is reported after the first of these, and then each time the second has passed.
+# A wait is reported after the first time, and then repeatedly after the second.
 _FIRST_REMINDER_SECONDS = 3.0
 _REMINDER_SECONDS = 30.0
 
 
 def try_file_lock(path: Path, *, exclusive: bool = True, create: bool = True, mode: int | None = None) -> int | None:
-    """Return a descriptor as `wait_for_lock` does, without waiting; None if another descriptor holds the lock."""
+    """Return a descriptor as in `wait_for_lock`, but without waiting; None if another descriptor holds the lock."""
     try:
         return _lock(path, fcntl.LOCK_NB, exclusive=exclusive, create=create, mode=mode)
     except BlockingIOError:
@@ -31,12 +31,12 @@ def try_file_lock(path: Path, *, exclusive: bool = True, create: bool = True, mo
 
 
 def wait_for_lock(path: Path, *, exclusive: bool = True) -> int:
-    """Return a descriptor that holds a file's lock until it is closed, in this process and those that inherit it.
+    """Return a descriptor that holds a file's lock until it is closed here and in all processes that inherit it.
 
-    Not reentrant: two descriptors of one file exclude each other, also in one process. A symbolic link is not followed.
+    Not reentrant: two descriptors of one file exclude each other even in one process. Symbolic links are not followed.
 
     Raises:
-        OSError: the file cannot be opened, or its file system supports no locks.
+        OSError: the file cannot be opened, or the file system does not support locks.
     """
     return _lock(path, 0, exclusive=exclusive, create=True, mode=None)
 
@@ -44,10 +44,10 @@ def wait_for_lock(path: Path, *, exclusive: bool = True) -> int:
 def _lock(path: Path, lock_flags: int, *, exclusive: bool, create: bool, mode: int | None) -> int:
     """Open and lock a file.
 
-    With `create`, a missing file is created; otherwise a shared lock needs only reading rights. A new file gets the
-    `mode`, regardless of the umask; None applies the umask.
+    With `create`, a missing file is created; without `create`, a shared lock needs only read permission. A new file
+    gets the `mode` regardless of the umask; None applies the umask.
     """
-    # On NFS, an exclusive lock needs a descriptor that can write.
+    # On NFS, an exclusive lock needs a writable descriptor.
     access = os.O_RDWR if exclusive or create else os.O_RDONLY
     while True:
         descriptor = _open(path, access | os.O_NOFOLLOW | os.O_CLOEXEC, create=create, mode=mode)
@@ -58,20 +58,20 @@ def _lock(path: Path, lock_flags: int, *, exclusive: bool, create: bool, mode: i
         except BaseException:
             os.close(descriptor)
             raise
-        # The file was deleted meanwhile: other processes will lock another one at this path.
+        # The file was deleted in the meantime, so other processes will lock a new file at this path.
         os.close(descriptor)
 
 
 @contextmanager
 def file_lock(path: Path, waiting: Callable[[float], None] | None = None, timeout: float = math.inf) -> Iterator[int]:
-    """Hold a file's lock exclusively, and wait for it; yield its descriptor, as of `try_file_lock`.
+    """Wait for a file's lock and hold it exclusively; yield the descriptor, as in `try_file_lock`.
 
-    `waiting` is called with the seconds so far, after three and then every thirty; `timeout` is the longest wait in
+    `waiting` is called with the elapsed seconds after 3 s, and then every 30 s; `timeout` is the longest wait in
     seconds.
 
     Raises:
-        TimeoutError: it was not available in that time.
-        OSError: as for `wait_for_lock`.
+        TimeoutError: the lock was not available in that time.
+        OSError: as in `wait_for_lock`.
     """
     start, next_reminder = time.monotonic(), _FIRST_REMINDER_SECONDS
     while (descriptor := try_file_lock(path)) is None:
@@ -91,8 +91,8 @@ def file_lock(path: Path, waiting: Callable[[float], None] | None = None, timeou
 class LockFile:
     """A file with a flock lock on it, which contains the process ids of the lock's holders.
 
-    Not reentrant: two of the same path exclude each other, also in one process. The mode is that of chmod(2),
-    regardless of the umask.
+    Not reentrant: two locks of the same path exclude each other even in one process. The file gets the mode regardless
+    of the umask.
     """
 
     def __init__(self, path: Path, mode: int = 0o600) -> None:
@@ -101,7 +101,7 @@ class LockFile:
         self._descriptor: int | None = None
 
     def try_acquire(self, *, exclusive: bool = True) -> bool:
-        """Take the lock unless another holds it, and return True if it was taken. Errors as of `wait_for_lock`."""
+        """Take the lock unless somebody else holds it; return True if it was taken. Errors as in `wait_for_lock`."""
         if self._descriptor is not None:
             raise RuntimeError(f"{self._path} is already held")
         self._descriptor = try_file_lock(self._path, exclusive=exclusive, mode=self._mode)
@@ -134,7 +134,7 @@ class LockFile:
             self.release()
 
     def holders(self) -> tuple[int, ...]:
-        """Return the ids of live processes that last took the lock: for messages only."""
+        """Return the ids of live processes that last took the lock; use them for messages only."""
         try:
             text = self._path.read_text(encoding="ascii", errors="replace")
         except OSError:
@@ -152,7 +152,7 @@ class LockFile:
 def _open(path: Path, flags: int, *, create: bool, mode: int | None) -> int:
     while True:
         try:
-            # O_CREAT is left out as a kernel may refuse it for another user's file (fs.protected_regular).
+            # Open without O_CREAT, which the kernel may refuse for another user's file (fs.protected_regular).
             return os.open(path, flags)
         except FileNotFoundError:
             if not create:

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 class FileState(NamedTuple):
-    """A file's size, times and inode, at least one of which changes with every write.
+    """A file's size, times and inode; every write changes at least one of them.
 
-    The modification time can be set back (`cp -p`, tar, nix, bazel, layers of docker); the change time (`st_ctime`) is
-    set by the kernel. It also changes with rights, owner and hard links: the content then has to be read once more.
+    Tools (`cp -p`, tar, nix, bazel, docker layers) can set back the modification time, but only the kernel sets the
+    change time (`st_ctime`). New permissions, owners or hard links also change it; the file then has to be read again.
     """
 
     size: int

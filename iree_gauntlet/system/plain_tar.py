@@ -1,6 +1,6 @@
-"""Unpacking of tar archives of plain files, none of which is written outside of its directory.
+"""Unpacking of tar archives of plain files, without writing outside of the target directory.
 
-`tarfile` has such a filter since Python 3.11.4; Debian's is older.
+`tarfile` has such a filter since Python 3.11.4, but Debian's Python is older.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class NotPlainError(tarfile.TarError):
 
 
 def unpack_plain(tar: tarfile.TarFile, folder: Path) -> None:
-    """Unpack an archive into a directory; of the permissions, only the executable bit is applied.
+    """Unpack an archive into a directory; apply only the executable bit of the permissions.
 
     Raises:
-        NotPlainError: it has a member that no plain archive has; the members before that are unpacked.
+        NotPlainError: a member is no plain file or directory; earlier members are already unpacked.
     """
     for member in tar:
         path = Path(os.path.normpath(folder / member.name))

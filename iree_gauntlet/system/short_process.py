@@ -1,4 +1,4 @@
-"""Short-lived programs: each runs in a process group of its own, for a bounded time; and the last lines they print."""
+"""Short-lived programs, each of which runs in its own process group for a bounded time; reading of their last lines."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# The pipes of a killed program may stay open this long: a process stuck in a driver survives SIGKILL.
+# Wait only so long for the pipes of a killed program, since a process that is stuck in a driver survives SIGKILL.
 _PIPE_TIMEOUT_SECONDS = 2.0
 _PROGRESS_INTERVAL_SECONDS = 10.0
-# A group is killed this long after it was asked to end: Ninja deletes the files that it was writing.
+# A group that was asked to end gets so much time before it is killed; Ninja uses it to delete incomplete files.
 _GRACE_SECONDS = 10.0
 TAIL_LINES = 20
 _TAIL_BYTES = 1 << 16
@@ -37,7 +37,7 @@ class ProcessOutput:
     """A program's exit code and output.
 
     Attributes:
-        exit_code: as of `subprocess`: negative for a signal.
+        exit_code: the exit code as in `subprocess`, negative for a signal.
     """
 
     exit_code: int
@@ -60,20 +60,20 @@ def run_short(
     inherited_fds: Sequence[int] = (),
     news: Callable[[float], None] | None = None,
 ) -> ProcessOutput:
-    """Run a program to its end; after its timeout, or an interrupt of this process, end its process group.
+    """Run a program to its end; after the timeout, or an interrupt of this process, end its process group.
 
     Args:
-        argv: argument vector.
-        timeout: in seconds; infinite for no limit.
-        stdin: less than a pipe holds (64 KiB).
+        argv: the argument vector.
+        timeout: the time limit in seconds; infinite for no limit.
+        stdin: text for standard input; less than a pipe holds (64 KiB).
         grace: seconds from asking the group to end until it is killed; 0 kills it at once.
-        environment: the program's environment variables; None for those of this process.
-        inherited_fds: descriptors that it inherits too, such as a lock's.
-        news: called with the seconds so far, every ten seconds.
+        environment: the program's environment variables; None for the environment of this process.
+        inherited_fds: further descriptors that the program inherits, such as the descriptor of a lock.
+        news: called every ten seconds with the elapsed seconds.
 
     Raises:
-        OSError: it cannot be started.
-        subprocess.TimeoutExpired: its time is up; `output` is what it had printed.
+        OSError: the program cannot be started.
+        subprocess.TimeoutExpired: the time is up; `output` is the text that the program had printed.
     """
     messages.print_detail(f"$ {shlex.join(map(str, argv))}")
     process = _start(argv, environment, inherited_fds, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -126,7 +126,7 @@ def format_last_lines(program: str, output: str, max_lines: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The last lines of a file; `size` is that of the whole file in bytes."""
+    """The last lines of a file; `size` is the size of the whole file in bytes."""
 
     lines: tuple[str, ...]
     truncated: bool
@@ -156,9 +156,9 @@ def read_tail(path: Path, lines: int = TAIL_LINES) -> Tail:
 
 
 def clean_line(text: str) -> str:
-    """Return a line without escape sequences and control characters, cut to a length with a mark.
+    """Return a line without escape sequences and control characters; truncate a long line and mark this.
 
-    If a line was overwritten repeatedly (a progress bar), its last state is kept.
+    If a line was overwritten repeatedly (a progress bar), keep its last state.
     """
     text = _ESCAPES.sub("", text).rstrip("\r")
     text = text.rsplit("\r", 1)[-1]
@@ -168,10 +168,10 @@ def clean_line(text: str) -> str:
 
 
 def _end_group(process: subprocess.Popen[str], grace: float) -> str:
-    """End a process that leads its own group, and the whole group; return what it has printed.
+    """End a process that leads its own group, and the whole group; return the text that it has printed.
 
-    The group is killed even if its leader ended when asked: a child that the leader had just started may have missed
-    the signal, or may ignore it.
+    The group is killed even if its leader ended when asked, because a child that the leader had just started may have
+    missed the signal, or may ignore it.
     """
     output = ""
     for signal_number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, _PIPE_TIMEOUT_SECONDS)):
@@ -209,7 +209,7 @@ def run_logged(
     inherited_fds: Sequence[int],
     follow: Callable[[str], None],
 ) -> int:
-    """Run a program to its end, add both its outputs to a log, and return its exit code, as of `subprocess`."""
+    """Run a program to its end, append both its outputs to a log, and return its exit code as in `subprocess`."""
     messages.print_detail(f"$ {shlex.join(argv)}")
     with log.open("a", encoding="utf-8") as file:
         file.write(f"$ {shlex.join(argv)}\n")

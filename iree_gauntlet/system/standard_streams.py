@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class _StandardFile(io.FileIO):
-    """Standard output or error, which silently discards what is written to it after a first write error.
+    """Standard output or error; after the first write error, all further text is discarded silently.
 
     Attributes:
-        error: the first write error; None while there is none. It is raised once, if results are written there.
+        error: the first write error; None while there is none. The error is raised once if the stream has results.
     """
 
     def __init__(self, number: int, *, is_result: bool) -> None:
@@ -36,13 +36,13 @@ class _StandardFile(io.FileIO):
             else:
                 if count is not None:
                     return count
-                # The stream was set to non-blocking mode: wait for its reader.
+                # The stream is in non-blocking mode, so wait for its reader.
                 select.select([], [self], [])
         return memoryview(data).nbytes
 
 
 def open_standard_streams() -> None:
-    """Prepare this process's streams: closed ones lead to /dev/null, and unencodable text is escaped."""
+    """Prepare the standard streams: connect closed streams to /dev/null, and escape text that cannot be encoded."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             stream = open(_open_null(number), "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
@@ -59,7 +59,7 @@ def find_output_error() -> OSError | None:
 
 
 def _open_null(number: int) -> int:
-    """Open /dev/null, as the given descriptor if that is free: otherwise the next file to be opened would get it."""
+    """Open /dev/null, with the given descriptor if it is free, so that no later file gets that descriptor."""
     null_fd = os.open(os.devnull, os.O_RDWR)
     try:
         os.fstat(number)

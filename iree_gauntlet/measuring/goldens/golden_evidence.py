@@ -1,10 +1,10 @@
-"""Compare the measurements of runs with goldens, and propose new goldens. Pure functions over journals.
+"""Compare the measurements of runs with goldens, and propose new goldens, by pure functions over journals.
 
-A value counts as evidence only if it can be trusted:
+A value counts as evidence only if it can be trusted, which means:
 
-- its run finished;
-- everything else of its chain passed: the metrics of a model with wrong outputs are of no use;
-- a time was not measured under a disturbance (`measuring/machine/disturbance.py`).
+- Its run finished.
+- All other steps of its chain passed, because metrics of a model with wrong outputs are useless.
+- If it is a time, no disturbance was recorded during its measurement (`measuring/machine/disturbance.py`).
 
 A value that does not count is reported with its reason, never dropped silently.
 """
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-# A golden is loose if the measured value is less than this fraction of it.
+# A golden is loose if the measured value is less than this fraction of the golden.
 _MIN_USED_FRACTION = 0.5
 _SIGNIFICANT_DIGITS = 3
-# A failure of one of these stages does not make the other metrics of its chain untrustworthy.
+# Other metrics of a chain can be trusted even if one of these stages fails.
 _FIGURE_STAGES = {item.golden.stage for item in GOLDEN_FIGURES if item.golden.rule is not GoldenRule.ERROR}
 
 
@@ -45,8 +45,9 @@ class GoldenEvidence:
     """One value of one run.
 
     Attributes:
-        rejection: why it does not count; empty if it does.
-        bars_comparison: True if the reason also forbids comparing it with a golden, which a busy machine does not.
+        rejection: the reason why the value does not count; empty if it counts.
+        bars_comparison: True if the value must not even be compared with a golden; False if only a busy machine is
+            the reason.
     """
 
     run: str
@@ -91,8 +92,8 @@ class GoldenStatus:
     """A golden with the newest value that may be compared with it, and the run of that value, if any.
 
     Attributes:
-        verdict: `loose` if the golden holds and the value is less than half of it.
-        note: a remark for people; if nothing was measured, why the newest value does not count.
+        verdict: `loose` if the golden holds and the value is less than half of the golden.
+        note: a remark for people; if there is no value, the reason why the newest value does not count.
     """
 
     chain: str
@@ -104,11 +105,11 @@ class GoldenStatus:
 
     @property
     def ratio(self) -> float | None:
-        """Measured value by golden; None without a value, and for a golden of 0."""
+        """The measured value divided by the golden; None without a value, and for a golden of 0."""
         return None if self.measured is None or not self.golden.value else self.measured / self.golden.value
 
 
-# The evidence of a run for a chain's golden, with the step that measured it, and the step's result.
+# A run's evidence for each (chain, golden), with the step that measured it and the step's result.
 _RunEvidence = dict[tuple[str, Golden], tuple[GoldenEvidence, "Step", "Result"]]
 
 
@@ -124,9 +125,9 @@ def collect_evidence(records: Sequence[JournalRecord]) -> dict[Golden, list[Gold
 def _collect_figures(
     record: JournalRecord, get_goldens: Callable[[Step], Iterable[Golden]]
 ) -> Iterator[tuple[Golden, GoldenEvidence, Step, Result]]:
-    """Yield the evidence of a run for each golden of its steps, with the step that measured it and its result."""
+    """Yield the evidence of a run for each golden of its steps, with the measuring step and this step's result."""
     steps = record.planned
-    # The problem of each chain in which a step failed that is not one of `_FIGURE_STAGES`.
+    # The problem of each chain in which a step outside of `_FIGURE_STAGES` failed or did not finish.
     chain_problems: dict[str, str] = {}
     for step in steps:
         result = record.results.get(step.id)
@@ -142,7 +143,7 @@ def _collect_figures(
         time_reasons = [(f"{step.resources.device} is a software device", True)] if step.resources.software else []
         verdict_reason = f"its {step.stage} {result.verdict}"
         if result.verdict is Verdict.INCONCLUSIVE:
-            # For a count or a size it means that no golden was applied: the value is as good as any.
+            # An inconclusive count or size only lacks a golden that applies, so the value itself is good.
             time_reasons.append((verdict_reason, False))
         elif result.verdict not in (Verdict.PASSED, Verdict.FAILED):
             reasons.append((verdict_reason, True))
@@ -198,12 +199,12 @@ def _pick_figures(golden: Golden, result: Result) -> list[float]:
 def propose_golden(
     golden: Golden, evidence: Sequence[GoldenEvidence], *, size_headroom: float | None, to_release: bool
 ) -> Proposal | str:
-    """Propose a golden's new value, or return why it stays.
+    """Propose a golden's new value, or return the reason why it stays.
 
-    A time is proposed if the golden is outside the measured range: the mean of the runs' values (means or minima, as
-    the golden's statistic is), in three digits. A count is proposed if it differs. A size is proposed with the
-    requested headroom (a factor), for the code of other machines; without one, only if it exceeds the limit.
-    With `to_release` a golden of another release moves to the one of the measurements.
+    A new time is proposed if the golden is outside the measured range; it is the mean, in three digits, of the runs'
+    values (means or minima, by the golden's statistic). A count is proposed if it differs. A size is proposed with the
+    requested headroom (a factor), since code differs between machines; without headroom, only if it exceeds the limit.
+    With `to_release`, a golden of another release moves to the release of the measurements.
     """
     usable = [item for item in evidence if not item.rejection]
     if not usable:
@@ -222,7 +223,7 @@ def propose_golden(
 
 
 def _find_objection(golden: Golden, usable: Sequence[GoldenEvidence], *, to_release: bool) -> str:
-    """Return why the evidence cannot be used together for a golden; empty if it can."""
+    """Return the reason why the values cannot be used together for a golden; empty if they can."""
     releases = sorted({item.release for item in usable})
     machines = sorted({item.machine for item in usable})
     is_time = golden.field.rule is GoldenRule.TIMED
@@ -242,11 +243,11 @@ def _find_objection(golden: Golden, usable: Sequence[GoldenEvidence], *, to_rele
 
 
 def _choose_value(golden: Golden, usable: Sequence[GoldenEvidence], size_headroom: float | None) -> float | str:
-    """Return the measured value, or why the present one stays."""
+    """Return the new value of a golden, or the reason why its present value stays."""
     values = [item.measured for item in usable]
     match golden.field.rule:
         case GoldenRule.TIMED:
-            # If there is one run, only its repetitions show how much it varies.
+            # If there is only one run, its repetitions show how much the time varies.
             single_run = usable if len(usable) == 1 else ()
             lowest = min([*values, *(item.lowest for item in single_run)])
             highest = max([*values, *(item.highest for item in single_run)])
@@ -265,7 +266,7 @@ def _choose_value(golden: Golden, usable: Sequence[GoldenEvidence], size_headroo
                 return largest if largest > golden.limit else room
             # A golden with headroom is not tightened for a few bytes.
             value = largest * size_headroom
-            # The size is rounded up to three digits: it must fit.
+            # Round the size up to three digits, so that the measured size still passes.
             step = 10.0 ** max(0, math.floor(math.log10(value)) - _SIGNIFICANT_DIGITS + 1) if value > 0 else 1.0
             new_value = math.ceil(value / step) * step
             return "within the headroom" if largest <= golden.value <= new_value else new_value
@@ -292,12 +293,11 @@ def _describe_basis(golden: Golden, usable: Sequence[GoldenEvidence]) -> str:
 def judge_goldens(
     goldens: Sequence[tuple[str, Golden]], records: Sequence[JournalRecord], folder: Path
 ) -> list[GoldenStatus]:
-    """Compare the golden of each chain with its newest value, by journals, the newest first.
+    """Compare the goldens of each chain with their newest values from `records`, which have the newest journal first.
 
-    A value is compared with a golden as a run would do it: a time on its SKU, a count or a size with its compiler
-    release. It is compared with the present golden, even if that has changed since the run, or is new. Values of
-    unfinished runs and of models whose outputs were wrong do not count. A run is named by its path in the folder of all
-    runs.
+    Values and goldens are matched as in a run: a time by SKU, a count or a size by compiler release. The present
+    golden is used, even if it is newer than the run or has changed. Values of unfinished runs and of models with wrong
+    outputs do not count. Runs are named by their paths in `folder`, the folder of all runs.
     """
     by_chain: dict[str, list[Golden]] = {}
     for chain, golden in goldens:
@@ -334,7 +334,7 @@ def _judge_standing(
 
 
 def _find_mismatch(golden: Golden, evidence: GoldenEvidence, sku: str, rival_skus: Collection[str]) -> str:
-    """Return why a value may not be compared with a golden; empty if it may."""
+    """Return the reason why a value must not be compared with a golden; empty if it may be compared."""
     applies_to_all_skus = not golden.sku or (golden.field.rule is not GoldenRule.TIMED and golden.sku in FAMILIES)
     if applies_to_all_skus and sku in rival_skus and sku:
         return f"with the SKU {sku}, which has a golden of its own"
@@ -354,7 +354,7 @@ def _judge(golden: Golden, evidence: GoldenEvidence, result: Result) -> tuple[Go
     )
     if result.verdict is Verdict.INCONCLUSIVE:
         return GoldenVerdict.INCONCLUSIVE, result.reason
-    # The run's own check of this golden is better evidence: a breach may not have been confirmed.
+    # Prefer the run's own check of this golden, since further rounds may not have confirmed the breach.
     is_broken = evidence.measured > golden.limit if recorded_pass is None else not recorded_pass
     if is_broken:
         return GoldenVerdict.BROKEN, evidence.rejection

@@ -1,16 +1,15 @@
-"""Check measured values against goldens. Pure functions: the same values give the same check.
+"""Check measured values against goldens, by pure functions.
 
 A golden is checked only where it applies: a time on its SKU, a dispatch count or a size with its
-compiler release. Elsewhere the value is measured and shown, never silently passed.
+compiler release. Other values are measured and shown, never silently passed.
 
-A breach of a golden time by the dialect's plain rule is confirmed by further rounds of one side, until the interval is
-on one side of the limit, golden × factor; the breach itself, which triggered the rounds, is excluded as evidence. Each
-round gives the dialect's statistic, its mean or its minimum, and the median over rounds is compared with the limit.
-
-There is no second side to cancel drift and no reason for symmetric noise, so the interval is the one of the sign test:
-order statistics of the rounds, exact for any distribution of independent rounds (David and Nagaraja, Order Statistics,
-3rd edition, 2003, §7.1). It describes the machine in these minutes: a machine that is slow throughout gives a real
-breach. The looks and their levels are those of `rounds`, with rounds in place of blocks.
+If a time breaks its golden by the dialect's plain rule, further rounds are measured until their interval is on one side
+of the limit (golden × factor). The run that triggered them is not evidence. Each round gives the dialect's statistic
+(mean or minimum), and the median over rounds is compared with the limit. No second side cancels drift, and noise need
+not be symmetric, so the interval is that of the sign test: order statistics, exact for any distribution of independent
+rounds (David and Nagaraja, Order Statistics, 3rd edition, 2003, §7.1). It describes the machine in these minutes, so a
+machine that is slow throughout gives a real breach. Looks and levels are as in `rounds`, with rounds in place of
+blocks. If the rounds do not decide, their CPU time may still prove a breach (`find_least_time`).
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ if TYPE_CHECKING:
     from iree_gauntlet.measuring.statistics.rounds import SequentialPlan
 
 
-# The factor by which other work slows a round down at most: it shares caches, memory, the threads of a core and its
-# clock, each of which alone is a factor of 2 to 4 at worst.
+# The largest factor by which other work slows a round down. The work shares caches, memory, and the threads and clock
+# of a core, each of which costs a factor of 2 to 4 at worst.
 _MAX_CONTENTION_FACTOR = 10.0
-# With fewer rounds, an outlier could decide.
+# Fewer rounds than this would let an outlier decide.
 _MIN_ROUND_COSTS = 3
 _RELEASE_PATTERN = re.compile(r"[0-9]+(?:\.[0-9]+)*")
 
 
 def describe_check(check: Check) -> str:
-    """Describe a check in one line for people; a breach with its size."""
+    """Describe a check in one line for people; for a breach, include its size."""
     title = FIGURES[check.metric].row.title
     if check.statistic == Statistic.MIN:
         title = f"fastest {title}"
@@ -77,9 +76,9 @@ def parse_release(version: str) -> str:
 
 
 def covers(releases: str, version: str) -> bool:
-    """Return whether a golden's release, `3.13.0`, or range of releases, `>=3.9,<3.12`, covers a compiler's version.
+    """Return whether a golden's release (`3.13.0`) or range of releases (`>=3.9,<3.12`) covers a compiler's version.
 
-    A nightly counts as the release that it leads to.
+    A nightly version counts as the release that it precedes.
     """
     release = parse_release(version)
     if releases[:1].isdigit() or not release:
@@ -88,10 +87,10 @@ def covers(releases: str, version: str) -> bool:
 
 
 def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequence[str], sku: str) -> Check:
-    """Check a benchmark's time against the golden of the target's SKU, if it has one.
+    """Check a benchmark's time against the golden of the target's SKU, if there is one.
 
-    If a spec has several for one SKU, the strictest limit counts; goldens of other metrics are ignored. If none
-    matches, the note has `golden_keys`, SKUs that the spec has golden times for.
+    Of several goldens for one SKU, the strictest limit counts; goldens of other metrics are ignored. If no golden
+    matches, the note lists `golden_keys`, the SKUs that have golden times in the spec.
     """
     time_goldens = [golden for golden in goldens if golden.metric is Figure.TIME]
     matching = [golden for golden in time_goldens if golden.sku == sku]
@@ -123,9 +122,9 @@ def check_figure(
 ) -> Check:
     """Check a dispatch count, a size or an error against the golden of the compiler's release.
 
-    A golden for this release (or a compiler's version), or a range that contains it, precedes one for every release; of
-    several, the strictest counts. Goldens of other metrics are ignored; `idle` are those of other machines and targets,
-    for a note.
+    `release` may also be a compiler's version. Goldens whose release or range covers it precede goldens for every
+    release; of several goldens, the strictest counts. Goldens of other metrics are ignored. `idle` are goldens of other
+    machines and targets, for a note.
     """
     current = parse_release(release)
     candidates = [golden for golden in goldens if golden.metric is metric]
@@ -171,11 +170,11 @@ def _make_unchecked(
 
 @dataclass(frozen=True, slots=True)
 class RoundCost:
-    """The CPU time that a round consumed, however long it had to wait for CPUs.
+    """The CPU time that a round consumed, which does not include waiting for CPUs.
 
     Attributes:
-        times_ms: CPU time of an iteration, of all threads together, for each repetition.
-        steal_share: the fraction of CPU time that a hypervisor took, which a guest may count as its own; 0 to 1.
+        times_ms: for each repetition, the CPU time of one iteration, of all threads together.
+        steal_share: the fraction (0 to 1) of CPU time that a hypervisor took; a guest may count it as CPU time.
     """
 
     times_ms: tuple[float, ...]
@@ -185,8 +184,8 @@ class RoundCost:
 def find_least_time(costs: Sequence[RoundCost], statistic: Statistic, cpus: int) -> float:
     """Return the minimum time in ms that rounds would have taken alone on the machine; 0 if it is unknown.
 
-    A process that waits for a CPU uses no CPU time, and no program is faster than its CPU time on all `cpus` that it
-    can run on. Other work makes the same instructions slower, by a factor of at most `_MAX_CONTENTION_FACTOR`.
+    Waiting for a CPU uses no CPU time, so a program takes at least its CPU time divided by the number of `cpus`. Other
+    work makes the same instructions slower, but at most by `_MAX_CONTENTION_FACTOR`.
     """
     if len(costs) < _MIN_ROUND_COSTS:
         return 0.0
@@ -199,9 +198,9 @@ class Confirmation:
     """The result of further rounds after a golden's breach.
 
     Attributes:
-        passed: False if the limit is certainly exceeded, True if it is certainly kept, None for neither.
-        low, high: its interval; 0 and infinity if there are too few rounds for one.
-        next_look: the number of rounds at which it may be decided; None if it is decided or the budget is spent.
+        passed: False if the limit is certainly exceeded, True if it is certainly kept, None if neither is certain.
+        low, high: the interval of the median; 0 and infinity if there are too few rounds for an interval.
+        next_look: the number of rounds of the next look; None after a decision or the last look.
     """
 
     passed: bool | None
@@ -217,10 +216,10 @@ class Confirmation:
 def confirm_breach(
     rounds: Sequence[Round], golden: float | None, factor: float | None, statistic: Statistic, plan: SequentialPlan
 ) -> Confirmation:
-    """Judge rounds that were measured after a breach, in their order, in the golden's unit.
+    """Judge rounds that were measured after a breach, in order of measurement and in the golden's unit.
 
-    The golden may be exceeded by its factor; 1.1 is 10 %. `statistic` is the one of a round's repetitions that the
-    dialect's rule compares with the limit. Rounds after the plan's last look are not used.
+    The limit is golden × factor; a factor of 1.1 allows 10 % more. `statistic` is the statistic of a round's
+    repetitions that the dialect compares with the limit. Rounds after the plan's last look are not used.
     """
     limit = golden * factor if golden is not None and factor is not None and min(golden, factor) > 0 else 0.0
     if not 0 < limit < math.inf:

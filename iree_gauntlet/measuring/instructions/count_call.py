@@ -2,24 +2,24 @@
 
     count_call --counter=valgrind:/usr/bin/valgrind -o counts.json -- iree-benchmark-module --module=…
 
-The benchmark runs twice, for one call and for several, and the cost of starting cancels out: one call is
-(count of 1 + n calls - count of 1) / n, where n is large enough for 5 * 10^7 instructions. The document that it writes:
+The benchmark runs once with 1 call and once with 1 + n calls. The cost of starting cancels out: one call is
+(count of 1 + n calls - count of 1 call) / n, where n is large enough for 5 * 10^7 instructions. The written document:
 
-    counter       what has counted: valgrind 3.19.0
+    counter       the counter, such as valgrind 3.19.0
     calls         n
-    instructions  of one call, all threads, without the kernel
+    instructions  instructions of one call, of all threads, without the kernel
     dispatches    [[name, instructions of one call, file:line of the program or an empty text], …], by valgrind only
-    own           of them those that interpret the module's own code; null where functions are not known
+    own           instructions of one call that interpret the module's own code; null if functions are not known
 
-The number of instructions that a process needs to copy and clear depends on the alignment of its memory, and that on
-the
-lengths of names: files are passed as links with equal names, and arguments and environment are padded to one size.
-Memory that the system has just given need not be cleared, and the C library requests memory from the system in one call
-and not in the next: here it keeps one large heap, so that each call but the first clears all that it uses. The time in
-which the C library finds a free block depends on all previous allocations, the module's bytes among them: here the
-module is mapped, and each thread keeps all its small blocks, so that one of each size is available.
-Under valgrind a seccomp filter hides io_uring: valgrind does not support its blocking wait, and hangs; IREE then uses
-epoll. Exit codes: 0; 2 if nothing could be counted, with one line that explains why.
+Three effects would change the counts, and are prevented:
+- Copying and clearing memory depends on its alignment, and alignment on the lengths of names. So files are passed as
+  links with equal names, and arguments and environment are padded to one size.
+- Memory that is new from the system need not be cleared, and only some calls get new memory. So the C library keeps one
+  large heap, and each call but the first clears all memory that it uses.
+- The C library's search for a free block depends on all earlier allocations, even on the module's bytes. So the module
+  is mapped, and each thread keeps all its small blocks, so that one of each size is available.
+A seccomp filter hides io_uring from valgrind, which hangs in io_uring's wait; IREE then uses epoll.
+Exit codes: 0; 2 if nothing could be counted, with one line that explains why.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-# Starting a process varies by some hundred instructions: less than 0.001 % of this many.
+# Starting a process varies by some hundred instructions, which is less than 0.001 % of this number.
 _MIN_INSTRUCTIONS = 5 * 10**7
-# With fewer calls, the variation is a larger fraction; more calls are not worth their time.
+# Fewer calls would make the variation a larger fraction; more calls would not be worth their time.
 _MIN_CALLS, _MAX_CALLS = 3, 20_000
 # Arguments and environment of a process are padded to a multiple of this; these variables are passed on.
 _STACK_ALIGNMENT_BYTES = 8192
@@ -83,7 +83,7 @@ class CountError(GauntletError):
 
 @dataclass(frozen=True, slots=True)
 class ProcessCounts:
-    """The instructions of one process; `places` has the line, `file:line`, with most instructions of a function."""
+    """The instructions of one process; `places` has, by function, the `file:line` with the most instructions."""
 
     total: int
     functions: Mapping[str, int]
@@ -120,9 +120,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def count_call(counter: ProcessCounter, command: Sequence[str], folder: Path) -> Counts:
-    """Count the instructions of a call of `iree-benchmark-module`; its arguments must not include Google Benchmark's.
+    """Count the instructions of a call of `iree-benchmark-module`; `command` must not have Google Benchmark's flags.
 
-    The folder is for the tool's output.
+    `folder` is for the tool's output.
     """
     command = link_files(command, folder)
     single, several = (_run_benchmark(counter, command, calls, folder) for calls in (1, 2))
@@ -136,7 +136,7 @@ def count_call(counter: ProcessCounter, command: Sequence[str], folder: Path) ->
         several = _run_benchmark(counter, command, 1 + calls, folder)
     names = several.functions.keys() | single.functions.keys()
     difference = {name: several.functions.get(name, 0) - single.functions.get(name, 0) for name in names}
-    # A function with less than an instruction a call is no part of one: starting and ending vary a little.
+    # Leave out functions with less than one instruction per call, which come from variations of start and end.
     by_name = {name: count for name, count in difference.items() if abs(count) >= calls and not _REPORT.fullmatch(name)}
     dispatches = sorted(
         (name, round(count / calls), several.places.get(name, ""))
@@ -208,7 +208,7 @@ class _Hardware:
         ready, start = os.pipe()
         pid = os.fork()
         if pid == 0:
-            # The child waits for the counter, which starts with the program.
+            # The child waits until the counter is attached; counting starts with the program.
             try:
                 os.close(start)
                 os.read(ready, 1)
@@ -236,9 +236,9 @@ class _Hardware:
 
 
 def link_files(command: Sequence[str], folder: Path) -> list[str]:
-    """Replace a command's tool and files by links in a folder, with equal names whatever the files are called.
+    """Replace a command's tool and files by links in a folder, whose names do not depend on the files' names.
 
-    It has to be run in `folder`.
+    The command has to be run in `folder`.
     """
     links = folder / "links"
     links.mkdir(exist_ok=True)
@@ -260,7 +260,7 @@ def link_files(command: Sequence[str], folder: Path) -> list[str]:
 
 
 def make_environment(argv: Sequence[str]) -> dict[str, str]:
-    """Make an environment with one heap, and with one size of a process' stack top for these arguments."""
+    """Make an environment with one heap per process, padded so that arguments and environment have a fixed size."""
     passed_variables = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_VARIABLES)}
     environment = {"LC_ALL": "C", "GLIBC_TUNABLES": _MALLOC_TUNABLES, **passed_variables, "FILLED_UP": ""}
     entries = [*argv, *(f"{name}={value}" for name, value in environment.items())]
@@ -303,8 +303,8 @@ def refuse_io_uring() -> None:
     architecture = _AUDIT_ARCHITECTURES.get(platform.machine())
     if architecture is None or not sys.platform.startswith("linux"):
         return
-    # Each entry is (code, jump if true, jump if false, value); in seccomp_data, the number is at 0, the architecture at
-    # 4.
+    # Each entry is (code, jump if true, jump if false, value). In seccomp_data, the call number is at offset 0 and the
+    # architecture at offset 4.
     program = [
         (_LOAD, 0, 0, 4),
         (_JUMP_IF_EQUAL, 0, 3, architecture),

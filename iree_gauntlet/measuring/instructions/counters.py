@@ -17,14 +17,14 @@ from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, D
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.short_process import run_tool
 
-# Modules are compiled for these CPUs if a counter does not support every CPU: valgrind has no AVX-512, and computes a
-# fused multiply-add in software, up to twenty times as slowly as without.
+# Modules are compiled for these CPUs if a counter does not support every CPU. Valgrind has no AVX-512, and emulates
+# fused multiply-add in software, which can make a program twenty times slower.
 _COUNT_CPUS = {"x86_64": "x86-64-v3,-fma", "aarch64": "generic"}
 # The number of the system call perf_event_open(2).
 _SYSCALLS = {"x86_64": 298, "aarch64": 241}
 _PARANOID_PATH = Path("/proc/sys/kernel/perf_event_paranoid")
 _PERF_COUNT_HW_INSTRUCTIONS = 1
-# Counters are stopped until exec, include the process' own children, and exclude kernel and hypervisor.
+# With these flags, counters start at exec, include children of the process, and exclude kernel and hypervisor.
 _INHERIT, _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR, _ENABLE_ON_EXEC, _DISABLED_FLAG = 1 << 1, 1 << 5, 1 << 6, 1 << 12, 1
 _VALGRIND_HINT = "Install valgrind (Debian and Ubuntu: apt install valgrind; Fedora: dnf install valgrind)"
 
@@ -38,7 +38,7 @@ class CounterKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """An instruction counter; modules are compiled for its `cpu`, `x86-64-v3,-fma`, or as their specs say if empty."""
+    """An instruction counter; modules are compiled for `cpu` (`x86-64-v3,-fma`), or by their specs if it is empty."""
 
     kind: CounterKind
     identity: str
@@ -47,12 +47,12 @@ class Counter:
 
     @property
     def argument(self) -> str:
-        """The argument for the program that counts."""
+        """The value of `--counter` for the program that counts."""
         return f"{self.kind}:{self.path}" if self.path else str(self.kind)
 
 
 def find_counter(kind: str = "auto", cpu: str = "") -> Counter:
-    """Find this machine's counter: the requested one, or for `auto` hardware if it can be read, else valgrind.
+    """Find the requested counter; for `auto`, the hardware counter if it can be read, otherwise valgrind.
 
     `cpu` is the CPU that modules are compiled for; empty for the counter's default.
     """
@@ -80,7 +80,7 @@ def find_counter(kind: str = "auto", cpu: str = "") -> Counter:
 
 
 def is_usual_count(counter: str, cpu: str) -> bool:
-    """Return whether a count is of the goldens' kind: valgrind's, of modules for the default CPU."""
+    """Return whether a count can be compared with goldens: counted by valgrind, of modules for the default CPU."""
     return counter.startswith(CounterKind.VALGRIND) and cpu in _COUNT_CPUS.values()
 
 
@@ -99,10 +99,10 @@ def explain_missing_hardware_counter() -> str:
 
 
 def open_hardware_counter(pid: int, event: tuple[int, int] = (0, _PERF_COUNT_HW_INSTRUCTIONS)) -> int:
-    """Open a counter of a process (0: this one) and its children, from its next exec on; each read gives 8 bytes.
+    """Open a counter of a process (0: this one) and its children, which starts at the next exec; a read gives 8 bytes.
 
-    `event` is its type and number (perf_event_open(2)): PERF_TYPE_HARDWARE, PERF_COUNT_HW_INSTRUCTIONS. It raises an
-    OSError if the machine has no such counter, or denies access to it.
+    `event` is the type and number of the event (perf_event_open(2)), by default PERF_TYPE_HARDWARE and
+    PERF_COUNT_HW_INSTRUCTIONS. Raise OSError if the machine has no such counter, or denies access to it.
     """
     number = _SYSCALLS.get(platform.machine())
     if number is None or os.uname().sysname != "Linux":
@@ -122,8 +122,8 @@ class Counts(Recorded):
     """The instructions of one call.
 
     Attributes:
-        dispatches: (name, instructions, location in the program) of each; empty if the counter does not measure them.
-        own: those that interpret the module's own code; None if unknown.
+        dispatches: (name, instructions, location in the program) of each; empty if the counter does not know them.
+        own: the instructions that interpret the module's own code; None if unknown.
     """
 
     instructions: int

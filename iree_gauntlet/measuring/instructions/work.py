@@ -1,9 +1,9 @@
 """Compare two instruction counts of one call: of each dispatch, of the module's own code, and of the code outside.
 
-Dispatches execute the same number of instructions whenever their code is the same. So does the loop that interprets the
-module's own code, with one runtime. The code outside of both, the runtime and the C library, also depends on how memory
-was laid out, which the bytes of the module influence: it is judged separately, with its own limits, and offsets no
-dispatch.
+Dispatches with the same code always execute the same number of instructions. With the same runtime, so does the loop
+that interprets the module's own code. The number in all other code (runtime and C library) also depends on the layout
+of memory, on which the module's bytes have an influence. So other code is judged separately, with its own limits, and
+does not offset dispatches.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ class CallPart(StrEnum):
 
 
 def compare_work(a: float, b: float, min_share: float, min_instructions: float = 0) -> Work:
-    """Compare B's count with A's; a difference counts beyond a share of A's, and beyond `min_instructions`."""
+    """Compare B's count with A's; only a difference above `min_share` of A's and above `min_instructions` counts."""
     if abs(b - a) <= max(min_share * a, min_instructions):
         return Work.SAME
     return Work.MORE if b > a else Work.LESS
 
 
 def combine_work(parts: Iterable[WorkPart]) -> Work:
-    """Combine the verdicts of a call's parts: a part that does less makes up for none that does more."""
+    """Combine the verdicts of a call's parts; less work in one part does not offset more work in another."""
     verdicts = {part.verdict for part in parts}
     return next((work for work in (Work.MORE, Work.LESS) if work in verdicts), Work.SAME)
 
 
 def judge_parts(a: Counts, b: Counts, min_share: float, *, same_runtime: bool) -> tuple[WorkPart, ...]:
-    """Compare the parts of a call of A and B; the module's own code is one if both sides have the same runtime."""
+    """Compare the parts of a call of A and B; the module's own code is a part only if both have the same runtime."""
     parts = []
     a_outside, b_outside = a.outside, b.outside
     if a.dispatches or b.dispatches:
@@ -70,7 +70,7 @@ def judge_parts(a: Counts, b: Counts, min_share: float, *, same_runtime: bool) -
 
 
 def _judge_dispatches(a: Counts, b: Counts, min_share: float) -> WorkPart:
-    """Compare each dispatch that both sides have, and as a sum those that they fuse or split differently."""
+    """Compare each dispatch that both sides have, and the sums of all other dispatches, which were fused or split."""
     rows = [row for row in match_dispatches(a.profile, b.profile).changes if row.match != Match.OUTSIDE]
     by_work: dict[Work, list[DispatchChange]] = {work: [] for work in Work}
     leftovers = []

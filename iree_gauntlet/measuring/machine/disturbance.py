@@ -1,18 +1,18 @@
-"""Detect whether a round was disturbed: other work of the machine during the round, with the tolerated limits.
+"""Detect if a round was disturbed, which means that other activity of the machine exceeded its limit.
 
-The rule that keeps the statistics honest: **a round may be discarded for its disturbance, never for its times.**
-Every cause here is read from the machine, and none of them depends on the round's measurements. A round that is only
-slow counts: leaving out slow rounds would compare the luck of the two sides.
+The statistics need this rule: **a round may be discarded for its disturbance, never for its times.**
+Every disturbance is read from the machine, and none depends on the round's measurements. A round that is only slow
+counts, because discarding slow rounds would bias the comparison.
 
 The criteria, with their reasons:
 
-- Other work on the CPUs, and time that a hypervisor takes, slow down everything that is measured at the same time. If
-  the round is pinned, its own CPUs have a strict limit, and the others matter only for the memory bandwidth and the
-  power that they share. The kernel counts in ticks: for a short round, the error of counting is tolerated too.
-- A frequency is meaningful under the governor `performance` alone. Under the others, the frequency of an idle CPU
-  (which it is before and after a round) is arbitrary, and no round is discarded for it. `doctor` advises to set it.
-- A GPU's clock is meaningful if the GPU was at work in both readings. A large GPU normally runs at its power limit,
-  which is part of the measurement.
+- Other work on the CPUs, and time that a hypervisor takes, slow down a round. The CPUs that a round is pinned to have a
+  strict limit; all CPUs together then have a loose one, since the others only share memory bandwidth and power. The
+  kernel counts in ticks, so the possible error of counting is tolerated in addition.
+- A CPU's frequency is judged only under the governor `performance`, which `doctor` advises to set. CPUs are idle before
+  and after a round, and under other governors the frequency of an idle CPU is arbitrary.
+- A GPU's clock is judged only if the GPU was busy in both readings. The power limit is not a disturbance: a large GPU
+  normally runs at it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _MIB = 1 << 20
 _MAX_SAMPLED_CPUS = 16
 _SHARE_FIELDS = ("busy_share", "steal_share")
 
-# The limits are those that a quiet machine keeps without effort. If the round is not pinned, the first limits the share
-# of all CPUs for other work: daemons and an editor take a tenth; a busy neighbour on a machine of 8 CPUs takes more. On
-# the CPUs that a round is pinned to, all other work is a loss to it.
+# A quiet machine keeps these limits easily. The first limits other work on all CPUs if the round is not pinned: daemons
+# and an editor take less than 10 %, but one busy CPU of 8 takes more. The second limits other work on the CPUs that a
+# round is pinned to; the third limits it on all CPUs if the round is pinned.
 _MAX_BUSY, _MAX_PINNED_BUSY, _MAX_UNPINNED_BUSY = 0.10, 0.02, 0.5
 _MAX_STEAL = 0.02
 # The fraction by which a frequency may fall, of the CPU or of a GPU at work.
@@ -59,7 +59,7 @@ class RoundState:
 
     Attributes:
         all_cpus: the use of all CPUs; None if the kernel does not report it.
-        own_cpus: the use of the round's own CPUs; None if it was not pinned to any.
+        own_cpus: the use of the CPUs that the round was pinned to; None if it was not pinned.
     """
 
     before: MachineState
@@ -113,7 +113,7 @@ class RoundState:
             yield f"the hypervisor took {stolen_percentage} of the CPU time ({_percent(_MAX_STEAL)} is tolerated)"
 
     def _find_own_causes(self) -> Iterator[str]:
-        """Yield causes of the machine's clock, its memory and its power."""
+        """Yield disturbances of the machine's clock, memory and power."""
         start, end = self.before, self.after
         if events := _measure_growth(start.throttle_count, end.throttle_count):
             temperature = f", at {end.cpu_temperature_c:.0f} °C" if end.cpu_temperature_c is not None else ""
@@ -134,28 +134,28 @@ class RoundState:
 
 
 class RoundWatch:
-    """Watches the machine from its construction until `ended`: construct it just before a round's process starts.
+    """A watch over the machine, from construction (just before a round's process starts) until `ended` is called.
 
     Args:
         gpu: True if the round runs on a GPU; the vendor's tool is then run before and after it.
         cpus: numbers of the logical CPUs that the round is pinned to; empty for none.
-        device: the GPU's IREE device (`hip://1`), to read that one alone; empty for all GPUs.
+        device: the IREE device of the only GPU to read (`hip://1`); empty for all GPUs.
     """
 
     def __init__(self, *, gpu: bool = False, cpus: Collection[int] = (), device: str = "", root: Path = _ROOT) -> None:
         self._device = (device or ANY_GPU) if gpu else ""
         self._cpus = tuple(cpus)
         self._root = root
-        # Reading a CPU's frequency wakes it: on a large machine, only a sample of CPUs is read.
+        # Reading a CPU's frequency wakes the CPU, so only a sample of CPUs is read on a large machine.
         all_cpus = list_cpus(root)
         self._sampled_cpus = self._cpus or tuple(all_cpus[:: max(1, len(all_cpus) // _MAX_SAMPLED_CPUS)])
         self._start_state = self._read_state()
-        # The times are read last, so that reading the state is not counted.
+        # Read the times last, so that reading the state does not count as use of CPUs.
         self._start_times = read_cpu_times(root)
         self._started_at = time.monotonic()
 
     def ended(self, *, own_cpu_seconds: float) -> RoundState:
-        """Return the machine's state and use; call it when the round's process has ended."""
+        """Return the state and use of the machine; call this when the round's process has ended."""
         seconds = time.monotonic() - self._started_at
         times = read_cpu_times(self._root)
         return RoundState(
@@ -221,7 +221,7 @@ def _find_slowdowns(previous: GpuState | None, gpu: GpuState, seconds: float) ->
             f"{gpu.label} was slowed down for {_percent(shares[cause])} of the round: {cause}{temperature}"
             f" ({_percent(_MAX_HEAT)} is tolerated)"
         )
-    # The other causes have no counter: they are known only for the moments of the readings.
+    # Other causes have no counter, so they are known only for the moments of the two readings.
     reported_causes = (*(previous.ill_reasons if previous else ()), *gpu.ill_reasons)
     for reason in dict.fromkeys(reported_causes):
         if reason not in counted_causes and (reason not in shares or reason in gpu.ill_reasons):

@@ -1,8 +1,8 @@
-"""The state of GPUs, as their vendor's tool reports it: `nvidia-smi`, `amd-smi`, else `rocm-smi`.
+"""The state of GPUs, as their vendor's tool reports it: `nvidia-smi`, `amd-smi`, or else `rocm-smi`.
 
-It is read only for devices that are GPUs. A tool may be missing, fail, hang (on a defective driver) or print something
-unexpected: the reading is then empty and has the reason. It never raises: a failure to read the temperature must not
-fail a measurement.
+The tools run only for devices that are GPUs. A tool may be missing, fail, hang (on a defective driver) or print
+something unexpected; the reading is then empty and has the reason. Reading never raises an error, since a failure to
+read the temperature must not fail a measurement.
 
 `nvidia-smi`: fields as `nvidia-smi --help-query-gpu` describes them. `clocks_event_reasons` (since release 535) was
 named `clocks_throttle_reasons` before; its counters, in µs, came later still. A tool rejects a whole query for one
@@ -69,7 +69,7 @@ class Slowdown(StrEnum):
     UNNAMED = "throttled, cause unknown"
 
 
-# No benchmark should run under these. The power limit is not among them: a busy large GPU runs at it.
+# No benchmark should run under these. The power limit is not one of them, since a busy large GPU normally runs at it.
 _FAULT_REASONS = (Slowdown.HEAT, Slowdown.POWER_BRAKE, Slowdown.HARDWARE)
 
 
@@ -78,11 +78,11 @@ class GpuState:
     """One GPU at one moment. None, or empty, if the tool does not report a value.
 
     Attributes:
-        temperature_c: of the hottest spot if it is reported.
-        utilization_percent: fraction of the last moments (up to a second) in which it was busy, 0 to 100.
-        throttled: for each reason, for how long it has applied since the driver was loaded, in the unit of `uptime`.
-        uptime: the clock of `throttled`; None if that is in ordinary seconds.
-        others: processes on it; None if they are unknown.
+        temperature_c: the temperature of the hottest spot, if that is reported.
+        utilization_percent: the fraction of the last moments (up to a second) in which the GPU was busy, 0 to 100.
+        throttled: for each reason, how long it has applied since the driver was loaded, in the unit of `uptime`.
+        uptime: the present reading of the clock that measures `throttled`; None if `throttled` is in seconds.
+        others: the processes on the GPU; None if they are unknown.
     """
 
     index: int
@@ -117,7 +117,7 @@ class GpuState:
 
     @property
     def idle(self) -> bool:
-        """True if nothing runs on it: its clock then does not show the clock under load."""
+        """True if nothing runs on the GPU, so that its clock is lower than under load."""
         has_low_use = self.utilization_percent is not None and self.utilization_percent < _IDLE_PERCENT
         return Slowdown.IDLE in self.reasons or has_low_use
 
@@ -222,7 +222,7 @@ def _parse_reasons(text: str) -> tuple[Slowdown, ...]:
     except ValueError:
         return ()
     reasons = [reason for bit, reason in _NVIDIA_REASONS if bits & bit]
-    # Hardware slowdown is the sum of its causes if these are reported.
+    # Drop `HARDWARE` if its causes (heat, power brake) are reported, because it only combines them.
     has_cause = Slowdown.HEAT in reasons or Slowdown.POWER_BRAKE in reasons
     return tuple(dict.fromkeys(reason for reason in reasons if not (has_cause and reason is Slowdown.HARDWARE)))
 
@@ -249,7 +249,7 @@ def read_amd_smi(ask: Callable[..., str]) -> tuple[GpuState, ...]:
 def read_rocm_smi(ask: Callable[..., str]) -> tuple[GpuState, ...]:
     """Read the GPUs that rocm-smi reports.
 
-    It lists the processes of all GPUs together: with more than one GPU, each one's processes are unknown.
+    The tool lists the processes of all GPUs together, so with several GPUs the processes of each are unknown.
     """
     options = ("--showproductname", "--showuse", "--showclocks", "--showpower", "--showtemp")
     document = _parse_document(ask(*options, "--json"))
@@ -368,7 +368,7 @@ _TOOLS = {"nvidia-smi": read_nvidia, "amd-smi": read_amd_smi, "rocm-smi": read_r
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """The reading of a vendor's tool: the GPUs that may be meant, or in one line why they could not be read."""
+    """The reading of a vendor's tool: the GPUs that a device may mean, or one line why they could not be read."""
 
     gpus: tuple[GpuState, ...] = ()
     problem: str = ""

@@ -1,10 +1,10 @@
-"""Read the properties of this machine, and whether it is fit to measure on. Only reads; changes nothing.
+"""Read the properties of this machine, and judge if it is fit to measure on; nothing is changed.
 
 Sources: proc(5), Documentation/admin-guide/pm/cpufreq.rst, cgroup-v2.rst, Documentation/hwmon/sysfs-interface.rst and
-Documentation/driver-api/thermal/sysfs-api.rst. Each reader takes the folder under which /proc and /sys are read; by
-default it is the real machine's. Counters of CPUs (/proc/stat) advance in ticks of 10 ms: over a short time they are
-inaccurate, and a share that is computed from them comes with its possible counting error. Values that a container or
-another system does not show are None, never a guess.
+Documentation/driver-api/thermal/sysfs-api.rst. Each reader takes `root`, the folder of /proc and /sys; by default the
+real root. Counters of CPUs (/proc/stat) advance in ticks of 10 ms, so they are inaccurate over a short time. A share
+that is computed from them therefore comes with its possible error. Values that a container or another system does not
+show are None, never a guess.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _ROOT = Path("/")
-# Drivers of processors' own sensors; a board's sensors (nct6775, acpitz) do not measure the processor.
+# Drivers of the sensors in processors; sensors of the board (nct6775, acpitz) do not measure the processor.
 _CPU_DRIVERS = ("coretemp", "k10temp", "k8temp", "zenpower", "fam15h_power", "cpu_thermal", "via_cputemp")
 _CPU_ZONE = re.compile(r"x86_pkg_temp|.*\bcpu\b.*|cpu[-_0-9].*", re.IGNORECASE)
 _CPU_FOLDER = re.compile(r"cpu([0-9]+)")
@@ -41,7 +41,7 @@ _CHUNK_BYTES = 1 << 16
 _MIN_MILLIDEGREES, _MAX_MILLIDEGREES = -40_000, 150_000
 
 _TICKS_PER_SECOND = 100
-# Each of the counters that are distinguished (work, idle, stolen) may be a tick off.
+# Each of the three counters (work, idle, stolen) may be off by one tick.
 _COUNTER_ERROR_SECONDS = 3 / _TICKS_PER_SECOND
 # Indices in a line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal.
 _IDLE_FIELDS, _STEAL_FIELD, _FIELD_COUNT = (3, 4), 7, 8
@@ -54,7 +54,7 @@ _HOT_CPU_C = 95
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """Seconds since boot that one CPU has worked, was idle, and was taken away by a hypervisor."""
+    """Seconds since boot in which one CPU worked, was idle, and was taken away by a hypervisor."""
 
     work: float
     idle: float
@@ -63,12 +63,12 @@ class CpuTimes:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """The use of some CPUs during a time.
+    """The use of some CPUs during an interval.
 
     Attributes:
-        busy_share: share of their time that work of other processes has taken, 0 to 1.
-        steal_share: share of their time that a hypervisor gave to other guests, 0 to 1.
-        unsure: the possible error of a share because of the kernel's ticks.
+        busy_share: the share (0 to 1) of the CPUs' time that other processes used.
+        steal_share: the share (0 to 1) of the CPUs' time that a hypervisor gave to other guests.
+        unsure: the possible error of both shares, because the kernel counts in ticks.
     """
 
     busy_share: float
@@ -77,7 +77,7 @@ class CpuUse:
 
 
 def _read_by_psutil(root: Path, read: Callable[[], _Reading]) -> _Reading | None:
-    """Call a reader for systems without /proc or /sys; None if that fails, or `root` is no real one."""
+    """Call a reader for systems without /proc or /sys; None if the reader fails, or `root` is not /."""
     if str(root) != root.anchor:
         return None
     try:
@@ -158,9 +158,9 @@ def read_load_average(root: Path) -> float | None:
 
 
 def is_on_battery(root: Path) -> bool | None:
-    """Return whether the machine runs on battery; None if it has none, or does not show it.
+    """Return whether the machine runs on battery; None if it has no battery, or does not show it.
 
-    Batteries of its devices, such as a mouse, do not count (Documentation/ABI/testing/sysfs-class-power).
+    Batteries of peripheral devices, such as a mouse, do not count (Documentation/ABI/testing/sysfs-class-power).
     """
     supplies = [(read_text(folder / "type"), folder) for folder in _list_entries(root / "sys/class/power_supply")]
     if not supplies:
@@ -191,14 +191,14 @@ def _read_cpu_texts(root: Path, name: str, cpus: Collection[int] = ()) -> list[s
 
 
 def _read_cpu_numbers(root: Path, name: str, cpus: Collection[int] = ()) -> list[int]:
-    """Return those contents of `_read_cpu_texts` that are numbers."""
+    """Return the numbers among the texts that `_read_cpu_texts` returns."""
     return [int(text) for text in _read_cpu_texts(root, name, cpus) if text.isdecimal()]
 
 
 def choose_fastest_cores(root: Path, cpus: Collection[int]) -> list[int]:
-    """Choose one logical CPU of each physical core, of the fastest kind if cores differ; rising.
+    """Choose one logical CPU of each physical core, only of the fastest kind of cores; return them in ascending order.
 
-    The choice is among `cpus`, or all if it is empty; values that /sys does not show are taken as equal.
+    Only `cpus` are considered; empty means all CPUs. Values that /sys does not show are taken as equal.
     """
     cores: dict[str, tuple[int, int]] = {}
     for number in sorted(cpus) or list_cpus(root):
@@ -224,7 +224,7 @@ def _read_meminfo(root: Path) -> dict[str, int]:
 
 
 def _list_cgroup_folders(root: Path) -> list[Path]:
-    """Return this process's cgroup (version 2) and those above it."""
+    """Return the folders of this process's cgroup (version 2) and of the cgroups above it."""
     base = root / "sys/fs/cgroup"
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         if line.startswith("0::"):
@@ -247,8 +247,8 @@ def _read_number(path: Path) -> int | None:
 
 
 def read_text(path: Path | str) -> str | None:
-    """Return a file's text; None if it is absent, or not readable by us: both are common in containers."""
-    # The layers of text files are avoided: a large machine has hundreds of these files, read around every round.
+    """Return a file's text; None if it is absent or not readable, which is common in containers."""
+    # os.read is faster than open(), and a large machine reads hundreds of files before and after each round.
     try:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -263,7 +263,7 @@ def read_text(path: Path | str) -> str | None:
 
 
 def read_cpu_times(root: Path = _ROOT) -> dict[int, CpuTimes]:
-    """Return the counters of each CPU, by its number; empty if they are not shown."""
+    """Return the time counters of each CPU, by the CPU's number; empty if the system does not show them."""
     text = read_text(root / "proc/stat")
     if text is None:
         return _read_by_psutil(root, _read_psutil_times) or {}
@@ -284,9 +284,9 @@ def read_cpu_times(root: Path = _ROOT) -> dict[int, CpuTimes]:
 def measure_cpu_use(
     start: Mapping[int, CpuTimes], end: Mapping[int, CpuTimes], own_seconds: float = 0.0, cpus: Collection[int] = ()
 ) -> CpuUse | None:
-    """Return the use of CPUs between two readings; None if no time has passed, or a CPU is missing.
+    """Return the use of `cpus` between two readings; None if no time has passed, or a CPU is missing.
 
-    `own_seconds` of CPU time on these do not count. If `cpus` is empty, they are those of both readings.
+    `own_seconds` of CPU time do not count as use. Empty `cpus` means all CPUs that are in both readings.
     """
     numbers = sorted(cpus) if cpus else sorted(start.keys() & end.keys())
     if not numbers or any(number not in start or number not in end for number in numbers):
@@ -321,8 +321,8 @@ class MachineState:
     """The conditions that affect a benchmark, at one moment. None if the system does not show a value.
 
     Attributes:
-        busy_share, steal_share: those of `CpuUse`, of all CPUs together.
-        gpu_problem: why GPUs could not be read; empty if they were, or were not requested.
+        busy_share, steal_share: as in `CpuUse`, for all CPUs together.
+        gpu_problem: the reason why GPUs could not be read; empty if they were read, or not requested.
     """
 
     cores: int
@@ -343,7 +343,7 @@ class MachineState:
 
 
 def read_machine_facts(root: Path = _ROOT) -> MachineInfo:
-    """Read this machine's properties; its memory is what the cgroups above this process allow."""
+    """Read this machine's properties; its memory is limited to the amount that this process's cgroups allow."""
     files = [folder / "memory.max" for folder in _list_cgroup_folders(root)]
     files.append(root / "sys/fs/cgroup/memory/memory.limit_in_bytes")
     limits = [read_total_memory(root), *(limit for file in files if (limit := _read_number(file)) and limit > 0)]
@@ -360,9 +360,9 @@ def read_machine_facts(root: Path = _ROOT) -> MachineInfo:
 def read_machine_state(
     use: CpuUse | None = None, root: Path = _ROOT, *, cpus: Collection[int] = (), gpus: GpuReading | None = None
 ) -> MachineState:
-    """Read the state of the machine, with the latest use of the CPUs and reading of the GPUs.
+    """Read the state of the machine; `use` and `gpus` are the latest CPU use and reading of the GPUs.
 
-    `cpus` are the numbers of those whose frequencies and governors count; all if empty.
+    Frequencies and governors are read only of `cpus`; empty means all CPUs.
     """
     frequencies = [value for value in _read_cpu_numbers(root, "cpufreq/scaling_cur_freq", cpus) if value > 0]
     throttles = _read_cpu_numbers(root, "thermal_throttle/core_throttle_count")

@@ -3,16 +3,16 @@
 Element types have IREE's names (`iree_hal_parse_element_type`, runtime/src/iree/hal/string_util.c): `f32`, `bf16`,
 `i64`, `si32`, `ui8`, `i1` (a byte a value), `cf64` (two f32), `f8E4M3FN`, … and `*16` for bits of no known meaning.
 
-Follows runtime/src/iree/tooling/{function_io,numpy_io}.c and runtime/src/iree/hal/string_util.c; what
-the tool refuses is refused here, but for Fortran order and big-endian values, which NumPy reads: the suites
-that compare by its rule have such files. Two of its rules surprise people: an integer .npy holds *signed*
-integers (`si32`), which never equal a module's `i32`; and NumPy's .npy has no bf16 or f8, which arrive
-as bits of no known meaning (`*16`). Files are mapped, not read, so that large ones cost no memory.
+This follows runtime/src/iree/tooling/{function_io,numpy_io}.c and runtime/src/iree/hal/string_util.c.
+Files that the tool rejects are rejected here, except for Fortran order and big-endian values: NumPy reads them, and
+suites that compare by NumPy's rule have such files. Two of the tool's rules surprise people. An integer .npy holds
+*signed* integers (`si32`), which never equal a module's `i32`. A .npy cannot name bf16 or f8, which are read as
+bits of no known meaning (`*16`). Files are memory-mapped, so that large files cost no memory.
 
-Values as they are written, `4xf32=1 2 3 4`: spaces, commas and brackets separate; one value fills the tensor; none is
-zeros; integers may be hexadecimal (`0x10`) or octal (`010`); types without a number format (`i1`, complex, packed) are
-hexadecimal bytes, `01`. Stricter than the tool in two points: where it reads the `1` of `1.5` or `1abc` and drops the
-rest, and where it reads the beginning of a file and nothing reads the rest, this is an error.
+Written values such as `4xf32=1 2 3 4` are separated by spaces, commas and brackets. One value fills the tensor; no
+value means zeros. Integers may be hexadecimal (`0x10`) or octal (`010`). Values of types without a number format (`i1`,
+complex, packed) are hexadecimal bytes (`01`). Two things that the tool accepts are errors here: `1.5` or `1abc` as an
+integer, of which the tool reads only the `1`, and a file whose end no argument reads.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     DType = np.dtype[Any]
 
 
-# The types that NumPy can compute with. The rest is handled as bytes, as iree-run-module does.
+# The types that NumPy can compute with. All other types are handled as bytes, as in iree-run-module.
 _DTYPES: dict[str, Any] = {
     "i1": np.bool_,
     **{f"{sign}{bits}": f"int{bits}" for sign in ("i", "si") for bits in (8, 16, 32, 64)},
@@ -63,12 +63,12 @@ _MAX_RANK = 128
 _NPY_MAGIC = b"\x93NUMPY"
 _MAX_HEADER_BYTES = 1 << 20
 _LONG_LITERAL = re.compile(r"(?<=\d)L\b")
-# runtime/src/iree/tooling/numpy_io.c reads such a header: single quotes, the first at once, and a comma at the end.
+# runtime/src/iree/tooling/numpy_io.c accepts only such headers: `{'` first, only single quotes, a comma before `}`.
 _HEADER_PATTERN = re.compile(r"\{'[^\"]*,\s*\}")
 _TYPES_BY_KIND = {"b": "i", "i": "si", "u": "ui", "f": "f", "c": "cf", "V": "*"}
 _IGNORED_ARGUMENTS = ("(ignored)", "(null)")
-# CPython 3.11 counts the depth of a syntax tree for all threads together: if garbage collection lets another thread
-# run meanwhile, either may end in a SystemError.
+# CPython 3.11 has one counter of syntax tree depth for all threads. If garbage collection switches threads during
+# parsing, either thread may get a SystemError, so only one thread parses at a time.
 _PARSER_LOCK = threading.Lock()
 
 
@@ -77,12 +77,12 @@ class TensorError(GauntletError):
 
 
 def is_float(element_type: str) -> bool:
-    """Return whether it is a floating-point type whose values can be computed with."""
+    """Return whether an element type is a floating-point type that NumPy can compute with."""
     return element_type in _FLOATS
 
 
 def is_integer(element_type: str) -> bool:
-    """Return whether it is an integer type of whole bytes (not a bool)."""
+    """Return whether an element type is an integer type of whole bytes (not a bool)."""
     return element_type in _INTEGERS
 
 
@@ -100,7 +100,7 @@ def count_bits(element_type: str) -> int:
 
 
 def get_storage_dtype(element_type: str) -> DType:
-    """Return its NumPy type: raw bytes (`V2`) if NumPy has none, packed bytes below 8 bits."""
+    """Return the NumPy type that stores an element type: raw bytes (`V2`) if unknown, uint8 for less than 8 bits."""
     if element_type in _DTYPES:
         numpy_type: DType = np.dtype(_DTYPES[element_type])
         return numpy_type
@@ -153,7 +153,7 @@ def parse_tensor_type(text: str) -> TensorType:
 
 
 class UnreadError(TensorError):
-    """A file that contains more than was read of it."""
+    """A file whose end no argument reads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,9 +161,9 @@ class Tensor:
     """A tensor with IREE's own element type, which NumPy's cannot always express.
 
     Attributes:
-        array: the values in `get_storage_dtype(element_type)` and of that shape; packed types (`i4`) as a
+        array: the values in `get_storage_dtype(element_type)` with the tensor's shape; packed types (`i4`) are a
             flat array of bytes.
-        source: where it was read from, for messages; empty where it was made in memory.
+        source: the file that the tensor was read from, for messages; empty if it was made in memory.
     """
 
     element_type: str
@@ -185,14 +185,14 @@ class Tensor:
 
     @property
     def lacks_meaning(self) -> bool:
-        """True if it holds bits that are no numbers to NumPy."""
+        """True if NumPy cannot interpret the tensor's bits as numbers."""
         return self.array.dtype.type is np.void
 
     def with_known_type(self) -> Tensor:
-        """Return it with the element type of its values; NumPy saves bf16 as two bytes without a type.
+        """Return the tensor with a known element type; values of two untyped bytes are bf16, as NumPy saves it so.
 
         Raises:
-            TensorError: what its values mean cannot be known.
+            TensorError: the meaning of the values is unknown.
         """
         if self.element_type == "*16":
             return self.with_element_type("bf16")
@@ -205,7 +205,7 @@ class Tensor:
 
 
 def read_npy(path: Path) -> Tensor:
-    """Read the array of a .npy file (versions 1 to 3) of plain numbers, the first if it holds several."""
+    """Read the array of a .npy file (versions 1 to 3) of plain numbers; if it holds several arrays, read the first."""
     return _read_npy(path, 0)[0]
 
 
@@ -219,10 +219,10 @@ def read_raw(path: Path, tensor_type: TensorType, offset: int = 0) -> Tensor:
 def read_output(path: Path, tensor_type: TensorType | None = None) -> Tensor:
     """Read a file that iree-run-module wrote (`--output=@path`).
 
-    A .npy holds its own shape and type, but the tool writes `i32` and `si32` alike: modules made from
-    models hold integers without signs, so that is what they are read as. Types that a .npy cannot name
-    (bf16, f8) have to be written to a raw file; its type is the one that is given, unless its size says
-    otherwise, in which case it is read as bytes (`*8`), which equal no other type.
+    A .npy has its own shape and type, but the tool writes `i32` and `si32` alike. Both are read as `i32`, because
+    modules made from models have signless integers. Types that a .npy cannot name (bf16, f8) are written to
+    raw files. A raw file has the given type, unless its size differs; then it is read as bytes (`*8`), which
+    equal no other type.
     """
     if path.suffix == ".npy":
         tensor = read_npy(path)
@@ -234,14 +234,14 @@ def read_output(path: Path, tensor_type: TensorType | None = None) -> Tensor:
 
 
 def read_arguments(arguments: Iterable[str], folder: Path) -> list[Tensor | None]:
-    """Read values as written after `--input=` or `--expected_output=`, in their order; None for a missing one.
+    """Read the values of `--input=` or `--expected_output=` flags, in order; a value that means "ignored" is None.
 
-    `@a.npy` opens a file, `+a.npy` continues where the last reading of it stopped, `*a.npy` takes all the
-    rest; `4xf32=@a.bin` and `4xf32=+a.bin` are bytes; `4xf32=1 2 3 4` are values.
+    `@a.npy` opens a file, `+a.npy` continues where the last read of the file stopped, and `*a.npy` reads all
+    remaining arrays. `4xf32=@a.bin` and `4xf32=+a.bin` read raw bytes; `4xf32=1 2 3 4` has inline values.
 
     Raises:
-        TensorError: a text or a file that cannot be used; names the argument.
-        UnreadError: a file that no argument reads to its end; raised last.
+        TensorError: a text or a file cannot be used; the message names the argument.
+        UnreadError: no argument reads a file to its end; raised after all other errors.
     """
     offsets = _Offsets(folder)
     tensors: list[Tensor | None] = []
@@ -262,7 +262,7 @@ class _Offsets:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # Where the last reading of a file stopped; and the one that came farthest: what it read, and its end.
+        # The end of the last read of each file; and the type and the end of the read that ended farthest.
         self._last: dict[str, int] = {}
         self._farthest: dict[str, tuple[TensorType, int]] = {}
 
@@ -275,7 +275,7 @@ class _Offsets:
             self._farthest[name] = (tensor_type, end)
 
     def require_ends(self) -> None:
-        """Raise an error if some file was not read to its end by any argument."""
+        """Raise an error if there is a file that no argument reads to its end."""
         for name, (tensor_type, end) in self._farthest.items():
             path = self._folder / name
             start, size = end - tensor_type.byte_count, _get_size(path)
@@ -322,7 +322,7 @@ def _read_typed_argument(text: str, folder: Path, offsets: _Offsets) -> Tensor:
 
 
 def _read_npy(path: Path, offset: int) -> tuple[Tensor, int]:
-    """Read the array that starts at `offset`; return it with the offset after it."""
+    """Read the array that starts at `offset`; return the array and the offset after it."""
     _, header, start = _read_header(path, offset)
     match header:
         case {"descr": str(descr), "fortran_order": bool(fortran), "shape": tuple(shape)} if all(
@@ -344,10 +344,10 @@ def _read_npy(path: Path, offset: int) -> tuple[Tensor, int]:
 
 
 def explain_refusal(path: Path) -> str:
-    """Explain why iree-run-module rejects a .npy that is read here; empty if it does not.
+    """Explain why iree-run-module rejects a .npy that the toolkit can read; empty if the tool accepts it.
 
     Raises:
-        TensorError: it cannot be read here either.
+        TensorError: the toolkit cannot read the file either.
     """
     text, header, _ = _read_header(path, 0)
     _read_npy(path, 0)
@@ -453,7 +453,7 @@ def _parse_value(token: str, element_type: str, dtype: DType) -> Array:
     if is_float(element_type):
         number = parse_c_float(token)
         with np.errstate(all="ignore"):
-            # Small floats go through f32, as in the tool: the two roundings are part of the result.
+            # Convert small floats through f32 as the tool does, because the two roundings affect the result.
             return np.array([number], np.float64 if element_type == "f64" else np.float32).astype(dtype)
     if not re.fullmatch(r"[0-9a-fA-F]*", token) or len(token) != 2 * dtype.itemsize:
         raise ValueError(f"expected {2 * dtype.itemsize} hexadecimal digits")

@@ -44,7 +44,7 @@ def compare_outputs(
 ) -> list[OutputComparison]:
     """Compare all outputs of a call; the call passes if every comparison passes.
 
-    There is one comparison for each actual output and for each missing expected one; an expected tensor may be None.
+    Return a comparison for each actual output and for each missing output. Expected tensors may be None.
     """
     comparisons = [
         _compare_output(index, actual_tensor, expected_tensor, tolerances)
@@ -62,7 +62,7 @@ def compare_outputs(
 def compare_allclose(
     actual: Sequence[Tensor], expected: Sequence[Tensor | None], allclose: Allclose
 ) -> list[OutputComparison]:
-    """Compare by NumPy's own function, in the arrays' own precision; the element types need not be the same."""
+    """Compare by `numpy.allclose` in the arrays' own precision; the element types may differ."""
     tolerances = Tolerances(f64=allclose.atol, rtol=allclose.rtol)
     comparisons = compare_outputs(
         list(map(_make_doubles, actual)), [tensor and _make_doubles(tensor) for tensor in expected], tolerances
@@ -77,7 +77,7 @@ def compare_allclose(
 
 
 def _make_doubles(tensor: Tensor) -> Tensor:
-    """Return the values in double precision, for statistics; bits without a meaning are not changed."""
+    """Return the values in double precision, for statistics; bits of no known meaning are not changed."""
     if tensor.lacks_meaning:
         return tensor
     return replace(tensor, element_type="f64", array=tensor.array.astype(np.float64))
@@ -196,7 +196,7 @@ def _format_value(value: Any) -> str:
     if isinstance(value, np.void):
         return "0x" + value.tobytes().hex()
     if isinstance(value, np.bool_):
-        # A damaged bool holds neither 0 nor 1; then the byte has to be shown.
+        # Show the byte, because a damaged bool may be neither 0 nor 1.
         return str(np.array([value]).view(np.uint8)[0])
     return str(value)
 
@@ -205,8 +205,8 @@ class _ErrorStatistics:
     """Counts and errors of two arrays, computed piece by piece.
 
     Attributes:
-        worst: flat index of the value furthest outside its limit; None while all are equal.
-        max_abs_error, max_rel_error: over values finite on both sides (relative: expected ≠ 0 as well), if any.
+        worst: flat index of the value furthest outside its limit; None while all values are equal.
+        max_abs_error, max_rel_error: over values that are finite on both sides; the latter also skips expected zeros.
     """
 
     def __init__(self, element_type: str) -> None:
@@ -246,7 +246,7 @@ class _ErrorStatistics:
                 self._add_worst(start, np.where(is_same, -math.inf, 0.0))
 
     def _add_equal(self, values: Array) -> None:
-        """Add a piece with the same bits on both sides: most pieces of most outputs."""
+        """Add a piece with the same bits on both sides, a shortcut for most pieces of most outputs."""
         if not self._is_float and not is_integer(self._element_type):
             return
         doubles = self._widen(values)
@@ -288,7 +288,7 @@ class _ErrorStatistics:
         if not self._is_complex:
             self._add_products(np.where(finite, actual_values, 0.0), np.where(finite, expected_values, 0.0))
         excess = np.where(finite, error - limit, math.inf)
-        # A failing value is worse than any passing one, regardless of rounding of the excess.
+        # A failing value is always worse than a passing value, whatever the rounding of the excess.
         excess = np.where(passing, np.minimum(excess, 0.0), np.maximum(np.nan_to_num(excess, nan=math.inf), 0.0))
         self._add_worst(start, np.where(passing & ~(error > 0), -math.inf, excess))
 
@@ -307,7 +307,7 @@ class _ErrorStatistics:
     def _add_integers(self, start: int, outputs: Array, references: Array, is_same: NDArray[np.bool_]) -> None:
         bits_dtype = f"uint{outputs.dtype.itemsize * 8}"
         actual_bits, expected_bits = outputs.view(bits_dtype), references.view(bits_dtype)
-        # The error is exact for all values, also if the difference of two i64 does not fit an i64.
+        # The error is exact for all values, even if the difference of two i64 values does not fit an i64.
         error = np.where(outputs > references, actual_bits - expected_bits, expected_bits - actual_bits).astype(
             np.float64
         )
@@ -326,7 +326,7 @@ class _ErrorStatistics:
             self.max_rel_error = max(self.max_rel_error or 0.0, float(relative.max()))
 
     def _add_products(self, outputs: Array, references: Array) -> None:
-        # `@` is not used: BLAS would wake its threads for each of these short pieces.
+        # Do not use `@`, because BLAS would wake its threads for each of these short pieces.
         self._products[0] += float(np.einsum("i,i->", outputs, references))
         self._products[1] += float(np.einsum("i,i->", outputs, outputs))
         self._products[2] += float(np.einsum("i,i->", references, references))

@@ -1,7 +1,7 @@
 """The numeric tolerance of a comparison, from the flags of `iree-run-module`.
 
 Flags, types and defaults are those of 3.13 (runtime/src/iree/tooling/comparison.cc). The tool reads
-garbage as 0 and accepts negative numbers; here both are errors, since they are never intended.
+invalid numbers as 0 and accepts negative numbers; here both are errors, since nobody intends them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOLERANCE_FLAGS = (*_FIELDS_BY_FLAG, _MODE_FLAG)
 # The tool stores these three in a C float.
 _C_FLOAT_FIELDS = frozenset({"f16", "f32", "bf16"})
 _DEFAULT_RTOL = 1e-5
-# No compared values differ by so much; f16 values cannot.
+# A tolerance of this size or more is useless, because outputs hardly ever differ by so much; f16 values cannot.
 _MAX_TOLERANCE = 1e6
 _MAX_F16_TOLERANCE = 65504.0
 
@@ -52,17 +52,17 @@ class Tolerances:
     exact: bool = False
 
     def applies_to(self, element_type: str) -> bool:
-        """Return whether values of this type may differ at all; all others (f8 too) are compared by their bytes."""
+        """Return whether tolerances apply to a type; values of other types (f8 too) must have the same bytes."""
         return not self.exact and element_type in ("f16", "f32", "f64", "bf16")
 
     def written(self, element_type: str) -> tuple[float, float]:
-        """Return (atol, rtol) as written, for people; zeros if the comparison is exact."""
+        """Return (atol, rtol) as the flags have them, for people; zeros if the comparison is exact."""
         if not self.applies_to(element_type):
             return 0.0, 0.0
         return getattr(self, element_type), self.rtol
 
     def effective(self, element_type: str) -> tuple[float, float]:
-        """Return (atol, rtol) as the tool computes with them: a threshold is a C float for all but f64."""
+        """Return (atol, rtol) as the tool uses them; except for f64, the tool stores atol in a C float."""
         absolute, relative = self.written(element_type)
         if element_type in _C_FLOAT_FIELDS:
             absolute = ctypes.c_float(absolute).value
@@ -70,7 +70,7 @@ class Tolerances:
 
 
 def parse_tolerances(flags: Iterable[str]) -> Tolerances:
-    """Parse the tolerance flags among a run's flags; all others are ignored. The last one wins."""
+    """Parse the tolerance flags among a run's flags, ignoring other flags; the last of a repeated flag counts."""
     tolerances = Tolerances()
     for flag in map(str.strip, flags):
         name, _, text = flag.partition("=")
@@ -125,7 +125,7 @@ class FlagFinding:
 
 
 def find_wrong_tolerances(case: Case) -> Iterator[FlagFinding]:
-    """Yield tolerances that are no numbers, or negative; iree-run-module takes the former for 0."""
+    """Yield tolerances that are not numbers, which iree-run-module reads as 0, or that are negative."""
     for file, flag in _list_flags(case):
         try:
             parse_tolerances([flag])
@@ -134,7 +134,7 @@ def find_wrong_tolerances(case: Case) -> Iterator[FlagFinding]:
 
 
 def find_loose_tolerances(case: Case) -> Iterator[FlagFinding]:
-    """Yield tolerances that no value can exceed, or no zero: the check cannot fail, or not if nothing was computed."""
+    """Yield tolerances so large that every value passes, or that zeros pass whatever is expected."""
     for file, flag in _list_flags(case):
         kind, value = parse_tolerance(flag) or ("", 0.0)
         if value >= (_MAX_F16_TOLERANCE if kind == "f16" else _MAX_TOLERANCE):
@@ -147,7 +147,7 @@ def find_loose_tolerances(case: Case) -> Iterator[FlagFinding]:
 
 
 def find_void_tolerances(case: Case) -> Iterator[FlagFinding]:
-    """Yield absolute tolerances below the relative one that iree-run-module adds by default, for values ≥ 1."""
+    """Yield absolute tolerances smaller than what the tool's default relative tolerance adds for values ≥ 1."""
     tolerances = [(file, flag, *tolerance) for file, flag in _list_flags(case) if (tolerance := parse_tolerance(flag))]
     if any(kind == "rtol" for _, _, kind, _ in tolerances):
         return

@@ -1,8 +1,8 @@
 """Reading the samples out of `iree-benchmark-module --benchmark_format=json`.
 
-The format is Google Benchmark's (docs/user_guide.md, "Output Formats"): a row a repetition with
-`run_type` "iteration", and rows of `run_type` "aggregate" computed from them. The tool prints nothing
-and exits with 0 when no function fits `--function`, so that no rows is an error.
+The format is Google Benchmark's (docs/user_guide.md, "Output Formats"): one row per repetition with
+`run_type` "iteration", and rows with `run_type` "aggregate" that are computed from these. If no function
+matches `--function`, the tool prints nothing and exits with 0, so output without rows is an error.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def parse_benchmark_rows(text: str) -> tuple[Samples, ...]:
         The samples of each benchmark, in the order of the rows; at least one.
 
     Raises:
-        BenchmarkError: there is no document, a truncated one, no rows, or a row that reports an error or makes no
-        sense.
+        BenchmarkError: the document is missing or truncated, or has no rows, or has a row that reports an error or is
+        invalid.
     """
     by_name: dict[str, list[_Row]] = {}
     for row in map(_read_row, _find_rows(text)):

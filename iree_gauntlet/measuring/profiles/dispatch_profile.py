@@ -2,9 +2,9 @@
 
 The time of each dispatch comes from `iree-profile dispatch --dispatch_events --format=jsonl`.
 
-The rows are described by `iree-profile --agents_md` and https://iree.dev/developers/performance/device-profiling/.
-A CPU gives `host_dispatch_event` rows, timed by the host's clock; a GPU gives `dispatch_event` rows, timed by its own.
-All other rows are skipped, so that a release which adds some is still read.
+`iree-profile --agents_md` and https://iree.dev/developers/performance/device-profiling/ describe the rows.
+A CPU gives `host_dispatch_event` rows with times of the host's clock; a GPU gives `dispatch_event` rows with times of
+its own clock. All other rows are skipped, so releases that add kinds of rows can be read.
 
 IREE names dispatches `<function>[$async]_dispatch_<number>[_<operation>[_<sizes>_<types>]]`, and changes of layout
 `_encoding_<number>_<operation>`. The numbers follow the order of the program; a compiler that fuses differently
@@ -12,13 +12,13 @@ assigns other numbers.
 
 The dispatches of two profiles are matched in two rounds, since two compilers number and fuse differently:
 
-1. By name without the number, `matmul_256x256x256_f32`, if both sides have equally many: those with equal times, to the
-   ns or the instruction, then the remaining ones in their order.
-2. The remaining ones are matched by kind (`matmul`, `conv`, …): three products that were fused into one are one row. A
+1. Dispatches are matched by name without number (`matmul_256x256x256_f32`), if both sides have equally many of a name:
+   first dispatches with equal times (to the ns or the instruction), then the others in their order.
+2. Remaining dispatches are matched by kind (`matmul`, `conv`, …), so three products fused into one are one row. A
    dispatch without a match of its kind on the other side is new or gone.
 
-The number itself matches nothing: among several dispatches of one shape, the same number may be another one. Each
-dispatch is in one row, so the sum of the rows is the total difference, to the nanosecond.
+Numbers are not matched, since a number may mean another dispatch of the same shape on the other side. Each dispatch is
+in exactly one row, so the sum of the rows is the total difference, to the nanosecond.
 
 Names of dispatches are among the module's strings (3.13) or in its executables (3.5 to 3.12).
 """
@@ -214,21 +214,21 @@ class ProfileRow:
     where: str
 
     def integer(self, name: str, minimum: float = -math.inf, expected: str = "a whole number") -> int:
-        """Return a whole number; raise a ProfileError if the field is none."""
+        """Return the whole number in a field; raise ProfileError if the field has none."""
         value = self.fields.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.unfit(name, expected)
         return value
 
     def text(self, name: str) -> str:
-        """Return a name; raise a ProfileError if the field is none."""
+        """Return the name in a field; raise ProfileError if the field has none."""
         value = self.fields.get(name)
         if not isinstance(value, str) or not value:
             raise self.unfit(name, "a name")
         return value
 
     def unfit(self, name: str, expected: str) -> ProfileError:
-        """Make the error of a field."""
+        """Make the error for a field with an unexpected value."""
         problem = f"is {self.fields[name]!r}" if name in self.fields else "is missing"
         return ProfileError(
             f"{self.where} ({self.kind}): {name} {problem}, expected {expected}",
@@ -237,7 +237,7 @@ class ProfileRow:
 
 
 def _read_event(row: ProfileRow) -> tuple[str, int | None]:
-    """Return name and ns of a dispatch; None for one without a valid time."""
+    """Return the name and the ns of a dispatch; the ns are None if the dispatch has no valid time."""
     name, is_valid = row.text("key"), row.fields.get("valid")
     if not isinstance(is_valid, bool):
         raise row.unfit("valid", "true or false")
@@ -261,10 +261,10 @@ def _sum_dispatch(name: str, durations: Sequence[int | None], invocations: int, 
     elif count % invocations:
         notes.append(f"{name}: {count} dispatches in {invocations} invocations, not the same number in each")
     else:
-        # The rows are in the order in which the dispatches ran: those of one invocation together.
+        # Rows are in order of execution, so the rows of one invocation are together.
         per_invocation = count // invocations
         sums = [sum(valid_durations[start : start + per_invocation]) for start in range(0, count, per_invocation)]
-        # The first invocations have cold caches, and any may be interrupted: the median ignores both.
+        # Take the median, because the first invocations have cold caches, and any invocation may be interrupted.
         return DispatchTime(name, count, sum(valid_durations), round(statistics.median(sums)))
     mean = sum(valid_durations) / len(valid_durations)
     return DispatchTime(name, count, sum(valid_durations), round(mean * count / invocations))
@@ -275,11 +275,11 @@ class DispatchName:
     """The parts of a name.
 
     Attributes:
-        function: of the program, without IREE's `$async`; empty if the name has none.
-        number: its running number; None if the name has none.
-        work: its operation with sizes and types, `matmul_256x256x256_f32`; the whole name if it has another form.
-        kind: `matmul`, `conv`, `elementwise`, `reduction` …; the operation without sizes if it is none of
-            these (`slow_memcpy`), and `other` if the name has no words.
+        function: the function of the program, without IREE's `$async`; empty if the name has none.
+        number: the running number; None if the name has none.
+        work: the operation with sizes and types, `matmul_256x256x256_f32`; the whole name if it has another form.
+        kind: `matmul`, `conv`, `elementwise`, `reduction` …; for another operation (`slow_memcpy`) its name without
+            sizes; `other` if the name has no words.
     """
 
     function: str
@@ -294,7 +294,7 @@ class DispatchName:
 
 
 def parse_dispatch_name(name: str) -> DispatchName:
-    """Parse a name; one of another form is its own work."""
+    """Parse the name of a dispatch; if it has an unknown form, the whole name becomes its `work`."""
     match = _DISPATCH_NAME.fullmatch(name) or _ENCODING_NAME.fullmatch(name)
     if match is None:
         return DispatchName("", None, name, "other")
@@ -309,7 +309,7 @@ def parse_dispatch_name(name: str) -> DispatchName:
 
 
 def find_dispatch_names(data: Iterable[bytes]) -> list[str]:
-    """Find the names of dispatches in any data, in program order; the shorter of two for the same one is left out."""
+    """Find the names of dispatches in any data, in program order; of two names for one dispatch, keep the longer."""
     names = {match.decode() for chunk in data for match in _DISPATCH_IN_BYTES.findall(chunk)}
     # An executable has its dispatch's name without the operation.
     short = {match[0] for name in names if (match := _NAME_WITH_NUMBER.match(name)) and match[0] != name}
@@ -322,7 +322,7 @@ def find_dispatch_names(data: Iterable[bytes]) -> list[str]:
 
 
 def find_new_and_gone(before: Iterable[str], after: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the works that only one list of dispatches has, without their numbers: `matmul_4x8_f32`, `add_4 (2)`."""
+    """Return the works (`matmul_4x8_f32`, `add_4 (2)`) that only the second list has, and those only in the first."""
     old_works, new_works = (
         Counter(parse_dispatch_name(name).work or name for name in names) for names in (before, after)
     )
@@ -354,13 +354,13 @@ class DispatchChanges:
 
     @property
     def difference_ns(self) -> int:
-        """B's additional time in ns in an invocation: exactly the sum of the rows' differences."""
+        """B's additional time in an invocation in ns, which is exactly the sum of the rows' differences."""
         return self.b_ns - self.a_ns
 
     def share(self, change: DispatchChange) -> float | None:
-        """Return a row's fraction of the total difference; negative if it has the opposite sign.
+        """Return a row's fraction of the total difference; negative if the row's difference has the opposite sign.
 
-        It is None if there is no difference.
+        Return None if there is no total difference.
         """
         return change.difference_ns / self.difference_ns if self.difference_ns else None
 
@@ -403,7 +403,7 @@ def match_dispatches(a: DispatchProfile, b: DispatchProfile) -> DispatchChanges:
     if a.outside_ns is not None and b.outside_ns is not None:
         changes.append(DispatchChange(OUTSIDE_NAME, OUTSIDE, Match.OUTSIDE, a.outside_ns, b.outside_ns, 0, 0))
         a_ns, b_ns = a_ns + a.outside_ns, b_ns + b.outside_ns
-    # The sort is stable: rows of one size keep the order of their labels, whichever side is A.
+    # The sort is stable, so rows with equal changes keep the order of their labels, whichever side is A.
     changes.sort(key=lambda change: -abs(change.difference_ns))
     notes = [f"{side}: {note}" for side, profile in (("A", a), ("B", b)) for note in profile.notes]
     return DispatchChanges(tuple(changes), a_ns, b_ns, tuple(notes))
@@ -430,7 +430,7 @@ def _group_by_label(profile: DispatchProfile) -> dict[tuple[str, str], list[_Dis
 
 
 def _pair_up(a_group: Sequence[_Dispatch], b_group: Sequence[_Dispatch]) -> Iterator[tuple[_Dispatch, _Dispatch]]:
-    """Pair dispatches of one name: those with equal times, then the others in their order."""
+    """Pair dispatches of one name: first those with equal times, then the others in their order."""
     unpaired_b, unpaired_a = list(b_group), []
     for a_dispatch in a_group:
         match = next(

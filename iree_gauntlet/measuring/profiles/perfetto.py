@@ -5,8 +5,8 @@ The file is JSON of the trace event format
 each of its queues threads for submissions, for execution on the host and on the device, and for dispatches. IREE's own
 `iree-profile-render` makes another one, in a Python that has the perfetto package.
 
-Rows have no version that is checked: the kinds that are read are the ones of releases 3.12 and 3.13. A row needs only
-the fields that are used; all other kinds are skipped.
+Rows have no version to check. The kinds of rows that releases 3.12 and 3.13 write are read; other kinds are skipped. A
+row needs only the fields that are used here.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Event:
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """A device's clock in ns of the host's, by its first and its last reading, as IREE's own tools relate them."""
+    """A conversion from a device's clock to the host's ns by the first and last reading of both, as in IREE's tools."""
 
     first: tuple[int, int]
     last: tuple[int, int]
@@ -89,8 +89,8 @@ def make_perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
     `--device`.
 
     Raises:
-        ProfileError: there are no such rows, a row is truncated or lacks a required field, which is named, or no
-        events.
+        ProfileError: there are no such rows or no events, or a row is truncated or lacks a required field, which the
+        message names.
     """
     rows = list(read_profile_rows(lines, _SOURCE_LABEL, "record_type", required=True))
     if not any(row.kind == "schema" and row.fields.get("format") == _FORMAT for row in rows):
@@ -105,7 +105,7 @@ def make_perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
     if not events:
         raise ProfileError("the exported profile contains no events with a time")
     lanes = _assign_lanes(events)
-    # Numbers begin at 1: 0 is the idle process of a kernel's trace, which Perfetto names differently.
+    # Numbers begin at 1, because Perfetto gives process 0 (the idle process of a kernel trace) another name.
     processes = {ordinal: pid for pid, ordinal in enumerate(sorted({event.thread.device for event in events}), 1)}
     threads = {
         thread: (processes[thread.device], tid) for tid, thread in enumerate(sorted({thread for thread, _ in lanes}), 1)

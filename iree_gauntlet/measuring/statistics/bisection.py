@@ -1,23 +1,23 @@
-"""Find the candidate since which a change exists. This is the search alone: no candidate is run here.
+"""Find the first candidate that has a change. This module only searches; it runs no candidate.
 
-Candidates form a row from the oldest to the newest. The two ends are on different sides of a change; each candidate
-between is on the old end's side, on the new end's, or cannot be judged. The next candidate is always the middle one of
-the untried ones: then a broken one costs one try, and the change is found after at most ⌈log₂(n − 1)⌉ tries of n
-candidates and one for each that cannot be judged.
+Candidates form a row from the oldest to the newest. The two ends are on different sides of a change. A candidate
+between them is on the old end's side, or on the new end's side, or cannot be judged. The next try is always the middle
+of the untried candidates. So a broken candidate costs one try, and the change among n candidates is found after at most
+⌈log₂(n − 1)⌉ tries plus one try for each candidate that cannot be judged.
 
-Times are never the same twice, so a candidate is placed on one side of the middle between the two ends. The bad end was
-compared with the good one (`comparison_verdict`), and differs. The middle of the two is a fixed number afterwards, on
-the log scale. A candidate is compared with the good end too, in its own blocks, and is
+Times are never the same twice, so a candidate is placed on one side of the middle between the two ends. A comparison
+of the bad end with the good end (`comparison_verdict`) has shown a difference, and its middle on the log scale is fixed
+from then on. Each candidate is compared with the good end in blocks of its own, and is
 
 - bad, if the whole interval of log(candidate/good) is beyond the middle, on bad's side;
 - good, if the whole interval is on good's side;
 - undecided, if it contains the middle when the budget is spent.
 
-The interval is the one of `comparison_verdict`: the intersection of exact intervals over all looks, which covers the
-truth with probability 1 − α whatever the noise and the stopping. A candidate like the good end (log ratio 0) is called
-bad, or one like the bad end good, only if it does not. So with C comparisons at level α/C each, the whole search goes
-wrong with probability α at most (Boole's inequality). C counts the comparison of the ends, the tries of the search,
-and the candidates that may stay undecided.
+The interval is that of `comparison_verdict`, the intersection of exact intervals over all looks. It covers the truth
+with probability 1 − α for any noise and any stopping. A good candidate (log ratio 0) is called bad, or a bad candidate
+good, only if its interval does not cover the truth. With C comparisons at level α/C, the search goes wrong with
+probability α at most (Boole's inequality). C counts the comparison of the ends, the tries of the search, and the
+candidates that may stay undecided.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.measuring.statistics.rounds import SequentialPlan
 
 
-# A value within this fraction of the distance between good and bad from one of them is that one's value.
+# A value counts as an end's value if its distance from that end is at most this fraction of the ends' distance.
 _MAX_END_DISTANCE_FRACTION = 0.25
 # The number of candidates that may stay undecided before the search ends with a range.
 MAX_UNDECIDED_CANDIDATES = 2
@@ -65,7 +65,7 @@ class Search:
     """The state of a search over a row of `count` candidates, including both ends.
 
     Attributes:
-        sides: of the tried candidates, by index in the row; `NEITHER` if one could not be judged.
+        sides: the sides of the tried candidates, by index in the row; `NEITHER` if a candidate could not be judged.
     """
 
     count: int
@@ -85,7 +85,7 @@ class Search:
     def last_old(self) -> int:
         """The newest candidate on the old end's side.
 
-        If the history alternates, it precedes the newest of the changes, after which the state is the present one.
+        If the history alternates between the sides, this candidate precedes the newest change.
         """
         return max(index for index, side in self.sides.items() if side is CandidateEnd.OLD)
 
@@ -97,12 +97,12 @@ class Search:
 
     @property
     def between(self) -> tuple[int, ...]:
-        """The candidates between `last_old` and `first_new`: not tried, or not to be judged."""
+        """The candidates between `last_old` and `first_new`, which were not tried or could not be judged."""
         return tuple(range(self.last_old + 1, self.first_new))
 
     @property
     def untried(self) -> tuple[int, ...]:
-        """The candidates worth a try: those between that were not tried yet."""
+        """The candidates in `between` that were not tried yet."""
         return tuple(index for index in self.between if index not in self.sides)
 
     @property
@@ -112,7 +112,7 @@ class Search:
         return untried[len(untried) // 2] if untried else None
 
     def choose_next(self, available: Collection[int]) -> int | None:
-        """Return `next`, or the available candidate nearest to the middle that costs no more tries at worst."""
+        """Return `next`, or the nearest available candidate with which the worst case takes no more tries."""
         untried = self.untried
         middle = len(untried) // 2
 
@@ -147,18 +147,18 @@ class Search:
 def count_max_tries(count: int) -> int:
     """Return the maximum number of tries among `count` candidates besides the two ends, if all can be judged.
 
-    Each try leaves at most half of the untried ones, rounded down: ⌊log₂ u⌋ + 1 = ⌈log₂(u + 1)⌉ for u of them.
+    Each try leaves at most half of the u untried candidates, rounded down: ⌊log₂ u⌋ + 1 = ⌈log₂(u + 1)⌉ tries.
     """
     return math.ceil(math.log2(count - 1)) if count > 2 else 0
 
 
 def is_same_value(first: float, second: float) -> bool:
-    """Return whether two values are the same. NaN counts as infinite."""
+    """Return whether two values are equal; NaN counts as infinity."""
     return _replace_nan(first) == _replace_nan(second)
 
 
 def is_nearer_to_bad(value: float, good: float, bad: float) -> bool:
-    """Return whether a value is nearer to the bad end's than to the good end's; in the middle it is not.
+    """Return whether a value is nearer to the bad end's value than to the good end's; False in the middle.
 
     The distance is a ratio if all three are positive, else a difference. NaN counts as infinite.
     """
@@ -171,7 +171,7 @@ def is_nearer_to_bad(value: float, good: float, bad: float) -> bool:
 
 
 def matches_neither_end(value: float, good: float, bad: float) -> bool:
-    """Return whether a value is neither end's: farther from each than a quarter of the distance between the ends.
+    """Return whether a value is farther from each end's value than a quarter of the distance between the ends.
 
     The distance is a ratio if all three are positive, else a difference. NaN counts as infinite.
     """
@@ -200,9 +200,9 @@ class Placement:
     """The position of a candidate relative to the middle of the two ends.
 
     Attributes:
-        bad: None for undecided.
-        low, high: its interval; 0 and infinity if there are too few blocks for one.
-        next_look: the number of blocks at which it may be decided; None if it is decided, or the budget is spent.
+        bad: True for the bad end's side, False for the good end's side, None for undecided.
+        low, high: the interval of the ratio; 0 and infinity if there are too few blocks.
+        next_look: the number of blocks of the next look; None after a decision or the last look.
     """
 
     bad: bool | None
@@ -215,28 +215,28 @@ class Placement:
 
 
 def count_max_comparisons(count: int) -> int:
-    """Return the maximum number of comparisons of a search among `count` candidates, including the one of the ends."""
+    """Return the maximum number of comparisons in a search of `count` candidates, with the comparison of the ends."""
     return 1 + count_max_tries(count) + MAX_UNDECIDED_CANDIDATES
 
 
 def find_middle(ratio: float, low: float, high: float) -> float:
-    """Return the middle of the good and the bad end, from bad / good and its interval: a log ratio, > 0 for slower bad.
+    """Return the middle between the ends as a log ratio to the good end, given the ratio bad/good and its interval.
 
-    It is half the estimated log(bad/good), but never beyond the interval's end that is nearer to the good one: then the
-    truth about the bad end is beyond the middle as surely as the interval covers it. Raises an EvidenceError if the
-    interval contains 1, so that the ends may be the same.
+    The middle is half the estimated log(bad/good), but not beyond the interval's end that is nearer to the good end.
+    So if the interval covers the true ratio, the bad end is beyond the middle. Raise EvidenceError if the interval
+    contains 1, since the ends may then be equal.
     """
     if not 0 < low <= high < math.inf or low <= 1 <= high:
         raise EvidenceError(f"the ends do not clearly differ: ratio {ratio:.3f}, interval {low:.3f} to {high:.3f}")
-    # The estimate is from all blocks, the interval is the intersection over looks: it may be slightly outside.
+    # The estimate uses all blocks, so it may be slightly outside of the interval, which intersects all looks.
     half = math.log(min(max(ratio, low), high)) / 2
     return min(half, math.log(low)) if half > 0 else max(half, math.log(high))
 
 
 def place_candidate(ratios: NDArray[np.float64], plan: SequentialPlan, middle: float) -> Placement:
-    """Place a candidate by the log ratios log(candidate/good) of its blocks, in the order of their measurement.
+    """Place a candidate by the log ratios log(candidate/good) of its blocks, in the order of measurement.
 
-    Blocks after the plan's last look are not used; its α is divided among all comparisons of the search.
+    Blocks after the plan's last look are not used. The caller has divided α among all comparisons of the search.
     """
     if middle == 0 or not math.isfinite(middle):
         raise EvidenceError(f"a middle at {middle!r} divides nothing")

@@ -1,17 +1,15 @@
-"""Find where a series changes: steps in a history of metrics, and drifts that no single step accounts for.
+"""Find where a series changes: steps in a history of metrics, and drifts that no single step explains.
 
-The best split of a segment is by the energy statistic (Székely and Rizzo, InterStat 2004; "E-divisive": Matteson
-and James, Journal of the American Statistical Association 109, 2014), computed on ranks, so that outliers do not pull
-it. Both sides are split in turn; then splits that are not significant between their neighbours are discarded, the
-weakest first (as in Hunter: Fleming et al., ICPE 2023).
+The energy statistic (Székely and Rizzo, InterStat 2004; "E-divisive": Matteson and James, Journal of the American
+Statistical Association 109, 2014) finds the best split of a segment. It is computed on ranks, so that outliers have
+little influence. Both sides are split in turn. Then splits that are not significant between their neighbours are
+discarded, the weakest first (as in Hunter: Fleming et al., ICPE 2023).
 
-A split is significant if Welch's test on trimmed means (Yuen, Biometrika 61, 1974) and the rank test of Mann and
-Whitney both find it so; if a segment is too short for the rank test to get there, the first test alone decides. Both
-tests account for correlation between successive values: a first-order autocorrelation r leaves n values with the weight
-of n(1 - r)/(1 + r) (Bartlett, Journal of the Royal Statistical Society 98, 1935). A short segment could occur at many
-positions: its p-value is multiplied by the number of those positions, beyond three.
-
-All differences are differences of logarithms: +0.02 is 2 %.
+A split is significant if both Welch's test on trimmed means (Yuen, Biometrika 61, 1974) and the rank test of Mann and
+Whitney say so; if a segment is too short for the rank test, Welch's test decides alone. Both tests account for the
+correlation of successive values: with a first-order autocorrelation r, n values count as n(1 - r)/(1 + r) (Bartlett,
+Journal of the Royal Statistical Society 98, 1935). A short segment could occur at many positions, so its p-value is
+multiplied by their number, beyond three. All differences are differences of logarithms: +0.02 is 2 %.
 """
 
 from __future__ import annotations
@@ -36,15 +34,15 @@ if TYPE_CHECKING:
 
 # The largest p-value of a step that is reported.
 _MAX_P_VALUE = 1e-3
-# With fewer values than the first on either side, a change is not reported; with fewer than the second, suspected.
+# A change needs at least the first number of values on either side, and the second number to be more than suspected.
 MIN_RUNS, MIN_CONFIRMED_RUNS = 3, 5
-# The fraction of a segment that is trimmed at either end, and the number of values from which on it is.
+# The fraction of values that is trimmed at either end, and the smallest segment that is trimmed.
 _TRIM_FRACTION, _MIN_TRIM_COUNT = 0.25, 10
 # Splits with at most this p-value are split further; they need not be significant yet.
 _MAX_SPLIT_P_VALUE = 0.1
-# The distance in values by which a split may move from the one that the energy statistic finds.
+# A split may be moved by at most so many values from the position that the energy statistic finds.
 _MAX_SHIFT = 8
-# With fewer values the variance is pooled with the other side's, unless it is larger than this many times the other's.
+# A side with fewer values pools its variance with the other side's, unless it exceeds the other's by this factor.
 _MIN_VARIANCE_COUNT, _MAX_VARIANCE_RATIO = 8, 4.0
 _FREE_POSITIONS = 3
 _MAX_AUTOCORRELATION = 0.9
@@ -65,7 +63,7 @@ class LevelChange:
 
     @property
     def is_confirmed(self) -> bool:
-        """True if enough values follow it to call it more than suspected."""
+        """True if enough values follow the change; otherwise it is only suspected."""
         return self.count_after >= MIN_CONFIRMED_RUNS
 
 
@@ -81,10 +79,10 @@ class Drift:
 def find_change_points(
     values: Sequence[float], least_effect: float, *, disturbed: Sequence[bool] = ()
 ) -> tuple[LevelChange, ...]:
-    """Return the steps of a series of positive finite values, in its order.
+    """Return the steps of a series of positive finite values, in the order of the series.
 
-    A step has an effect (|difference of logarithms|) of at least `least_effect`. Values that a busy machine `disturbed`
-    count for a quarter.
+    A step has an effect (|difference of logarithms|) of at least `least_effect`. Values that are marked as `disturbed`
+    by a busy machine count for a quarter.
     """
     series = _Series(values, disturbed)
     splits = series.find_splits(0, len(values))
@@ -98,11 +96,11 @@ def find_change_points(
 
 
 def find_drift(values: Sequence[float], least_effect: float, *, disturbed: Sequence[bool] = ()) -> Drift | None:
-    """Return a rise from the best previous segment to the last one that no single step of that size accounts for.
+    """Return a rise from the best earlier segment to the last segment, if no single step is that large.
 
     Arguments are those of `find_change_points`.
     """
-    # The steps have any size: each is significant, and none alone would be reported.
+    # Find steps of any size; there is a drift only if each is significant but too small to be reported.
     small_steps = find_change_points(values, 0.0, disturbed=disturbed)
     if len(small_steps) < 2 or any(abs(change.effect) >= least_effect for change in small_steps):
         return None
@@ -122,7 +120,7 @@ def find_drift(values: Sequence[float], least_effect: float, *, disturbed: Seque
 
 
 def _rank_weakness(change: LevelChange, least_effect: float) -> float:
-    """Return the change's p-value; above 1 for a change that is too small, the smaller the higher."""
+    """Return the change's p-value; for a change that is too small, a value above 1, larger for smaller changes."""
     return change.p_value if abs(change.effect) >= least_effect else 1.0 + least_effect - abs(change.effect)
 
 

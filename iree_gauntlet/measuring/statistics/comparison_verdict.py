@@ -1,30 +1,29 @@
 """Decide whether B is slower than A, from blocks of rounds, with margins for a difference and for equality.
 
-With δ, the minimum effect, and ε ≥ δ, the equivalence margin (both on the log scale, so that
-A against B and B against A agree):
+δ is the minimum effect, and ε ≥ δ is the equivalence margin. Both are on the log scale, so that A against B
+and B against A agree. The verdicts are:
 
-- `slower`: the whole interval of the ratio B/A is above 1 + δ; `faster`: below 1/(1 + δ);
-- `same`: it is between 1/(1 + ε) and 1 + ε;
-- `not slower`, if a pull request requires no more: it is below 1 + the allowed slowdown;
+- `slower`: the whole interval of the ratio B/A is above 1 + δ; `faster`: it is below 1/(1 + δ);
+- `same`: the interval is between 1/(1 + ε) and 1 + ε;
+- `not slower`, only if this is sufficient: the interval is below 1 + the allowed slowdown;
 - `inconclusive`: anything else, with the reason and the number of blocks at which to look again.
 
-There are two margins, because their costs differ: δ costs nothing if B is much slower, while an interval within
-±δ takes hundreds of rounds on most machines. An interval that is beyond δ and within ε is a difference.
+There are two margins because their costs differ: excluding δ is cheap if B is much slower, while an interval
+within ±δ takes hundreds of rounds on most machines. An interval that is beyond δ and within ε is a difference.
 
-The interval is the intersection of the exact intervals of all looks so far (`rounds`). All of them
-hold together with probability 1 − α or more, so it may be looked at, and stopped at, at every look.
+The interval is the intersection of the exact intervals of all looks so far (`rounds`). All these intervals hold
+together with probability 1 − α or more, so the measurement may stop after any look.
 
-Intervals and p-values are exact, by flipping signs. If B is A times a constant, a block's log ratio less the log of
-that constant is as likely x as −x: the coin that chose the block's order decides. So the signs may be flipped freely,
-and Wilcoxon's signed-rank statistic has a known distribution for any noise (Wilcoxon, Biometrics Bulletin 1, 1945;
-counted exactly, without approximation). Conversely, the constants that the test does not reject are the interval:
-order statistics of the Walsh averages (dᵢ + dⱼ)/2, i ≤ j, and their median is the estimate (Hodges and Lehmann, Annals
-of Mathematical Statistics 34, 1963).
-Up to a quarter of outlying blocks moves it little.
+Intervals and p-values are exact, by flipping signs. Suppose that B is A times a constant. Then a block's log ratio,
+minus the log of the constant, is x or −x with equal probability, because a coin chose the block's order. So Wilcoxon's
+signed-rank statistic has a known distribution for any noise (Wilcoxon, Biometrics Bulletin 1, 1945), which is counted
+exactly here. The interval contains all constants that the test does not reject: its ends are order statistics of the
+Walsh averages (dᵢ + dⱼ)/2, i ≤ j. The median of these averages is the estimate (Hodges and Lehmann, Annals of
+Mathematical Statistics 34, 1963); up to a quarter of outlying blocks changes it little.
 
-docs/explanation/statistics.md has its coverage, and that of simpler intervals.
+docs/explanation/statistics.md has the coverage of this interval and of simpler intervals.
 
-For many models at once, it limits the share of false differences, and computes the mean over models.
+For many models at once, this module limits the share of false differences, and computes the mean over models.
 """
 
 from __future__ import annotations
@@ -70,11 +69,11 @@ class Comparison:
 
     Attributes:
         ratio: estimate of time B / time A; 1.05 is 5 % slower.
-        low, high: its interval; 0 and infinity if there are too few blocks for one, and `low` above `high` if blocks
-            contradict each other.
-        confidence: of the interval, whatever the stopping: 1 − α.
-        p_value: against "the difference is δ at most", valid whatever the stopping; 1 before the first look.
-        next_look: the number of blocks at which it may be decided; None if it is decided or the budget is spent.
+        low, high: the interval of the ratio; 0 and infinity if there are too few blocks. If blocks contradict each
+            other, `low` is above `high`.
+        confidence: the interval's confidence 1 − α, which holds after any look.
+        p_value: the p-value against "the difference is δ at most", valid after any look; 1 before the first look.
+        next_look: the number of blocks of the next look; None after a decision or the last look.
     """
 
     verdict: TimeVerdict
@@ -104,12 +103,12 @@ def compare(
     """Judge blocks in the order of their measurement.
 
     Args:
-        blocks: all that count; a disturbed block must have been replaced for its disturbance, never for its times.
-        plan: when to look and what the looks cost together; blocks after the last look are not used.
+        blocks: all blocks that count; blocks may be replaced for a disturbance, but never for their times.
+        plan: the looks, and the false-alarm rate that they share; blocks after the last look are not used.
         least: δ, the minimum effect, above which a difference matters; 0.01 is 1 %.
-        band: ε, the equivalence margin, within which two times are the same for all purposes.
+        band: ε, the equivalence margin, within which two times count as the same.
         location: the statistic of the repetitions that represents a round.
-        allow: the slowdown below which `not slower` is sufficient; None if that is no possible verdict.
+        allow: the slowdown below which the verdict is `not slower`; None if this verdict is not possible.
     """
     return compare_log_ratios(compute_log_ratios(blocks, location), plan, least, band, allow)
 
@@ -162,10 +161,10 @@ def compare_log_ratios(
 def check_against_control(comparison: Comparison, control: Comparison) -> Comparison:
     """Check a difference against the comparison of A with A in the same session.
 
-    A/A is a negative control, not a margin: with the order drawn by lot, noise alone moves neither comparison beyond
-    its stated rate, so that widening the margin would only cost power. But if A differs from itself, something else
-    than the two sides is measured, and the session is void: `inconclusive` whatever B gave. And a difference that is
-    not larger than the one that A shows against itself is not reported as one.
+    A against A (control) is a negative control. It does not widen the margin, which would only cost power: with random
+    block orders, noise alone gives no more false alarms than stated. But if A differs from itself, more than the
+    difference of the sides is measured, so the session is void (`inconclusive`, whatever B's result is). Also, a
+    difference is not reported if it is no larger than the difference of A against A.
     """
     control_ratio = format_ratio(control.ratio)
     if control.differs:
@@ -246,7 +245,7 @@ def rank_estimate(walsh: NDArray[np.float64]) -> float:
 def rank_interval(walsh: NDArray[np.float64], level: float) -> Interval:
     """Return the interval that contains the location with probability ≥ 1 − level, from sorted Walsh averages.
 
-    Too small a (two-sided) level for so few values gives an infinite interval.
+    If the (two-sided) level is too small for the number of values, the interval is infinite.
     """
     critical_count = _find_critical_count(_count_values(walsh), level / 2)
     if critical_count > walsh.size:
@@ -255,7 +254,7 @@ def rank_interval(walsh: NDArray[np.float64], level: float) -> Interval:
 
 
 def rank_p_above(walsh: NDArray[np.float64], edge: float) -> float:
-    """Return the one-sided p-value against "the location is at most `edge`"; averages on the edge count for it."""
+    """Return the one-sided p-value against "the location is at most `edge`"; averages equal to `edge` support that."""
     count_above = int(walsh.size - walsh.searchsorted(edge, side="right"))
     return float(_compute_upper_tail(_count_values(walsh))[count_above])
 
@@ -292,7 +291,7 @@ def _compute_upper_tail(count: int) -> NDArray[np.float64]:
 
 @functools.lru_cache(maxsize=1024)
 def _find_critical_count(count: int, level: float) -> int:
-    """Find the fewest Walsh averages above a value that reject it at a one-sided level; more than exist if none do."""
+    """Find how many Walsh averages above a value reject it at a one-sided level; too large a number if none can."""
     tail = _compute_upper_tail(count)
     # The tail decreases with w.
     return int(np.searchsorted(-tail, -level, side="left"))
@@ -300,7 +299,7 @@ def _find_critical_count(count: int, level: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GeometricMean:
-    """Mean ratio over models, with its interval for models like these; 0 and infinity for a single model."""
+    """The mean ratio over models, with an interval for models like these; 0 and infinity for a single model."""
 
     ratio: float
     low: float
@@ -312,8 +311,8 @@ class GeometricMean:
 def adjust_p_values(p_values: Sequence[float]) -> tuple[float, ...]:
     """Return for each p-value the smallest false-discovery rate at which it counts as a discovery.
 
-    With block orders drawn by lot for each model they are independent if nothing differs, however the noise is
-    correlated: Benjamini and Hochberg, Journal of the Royal Statistical Society B 57, 1995.
+    This follows Benjamini and Hochberg, Journal of the Royal Statistical Society B 57, 1995. It needs p-values that are
+    independent if nothing differs; random block orders for each model ensure this even if noise is correlated.
     """
     if any(not 0 <= p <= 1 for p in p_values):
         raise EvidenceError(f"p-values {list(p_values)}, expected numbers from 0 to 1")
@@ -323,7 +322,7 @@ def adjust_p_values(p_values: Sequence[float]) -> tuple[float, ...]:
     order = np.argsort(p_values, kind="stable")
     scaled_p_values = np.asarray(p_values)[order] * count / np.arange(1, count + 1)
     adjusted_p_values = np.empty(count)
-    # This is a step-up procedure: a larger p-value that passes takes all smaller ones with it.
+    # In this step-up procedure, all p-values smaller than one that passes also pass.
     adjusted_p_values[order] = np.minimum(np.minimum.accumulate(scaled_p_values[::-1])[::-1], 1.0)
     return tuple(float(p) for p in adjusted_p_values)
 
@@ -331,14 +330,14 @@ def adjust_p_values(p_values: Sequence[float]) -> tuple[float, ...]:
 def limit_discoveries(
     comparisons: Mapping[str, Comparison], rate: float = DEFAULT_DISCOVERY_RATE
 ) -> dict[str, Comparison]:
-    """Limit the share of false ones among all `slower` and `faster` to a rate.
+    """Limit the share of false differences among all `slower` and `faster` verdicts to a rate.
 
-    A difference that is no discovery among so many models becomes `inconclusive`; other verdicts are unchanged. The
-    comparisons are those of all models, checked against their controls already, not only the conspicuous ones.
+    A difference that is not significant among so many models becomes `inconclusive`; other verdicts stay. Pass the
+    comparisons of all models, not only conspicuous ones, after checking them against their controls.
     """
     if not 0 < rate < 1:
         raise EvidenceError(f"false-discovery rate {rate!r}, expected a number between 0 and 1")
-    # A model that is not reported as different, as after a void session, must not lend its small p-value to others.
+    # A model that is not reported as different (such as after a void session) must not help others to pass.
     p_values = [comparison.p_value if comparison.differs else 1.0 for comparison in comparisons.values()]
     adjusted_p_values = adjust_p_values(p_values)
     limited_comparisons = dict(comparisons)
@@ -355,9 +354,9 @@ def limit_discoveries(
 def estimate_geometric_mean(comparisons: Sequence[Comparison], confidence: float = 0.95) -> GeometricMean:
     """Estimate the geometric mean of the ratios, models being the outer level of the sample.
 
-    It uses Student's interval over the models' log ratios: each contains the noise of its own blocks, so that both
-    levels are in their spread (a two-stage sample: Cochran, Sampling Techniques, 3rd edition, 1977, chapter 10). It
-    holds for models like these, and with few models it is wide.
+    The interval is Student's, over the models' log ratios. Their spread includes the noise of each model's blocks, so
+    it covers both levels (a two-stage sample: Cochran, Sampling Techniques, 3rd edition, 1977, chapter 10). The
+    interval holds for models like these, and is wide for few models.
     """
     if not comparisons or not 0 < confidence < 1:
         raise EvidenceError(f"geometric mean of {len(comparisons)} models with confidence {confidence!r}")

@@ -1,16 +1,16 @@
 """The evidence of a comparison: rounds of two sides, in blocks of four.
 
-A round is one process start of `iree-benchmark-module` with its own warm-up. Repetitions within a process share
-its memory layout and the machine's state of that second, so they are no independent evidence; rounds nearly are. A
-block is four rounds in the order A B B A or B A A B: anything that grows linearly over the four (a clock that heats up)
+A round is one process start of `iree-benchmark-module` with its own warm-up. Repetitions within a process share its
+memory layout and the machine's state of that second, so they are not independent evidence; rounds nearly are. A block
+is four rounds in the order A B B A or B A A B. An effect that grows linearly over the block (a processor that heats up)
 affects both sides alike and cancels.
 
-The evidence may be looked at more than once without more false alarms. The total rate α is divided among planned
-looks, α_k = α·w_k with Σ w_k = 1 (alpha spending: Lan and DeMets, Biometrika 70, 1983, after Pocock, Biometrika 64,
-1977). At look k an exact test of level α_k is made. By Boole's inequality P(any false alarm) ≤ Σ α_k = α, however the
-looks are correlated and whenever one stops. Lan and DeMets use the correlation of the looks by way of a normal
-approximation; at 10 to 40 blocks and levels of a thousandth that approximation is what fails first, so it is not used.
-The same argument gives a p-value that stays valid whatever the stopping: min over looks of p_k / w_k.
+Several looks at the evidence give no more false alarms than one. The total rate α is divided among planned looks:
+α_k = α·w_k with Σ w_k = 1 (alpha spending: Lan and DeMets, Biometrika 70, 1983, after Pocock, Biometrika 64, 1977).
+Look k makes an exact test of level α_k. By Boole's inequality P(any false alarm) ≤ Σ α_k = α, for any correlation of
+the looks and any stopping. Lan and DeMets use the correlation through a normal approximation. It is not used here,
+because it is inaccurate at 10 to 40 blocks and levels of a thousandth. The same argument gives a p-value that is valid
+after any look: min over looks of p_k / w_k.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ALPHA = 0.01
 DEFAULT_MAX_BLOCKS = 40
-# Fewer blocks cannot decide at a quarter of 1 %, the first look's default level: 2/2⁹ = 0.4 %, 2/2¹⁰ = 0.2 %.
+# The first look's default level is 0.25 %, at which 9 blocks cannot decide (2/2⁹ = 0.4 %), but 10 can (2/2¹⁰ = 0.2 %).
 _MIN_FIRST_LOOK = 10
 _LOOK_GROWTH_FACTOR = 1.35
 
@@ -49,9 +49,9 @@ class BlockOrder(StrEnum):
 class Location(StrEnum):
     """The statistic of the repetitions that represents a round.
 
-    A repetition is already a mean over many iterations, and disturbances only ever add time. So the fastest one
-    is the default: on rounds pinned to a CPU it spreads least from block to block (figures:
-    docs/explanation/statistics.md). A slowdown of only some iterations still moves it: they are in every repetition.
+    A repetition is already a mean over many iterations, and disturbances only add time. So the default is the fastest
+    repetition, which varies least between blocks if rounds are pinned to a CPU (docs/explanation/statistics.md).
+    It still shows a slowdown of only some iterations, because every repetition has such iterations.
     """
 
     MIN = "min"
@@ -60,7 +60,7 @@ class Location(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One process start: a positive finite figure for each repetition, in any unit that is the same for both sides."""
+    """One process start: a positive finite figure for each repetition, in the same unit on both sides."""
 
     times: tuple[float, ...]
 
@@ -74,7 +74,7 @@ class Round:
                 )
 
     def compute_location(self, kind: Location = Location.MIN) -> float:
-        """Return the one value that represents the round."""
+        """Return the value that represents the round."""
         match kind:
             case Location.MIN:
                 return min(self.times)
@@ -100,7 +100,7 @@ class Block:
         return cls(order, outer, inner) if order == BlockOrder.ABBA else cls(order, inner, outer)
 
     def compute_log_ratio(self, kind: Location = Location.MIN) -> float:
-        """Compute log(B/A): mean log location of B's rounds less that of A's; above 0 if B is slower."""
+        """Compute log(B/A), the mean log location of B's rounds minus that of A's; above 0 if B is slower."""
         slow = sum(math.log(round_.compute_location(kind)) for round_ in self.b)
         return (slow - sum(math.log(round_.compute_location(kind)) for round_ in self.a)) / 2
 
@@ -163,10 +163,10 @@ class SequentialPlan:
 def plan_looks(alpha: float = DEFAULT_ALPHA, max_blocks: int = DEFAULT_MAX_BLOCKS) -> SequentialPlan:
     """Plan looks from `_MIN_FIRST_LOOK` on, each a third later than the last; α is spent in proportion to the blocks.
 
-    That is the spending function α(t) = α·t of Lan and DeMets, t the fraction of the blocks: an early look gets enough
-    to stop a clear case. With a small rate or a large budget the first look is later, as one that cannot decide would
-    waste its share: n blocks give no two-sided p-value below 2/2ⁿ. If no earlier look can decide there is one, at the
-    end of the budget. α is the two-sided false-alarm rate over all looks together.
+    That is the spending function α(t) = α·t of Lan and DeMets, where t is the fraction of the blocks. It lets an early
+    look decide a clear case. n blocks give no two-sided p-value below 2/2ⁿ, so with a small rate or a large budget the
+    first look is later, because a look that cannot decide would waste its share. If no earlier look can decide, the
+    only look is at the end of the budget. α is the two-sided false-alarm rate over all looks together.
     """
     if max_blocks < 1:
         raise EvidenceError(f"a budget of {max_blocks} blocks, expected at least 1")
@@ -174,7 +174,7 @@ def plan_looks(alpha: float = DEFAULT_ALPHA, max_blocks: int = DEFAULT_MAX_BLOCK
     looks = [next(deciding, max_blocks)]
     while looks[-1] < max_blocks:
         later = math.ceil(looks[-1] * _LOOK_GROWTH_FACTOR)
-        # The last step takes all remaining blocks rather than adding a look a block or two later.
+        # The last look takes all remaining blocks, rather than leaving a further look after one or two blocks.
         looks.append(max_blocks if later * (1 + (_LOOK_GROWTH_FACTOR - 1) / 2) > max_blocks else later)
     shares = [(look - previous) / max_blocks for previous, look in itertools.pairwise([0, *looks])]
     return SequentialPlan(alpha, tuple(looks), tuple(shares))
