@@ -54,7 +54,7 @@ class StageRow:
         kinds: kinds of cases that it is planned for, by default all.
         failures: possible failures of IREE; if empty, a failure of the step is not the tested program's fault.
         checks: the kind of case whose verdict the stage gives; None for preparations and additional measurements.
-        alongside: the stage that this stage accompanies with modules of its own; both are skipped for the same reasons.
+        alongside: the stage that this stage accompanies with modules of its own; skipping that stage skips both.
         compiles_for: kinds of cases that are compiled if the stage is selected, although it is not planned for them.
         timeout: default limit of a step in seconds.
         operator_timeout: shorter limit for one of thousands of small cases, so that a hang does not delay the others.

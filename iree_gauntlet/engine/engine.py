@@ -80,7 +80,7 @@ class RemoteExecutor(Protocol):
     """An executor that performs the steps of a plan on other machines."""
 
     def on_devices_there(self, plan: Plan, *, optional: bool) -> Plan:
-        """Do as `run_start.assign_local_devices` for the devices of the other machines, but raise for missing ones.
+        """Return the plan as `run_start.assign_local_devices` does, but for the devices of the other machines.
 
         Raises:
             UsageError: a device is not available.

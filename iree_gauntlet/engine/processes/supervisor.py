@@ -69,7 +69,7 @@ class Request:
 
 @dataclass(slots=True)
 class Report:
-    """The result of a request; `started` is False if it was cancelled, or if the system reported an error."""
+    """The result of a request, not `started` if `cancelled` or after a system error; `stuck` as in `Outcome`."""
 
     started: bool = False
     error_number: int = 0
