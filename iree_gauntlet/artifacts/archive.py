@@ -1,9 +1,9 @@
 """Read and write archives in one canonical form of tar, readable by `tar -tf`; every other form is rejected.
 
-An archive is a sequence of plain files: the first lists the others with their sizes, and these follow in that order.
-The rest of a header is constant (POSIX.1-1988 ustar; sizes from 8 GiB on in base 256, as GNU tar and star write them).
-So a reader can compute each header beforehand and compares all its bits: there is no name, link, device, sparse map or
-extended header to be interpreted, and the paths of files are never taken from headers.
+An archive is a sequence of plain files. The first file lists the names and sizes of the others in their order. All else
+in a header is constant (POSIX.1-1988 ustar; sizes from 8 GiB on in base 256, like GNU tar and star). So a reader
+computes each expected header and compares it bit by bit. It interprets no name, link, device, sparse map or extended
+header, and never takes a file's path from a header.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-# This is the size of a read.
+# The maximum size of a read.
 BLOCK_BYTES = 1 << 20
 
 _RECORD_BYTES = 512
@@ -43,7 +43,7 @@ END = bytes(2 * _RECORD_BYTES)
 
 
 class ArchiveDamageError(Exception):
-    """An archive whose content is not as written; the message has the reason."""
+    """An archive that was damaged after writing; the message has the reason."""
 
 
 class ArchiveEndError(ArchiveDamageError):
@@ -54,7 +54,7 @@ class Readable(Protocol):
     """A stream of bytes."""
 
     def read(self, size: int, /) -> bytes:
-        """Read at most `size` bytes; none at the end."""
+        """Read at most `size` bytes; return no bytes at the end."""
 
 
 class Blocks:
@@ -104,7 +104,7 @@ class ArchiveReader:
         self.position = 0  # bytes read so far
 
     def first(self, name: str, max_bytes: int) -> bytes:
-        """Read the content of the first file, whose size is only in the archive: at most `max_bytes` bytes."""
+        """Read the first file, of at most `max_bytes` bytes; the caller need not know its size."""
         header = self._read_exactly(_RECORD_BYTES)
         try:
             size = int(header[124:135], 8)
@@ -119,7 +119,7 @@ class ArchiveReader:
         return content
 
     def member(self, name: str, size: int) -> Iterator[bytes]:
-        """Yield the content of the next file, which must be read to its end."""
+        """Yield the content of the next file; the caller must consume all of it."""
         self._check_header(name, size)
         yield from self._read_parts(size)
         self._check_padding(name, size)
@@ -135,7 +135,7 @@ class ArchiveReader:
         self._check_padding(name, size)
 
     def end(self) -> None:
-        """Read the end; raise an error if bytes follow."""
+        """Read the archive's end mark; raise an error if bytes follow it."""
         if self._read_exactly(len(END)) != END:
             raise ArchiveDamageError("it continues after its last file")
         if self._stream.read(1):

@@ -1,9 +1,9 @@
 """Compute the SHA-256 of files, and cache it until a file changes.
 
-A cached hash is a small JSON file in a folder of stamps. It is valid as long as the file has the size, inode and times
-of modification and change (nanoseconds) as when it was hashed; so a 16 GB archive is read once, not at every
-run, and again after a change of its rights, its owner or its hard links. A stamp contains its own checksum: a damaged
-stamp is ignored.
+A cached hash is a small JSON file, a stamp. A stamp is valid while the hashed file has the same size, inode,
+modification time and change time (nanoseconds). So a 16 GB archive is not read again in every run, but it is read again
+after a change of its rights, owner or hard links. A stamp contains its own checksum, so damaged stamps are detected and
+ignored.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# A file that was changed this shortly before it was hashed may be changed again within the same tick of
-# the file system's clock, without a trace in its times: such a hash is not cached.
+# Hashes of files that were changed less than this before hashing are not cached. Another change within the same tick
+# of the file system's clock would not change the file's times.
 _CLOCK_TICK_NS = 100_000_000
 
-# Last uses have this precision: a higher one would need a write to the disk for each use.
+# The precision of last uses. A higher precision would need a write to the disk for each use.
 _USE_PRECISION_SECONDS = 3600.0
 
 # A cache that is read-only or full must not stop the work.
@@ -38,7 +38,7 @@ _UNWRITABLE_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EN
 
 
 def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file's content, 64 hexadecimal digits; read it once, in blocks."""
+    """Return the SHA-256 of a file's content as 64 hexadecimal digits; read the file in blocks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -46,7 +46,7 @@ def hash_file(path: Path) -> str:
 def hash_with_progress(
     path: Path, read: Callable[[int], None], algorithms: Collection[str] = ("sha256",)
 ) -> dict[str, str]:
-    """Return a file's hashes, in hex by hashlib's names; read it once, and call `read` with each block's size."""
+    """Return a file's hashes in hex, by hashlib's names, in one pass; call `read` with the size of each block."""
     digests = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
     block = bytearray(1 << 20)
     view = memoryview(block)
@@ -78,7 +78,7 @@ class _Stamp(Recorded):
 
     @classmethod
     def read(cls, file: Path) -> _Stamp | None:
-        """Read a stamp from a file; return None if it is missing or damaged, so that the file is hashed again."""
+        """Read a stamp; return None if it is missing or damaged: then the stamped file is hashed again."""
         try:
             content = file.read_bytes()
             stamp = cls.from_dict(json.loads(content))
@@ -101,7 +101,7 @@ class HashCache:
         self._folder = folder
 
     def get_cached_hash(self, path: Path) -> str:
-        """Return the cached SHA-256 of an unchanged file; empty if there is none. Cheap."""
+        """Return the SHA-256 of an unchanged file from the cache; empty if it is not cached. This is cheap."""
         try:
             status = path.stat()
         except OSError:
@@ -111,7 +111,7 @@ class HashCache:
         return stamp.sha256 if stamp and is_current else ""
 
     def get_last_hash(self, path: Path) -> str:
-        """Return the SHA-256 of the file at this path when it was last hashed, whatever is there now."""
+        """Return the SHA-256 that was last computed at this path, even if the file has changed since."""
         stamp = _Stamp.read(self._locate_stamp(path))
         return stamp.sha256 if stamp else ""
 
@@ -121,9 +121,9 @@ class HashCache:
         return stamp is None or stamp.vouched
 
     def sha256(self, path: Path, expected_sha256: str = "") -> str:
-        """Return the SHA-256 of a file, cached if it has not changed, otherwise by reading it.
+        """Return the SHA-256 of a file: from the cache if the file is unchanged, otherwise by reading the file.
 
-        A hash that differs from `expected_sha256` is not cached: it would replace the expected one.
+        A hash that differs from `expected_sha256` is not cached, because it would replace the expected hash.
         """
         cached_hash = self.get_cached_hash(path)
         if cached_hash:
@@ -143,16 +143,16 @@ class HashCache:
         self._store(_Stamp.of(path, path.stat(), sha256, vouched=vouched))
 
     def touch(self, path: Path, used_at: float | None = None) -> None:
-        """Record the use of a file with a stamp, at most once an hour, in the stamp's own modification time.
+        """Record the use of a file as the modification time of its stamp, if it has one.
 
-        A time in `used_at` (seconds since 1970) is always recorded.
+        Without `used_at` (seconds since 1970), the current time is recorded, but at most once an hour.
         """
         stamp = self._locate_stamp(path)
         try:
             if used_at is not None:
                 os.utime(stamp, (used_at, used_at))
             elif time.time() - stamp.stat().st_mtime > _USE_PRECISION_SECONDS:
-                # Without a time argument, everyone who may write the file may do it, not only its owner.
+                # Setting an explicit time needs ownership; the current time needs only write permission.
                 os.utime(stamp)
         except OSError as error:
             if error.errno not in _UNWRITABLE_ERRNOS | {errno.ENOENT}:
@@ -166,7 +166,7 @@ class HashCache:
             return None
 
     def invalidate(self, path: Path) -> None:
-        """Have a file hashed at its next use; its expected hash and last use are kept."""
+        """Make the next use of a file hash it again; keep its expected hash and last use."""
         stamp, used_at = _Stamp.read(self._locate_stamp(path)), self.last_use(path)
         if stamp is not None:
             self._store(replace(stamp, mtime_ns=-1))
@@ -194,7 +194,7 @@ class HashCache:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with reserve_file(file) as temporary:
-                # There is no fsync: after a power failure an incomplete stamp is ignored, and the file is hashed again.
+                # No fsync is needed: after a power failure, an incomplete stamp is ignored, and the file hashed again.
                 temporary.write_bytes(stamp.serialize())
                 temporary.replace(file)
         except OSError as error:

@@ -1,7 +1,7 @@
-"""List the content of a cache by names, sizes and times only: no content is hashed.
+"""List the content of a cache by names, sizes and times only, without hashing any content.
 
-A module's size and name are those in its `entry.json`, whose modification time is its last use; an artifact's last use
-is the time of its stamp, see `hashing`. Sizes are disk usage, so that the holes of a running download do not count.
+A module's name is in its `entry.json`, whose modification time is the module's last use. An artifact's last use is the
+time of its stamp, see `hashing`. Sizes are disk usage, so the holes of a running download do not count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _MODULE_KEY = re.compile(r"[0-9a-f]{64}")
-# `registry.txt` and the files next to it belong to the project with this cache, not to the cache.
+# These are the project's files, which may be in the cache's folder, but do not belong to the cache.
 _PROJECT_FILES = frozenset({"registry.txt", "README.md", ".gitignore"})
 # These folders contain toolchains; see `toolchains/environments.py` and `source_builds.py`.
 _TOOLCHAIN_FOLDERS = ("envs", "builds", "work")
@@ -51,8 +51,8 @@ class CacheItem:
     Attributes:
         last_use: seconds since 1970.
         pin: "registry", "lock", or empty.
-        verified: True if its hash is cached and it has not changed since; None for items without a hash.
-        present, total: received and total bytes of a download; None if the total is unknown.
+        verified: True if the item is unchanged since its hash was cached; None for items without a hash.
+        present, total: received and total bytes of a download; `total` is None if unknown.
     """
 
     kind: CacheItemKind
@@ -69,7 +69,7 @@ class CacheItem:
 
 
 def take_inventory(root: Path, pins: Pins) -> list[CacheItem]:
-    """Return all items of a cache, unordered; none if there is no such folder. Files that vanish are left out."""
+    """Return all items of a cache, unordered; none if the cache has no folder. Files that vanish are left out."""
     verified = HashCache(root / "verified")
     items: list[CacheItem] = []
     for top in _scan_folder(root):
@@ -106,7 +106,7 @@ def locate_lock(root: Path, url: str) -> Path:
 
 
 def find_url(name: str, pinned_url: str) -> str:
-    """Return an artifact's URL: that of its pin, or the one that its name encodes; empty if there is neither."""
+    """Return an artifact's URL: the URL of its pin, or else the URL that its name encodes; empty if neither exists."""
     if pinned_url:
         return pinned_url
     scheme, _, remainder = name.partition("/")
@@ -122,7 +122,7 @@ def _list_artifacts(root: Path, verified: HashCache, pins: Pins) -> Iterator[Cac
     for entry, status in _walk_files(base):
         name = entry.path[len(str(base)) + 1 :].replace(os.sep, "/")
         path = Path(entry.path)
-        if entry.name.startswith("."):  # no URL has such a name: it is a killed writer's temporary file
+        if entry.name.startswith("."):  # a temporary file of a killed writer, since no artifact has such a name
             yield _describe_path(root, path, CacheItemKind.OTHER)
             continue
         last_use, pin = verified.last_use(path), pins.of(name)
@@ -141,7 +141,7 @@ def _list_artifacts(root: Path, verified: HashCache, pins: Pins) -> Iterator[Cac
 def _describe_unfinished(root: Path, folder: Path) -> CacheItem:
     item = _describe_path(root, folder, CacheItemKind.UNFINISHED)
     header, blocks = read_partial(folder)
-    # Its hard links are next to it, in the folder of its check.
+    # All hard links to the download are inside this folder, so nothing is shared.
     item = replace(item, shared_bytes=0, present=sum(block.stop - block.start for block in merge_blocks(blocks)))
     return replace(item, name=header.url, total=header.size) if header else item
 
@@ -173,7 +173,7 @@ def _list_wheels(root: Path) -> Iterator[CacheItem]:
         if "/." in path:  # a file of a running or killed pip
             yield _describe_path(root, Path(entry.path), CacheItemKind.OTHER)
             continue
-        # Only reading shows its use; if the system records no access times, its modification time counts.
+        # A wheel has no stamp: use its access time, or its modification time if no access times are recorded.
         last_use = max(status.st_mtime, status.st_atime)
         yield CacheItem(CacheItemKind.WHEEL, path, entry.name, _measure_on_disk(status), last_use)
 
@@ -218,7 +218,7 @@ def _walk_files(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result
 
 
 def _measure_on_disk(status: os.stat_result) -> int:
-    # st_blocks of a file that was just written may still be 0 (delayed allocation): use the smaller value only
-    # if there are blocks.
+    # A file that was just written may still have no blocks (delayed allocation): its st_blocks is 0, and its size
+    # is used.
     blocks = status.st_blocks * _BLOCK_BYTES
     return min(status.st_size, blocks) if blocks else status.st_size

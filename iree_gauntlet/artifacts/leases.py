@@ -3,13 +3,13 @@
     <cache>/leases/<host>-<process>-<random>.txt   one file per process; each line is a cache-relative path in use
     <cache>/locks/use.lock                         shared by writers of lines, exclusive for garbage collection
 
-A process holds a flock on its lease file as long as its store exists; the kernel releases it on any death, so a lease
-file without a lock belongs to a dead process and is ignored. As lines are written under the shared lock and files are
-removed under the exclusive one, a file is either seen to be in use and stays, or it is removed before its user checks
-for it: call `use()` before checking whether the file exists.
+A process holds a flock on its lease file while its store exists. The kernel releases the flock when the process dies,
+so an unlocked lease file belongs to a dead process and is ignored. Call `use()` before checking whether a file exists:
+`use()` waits for a running garbage collection, which may remove the file before the check. After `use()`, garbage
+collection finds the file in use and keeps it.
 
-On NFS, Linux passes flock on to the server (as a lock of the complete file), so that processes of several machines see
-each other's leases; not on mounts with `nolock` or `local_lock=flock` (or `all`).
+On NFS, Linux passes flock on to the server, so processes of several machines see each other's leases. It does not on
+mounts with `nolock` or `local_lock=flock` (or `all`).
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Leases:
         self._roots = tuple(dict.fromkeys((os.path.abspath(root), os.path.realpath(root))))  # noqa: PTH100
         self._folder = Path(self._roots[0]) / "leases"
         self._lock_path = Path(self._roots[0]) / "locks" / "use.lock"
-        # The key is the process: a forked child has no entry, and holds no lock of its parent.
+        # The key is the process ID, so a forked child has no entry and makes its own lease.
         self._lease_by_process: dict[int, _Lease] = {}
 
     def use(self, path: Path) -> None:
-        """Record that this process uses a cache file or folder, until it ends; call it before checking for the file.
+        """Record that this process uses a cache file or folder until it ends; call this before checking for the file.
 
-        Has no effect for paths outside of the cache, and in a cache that this process may not write to: it
-        leaves no trace there, and a user who may collect garbage there must know that others read it.
+        Paths outside of the cache are ignored. In a cache without write permission nothing can be recorded, so
+        users who may collect garbage there must know that others read it.
 
         Raises:
             ArtifactError: the file system fails in another way, or supports no locks.
@@ -66,7 +66,7 @@ class Leases:
             return
         with lease.lock:
             for process_id in [process_id for process_id in self._lease_by_process if process_id != process]:
-                # The lease is inherited by fork: it is closed, not unlocked, as the lock is the parent's, too.
+                # The lease is inherited by fork. It is closed but not unlocked: the parent still holds the lock.
                 del self._lease_by_process[process_id]
             if relative in lease.used:
                 return
@@ -80,12 +80,12 @@ class Leases:
             lease.used.add(relative)
 
     def list_used_paths(self) -> set[str]:
-        """Return the cache-relative paths in use by living processes; remove lease files of dead ones."""
+        """Return the cache-relative paths in use by living processes; remove lease files of dead processes."""
         paths: set[str] = set()
         for file, is_alive in self._list_leases():
             if is_alive:
                 with suppress(OSError):
-                    # A last line without its end is being written, or was never completed.
+                    # A last line without a newline is incomplete and ignored.
                     paths.update(map(os.fsdecode, file.read_bytes().split(b"\n")[:-1]))
                 continue
             try:
@@ -97,7 +97,7 @@ class Leases:
 
     @contextmanager
     def block_new_leases(self, timeout: float = _TIMEOUT_SECONDS) -> Iterator[None]:
-        """Block new leases: files that `list_used_paths` does not list in the meantime may be removed.
+        """Block new leases, so that files that `list_used_paths` does not list can be removed in the block.
 
         Raises:
             GauntletError: the lock was not available within `timeout` seconds.
@@ -115,11 +115,11 @@ class Leases:
             yield
 
     def list_dead_leases(self) -> list[Path]:
-        """Return lease files of processes that have ended; nothing is removed."""
+        """Return lease files of processes that have ended, without removing any."""
         return [file for file, is_alive in self._list_leases() if not is_alive]
 
     def _list_leases(self) -> Iterator[tuple[Path, bool]]:
-        """Yield each lease file, and True if its process is alive; a dead one's is locked until the next step."""
+        """Yield each lease file, and True if its process is alive; lock a dead process's file until the next item."""
         for file in sorted(self._folder.glob("*.txt")):
             with try_lock(file, shared=True) as has_lock:
                 yield file, not has_lock
@@ -131,12 +131,12 @@ class Leases:
             if lease.descriptor < 0:
                 self._folder.mkdir(exist_ok=True)
                 host = "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:40]
-                # Another process may take the file for a dead process's, before it is locked: wait for the lock.
+                # Until we hold the lock, another process may lock the file as a dead process's: wait for the lock.
                 lease.descriptor = wait_for_lock(self._folder / f"{host}-{os.getpid()}-{secrets.token_hex(8)}.txt")
             os.write(lease.descriptor, os.fsencode(relative) + b"\n")
         except OSError as error:
             if error.errno in _EXHAUSTION_ERRNOS:
-                # There is no space for the line: the shared lock, kept to the end, protects the complete cache.
+                # There is no space for the line. Keeping the shared lock until the end protects the whole cache.
                 _close(lease.guard)
                 lease.guard = lock_fd
                 return
@@ -157,7 +157,7 @@ class _Lease:
         self.used: set[str] = set()
 
     def __del__(self) -> None:
-        # A process that has dropped its store no longer uses it. In a forked child, the parent's lock stays.
+        # A process without its store uses no files. Closing in a forked child does not release the parent's lock.
         _close(self.descriptor)
         _close(self.guard)
 

@@ -71,7 +71,7 @@ S3_HINT = (
 )
 GCS_HINT = "For a private bucket set GOOGLE_APPLICATION_CREDENTIALS to a service account's or user's credentials file."
 
-# The names of variables are derived from these options, except the last four.
+# The environment variables' names are derived from these options, except from the last four.
 _AWS_CREDENTIALS = (
     *("access_key_id", "web_identity_token_file"),
     *("container_credentials_relative_uri", "container_credentials_full_uri"),
@@ -96,7 +96,7 @@ class AzureAccess:
 
     Attributes:
         sas: a shared access signature, without the question mark; empty for none.
-        credentials_source: the source of the credentials, or why there are none; for messages.
+        credentials_source: for messages: the source of the credentials, or the reason why there are none.
     """
 
     account: str
@@ -123,7 +123,7 @@ class AzureAccess:
 
 
 def _expand(options: Mapping[str, str], configuration: Configuration, url: str) -> dict[str, str]:
-    """Replace `$NAME` in options by environment variables; raise an ArtifactError for one that is not set."""
+    """Replace `$NAME` in options by environment variables; raise an ArtifactError if a variable is not set."""
     expanded_options = {}
     for name, value in options.items():
         match = _VARIABLE_REFERENCE.match(value)
@@ -179,7 +179,7 @@ def find_azure_access(account: str, configuration: Configuration, url: str = "")
 
 
 def _read_environment(account: str, environ: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return SAS, key, and their source (or why they are not used)."""
+    """Return the SAS, the key, and their source (or the reason why they are not used)."""
     env_account = environ.get("AZURE_STORAGE_ACCOUNT") or environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
     variable = next((name for name in _SECRETS if environ.get(name)), "")
     if not variable:
@@ -195,7 +195,7 @@ def _read_environment(account: str, environ: Mapping[str, str]) -> tuple[str, st
 
 
 def _describe_expiry(sas: str) -> str:
-    """Describe the expiry of a signature, if it has passed."""
+    """Describe the expiry of an expired signature; empty for a valid one."""
     expiry_text = "".join(parse_qs(sas).get("se", []))
     try:
         expiry = datetime.fromisoformat(expiry_text)
@@ -223,7 +223,7 @@ def parse_azure_blob(url: str, configuration: Configuration) -> tuple[AzureAcces
 
 
 def _parse_connection(text: str) -> AzureAccess | None:
-    """Parse a connection string; None for an empty one."""
+    """Parse a connection string; return None for an empty string."""
     if not text:
         return None
     fields = dict(part.partition("=")[::2] for part in text.strip().strip(";").split(";"))
@@ -256,7 +256,7 @@ class StoreLocation:
 def open_store(
     url: str, configuration: Configuration, *, stall_timeout: float = 60.0, retries: int = 2
 ) -> StoreLocation:
-    """Open the store of a URL, and return it with the path in it. No request is sent.
+    """Open the store of a URL, and return the store with the path in it. No request is sent.
 
     Args:
         url: `az://account/container/path`, `s3://bucket/path`, `gs://bucket/path` or `file:///folder`.
@@ -265,7 +265,7 @@ def open_store(
         retries: the number of further attempts, made by obstore.
 
     Raises:
-        ArtifactError: the URL is none of these, or an option is wrong.
+        ArtifactError: the URL has none of these forms, or an option is wrong.
     """
     scheme, _, remainder = url.partition("://")
     bucket, _, path = remainder.partition("/")
@@ -353,7 +353,7 @@ def _make_client(stall_timeout: float, retries: int) -> dict[str, Any]:
         "client_options": {
             "connect_timeout": timedelta(seconds=stall_timeout),
             "read_timeout": timedelta(seconds=stall_timeout),
-            # This limits the total time: a large file may take hours.
+            # This limits the total time. It is long because a large file may take hours.
             "timeout": timedelta(days=7),
         },
         "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=max(stall_timeout, 1.0) * 4)},

@@ -1,6 +1,6 @@
-"""List an ONNX file's external data files and operators without an ONNX library, which planning does not need.
+"""List an ONNX file's external data files and operators without an ONNX library: planning must not require one.
 
-Only fields that lead to a tensor are read (onnx.proto3 has the numbers), and weights in the file are skipped.
+Only fields that lead to a tensor are read (onnx.proto3 defines their numbers); weights in the file are skipped.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _MAX_VARINT_BYTES = 10
 
 
 def list_data_files(path: Path) -> tuple[str, ...]:
-    """Return an ONNX file's external data files, as named in it: relative to its folder, sorted.
+    """Return the paths of an ONNX file's external data files, relative to its folder, sorted.
 
-    Files outside of the folder are left out. It is empty if the file is unreadable or not ONNX: its import fails.
+    Files outside of the folder are left out. The result is empty for an unreadable file, whose import will fail.
     """
     locations, _ = _read_names(path)
     paths = {name: PurePosixPath(name) for name in locations if name and "\0" not in name}
@@ -43,7 +43,7 @@ def list_data_files(path: Path) -> tuple[str, ...]:
 
 
 def count_operators(path: Path) -> Counter[tuple[str, str]]:
-    """Count each operator of an ONNX file, its functions and inner graphs, by domain and type.
+    """Count the operators of an ONNX file, its functions and inner graphs, by domain and type.
 
     The default domain is an empty string. The result is empty if the file cannot be read.
     """
@@ -51,7 +51,7 @@ def count_operators(path: Path) -> Counter[tuple[str, str]]:
 
 
 def _read_names(path: Path) -> tuple[set[str], Counter[tuple[str, str]]]:
-    """Return a file's locations of weights, and its operators."""
+    """Return the locations of a file's external weights, and its operators."""
     locations: set[str] = set()
     operators: Counter[tuple[str, str]] = Counter()
     try:
@@ -75,7 +75,7 @@ def _read_names(path: Path) -> tuple[set[str], Counter[tuple[str, str]]]:
 
 
 def _read_parts(content: mmap.mmap, begin: int, end: int, types: Mapping[int, str]) -> Iterator[tuple[str, int, int]]:
-    """Yield the fields to follow of a message: their type, and the start and end of their content."""
+    """Yield type, start and end of each field of a message whose number is in `types`."""
     while begin < end:
         tag, begin = _read_varint(content, begin)
         number, wire = tag >> 3, tag & 7

@@ -1,15 +1,15 @@
 """Write IREE parameter archives as a stream: memory does not grow with the weights.
 
-As a program it writes an archive of synthetic weights: `python -m iree_gauntlet.artifacts.parameters --help`.
+As a program, this module writes an archive of synthetic weights: `python -m iree_gauntlet.artifacts.parameters --help`.
 
-Layout of runtime/src/iree/schemas/parameter_archive.h, version 0.0, everything little-endian and packed, in
-the order of IREE's own builder: header, entry table, names, then the data from a multiple of 64 bytes on,
-each parameter also at a multiple, the file padded to 4096 bytes. Entries are sorted by name, so that a program's text
-and its bytecode give the same archive.
+The layout is that of runtime/src/iree/schemas/parameter_archive.h, version 0.0: little-endian and packed, in the order
+of IREE's own builder: header, entry table, names, data. The data and each parameter in it begin at multiples of 64
+bytes. The file is padded to 4096 bytes. Entries are sorted by name, so a program's text and its bytecode give the same
+archive.
 
-A parameter filled with one value takes an entry without data if its pattern has 1, 2 or 4 bytes. The
-format allows 8 and more, but IREE's devices fill with at most 4 bytes, and the runtime refuses to load
-such an entry: longer patterns are written out as data.
+A parameter filled with one value has an entry without data if the value has 1, 2 or 4 bytes. Longer values are written
+out as data: the format allows longer fill patterns, but IREE's devices fill with at most 4 bytes, and the runtime
+rejects longer patterns.
 """
 
 from __future__ import annotations
@@ -103,12 +103,12 @@ class RandomContent:
 
 
 def make_random_bytes(parameter: Parameter, seed: int, *, piece: int = _PIECE_WORDS) -> Iterator[bytes]:
-    """Yield the seeded values of a parameter in C order, little-endian, as they are in memory.
+    """Yield the seeded values of a parameter as in memory: in C order, little-endian.
 
-    Each parameter derives its own stream from the seed. The bytes do not depend on `piece`, the words of a step.
+    Each parameter derives its own stream from the seed. `piece` is the words per step; it does not affect the bytes.
     """
     element = parameter.element
-    # This is the number of bits of the stream for one value.
+    # The number of bits of the random stream that one value uses.
     bits = {BitsKind.BOOL: 1, BitsKind.INTEGER: element.bits, BitsKind.FLOAT: max(16, element.bits)}[element.kind]
     remaining_words = -(-parameter.count * bits // (_WORD_BYTES * 8))
     remaining_values = parameter.count
@@ -116,7 +116,7 @@ def make_random_bytes(parameter: Parameter, seed: int, *, piece: int = _PIECE_WO
     shape = "x".join(map(str, parameter.shape))
     for text in (parameter.scope, parameter.name, parameter.element_type, shape, str(seed)):
         key_bytes = _make_key(text)
-        # The length before each field keeps fields from being confused with parts of their neighbours.
+        # Each field is preceded by its length, so different fields never give the same bytes.
         digest.update(len(key_bytes).to_bytes(8, "little") + key_bytes)
     generator = np.random.PCG64(int.from_bytes(digest.digest(), "little"))
     while remaining_words:
@@ -136,14 +136,14 @@ def make_random_bytes(parameter: Parameter, seed: int, *, piece: int = _PIECE_WO
             terms_table = _compute_normals(element.dtype).take(stream.view("<u2"))
             terms = bits // 16
             while terms > 1:
-                # Neighbours are always added in pairs: the order of additions affects the bytes.
+                # The order of additions affects the bytes, so neighbours are always added in pairs.
                 terms_table = terms_table[0::2] + terms_table[1::2]
                 terms //= 2
             yield terms_table[:count].tobytes()
 
 
 def make_splat_pattern(element: ElementType, value: float) -> bytes:
-    """Return the shortest byte pattern that fills a parameter with a value; ParameterError if the type can't."""
+    """Return the shortest byte pattern of a value; raise ParameterError if the type cannot hold the value."""
     pattern = (
         _make_float_bytes(element, value) if element.kind is BitsKind.FLOAT else _make_integer_bytes(element, value)
     )
@@ -154,7 +154,7 @@ def make_splat_pattern(element: ElementType, value: float) -> bytes:
 
 @cache
 def _compute_normals(dtype: str) -> NDArray[Any]:
-    """Return the table of one term, with the deviation that the sum of all terms needs."""
+    """Return the table of normal values for one term, scaled so that the sum of all terms has deviation 1."""
     terms = {"float32": 2, "float64": 4}.get(dtype, 1)
     values = quantiles() * (DEVIATION / math.sqrt(terms))
     if dtype == "float64":
@@ -222,8 +222,8 @@ def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomCo
 
     Args:
         path: its folder is created if needed.
-        parameters: at least one, all of one scope and of different names; otherwise ValueError.
-        content: their values; a number fills all of them.
+        parameters: at least one, all of one scope, with different names; otherwise ValueError is raised.
+        content: the parameters' values; a number fills all parameters.
 
     Raises:
         ParameterError: a type cannot hold the value.
@@ -255,7 +255,7 @@ class _ArchiveEntry:
 
     Attributes:
         pattern: the repeated bytes, for a parameter of one value; otherwise empty.
-        offset: its data's offset in the storage segment; None for an entry without data.
+        offset: the data's offset in the storage segment; None for an entry without data.
     """
 
     parameter: Parameter
@@ -286,7 +286,7 @@ def _lay_out(parameters: Sequence[Parameter], content: RandomContent | float) ->
 
 
 def _make_file_start(entries: Sequence[_ArchiveEntry], storage_size: int) -> bytes:
-    """Return header, entry table and names, padded to the start of the data."""
+    """Return header, entry table and names, with padding up to the start of the data."""
     names = [_make_key(entry.parameter.name) for entry in entries]
     table, name_offset = bytearray(), 0
     for entry, name in zip(entries, names, strict=True):

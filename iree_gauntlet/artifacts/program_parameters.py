@@ -1,17 +1,16 @@
 """Find the parameters that a program references, without loading the program, and describe their layout in memory.
 
-Text is searched chunk by chunk; bytecode is read only at its parameters, from the file, without any tool and without
-its weights. Only bytecode that is newer than this module is read with the toolchain's `iree-opt`.
+Text is searched chunk by chunk. Bytecode is read from the file without any tool, and only at its parameters. Only
+bytecode that is newer than this module is read with the toolchain's `iree-opt`.
 
-An attribute whose dialect defines no encoding is stored in the bytecode as its assembly text, and a parameter
-reference is such an attribute in IREE's stream and flow dialects. The table of offsets locates each attribute, so
-that everything else (weights, operations) is skipped. This is also the only way that keeps every name
-right: a tool that prints the program as text prints names without escapes, and a backslash in them would be parsed a
-second time.
+Bytecode stores an attribute as its assembly text if its dialect defines no encoding. Parameter references are such
+attributes in IREE's stream and flow dialects. The table of offsets locates each attribute, so everything else (weights,
+operations) is skipped. Reading the file is also the only way that keeps every name right: tools print names without
+escapes, so a backslash in a name would be parsed a second time.
 
-Format of bytecode: https://mlir.llvm.org/docs/BytecodeFormat/, versions 0 to 6. Sub-byte integers are packed as the
-compiler packs them: `i4` two and `i2` four to a byte, the first value in the lowest bits, a partial last byte
-padded. `i1` takes a byte per value.
+The bytecode format is https://mlir.llvm.org/docs/BytecodeFormat/, versions 0 to 6. Sub-byte integers are packed as the
+compiler packs them: a byte holds two `i4` or four `i2` values, the first value in the lowest bits, and a partial last
+byte is padded. `i1` takes a byte per value.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ _CLOSING_BRACKETS = {b"<": b">", b"(": b")", b"{": b"}", b"[": b"]"}
 _ESCAPE_CHARACTERS = {b"n": b"\n", b"t": b"\t", b'"': b'"', b"\\": b"\\"}
 _REFERENCE_START = re.compile(rb"#(?:stream|flow)([.<])parameter\.named<")
 _MAX_REFERENCE_START_BYTES = len(b"#stream.parameter.named<")
-# An alias begins a line; its first letter comes first in the pattern because such a pattern is searched much faster.
+# An alias begins a line. The pattern starts with the literal `!` because such a pattern is searched much faster.
 _ALIAS = re.compile(rb"!(?<![^\n]!)([A-Za-z_][A-Za-z0-9_$-]*)[ \t]*=[ \t]*(tensor<[^\n>]*>)")
-# This matches a string, which may be unterminated at the end of its line, or a comment.
+# This matches a comment, or a string, which may be unterminated at the end of its line.
 _LITERAL = re.compile(rb'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+(?:"|(?P<open>\\?))|//[^\n]*')
 _CUTOFF = 16  # elements, or characters of a resource; a reference has neither
 _MAX_CHARS = 300  # characters of the tool's output in an error
@@ -78,14 +77,14 @@ ML_DTYPES = {
     "f8E5M2FNUZ": "float8_e5m2fnuz",
 }
 _INTEGER = re.compile(r"([su]?)i(2|4|8|16|32|64)")
-# A new number invalidates all earlier archives: seeded values, or the layout, have changed.
+# Increase this when seeded values or the layout change: a new number invalidates all earlier archives.
 PARAMETERS_FORMAT = 1
 
 _PLAIN_SCOPE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class ParameterError(GauntletError):
-    """Parameters that cannot be found in a program, or for which no values can be made."""
+    """Parameters that cannot be found in a program, or whose values cannot be generated."""
 
 
 class BitsKind(Enum):
@@ -98,11 +97,11 @@ class BitsKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ElementType:
-    """An element type of MLIR for which values can be made.
+    """An element type of MLIR for which values can be generated.
 
     Attributes:
         dtype: NumPy's or ml_dtypes' name of the type; empty if values share a byte.
-        least, most: the range of integers, 0 for floats. A signless integer accepts -2^(n-1) to 2^n - 1.
+        least, most: the range of integers; 0 for floats. The range of signless integers is -2^(n-1) to 2^n - 1.
     """
 
     name: str
@@ -135,8 +134,8 @@ class Parameter:
     """A parameter of a program.
 
     Attributes:
-        scope: the scope in `--parameters=<scope>=<file>`; empty for the anonymous one.
-        name: the key within the scope. Bytes that are not UTF-8 are lone surrogates (`surrogateescape`).
+        scope: the scope in `--parameters=<scope>=<file>`; empty for the anonymous scope.
+        name: the key within the scope. Bytes that are not UTF-8 become lone surrogates (`surrogateescape`).
     """
 
     scope: str
@@ -146,7 +145,7 @@ class Parameter:
 
     @property
     def element(self) -> ElementType:
-        """The properties of the element type; ParameterError if values cannot be generated for it."""
+        """The properties of the element type; raises ParameterError if values cannot be generated for it."""
         element = element_type(self.element_type)
         if element is None:
             raise ParameterError(f"parameter {self.label}: values of element type {self.element_type} cannot be made")
@@ -176,17 +175,17 @@ class Parameter:
         return (self.count * self.element.bits + 7) // 8
 
     def check(self) -> None:
-        """Raise ParameterError if values cannot be generated: its element type, or more bytes than a file can hold."""
+        """Raise ParameterError for an unsupported element type, or for more bytes than a file can hold."""
         if self.byte_size > _MAX_BYTES:
             message = f"parameter {self.label}: {self.type} takes {self.byte_size} bytes, more than a file can hold"
             raise ParameterError(message, "Check the shape in the program.")
 
 
 def select_scope(parameters: Iterable[Parameter], scope: str) -> tuple[Parameter, ...]:
-    """Return the parameters of one scope (empty for the anonymous one), in the given order.
+    """Return the parameters of one scope (empty for the anonymous scope), in the given order.
 
     Raises:
-        ParameterError: the scope has none; the message names the scopes with parameters.
+        ParameterError: the scope has no parameters; the message names the scopes that have some.
     """
     all_parameters = tuple(parameters)
     selection = tuple(parameter for parameter in all_parameters if parameter.scope == scope)
@@ -200,7 +199,7 @@ def select_scope(parameters: Iterable[Parameter], scope: str) -> tuple[Parameter
 
 
 def make_archive_name(scope: str) -> str:
-    """Return a safe file name for the archive of a scope, different for each; it depends on the scope alone."""
+    """Return a safe file name for the archive of a scope; different scopes always give different names."""
     if _PLAIN_SCOPE.fullmatch(scope):
         return f"{scope}.irpa"
     digest = hashlib.sha256(scope.encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -208,7 +207,7 @@ def make_archive_name(scope: str) -> str:
 
 
 class ReferenceSyntaxError(Exception):
-    """A text that is not a reference; the message has the expected token."""
+    """A text that is not a parameter reference; the message has the expected token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +215,7 @@ class ParameterReference:
     """A parameter reference of a program: scope and name as in `Parameter`.
 
     Attributes:
-        type: the type's text without blanks and comments; empty if the program has none.
+        type: the type's text without blanks and comments; empty if the reference has no type.
         line: the reference's line, 1-based; 0 for bytecode.
     """
 
@@ -244,7 +243,7 @@ def _parse_reference(text: _Text, start: int, *, has_outer_bracket: bool) -> tup
         position = token_end
     type_text = b""
     if token_end := _match_token(text, position, b":"):
-        # A type is a name, directly followed by an optional part in angle brackets.
+        # A type is a name and an optional part in angle brackets directly after it.
         begin = _skip_blanks(text, token_end)
         match = _TYPE_NAME.match(text, begin)
         if match is None:
@@ -264,7 +263,7 @@ def _skip_blanks(text: _Text, position: int) -> int:
 
 
 def _match_token(text: _Text, position: int, token: bytes) -> int:
-    """Return the position after a token, with blanks before it skipped; 0 if the token does not follow."""
+    """Skip blanks and a token; return the position after the token, or 0 if the token does not follow."""
     position = _skip_blanks(text, position)
     end = position + len(token)
     return end if text[position:end] == token else 0
@@ -279,7 +278,7 @@ def _parse_string(text: _Text, position: int) -> tuple[bytes, int]:
 
 
 def _skip_brackets(text: _Text, position: int) -> int:
-    """Return the position after a balanced pair of brackets that opens at this position."""
+    """Return the position after the bracket that closes the one at `position`."""
     closing_brackets: list[bytes] = []
     while True:
         match = _BRACKET_TOKEN.match(text, position)
@@ -300,7 +299,7 @@ def _skip_brackets(text: _Text, position: int) -> int:
 def find_references_in_text(text: _Text, source: str, *, lines: bool = True) -> Iterator[ParameterReference]:
     """Yield every reference of a program, in order, with type aliases resolved.
 
-    The pages of a mapped file are released once read. A part of bytecode has no `lines`.
+    The memory pages of a mapped file are released after reading. Pass `lines=False` for a part of bytecode.
 
     Raises:
         ParameterError: a reference is not valid MLIR, or the text ends within a string.
@@ -326,10 +325,10 @@ def find_references_in_text(text: _Text, source: str, *, lines: bool = True) -> 
 
 
 def _find_reference_starts(text: _Text) -> Iterator[tuple[re.Match[bytes] | None, int]]:
-    """Yield the start of each reference with its line; None at the end of a text that ends within a string."""
+    """Yield the start and line of each reference; yield None as a last start if the text ends within a string."""
     line = 1
     for begin in range(0, len(text), _CHUNK_BYTES):
-        # A start that crosses the chunk's end belongs to this chunk.
+        # A reference start that crosses the chunk's end belongs to this chunk.
         chunk = text[begin : begin + _CHUNK_BYTES + _MAX_REFERENCE_START_BYTES]
         for match in _REFERENCE_START.finditer(chunk):
             if match.start() < _CHUNK_BYTES and not _is_quoted(text, begin + match.start()):
@@ -342,7 +341,7 @@ def _find_reference_starts(text: _Text) -> Iterator[tuple[re.Match[bytes] | None
 
 
 def _is_quoted(text: _Text, position: int) -> bool:
-    """Return True if a string or comment of its line continues at a position; at the text's end, only a string."""
+    """Return True if a position is inside a string or comment; at the text's end, only strings count."""
     for literal in _LITERAL.finditer(text, text.rfind(b"\n", 0, position) + 1):
         if literal.start() >= position:
             break
@@ -352,14 +351,14 @@ def _is_quoted(text: _Text, position: int) -> bool:
 
 
 def collect_parameters(program: Path, ir_tool: str) -> tuple[Parameter, ...]:
-    """Return the parameters of MLIR text or bytecode (detected by content), each once, in the program's order.
+    """Return the distinct parameters of MLIR text or bytecode (detected by content), in the program's order.
 
-    Memory grows only with the number of parameters, not with the weights in the program. `ir_tool` is
-    `iree-opt` of the toolchain, for bytecode in an encoding that this module does not support.
+    Memory grows with the number of parameters, not with the weights in the program. `ir_tool` is the toolchain's
+    `iree-opt`; it reads bytecode in an encoding that this module does not support.
 
     Raises:
-        ParameterError: the program is unreadable or damaged, or gives a parameter two types, or a type
-            whose values have no known size.
+        ParameterError: the program is unreadable or damaged, gives a parameter two types, or gives it a type of
+            unknown size.
     """
     source = str(program)
     parameters: dict[tuple[str, str], Parameter] = {}
@@ -439,7 +438,7 @@ def _make_parameter(reference: ParameterReference, location: str) -> Parameter:
 
 
 class UnknownEncodingError(Exception):
-    """A newer bytecode than this module supports, or references in their dialect's encoding."""
+    """Bytecode that is newer than this module supports, or has references in their dialect's own encoding."""
 
 
 class _BytecodeError(Exception):
@@ -447,10 +446,10 @@ class _BytecodeError(Exception):
 
 
 def find_references_in_bytecode(file: BinaryIO, source: str) -> Iterator[ParameterReference]:
-    """Yield every parameter reference of a bytecode file, each once.
+    """Yield the distinct parameter references of a bytecode file.
 
     Raises:
-        UnknownEncodingError: only the program's compiler can read it.
+        UnknownEncodingError: only the program's compiler can read the file.
         ParameterError: the file is damaged.
     """
     try:
@@ -485,7 +484,7 @@ def _find_stored_references(reader: _BytecodeReader, source: str) -> Iterator[Pa
 
 
 def _find_sections(reader: _BytecodeReader) -> dict[int, range]:
-    """Return the file range of each section, by its number; the producer's name comes before them."""
+    """Skip the producer's name, and return the file range of each section, by section number."""
     for _ in range(_MAX_PRODUCER_BYTES):
         if reader.take(1) == b"\0":
             break
@@ -504,7 +503,7 @@ def _find_sections(reader: _BytecodeReader) -> dict[int, range]:
 
 
 def _read_attribute_entries(reader: _BytecodeReader, section: range) -> Iterator[tuple[int, int, bool]]:
-    """Yield dialect number, bytes, and True for the dialect's encoding, of every attribute."""
+    """Yield for every attribute its dialect number, its bytes, and True if it has the dialect's own encoding."""
     reader.seek(section.start)
     total = reader.varint()
     reader.varint()  # the number of types, whose offsets follow those of the attributes
@@ -528,7 +527,7 @@ def _read_dialect_name(reader: _BytecodeReader, sections: dict[int, range], numb
     for _ in range(number):
         _read_dialect_name_index(reader, version)
     index = _read_dialect_name_index(reader, version)
-    # The lengths, each including the NUL at the end, precede the strings in reverse order.
+    # The strings' lengths precede the strings, in reverse order; each includes the string's final NUL.
     reader.seek(sections[_STRINGS].start)
     count = reader.varint()
     lengths = [reader.varint() for _ in range(count)][::-1]
@@ -572,7 +571,7 @@ class _BytecodeReader:
         return content
 
     def varint(self) -> int:
-        """Read a PrefixVarInt: the zeros at the low end of the first byte count the bytes that follow."""
+        """Read a PrefixVarInt: the number of low zero bits of the first byte is the number of further bytes."""
         first = self.take(1)
         if first == b"\0":
             return int.from_bytes(self.take(8), "little")

@@ -1,7 +1,7 @@
-"""Write files to the store atomically: they appear there complete or not at all (see `system/atomic.py`).
+"""Write files to the store atomically: a file appears there complete or not at all (see `system/atomic.py`).
 
-Disk errors (full, read-only, no permission) become errors that name the folder and the next step. Runs that
-fetch the same file wait for each other by a lock.
+Disk errors (full, read-only, no permission) become errors that name the folder and the next step. A lock makes runs
+that fetch the same file wait for each other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def replace_artifact(path: Path, url: str) -> Iterator[Path]:
 
 
 def link_or_move(data: Path, path: Path) -> None:
-    """Hard-link a file, so that a kill during its check loses no data; move it if the file system has no links."""
+    """Hard-link a file: that keeps the download if we are killed while verifying it. Move it if links fail."""
     try:
         os.link(data, path)
     except OSError:
@@ -47,7 +47,7 @@ def link_or_move(data: Path, path: Path) -> None:
 
 
 def require_space(folder: Path, url: str, size: int) -> None:
-    """Raise an ArtifactError, early, if a file of `size` bytes does not fit."""
+    """Raise an ArtifactError if the disk has no space for a file of `size` bytes."""
     free = shutil.disk_usage(folder).free
     if size > free:
         message = f"no space for {format_bytes(size)} of {url} in {folder}: {format_bytes(free)} are free"
@@ -77,10 +77,10 @@ def explain_disk_errors(folder: Path, url: str) -> Iterator[None]:
 
 @contextmanager
 def hold_lock(path: Path, url: str, progress: Progress) -> Iterator[None]:
-    """Hold a lock; report a wait of more than a few seconds, repeatedly.
+    """Hold a lock; report a wait of more than a few seconds repeatedly.
 
-    There is no limit: the owner's timeouts limit its work, and a dead owner's lock is free. In a read-only cache
-    the lock cannot be created: ArtifactError.
+    The wait needs no limit: the owner's timeouts limit its work, and a dead owner's lock is free. In a read-only cache
+    no lock can be created, and an ArtifactError is raised.
     """
 
     def report_wait(seconds: float) -> None:

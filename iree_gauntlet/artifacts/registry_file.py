@@ -1,8 +1,8 @@
 """The registry of hashes, in Pooch's format: lines of `name algorithm:hash url`; comments begin with `#`.
 
-The format is Pooch's (`Pooch.load_registry`), so any tool that supports Pooch can use the file. This parser is
-stricter where a mistake would pass silently: the hash must be a SHA-256 (the one that cache keys are
-made of), and names must be unique. Its errors name file and line.
+Any tool that supports Pooch (`Pooch.load_registry`) can use the file. This parser is stricter where a mistake would
+pass silently: the hash must be a SHA-256, which cache keys are made of, and names must be unique. Its errors name file
+and line.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 # The path is relative to a project.
 _REGISTRY_PATH = "cache/registry.txt"
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-# Printable ASCII without quotes and backslashes: a shell splits such a line at its blanks, as `str.split` does.
+# Printable ASCII without quotes and backslashes: for such lines, `str.split` gives the same fields as a shell.
 _QUOTE_FREE_LINE = re.compile(r"[ \t!#-&(-\[\]-~]*\Z")
 _SHELL_SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+\Z")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class RegistryEntry:
-    """A file's name in the store, its SHA-256 in lower case, and its URL, if the registry has one."""
+    """A file's name in the store, its SHA-256 in lower case, and its URL (empty if not in the registry)."""
 
     name: str
     sha256: str
@@ -40,7 +40,7 @@ class RegistryEntry:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """The hash that an artifact must have, with its source: the "registry" or the "lock"."""
+    """The hash that an artifact must have, and the source of that hash: "registry" or "lock"."""
 
     source: str
     sha256: str
@@ -50,14 +50,14 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """Known hashes by name, and the path of their file, for messages."""
+    """Known hashes by name; the path of their file is for messages."""
 
     path: Path = Path("registry.txt")
     entries: Mapping[str, RegistryEntry] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
     def of_project(cls, project: Path) -> Registry:
-        """Return a project's registry; if it has none, the hashes that come with the toolkit."""
+        """Return a project's registry, or the toolkit's own if the project has none."""
         path = format_path(project / _REGISTRY_PATH)
         return cls.read(path) if path.exists() else cls(path, cls.read(find_shipped_folder() / _REGISTRY_PATH).entries)
 
@@ -111,7 +111,7 @@ class Registry:
         lines = []
         for entry in sorted(self.entries.values()):
             fields = (entry.name, f"sha256:{entry.sha256}", *([entry.url] if entry.url else []))
-            # Quoted only where a shell would need it, so that ordinary lines stay as people write them.
+            # Fields are quoted only if a shell needs quotes, so that ordinary lines stay as people write them.
             lines.append(" ".join(text if _SHELL_SAFE.match(text) else shlex.quote(text) for text in fields) + "\n")
         return "".join(lines)
 

@@ -1,4 +1,4 @@
-"""The interface between a download and a server: byte ranges of one version of one file, and errors with next steps."""
+"""The interface between downloads and servers: byte ranges of one version of a file, and errors with next steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 1 << 18
 
-# These are temporary by definition (RFC 9110, RFC 6585). Other statuses from 500 on are permanent.
+# These statuses are temporary by definition (RFC 9110, RFC 6585). Other statuses from 500 on are permanent.
 TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 NETWORK_HINT = "Run again later: received data is kept. Check the network and the proxy settings (HTTPS_PROXY)."
@@ -44,8 +44,8 @@ class Body:
     """A response: bytes from `start` on, in blocks.
 
     Attributes:
-        blocks: the bytes; raises TransientError if the connection fails. Ends early without an error
-            if the server ends early: count them.
+        blocks: the bytes; raises TransientError if the connection fails. If the server stops early,
+            iteration just ends: the caller must compare the byte count.
     """
 
     file: RemoteFile
@@ -54,7 +54,7 @@ class Body:
 
 
 class TransientError(Exception):
-    """A failure that may be temporary, with the seconds that the server asks to wait, if it does."""
+    """A failure that may be temporary; with the seconds to wait, if the server gives them."""
 
     def __init__(self, reason: str, wait: float | None = None) -> None:
         super().__init__(reason)
@@ -74,11 +74,11 @@ class SourceChangeError(Exception):
 
 
 class MissingError(ArtifactError):
-    """The server has no such file: the only failure after which the next mirror is tried silently."""
+    """The server has no such file. After this failure alone, the next mirror is tried silently."""
 
 
 def remove_queries(text: str) -> str:
-    """Remove the queries of URLs from a library's message: they may carry a signature."""
+    """Remove the queries of URLs, which may contain a signature, from a library's message."""
     return _QUERY.sub("?…", text)
 
 
@@ -90,9 +90,9 @@ class Remote(Protocol):
         """The URL for messages, without secrets."""
 
     def open(self, start: int, stop: int | None, version: str) -> AbstractContextManager[Body]:
-        """Request the bytes from `start` up to, but without, `stop` (None: to the end; it may be beyond the end).
+        """Request bytes `start` (inclusive) to `stop` (exclusive); None means the end, a stop past the end is allowed.
 
-        A server without range support may send the complete file, from 0 on. An empty version means any.
+        A server without range support may send the complete file, from byte 0 on. An empty `version` means any version.
 
         Raises:
             TransientError: the failure may be temporary.

@@ -75,7 +75,7 @@ _RANGE_NOT_SATISFIABLE = 416
 
 @dataclass(frozen=True, slots=True)
 class _Headers:
-    """The headers of a response that are used, by their HTTP names; empty if missing."""
+    """The used headers of a response, by their HTTP names; empty if missing."""
 
     content_encoding: str
     content_length: str
@@ -100,7 +100,7 @@ class _Headers:
 
     @property
     def is_encoded(self) -> bool:
-        """True if the bytes are an encoding of the file's."""
+        """True if the body is encoded (for example compressed), so its bytes are not the file's."""
         return self.content_encoding not in ("", "identity")
 
 
@@ -110,8 +110,8 @@ class HttpRemote:
 
     Attributes:
         url: the user's URL, without secrets.
-        target: returns the URL to request (for example a signed one); called again once the last one has
-            expired. By default `url` itself.
+        target: returns the URL to request, by default `url`. It is called again after the last URL (for example a
+            signed one) has expired.
         stall_timeout: seconds without a byte after which a connection is closed.
     """
 
@@ -122,7 +122,7 @@ class HttpRemote:
     stall_timeout: float = 60.0
     access_hint: str = "It needs credentials: put them into ~/.netrc, or use a public source."
     missing_hint: str = "There is no such file: check the spelling; it may have been moved."
-    # This is the URL of the last response to any thread, after redirections; later requests go there directly.
+    # The URL of the last response to any thread, after redirections. Later requests are sent to this URL directly.
     _resolved_url: str = ""
     # All threads share the session, so that connections are reused.
     _session: requests.Session = field(default_factory=requests.Session)
@@ -152,11 +152,11 @@ class HttpRemote:
             yield body
 
     def _send(self, start: int, stop: int | None, version: str) -> requests.Response:
-        """Request a range; use the URL of an earlier response while it works."""
+        """Request a range; use the URL of an earlier response as long as that URL works."""
         url, is_redirect = self._get_request_url()
         response = self._request(url, start, stop, version, extra=not is_redirect)
         if is_redirect and response.status_code in _AUTH_STATUSES | _MISSING_STATUSES:
-            # Redirections and signatures are valid for minutes or hours; large files take longer.
+            # A large file may take longer than its redirection or signature is valid (minutes or hours).
             response.close()
             self._resolved_url = ""
             response = self._request(self._get_request_url()[0], start, stop, version, extra=True)
@@ -164,14 +164,14 @@ class HttpRemote:
         empty = start == 0 and stop is not None and response.status_code == requests.codes.range_not_satisfiable
         endless = headers.content_range.endswith("/*") and start == 0
         if empty or ((headers.is_encoded or endless) and response.status_code == requests.codes.partial_content):
-            # An empty file has no ranges; ranges of an encoded body are not ranges of the file; without a known size,
-            # the end of the last part cannot be determined.
+            # Request the complete file: an empty file has no ranges, ranges of an encoded body are not ranges of the
+            # file, and without a known size the end of the last part is unknown.
             response.close()
             url, is_redirect = self._get_request_url()
             response = self._request(url, 0, None, version, extra=not is_redirect)
         requested_url = response.history[0].url if response.history else response.url
         if response.ok and (not self.headers or urlsplit(response.url).netloc != urlsplit(requested_url).netloc):
-            # The headers are for the host of the first request: another host neither needs nor gets them.
+            # The extra headers are only for the host of the first request; other hosts do not get them.
             self._resolved_url = response.url
         return response
 
@@ -195,7 +195,7 @@ class HttpRemote:
             hooks = {"response": record_response}
             return self._session.get(url, stream=True, timeout=self.stall_timeout, headers=headers, hooks=hooks)
         except BaseException:
-            # requests leaves a response open that it fails on, such as one with a damaged `Location`.
+            # requests does not close a response that it fails on, such as one with a damaged `Location`.
             for response in responses:
                 response.close()
             raise
@@ -265,9 +265,9 @@ class HttpRemote:
 
 
 def _read_checksums(response: requests.Response) -> dict[str, str]:
-    """Return the checksums of the complete content in a response, even one to a range request."""
+    """Return the checksums of the complete file from a response, which may be to a range request."""
     headers = _Headers.of(response)
-    # Content-MD5 is the body's; Azure sends the blob's MD5 with a part.
+    # Content-MD5 is the MD5 of the body, which may be a part; for parts, Azure sends the blob's MD5 separately.
     body_md5 = headers.content_md5 if response.status_code == requests.codes.ok else ""
     google_match = _GOOGLE_MD5.search(headers.x_goog_hash)
     md5 = _decode_digest(google_match[1] if google_match else headers.x_ms_blob_content_md5 or body_md5, 16)
@@ -275,7 +275,7 @@ def _read_checksums(response: requests.Response) -> dict[str, str]:
     etag = _HEX_MD5.match(headers.etag)
     if headers.x_amz_request_id and etag and not (own_key or headers.x_amz_server_side_encryption_customer_algorithm):
         md5 = etag[1]  # S3's ETag of an object uploaded in one part
-    # RFC 9530 and its predecessor RFC 3230 define the digest of the complete file, for any range.
+    # RFC 9530 and its predecessor RFC 3230: the digest is of the complete file even in a response with a range.
     digest = _SHA256_DIGEST.search(headers.repr_digest or headers.digest)
     sha256 = _decode_digest(digest[1], 32) if digest else ""
     for step in (*response.history, response):
@@ -286,7 +286,7 @@ def _read_checksums(response: requests.Response) -> dict[str, str]:
 
 
 def _decode_digest(text: str, size: int) -> str:
-    """Convert a base64 digest to hexadecimal; empty if it is not a digest of `size` bytes."""
+    """Convert a base64 digest to hexadecimal; return an empty string if it does not have `size` bytes."""
     try:
         digest = base64.b64decode(text, validate=True)
     except binascii.Error:
@@ -295,7 +295,7 @@ def _decode_digest(text: str, size: int) -> str:
 
 
 def _parse_retry_after(value: str) -> float | None:
-    """Return the seconds to wait of a Retry-After header (RFC 9110: a number, or a date)."""
+    """Return the seconds to wait by a Retry-After header (RFC 9110: a number, or a date)."""
     try:
         return Retry().parse_retry_after(value) if value else None
     except (InvalidHeader, ValueError, OverflowError):
@@ -303,7 +303,7 @@ def _parse_retry_after(value: str) -> float | None:
 
 
 def _find_cause(error: BaseException) -> str:
-    """Return the innermost reason in one line; outer errors repeat it with object addresses and complete URLs."""
+    """Return the innermost reason in one line; outer errors only add object addresses and complete URLs."""
     while isinstance(getattr(error, "reason", None), BaseException) or (
         error.args and isinstance(error.args[0], BaseException)
     ):
@@ -348,7 +348,7 @@ def list_remotes(location: str, configuration: Configuration, stall_timeout: flo
     elif scheme in ("s3", "gs"):
         store = open_store(location, configuration, stall_timeout=stall_timeout, retries=0)
         if scheme == "gs" or store.anonymous:
-            # A publicly readable object is not encrypted with a private key: S3's ETag is an MD5.
+            # A publicly readable object is not encrypted with a private key, so S3's ETag is an MD5.
             hint = GCS_HINT if scheme == "gs" else S3_HINT
             yield ObjectRemote(location, store.store, store.path, hint, etag_is_md5=scheme == "s3")
         else:
@@ -369,7 +369,7 @@ def _list_web_remotes(url: str, configuration: Configuration, stall_timeout: flo
         return
     access, container, name = blob
     if not access.has_own_credentials:
-        # Most are public, and even those reject an identity of another organisation: try without one first.
+        # Try without an identity first: most blobs are public, and even public ones reject a foreign identity.
         yield _make_azure_remote(url, access, lambda: url, stall_timeout)
     if access.has_own_credentials or access.has_identity:
         yield _make_blob_remote(url, access, container, name, stall_timeout)
@@ -406,7 +406,7 @@ def _make_signing_target(location: StoreLocation) -> Callable[[], str]:
     def target() -> str:
         import obstore  # noqa: PLC0415 - a large library, which few runs need
 
-        # Its overloads take one class of store each, and this is a union of them.
+        # Each overload of `sign` takes one class of store, but `location.store` is a union of them.
         return obstore.sign(location.store, "GET", location.path, _SIGNATURE_DURATION)  # type: ignore[call-overload, no-any-return]
 
     return target
@@ -471,7 +471,7 @@ class _FileRemote:
 
 @dataclass(frozen=True, slots=True)
 class ObjectRemote:
-    """An object in a store without retries; if `etag_is_md5`, an ETag of that form is an MD5."""
+    """An object in a store without retries; if `etag_is_md5`, ETags that look like an MD5 are one."""
 
     url: str
     store: ObjectStore
@@ -530,14 +530,14 @@ class ObjectRemote:
         if status and status not in TRANSIENT_STATUSES:
             return ArtifactError(self.url, f"HTTP {status}: {self.url}: {reason}", self.access_hint)
         if not status and not isinstance(error, OSError) and "HTTP error" not in reason:
-            # For example, an unavailable identity will not be available in a moment.
+            # These errors are permanent: for example, an unavailable identity will not soon be available.
             return ArtifactError(self.url, f"{reason}: {self.url}", self.access_hint)
-        # The system's message, which obstore only includes in its text.
+        # The system's message is only in the text of obstore's error.
         cause = _SYSTEM_MESSAGE.search(str(error))
         return TransientError(f"HTTP {status}" if status else f"connection lost: {cause[1] if cause else reason}")
 
 
 def _find_status(error: Exception) -> int:
-    """Return the HTTP status of an obstore error, which is only in its text; 0 if none."""
+    """Return the HTTP status from the text of an obstore error; 0 if there is none."""
     match = _STATUS_TEXT.search(str(error))
     return int(match[1]) if match else 0
