@@ -9,24 +9,24 @@
 
 The path is a shape and an element type in IREE's syntax; `f32` alone is a scalar.
 
-How the numbers are made. NumPy guarantees the raw 64-bit stream of a bit generator, but not the results of
-its distribution methods, and the C library's log and cos differ between machines. So every value
-comes from PCG64's raw stream by integer operations and by the exactly rounded IEEE operations + - * only.
-The generator's seed is the SHA-256 of the source in canonical form (all parameters, defaults included):
-whatever changes the meaning of the URL changes the whole stream, and different spellings of the same URL do not.
+NumPy guarantees the raw 64-bit stream of a bit generator, but not the results of its distribution methods, and the C
+library's log and cos differ between machines. So every value is computed from PCG64's raw stream, only with integer
+operations and the exactly rounded IEEE operations + - *. The generator's seed is the SHA-256 of the URL in canonical
+form (all parameters, with defaults). So different spellings of a URL give the same stream, and every change of its
+meaning gives another stream.
 
-* `uniform`: the top 53 bits of a word give u in [0, 1) exactly; low + (high - low) * u in binary64.
-* `normal`: the sum of twelve 32-bit uniform integers (Irwin-Hall, n = 12) has a variance of exactly one
-  unit up to 2^-64; mean + stddev * z. Its tails end at six standard deviations, its excess kurtosis is
-  -0.1: near enough to a normal distribution for inputs and weights, and exact everywhere.
-* `integers`: the high half of word * (high - low) in 128 bits, plus low (a bias below 2^-64 per value of the
-  range).
+* `uniform`: low + (high - low) * u in binary64, where u in [0, 1) is exactly the top 53 bits of a word.
+* `normal`: mean + stddev * z, where z is the scaled sum of twelve 32-bit uniform integers (Irwin-Hall, n = 12). The
+  variance of z is 1 up to 2^-64, its tails end at six standard deviations, and its excess kurtosis is -0.1. That is
+  near enough to a normal distribution for inputs and weights, and the same everywhere.
+* `integers`: low plus the high half of word * (high - low) in 128 bits; the bias is below 2^-64 per value.
 * `text`: a picture of seeded words in NCHW order, dark (-0.9) on light (0.9), the same in all channels.
-  Text detectors and recognisers give nearly nothing on noise, so noise would check nothing.
-* `formula`: in operator suites, the result of `(coeff * numpy.random.rand(*shape) + offset).astype(dtype)`, bitwise:
-  the values of NumPy's legacy generator (MT19937), whose stream is frozen, seeded with `seed`, after `skip` others.
+  Text detectors and recognisers return nearly nothing for noise, so noise would test nothing.
+* `formula`, for operator suites: bit for bit `(coeff * numpy.random.rand(*shape) + offset).astype(dtype)`. The random
+  numbers come from NumPy's legacy generator (MT19937, whose stream is frozen), seeded with `seed`; its first `skip`
+  numbers are dropped.
 
-Values are rounded once to f32 or f64; f16, bf16 and the f8 types are rounded from f32, those of `formula` from f64.
+Values are rounded once to f32 or f64. Smaller floats are rounded from f32, or in `formula` from f64.
 
 `glyphs.txt` has the font: each line has a character, then its seven rows of five dots, the top row first, `#` for ink.
 """
@@ -74,7 +74,7 @@ _ELEMENT_TYPES = (
 )
 _FLOAT_TYPES = frozenset(name for name in _ELEMENT_TYPES if name.startswith(("f", "bf")))
 
-# The parameters of each distribution have these defaults; None: it depends on the element type.
+# The defaults of each distribution's parameters; None means that the default depends on the element type.
 _DEFAULTS: dict[str, dict[str, int | float | None]] = {
     "uniform": {"seed": 0, "low": 0.0, "high": 1.0},
     "normal": {"seed": 0, "mean": 0.0, "stddev": 1.0},
@@ -86,7 +86,7 @@ _DEFAULTS: dict[str, dict[str, int | float | None]] = {
 }
 _FLOAT_DISTRIBUTIONS = frozenset({"uniform", "normal", "text"})
 
-# These are the largest seed of NumPy's legacy generator, and the number of values drawn at a time.
+# The largest seed of NumPy's legacy generator, and the number of values drawn at a time.
 _MAX_FORMULA_SEED = (1 << 32) - 1
 _MAX_BATCH = 1 << 20
 
@@ -127,7 +127,7 @@ class SyntheticContent:
         parameters: dict[str, Any] = dict(self.parameters)
         if self.distribution == "formula":
             return self._compute_formula(dtype, **parameters)
-        # The stream of the others is seeded with all of their parameters.
+        # The seed parameter is already in the stream's seed, which is made of all parameters.
         del parameters["seed"]
         if self.distribution == "integers":
             return self._make_integers(dtype, **parameters)
@@ -139,7 +139,7 @@ class SyntheticContent:
             )
         if dtype == np.float64:
             return real
-        with np.errstate(over="ignore"):  # a value beyond a small type becomes its infinity or NaN
+        with np.errstate(over="ignore"):  # a value too large for a small type becomes infinity or NaN
             return real.astype("<f4").astype(dtype)
 
     def _draw_words(self, count: int) -> NDArray[np.uint64]:
@@ -164,7 +164,7 @@ class SyntheticContent:
         values = (words if high - low == 1 << 64 else _compute_high_half(words, high - low)) + np.uint64(
             low % (1 << 64)
         )
-        # Two's complement: the low bytes of the sum modulo 2^64 are the value, signed or not.
+        # In two's complement, the low bytes of the sum modulo 2^64 are the value, signed or unsigned.
         narrow = values.astype(f"<u{dtype.itemsize}")
         return (narrow != 0 if dtype == np.bool_ else narrow.view(dtype)).reshape(self.shape)
 
@@ -176,14 +176,14 @@ class SyntheticContent:
         position = 0
         for count in _split_into_batches(values.size):
             batch = coeff * generator.random_sample(count) + offset
-            with np.errstate(over="ignore", invalid="ignore"):  # NumPy's conversion is wanted, whatever the result
+            with np.errstate(over="ignore", invalid="ignore"):  # the definition includes NumPy's overflows
                 values[position : position + count] = batch.astype(dtype)
             position += count
         return values.reshape(self.shape)
 
     def _draw_text(self, scale: int, lines: int) -> NDArray[np.float64]:
         batch, channels, height, width = self.shape
-        # This is the maximum that `draw_words_picture` draws from its stream.
+        # `draw_words_picture` draws at most this many words for each line.
         words_per_line = 2 * max(1, _count_columns(width, scale))
         words = iter(int(word) for word in self._draw_words(batch * lines * words_per_line))
         pictures = [draw_words_picture(words, height, width, scale, lines) for _ in range(batch)]
@@ -192,7 +192,7 @@ class SyntheticContent:
 
 
 def _split_into_batches(count: int) -> Iterator[int]:
-    """Yield counts that add up to `count`, each at most a batch."""
+    """Yield counts of at most one batch that add up to `count`."""
     while count > 0:
         yield min(count, _MAX_BATCH)
         count -= _MAX_BATCH
@@ -211,7 +211,7 @@ def _compute_high_half(words: NDArray[np.uint64], factor: int) -> NDArray[np.uin
 
 def _find_dtype(element_type: str) -> np.dtype[Any]:
     if element_type in ML_DTYPES:
-        # The import registers the types with NumPy; it is slow, and most sources do not need it.
+        # The import registers the types with NumPy. It is slow, and most sources do not need these types.
         import ml_dtypes  # noqa: PLC0415
 
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, ML_DTYPES[element_type]))
@@ -352,7 +352,7 @@ def _suggest_nearest(word: str, candidates: Iterable[str]) -> str:
 
 
 def _make_npy_header(array: NDArray[Any]) -> bytes:
-    """Return the header of NPY 1.0, written here so that it does not depend on the NumPy version."""
+    """Return the header of NPY 1.0; NumPy's own header may differ between NumPy versions."""
     description = f"{{'descr': {array.dtype.str!r}, 'fortran_order': False, 'shape': {array.shape!r}, }}"
     prefix = b"\x93NUMPY\x01\x00"
     header_size = len(prefix) + 2 + len(description) + 1
@@ -368,7 +368,7 @@ def make_seeded_content(url: str) -> bytes:
 
 
 def write_seeded(url: str, path: Path) -> None:
-    """Write the file of a `random://` URL; it appears complete or not at all."""
+    """Write the file of a `random://` URL; the file appears complete or not at all."""
     content = make_seeded_content(url)
     try:
         write_atomic(path, content)
@@ -400,7 +400,7 @@ def draw_words_picture(stream: Iterator[int], height: int, width: int, scale: in
 
 
 def _count_columns(width: int, scale: int) -> int:
-    """Return the number of characters that fit into a line, with a margin of a dot at both ends."""
+    """Return the number of characters that fit into a line with a margin of one dot at both ends."""
     return (width // scale - _GAP_DOTS) // (_GLYPH_WIDTH + _GAP_DOTS)
 
 

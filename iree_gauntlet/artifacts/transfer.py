@@ -1,18 +1,18 @@
 """Download files of any size: ranges over several connections, resumed after a kill, retried after a failure.
 
-One `Transfer` copies one file from one `Remote` into a `Partial`. It uses only the `Remote` protocol, and never
-decides whether the content is the expected one: that is checked on the complete file.
+One `Transfer` copies one file from one `Remote` into a `Partial`, using only the `Remote` protocol. The caller checks
+the content of the complete file.
 
-A `Partial` is an incomplete download: its bytes, and a journal of the ranges that can be relied upon.
+A `Partial` is an incomplete download: the received bytes, and a journal of the ranges that were written.
 
     <folder>/data          the bytes received so far, at their offsets; holes elsewhere
     <folder>/state.jsonl   first the server's metadata: {"url": …, "size": …, "version": …, "checksums": {…}},
                            then a line for each written range: {"got": [from, to], "crc32": …}
 
-A process may be killed at any point, and the power may fail: the two files then hold anything between all and nothing
-of what was written, in any order. Therefore a range is reused only if the journal lists it *and* its checksum matches
-the data: a truncated line ends the journal, and ranges whose checksum differs are downloaded again. Nothing here is
-used as the file itself: the complete file is checked, then renamed to its final path.
+After a kill or a power failure, both files may lack any part of what was written. Therefore a range is reused only if
+the journal lists it *and* its checksum matches the data. Journal lines after a truncated line are ignored, and ranges
+with another checksum are downloaded again. The data file is never used directly: the complete file is checked, and then
+renamed to its final path.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ _JOURNAL_INTERVAL_BYTES = 4 << 20
 _PROGRESS_INTERVAL_SECONDS = 0.1
 _MAX_VERSIONS = 3
 _MAX_NOTES = 5
-# This limit applies to a file without a known size or hash.
+# The maximum size of a file whose size and hash are unknown.
 _MAX_UNVERIFIED_BYTES = 10**9
 _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ByteRange:
-    """The bytes from `start` up to, but without, `stop`."""
+    """The bytes from `start` (inclusive) to `stop` (exclusive)."""
 
     start: int
     stop: int
 
 
 def merge_blocks(byte_ranges: Iterable[ByteRange]) -> list[ByteRange]:
-    """Merge ranges into as few as possible, in order, that do not touch."""
+    """Merge ranges that overlap or touch; return the ranges in order."""
     result: list[ByteRange] = []
     for byte_range in sorted(byte_ranges):
         if result and byte_range.start <= result[-1].stop:
@@ -73,7 +73,7 @@ def merge_blocks(byte_ranges: Iterable[ByteRange]) -> list[ByteRange]:
 
 
 def find_missing_blocks(byte_ranges: Iterable[ByteRange], size: int, max_bytes: int) -> Iterator[ByteRange]:
-    """Yield the parts of `size` bytes that no range covers, in order, in pieces of at most `max_bytes`."""
+    """Yield the ranges below `size` that no given range covers, in order, in pieces of at most `max_bytes`."""
     position = 0
     for byte_range in [*merge_blocks(byte_ranges), ByteRange(size, size)]:
         while position < min(byte_range.start, size):
@@ -106,7 +106,7 @@ class _RangeEntry(Recorded):
 
 
 def read_partial(folder: Path) -> tuple[PartialHeader | None, list[ByteRange]]:
-    """Read a partial download's journal, if readable: its header and its ranges; nothing is verified."""
+    """Return header and ranges of a partial download's journal without verifying them; empty if unreadable."""
     try:
         header, entries, _ = _parse_journal((folder / "state.jsonl").read_bytes())
     except OSError:
@@ -135,9 +135,9 @@ class Partial:
 
     @classmethod
     def resume(cls, folder: Path, url: str, report_check: Callable[[int, int], None]) -> tuple[Self, RemoteFile] | None:
-        """Continue an earlier attempt at a URL; return None if nothing of it can be used.
+        """Continue an earlier attempt; `report_check` gets the number of verified bytes, and the total.
 
-        `report_check` is called with the number of bytes verified so far, and their total.
+        None without both files, the same URL, a size, a version, hashlib's checksums, and a range whose CRC matches.
         """
         state = folder / "state.jsonl"
         if not state.is_file() or not (folder / "data").is_file():
@@ -161,7 +161,7 @@ class Partial:
 
     @classmethod
     def begin(cls, folder: Path, url: str, file: RemoteFile) -> Self:
-        """Start a new download; discard an earlier attempt's files."""
+        """Start a new download; discard the files of an earlier attempt."""
         folder.mkdir(parents=True, exist_ok=True)
         remove_partial(folder)
         partial = cls(folder, *_open_files(folder), [])
@@ -181,7 +181,7 @@ class Partial:
             self._append(_RangeEntry((span.start, span.stop), crc32))
 
     def abandon(self) -> None:
-        """Stop writing, but leave the files open: another thread may be about to write, and the process to end."""
+        """Stop writing, but leave the files open, because another thread may still write before the process ends."""
         self._data = self._state = -1
 
     def close(self) -> None:
@@ -202,7 +202,7 @@ def _open_files(folder: Path) -> tuple[int, int]:
 
 
 def _parse_journal(journal_bytes: bytes) -> tuple[PartialHeader | None, list[_RangeEntry], int]:
-    """Return the entries before the first truncated or damaged line, and the number of bytes that they take."""
+    """Return header and entries before the first truncated or damaged line, and the size in bytes of these lines."""
     header: PartialHeader | None = None
     entries: list[_RangeEntry] = []
     position = 0
@@ -242,16 +242,16 @@ def _verify(
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Limits of a download, in bytes, and in seconds of the clock `now`; `wait` waits for an event on that clock.
+    """Limits of a download, in bytes, and in seconds of the clock `now`; `wait` waits for an event by this clock.
 
     Attributes:
         part_bytes: the size of a request; files up to this size use one connection.
-        retries: consecutive attempts after a transient failure without a single byte of progress.
-        backoff: the wait before the first retry; doubles up to `longest_backoff`, ± half at random, so that parallel
-            runs do not retry in step.
+        retries: the maximum number of consecutive retries that receive no byte.
+        backoff: the wait before the first retry. It doubles up to `longest_backoff`, and varies by half at random, so
+            parallel runs do not retry at the same time.
         longest_wait: the longest wait that a server may request (Retry-After).
         stall_timeout: the time without a byte after which a connection is closed. The total has no limit.
-        max_bytes: a file's maximum; None: the free space, or half of it if the server reports no length.
+        max_bytes: a file's maximum size; None: the free space, or half the free space if the size is unknown.
     """
 
     connections: int = 4
@@ -269,7 +269,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class CompleteDownload:
-    """A complete, unchecked file; `resumed` of its bytes come from an earlier attempt."""
+    """A complete, unchecked file; `resumed` is the number of its bytes that an earlier attempt received."""
 
     path: Path
     file: RemoteFile
@@ -278,7 +278,7 @@ class CompleteDownload:
 
 @dataclass(slots=True)
 class Transfer:
-    """One download into a partial's folder, whose lock the caller holds; an exception of `progress` ends it.
+    """One download into a partial's folder, whose lock the caller holds; exceptions from `progress` end the download.
 
     Attributes:
         pinned: True if the expected hash is known beforehand.
@@ -300,7 +300,7 @@ class Transfer:
     _last_report: float = 0.0
 
     def run(self, *, fresh: bool = False) -> CompleteDownload:
-        """Download the file. If it is unavailable (ArtifactError), the bytes received stay for the next attempt."""
+        """Download the file; if that fails (ArtifactError), keep the received bytes for the next attempt."""
         for number in range(_MAX_VERSIONS):
             try:
                 return self._download_version(resume=number == 0 and not fresh)
@@ -327,7 +327,7 @@ class Transfer:
         return CompleteDownload(partial.path, file, present_bytes if previous_attempt else 0)
 
     def _request_first_part(self, stack: ExitStack) -> tuple[Partial, RemoteFile]:
-        """Request the first part, whose response identifies the file; without range support, request all of it."""
+        """Download the first part, whose response identifies the file; without range support, download all of it."""
         with self.slots:
             failures = 0
             while True:
@@ -343,22 +343,22 @@ class Transfer:
                         self._write_first_part(partial, body)
                         return partial, body.file
                 except ArtifactError:
-                    # A partial is useless, too, if the response was damaged or endless.
+                    # Without size and version, the partial cannot be resumed.
                     if partial is not None and not (body.file.size and body.file.version):
                         remove_partial(self.folder)
                     raise
                 except TransientError as error:
-                    # With ranges, the other parts continue after this one's last byte; a stream begins again.
+                    # With ranges, the other parts continue after the last received byte. Otherwise start again.
                     if partial is not None and body.file.ranged and body.file.size and body.file.version:
                         self._wait_after_failure(error, 0)
                         return partial, body.file
-                    # The failure counts as without progress: the next stream cannot use these bytes.
+                    # The received bytes do not count as progress, because the next attempt cannot use them.
                     failures += 1
                     remove_partial(self.folder)
                     self._wait_after_failure(error, failures)
 
     def _require_space(self, size: int, present_bytes: int = 0) -> None:
-        """Raise an error for a file that is too large, before more is downloaded; `present_bytes` are there."""
+        """Raise an error if the file is too large; `present_bytes` of it are already on the disk."""
         max_bytes = self.policy.max_bytes
         if max_bytes is not None and size > max_bytes:
             error = f"{self.remote.url} has {format_bytes(size)}, but --max-download allows {format_bytes(max_bytes)}"
@@ -397,7 +397,7 @@ class Transfer:
         parts = list(find_missing_blocks(partial.spans, size, self.policy.part_bytes))
         for part in parts:
             pending.put(part)
-        # The threads are daemons: a run that is ended does not wait for a silent server.
+        # The threads are daemons, so that a run can end without waiting for a silent server.
         workers = [
             threading.Thread(target=self._work, args=(partial, file, pending), name="download", daemon=True)
             for _ in range(min(self.policy.connections, len(parts)))
@@ -408,7 +408,7 @@ class Transfer:
             for worker in workers:
                 worker.join()
         except BaseException:
-            # An interrupt (Ctrl-C): a thread that still writes must not find its descriptor closed and reused.
+            # Ctrl-C: leave the files open, because a closed descriptor may be reused while a thread still writes.
             self._stop.set()
             partial.abandon()
             raise
@@ -432,7 +432,7 @@ class Transfer:
             self._stop.set()
 
     def _download_part(self, partial: Partial, file: RemoteFile, cursor: _PartCursor) -> None:
-        """Download one part; resume it after each failure at the last byte received."""
+        """Download one part; after each failure, continue after the last received byte."""
         failures = 0
         while cursor.position < cursor.stop and not self._stop.is_set():
             start = cursor.position
@@ -454,7 +454,7 @@ class Transfer:
             raise TransientError(f"cut off after {format_bytes(cursor.position)}")
 
     def _write_blocks(self, partial: Partial, body: Body, cursor: _PartCursor, size: int | None) -> None:
-        """Write blocks up to the part's end; the cursor has the position, also after an error."""
+        """Write blocks up to the part's end; the cursor always has the current position, even after an error."""
         recorded_position, crc32 = cursor.position, 0
         try:
             for block in body.blocks:
@@ -483,7 +483,7 @@ class Transfer:
         self.progress.download_progress(self.name, done_bytes, size)
 
     def _wait_after_failure(self, error: TransientError, failures: int) -> None:
-        """Wait before the next attempt, or raise an error; don't wait after a failure that follows progress."""
+        """Wait before the next attempt; raise an error after too many failures, or if the server's wait is too long."""
         policy = self.policy
         if failures > policy.retries:
             message = f"{error} ({failures} attempts): {self.remote.url}"
@@ -495,7 +495,7 @@ class Transfer:
         wait = min(policy.longest_backoff, policy.backoff * 2.0 ** min(max(0, failures - 1), 60)) * jitter
         if error.wait is not None:
             wait = error.wait
-            # The server is busy, not only this connection.
+            # The server is busy, so all connections must wait.
             self._next_attempt_at = max(self._next_attempt_at, policy.now() + wait)
         with self._lock:
             self._interruptions += 1

@@ -1,1 +1,1 @@
-"""Scripts that run in the Python of the toolchain that is measured: stdlib, numpy, onnx and IREE only."""
+"""Scripts that run in the Python of the measured toolchain; they import only stdlib, numpy, onnx and IREE."""

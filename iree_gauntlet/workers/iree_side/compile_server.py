@@ -1,4 +1,4 @@
-"""Compile many programs, each in a child of its own that has the compiler loaded already.
+"""Compile many programs, each in its own child process, forked after the compiler is loaded.
 
     python -B compile_server.py FOLDER
 
@@ -8,19 +8,19 @@ Requests are lines of JSON on standard input:
      "stdout": "/…", "stderr": "/…", "cwd": "/…", "timeout": 60.0, "grace": 2.0, "memory_bytes": 0}
     {"op": "end", "id": 1}
 
-With `prefixes`, one for each program, the programs are compiled as one, the prefixes before the names of their symbols.
-A compile that runs longer than its `timeout` gets SIGTERM, and SIGKILL after another `grace` seconds. `memory_bytes`
-limits the address space (0: no limit). Each child gets a private TMPDIR in FOLDER, which is removed at
-the end. Answers are lines of JSON on standard output: `{"ready": true}` at first; for each compile `{"id", "pid"}` when
-it runs, and at its end
+With `prefixes`, one for each program, the programs are merged and compiled as one; a program's prefix is put before the
+names of its symbols. A compile that runs longer than its `timeout` gets SIGTERM, and SIGKILL after another `grace`
+seconds. `memory_bytes` limits the address space (0: no limit). Each child gets a private TMPDIR in FOLDER, which is
+removed when the child ends. Answers are lines of JSON on standard output. The first answer is `{"ready": true}`. Each
+compile gives `{"id", "pid"}` when it starts, and when it ends
 
     {"id", "status", "timed_out", "stuck", "seconds", "cpu_seconds", "peak_rss_bytes", "detail", "notes"}
 
-with the status as wait(2) gives it; or `{"id", "error"}` if it could not be started.
+with the status of wait(2). A compile that could not be started gives `{"id", "error"}` only.
 
-Only the children compile, and there is one thread, so that a fork copies an idle process. A crash, a hang or a lack of
-memory affects the child alone. A child leads a group of its own; processes that survive their leader in it are killed.
-All end with the server, and the server ends with its standard input, or on SIGTERM.
+Only the children compile, and the server has one thread, so a fork copies an idle process. A crash, a hang or a lack of
+memory affects one child only. A child leads its own process group; when it ends, remaining processes of the group are
+killed. All children end with the server. The server ends when its standard input ends, or on SIGTERM.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 if __name__ == "__main__":
-    # The package is the one that contains this script; all else is imported as usual in this Python.
+    # Import `iree_gauntlet` from the folder that contains this script, without installing it.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -62,12 +62,12 @@ from iree_gauntlet.workers.iree_side.compiler_library import (
 
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_TIMEOUT_SECONDS = 15.0
-# The interval for checking a group whose leader has ended while members live on.
+# The interval for checking a process group whose leader has ended, but other members have not.
 _DRAIN_INTERVAL_SECONDS = 0.01
 # The child reports more than its exit code in this file of its private folder.
 _DETAIL_FILE = "gauntlet-detail.json"
 _PR_SET_PDEATHSIG = 1
-# sysexits.h: an error while doing I/O, and an internal one.
+# Exit codes of sysexits.h: an I/O error, and an internal error.
 _EXIT_UNWRITABLE = 74
 _EXIT_DEFECT = 70
 _MIN_FREE_BYTES = 1 << 16
@@ -97,7 +97,7 @@ def _become_child(
     server_pid: int,
     start_pipe: int,
 ) -> NoReturn:
-    """Do a request, and end the process."""
+    """Compile as requested, and end the process."""
     code = _EXIT_DEFECT
     if not os.read(start_pipe, 1):
         os._exit(code)
@@ -106,11 +106,11 @@ def _become_child(
         os.setsid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != server_pid:
-            # The server ended before the call above.
+            # The server ended before the call above could bind this child's life to it.
             os._exit(_EXIT_DEFECT)
         signal.set_wakeup_fd(-1)
         for name in _DEFAULT_SIGNALS:
-            # A program that is started has these defaults; Python ignores some signals.
+            # Python ignores some signals, but a newly started compiler would have the defaults.
             signal.signal(signal.Signals[name], signal.SIG_DFL)
         for target, descriptor in enumerate(streams):
             os.dup2(descriptor, target)
@@ -140,7 +140,7 @@ def _compile(library: CompilerLibrary, request: _CompileRequest, private: Path) 
             _print_error("\n".join(merge.refused.values()))
             return 1
         program = _make_memory_file(merge.module, "merged.mlirbc")
-    # The output is in memory: a full disk is noticed, and reported, when it is copied.
+    # The output is written to memory. A full disk is detected and reported when the output is copied.
     output = _make_memory_file(b"", "module.vmfb")
     code = library.compile(program, request.flags, output)
     if code:
@@ -185,7 +185,7 @@ def _print_error(text: str) -> None:
 
 @dataclass(slots=True)
 class _Child:
-    """A running compile; times are of the monotonic clock."""
+    """A running compile; its times are read from the monotonic clock."""
 
     pid: int
     request: _CompileRequest
@@ -199,7 +199,7 @@ class _Child:
 
 
 class _CompileServer:
-    """All compiles. Everything is done between two waits of the selector."""
+    """The state of all compiles; it changes only between two waits of the selector."""
 
     def __init__(
         self, library: CompilerLibrary, folder: str, wake_fd: int, clock: Callable[[], float] = time.monotonic
@@ -252,7 +252,7 @@ class _CompileServer:
 
     def _start(self, request: _CompileRequest) -> None:
         if request.prefixes is not None and not self._can_merge:
-            # The bindings are imported once, and not in each child. They start no thread.
+            # The server imports the bindings once, so that no child has to. They start no thread.
             import_bindings()
             gc.freeze()
             self._can_merge = True
@@ -276,8 +276,8 @@ class _CompileServer:
                     streams = (self._devnull_fd, stdout_file.fileno(), stderr_file.fileno())
                     _become_child(self._library, request, streams, private, server_pid, start_reader)
                 self._children[pid] = _Child(pid, request, private, started_at, started_at + request.timeout)
-                # The start is reported before the child does anything, so that a started compile is never repeated as
-                # unstarted.
+                # The start is reported before the child does anything. Otherwise, if the server died, the client might
+                # repeat a compile that has started.
                 _send_answer({"id": request.id, "pid": pid})
                 os.write(start_writer, b"\n")
         except OSError as error:
@@ -287,7 +287,7 @@ class _CompileServer:
             _send_answer({"id": request.id, "error": f"{path_prefix}{error.strerror}"})
 
     def _reap(self) -> None:
-        """Collect every process that has ended: children, and orphans that became children of their subreaper."""
+        """Collect every ended process: children, and their orphans, whose subreaper this process is."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -303,7 +303,7 @@ class _CompileServer:
                 "status": status,
                 "seconds": self._clock() - child.started_at,
                 "cpu_seconds": usage.ru_utime + usage.ru_stime,
-                # getrusage(2): kilobytes on Linux, which is where this server runs.
+                # On Linux, getrusage(2) reports kilobytes; this server runs only there.
                 "peak_rss_bytes": usage.ru_maxrss * 1024,
             }
 
@@ -315,7 +315,7 @@ class _CompileServer:
                 if not _has_members(child.pid):
                     self._finish(child)
                     continue
-                # A linker that outlives the compiler is useless.
+                # Group members that outlive the compiler, such as a linker, are useless.
                 self._kill(child)
             if now_seconds < child.deadline:
                 continue
@@ -362,7 +362,7 @@ class _CompileServer:
 
 
 def _send_answer(answer: dict[str, Any]) -> None:
-    # A client that is gone closes standard input as well, which ends the server.
+    # If the client is gone, standard input is closed too, which ends the server.
     with contextlib.suppress(BrokenPipeError):
         remaining = json.dumps(answer).encode() + b"\n"
         while remaining:
@@ -370,14 +370,14 @@ def _send_answer(answer: dict[str, Any]) -> None:
 
 
 def _send_signal(pid: int, signal_number: signal.Signals) -> None:
-    """Send a signal to a child's group; and to the child, which may not lead one yet."""
+    """Send a signal to a child's group, and to the child itself, which may not have made its group yet."""
     for send in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             send(pid, signal_number)
 
 
 def _has_members(group: int) -> bool:
-    """Return whether a process lives in the group of a leader that has ended: all of its members are children now."""
+    """Return whether the group of an ended leader has living members; all of them are children of this process now."""
     try:
         while os.waitpid(-group, os.WNOHANG) != (0, 0):
             pass
@@ -407,12 +407,12 @@ def main() -> int:
     def end(*_: object) -> None:
         server.should_end = True
 
-    # Ctrl-C in a terminal is the client's business.
+    # The client handles Ctrl-C in a terminal; this process ignores it.
     for signal_number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(signal_number, lambda *_: None)
     signal.signal(signal.SIGTERM, end)
     signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
-    # Present objects live for ever: the collector would touch, and so copy, their pages in every child.
+    # Exempt present objects from garbage collection, which would write to, and so copy, their pages in every child.
     gc.freeze()
     _send_answer({"ready": True})
     server.serve()

@@ -1,15 +1,14 @@
-"""The IREE compiler's library, loaded by ctypes and used as `iree-compile` uses it; and the merge of programs.
+"""The IREE compiler's library, loaded by ctypes and used in the same way as by `iree-compile`; and merging programs.
 
-Importing `iree.compiler` is avoided: it brings NumPy, whose OpenBLAS starts threads, and a process with threads cannot
-be forked.
+Importing `iree.compiler` is avoided, because it imports NumPy, whose OpenBLAS starts threads. A process with threads
+cannot be forked safely.
 
-`iree-compile` itself is a small program that calls `ireeCompilerRunMain` of this library. With flags of the compiler
-alone, `compile` makes the calls of that function (IREE's compiler/src/iree/compiler/Tools/iree_compile_lib.cc): command
-line, session, source, invocation, output; but it leaves the clean-up to the end of the process, which saves some five
-per cent. With any other flag it calls the function itself. So every flag, diagnostic and exit code is the tool's, and
-the bytes are the same.
+`iree-compile` is a small program that calls the library's `ireeCompilerRunMain`. With only compiler flags, `compile`
+makes the same calls as that function (IREE's compiler/src/iree/compiler/Tools/iree_compile_lib.cc), but not the
+clean-up, which the end of the process does; this saves about five per cent. With any other flag, `compile` calls
+`ireeCompilerRunMain`. So flags, diagnostics, exit codes and output bytes are the tool's.
 
-In a merge, symbols are made unique, and locations are unchanged: a diagnostic shows the program that it belongs to.
+Merging makes symbols unique but keeps locations, so that a diagnostic names the right program.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ _LIBRARY_NAME = {"Darwin": "libIREECompiler.dylib", "Windows": "IREECompiler.dll
 _TOOL_NAME = "iree-compile"
 _BANNER = b"IREE compilation driver\n"
 _DISABLE_THREADING = "mlir-disable-threading"
-# Flags of the compiler, and not of the tool around it; flags that print may need the tool's orderly exit.
+# Flags of the compiler itself, without the tool's flags and without flags that print, which may need the tool's exit.
 _COMPILER_FLAG = re.compile(r"--?iree-(?!.*(?:list|print)-).*|--?mlir-disable-threading")
-# Entry points, by their names after `ireeCompiler`, with result and arguments (IREE's embedding_api.h).
+# Entry points (IREE's embedding_api.h) by their names without `ireeCompiler`: types of the result and the arguments.
 _ENTRY_POINTS: dict[str, tuple[Any, list[Any]]] = {
     "ErrorGetMessage": (ctypes.c_char_p, [ctypes.c_void_p]),
     "GlobalInitialize": (None, []),
@@ -72,10 +71,10 @@ class LibraryMissingError(Exception):
 
 
 class CompilerLibrary:
-    """The library in the folder of `iree.compiler`, with its global state made once, before any fork.
+    """The library in the folder of `iree.compiler`; its global state is initialised once, before any fork.
 
     Raises:
-        LibraryMissingError: it does not exist, cannot be loaded, or lacks an entry point.
+        LibraryMissingError: the library does not exist, cannot be loaded, or lacks an entry point.
     """
 
     def __init__(self, package: Path) -> None:
@@ -84,11 +83,11 @@ class CompilerLibrary:
             raise LibraryMissingError(f"{package} has no {_LIBRARY_NAME}")
         self.path = path
         tool_path = path.with_name(_TOOL_NAME)
-        # The tool would see this as its own name; it is in the compiler's crash reports.
+        # The tool's name, as in its `argv`; it appears in the compiler's crash reports.
         self._program = str(tool_path if tool_path.exists() else _TOOL_NAME)
         linker = shlex.quote(str(path.with_name("iree-lld")))
         if linker.startswith("'"):
-            # The compiler starts it by a shell line, in which it quotes nothing.
+            # The compiler starts the linker by a shell line without quoting, so the path is quoted here.
             os.environ.setdefault("IREE_LLVM_EMBEDDED_LINKER_PATH", linker)
         try:
             library = ctypes.CDLL(str(path))
@@ -105,11 +104,10 @@ class CompilerLibrary:
     def compile(self, program: str, flags: Sequence[str], output: str) -> int:
         """Do the same as `iree-compile PROGRAM FLAGS -o OUTPUT` in this process, without threads.
 
-        It may be called once in a process: the compiler's flags are global to it. `end` must follow. Returns the exit
-            code
-        of the tool. (The compiler ends the process if it does not support a flag.)
+        Call it only once in a process, because the compiler's flags are global; then call `end`. Returns the tool's
+        exit code. (The compiler ends the process if it does not support a flag.)
         """
-        # Given twice, the flag is an error.
+        # The compiler rejects this flag if it is given twice.
         threading_flags = () if any(_DISABLE_THREADING in flag for flag in flags) else (f"--{_DISABLE_THREADING}",)
         if all(_COMPILER_FLAG.fullmatch(flag) for flag in flags):
             return self._compile(program, (*flags, *threading_flags), output)
@@ -118,7 +116,7 @@ class CompilerLibrary:
         return int(self._call("RunMain", len(argv), self._make_vector(argv)))
 
     def end(self, code: int) -> None:
-        """End the process, if the compiler has buffered output to write, or else return."""
+        """End the process if the compiler still has buffered output to write; otherwise return."""
         if self._needs_exit:
             ctypes.CDLL(None).exit(code)
 
@@ -140,7 +138,7 @@ class CompilerLibrary:
         if self._has_failed(self._call("InvocationOutputVMBytecode", invocation, target)):
             return 1
         self._call("OutputKeep", target)
-        # This writes its buffered remainder.
+        # This writes the buffered rest of the output.
         self._call("OutputDestroy", target)
         return 0
 
@@ -154,7 +152,7 @@ class CompilerLibrary:
         return True
 
     def _make_vector(self, arguments: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
-        """Make `argv`, with a null pointer at its end; it stays alive, as the compiler's crash reports read it."""
+        """Make `argv`, which ends with a null pointer, and keep it alive: the compiler's crash reports read it."""
         self._argument_vector = (ctypes.c_char_p * (len(arguments) + 1))(*(word.encode() for word in arguments), None)
         return self._argument_vector
 
@@ -165,7 +163,7 @@ class CompilerLibrary:
 def find_package() -> Path:
     """Find the folder of `iree.compiler`, without importing it; raise a `LibraryMissingError` if there is none.
 
-    It leaves an empty package of that name behind, so that its parts can be imported without all of it.
+    An empty package of that name is left behind, so that single modules can be imported without the whole package.
     """
     try:
         spec = importlib.util.find_spec("iree.compiler")
@@ -182,7 +180,7 @@ def find_package() -> Path:
 
 
 def _list_candidates(package: Path) -> Iterator[Path]:
-    """Yield the library's possible paths: in the package, or in the build tree around it (like `iree.compiler.api`)."""
+    """Yield the library's possible paths: in the package, or in the build tree around the package."""
     yield package / "_mlir_libs" / _LIBRARY_NAME
     for folder in package.resolve().parents:
         if (folder / "tools" / _TOOL_NAME).exists():
@@ -193,7 +191,7 @@ def _list_candidates(package: Path) -> Iterator[Path]:
 
 @dataclass(slots=True)
 class MergeResult:
-    """The result of a merge: `module` is MLIR bytecode, and empty if programs were rejected."""
+    """The result of a merge: `module` is MLIR bytecode; it is empty if programs were rejected."""
 
     module: bytes = b""
     functions: list[list[str]] = field(default_factory=list)
@@ -203,7 +201,7 @@ class MergeResult:
 def import_bindings() -> Bindings:
     """Import the compiler's `ir` module without the modules that import NumPy, which costs more than a merge."""
     if _DIALECTS not in sys.modules:
-        # Operations of all dialects are generic operations, without the classes that the package has for some.
+        # Without the package of dialects, all operations are generic operations without special classes.
         sys.modules[_DIALECTS] = ModuleType(_DIALECTS)
         sys.modules[_DIALECTS].__path__ = []
     from iree.compiler import _mlir_libs  # noqa: PLC0415  needs the empty package that find_package makes
@@ -214,13 +212,13 @@ def import_bindings() -> Bindings:
 def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> MergeResult:
     """Merge programs into one module.
 
-    Every symbol at the top of a program gets the program's prefix, and all references to it, those inside of
-    functions and globals included. The module's own name goes.
+    Each symbol at the top of a program gets the program's prefix, and so do all references to the symbol, also inside
+    functions and globals. The name of the program's module is dropped.
     """
     ir = import_bindings()
     merge = MergeResult()
     with ir.Context() as context:
-        # iree-compile parses in the same way.
+        # iree-compile accepts unregistered dialects, too.
         context.allow_unregistered_dialects = True
         target = ir.Module.create(ir.Location.unknown())
         attributes: dict[str, Native] | None = None
@@ -228,7 +226,7 @@ def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> MergeRes
             names: list[str] = []
             merge.functions.append(names)
             try:
-                # It is parsed from the file: its path is in the locations, which diagnostics print.
+                # Parsing from the file puts the file's path into the locations, which diagnostics print.
                 part = ir.Module.parseFile(path)
             except (OSError, ir.MLIRError) as error:
                 merge.refused[index] = str(error)
@@ -253,7 +251,7 @@ def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> MergeRes
 
 def list_attributes(operation: Operation) -> dict[str, Native]:
     """Return an operation's attributes by their names."""
-    # Releases differ in what iterating over attributes gives: names, or names with values.
+    # Iterating over attributes gives names in some releases, and names with values in others.
     names = [item if isinstance(item, str) else item.name for item in operation.attributes]
     return {name: operation.attributes[name] for name in names}
 

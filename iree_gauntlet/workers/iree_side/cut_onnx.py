@@ -1,17 +1,17 @@
-"""Describe an ONNX model, or cut it between values and import the remaining part, in the toolchain's Python.
+"""Describe an ONNX model, or cut out a part of the model and import this part, in the toolchain's Python.
 
     python cut_onnx.py PLAN.json
 
 With the plan `{"model": "/…/m.onnx", "prepared": "/…/prepared.onnx", "opset", "least_opset", "shapes"}` the model is
-prepared as its import does (the options of `import_onnx.py`), and the answer is
+prepared as for its import (with the options of `import_onnx.py`), and the answer is
 
-    {"inputs": […], "outputs": […], "constants": […],   values by their names; constants are those that the file holds
+    {"inputs": […], "outputs": […], "constants": […],   names of values; constants have their values in the file
      "nodes": [{"index": 0, "name": …, "op": "Conv", "inputs": […], "outputs": […],
-                "place": 12}],      in the file as published, from 1; 0 where the preparation made it
-     "of": 134,                     nodes of that file
-     "sizes": {value: bytes}}       of what nodes give, where tensors of numbers; null where sizes are not known
+                "place": 12}],      the node's number in the published file, from 1; 0 if the preparation added the node
+     "of": 134,                     number of nodes in the published file
+     "sizes": {value: bytes}}       sizes of the nodes' outputs that are tensors of numbers; null for an unknown size
 
-A node's inputs are also the values that graphs inside of it use.
+A node's inputs include the values that graphs inside the node use.
 
 With the plan
 
@@ -19,12 +19,12 @@ With the plan
      "inputs": [{"name", "dtype", "shape"}],              new inputs; null for the model's own
      "constants": [{"name", "dtype", "shape", "file"}],   values that become constants, raw
      "outputs": ["…"],
-     "repeat": 1021,              floating-point constants of more elements hold their first ones over and over; 0: none
+     "repeat": 1021,              larger floating-point constants repeat their first 1021 elements; 0: all are kept
      "onnx": "/…/cut.onnx",
-     "mlir": "/…/cut.mlir"}       empty: it is not imported
+     "mlir": "/…/cut.mlir"}       empty: the part is not imported
 
-the nodes that compute the new outputs from the new inputs stay, with the constants, operator sets and functions that
-they need. The answer is `{"bytes": …}`, of the .onnx. The function is called `operator`.
+the part has the nodes that compute the new outputs from the new inputs, and the constants, operator sets and functions
+that these nodes need. The answer is `{"bytes": …}`, the size of the .onnx. The function is called `operator`.
 
 Exit codes: those of `plan_file`.
 """
@@ -44,7 +44,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 if __name__ == "__main__":
-    # The package is the one that contains this script; all else is imported as usual in this Python.
+    # Import `iree_gauntlet` from the folder that contains this script, without installing it.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -63,12 +63,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-# This limits a protobuf message, and so a model that is processed in memory.
+# The maximum size of a protobuf message, and so of a model that is processed in memory.
 _MAX_MODEL_BYTES = 2_000_000_000
-# Bytes of an element, by ONNX's numbers of the types that onnxruntime returns as arrays and IREE takes.
+# Bytes per element, by ONNX's number of the type; only types that onnxruntime returns as arrays and IREE accepts.
 _ELEMENT_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8}
 _FUNCTION_NAME = "operator"
-# Since this version, initializers need not be among the inputs.
+# The first version in which initializers need not be listed as inputs.
 _MIN_IR_VERSION = 4
 
 
@@ -89,13 +89,13 @@ class _CutValue:
     file: str = ""
 
     def declare(self) -> onnx.ValueInfoProto:
-        """Return it as an input."""
+        """Return the value as an input."""
         return helper.make_tensor_value_info(
             self.name, helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype)), self.shape
         )
 
     def read(self) -> onnx.TensorProto:
-        """Return it as a constant."""
+        """Return the value as a constant."""
         return numpy_helper.from_array(np.fromfile(self.file, self.dtype).reshape(self.shape), self.name)
 
 
@@ -111,7 +111,7 @@ class _CutPlan:
 
 
 def _list_used_values(node: onnx.NodeProto) -> list[str]:
-    """Return the values that a node takes, including those that graphs inside it take from outside."""
+    """Return the values that a node uses, including outer values that graphs inside the node use."""
     outer_values = [name for graph in list_inner_graphs(node) for name in _list_outer_values(graph)]
     return list(dict.fromkeys(name for name in (*node.input, *outer_values) if name))
 
@@ -158,7 +158,7 @@ def _describe(model: onnx.ModelProto, published_model: onnx.ModelProto) -> dict[
 def _select_nodes(
     graph: onnx.GraphProto, outputs: list[str], available: set[str]
 ) -> tuple[list[onnx.NodeProto], set[str]]:
-    """Return the nodes that outputs need if some values are available, in order; and all values that these take."""
+    """Return, in order, the nodes that compute outputs from available values, and all values that these nodes use."""
     value_names, nodes = set(outputs) - available, []
     for node in reversed(graph.node):
         if value_names.intersection(node.output):

@@ -1,7 +1,7 @@
-"""A device of IREE's runtime with programs loaded on it: it takes arrays, runs functions, and returns arrays.
+"""A device of IREE's runtime, and programs loaded on the device, which take and return arrays.
 
-For callers of several threads (observed with 3.9 and 3.13): the runtime releases Python's lock while a function runs
-and while waiting for a fence, so contexts run in parallel; copies to and from the device hold it.
+For callers with several threads (observed with 3.9 and 3.13): the runtime releases Python's lock while a function runs
+and while it waits for a fence, so contexts run in parallel. Copies to and from the device hold the lock.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     Native = Any
 
 
-# torch and ONNX programs have a variant of a function that does not wait: it takes two fences after its arguments.
+# Programs from torch and ONNX also have a variant of each function that does not wait and takes two more fences.
 _ASYNC_SUFFIX = "$async"
 
 
 class OpenDevice:
-    """A device, with everything that is loaded once for all programs on it."""
+    """A device, with everything that is loaded once for all programs on the device."""
 
     def __init__(self, uri: str) -> None:
         from iree import runtime  # noqa: PLC0415 - the plan is checked without it
@@ -37,7 +37,7 @@ class OpenDevice:
         self.instance = runtime.VmInstance()
         self.hal = runtime.get_device(uri)
         self._indices: dict[str, Native] = {}
-        # These are looked up once: in small programs, attributes of the binding are a good part of a call.
+        # Look these attributes up once: in small programs, the lookup is a large part of the time of a call.
         self._allocator = self.hal.allocator
         self._runtime_types = {name: getattr(runtime.HalElementType, kind) for name, (kind, _) in ELEMENT_TYPES.items()}
         self._types = {int(kind): (name, get_host_type(name)) for name, kind in self._runtime_types.items()}
@@ -66,22 +66,22 @@ class OpenDevice:
         )
 
     def fetch(self, view: View) -> Array:
-        """Copy a buffer's contents to the host, as bits; the runtime's own `DeviceArray` would convert bf16."""
+        """Copy a buffer's bits to the host. The runtime's own `DeviceArray` is not used: it would convert bf16."""
         buffer = view.get_buffer()
         if buffer.memory_type() & self._host_visible and buffer.allowed_usage() & self._mapping_scoped:
             return self._copy_mapped(view, view)
         return self.fetch_staged(view)
 
     def fetch_staged(self, view: View) -> Array:
-        """Copy them through a buffer on the host, for memory that the host does not see."""
+        """Copy a buffer's bits through a host buffer, for memory that the host cannot access."""
         return self._copy_mapped(copy_to_host(self.runtime, self.hal, self._allocator, view.get_buffer()), view)
 
     def _copy_mapped(self, memory: Native, view: View) -> Array:
-        # The array is copied, as a caller would do: the mapping ends with the buffer.
+        # The array must be copied, because the mapping ends with the buffer.
         return np.array(memory.map().asarray(view.shape, self._find_types(view)[1]))
 
     def type_name(self, view: View) -> str:
-        """Return the name of a buffer's element type; raise a PlanError for one that is unknown here."""
+        """Return the name of a buffer's element type; raise a PlanError for an unknown type."""
         return self._find_types(view)[0]
 
     def _find_types(self, view: View) -> tuple[str, np.dtype[Any]]:
@@ -96,7 +96,7 @@ class OpenDevice:
 
 
 def copy_to_host(runtime: Native, device: Native, allocator: Native, source: Native) -> Native:
-    """Copy a buffer to memory that the host sees."""
+    """Copy a buffer to memory that the host can access."""
     staging = allocator.allocate_buffer(
         memory_type=int(runtime.MemoryType.HOST_LOCAL | runtime.MemoryType.DEVICE_VISIBLE),
         allowed_usage=int(runtime.BufferUsage.TRANSFER_TARGET | runtime.BufferUsage.MAPPING_SCOPED),
@@ -109,13 +109,13 @@ def copy_to_host(runtime: Native, device: Native, allocator: Native, source: Nat
 
 
 class DeviceProgram:
-    """A function of modules that are loaded on a device, in a context of their own.
+    """A function of modules that are loaded on a device, in a separate context.
 
     Args:
         modules: files, in the order of loading.
-        parameters: scope and file.
-        function: of the last module; a PlanError is raised if there is none.
-        trace: receives the modules' traces: a key, and views of tensors; None for the runtime's default.
+        parameters: pairs of scope and file.
+        function: a function of the last module; a PlanError is raised if it does not exist.
+        trace: called with a key and views of tensors for each trace of the modules; None for the runtime's default.
     """
 
     def __init__(
@@ -146,14 +146,14 @@ class DeviceProgram:
         self._owned_objects = (system_modules, program_modules)
 
     def invoke(self, arguments: Sequence[View]) -> list[View]:
-        """Make one call with arguments on the device; return its outputs there, computed."""
+        """Make one call with arguments on the device; return its outputs on the device after the call has ended."""
         return self._invoke(self._function, arguments)
 
     def start(self, arguments: Sequence[View], wait_fence: Fence = None) -> tuple[list[View], Fence]:
-        """Begin a call after a fence, if there is one, without waiting for it.
+        """Begin a call, which runs after `wait_fence` if given; do not wait for the call.
 
         Returns:
-            The outputs, which may be passed on with `wait_fence`, and the fence after which they may be read.
+            The outputs, and a fence. After this fence outputs may be read; before, calls that wait for it may use them.
         """
         done_fence = self.device.fence()
         start_fence = self.device.runtime.HalFence(0) if wait_fence is None else wait_fence
@@ -170,12 +170,12 @@ class DeviceProgram:
 
 
 def device_memory(devices: Iterable[OpenDevice]) -> dict[str, int]:
-    """Return the runtime's own statistics of memory, in bytes, of all devices together.
+    """Return the runtime's memory statistics in bytes, of all devices together; empty if it was built without them.
 
-    `device_bytes_peak` and `host_bytes_peak` are the largest allocations at a time since the process began (for
-    several devices: the sum of their peaks). They are less than a program needs. On local-task of 3.9 and 3.13 they
-    are the pushed arrays alone: allocations of a program itself, in the order of its queue, are not included, and
-    neither are parameters that are used from the mapped file. Empty if the runtime was built without statistics.
+    `device_bytes_peak` and `host_bytes_peak` are the largest total allocations since the process began (for several
+    devices: the sum of their peaks). A program needs more than that: on local-task of 3.9 and 3.13 the statistics
+    count only the pushed arrays. They leave out a program's own queue-ordered allocations, and parameters that are
+    used from the mapped file.
     """
     totals: dict[str, int] = {}
     for hal in {id(device.hal): device.hal for device in devices}.values():

@@ -1,12 +1,12 @@
-"""Report for which weights of a model its recorded outputs detect a wrong value, through a reference alone.
+"""Report in which weights of a model its recorded outputs would detect a wrong value; only a reference is run.
 
     python golden_sensitivity.py PLAN.json
 
-Each floating-point tensor that the file holds is scaled by 1.01, one at a time, and the model is run again. The plan:
-`model`, `inputs` (only their first set is used) and `cwd` as in `run_onnx`; and `tolerances`: absolute ones by element
-type, and `rtol`; empty if outputs must be equal. The answer is `{"weights": […]}`, an object a tensor: `name`,
-`elements`, and `effect`: the largest |difference| of any output's element divided by its tolerance. Above 1 the
-comparison detects the change; 0 is no effect at all on this input.
+Each floating-point tensor in the file is scaled by 1.01, one at a time, and the model is run again. The plan has
+`model`, `inputs` (only the first set is used) and `cwd` as in `run_onnx`, and `tolerances`: absolute tolerances by
+element type, and `rtol`; empty if outputs must be equal. The answer is `{"weights": […]}` with an object for each
+tensor: `name`, `elements`, and `effect`. The effect is the largest |difference| of any output's element divided by its
+tolerance. The comparison detects the change if the effect exceeds 1; 0 means no effect on this input.
 
 Exit codes: those of `plan_file`.
 """
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if __name__ == "__main__":
-    # The package is the one that contains this script; all else is imported as usual in this Python.
+    # Import `iree_gauntlet` from the folder that contains this script, without installing it.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -61,7 +61,7 @@ def measure_effect(
 ) -> float:
     """Return the largest difference of any element, divided by its tolerance.
 
-    `tolerances` are absolute ones by IREE's names of element types; other types must not change at all.
+    `tolerances` has absolute tolerances by IREE's names of element types; outputs of other types must be equal.
     """
     worst = 0.0
     for baseline, scaled_output in zip(baseline_outputs, scaled_outputs, strict=True):
@@ -74,14 +74,14 @@ def measure_effect(
         with np.errstate(all="ignore"):
             is_passing, error, limit = judge_values(widen(scaled_output), widen(baseline), (tolerances[element], rtol))
             shares = error / limit
-        # The quotient is NaN if tolerance and difference are zero, or if a result has become NaN.
+        # The share is NaN if tolerance and difference are zero, or if a result has become NaN.
         shares = np.where(np.isnan(shares), np.where(is_passing, 0.0, np.inf), shares)
         worst = max(worst, float(shares.max(initial=0.0)))
     return worst
 
 
 def _list_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Yield the floating-point tensors of a graph and of its nodes' graphs: initializers, and values of constants."""
+    """Yield the floating-point initializers and constants of a graph and of the graphs inside its nodes."""
     from onnx import TensorProto  # noqa: PLC0415
 
     floats = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
@@ -117,8 +117,8 @@ def _answer(document: dict[str, Any]) -> dict[str, Any]:
             scaled_reference, _ = load_reference(model.SerializeToString(), model)
             effect = measure_effect(baseline_outputs, list(scaled_reference.run(arrays).values()), tolerances, rtol)
         except InferenceFailedError:
-            # The tensor is a size, or a scale of sizes: with another value the model does not run, which is a visible
-            # effect.
+            # The tensor is a size, or scales one. With another value the model cannot run, so the change is always
+            # detected.
             effect = math.inf
         finally:
             tensor.CopyFrom(original)

@@ -1,14 +1,14 @@
-"""Prepare an ONNX model and import it to MLIR, in the Python of the toolchain that is measured.
+"""Prepare an ONNX model and import it to MLIR, in the Python of the measured toolchain.
 
     python import_onnx.py MODEL.onnx -o OUT.mlir [--opset N | --least-opset N] [--shape NAME=1x3x48x192]...
 
-The order of preparation matters: input shapes are fixed first, then the opset is converted, then shapes
-are inferred again. Recorded shapes of outputs and inner values are removed before that, because some files
-have wrong ones, and correct ones contradict the fixed inputs. If inference finds no shape for an output,
-its declared rank is restored, because the importer's checker rejects outputs without one.
+The order of preparation matters: first input shapes are fixed, then the opset is converted, then shapes are inferred.
+Before inference, the recorded shapes of outputs and inner values are removed: they are wrong in some files, and
+contradict the fixed inputs in others. If inference finds no shape for an output, the output's declared rank is
+restored, because the importer's checker rejects outputs without a rank.
 
-Prints the name of each imported function, one a line, on stdout. Exit codes: 0 imported, 1 the importer
-failed, 2 the command or the file cannot be used; the reason is one line on stderr.
+Prints the name of each imported function on a line of stdout. Exit codes: 0 imported; 1 the importer failed;
+2 the command or the file cannot be used. The reason is one line on stderr.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ImportFailedError(Exception):
 
 def parse_shape(text: str) -> tuple[str, Shape]:
     """Parse `NAME=1x3x48x192` (`NAME=` for a scalar), or raise an InputError."""
-    # Input names may hold `=` and `:`; dimensions never do, so the last `=` separates.
+    # Input names may contain `=`, but dimensions never do, so the last `=` is the separator.
     name, separator, dimensions = text.rpartition("=")
     if not separator or not name:
         raise InputError(f"--shape {text!r}: expected NAME=1x3x48x192")
@@ -64,7 +64,7 @@ def _describe(value: onnx.ValueInfoProto) -> str:
 
 
 def list_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """Return the inputs that a caller passes: files of old IR versions list initializers among them."""
+    """Return the inputs that a caller passes, without the initializers that files of old IR versions list as inputs."""
     constants = {tensor.name for tensor in graph.initializer} | {item.values.name for item in graph.sparse_initializer}
     return [value for value in graph.input if value.name not in constants]
 
@@ -101,9 +101,9 @@ def _get_opset(model: onnx.ModelProto) -> int:
 
 
 def prepare(model: onnx.ModelProto, shapes: dict[str, Shape], opset: int | None) -> onnx.ModelProto:
-    """Fix shapes of named inputs, convert the default operator set if `opset` is set, infer shapes.
+    """Fix the shapes of named inputs, convert the default operator set to `opset` if it is set, and infer shapes.
 
-    The given model is changed.
+    This changes the given model.
 
     Raises:
         InputError: an unknown input, an incompatible shape, an opset lower than the file's.
@@ -136,7 +136,7 @@ def prepare(model: onnx.ModelProto, shapes: dict[str, Shape], opset: int | None)
     except (RuntimeError, ValueError) as error:  # raised by onnx's converter and inference
         raise ImportFailedError(_get_first_line(error)) from error
     for output in model.graph.output:
-        # Inference found no shape for this output.
+        # Restore the rank if inference found no shape for this output.
         tensor = output.type.tensor_type
         if output.name in ranks and not tensor.HasField("shape"):
             tensor.shape.SetInParent()
@@ -146,9 +146,9 @@ def prepare(model: onnx.ModelProto, shapes: dict[str, Shape], opset: int | None)
 
 
 def find_functions(lines: Iterable[bytes]) -> list[str]:
-    """Return the names of the functions that a program text defines, in its order.
+    """Return the names of the functions that a program's text defines, in the text's order.
 
-    Lines are bytes because an imported text is mostly weights in hexadecimal, a hundred megabytes of it.
+    Lines are bytes and not decoded, because an imported text has perhaps 100 MB, mostly weights in hexadecimal.
     """
     matches = [match for line in lines if (match := _FUNCTION_LINE.match(line))]
     return [_unescape(match[1]) if match[1] is not None else match[2].decode() for match in matches]
@@ -169,7 +169,7 @@ def _get_first_line(error: Exception) -> str:
 
 
 def _list_tensors(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.TensorProto]:
-    """Yield all tensors that may have values in a separate file, including inner graphs'."""
+    """Yield all tensors whose values may be in a separate file, including tensors of inner graphs."""
     yield from getattr(graph, "initializer", ())
     for sparse in getattr(graph, "sparse_initializer", ()):
         yield from (sparse.values, sparse.indices)
@@ -181,10 +181,10 @@ def _list_tensors(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.
 
 
 def read_with_weights(path: Path) -> onnx.ModelProto:
-    """Read a model with its weights, also if those are links, as in the cache of the Hugging Face hub.
+    """Read a model with its weights, also if the weight files are links, as in the cache of the Hugging Face hub.
 
-    onnx reads no link: if there is one, the locations are replaced by the links' targets. Raises the errors of
-        `onnx.load`.
+    onnx does not follow links, so locations that are links are replaced by the links' targets. Raises the errors
+    of `onnx.load`.
     """
     import onnx.external_data_helper  # noqa: PLC0415
 
@@ -193,7 +193,7 @@ def read_with_weights(path: Path) -> onnx.ModelProto:
     tensors = [tensor for part in (model.graph, *model.functions) for tensor in _list_tensors(part)]
     locations = [entry for tensor in tensors for entry in tensor.external_data if entry.key == "location"]
     files = {entry.value: Path(os.path.realpath(folder / entry.value)) for entry in locations}
-    # onnx itself rejects names that lead out of the folder.
+    # Names that lead out of the folder are left to onnx, which rejects them.
     is_inside = all(not Path(name).is_absolute() and ".." not in Path(name).parts for name in files)
     if is_inside and any(file != folder / name for name, file in files.items()):
         folder = Path(os.path.commonpath([file.parent for file in files.values()]))
@@ -204,7 +204,7 @@ def read_with_weights(path: Path) -> onnx.ModelProto:
 
 
 def load_onnx(path: Path) -> onnx.ModelProto:
-    """Load the model of a file; raise an InputError if it cannot be read, or is no model."""
+    """Load the model of a file; raise an InputError if the file cannot be read or is not a model."""
     import onnx  # noqa: PLC0415
     from google.protobuf.message import DecodeError  # noqa: PLC0415
 
@@ -213,7 +213,7 @@ def load_onnx(path: Path) -> onnx.ModelProto:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (DecodeError, ValueError, onnx.checker.ValidationError) as error:
-        # A ValueError comes from external weights.
+        # External weights can cause a ValueError.
         raise InputError(f"{path} is not a usable ONNX file: {_get_first_line(error)}") from error
     if not model.graph.node:
         raise InputError(f"{path} is not a usable ONNX file: it has no nodes")
@@ -221,7 +221,7 @@ def load_onnx(path: Path) -> onnx.ModelProto:
 
 
 def import_to_mlir(model: onnx.ModelProto, folder: Path) -> Path:
-    """Run the toolchain's own importer on a prepared model, with its files in a folder of ours."""
+    """Run the toolchain's own importer on a prepared model; keep the importer's files in `folder`."""
     import onnx  # noqa: PLC0415
     from iree.compiler.extras import onnx_importer  # noqa: PLC0415
     from iree.compiler.ir import MLIRError  # noqa: PLC0415
@@ -238,7 +238,7 @@ def import_to_mlir(model: onnx.ModelProto, folder: Path) -> Path:
 
 
 def prepare_file(path: Path, shapes: dict[str, Shape], opset: int | None, least_opset: int | None) -> onnx.ModelProto:
-    """Prepare the model of a file; `least_opset` is the version to convert to if the file's is lower."""
+    """Prepare the model of a file; if the file's opset is lower than `least_opset`, convert it to that."""
     model = load_onnx(path)
     return prepare(model, shapes, opset if least_opset is None else max(least_opset, _get_opset(model)))
 
@@ -259,7 +259,7 @@ def _run(arguments: argparse.Namespace) -> list[str]:
         with imported_path.open("rb") as lines:
             functions = find_functions(lines)
             os.fsync(lines.fileno())
-        # A reader sees the complete file or none.
+        # Readers see the complete file or no file.
         imported_path.replace(output)
     return functions
 

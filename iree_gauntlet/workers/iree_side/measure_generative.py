@@ -1,24 +1,24 @@
-"""Make tokens one after the other with two programs of one model, in the Python of the toolchain that is measured.
+"""Generate tokens one after the other with two programs of one model, in the Python of the measured toolchain.
 
     python measure_generative.py PLAN.json
 
 `prefill` takes the inputs and returns the logits of the next token and the state; `decode` takes the token, its
 position and the state, and returns the next logits and new values of the state's first tensors. The next token is the
-most likely one, found on the host; the state stays on the device, from one call to the next. The plan:
+most likely token, found on the host. The state stays on the device between calls. The plan:
 
     {"device": "local-task",
      "prefill": {"modules": ["/…/prefill.vmfb"],   in the order of loading; the last one has the function
-                 "parameters": [["model", "/…/model.irpa"]],   scope and file; a file of both programs is opened once
+                 "parameters": [["model", "/…/model.irpa"]],   scope and file; both programs share an opened file
                  "function": "main_graph",
                  "inputs": [{"file": "/…/prompt.npy", "type": "i64"}]},
      "decode": {"modules", "parameters", "function"},
-     "position": 4,            of the token that decode is given first
-     "tokens": 32,             for each sample and generation, the one that prefill gives included
-     "state": 16,              tensors that prefill returns after the logits
-     "carried": 8,             of them, those that decode returns again, the first ones
-     "generations": 5,         measured, one after the other
-     "warm_up": 1,             before them
-     "outputs": "/…/folder"}   where the first generation's logits go; empty for nowhere
+     "position": 4,            position of the first token that decode gets
+     "tokens": 32,             for each sample and generation, including the token of prefill
+     "state": 16,              number of tensors that prefill returns after the logits
+     "carried": 8,             number of the first of these tensors, of which decode returns new values
+     "generations": 5,         number of measured generations, one after the other
+     "warm_up": 1,             number of generations before the measured ones
+     "outputs": "/…/folder"}   folder for the logits of the first generation; empty for none
 
 The answer is one JSON object on standard output:
 
@@ -26,11 +26,11 @@ The answer is one JSON object on standard output:
      "decode_ms": [[…], …], "tokens_per_s", "chosen": [[…], …], "logits": [{"file", "type", "shape"}, …],
      "overhead_us", "peak_rss_bytes", "device_memory": {…}}
 
-`first_token_ms` is the first prefill of all, its inputs pushed and its token selected; `total_s` is that of the
-measured generations, and `tokens_per_s` counts the tokens of all samples in it. Times of calls include the push of
-their arguments, the fetch of their logits, and the choice of the token. `chosen` has the tokens of the first generation
-(that of the warm-up, if there is one) by sample, `logits` the prefill's and each decode's of it. `overhead_us` is the
-overhead of the loop itself for a token, measured with functions that do nothing. Exit codes are those of `plan_file`.
+`first_token_ms` is the time of the very first prefill. `total_s` is the time of the measured generations, and
+`tokens_per_s` counts the tokens of all samples in that time. Times of calls include pushing their arguments, fetching
+their logits, and choosing the token. `chosen` has the tokens of the very first generation (which may be a warm-up) by
+sample, and `logits` the logits of its prefill and of each decode. `overhead_us` is the loop's own overhead per token,
+measured with functions that do nothing. Exit codes are those of `plan_file`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if __name__ == "__main__":
-    # The package is the one that contains this script; all else is imported as usual in this Python.
+    # Import `iree_gauntlet` from the folder that contains this script, without installing it.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -73,7 +73,7 @@ _FLOATS = ("f64", "f32", "f16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The results of one generation, by step, the first one prefill's; tokens are int64 [batch, 1]."""
+    """The results of one generation by step; the first step is prefill. Tokens are int64 [batch, 1]."""
 
     tokens: tuple[Tokens, ...]
     logits: tuple[Array, ...]
@@ -88,9 +88,9 @@ def generate(
     tokens: int,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> Generation:
-    """Generate so many tokens, each chosen from the logits of the step before, which prefill gives at first.
+    """Generate `tokens` tokens; each is chosen from the logits of the previous step, and the first one from prefill's.
 
-    Decode takes a token and its position, the first time `position`; the clock is in ns.
+    Decode takes a token and its position, which begins with `position`; the clock is in ns.
     """
     chosen_tokens: list[Tokens] = []
     step_logits: list[Array] = []
@@ -105,7 +105,7 @@ def generate(
 
 
 def choose_most_likely(logits: Array, type_name: str) -> Tokens:
-    """Return the tokens of the largest logits, the first of equal ones; NaN counts as the largest, as in torch."""
+    """Return the tokens of the largest logits; the first of equal logits wins, and NaN is the largest, as in torch."""
     values = (logits.astype("<u4") << 16).view("<f4") if type_name == "bf16" else logits
     tokens: Tokens = np.argmax(values, axis=-1, keepdims=True).astype(np.int64)
     return tokens
@@ -113,7 +113,7 @@ def choose_most_likely(logits: Array, type_name: str) -> Tokens:
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """The fields of a plan; see the module."""
+    """The fields of a plan; see the module's docstring."""
 
     prefill: dict[str, Any]
     device: str
@@ -128,7 +128,7 @@ class GenerationPlan:
 
 
 class Generator:
-    """Both programs on one device, and the state between their calls; raises a PlanError for an inconsistent plan."""
+    """Both programs on one device, and their state between calls; raises a PlanError for an inconsistent plan."""
 
     def __init__(self, device: OpenDevice, inputs: list[TypedArray], plan: GenerationPlan) -> None:
         self._device = device
@@ -147,7 +147,7 @@ class Generator:
         self.type_name = ""
 
     def generate(self) -> Generation:
-        """Make one generation, from the inputs on; raise a PlanError if a program returns unplanned tensors."""
+        """Make one generation from the inputs; raise a PlanError if a program returns unplanned tensors."""
 
         def choose(logits: Array) -> Tokens:
             return choose_most_likely(logits, self.type_name)
@@ -155,7 +155,7 @@ class Generator:
         return generate(self.prefill, self.decode, choose, self._plan.position, self._plan.tokens)
 
     def prefill(self) -> Array:
-        """Return the first logits, as bits; the state is a new one."""
+        """Start a new state; return the first logits as bits."""
         self._state = []
         views = self._prefill.invoke([self._device.push(*array) for array in self._inputs])
         self._check("prefill", views, self._plan.state)
@@ -181,7 +181,7 @@ class Generator:
 
 
 def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
-    """Return the overhead of the loop itself for a token, in µs."""
+    """Return the loop's own overhead per token in µs."""
     token, logits = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32)
     start_ns = clock()
     generate(lambda: logits, lambda _token, _position: logits, lambda _logits: token, 0, _OVERHEAD_TOKENS, clock)

@@ -1,32 +1,32 @@
-"""Measure a module's memory use, phase by phase, in the Python of the toolchain that is measured.
+"""Measure a module's memory use, phase by phase, in the Python of the measured toolchain.
 
     python measure_memory.py PLAN.json
 
-The plan is one of `measure_module`, for one device, with `interval_ms`: the interval at which memory is sampled, in
-addition to the begin and the end of each phase. It is no plan for times: sampling takes time of its own. Phases are
+The plan has the fields of `measure_module`, with one device, and `interval_ms`, the interval of memory samples; more
+samples are taken at the begin and end of each phase. Times are not measured, because sampling takes time. Phases are
 
-    load         the device is opened, the module and its parameters are loaded
-    first call   with all of its outputs fetched to the host
-    calls        as many as in the plan
-    after        the program is released, its outputs too; the device stays open
+    load         the device is opened, and the module and its parameters are loaded
+    first call   all outputs are fetched to the host
+    calls        the planned number of calls is made
+    after        the program and its outputs are released; the device stays open
 
-A device may keep programs' allocations for the next ones: local-task of 3.13 does, that of 3.9 releases them.
+A device may keep a program's allocations for the next program: local-task of 3.13 does, local-task of 3.9 does not.
 
 The answer is one JSON object on standard output:
 
     {"phases": [{"name", "begin_ms", "end_ms", "begin_bytes", "peak_bytes", "end_bytes", "device_bytes"}],
-     "samples": [[ms, resident bytes, of these mapped from files, device's bytes]], "interval_ms", "exact_peaks",
+     "samples": [[ms, resident bytes, part of these mapped from files, device's bytes]], "interval_ms", "exact_peaks",
      "device_memory": {…}}
 
-Bytes of phases are the resident set's, except `device_bytes`: the allocation of the device's allocator at the phase's
-end; null if the runtime was built without statistics, which `device_memory` has in full (for what they
-leave out see `device_memory` of `device_context`). Parameters that are used where their file is mapped count as
-resident, and are released when memory is short. Before the first phase Python, NumPy and the runtime are loaded,
-and so are the inputs.
+Bytes of phases are sizes of the resident set, except `device_bytes`: the bytes allocated by the device's allocator at
+the phase's end, or null if the runtime was built without statistics. `device_memory` has all statistics; the function
+`device_context.device_memory` says what they leave out. Parameters that are used from their mapped file count as
+resident, but are released when memory is short. Python, NumPy, the runtime and the inputs are loaded before the first
+phase.
 
-`peak_bytes` is the kernel's own high-water mark, which is reset where a phase begins (proc(5), clear_refs); if that is
-not allowed, it is the largest sample, and `exact_peaks` is false. A long run is sampled less often, so that
-no answer has more than a few thousand samples: `interval_ms` is the interval at its end.
+`peak_bytes` is the kernel's own high-water mark, which is reset when a phase begins (proc(5), clear_refs). If the reset
+is not allowed, `peak_bytes` is the largest sample, and `exact_peaks` is false. A long run is sampled less and less
+often, so an answer has at most a few thousand samples; `interval_ms` is the last interval.
 
 Exit codes are those of `plan_file`.
 """
@@ -46,7 +46,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
 if __name__ == "__main__":
-    # The package is the one that contains this script; all else is imported as usual in this Python.
+    # Import `iree_gauntlet` from the folder that contains this script, without installing it.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -57,7 +57,7 @@ from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, re
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    # ms, resident bytes, of these mapped from files, the device's bytes.
+    # Time in ms, resident bytes, the part of these that is mapped from files, and the device's bytes.
     Sample = tuple[float, int, int, int | None]
 
 
@@ -70,14 +70,14 @@ _MS_PER_S = 1e3
 
 
 def thin_out_samples(samples: Sequence[Sample]) -> list[Sample]:
-    """Return half as many samples, the larger one of each two, so that no peak is lost."""
+    """Return the larger sample of each two, so that no peak is lost."""
     return [max(samples[index : index + 2], key=lambda sample: sample[1]) for index in range(0, len(samples), 2)]
 
 
 class MemorySampler:
-    """Samples this process's memory during its block, from a thread of its own.
+    """Samples this process's memory during a block, in a separate thread.
 
-    With more samples than `max_samples`, it drops every second one, and samples half as often.
+    When it has more than `max_samples` samples, it drops half of them, and samples half as often.
     """
 
     def __init__(self, interval_ms: float, max_samples: int = _MAX_SAMPLES) -> None:
@@ -103,7 +103,7 @@ class MemorySampler:
 
     @contextmanager
     def record_phase(self, name: str) -> Iterator[None]:
-        """Record the block as a phase; nothing if it raises."""
+        """Record the block as a phase, unless the block raises."""
         begin_sample = self.take_sample()
         try:
             (_PROC_SELF / "clear_refs").write_text(_RESET_COMMAND)
@@ -113,7 +113,7 @@ class MemorySampler:
         end_sample = self.take_sample()
         peak = max(sample[1] for sample in [begin_sample, end_sample, *self.samples] if sample[0] >= begin_sample[0])
         if self.exact_peaks and (high_water := _HIGH_WATER_LINE.search((_PROC_SELF / "status").read_text())):
-            # The kernel updates its mark and its count separately, and the mark may lag by some pages.
+            # The kernel updates the high-water mark and the count separately, so the mark may lag by some pages.
             peak = max(peak, int(high_water[1]) * 1024)
         self.phases.append(
             {
@@ -161,7 +161,7 @@ def measure(document: dict[str, Any]) -> dict[str, Any]:
     if interval_ms <= 0 or device_count != 1:
         raise PlanError(f"every {interval_ms:g} ms on {device_count} devices: expected more than 0, and one")
     inputs = read_arrays(plan.inputs)
-    # The memory of the runtime's own code belongs to no phase.
+    # Importing the runtime here keeps the memory of its code out of all phases.
     import iree.runtime  # noqa: F401, PLC0415 - the plan is checked without it
 
     with MemorySampler(interval_ms) as sampler:

@@ -1,20 +1,20 @@
-"""Run the same inputs through a module repeatedly, in the Python of the toolchain that is measured.
+"""Run the same inputs through a module repeatedly, in the Python of the measured toolchain.
 
     python measure_module.py PLAN.json
 
-A call is the work that a user of the runtime waits for: the inputs go from the host to the device, the function is
-invoked, its outputs come back. The plan has these fields:
+A call is all the work that a user of the runtime waits for: the inputs are copied from the host to the device, the
+function runs, and its outputs are copied to the host. The plan has these fields:
 
     {"devices": ["local-task"],                 one context for each, running in parallel
      "modules": ["/…/main.vmfb"],               in the order of loading; the last one has the function
      "parameters": [["model", "/…/model.irpa"]],  scope and file
      "function": "main_graph",
      "inputs": [{"file": "/…/input_0.npy", "type": "f32"}],   bf16 as a uint16 array
-     "calls": 50,                               in all; distributed over the contexts
-     "warm_up_calls": 1,                        for each context, after its first call; with in_flight, as many groups
+     "calls": 50,                               total number of calls, distributed over the contexts
+     "warm_up_calls": 1,                        for each context, after its first call; with in_flight, groups of calls
      "outputs": "/…/folder",                    destination of the outputs of the first call; empty for none
-     "in_flight": 1,                            calls of a context that are pushed before waiting for the first
-     "fetch": null,                             indices of the outputs that each call brings to the host; null for all
+     "in_flight": 1,                            calls that a context starts before it waits for the first of them
+     "fetch": null,                             indices of the outputs that each call copies to the host; null for all
      "carry": null}                             {"outputs": k, "inputs": j, "count": m}, see below
 
 The last three may be left out. The answer is one JSON object on standard output:
@@ -22,19 +22,19 @@ The last three may be left out. The answer is one JSON object on standard output
     {"load_ms", "first_call_ms", "total_s", "calls", "call_ms": […], "overhead_us",
      "outputs": [{"file", "type", "shape"}], "pushed": "async" or "one by one", "peak_rss_bytes", "device_memory": {…}}
 
-`total_s` is from the first input pushed to the last output received, after warming up. `call_ms` has every call, by
-context; with one context their sum is `total_s` less the overhead of the loop itself, which is `overhead_us` a call
-(measured with a function that does nothing).
+`total_s` is the time after the warm-up, from the push of the first input to the arrival of the last output. `call_ms`
+has the time of every call, by context. `overhead_us` is the loop's own overhead per call, measured with a function that
+does nothing; with one context, `total_s` is the sum of the calls and this overhead.
 
-With `in_flight` n above 1, calls come in groups of n, `call_ms` has the time of each group divided by n, and `calls`
-is a multiple of n. A group uses the module's `<function>$async`, which torch and ONNX programs have: inputs of the
-next calls are pushed while the first ones run. Without it calls run one after the other, which `pushed` reports.
+With `in_flight` n above 1, calls come in groups of n, `call_ms` has the time of each group divided by n, and `calls` is
+a multiple of n. A group uses the module's `<function>$async`, which torch and ONNX programs have, to push inputs of the
+next calls while the first calls run. Without this function, calls run one after the other, as `pushed` reports.
 
-With `carry`, the outputs k … k+m-1 of a call are the inputs j … j+m-1 of the next one of its group and stay on the
-device; each group begins with those of the plan, which are pushed once, before the first call. Gradients, for example,
-are accumulated in this way.
+With `carry`, the outputs k … k+m-1 of a call become the inputs j … j+m-1 of the next call in its group, and stay on the
+device. The first call of each group takes these inputs from the plan; they are pushed only once. Gradients, for
+example, are accumulated in this way.
 
-The first call, whose outputs are for checking, runs alone, and fetches all of them if `outputs` names a folder.
+The first call runs alone. Its outputs are for checking; all of them are fetched if `outputs` names a folder.
 Exit codes are those of `plan_file`.
 """
 
@@ -51,7 +51,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
-    # The package is the one that contains this script; all else is imported as usual in this Python.
+    # Import `iree_gauntlet` from the folder that contains this script, without installing it.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -82,7 +82,7 @@ _NS_PER_US = 1e3
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """Outputs of a call that are inputs of the next one of its group."""
+    """Outputs of a call that become inputs of the next call in its group."""
 
     outputs: int
     inputs: int
@@ -91,7 +91,7 @@ class Carry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextPlan:
-    """The plan's fields that `measure_memory` and pipelines have too."""
+    """The plan's fields that plans of `measure_memory` and pipelines also have."""
 
     inputs: list[dict[str, Any]]
     devices: list[str]
@@ -111,7 +111,7 @@ class _ModulePlan(ContextPlan):
 
 
 class Context:
-    """A program, called in groups with inputs from the host; raises a PlanError if `carry` does not match it."""
+    """A program that is called in groups, with inputs from the host; raises a PlanError if `carry` does not fit it."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Context:
         self._first_carried = {index: self._device.push(*inputs[index]) for index in carried_inputs}
 
     def make_first_call(self, *, fetch_all: bool, inputs: Inputs | None = None) -> list[tuple[str, Array | None]]:
-        """Make one call alone; return the element types of all its outputs, with those that were fetched to the host.
+        """Make a single call; return each output's element type, and the output itself if it was fetched to the host.
 
         A PlanError is raised if `fetch` or `carry` names outputs that the function does not have.
         """
@@ -158,9 +158,9 @@ class Context:
         ]
 
     def call_group(self, inputs_of_calls: Sequence[Inputs] | None = None) -> list[list[Array]]:
-        """Make a group of calls; return the outputs of each that are fetched to the host, in the order of `fetch`.
+        """Make a group of calls; return each call's fetched outputs, in the order of `fetch`.
 
-        `items` are the inputs of each call; None for the context's own, `in_flight` times.
+        `inputs_of_calls` has the inputs of each call; None means `in_flight` calls with the context's own inputs.
         """
         calls = [self._inputs] * self.in_flight if inputs_of_calls is None else inputs_of_calls
         if not self.pushed_async:
@@ -205,9 +205,9 @@ class Context:
 def run_loop(
     contexts: Sequence[Callable[[], object]], calls: int, clock: Callable[[], int] = time.perf_counter_ns
 ) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    """Distribute the calls over parallel contexts, which are functions of one call each.
+    """Distribute the calls over parallel contexts; a context is a function that makes one call.
 
-    There is at least one call a context; the clock is in ns. Returns the total time, and each call's by context.
+    There are at least as many calls as contexts. Returns the total time and each call's time, by context, in ns.
     """
     counts = [calls // len(contexts) + (index < calls % len(contexts)) for index in range(len(contexts))]
     if len(contexts) == 1:
@@ -227,13 +227,13 @@ def run_loop(
 
 
 def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
-    """Return the overhead of the loop itself in µs, for each call."""
+    """Return the loop's own overhead per call in µs."""
     total, _ = run_loop([lambda: None], _OVERHEAD_CALLS, clock)
     return total / _OVERHEAD_CALLS / _NS_PER_US
 
 
 def load_contexts(plan: ContextPlan, inputs: Inputs) -> list[Context]:
-    """Load the contexts of a plan; raise a PlanError if that contradicts itself or the program."""
+    """Load the contexts of a plan; raise a PlanError if the plan contradicts itself or the program."""
     uris, calls, in_flight = plan.devices, plan.calls, plan.in_flight
     if in_flight < 1 or calls % in_flight:
         raise PlanError(f"{calls} calls, {in_flight} in flight: expected 1 or more, and calls a multiple of it")
@@ -275,7 +275,7 @@ def make_metrics(
 ) -> dict[str, Any]:
     """Return the times and memory of an answer.
 
-    `starts` are those of loading, of the first call, and its end, in ns; `call_ns` is of each group, by context.
+    `starts` are the start of loading and the start and end of the first call; `call_ns` has groups' times by context.
     """
     start_ns, load_end_ns, first_end_ns = starts
     in_flight = contexts[0].in_flight

@@ -1,21 +1,21 @@
-"""Measure this machine's peak rates: a matrix product and a copy, in the Python of the toolchain that is measured.
+"""Measure this machine's peak rates of a matrix product and a copy, in the Python of the measured toolchain.
 
     python measure_roofline.py PLAN.json
 
 The plan:
 
-    {"threads": 2,                  for the copy; the matrix product takes as many as its library does
+    {"threads": 2,                  for the copy; the library of the matrix product chooses its own number
      "matrix_sizes": [1024, 2048],  sides of the square f32 matrices
-     "copy_bytes": 268435456,       of the array that is copied; more than the caches hold
-     "seconds": 1.0}                for each of the two, at least
+     "copy_bytes": 268435456,       size of the copied array; larger than the caches
+     "seconds": 1.0}                minimum time of each of the two measurements
 
 The answer is one JSON object on standard output:
 
     {"flops_per_s", "matrix_size", "bytes_per_s", "numpy"}
 
-Both rates are the best of all repetitions: disturbances can only slow down. A product of n × n matrices has 2 n³
-operations; a copy of n bytes moves 2 n, n read and n written, as STREAM counts it (McCalpin, IEEE TCCA Newsletter,
-December 1995). Exit codes are those of `plan_file`.
+Both rates are the best of all repetitions, because disturbances can only slow down. A product of n × n matrices has
+2 n³ operations. A copy of n bytes moves 2 n bytes: n are read and n are written, as STREAM counts (McCalpin, IEEE TCCA
+Newsletter, December 1995). Exit codes are those of `plan_file`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if __name__ == "__main__":
-    # The package is the one that contains this script; all else is imported as usual in this Python.
+    # Import `iree_gauntlet` from the folder that contains this script, without installing it.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -56,7 +56,7 @@ class _RooflinePlan:
 def measure_best_seconds(
     call: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Return the shortest time of a call after a warm-up, of three or more that take so many seconds together."""
+    """Make a warm-up call, then at least three calls for at least `seconds`; return the shortest call's time."""
     call()
     best, count, loop_start = float("inf"), 0, clock()
     while count < _MIN_CALLS or clock() - loop_start < seconds:
@@ -70,9 +70,9 @@ def measure_best_seconds(
 def measure_product_rate(
     sizes: Sequence[int], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[float, int]:
-    """Measure the operations a second of an f32 matrix product; return also the size of the fastest matrices.
+    """Return the operations per second of an f32 matrix product, and the matrix size that was fastest.
 
-    `seconds` are for all sizes together, at least.
+    `seconds` is the minimum time for all sizes together.
     """
     rates = []
     for size in sizes:
@@ -85,9 +85,9 @@ def measure_product_rate(
 
 
 def copy_rate(size: int, threads: int, seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Measure the bytes a second that threads move between memory and memory, counting read and written ones.
+    """Measure the bytes per second that a copy by several threads reads and writes.
 
-    An array of `size` bytes is divided among them; NumPy releases Python's lock meanwhile.
+    The threads share an array of `size` bytes; NumPy releases Python's lock while it copies.
     """
     source = np.ones(size // 8, np.float64)
     target = np.zeros_like(source)

@@ -1,8 +1,8 @@
 """Run an ONNX model in a program that computes what the model specifies.
 
-onnxruntime runs with its graph optimisations off: they fuse quantise, convolve, quantise into integer kernels, and then
-the results are no longer the model's. The other reference is onnx's own evaluator, which is slow, and supports what
-onnxruntime lacks: bf16, f8, 4-bit integers, the newest operators, training functions.
+onnxruntime runs without graph optimisations: they would fuse quantise and convolve into integer kernels, whose results
+are not the model's. The other reference is onnx's own evaluator. It is slow, but supports what onnxruntime lacks: bf16,
+f8, 4-bit integers, the newest operators, training functions.
 
 Both use the array types of NumPy and ml_dtypes.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
-# IREE's names of element types by those of NumPy and ml_dtypes; a module's integers have no sign.
+# IREE's names of element types by the names of NumPy and ml_dtypes; a module's integers are signless.
 ELEMENT_TYPES = {
     "bool": "i1",
     **{f"{sign}int{bits}": f"i{bits}" for sign in ("", "u") for bits in (2, 4, 8, 16, 32, 64)},
@@ -43,7 +43,7 @@ ELEMENT_TYPES = {
     "float8_e5m2fnuz": "f8E5M2FNUZ",
     "float8_e8m0fnu": "f8E8M0FNU",
 }
-# onnxruntime's names of types that have another name in NumPy.
+# NumPy's names of types, by onnxruntime's names where they differ.
 _NUMPY_NAMES = {
     "float": "float32",
     "double": "float64",
@@ -51,11 +51,11 @@ _NUMPY_NAMES = {
     "float8e8m0": "float8_e8m0fnu",
 }
 _FLOATS = ("f16", "bf16", "f32", "f64")
-# The bits of types of which several values share a byte.
+# The bits per value of types whose values share a byte.
 _PACKED_BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4}
 
 
-# These match the message of a failing operator, which may be nested in another's; and the prefix of any message.
+# The first matches a failing operator's message, which may be inside another one; the second any message's prefix.
 _NODE_MESSAGE = re.compile(r"while running (\w+) node\. Name:'([^']*)' Status Message: (?!Non-zero status)(.*)")
 _MESSAGE_PREFIX = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+\.(?:cc|h):\d+ |(?:\w+[*&]? )+onnxruntime::\S+\(.*?\) "
@@ -71,8 +71,8 @@ class ReferenceInput:
     """An input of a model.
 
     Attributes:
-        dtype: NumPy's or ml_dtypes' name of its element type; a longer text if it is no tensor of numbers.
-        shape: as declared: sizes, names of dynamic ones, or None.
+        dtype: NumPy's or ml_dtypes' name of the element type; a longer text if the input is not a tensor of numbers.
+        shape: the declared sizes; a dynamic size is its name, or None without a name.
     """
 
     name: str
@@ -81,9 +81,9 @@ class ReferenceInput:
 
 
 class OnnxRuntime:
-    """A model in onnxruntime: one thread, the processor's own provider.
+    """A model in onnxruntime, on the CPU with one thread.
 
-    It raises a PlanError if there is no onnxruntime, an InferenceFailedError if that cannot load the model.
+    Raises a PlanError without onnxruntime, and an InferenceFailedError if onnxruntime cannot load the model.
     """
 
     name = "onnxruntime"
@@ -104,7 +104,7 @@ class OnnxRuntime:
         source = model if isinstance(model, bytes) else str(model)
         try:
             self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-        # Its exceptions derive from Exception alone, one class per status code.
+        # onnxruntime has one exception class per status code; their only common base is Exception.
         except Exception as error:
             raise InferenceFailedError(
                 f"onnxruntime cannot load {self._model_name}: {_get_first_line(error)}"
@@ -115,7 +115,7 @@ class OnnxRuntime:
         )
 
     def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
-        """Return outputs by name, in the graph's order; raise an InferenceFailedError if it cannot be run on these."""
+        """Return outputs by name, in the graph's order; raise an InferenceFailedError if the run fails."""
         feeds = _name_arrays(self.inputs, arrays)
         try:
             values = self._session.run([value.name for value in self._outputs], feeds)
@@ -127,13 +127,13 @@ class OnnxRuntime:
         outputs = {}
         for output, array in zip(self._outputs, values, strict=True):
             dtype_name = _name_dtype(output.type)
-            # It returns f8 as bytes.
+            # onnxruntime returns f8 values as bytes.
             outputs[output.name] = array.view(_find_dtype(dtype_name)) if dtype_name.startswith("float8") else array
         return outputs
 
 
 class OnnxEvaluator:
-    """A model with its weights in onnx's reference evaluator; raises an InferenceFailedError if it cannot load it."""
+    """A model with its weights in onnx's reference evaluator; raises an InferenceFailedError if loading fails."""
 
     name = "onnx"
 
@@ -148,7 +148,7 @@ class OnnxEvaluator:
         )
         try:
             self._evaluator = ReferenceEvaluator(model)
-        # Python may raise any exception: the evaluator interprets somebody's file.
+        # Any exception is possible, because the evaluator interprets an arbitrary file.
         except Exception as error:
             raise InferenceFailedError(f"onnx's evaluator cannot load the model: {_get_first_line(error)}") from error
 
@@ -170,18 +170,18 @@ ReferenceProgram = OnnxRuntime | OnnxEvaluator
 
 
 def load_model(path: Path) -> onnx.ModelProto:
-    """Load a model with its weights; raise a PlanError if it cannot be read."""
+    """Load a model with its weights; raise a PlanError if reading fails."""
     try:
         return read_with_weights(path)
-    # Protobuf's exception has one of several names; or a weight's file is missing.
+    # The name of protobuf's exception depends on its version; a missing file of weights has another exception.
     except Exception as error:
         raise PlanError(f"cannot read {path.name}: {' '.join(str(error).split())[:200]}") from error
 
 
 def load_reference(file: Path | bytes, model: onnx.ModelProto) -> tuple[ReferenceProgram, list[str]]:
-    """Load onnxruntime, or if it cannot load a model, onnx's evaluator; return also why it is not onnxruntime.
+    """Load a model in onnxruntime, or else in onnx's evaluator; return also why onnxruntime is not used.
 
-    `file` is the model's path, or its content; an InferenceFailedError is raised if neither can load it.
+    `file` is the model's path or its content. If neither can load the model, an InferenceFailedError is raised.
     """
     try:
         return OnnxRuntime(file), []
@@ -190,7 +190,7 @@ def load_reference(file: Path | bytes, model: onnx.ModelProto) -> tuple[Referenc
 
 
 def load_evaluator_instead(model: onnx.ModelProto, reason: str) -> ReferenceProgram:
-    """Load onnx's evaluator, if onnxruntime does not run a model; if it fails too, the error has both reasons."""
+    """Load a model that onnxruntime does not run in onnx's evaluator; if this fails too, the error has both reasons."""
     try:
         return OnnxEvaluator(model)
     except InferenceFailedError as error:
@@ -208,7 +208,7 @@ def walk_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def _require_inputs(inputs: Sequence[ReferenceInput], arrays: Sequence[object]) -> None:
-    """Raise a PlanError if the number of arrays is not that of the model's inputs."""
+    """Raise a PlanError if the model does not have as many inputs as there are arrays."""
     if len(inputs) != len(arrays):
         input_list = ", ".join(f"{input_.name} {input_.dtype} {list(input_.shape)}" for input_ in inputs)
         raise PlanError(f"{len(arrays)} inputs were given, but the model takes {len(inputs)}: {input_list}")
@@ -220,15 +220,15 @@ def _name_arrays(inputs: Sequence[ReferenceInput], arrays: Sequence[Array]) -> d
 
 
 def read_inputs(texts: Sequence[str], cwd: str, inputs: Sequence[ReferenceInput]) -> list[Array]:
-    """Read the values of all `--input=`, as the arrays that a reference takes; or raise a PlanError."""
+    """Read the values of all `--input=` as arrays for a reference; raise a PlanError if that fails."""
     _require_inputs(inputs, texts)
     return [read_input(text, cwd, item.dtype) for text, item in zip(texts, inputs, strict=True)]
 
 
 def read_input(text: str, cwd: str, dtype_name: str) -> Array:
-    """Read the value of an `--input=` (`@x.npy`, `4xf32=@x.bin`, `4xf32=1`), as the array that a reference takes.
+    """Read the value of an `--input=` (`@x.npy`, `4xf32=@x.bin`, `4xf32=1`) as an array for a reference.
 
-    A PlanError is raised if it is no tensor, or an unsupported one.
+    A PlanError is raised if the value is not a tensor, or an unsupported tensor.
     """
     try:
         value = read_value(text, cwd)
@@ -251,7 +251,7 @@ def read_input(text: str, cwd: str, dtype_name: str) -> Array:
 
 
 def pack_bytes(array: Array) -> bytes:
-    """Pack the contents for IREE's tools: little-endian, dense; small values share a byte, the first one lowest."""
+    """Pack values for IREE's tools: little-endian, dense; small values share a byte, the first in the lowest bits."""
     if array.dtype.name in _PACKED_BITS:
         bits = _PACKED_BITS[array.dtype.name]
         fields = array.astype(np.int8).reshape(-1).view(np.uint8) & (1 << bits) - 1
@@ -259,13 +259,13 @@ def pack_bytes(array: Array) -> bytes:
         return bytes(
             np.bitwise_or.reduce(padded_fields << np.arange(0, 8, bits, dtype=np.uint8), axis=1).astype(np.uint8)
         )
-    # The types of ml_dtypes are of kind V, and have no byte order.
+    # The types of ml_dtypes have kind V and no byte order, so they are not converted.
     little_endian = array if array.dtype.kind == "V" else array.astype(array.dtype.newbyteorder("<"), copy=False)
     return np.ascontiguousarray(little_endian).tobytes()
 
 
 def format_tensor_type(name: str, array: Any) -> str:
-    """Return the type of an output in IREE's notation, `1x64xi64`; raise a PlanError if its tools lack it."""
+    """Return an output's type in IREE's notation, `1x64xi64`; raise a PlanError if IREE's tools lack the type."""
     dtype_name = array.dtype.name if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
     element = ELEMENT_TYPES.get(dtype_name)
     if element is None:
@@ -274,7 +274,7 @@ def format_tensor_type(name: str, array: Any) -> str:
 
 
 def get_float_type(array: Array) -> str:
-    """Return IREE's name of an array's element type, if that is one that rounds; empty for others."""
+    """Return IREE's name of an array's element type if it is a float of at least 16 bits; otherwise an empty string."""
     name = ELEMENT_TYPES.get(array.dtype.name, "")
     return name if name in _FLOATS else ""
 
@@ -293,7 +293,7 @@ def _find_dtype(name: str) -> np.dtype[Any]:
 
 
 def _get_first_line(error: Exception) -> str:
-    """Return an exception's message on one line; for onnxruntime's that of the innermost operator."""
+    """Return an exception's message on one line; for onnxruntime, the message of the innermost operator."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     *_, kind, name, message = _NODE_MESSAGE.findall(line)[-1] if _NODE_MESSAGE.search(line) else ("", "", line)
     plain_message = _MESSAGE_PREFIX.sub("", message).strip()
@@ -301,19 +301,19 @@ def _get_first_line(error: Exception) -> str:
 
 
 def _name_dtype(kind: str) -> str:
-    """Return NumPy's name of `tensor(float)`."""
+    """Return NumPy's name of an onnxruntime type such as `tensor(float)`."""
     name = kind.removeprefix("tensor(").removesuffix(")")
     return _NUMPY_NAMES.get(name, name)
 
 
 def read_declared_type(value: onnx.ValueInfoProto) -> tuple[str, tuple[int | str | None, ...]]:
-    """Return type and shape of an input or output, as a model declares them; no shape if it is not a tensor."""
+    """Return the declared type and shape of an input or output; the shape is empty if it is not a tensor."""
     import onnx  # noqa: PLC0415
 
     tensor = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
         return str(value.type.WhichOneof("value")), ()
-    # Negative sizes are unknown ones in some files.
+    # In some files, negative sizes are unknown sizes.
     dims = tuple(
         dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
         for dim in tensor.shape.dim

@@ -1,8 +1,8 @@
 """The common parts of the measuring workers: a plan as input, one JSON object as output, and arrays in files.
 
-Arrays are `{"file", "type", "shape"}`; types have IREE's names, and a type that NumPy lacks is stored as its bits: bf16
-as uint16. Exit codes: 0 measured, 1 the runtime failed, 2 the plan cannot be used; the reason is one line on standard
-error.
+Arrays are `{"file", "type", "shape"}`. Types have IREE's names; values of a type that NumPy lacks are stored as bits
+(bf16 as uint16). Exit codes: 0 measured, 1 the runtime failed, 2 the plan cannot be used. The reason is one line on
+standard error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
-    # An array, with its values stored as bits, and its element type.
+    # An array whose values are stored as bits, and its element type.
     TypedArray = tuple[Array, str]
 
 
@@ -30,7 +30,7 @@ _EXIT_RUNTIME_FAILED = 1
 _EXIT_USAGE = 2
 _NS_PER_MS = 1e6
 
-# The element types by name, with the runtime's name and the NumPy type that stores their bits.
+# For each element type: the runtime's name, and the NumPy type that stores its bits.
 ELEMENT_TYPES = {
     **{f"f{bits}": (f"FLOAT_{bits}", f"<f{bits // 8}") for bits in (64, 32, 16)},
     "bf16": ("BFLOAT_16", "<u2"),
@@ -49,7 +49,7 @@ class PlanError(Exception):
 
 
 def read_plan(plan_type: type[_Plan], document: Mapping[str, Any]) -> _Plan:
-    """Read a plan as a dataclass whose fields are its keys; ignore other keys; a KeyError names a missing one."""
+    """Read a plan into a dataclass whose fields are its keys; ignore unknown keys; raise KeyError for a missing key."""
     field_names = [
         field.name
         for field in fields(cast("Any", plan_type))
@@ -59,21 +59,21 @@ def read_plan(plan_type: type[_Plan], document: Mapping[str, Any]) -> _Plan:
 
 
 def get_host_type(name: str) -> np.dtype[Any]:
-    """Return the NumPy type that stores an element type's bits; raise a PlanError if that is unknown."""
+    """Return the NumPy type that stores an element type's bits; raise a PlanError for an unknown element type."""
     if name not in ELEMENT_TYPES:
         raise PlanError(f"unknown element type {name!r}; known: {', '.join(ELEMENT_TYPES)}")
     return np.dtype(ELEMENT_TYPES[name][1])
 
 
 def hold_bits(array: Array, name: str) -> Array:
-    """Return an array for the runtime: contiguous, and of the type that stores its bits; else raise a PlanError."""
+    """Make an array contiguous for the runtime; raise a PlanError if its type is not the one that stores the bits."""
     if array.dtype != get_host_type(name):
         raise PlanError(f"contains {array.dtype}, but {name} is stored as {ELEMENT_TYPES[name][1][1:]}")
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
 def time_calls(call: Callable[[], object], warm_up_calls: int, calls: int) -> list[float]:
-    """Return the time of each call in ms, one by one, after warm-up calls."""
+    """Make warm-up calls, then time each further call; return the times in ms."""
     for _ in range(warm_up_calls):
         call()
     return [value / _NS_PER_MS for value in call_times(call, calls)]
@@ -82,7 +82,7 @@ def time_calls(call: Callable[[], object], warm_up_calls: int, calls: int) -> li
 def call_times(
     call: Callable[[], object], count: int, clock: Callable[[], int] = time.perf_counter_ns
 ) -> tuple[int, ...]:
-    """Return the times of so many calls, one after the other, by a clock in ns."""
+    """Make `count` calls one after the other; return their times by a clock in ns."""
     times = [0] * count
     for index in range(count):
         start_ns = clock()
@@ -92,10 +92,10 @@ def call_times(
 
 
 def read_arrays(entries: Sequence[Mapping[str, Any]], folder: Path = Path()) -> list[TypedArray]:
-    """Read the arrays of a plan or, by their names in its folder, of a build; return them with their element types.
+    """Read arrays; return them with their element types. Paths are relative to `folder`.
 
     Raises:
-        PlanError: a file cannot be read, or does not have the plan's type; it names the file.
+        PlanError: a file cannot be read, or does not have the planned type; the error names the file.
     """
     arrays = []
     for entry in entries:
@@ -110,9 +110,9 @@ def read_arrays(entries: Sequence[Mapping[str, Any]], folder: Path = Path()) -> 
 
 
 def write_arrays(folder: str, name: str, arrays: Iterable[tuple[str, Array | None]]) -> list[dict[str, Any]]:
-    """Write arrays as `<name>_0.npy`, …; each is an element type with its bits, or None if it was not fetched.
+    """Write arrays as `<name>_0.npy`, …; each is (type, bits), and bits are None if the array was not fetched.
 
-    An empty folder writes none. Returns the answer's entry of each: file, or empty; type; shape, if it was fetched.
+    If `folder` is empty, no files are written. Return one {file, type, shape} per array; no shape if not fetched.
     """
     entries: list[dict[str, Any]] = []
     for index, (type_name, array) in enumerate(arrays):
@@ -126,10 +126,10 @@ def write_arrays(folder: str, name: str, arrays: Iterable[tuple[str, Array | Non
 
 
 def answer_plan(argv: Sequence[str], measure: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
-    """Run a script of one plan, and write its results to standard output; return the exit code.
+    """Run the main function of a worker: read the plan, measure, and print the answer as JSON; return the exit code.
 
-    `measure` raises PlanError, OSError, ValueError or KeyError for a plan that cannot be used, and RuntimeError if the
-    runtime failed.
+    `measure` raises PlanError, OSError, ValueError or KeyError for a plan that cannot be used, and RuntimeError if
+    the runtime failed.
     """
     if len(argv) != 2:
         sys.stderr.write(f"usage: {Path(argv[0]).name} PLAN.json\n")

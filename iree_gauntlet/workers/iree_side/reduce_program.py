@@ -1,28 +1,28 @@
-"""Make a program that does not compile smaller, while it fails in the same way.
+"""Reduce a program that does not compile to a smaller program that fails in the same way.
 
     python reduce_program.py PLAN.json
 
 The plan:
 
     {"compile": "/…/iree-compile", "program": "/…/model.mlir", "flags": […], "cwd": "/…",
-     "pattern": "failed to legalize.*foo",   extended regular expression (grep -E) that a line of its output matches
-     "crash": false,                         whether a signal ends it
-     "hang": 0,                              seconds after which it counts as one that does not end; 0 for none
-     "timeout": 600,                         of a compile, in seconds
-     "budget": 300,                          of all, in seconds; what is best by then is kept
-     "folder": "/…"}                         where to
+     "pattern": "failed to legalize.*foo",   extended regular expression (grep -E) that a line of the output matches
+     "crash": false,                         whether a signal ends the compiler
+     "hang": 0,                              seconds after which a compile counts as hanging; 0: a hang is not expected
+     "timeout": 600,                         seconds for each compile
+     "budget": 300,                          seconds for the whole reduction; then the best result so far is kept
+     "folder": "/…"}                         folder for the results
 
-It tries these edits, and keeps each if the compiler fails as before and the program is smaller: large constants of one
-value; one function alone; the operations that the diagnostic points at, and those around them; ends and beginnings of a
-function, by halving; then runs of operations, ever shorter (delta debugging: Zeller and Hildebrandt, "Simplifying and
-isolating failure-inducing input", 2002). The tensors of removed operations become arguments of the function, and values
-that are not used any more its results.
+An edit is kept if the compiler fails as before and the program is smaller. The edits are, in this order: give large
+constants a single value; keep one function alone; keep the operations that the diagnostic points at, and those around
+them; cut off a function's end or beginning, by halving; remove shorter and shorter runs of operations (delta debugging:
+Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", 2002). Tensors of removed operations become
+arguments of the function, and values that are no longer used become its results.
 
-`reduce.jsonl` in the folder gets a line for each program that is kept: `operations`, `bytes`, `tried` and `what` was
-done. At the end there are `reduced.mlir` and `reduced.txt`, the compiler's output for it; and `end.json`: `before` and
-`after` (`operations` and `bytes`), `tried`, `complete` (nothing was left to try), `phase` (up to which the failing
-compile has to go; empty for all of them), `constants` (the number with many values) and `names` (of the first
-remaining operations).
+`reduce.jsonl` in the folder gets a line for each kept program: `operations`, `bytes`, `tried` and `what` (the edit).
+At the end, `reduced.mlir` is the program, `reduced.txt` the compiler's output for it, and `end.json` has `before` and
+`after` (`operations` and `bytes`), `tried`, `complete` (nothing was left to try), `phase` (the failure needs only the
+phases up to this one; empty: all phases), `constants` (the number of constants with many values) and `names` (of the
+first remaining operations).
 
 Exit codes: 0 done; 2 the program cannot be reduced (one line on stderr).
 """
@@ -43,7 +43,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if __name__ == "__main__":
-    # The package is the one that contains this script; all else is imported as usual in this Python.
+    # Import `iree_gauntlet` from the folder that contains this script, without installing it.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -56,23 +56,23 @@ if TYPE_CHECKING:
 
 
 _EXIT_UNUSABLE = 2
-# A compile stops after one of these phases, the nearest first.
+# The phases after which a compile may stop, the earliest first.
 _PHASES = ("input", "flow", "executable-targets")
 _LOCATION_PATTERN = re.compile(r":(\d+):(\d+): ")
-# The numbers of operations around one that a diagnostic points at that may be related to it: they become one loop.
+# An edit keeps this many operations before and after the operation that a diagnostic points at.
 _MARGINS = (0, 4, 16)
-# The time in which a process prints its stack.
+# The time for a process to print its stack after SIGABRT.
 _ABORT_SECONDS = 20.0
 
 
-# These operations exist in a program without any others.
+# These operations are the frame of a program, and exist even in an empty one.
 _FRAME_OPERATIONS = ("builtin.module", *FUNCTIONS, "func.return", "util.return")
-# These attributes are about a function's own arguments and results, and invalid for others.
+# These attributes describe a function's arguments and results, and are invalid after these have changed.
 _SIGNATURE_ATTRIBUTES = ("function_type", "arg_attrs", "res_attrs", "tied_operands")
-# An argument of a program may have these types; values of all other types are made where they are used.
+# Arguments of a program may have these types; operations that make values of other types are kept.
 _ARGUMENT_TYPES = ("tensor<", "!torch.vtensor", "!torch.tensor")
 _MAX_NAMES = 5
-# Constants of this number of elements or more become one value.
+# Constants with at least this many elements get a single value.
 _MIN_CONSTANT_ELEMENTS = 16
 
 
@@ -91,7 +91,7 @@ class _ReducePlan:
 
 
 class _Size(NamedTuple):
-    """The size that is minimised: operations of its functions, nested ones too, then bytes."""
+    """The size to minimise: first the number of operations in functions (also nested ones), then the bytes."""
 
     operations: int
     bytes: int
@@ -103,47 +103,47 @@ class Edits:
     def __init__(self, ir: Bindings) -> None:
         self._ir = ir
         self.context = ir.Context()
-        # iree-compile parses in the same way.
+        # iree-compile accepts unregistered dialects, too.
         self.context.allow_unregistered_dialects = True
-        # Older releases need a location for every attribute that is made.
+        # Older releases need a location for making an attribute.
         self.location = ir.Location.unknown(self.context)
         self.errors = (ir.MLIRError, ValueError)
 
     def parse(self, path: str) -> Operation:
-        """Parse a program from a file, text or bytecode; raise one of `errors` if it is none."""
-        # The file's path is in the locations, which diagnostics print.
+        """Parse a program from a file of text or bytecode; raise one of `errors` if the file is invalid."""
+        # Parsing from the file puts the file's path into the locations, which diagnostics print.
         return self._ir.Module.parseFile(path).operation
 
     def is_valid(self, program: Operation) -> bool:
-        """Return whether the verifier accepts it; it may reject the result of an edit."""
+        """Return whether the verifier accepts a program; it may reject the result of an edit."""
         try:
             return bool(program.operation.verify())
         except self._ir.MLIRError:
             return False
 
     def write_bytecode(self, program: Operation) -> bytes:
-        """Return it as bytecode, with its locations."""
+        """Return a program as bytecode, with its locations."""
         buffer = io.BytesIO()
         program.operation.write_bytecode(buffer)
         return buffer.getvalue()
 
     def format_text(self, program: Operation) -> str:
-        """Return it as text for people."""
+        """Return a program as text for people."""
         return f"{program.operation.get_asm(assume_verified=True)}\n".replace("\n\n", "\n")
 
     def measure(self, program: Operation) -> _Size:
-        """Return its size."""
+        """Return a program's size."""
         return _Size(len(_list_counted(program)), len(self.write_bytecode(program)))
 
     def list_names(self, program: Operation) -> list[str]:
-        """Return the names of its first operations; for those that torch has no name for, the original name."""
+        """Return the names of a program's first operations; the original name if torch has no name for one."""
         return [
             self._read_text(operation, "name") if operation.name == "torch.operator" else str(operation.name)
             for operation in _list_counted(program)[:_MAX_NAMES]
         ]
 
     def list_constants(self, program: Operation) -> list[tuple[int, str]]:
-        """Return attributes with many values: an operation's index in the program, and the attribute's name."""
+        """Return the attributes with many values, as pairs of operation index and attribute name."""
         constants = []
         for index, operation in enumerate(_walk(program.operation)):
             for name, attribute in list_attributes(operation).items():
@@ -153,7 +153,7 @@ class Edits:
         return constants
 
     def make_splats(self, program: Operation, constants: Collection[tuple[int, str]]) -> Operation:
-        """Return a copy in which the constants at these indices have one value."""
+        """Return a copy of the program in which the given constants have a single value."""
         ir = self._ir
         copy = program.operation.clone().operation
         for index, operation in enumerate(_walk(copy)):
@@ -167,7 +167,7 @@ class Edits:
         return copy
 
     def list_symbols(self, program: Operation) -> list[str]:
-        """Return the names of its functions, globals and executables, if there are several."""
+        """Return the names of a program's functions, globals and executables; empty if there is only one."""
         names = [name for operation in _list_body(program) if (name := self._get_symbol(operation))]
         return names if len(names) > 1 else []
 
@@ -195,8 +195,8 @@ class Edits:
     def keep_operations(self, program: Operation, name: str, indices: Collection[int]) -> Operation:
         """Return a copy in which a function has only some of its operations.
 
-        Operations whose results cannot be arguments (numbers, lists) stay if they are needed. Tensors of removed
-        operations become arguments; unused values are returned.
+        Needed operations whose results cannot be arguments (numbers, lists) stay, too. Tensors of removed operations
+        become arguments; unused values are returned.
         """
         copy = program.operation.clone().operation
         function = self._find_function(copy, name)
@@ -211,7 +211,7 @@ class Edits:
                     uses[value] = None
                     if value in producers and not _can_be_argument(value):
                         needs.add(producers[value])
-        # These values are used, and made neither by a kept operation nor within it.
+        # Used values that no kept operation makes.
         inputs = [
             value for value in uses if (value in producers and producers[value] not in needs) or value in arguments
         ]
@@ -222,7 +222,7 @@ class Edits:
             for value in operation.results
             if _can_be_argument(value) and value not in uses
         ]
-        # A function of these operations replaces the present one.
+        # A new function with these operations replaces the old one.
         ir = self._ir
         types, location = [value.type for value in inputs], function.location
         attributes = {
@@ -252,7 +252,7 @@ class Edits:
         return str(self._ir.StringAttr(operation.attributes[attribute]).value)
 
     def _get_values_type(self, attribute: Native) -> Operation:
-        """Return the type of an attribute with many values; None for others."""
+        """Return the type of an attribute with many values; None for other attributes."""
         ir = self._ir
         if not (_is_instance(attribute, ir.DenseElementsAttr) or _is_instance(attribute, ir.DenseResourceElementsAttr)):
             return None
@@ -277,7 +277,7 @@ def _walk(operation: Operation) -> Iterator[Operation]:
 
 
 def _list_counted(program: Operation) -> list[Operation]:
-    """Return the operations of its functions, nested ones too."""
+    """Return the operations of a program's functions, including nested operations."""
     return [operation for operation in _walk(program.operation) if operation.name not in _FRAME_OPERATIONS]
 
 
@@ -286,7 +286,7 @@ def _can_be_argument(value: Native) -> bool:
 
 
 def _is_instance(instance: Native, class_: Native) -> bool:
-    # In older releases the check is a method of the class.
+    # In older releases, `isinstance` is a method of the bindings' class.
     return bool(class_.isinstance(instance) if hasattr(class_, "isinstance") else isinstance(instance, class_))
 
 
@@ -295,7 +295,7 @@ class _TimeIsUpError(Exception):
 
 
 class _Oracle:
-    """Compiles programs, and returns the compiler's output if they fail as expected, else None."""
+    """Compiles programs; returns the compiler's output if a program fails as expected, otherwise None."""
 
     def __init__(self, plan: _ReducePlan) -> None:
         self._plan = plan
@@ -307,7 +307,7 @@ class _Oracle:
         self.flags = list(plan.flags)
 
     def get_failure_output(self, program: bytes) -> str | None:
-        """Compile a program, each once; return the output of the expected failure, or None."""
+        """Compile a program, but never the same one twice; return the output of the expected failure, or None."""
         if program not in self._outputs:
             self._outputs[program] = self._compile(program)
         return self._outputs[program]
@@ -319,7 +319,7 @@ class _Oracle:
         return (self._folder / "candidate.txt").read_text(encoding="utf-8", errors="replace")
 
     def narrow(self, program: bytes) -> str:
-        """Find the phase before which it fails, and compile only so far from now on; empty for none."""
+        """Find the earliest phase that is enough for the failure, and stop compiles there; empty if none is."""
         for phase in _PHASES:
             self.flags.append(f"--compile-to={phase}")
             if self._compile(program) is not None:
@@ -342,7 +342,7 @@ class _Oracle:
                 code = process.wait(hang or min(remaining_seconds, self._plan.timeout))
             except subprocess.TimeoutExpired:
                 code = None
-                # It prints its stack.
+                # SIGABRT makes the compiler print its stack.
                 process.send_signal(signal.SIGABRT)
                 try:
                     process.wait(_ABORT_SECONDS)
@@ -358,7 +358,7 @@ class _Oracle:
 
 
 class _Reducer:
-    """The smallest program so far, and the edits that reduce it."""
+    """The smallest program so far, and the edits that make it smaller."""
 
     def __init__(self, plan: _ReducePlan, edits: Edits, oracle: _Oracle) -> None:
         self._folder = Path(plan.folder)
@@ -366,11 +366,11 @@ class _Reducer:
         self._oracle = oracle
         self.best = edits.parse(plan.program)
         self.size = edits.measure(self.best)
-        # The compiler's output for it.
+        # The compiler's output for the smallest program.
         self.output = ""
 
     def begin(self) -> str:
-        """Check that the program fails as bytecode, and return the phase up to which it has to be compiled."""
+        """Check that the program also fails as bytecode; return the phase after which compiles may stop."""
         program = self._edits.write_bytecode(self.best)
         output = self._oracle.get_failure_output(program)
         if output is None:
@@ -427,7 +427,7 @@ class _Reducer:
         while high - low > 1:
             middle = (low + high) // 2
             if try_operations(range(middle), "without its end"):
-                # Removing operations may add or remove others.
+                # The edit may have kept or dropped more operations than asked for.
                 low, high = min(low, count()), min(middle, count())
             else:
                 low = middle
@@ -447,13 +447,13 @@ class _Reducer:
     def _remove_runs(
         self, items: Callable[[], list[Operation]], remove: Callable[[Any, set[Any]], Any], description: str
     ) -> None:
-        """Remove runs of items by delta debugging, from all of them to each one."""
+        """Remove runs of items by delta debugging: first all items, then shorter runs, down to single items."""
         length = len(items())
         while length:
             start = 0
             while start < len(present_items := items()):
                 removed_items = present_items[start : start + length]
-                # If that is kept, the next items have moved to this index.
+                # If the items are removed, the next items move to this index.
                 if not self.try_program(
                     remove(self.best, set(removed_items)), f"without {len(removed_items)} {description}"
                 ):
@@ -489,7 +489,7 @@ def _run(plan: _ReducePlan) -> None:
         }
         text = edits.format_text(reducer.best)
         (folder / "reduced.mlir").write_text(text, encoding="utf-8")
-        # The output is for the text, whose lines are others than the bytecode's.
+        # Compile the text: diagnostics name its lines, which differ from those in the bytecode's locations.
         (folder / "reduced.txt").write_text(oracle.compile_finally(text.encode()), encoding="utf-8")
         (folder / "end.json").write_text(json.dumps(summary), encoding="utf-8")
 

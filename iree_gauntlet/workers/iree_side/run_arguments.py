@@ -1,9 +1,9 @@
 """Values of iree-run-module's `--input=` and `--expected_output=`, as bytes for a device.
 
-What operator suites use is read here, by the tool's own rules (runtime/src/iree/tooling/function_io.c,
-runtime/src/iree/hal/string_util.c): `3x4xf32=@a.bin`, `@a.npy`, `2x2xi32=1 2 3 4`, one value for all, none for zeros.
-Whatever else a text may say, and every mistake in it, raises `UnsupportedError`: the tool itself then reads it, and
-says what it thinks of it.
+The forms that operator suites use are read by the tool's own rules (runtime/src/iree/tooling/function_io.c,
+runtime/src/iree/hal/string_util.c): `3x4xf32=@a.bin`, `@a.npy`, `2x2xi32=1 2 3 4`. A single value fills the tensor;
+without values it is zeros. All other forms and all mistakes raise `UnsupportedError`; the caller then uses the tool
+itself, which reads the text or reports the mistake.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# IREE's number of an element type is its numerical type in the highest byte and its bits in the lowest
-# (IREE_HAL_ELEMENT_TYPE_VALUE in runtime/src/iree/hal/buffer_view.h); with it the NumPy type that holds its bits.
+# For each element type: IREE's number (IREE_HAL_ELEMENT_TYPE_VALUE in runtime/src/iree/hal/buffer_view.h: the numerical
+# type in the highest byte, the number of bits in the lowest), and the NumPy type that stores its bits.
 ELEMENT_TYPES = {
     "i1": (0x13000008, "?"),
     **{f"i{bits}": (0x10000000 | bits, f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
@@ -47,7 +47,7 @@ ELEMENT_TYPES = {
 TYPE_NAMES = {number: name for name, (number, _) in ELEMENT_TYPES.items()}
 
 _FLOATS = ("f16", "f32", "f64", "bf16")
-# These are written as bytes, or must not be rounded here.
+# Numbers of these types are not parsed here: these types are written as bytes, or must not be rounded here.
 _WITHOUT_NUMBERS = frozenset(name for name in ELEMENT_TYPES if name.startswith(("cf", "f8"))) | {
     "i1",
     "i2",
@@ -71,7 +71,7 @@ class UnsupportedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ArgumentValue:
-    """A tensor; its contents are dense and row-major, several values a byte for types below 8 bits."""
+    """A tensor; its contents are dense and row-major, and types below 8 bits have several values per byte."""
 
     shape: tuple[int, ...]
     element_type: str
@@ -80,7 +80,7 @@ class ArgumentValue:
 
 @lru_cache(maxsize=4096)
 def compute_storage(shape: tuple[int, ...], element_type: str) -> tuple[tuple[int, ...], int, np.dtype[Any]]:
-    """Return shape, bytes and type of the array that stores a tensor; types below 8 bits are flat bytes."""
+    """Return shape, bytes and type of the array that stores a tensor; for types below 8 bits, it is flat bytes."""
     type_number, code = ELEMENT_TYPES[element_type]
     dtype = np.dtype(code)
     count = math.prod(shape)
@@ -98,10 +98,10 @@ def make_array(value: ArgumentValue) -> np.ndarray[Any, Any]:
 
 
 def read_value(text: str, folder: str) -> ArgumentValue | None:
-    """Read a flag's value, with paths below a folder; return None if it means that nothing is expected.
+    """Read a flag's value, with paths relative to a folder; return None if it says that no output is expected.
 
     Raises:
-        UnsupportedError: it is not supported here.
+        UnsupportedError: the text's form is not supported here.
     """
     text = text.strip()
     if text == "(ignored)":
@@ -141,7 +141,7 @@ def open_file(path: str) -> int:
 
 
 def _read(path: str, offset: int, count: int) -> bytes | memoryview:
-    """Read the bytes of a file from an offset on; there must be exactly `count`."""
+    """Read the bytes of a file from an offset to the end, which must be exactly `count` bytes."""
     if count < _MIN_MAPPED_BYTES:
         contents = _read_some(path, offset, count + 1)
         if len(contents) != count:
@@ -159,7 +159,7 @@ def _read(path: str, offset: int, count: int) -> bytes | memoryview:
 
 
 def _read_npy(path: str) -> ArgumentValue:
-    # A header has a multiple of 64 bytes, and most are the shortest.
+    # The size of a header is a multiple of 64 bytes, and most headers fit into 128 bytes.
     prefix = _read_some(path, 0, 128)
     if len(prefix) < 10 or not prefix.startswith(_NPY_MAGIC) or prefix[6] != 1:
         raise UnsupportedError(f"{path}: not a .npy of version 1")
@@ -203,7 +203,7 @@ def _parse_npy_header(header: bytes) -> tuple[tuple[int, ...], str]:
 
 
 def _parse_values(text: str, shape: tuple[int, ...], element_type: str) -> bytes | memoryview:
-    """Parse numbers in their plain decimal forms; hexadecimal, octal and special ones are left to the tool."""
+    """Parse plain decimal numbers; hexadecimal, octal and special numbers are left to the tool."""
     _, size, dtype = compute_storage(shape, element_type)
     tokens = [token for token in _SEPARATORS.split(text) if token]
     if not tokens:
@@ -227,7 +227,7 @@ def _make_floats(tokens: Sequence[str], element_type: str) -> np.ndarray[Any, An
     if element_type == "f64":
         return numbers
     with np.errstate(all="ignore"):
-        # Small floats go through f32, as in the tool: the two roundings are part of the result.
+        # Small floats are rounded to f32 first, as in the tool, because the second rounding depends on the first.
         singles = numbers.astype("<f4")
         if element_type == "f16":
             return singles.astype("<f2")

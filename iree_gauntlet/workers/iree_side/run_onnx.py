@@ -1,27 +1,26 @@
-"""Run an ONNX model by a reference: for expected outputs, or to compare the outputs of others with it.
+"""Run an ONNX model by a reference, to make expected outputs, or to compare the outputs of others with its outputs.
 
     python run_onnx.py PLAN.json
 
-It runs in the Python that has onnx and onnxruntime. The plan for expected outputs, by onnxruntime or by onnx's own
+This script needs a Python with onnx and onnxruntime. The plan for expected outputs, by onnxruntime or by onnx's own
 evaluator:
 
     {"model": "/…/m.onnx",
-     "inputs": [["@x.npy", "4xi64=1"], …],        sets of inputs as iree-run-module takes them, in the order of wishes
-     "cwd": "/…",                                 where their files lie
-     "folder": "/…",                              outputs go to <folder>/output_0.bin, …, as raw values
-     "tolerances": {"f32": 1e-4, "rtol": 1e-5},   what the spec allows; null to have it chosen
-     "last": true}                                whether no other sets come: onnx's evaluator may run these too
+     "inputs": [["@x.npy", "4xi64=1"], …],        sets of inputs in the syntax of iree-run-module, preferred sets first
+     "cwd": "/…",                                 folder of the inputs' files
+     "folder": "/…",                              outputs are written to <folder>/output_0.bin, …, as raw values
+     "tolerances": {"f32": 1e-4, "rtol": 1e-5},   the spec's tolerances; null to choose them
+     "last": true}                                true if no more sets follow: then onnx's evaluator may run these, too
 
-The first set that runs and whose outputs can distinguish right from wrong is selected, else the first that runs. The
-model
-is run twice, generators of random numbers without their seeds: outputs that differ cannot be expected ones. onnxruntime
-is also run with its default graph optimisations, and a small model in onnx's evaluator too: both may be wrong, and
-differences are reported. For a few operators the evaluator is known to be right.
+The first set whose outputs can distinguish right from wrong is selected, or else the first set that runs. The model
+is run twice, with random generators unseeded: outputs that differ between the runs cannot be expected outputs. The
+model is also run by onnxruntime with its default graph optimisations and, if it is small, by onnx's evaluator. Both may
+be wrong, so differences are only reported. For a few operators the evaluator is known to be right.
 
 The answer:
 
-    {"taken": 0, "tells": true,                   whether its outputs can tell right from wrong
-     "refused": ["why", …],                       of the other sets that were tried
+    {"taken": 0, "tells": true,                   index of the selected set; can its outputs tell right from wrong?
+     "refused": ["why", …],                       why other sets were not selected
      "reference": {"name": "onnxruntime", "version": "1.32.0"},
      "inputs": [{"name", "dtype", "declared_shape", "shape"}],
      "outputs": [{"name", "type", "file", "dtype", "count", "nans", "infinities", "least", "most",
@@ -30,23 +29,23 @@ The answer:
      "allowed": {"f32": {"atol", "rtol", "reason"}},
      "notes": ["why onnxruntime is not the reference"]}
 
-`differs`: from run to run. `optimised`, `other`: by how much onnxruntime with optimisations, and the other reference,
-differ by more than is allowed; null if they don't, or were not run. `input`: the index of the input that is passed
-through unchanged; null for a computed output. Infinite differences are -1.
+`differs`: true if the output differs from run to run. `optimised`, `other`: the largest difference of onnxruntime with
+optimisations, and of the other reference; null if within the tolerance, or not run. `input`: the index of the input
+that is passed through unchanged; null for a computed output. Infinite differences are -1.
 
-With `sides` in the plan onnxruntime alone runs the model, its inputs and outputs are saved, and the outputs of others
-are compared with them:
+With `sides` in the plan, only onnxruntime runs the model. Its inputs and outputs are saved, and the outputs of the
+sides are compared with them:
 
     {"model", "cwd", "folder", as above,
-     "inputs": ["1x4xf32=@x.bin", "@y.npy"],      one set of them
-     "name": "whole",                             values go to <folder>/<name>_input_0.bin, <name>_output_0.bin
-     "sides": {"iree": ["a_0.bin", "a_1.bin"]},   an output each: files of raw values, texts like those of inputs, or
-                                                  nothing
-     "tolerances": {"f32": 1e-4}}                 as of trace_dispatches.py
+     "inputs": ["1x4xf32=@x.bin", "@y.npy"],      a single set of inputs
+     "name": "whole",                             values are written to <folder>/<name>_input_0.bin, <name>_output_0.bin
+     "sides": {"iree": ["a_0.bin", "a_1.bin"]},   for each output a file of raw values, a text like those of inputs, or
+                                                  an empty text
+     "tolerances": {"f32": 1e-4}}                 as in trace_dispatches.py
 
-The answer is `{"onnxruntime": "1.32.0", "inputs": […], "outputs": […]}`: objects of `name`, `type` as IREE writes it,
-`dtype` and `shape` as NumPy has them, `file`; for outputs also `largest` |value|, and by side `error` as a share of
-that, and `wrong`. Exit codes: those of `plan_file`.
+The answer is `{"onnxruntime": "1.32.0", "inputs": […], "outputs": […]}` with objects of `name`, `type` (IREE's),
+`dtype` and `shape` (NumPy's) and `file`. Outputs also have the `largest` |value|, and for each side the `error` as a
+share of that, and `wrong`. Exit codes: those of `plan_file`.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 if __name__ == "__main__":
-    # The package is the one that contains this script; all else is imported as usual in this Python.
+    # Import `iree_gauntlet` from the folder that contains this script, without installing it.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -109,14 +108,14 @@ _RANDOM_OPERATORS = frozenset(
         *("RandomUniform", "RandomUniformLike"),
     )
 )
-# onnx's evaluator, which is Python, runs such a model in a second or two.
+# The limits of a small model, which onnx's evaluator, written in Python, runs in a second or two.
 _MAX_EVALUATOR_NODES, _MAX_EVALUATOR_VALUES = 200, 1_000_000
-# These weights become twice as wide in memory, several times.
+# The maximum number of weights to widen to f64: the wider weights are in memory several times.
 _MAX_WIDENED_WEIGHTS = 100_000_000
-# For these operators onnxruntime 1.32 does not give the results of ONNX's own tests. For others, the evaluator is as
-# often wrong where it differs: Softmax before opset 13, LpNormalization of negative values, MaxPool with SAME_LOWER.
+# For these operators onnxruntime 1.32 fails ONNX's own tests. Where the two differ for other operators, the evaluator
+# is wrong as often: Softmax before opset 13, LpNormalization of negative values, MaxPool with SAME_LOWER.
 _ODD_OPERATORS = frozenset(("Attention", "DFT", "MaxUnpool", "STFT"))
-# Two references whose results differ by more than this are different, regardless of the order of additions.
+# A larger difference between two references is not explained by the order of additions.
 _MAX_DIFFERENCE = {"f64": 1e-9, "f32": 1e-3, "f16": 1e-2, "bf16": 2e-2}
 
 
@@ -126,9 +125,9 @@ _TYPE_ATTRIBUTES = ("to", "dtype", "output_datatype", "output_dtype")
 
 
 def _widen_model(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a model (of `onnx.load`, with its weights) in which all of f16, bf16 and f32 is f64.
+    """Return a copy of a model (of `onnx.load`, with its weights) that uses f64 in place of f16, bf16 and f32.
 
-    Weights, constants, inputs, outputs, casts: its results are those without rounding to its own types.
+    This changes weights, constants, inputs, outputs and casts, so the copy does not round to the model's own types.
     Operators without a kernel for f64 fail only when the copy is run.
     """
     copy = onnx.ModelProto()
@@ -149,7 +148,7 @@ def _widen_model(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _widen_values(graph: onnx.GraphProto) -> None:
-    # The types of intermediate values can be inferred.
+    # The types of intermediate values are dropped; they can be inferred.
     del graph.value_info[:]
     for value in (*graph.input, *graph.output):
         if value.type.tensor_type.elem_type in _NARROW_FLOATS:
@@ -176,7 +175,7 @@ class _RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class _ReferenceRun:
-    """A run on the selected set of inputs; `rejections` has the reasons why the sets before it were not used."""
+    """A run on the selected set of inputs; `rejections` has the reasons why earlier sets were not selected."""
 
     model: onnx.ModelProto
     reference: ReferenceProgram
@@ -187,12 +186,12 @@ class _ReferenceRun:
 
     @property
     def by_onnxruntime(self) -> bool:
-        """True if onnx's evaluator can give a second opinion."""
+        """True if onnxruntime made the results, so onnx's evaluator can give a second opinion."""
         return self.reference.name == OnnxRuntime.name
 
     @property
     def is_small(self) -> bool:
-        """True if onnx's evaluator runs it in a second or two."""
+        """True if onnx's evaluator runs the model in a second or two."""
         values = _count_weights(self.model) + sum(array.size for array in self.arrays)
         return values <= _MAX_EVALUATOR_VALUES and sum(1 for _ in walk_nodes(self.model)) <= _MAX_EVALUATOR_NODES
 
@@ -267,7 +266,7 @@ def _find_expected(plan: _RunPlan) -> dict[str, Any]:
 def _run_first_fitting(
     model: onnx.ModelProto, reference: ReferenceProgram, plan: _RunPlan
 ) -> _ReferenceRun | list[str]:
-    """Run on the first set of inputs with discriminating outputs, else the first that runs; or return why none runs."""
+    """Return the first run with discriminating outputs, or else the first run; if none runs, return the reasons."""
     reasons: list[str] = []
     first_run: _ReferenceRun | None = None
     for index, arguments in enumerate(plan.inputs):
@@ -291,13 +290,13 @@ def _run_first_fitting(
 
 
 def _find_undeclared(model: onnx.ModelProto, outputs: Outputs) -> list[str]:
-    """Return outputs without the shape that the model declares: the files are wrong, or the inputs don't match."""
+    """Describe outputs whose shape is not as declared: the model is wrong, or its inputs do not fit it."""
     messages = []
     for value in model.graph.output:
         array: Any = outputs[value.name]
         _, shape = read_declared_type(value)
         if not isinstance(array, np.ndarray) or not shape:
-            # A model may omit the shape of an output, which looks like a scalar's.
+            # A model may omit an output's shape, which then looks like the shape of a scalar.
             continue
         is_compatible = all(
             not isinstance(size, int) or size == actual_size
@@ -309,7 +308,7 @@ def _find_undeclared(model: onnx.ModelProto, outputs: Outputs) -> list[str]:
 
 
 def _discriminates(array: Any) -> bool:
-    """Return whether an output has values that are not all the same."""
+    """Return whether an output's values differ, so that the output can tell right from wrong."""
     if not isinstance(array, np.ndarray) or array.dtype.kind in "OSU":
         return True
     summary = _describe(array)
@@ -320,7 +319,7 @@ def _discriminates(array: Any) -> bool:
 
 
 def _describe(array: Array) -> dict[str, Any]:
-    """Summarise an array; `least` and `most` are of finite values, null if there are none."""
+    """Summarise an array; `least` and `most` count finite values only, and are null without any."""
     with np.errstate(all="ignore"):
         values = array.astype(np.float64) if array.dtype.name not in ("int64", "uint64") else array
         is_floating = values.dtype.kind == "f"
@@ -338,7 +337,7 @@ def _describe(array: Array) -> dict[str, Any]:
 
 
 def _try_run(run: Callable[[], Outputs]) -> Outputs | None:
-    """Run a reference; return None if it cannot be run, since a second opinion is optional."""
+    """Run a reference for a second opinion, which is optional: return None if the run fails."""
     try:
         return run()
     except (InferenceFailedError, PlanError):
@@ -346,7 +345,7 @@ def _try_run(run: Callable[[], Outputs]) -> Outputs | None:
 
 
 def _count_weights(model: onnx.ModelProto) -> int:
-    """Count the values of its tensors: initializers, and those of constants."""
+    """Count the values of a model's initializers and constants."""
     constants = (attribute.t for node in walk_nodes(model) for attribute in node.attribute)
     return sum(math.prod(tensor.dims) for tensor in (*model.graph.initializer, *constants) if tensor.data_type)
 
@@ -363,7 +362,7 @@ def _are_apart(outputs: Outputs, other_outputs: Outputs) -> bool:
 def _choose_allowed(
     spec: Mapping[str, float] | None, run: _ReferenceRun, second: Outputs | None
 ) -> dict[str, OutputTolerance]:
-    """Choose the tolerance of outputs by element type: the spec's, or one for their rounding."""
+    """Choose the tolerance for each element type: the spec's, or else one derived from the outputs' rounding errors."""
     elements = dict.fromkeys(filter(None, map(get_float_type, run.outputs.values())))
     if spec is not None:
         return {name: OutputTolerance(spec[name], spec["rtol"], "as the spec says") for name in elements}
@@ -388,7 +387,7 @@ def _find_handed_through(run: _ReferenceRun, name: str) -> int | None:
 
 
 def _find_longest_sum(run: _ReferenceRun) -> int:
-    """Return the largest number of products in a sum: by the weights of layers, and by inputs that are reduced."""
+    """Return the largest number of products in a sum, from the shapes of layers' weights and of reduced inputs."""
     weights = {tensor.name: tuple(tensor.dims) for tensor in run.model.graph.initializer}
     longest = 1
     for node in walk_nodes(run.model):
@@ -415,7 +414,7 @@ def _run_in_f64(run: _ReferenceRun) -> Outputs | None:
 
 
 def _find_differing(run: _ReferenceRun) -> set[str]:
-    """Return outputs that differ in another run, whose random numbers have no seeds."""
+    """Run the model again without seeds of random numbers; return the outputs that differ."""
     first_outputs, reference = run.outputs, run.reference
     random_nodes = [node for node in walk_nodes(run.model) if node.op_type in _RANDOM_OPERATORS]
     if any(attribute.name == "seed" for node in random_nodes for attribute in node.attribute):
@@ -439,7 +438,7 @@ def _find_differing(run: _ReferenceRun) -> set[str]:
 
 
 def _measure_excess(array: Array, other_array: Array | None, tolerances: Mapping[str, OutputTolerance]) -> float | None:
-    """Return the largest difference, if some difference exceeds the tolerance; -1 for an infinite one, else None."""
+    """Return the largest difference (-1 for infinity) if some difference exceeds the tolerance; otherwise None."""
     if other_array is None:
         return None
     max_difference = measure_difference(array, other_array)
@@ -473,7 +472,7 @@ class _HoldPlan:
         errors = {}
         for side, arguments in self.sides.items():
             path = Path(arguments[index])
-            # The side's value replaces the output; if it has none, the output itself is used.
+            # Without a value of the side, the output is compared with itself.
             contents = reference.contents
             if path.suffix == ".bin" and "=" not in path.name:
                 contents = path.read_bytes()

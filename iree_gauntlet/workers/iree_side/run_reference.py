@@ -1,21 +1,21 @@
-"""Run an ONNX model on synthetic inputs in onnxruntime, as it says itself, and keep both for iree-run-module.
+"""Run an ONNX model on synthetic inputs in onnxruntime, and save inputs and outputs for iree-run-module.
 
     python run_reference.py MODEL.onnx -o REFERENCE.zip
 
-The archive holds every input and output as raw values, and `arguments.txt`, a flagfile that names them with their
-types: `--input=1x3x224x224xf32=@input_0.bin`, `--expected_output=…`. It is the same, byte for byte, whenever it is
-made with the same onnxruntime and NumPy.
+The archive has every input and output as raw values, and a flagfile `arguments.txt` that names them with their types:
+`--input=1x3x224x224xf32=@input_0.bin`, `--expected_output=…`. The same onnxruntime and NumPy always make the same
+archive, byte for byte.
 
-Inputs are those of iree-test-suites' `onnx_models/utils.py`: dynamic dimensions are 1, f32 values are uniform in
-[0, 1). There, one `numpy.random.default_rng(0)` serves all tests of a process; here each model has its own, so that
-its inputs do not depend on which others run. For i32 and i64 upstream calls `rng.integers(shape)`, which makes an array
-of another shape than the model's for all but one element; here they are uniform in [0, last dimension), which are the
-same values for that one. Upstream makes no inputs of other types, and neither does this.
+Inputs are those of iree-test-suites' `onnx_models/utils.py`: dynamic dimensions are 1, and f32 values are uniform in
+[0, 1). Upstream, all tests of a process share one `numpy.random.default_rng(0)`. Here each model has its own generator,
+so its inputs do not depend on other models. Upstream calls `rng.integers(shape)` for i32 and i64, which has the model's
+shape only for a single element. Here integers are uniform in [0, last dimension), which gives the same value for a
+single element. Inputs of other types are not supported, as upstream.
 
-Integers are signless (`i64`), since that is what a module computes, where upstream writes `si64`.
+Integers are signless (`i64`) like a module's; upstream writes `si64`.
 
-Exit codes: 0 made, 1 onnxruntime failed, 2 the model takes or gives what cannot be passed; the reason is one line on
-stderr, and nothing was written.
+Exit codes: 0 done; 1 onnxruntime failed; 2 the model has inputs or outputs of unsupported types. The reason is one line
+on stderr, and nothing was written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if __name__ == "__main__":
-    # The package is the one that contains this script; all else is imported as usual in this Python.
+    # Make `iree_gauntlet` importable without installing it.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -55,7 +55,7 @@ _INTEGERS = {"int32": np.int32, "int64": np.int64}
 
 
 def make_inputs(inputs: Sequence[ReferenceInput]) -> list[Array]:
-    """Generate a value for each input of a session, in order; raise a PlanError if upstream makes none of its type."""
+    """Generate a value for each input, in order; raise a PlanError for a type that upstream does not support."""
     generator = np.random.default_rng(0)
     arrays: list[Array] = []
     for value in inputs:
@@ -85,7 +85,7 @@ def _make(model: Path, output: Path) -> None:
     partial_path = output.with_name(f"{output.name}.partial")
     with zipfile.ZipFile(partial_path, "w") as archive:
         for name, member_bytes in archive_members.items():
-            # The entries have no time, so that the bytes are the same.
+            # The entries have no time, so that the archive is always the same.
             archive.writestr(zipfile.ZipInfo(name), member_bytes)
     with partial_path.open("rb") as stream:
         os.fsync(stream.fileno())

@@ -1,34 +1,34 @@
-"""Run modules and compare their outputs, one small case after the other, in the Python of the measured toolchain.
+"""Run modules and compare their outputs, one case after the other, in the Python of the measured toolchain.
 
     python run_server.py LIFE_FD MEMORY_BYTES
 
-Requests come as lines of JSON on standard input, and each is answered by a line on standard output:
+Each request is a line of JSON on standard input, and its answer is a line on standard output:
 
-    {"cwd": "/…/test_abs",                  where relative paths begin
-     "device": "local-sync",                made once, and kept
-     "on_cpu": true,                        the device is the processor
+    {"cwd": "/…/test_abs",                  base of relative paths
+     "device": "local-sync",                created once, and reused by later cases
+     "on_cpu": true,                        true if the device is the CPU
      "module": "/…/module.vmfb",
-     "function": "",                        empty for the only one that the module exports
+     "function": "",                        empty for the module's only exported function
      "inputs": ["3x4xf32=@input_0.bin"], "expected": ["3x4xf32=@output_0.bin"],
-     "limits": {"f32": [1e-4, 1e-5]},       absolute and relative tolerance by type; {} for the same bytes
-     "allclose": null,                      [rtol, atol, equal_nan]: numpy.allclose in place of that
-     "kept": ["/…/output_0.npy"]}           where outputs go that are to be looked at: of a case that fails
+     "limits": {"f32": [1e-4, 1e-5]},       absolute and relative tolerance by type; {}: outputs must be equal
+     "allclose": null,                      [rtol, atol, equal_nan]: use numpy.allclose instead of `limits`
+     "kept": ["/…/output_0.npy"]}           paths for the outputs of a failing case
 
     {"verdict": "mismatch", "message": "", "seconds": 0.0003, "cpu_seconds": 0.0003,
      "peak_rss_bytes": 41000000,
      "outputs": [{"index": 0, "type": "3x4xf32", "passed": false, "count": 12, "file": "/…/output_0.npy"}]}
 
-Verdicts: `passed`; `mismatch` (the outputs are in the named files: .npy, or raw bytes for types that it does not
-support); `error` with IREE's status; `unsupported`, for features that only iree-run-module has. The verdict is that of
-iree-run-module. Outputs that all pass are not listed.
+Verdicts are those of iree-run-module: `passed`; `mismatch` (outputs are in the named files: .npy, or raw bytes for a
+type that .npy lacks); `error` with IREE's status; `unsupported` for features that only iree-run-module has. If all outputs
+pass, none is listed.
 
-`limits` lists no type that is compared by its bytes. If `expected` and `allclose` are empty, nothing is compared.
-`peak_rss_bytes` is the process' peak memory during the case.
+Types that are not in `limits` are compared by their bytes. If `expected` and `allclose` are empty, nothing is compared.
+`peak_rss_bytes` is the peak memory of the process during the case.
 
-The first line is `{"ready": true}`. The process ends with standard input, and, at any time, when the other end of the
-pipe LIFE_FD is closed. MEMORY_BYTES above 0 is the address space that cases may have in addition to that of Python and
-the runtime at start, until one requests a device other than the processor. Output that a case prints goes to standard
-error.
+The first output line is `{"ready": true}`. The process ends when standard input ends, or when the other end of the pipe
+LIFE_FD is closed. MEMORY_BYTES above 0 limits the address space of cases, in addition to that of Python and the runtime
+at start; the limit is lifted when a case requests another device than the CPU. Output that a case prints is written to
+standard error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if __name__ == "__main__":
-    # The package is the one that contains this script; all else is imported as usual in this Python.
+    # Import `iree_gauntlet` from the folder that contains this script, without installing it.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -77,14 +77,14 @@ if TYPE_CHECKING:
 _MAX_MESSAGE_CHARS = 2000
 # This prefix precedes IREE's status: `Error invoking function: c/runtime/src/iree/vm/list.c:103: INVALID_ARGUMENT; …`.
 _SOURCE_PREFIX = re.compile(r"^.*?\S+\.(?:c|cc|cpp|h|inl):\d+: ")
-# A .npy supports these types; values below 8 bits are packed bytes here, and no array of their shape.
+# The types that .npy supports. Values below 8 bits are packed bytes here, not arrays of their shape.
 _NPY_TYPES = re.compile(r"(?:i|si|ui)(?:1|8|16|32|64)|f(?:16|32|64)")
-# The tool aborts when it compares these, and when values of f8 differ: such cases are left to the tool itself.
+# The tool aborts when it compares these types, or when f8 values differ; such cases are left to the tool itself.
 _ABORTING_TYPES = ("i4", "si4", "ui4")
 # Contents up to this size are first compared as bytes.
 _MAX_DIRECT_BYTES = 1 << 16
 _MAX_COPIED_MODULE_BYTES = 1 << 18
-# The bindings convert a status to the nearest kind of exception.
+# The bindings convert a status to one of these exceptions.
 _RUNTIME_ERRORS = (OSError, RuntimeError, ValueError, TypeError, NotImplementedError, LookupError)
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STATM_PATH = Path("/proc/self/statm")
@@ -215,7 +215,7 @@ class RunServer:
             raise UnsupportedError(self._device_errors[uri])
         if uri not in self._devices:
             if not on_cpu:
-                # A GPU's driver reserves addresses for all memory of all GPUs, and more, at once.
+                # Lift the limit: a GPU's driver reserves at once more addresses than all GPUs have memory.
                 _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
                 resource.setrlimit(resource.RLIMIT_AS, (hard_limit, hard_limit))
             try:
@@ -228,7 +228,7 @@ class RunServer:
 
 
 def serve(requests: Any, answers: int) -> None:
-    """Answer the lines of a file by a descriptor, until there are no more."""
+    """Answer each line of a file on a descriptor, until the file ends."""
     server = RunServer()
     memory = _PeakMemory()
     _write(answers, {"ready": True})
@@ -243,7 +243,7 @@ class _PeakMemory:
     _MIN_RESET_BYTES = 1 << 24
 
     def __init__(self) -> None:
-        # `getrusage` is not used: it begins at the peak of the process that this one was forked from.
+        # `getrusage` is not used, because its peak includes the peak of the parent process before the fork.
         self._status: int | None = None
         with contextlib.suppress(OSError):
             self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
@@ -267,7 +267,7 @@ class _PeakMemory:
 
 
 def _find_function(module: Native, name: str) -> Native:
-    """Find the function to call: the named one, or the only one that is not part of IREE's own machinery."""
+    """Find the function to call: the named function, or the only one that is not internal to IREE."""
     if not name:
         names = [
             candidate for candidate in module.function_names if not candidate.startswith("__") and "$" not in candidate
@@ -316,7 +316,7 @@ def _judge(
 def _describe(
     actual: Sequence[ArgumentValue], verdicts: Sequence[bool], expected_count: int, paths: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Describe the outputs of a case that fails, and those that are missing; save the former to files."""
+    """Describe the outputs of a failing case, including missing ones; save the existing outputs to files."""
     descriptions: list[dict[str, Any]] = []
     for index, value in enumerate(actual):
         descriptions.append(
@@ -358,7 +358,7 @@ def _write(descriptor: int, answer: dict[str, Any]) -> None:
 
 
 def _limit_memory(extra_bytes: int) -> None:
-    """Limit the address space to its present size and `extra_bytes`; not at all if the former is unknown."""
+    """Limit the address space to `extra_bytes` above its present size; do nothing if that size is unknown."""
     try:
         used_bytes = int(_STATM_PATH.read_bytes().split()[0]) * _PAGE_BYTES
     except OSError:
@@ -375,12 +375,12 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) != 3:
         sys.stderr.write(f"usage: {Path(argv[0]).name} LIFE_FD MEMORY_BYTES\n")
         return 2
-    # The kernel ends this process when the other end of the pipe is closed, at any time.
+    # When the other end of the pipe is closed, SIGIO ends this process, whatever it is doing.
     life_fd = int(argv[1])
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(life_fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(life_fd, fcntl.F_SETFL, fcntl.fcntl(life_fd, fcntl.F_GETFL) | os.O_ASYNC)
-    # Standard output is for answers alone: a module's own output goes to standard error.
+    # Standard output is for answers only, so output of modules goes to standard error.
     answers = os.dup(1)
     os.dup2(2, 1)
     try:

@@ -1,9 +1,9 @@
-"""Run two modules of one program side by side, and compare every tensor that goes into a dispatch or comes out of it.
+"""Run two modules of one program side by side, and compare all input and output tensors of their dispatches.
 
     python trace_dispatches.py PLAN.json
 
-Both were compiled with `--iree-flow-trace-dispatch-tensors`. Each runs in a process of its own, which sends its
-tensors through a pipe as they come, so that only those of one dispatch are held here, and so that it may crash.
+Both were compiled with `--iree-flow-trace-dispatch-tensors`. Each runs in a separate process, which may crash. The
+process sends its tensors through a pipe as they are traced, so only one dispatch's tensors are in memory here.
 The plan:
 
     {"target": {"device": "local-task", "modules": ["/…/a.vmfb"], "parameters": [["model", "/…/m.irpa"]],
@@ -11,22 +11,22 @@ The plan:
      "reference": {the same},
      "tolerances": {"f32": 1e-4},     largest |difference|, as a share of the reference's largest |value|; default 0
      "keep": 8,                       maximum number of suspects that are written to files
-     "timeout": 60,                   seconds after which both are ended
+     "timeout": 60,                   seconds after which both processes are killed
      "folder": "/…"}                  destination of the files
 
-The answer has `dispatches`, an object each: `dispatch`, the key of its traces; `call` (0 is the first one of all);
-`inputs` and `outputs`, objects of `type`, `error` as a share, `wrong`; `suspect` if an output is wrong and no input
-is; and of the first suspects `kept`, the folder with the tensors of both sides, and the `largest` |value| of each
-output of the reference. It also reports how both ended: `target` and `reference`, the exit codes (negative: a signal; 0
-also for one that was ended because the other had); `unfinished`, dispatches that started and gave nothing: objects of
-`dispatch`, `kept` and the `inputs`; `differs` (where the sides do not do the same; empty if they do); `results`,
-the function's outputs, each as in `outputs` with the `largest` |value| of the reference.
+The answer has `dispatches`, a list of objects: `dispatch` is the traces' key; `call` counts all dispatches from 0;
+`inputs` and `outputs` are objects of `type`, `error` (as a share) and `wrong`; `suspect` is true if an output is wrong
+but no input. The first suspects also have `kept`, the folder with the tensors of both sides, and for each output the
+reference's `largest` |value|. `target` and `reference` are exit codes: negative for a signal, and 0 also for a process
+that was killed because the other had ended. `unfinished` lists dispatches without outputs: `dispatch`, `kept` and
+`inputs`. `differs` says where the two sides run different dispatches; empty if they do not. `results` are the
+function's outputs, each as in `outputs`, with the reference's `largest` |value|.
 
-With `by_values`, the reference may be another program of the same meaning: it runs first, and a tensor of the target is
-right if the reference has one of the same values in any layout (`ValueIndex`). Errors are unknown then.
+With `by_values`, the reference may be another program of the same meaning. It runs first, and a tensor of the target is
+right if the reference has a tensor of the same values in any layout (`ValueIndex`). Errors are then unknown.
 
-With `capture`, the keys of some dispatches, the target runs alone, until each of them has run once: their inputs
-go to files, and the answer has for each key a list of `type` and `file`.
+With `capture`, the keys of some dispatches, only the target runs, until each of these dispatches has run once. Their
+inputs are written to files, and the answer has for each key a list of `type` and `file`.
 
 Exit codes: those of `plan_file`.
 """
@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 if __name__ == "__main__":
-    # The package is the one that contains this script; all else is imported as usual in this Python.
+    # Import `iree_gauntlet` from the folder that contains this script, without installing it.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
@@ -64,18 +64,18 @@ if TYPE_CHECKING:
 
 
 _INPUTS, _OUTPUTS = " inputs", " outputs"
-# This key precedes the function's outputs, in place of a dispatch's.
+# The key of the function's outputs, in place of a dispatch's key.
 _RESULTS = "results"
-# The number of sorted values that are sampled: the smallest, the largest, and others at equal distances.
+# The number of sampled sorted values: the smallest, the largest, and others at equal distances in the order.
 _SAMPLE_COUNT = 257
 
 
 class ValueIndex:
     """An index of a program's tensors by their sorted values, whatever their names and layouts.
 
-    A transposed, packed or padded tensor has the values of the plain one, but for zeros. For each, its count of other
-    values and some order statistics are stored, so that an index is small however large the tensors are. Tolerances are
-    a share of the largest value, by element type.
+    A transposed, packed or padded tensor has the same values as the plain tensor, except zeros. The index stores for
+    each tensor the number of nonzero values and some order statistics, so it is small even for large tensors.
+    Tolerances are a share of the largest value, by element type.
     """
 
     def __init__(self, tolerances: Mapping[str, float]) -> None:
@@ -88,14 +88,14 @@ class ValueIndex:
         self._samples[element_type, count].append(sample)
 
     def has(self, element_type: str, numbers: Array) -> bool:
-        """Return whether a tensor of such values was added."""
+        """Return whether a tensor with these values, up to the tolerance, was added."""
         count, sample = _sort_values(numbers)
         limits = self._tolerances.get(element_type, 0.0) * find_largest(sample), 0.0
         return any(are_close(candidate, sample, limits) for candidate in self._samples.get((element_type, count), ()))
 
 
 def _sort_values(numbers: Array) -> tuple[int, Array]:
-    """Return the number of nonzero values, and some of them in their order."""
+    """Return the number of nonzero values, and a sample of these values in sorted order."""
     values = np.sort(numbers[numbers != 0], axis=None)
     indices = np.linspace(0, max(0, values.size - 1), min(values.size, _SAMPLE_COUNT)).round().astype(int)
     return values.size, values[indices]
@@ -146,11 +146,11 @@ class RawTensor:
         return widen(np.frombuffer(self.contents, get_host_type(self.element_type)), self.element_type)
 
     def find_largest(self) -> float:
-        """Return the largest |value| that is finite; 0 for none."""
+        """Return the largest finite |value|; 0 if there is none."""
         return find_largest(self.read_numbers())
 
 
-# The tensors of the target, and of the reference.
+# The tensors of the target, and the same tensors of the reference.
 _Pair = tuple[list[RawTensor], list[RawTensor]]
 
 
@@ -164,7 +164,7 @@ def measure_error(target: RawTensor, reference: RawTensor) -> float:
 
 @dataclass(slots=True)
 class _TensorReport:
-    """The result for a tensor of the target; by values, its error is unknown."""
+    """The result for a tensor of the target; with `by_values`, its error is unknown."""
 
     type: str
     wrong: bool
@@ -173,9 +173,9 @@ class _TensorReport:
 
 
 class _TraceLog:
-    """Pairs the inputs of dispatches with their outputs; records the results, and the first suspects' tensors.
+    """Matches the outputs of dispatches with their inputs; records the results, and the first suspects' tensors.
 
-    The runtime may start several dispatches before it ends the first of them.
+    The runtime may start several dispatches before the first one ends.
     """
 
     def __init__(self, plan: _TracePlan) -> None:
@@ -190,7 +190,7 @@ class _TraceLog:
         if key.endswith(_INPUTS):
             self._started_inputs.setdefault(name, []).append(tensors)
             return
-        # If a dispatch takes no tensors, only its outputs are traced.
+        # A dispatch without input tensors has only a trace of its outputs.
         input_pair = self._started_inputs[name].pop(0) if self._started_inputs.get(name) else ([], [])
         inputs, outputs = describe(input_pair, True), describe(tensors, False)
         suspect = any(report.wrong for report in outputs) and not any(report.wrong for report in inputs)
@@ -206,7 +206,7 @@ class _TraceLog:
         )
 
     def find_unfinished(self) -> list[dict[str, Any]]:
-        """Return dispatches that were started and not ended, with the inputs of the last time."""
+        """Return dispatches that started but did not end, each with its last inputs."""
         last_pairs = {name: pairs[-1] for name, pairs in self._started_inputs.items() if pairs}
         return [
             {
@@ -269,7 +269,7 @@ def _compare_values(plan: _TracePlan) -> dict[str, Any]:
     target, log = _SideProcess("target", plan.target, folder), _TraceLog(plan)
 
     def describe(pair: _Pair, are_inputs: bool) -> list[_TensorReport]:
-        # Buffers that are written into begin as zeros, which another program need not have.
+        # Inputs of zeros are right: they may be buffers to write into, which another program need not have.
         zeros = [are_inputs and not tensor.contents.strip(b"\0") for tensor in pair[0]]
         return [
             _TensorReport(tensor.type, not (is_zero or index.has(tensor.element_type, tensor.read_numbers())))
@@ -288,7 +288,7 @@ def _name_dispatch(key: str) -> str:
 
 
 def _capture(plan: _CapturePlan) -> dict[str, Any]:
-    """Run the target and save the inputs of some dispatches, the first time that each of them runs."""
+    """Run the target; save the inputs of some dispatches when each of these runs for the first time."""
     folder, requested_names = Path(plan.folder), set(plan.capture)
     files_by_name: dict[str, list[dict[str, str]]] = {}
     side = _SideProcess("target", plan.target, folder)
@@ -296,7 +296,7 @@ def _capture(plan: _CapturePlan) -> dict[str, Any]:
         name = _name_dispatch(key)
         if name in requested_names and name not in files_by_name:
             entries = files_by_name[name] = []
-            # If a dispatch takes no tensors, only its outputs are traced.
+            # A dispatch without input tensors has only a trace of its outputs.
             for index, tensor in enumerate(tensors if key.endswith(_INPUTS) else ()):
                 file = folder / f"captured_{len(files_by_name)}_{index}.bin"
                 file.write_bytes(tensor.contents)
@@ -333,7 +333,7 @@ class _SideProcess:
         self._stream: BinaryIO = os.fdopen(read_end, "rb")
 
     def read_traces(self) -> Iterator[tuple[str, list[RawTensor]]]:
-        """Yield the traces as they come: keys and tensors, until the process ends."""
+        """Yield the traces (keys and tensors) as they arrive, until the process ends."""
         while line := self._stream.readline():
             if not line.endswith(b"\n"):
                 return
@@ -351,7 +351,7 @@ class _SideProcess:
         self._process.kill()
 
     def end(self) -> int:
-        """Return its exit code; 0 if it still has output, which is discarded: then it is killed."""
+        """Return the exit code; if the process still has output, kill it and return 0."""
         has_output = bool(self._stream.read(1))
         if has_output:
             self.kill()
@@ -368,7 +368,7 @@ def _emit(plan: _SidePlan, stream: BinaryIO) -> None:
         header = {"key": key, "tensors": [(shape, name, len(contents)) for shape, name, contents in tensors]}
         stream.write(json.dumps(header).encode() + b"\n")
         stream.writelines(contents for _, _, contents in tensors)
-        # If a dispatch crashes, it is the last one whose inputs have arrived.
+        # Flush, so that a crashing dispatch is the last one whose inputs arrive.
         stream.flush()
 
     program = DeviceProgram(device, plan.modules, plan.parameters, plan.function, trace)

@@ -1,13 +1,13 @@
-"""Compute errors of a program's values against the expected ones, and tolerances: here and in the toolkit.
+"""Compute tolerances, and the errors of a program's values against expected values, for workers and the toolkit.
 
-The rule of the comparison is that of `iree-run-module` (`iree_math_fuzzy_compare_f64`): a value passes if it is
-equal, if both are NaN, or if |actual − expected| ≤ atol + rtol · |expected| with a finite expected value, all in
-double precision. Limits are such pairs, (atol, rtol).
+The comparison follows the rule of `iree-run-module` (`iree_math_fuzzy_compare_f64`): a value passes if it equals the
+expected value, if both are NaN, or if the expected value is finite and |actual − expected| ≤ atol + rtol · |expected|,
+all in double precision. Limits are pairs (atol, rtol).
 
-A correct result differs from a reference by rounding. The error of the reference itself, against the same model in
-double precision, shows how a model amplifies roundings: an implementation that adds in another order differs by as
-much. The minimum tolerance is some units of the type's own rounding of the largest value, since approximations of exp,
-tanh, erf and the like differ by as much; the maximum is less than a mistake of 1 %.
+A correct result differs from a reference by rounding. The reference's own error against the same model in double
+precision shows how much the model amplifies rounding: an implementation that adds in another order has a similar error.
+The minimum tolerance is a few roundings of the largest value in the type, because approximations of exp, tanh, erf and
+the like differ by as much. The maximum is less than a mistake of 1 %.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
     Limits = tuple[float, float]
 
 
-# The number of values that are processed at once: in double precision they fit the processor's cache.
+# The number of values that are processed at once; in double precision they fit into the processor's cache.
 PIECE = 1 << 15
 # These limits accept every finite difference of finite values.
 _FINITE_LIMITS = (sys.float_info.max, 0.0)
 FLOAT_TYPES = ("f16", "bf16", "f32", "f64")
-# By IREE's names of element types: the minimum tolerance, as a share of the largest value; and of each value. All are
-# below 1 %; those of f16 and bf16 are two units in the last place, and one. IREE's tanh form of GELU is 3e-5 off.
+# Minimum tolerances by IREE's name of the element type: as a share of the largest value, and of each value. All are
+# below 1 %. Those of f16 are two units in the last place, those of bf16 one. IREE's tanh form of GELU is off by 3e-5.
 _MIN_SHARE = {"f64": 1e-12, "f32": 5e-5, "f16": 2e-3, "bf16": 4e-3}
 _UNIT_ROUNDOFF = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 _RTOL = {"f64": 1e-12, "f32": 1e-5, "f16": 2e-3, "bf16": 4e-3}
-# The tolerances of outputs that another program computed, with sums in another order.
+# Tolerances for outputs that another program computed, which may add in another order.
 _FOREIGN_SHARE = {"f64": 1e-7, "f32": 1e-4, "f16": 4e-3, "bf16": 8e-3}
-# The factors for the error against f64: the first is for other orders and other approximations; if it would hide a
-# mistake of 1 %, half of the visible error is used, or the second factor if that is more.
+# The factors for the error against f64. The first allows for other orders of addition and other approximations. If it
+# would hide a mistake of 1 %, half of the visible error is used instead, or the second factor if that gives more.
 _ERROR_FACTOR, _MIN_ERROR_FACTOR = 10.0, 2.0
 _MAX_SHARE = 5e-3
-# An error of this share of the largest value is not caused by rounding: the model in f64 is a different one.
+# An error above this share of the largest value is not due to rounding: the model behaves differently in f64.
 _MAX_ROUNDING_SHARE = 0.1
 
 
 def judge_values(actual: Array, reference: Array, limits: Limits) -> tuple[NDArray[np.bool_], Array, Array]:
-    """Return which values pass, their errors, and the limits; both arrays are of double precision or complex."""
+    """Return for each value whether it passes, its error, and its limit; arrays are of double precision or complex."""
     error, limit = np.abs(actual - reference), limits[0] + limits[1] * np.abs(reference)
     is_passing = (actual == reference) | (np.isfinite(reference) & (error <= limit))
     if not is_passing.all():
@@ -58,7 +58,7 @@ def judge_values(actual: Array, reference: Array, limits: Limits) -> tuple[NDArr
 
 
 def are_close(actual: Array, reference: Array, limits: Limits | None, element_type: str = "") -> bool:
-    """Return whether all values pass, of `bf16` by its bits; without limits they must be the same bytes."""
+    """Return whether all values pass; `bf16` arrays hold bits. Without limits, the bytes must be equal."""
     actual_values, references = actual.reshape(-1), reference.reshape(-1)
     if np.array_equal(actual_values.view(np.uint8), references.view(np.uint8)):
         return True
@@ -75,13 +75,13 @@ def are_close(actual: Array, reference: Array, limits: Limits | None, element_ty
 
 
 def find_close(actual: Array, reference: Array, *, rtol: float, atol: float, equal_nan: bool) -> NDArray[np.bool_]:
-    """Return which values of two arrays of one shape pass the rule of `numpy.allclose`, in their own precision."""
+    """Return for each value whether it passes the rule of `numpy.allclose`, computed in the arrays' own precision."""
     with np.errstate(all="ignore"):
         return np.asarray(np.isclose(actual, reference, rtol=rtol, atol=atol, equal_nan=equal_nan))
 
 
 def measure_difference(array: Array, second: Array) -> float:
-    """Return the largest difference of finite values; infinite if NaN or infinity is on one side alone."""
+    """Return the largest difference of finite values; infinity if only one side has a NaN or an infinity."""
     if array.shape != second.shape:
         return math.inf
     with np.errstate(all="ignore"):
@@ -90,14 +90,14 @@ def measure_difference(array: Array, second: Array) -> float:
 
 
 def find_largest(array: Array) -> float:
-    """Return the largest absolute value that is finite; 0 if there is none."""
+    """Return the largest finite absolute value; 0 if there is none."""
     with np.errstate(all="ignore"):
         sizes = np.abs(widen(array))
     return float(sizes.max(where=np.isfinite(sizes), initial=0.0))
 
 
 def widen(values: Array, element_type: str = "") -> NDArray[np.float64]:
-    """Return the same numbers in double precision; those of `bf16` from their bits."""
+    """Convert numbers to double precision; `bf16` numbers are given by their bits."""
     if element_type == "bf16":
         return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return values.astype(np.float64)
@@ -115,10 +115,10 @@ class OutputTolerance:
 def choose_tolerance(
     element_type: str, outputs: Iterable[tuple[Array, Array | None, Array | None]], longest_sum: int
 ) -> OutputTolerance:
-    """Choose the tolerance of a model's outputs of one type, one of `FLOAT_TYPES`.
+    """Choose the tolerance of a model's outputs of one type of `FLOAT_TYPES`.
 
-    Outputs are those of the reference, of the same in f64, and of another reference; None if they are unavailable. A
-    value of the model is the sum of at most `longest_sum` products, which replaces the error if there is no f64 result.
+    Each output is given by the reference, by the reference in f64, and by another reference; None if unavailable. Each
+    value is a sum of at most `longest_sum` products; without an f64 result, the error is estimated from this number.
     """
     tolerance = OutputTolerance(0.0, _RTOL[element_type], "")
     for array, exact, second in outputs:
