@@ -1,1 +1,1 @@
-"""The steps of a run on many machines: Dask starts the work there and sees who lives; the plan and the record stay."""
+"""Runs on many machines: Dask starts steps there and detects lost machines; plan and record stay on this machine."""

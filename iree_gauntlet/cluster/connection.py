@@ -80,8 +80,8 @@ _EVENT_TIMEOUT_SECONDS = 0.5
 _CONNECT_TIMEOUT_SECONDS = 15.0
 _HANDSHAKE_TIMEOUT_SECONDS = 0.2
 _START_HINT = "Start a scheduler (`dask scheduler`, or `gauntlet cluster.local 4`), and use the address that it prints."
-# Workers end a run whose heartbeats stop for half a minute, and a run gives up a worker that does not answer for that
-# long: it is stopped by a signal, or its machine hangs.
+# A worker ends a run whose heartbeats stop for half a minute. A run gives up a worker that does not answer for as long:
+# a signal holds the worker, or its machine hangs.
 _HEARTBEAT_SECONDS = 5.0
 _SILENCE_TIMEOUT_SECONDS = 30.0
 _BLOCK_BYTES = 4 << 20
@@ -92,15 +92,15 @@ for _name in ("distributed", "distributed.client"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 _VERSION_HINT = "install the same version on both"
-# The scheduler's metadata key under which `cluster.status` finds the running steps.
+# The scheduler's metadata key of the running steps, for `cluster.status`.
 RUN_STATES_KEY = "gauntlet-runs"
 
 
 def make_security(address: str, request: TlsRequest) -> Security | None:
-    """Return the encryption of the connection; None for an unencrypted one, which may only reach this machine.
+    """Return the encryption of the connection; None for no encryption, which is allowed only within this machine.
 
     Raises:
-        UsageError: the address is another machine's, and no encryption is configured; or files are missing.
+        UsageError: certificate files are missing, or no encryption is configured for another machine's address.
     """
     scheme, host, port = _split_address(address)
     if scheme not in ("tcp", "tls") or not host or not port:
@@ -154,7 +154,7 @@ def require_scheduler(address: str, security: Security | None) -> None:
             if security is not None:
                 context = security.get_connection_args("client")["ssl_context"]
                 with context.wrap_socket(plain_socket, server_hostname=host) as tls_socket:
-                    # A peer that rejects our certificate reports it only when something is read.
+                    # Read something, because only then a peer reports that it rejects our certificate.
                     tls_socket.settimeout(_HANDSHAKE_TIMEOUT_SECONDS)
                     with suppress(TimeoutError):
                         tls_socket.recv(1)
@@ -169,7 +169,7 @@ def require_scheduler(address: str, security: Security | None) -> None:
 
 @contextmanager
 def open_client(address: str, request: TlsRequest) -> Iterator[Client]:
-    """Open a client of a cluster's scheduler; raise a `UsageError` like `make_security`, or if it does not answer."""
+    """Open a client of a cluster's scheduler; raise a `UsageError` as `make_security` does, or without an answer."""
     security = make_security(address, request)
     require_scheduler(address, security)
     try:
@@ -197,8 +197,8 @@ class Cluster:
     def taking_part(
         self, chosen: RunSetup, machine: Workbench, run_dir: Path, progress: Progress
     ) -> Iterator[ClusterRunExecutor]:
-        """Make the workers plan a run, each in a process of its own, which ends with this context."""
-        # The IREE is the one that the environment names.
+        """Make each worker plan a run in a separate process, which ends with this context."""
+        # Workers use the IREE that this machine's environment variable names.
         toolchain_options = chosen.request.toolchain
         toolchain = replace(toolchain_options, iree=toolchain_options.iree or os.environ.get(IREE_VARIABLE, ""))
         request = replace(chosen.request, toolchain=toolchain, stages=chosen.stages)
@@ -218,7 +218,7 @@ class Cluster:
         shared_runs = []
         for side in sides:
             request = replace(chosen.within(side.folder, side.iree).request, stages=chosen.stages)
-            # Modules that were to be recompiled are recompiled already.
+            # This machine has already done a requested recompilation.
             request = replace(request, conduct=replace(request.conduct, force_recompile=False))
             shared_runs.append(RunDescription.of(request, side.machine, side.folder))
         name, store = sides[0].folder.parent.name, sides[0].machine.store
@@ -257,10 +257,10 @@ class ClusterRunExecutor:
         self._early_events: list[Event] = []
 
     def on_devices_there(self, plan: Plan, *, optional: bool) -> Plan:
-        """Return the plan, if workers have the resources that it needs.
+        """Return the plan if workers have the resources that it needs.
 
         Raises:
-            UsageError: a resource is on no worker, or no worker can take part in the run.
+            UsageError: no worker has a needed resource, or no worker can take part in the run.
         """
         workers = _require_workers(self._link)
         requests = list_resource_requests(plan.steps)
@@ -317,7 +317,7 @@ class ClusterComparisonExecutor:
 
         def share_time(step: Step) -> float:
             request = fleet.request(step)
-            # This step is not counted as waiting any more.
+            # The queue no longer counts this step as waiting, so 1 is added.
             return rounds.share(fleet.count_hosts(request), queue.waiting.get(request, 0) + 1)
 
         def keep(step: Step, answer: OrderAnswer) -> None:
@@ -338,14 +338,14 @@ class ClusterComparisonExecutor:
 
 
 def _wait_for_first_worker(link: DaskLink, progress: Progress) -> list[Event]:
-    """Wait until a worker has planned the run, or none is left; the run itself waits for those that died."""
+    """Wait until a worker has planned the run, or no worker is left; the run itself waits for workers that died."""
     remaining, rejected_count = len(link.list_workers()), 0
     events: list[Event] = []
     while remaining > 0 and not any(isinstance(event, JoinEvent) for event in events):
         event = link.next_event(_EVENT_TIMEOUT_SECONDS)
         events += [event] if event is not None else []
         if isinstance(event, RejectionEvent):
-            # After the rejection of a single device, another event of the worker follows.
+            # A rejection of a single device is not the worker's last event, so the worker still counts.
             remaining -= not event.device
             rejected_count += not event.device
         elif isinstance(event, LeaveEvent):
@@ -379,7 +379,7 @@ class DaskLink:
         self._restarting: set[str] = set()
         # Workers whose last heartbeat is not answered yet.
         self._silent_addresses: set[str] = set()
-        # The number of times that each worker has restarted the run.
+        # How often each worker has restarted the run.
         self._start_counts: Counter[str] = Counter()
         self._resources: dict[str, WorkerResources] = {}
         self._futures: dict[tuple[str, str], Future] = {}
@@ -389,7 +389,7 @@ class DaskLink:
         self._heartbeat_task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Make all connected workers plan the run; those that connect later plan it then."""
+        """Make all connected workers plan the run; workers that connect later do so when they connect."""
         self._client.subscribe_topic("all", self._handle_topic_event)
         self._client.sync(self._open)
 
@@ -428,12 +428,12 @@ class DaskLink:
         self._client.loop.add_callback(self._run_in_background, self._show(status))
 
     def end(self) -> None:
-        """End everything that the workers do for this run; once, and in at most half a minute."""
+        """End everything that the workers do for this run, in at most half a minute; a second call has no effect."""
         if self._ended.is_set():
             return
         self._ended.set()
         if self._client.status != "running":
-            # Workers whose scheduler is gone end their part by themselves.
+            # Workers that have lost the scheduler end their part of the run by themselves.
             return
         with contextlib.suppress(OSError, TimeoutError):
             self._client.sync(self._close, callback_timeout=_CLOSE_TIMEOUT_SECONDS)
@@ -502,7 +502,7 @@ class DaskLink:
             if not has_project[address] and (error_message := await self._send_file("project", address)):
                 self._events.put(RejectionEvent(name, error_message))
                 return
-            # The key is new for each start: an earlier task's result belongs to a process that may have ended.
+            # Each start has a new key: the result of an earlier start belongs to a process that may have ended.
             key = ("begin", self._run_info.name, address, next(self._task_numbers))
             term = self._start_counts[address]
             future = self._client.submit(
@@ -512,7 +512,7 @@ class DaskLink:
             for device, reason in device_errors.items():
                 self._events.put(RejectionEvent(name, reason, device))
             if any(device.name in device_errors and is_cpu(device.uri) for device in resources.devices):
-                # A processor that computes wrong does not compile correctly either.
+                # A CPU that computes wrong results cannot be trusted to compile either.
                 self._events.put(RejectionEvent(name, "its CPU failed the health check"))
             else:
                 devices = tuple(device for device in resources.devices if device.name not in device_errors)
@@ -520,13 +520,13 @@ class DaskLink:
         except RunRejectionError as error:
             self._events.put(RejectionEvent(name, str(error)))
         except Exception as error:  # noqa: BLE001 - any error of Dask about a worker that it could not reach
-            # The departure of a lost worker is reported separately.
+            # A lost worker is reported elsewhere, as a departure.
             if address in self._member_addresses and not isinstance(error, KilledWorker | CancelledError):
                 self._member_addresses.discard(address)
                 self._events.put(RejectionEvent(name, f"it cannot be reached: {type(error).__name__}: {error}"))
 
     async def _restart_run(self, address: str) -> None:
-        """Restart the run on a worker, once for all orders that broke together; its present orders are abandoned."""
+        """Restart the run on a worker and abandon the worker's orders; orders that break together cause one restart."""
         if address in self._restarting:
             return
         self._restarting.add(address)
@@ -550,9 +550,9 @@ class DaskLink:
             self._events.put(UnfitDeviceEvent(worker, order.step, str(error)))
         except Exception as error:  # noqa: BLE001 - any error of Dask about a task that it could not do
             if worker not in self._member_addresses or isinstance(error, KilledWorker) or self._ended.is_set():
-                # The departure of a lost worker is reported separately.
+                # A lost worker is reported elsewhere, as a departure.
                 return
-            # Otherwise the connection to the scheduler was lost, and with it the scheduler's state of this run.
+            # Another error means that the connection to the scheduler was lost, and with it the run's state there.
             reason = str(error) if isinstance(error, RunProcessError) else f"{type(error).__name__}: {error}"
             if isinstance(error, CancelledError):
                 reason = "the connection to the scheduler was lost"
@@ -576,7 +576,7 @@ class DaskLink:
         self._events.put(SupplyEvent(worker, step, error_message))
 
     async def _send_file(self, file_kind: str, worker: str, path: Path | None = None, url: str = "") -> str:
-        """Send a file directly to a worker; return an error message, empty for success."""
+        """Send a file directly to a worker; return an error message, or an empty string for success."""
         header = {"sha256": self._run_info.sha256} if path is None else {"url": url}
         comm = await connect(worker, **self._client.connection_args)
         try:
@@ -603,9 +603,9 @@ class DaskLink:
 
     async def _send_heartbeats(self) -> None:
         while not self._ended.is_set():
-            # While the client reconnects no call is possible; it is repeated later.
+            # No call is possible while the client reconnects; the loop repeats the call.
             with contextlib.suppress(OSError, TimeoutError):
-                # The scheduler's messages about arrivals and departures are lost when the connection is.
+                # Compare lists of workers, because a lost connection loses the scheduler's messages about changes.
                 addresses = await self._list_addresses()
                 for address in self._member_addresses.difference(addresses):
                     self._note_departure(address)
@@ -615,14 +615,14 @@ class DaskLink:
             await asyncio.sleep(_HEARTBEAT_SECONDS)
 
     async def _send_heartbeat(self, address: str) -> None:
-        """Send a worker a heartbeat of the run; one that does not answer in time has left until it answers."""
+        """Send a worker a heartbeat of the run; a worker that does not answer in time counts as gone until it does."""
         self._silent_addresses.add(address)
         answer = asyncio.ensure_future(
             self._client.run(ask_worker, "hear", self._run_info.name, workers=[address], on_error="ignore")
         )
         try:
             if not (await asyncio.wait({answer}, timeout=_SILENCE_TIMEOUT_SECONDS))[0]:
-                # Its present orders are abandoned: it restarts the run when it answers.
+                # The worker's orders are abandoned; when it answers, it restarts the run.
                 self._start_counts[address] += 1
                 self._note_departure(address)
             await answer

@@ -1,9 +1,9 @@
 """A worker of a cluster: a Dask worker that starts a process for each run, and passes it the steps to do.
 
-The process of a run ends when the run does, when no heartbeat arrives for half a minute, and with the worker. Modules
-come from other workers by their key; the copy of the project, and files that only it has, come from the machine where
-the run was started. None of them passes through the scheduler, and all are checked by their hashes.
-Workers, and a scheduler with workers on this machine, end with Ctrl-C.
+The process of a run ends with the run, with the worker, or when no heartbeat arrives for half a minute. Modules come
+from other workers, by their key. The copy of the project, and files that only the starting machine has, come from that
+machine. None of these files passes through the scheduler, and all are checked by their hashes.
+Ctrl-C ends workers, and a scheduler with workers on this machine.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ if TYPE_CHECKING:
     from iree_gauntlet.cluster.link import ModuleLocation, Order, RunInfo
 
 
-# A worker that left may still be listed; its modules are quickly rebuilt.
+# The timeout is short: a listed worker may have left, and rebuilding its modules is quick.
 _CONNECT_TIMEOUT_SECONDS = 5
-# A run sends heartbeats every few seconds.
+# The timeout for a run's heartbeats, which are sent every few seconds.
 _SILENCE_TIMEOUT_SECONDS = 30.0
 _WATCH_SECONDS = 2.0
 _BLOCK_BYTES = 4 << 20
 _MAX_LINE_BYTES = 64 << 20
 _END_TIMEOUT_SECONDS = 15.0
 _LOG_NAME = "worker.log"
-# Neither measured programs nor references may be limited to one thread, and no worker may be ended for a compiler's
-# memory; a profiler that wakes up a hundred times a second, or the event loop's delay check fifty times, would
-# disturb benchmarks.
+# `nanny.pre-spawn-environ`: Dask's default limits programs and references to one thread. `memory`: a compiler's memory
+# must not end its worker. The profiler (100 times a second) and the event loop's delay check (50 times) would disturb
+# benchmarks.
 _DASK_SETTINGS: dict[str, Any] = {
     "distributed.nanny.pre-spawn-environ": {},
     "distributed.worker.profile.enabled": False,
@@ -74,9 +74,9 @@ _DASK_SETTINGS: dict[str, Any] = {
     # The run, not the scheduler, decides which worker repeats a task.
     "distributed.scheduler.allowed-failures": 0,
 }
-# The scheduler's metadata key under which `cluster.status` finds whether it has a dashboard.
+# The scheduler's metadata key that tells `cluster.status` whether the scheduler has a dashboard.
 DASHBOARD_KEY = "gauntlet-dashboard"
-# The timeouts of a worker that does not reach its scheduler, and of its process, which starts slowly on a busy machine.
+# Timeouts: for a worker to reach its scheduler, and for a worker's process to start, which is slow on a busy machine.
 _SCHEDULER_TIMEOUT_SECONDS, _START_TIMEOUT_SECONDS = 30, 300
 _SUPERVISION_SECONDS = 1.0
 _MAX_FAILED_CHECKS = 3
@@ -92,8 +92,8 @@ class _RunProcess:
 
     Attributes:
         heard_at: the time of the last heartbeat of the run.
-        stopped_at: the time since which a signal holds the process; None if none does.
-        ready: the error messages of the devices that it does without.
+        stopped_at: the time since which a signal holds the process; None if the process is not stopped.
+        ready: resolves when the run is planned, to the error messages of unusable devices.
     """
 
     process: asyncio.subprocess.Process
@@ -122,7 +122,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         self._transfers = Transfers(self.gauntlet_cache, self._work)
         self._runs: dict[str, _RunProcess] = {}
         self._starting: dict[str, asyncio.Lock] = {}
-        # The folder belongs to this process alone: the previous one, or its children, may not have ended yet.
+        # A fresh name: a previous worker process, or its children, may still be using their own folder.
         self._runs_folder = ExclusiveFolder(self._work / "runs" / secrets.token_hex(8)).__enter__()
         super().__init__(*arguments, **options)
         self.handlers.update(
@@ -146,7 +146,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         return self.gauntlet_offer.as_dict()
 
     def list_runs(self) -> list[str]:
-        """Return the names of the runs that it takes part in."""
+        """Return the names of the runs that this worker takes part in."""
         return list(self._runs)
 
     def has_project(self, sha256: str) -> bool:
@@ -154,10 +154,10 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         return self._transfers.locate_project(sha256).is_dir()
 
     async def begin_run(self, run_info: RunInfo, term: int) -> dict[str, str]:
-        """Plan a run in a process of its own; a run of another term replaces the present one.
+        """Plan a run in a separate process; if its process has another `term`, replace that process.
 
         Returns:
-            The error messages of the devices that it does without.
+            The error messages of unusable devices, by name.
 
         Raises:
             RunRejectionError: the worker cannot take part.
@@ -165,7 +165,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         async with self._starting.setdefault(run_info.name, asyncio.Lock()):
             run = self._runs.get(run_info.name)
             if run is not None and run.term != term:
-                # The orders of its process are abandoned.
+                # The orders of the present process were abandoned, so end it.
                 await self.end_run(run_info.name)
                 run = None
             if run is None:
@@ -178,7 +178,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
             run.heard_at = time.monotonic()
 
     async def end_run(self, name: str, reason: str = "") -> None:
-        """End a run's process, for a reason; return when it has ended."""
+        """End a run's process, with a reason for messages; return when the process has ended."""
         run = self._runs.pop(name, None)
         if run is None:
             return
@@ -187,7 +187,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         try:
             await asyncio.wait_for(run.process.wait(), _END_TIMEOUT_SECONDS)
         except TimeoutError:
-            # Its child processes end with it.
+            # The child processes of the run's process end with it.
             run.process.kill()
             await run.process.wait()
         if run.reader_task is not None:
@@ -198,7 +198,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         """Have the process of a run do a step.
 
         Raises:
-            RunProcessError: it ended meanwhile.
+            RunProcessError: the process ended before the step was done.
             UnfitDeviceError: the device of the step fails its health check.
         """
         run = self._runs.get(name)
@@ -242,19 +242,19 @@ class GauntletWorker(Worker):  # type: ignore[misc]
             request = map_request(shared_run.request, project, side_folder, self.gauntlet_cache, run_info.cwd)
             execution_options = replace(request.conduct, jobs=resources.jobs)
             runs.append(replace(shared_run, request=replace(request, conduct=execution_options)))
-        # A path below the copy stands for the same path on the machine where the copy was made.
+        # Paths in messages are mapped back to those of the starting machine.
         path_map = ((map_path(project, "/").rstrip("/"), ""),)
         run.stdin.write(encode(RunOrder(str(folder), tuple(runs), run_info.comparison, resources.devices, path_map)))
         return run
 
     async def _read(self, name: str, run: _RunProcess) -> None:
-        """Receive the messages of a run's process until it ends; orders that it has not done by then are broken."""
+        """Receive the messages of a run's process until the process ends; then its unfinished orders fail."""
         try:
             while line := await run.stdout.readline():
                 number, message = decode(line)
                 pending_answer = run.ready if number is None else run.pending_answers.pop(number)
                 if pending_answer.done():
-                    # The caller is gone.
+                    # Nobody waits for this answer any more.
                     continue
                 if isinstance(message, Exception):
                     pending_answer.set_exception(message)
@@ -285,13 +285,13 @@ class GauntletWorker(Worker):  # type: ignore[misc]
                 elif run.stopped_at is None:
                     run.stopped_at = now_seconds
                 elif now_seconds - run.stopped_at > _SILENCE_TIMEOUT_SECONDS:
-                    # A stopped process keeps no time limit; its unfinished orders are done again.
+                    # A stopped process cannot enforce time limits. Its unfinished orders are done again.
                     run.end_reason = f"its process was stopped by a signal for {_SILENCE_TIMEOUT_SECONDS:g} s"
                     run.process.kill()
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a signal holds a process (SIGSTOP, SIGTSTP); False for one that is traced or gone."""
+    """Return whether a signal (SIGSTOP, SIGTSTP) holds a process; False for a traced or ended process."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     except psutil.Error:
@@ -325,11 +325,11 @@ class Transfers:
         self._fetching: dict[str, asyncio.Lock] = {}
 
     def locate_project(self, sha256: str) -> Path:
-        """Return the folder for the copy of a project, which may not exist."""
+        """Return the folder for the copy of a project; the folder may not exist."""
         return self._work / "projects" / sha256
 
     async def ensure_module(self, module: ModuleLocation, connection: dict[str, Any]) -> None:
-        """Copy a module to this worker's cache, if another worker still has it; otherwise it is built here."""
+        """Copy a module from another worker to this worker's cache; if no worker has it, it is built here later."""
         async with self._fetching.setdefault(module.key, asyncio.Lock()):
             for address in module.addresses:
                 lookup = await asyncio.to_thread(self._modules.lookup, module.key)
@@ -359,7 +359,7 @@ class Transfers:
             comm.abort()
 
     async def send_entry(self, comm: Comm, key: str) -> Status:
-        """Send an entry of the module cache in blocks; an empty block is the end, and an object is an error."""
+        """Send an entry of the module cache in blocks, then an empty block; in case of an error, send an object."""
         blocks = _merge_blocks(pack(self._modules.get_entry_folder(key), key))
         try:
             while (block := await asyncio.to_thread(next, blocks, b"")) != b"":
@@ -371,7 +371,7 @@ class Transfers:
         return Status.dont_reply
 
     async def receive_project(self, comm: Comm, sha256: str) -> str:
-        """Receive the copy of a project in blocks, up to an empty one; return an error message, or an empty string."""
+        """Receive the copy of a project in blocks, up to an empty block; return an error message, or an empty text."""
         async with self._fetching.setdefault(sha256, asyncio.Lock()):
             with tempfile.TemporaryFile(dir=self._make_work_folder()) as file:
                 await _receive(comm, file)
@@ -386,7 +386,7 @@ class Transfers:
         return ""
 
     async def receive_artifact(self, comm: Comm, url: str) -> str:
-        """Receive a file that this worker cannot get, in blocks, up to an empty one; return an error message, or ''."""
+        """Receive a file that this worker cannot download itself, like `receive_project`."""
         descriptor, name = tempfile.mkstemp(dir=self._make_work_folder())
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -431,7 +431,7 @@ def _merge_blocks(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """The location of workers; without `security` only loopback is used, and a port of 0 is any free one."""
+    """The location of workers; without `security`, only loopback is used. Port 0 means any free port."""
 
     scheduler: str
     cache_dir: Path
@@ -441,7 +441,7 @@ class WorkerConfig:
 
 
 def run_worker(config: WorkerConfig, resources: WorkerResources, show_message: Callable[[str], None]) -> ExitCode:
-    """Run a worker until it is interrupted; if its scheduler goes away, it waits for it to come back."""
+    """Run a worker until it is interrupted; a worker that loses its scheduler waits until the scheduler is back."""
 
     async def serve() -> ExitCode:
         supervisor = _WorkerSupervisor(config, resources, show_message)
@@ -462,7 +462,7 @@ def run_local(
     *,
     dashboard: bool,
 ) -> ExitCode:
-    """Run a scheduler (port 0 for any) with workers of the same resources until it is interrupted."""
+    """Run a scheduler (port 0: any free port) and workers that all have the same resources, until interrupted."""
 
     async def serve() -> ExitCode:
         async with AsyncExitStack() as stack:
@@ -491,14 +491,14 @@ def run_local(
         return asyncio.run(serve())
 
 
-# Dask raises these if a worker does not start; an AssertionError if it still starts when its time is up.
+# Dask raises these if a worker does not start; an AssertionError means that it is still starting at the timeout.
 _START_ERRORS = (OSError, ValueError, RuntimeError, AssertionError)
 
 
 class _WorkerSupervisor:
-    """Keeps a worker running: under a nanny, which restarts it when it dies, and another nanny if that gives up.
+    """Keeps a worker running under a nanny, which restarts a dead worker; starts a new nanny if the nanny gives up.
 
-    Dask's nanny gives up when a worker dies while it starts, and when its scheduler is gone for a while.
+    Dask's nanny gives up if a worker dies while starting, or if the scheduler is gone for a while.
     """
 
     def __init__(self, config: WorkerConfig, resources: WorkerResources, show_message: Callable[[str], None]) -> None:
@@ -526,7 +526,7 @@ class _WorkerSupervisor:
             process = nanny.process if nanny and nanny.status is Status.running else None
             failed_checks = 0 if process and process.status in (Status.running, Status.starting) else failed_checks + 1
             if failed_checks < _MAX_FAILED_CHECKS:
-                # Between a death and its nanny's restart a worker is absent too.
+                # A worker is also absent after its death until the nanny restarts it, so a few checks may fail.
                 continue
             failed_checks = 0
             await self.end()
@@ -538,7 +538,7 @@ class _WorkerSupervisor:
                 self._show_message(f"worker {self._resources.name} takes part again")
 
     async def end(self) -> None:
-        """End the worker and all that it does."""
+        """End the worker and all its work."""
         nanny, self._nanny = self._nanny, None
         if nanny is not None:
             with suppress(OSError, AssertionError):
@@ -549,7 +549,7 @@ class _WorkerSupervisor:
         nanny = self._nanny = Nanny(
             config.scheduler,
             name=resources.name,
-            # A step occupies a thread here while it waits for its process; a few more threads are for planning runs.
+            # Each step occupies a thread while it waits for its process. Two more threads are for planning runs.
             nthreads=resources.jobs + len(resources.devices) + 2,
             memory_limit=0,
             silence_logs=logging.CRITICAL,
@@ -562,7 +562,7 @@ class _WorkerSupervisor:
             local_directory=str(get_worker_folder(config.cache_dir, resources.name) / "dask"),
             death_timeout=_START_TIMEOUT_SECONDS,
             dashboard=False,
-            # Its health page must not be reachable from other machines.
+            # The worker's health page must not be reachable from other machines.
             dashboard_address="127.0.0.1:0",
             offer=resources.as_dict(),
             cache_dir=str(config.cache_dir),

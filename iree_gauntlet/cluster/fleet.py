@@ -1,11 +1,11 @@
 """Run a plan on the workers of a cluster: assign steps to workers, and journal the results in one thread.
 
-Compiles go to workers without devices first; a step that uses a device goes where the chain ran last, if there is
-room; one that measures time has its whole host. As on one machine, such a step begins when its host could do nothing
-else that remains.
+Compiles go first to workers without devices. A step that uses a device goes to the chain's last worker if that has
+room. A step that measures time has its whole host; as on one machine, it begins when the host has nothing else left to
+do.
 
-The steps of a lost worker are done again by another, twice at most, and the results report it. If a tool itself fails
-(a crash), that is a result, and the step is not done again.
+The steps of a lost worker are repeated by another worker, at most twice, and their results report this. If a tool
+fails (a crash), this is the step's result, and the step is not repeated.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.scheduler import ReadyQueue
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.steps import Step
-# The number of times a step is done again because its worker was lost.
+# How often a step is repeated after losing its worker.
 _MAX_RETRIES = 2
-# A killed worker is back within seconds, and a host that reboots within minutes.
+# A killed worker returns within seconds, and a rebooting host within minutes.
 _WORKER_TIMEOUT_SECONDS = 120.0
 _MIN_REPORTED_WAIT_SECONDS = 10.0
 _EVENT_TIMEOUT_SECONDS = 0.5
@@ -59,9 +59,9 @@ class ResourceRequest:
     """The resources that a step needs from a worker.
 
     Attributes:
-        device: the spec's name for it: a driver (`hip`), an ordinal (`hip://1`: any of that driver's), or a device's
-            own URI; empty for none.
-        sku: the machine that its golden times are for; empty for any.
+        device: the spec's name of the device: a driver (`hip`), an ordinal (`hip://1`, which means any device of that
+            driver), or a device's own URI; empty for none.
+        sku: the machine that the step's golden times are for; empty for any.
         needs_no_worker: True if the step is skipped or blocked.
     """
 
@@ -73,7 +73,7 @@ class ResourceRequest:
 
     @property
     def rank(self) -> Rank:
-        """The rank in the queue: steps without a worker first, steps that need a whole host last."""
+        """The rank in the queue: steps that need no worker come first, steps that need a whole host last."""
         if self.needs_no_worker:
             return Rank.CORELESS
         return Rank.EXCLUSIVE if self.exclusive else Rank.SHARED
@@ -88,7 +88,7 @@ class ResourceRequest:
         return f"device {self.device}" + (f" of SKU {self.sku}" if self.sku else "")
 
     def is_met_by(self, resources: WorkerResources) -> bool:
-        """Return whether a worker could do it, were it free."""
+        """Return whether a worker could do the step if it were idle."""
         return not self.device or any(self.matches(device) for device in resources.devices)
 
     def matches(self, device: WorkerDevice) -> bool:
@@ -129,7 +129,7 @@ def list_resource_requests(steps: Sequence[Step]) -> dict[str, ResourceRequest]:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSlot:
-    """The place of one step on a worker, with the device that it uses; `worker` is empty if the step needs none."""
+    """The place of a step on a worker, with the step's device; `worker` is empty if the step needs no worker."""
 
     worker: str
     device: WorkerDevice | None = None
@@ -146,7 +146,7 @@ class _Worker:
 
 
 class Fleet:
-    """The connected workers and their load; their free places are the `Slots` of the steps of a plan."""
+    """The connected workers and their load; their free places are the `Slots` for the steps of a plan."""
 
     def __init__(self, steps: Sequence[Step] = ()) -> None:
         self._requests = list_resource_requests(steps)
@@ -167,7 +167,7 @@ class Fleet:
         return self._workers[address].resources
 
     def join(self, address: str, resources: WorkerResources) -> None:
-        """Add a worker; one that has joined already is unchanged."""
+        """Add a worker, unless it has already joined."""
         if address in self._workers:
             return
         self._terms += 1
@@ -184,18 +184,18 @@ class Fleet:
                 self._exclusive_hosts.discard(worker.resources.host)
 
     def withdraw(self, address: str, device: WorkerDevice | None) -> None:
-        """Withdraw a device of a worker: it gets no further steps."""
+        """Withdraw a device of a worker: the device gets no more steps."""
         worker = self._workers.get(address)
         if worker is not None:
             devices = tuple(other_device for other_device in worker.resources.devices if other_device != device)
             worker.resources = replace(worker.resources, devices=devices)
 
     def has_worker_for(self, request: ResourceRequest) -> bool:
-        """Return whether a connected worker could do it, were it free."""
+        """Return whether a connected worker could do a step with this request if all workers were idle."""
         return any(request.is_met_by(worker.resources) for worker in self._workers.values())
 
     def count_hosts(self, request: ResourceRequest) -> int:
-        """Return on how many hosts it could be done, were they free."""
+        """Return how many hosts could do a step with this request if all were idle."""
         return len({worker.resources.host for worker in self._workers.values() if request.is_met_by(worker.resources)})
 
     def request(self, step: Step) -> ResourceRequest:
@@ -227,7 +227,7 @@ class Fleet:
     def acquire_slot(
         self, request: ResourceRequest, preferred_worker: str = "", pending_requests: Collection[ResourceRequest] = ()
     ) -> WorkerSlot | None:
-        """Take and return a slot for a step; None if there is none now."""
+        """Take and return a slot for a step; return None if no slot is free."""
         if preferred_worker in self._available and (slot := self._find_slot(preferred_worker, request)) is not None:
             return self._occupy(slot)
         fallback: WorkerSlot | None = None
@@ -238,7 +238,7 @@ class Fleet:
             resources = self._workers[address].resources
             if request.device or not resources.devices:
                 return self._occupy(slot)
-            # If there may be a worker without a device, this one is left to the steps that wait for its device.
+            # If the fleet has workers without devices, leave this one to the steps that wait for its device.
             has_deviceless_worker = any(not worker.resources.devices for worker in self._workers.values())
             if fallback is None and not (
                 has_deviceless_worker and any(pending.is_met_by(resources) for pending in pending_requests)
@@ -247,7 +247,7 @@ class Fleet:
         return self._occupy(fallback) if fallback is not None else None
 
     def release(self, slot: WorkerSlot) -> None:
-        """Release a slot, as `Slots` does; the slot of a worker that has left is gone already."""
+        """Release a slot, as `Slots` does; do nothing if its worker has left."""
         worker = self._workers.get(slot.worker)
         if worker is None or worker.term != slot.term:
             return
@@ -293,7 +293,7 @@ class Fleet:
 
 @dataclass(slots=True)
 class _RunningOrder:
-    """A step that a worker does; with its answer if that lacks files, which are being sent."""
+    """A step that a worker does; `answer` is set while missing files are sent to the worker."""
 
     step: Step
     slot: WorkerSlot
@@ -325,7 +325,7 @@ class StepHandler(Protocol):
     """Receives the progress and results of steps that workers do."""
 
     def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
-        """Note that a step begins, on a worker; again, if another was lost with it."""
+        """Note that a step begins on a worker; `again` is true if an earlier worker was lost with the step."""
 
     def conclude(self, step: Step, result: Result) -> Verdict:
         """Record a step's result."""
@@ -341,7 +341,7 @@ class PlanHandler(StepHandler, Protocol):
     """Receives the progress and results of all steps of a plan; an `Engine` is one."""
 
     def put_back(self, step: Step) -> None:
-        """Note that a step that began is not done, and waits again."""
+        """Note that a started step was not done, and waits again."""
 
     def joined(self, name: str, machine: Mapping[str, Any]) -> None:
         """Note that a worker takes part, on a machine."""
@@ -354,10 +354,10 @@ class ClusterRunner:
     """Runs the steps of a plan on a fleet.
 
     Args:
-        keep: saves the files of an answer; called before its result is concluded.
-        plan_handler: the handler, if the steps may include some that no worker does.
-        cached_modules: modules that the steps need and that are built already, by step name.
-        timeout: seconds that steps wait for a worker with the resources that they need.
+        keep: saves the files of an answer; called before the answer's result is concluded.
+        plan_handler: the handler, if some steps may need no worker; otherwise None.
+        cached_modules: modules that the steps need and that are already built, by step name.
+        timeout: seconds for which steps wait for a worker with the needed resources.
     """
 
     def __init__(
@@ -388,7 +388,7 @@ class ClusterRunner:
         self._timeout = timeout
         self._clock = clock
         self._running_orders: dict[str, _RunningOrder] = {}
-        # Workers that were lost with a step, and notes for its result, by step id.
+        # Workers that were lost with a step, and notes for the step's result, by step id.
         self._lost_workers: defaultdict[str, list[str]] = defaultdict(list)
         self._notes: defaultdict[str, list[str]] = defaultdict(list)
         self._cached_modules = dict(cached_modules)
@@ -402,7 +402,7 @@ class ClusterRunner:
         self._shown_at = 0.0
 
     def run(self) -> dict[str, Verdict]:
-        """Run everything and return the verdicts by step id; if it raises, the workers have been told to end."""
+        """Run everything and return the verdicts by step id; before raising an error, tell the workers to end."""
         try:
             for early_event in self._early_events:
                 self._handle_event(early_event)
@@ -463,11 +463,11 @@ class ClusterRunner:
 
     def _handle_order_event(self, event: OrderEvent) -> None:
         if isinstance(event, ProcessDeathEvent):
-            # It has room again when its process has restarted.
+            # The worker joins again when its process has restarted.
             self._fleet.leave(event.worker)
         running = self._running_orders.get(event.step)
         if running is None or running.slot.worker != event.worker:
-            # The event is from a worker that was given up: another one does the step.
+            # Ignore the event: its worker was given up, and the step is not the worker's any more.
             return
         match event:
             case AnswerEvent():
@@ -480,8 +480,8 @@ class ClusterRunner:
                 self._withdraw_device(running, event.reason)
 
     def _handle_departure(self, worker: str) -> None:
-        # This includes a worker whose process for the run died before: it may have left with orders that nobody answers
-        # now, and with modules that must not be fetched from it any more.
+        # The worker may have left the fleet already, when its process died. It may still have orders, which nobody will
+        # answer now, and be listed as a location of modules.
         orders = [order for order in self._running_orders.values() if order.slot.worker == worker]
         name = self._worker_names.pop(worker, "") or next((order.worker_name for order in orders), "")
         self._fleet.leave(worker)
@@ -498,7 +498,7 @@ class ClusterRunner:
             self._retry(order, "it was lost")
 
     def _retry(self, running: _RunningOrder, reason: str) -> None:
-        """Queue a step for another worker, or end it in an error after too many lost ones."""
+        """Queue a step for another worker; after too many lost workers, end the step with an error."""
         del self._running_orders[running.step.id]
         losses = self._lost_workers[running.step.id]
         losses.append(running.worker_name)
@@ -511,7 +511,7 @@ class ClusterRunner:
         if self._plan_handler:
             self._plan_handler.put_back(running.step)
         if len(losses) == _MAX_RETRIES:
-            # The last attempt runs alone on its host, so that nothing else can make it fail.
+            # For its last attempt, the step has its host to itself, so that no other step can make it fail.
             self._fleet.isolate(running.step)
         self._queue.put_back(running.step)
 
@@ -541,9 +541,9 @@ class ClusterRunner:
         self._conclude(step, result)
 
     def _handle_supply(self, running: _RunningOrder, missing: str) -> None:
-        """Send an order again when its missing files have arrived; without them, its first answer is the result."""
+        """Repeat an order after its missing files were sent; if that failed, the order's first answer is the result."""
         if running.answer is None:
-            # The files were requested because of the answer.
+            # Files are only sent after an answer, so this event is stale.
             return
         notes = self._notes[running.step.id]
         if missing:
@@ -563,7 +563,7 @@ class ClusterRunner:
         current_time = self._clock()
         missing_requests = [request for request in self._queue.waiting if not self._fleet.has_worker_for(request)]
         unserved_since = {request: self._unserved_since.get(request, current_time) for request in missing_requests}
-        # Workers that plan the run, or restart it, are available within seconds.
+        # Do not report short waits: workers that plan or restart the run are available within seconds.
         overdue = [
             request for request, since in unserved_since.items() if current_time - since > _MIN_REPORTED_WAIT_SECONDS
         ]

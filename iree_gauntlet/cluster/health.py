@@ -1,8 +1,8 @@
-"""Checks whether a device still computes correctly, and as fast as before, by a known-good program.
+"""Checks with a known-good program whether a device still computes correctly, and as fast as before.
 
-A device is checked when a worker takes part in a run, after a step on it crashed or hung, and every ten minutes. Times
-are compared with those of previous checks on the same machine, with the same runtime, while nothing else runs there.
-The compiled program is in the worker's module cache, under a key like every module's.
+A device is checked when its worker joins a run, after a step on the device crashed or hung, and every ten minutes.
+Times are compared with times of previous checks on the same machine and with the same runtime, while nothing else runs
+there. The compiled program is in the worker's module cache, like other modules.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
-# Both inputs are all ones: each value of the product is 64.
+# Both inputs are all ones, so each value of the product is 64.
 _PROGRAM = """func.func @known_good(%a: tensor<64x64xf32>) -> tensor<64x64xf32> {
   %zero = arith.constant 0.0 : f32
   %empty = tensor.empty() : tensor<64x64xf32>
@@ -58,7 +58,7 @@ _PROGRAM = """func.func @known_good(%a: tensor<64x64xf32>) -> tensor<64x64xf32> 
 _ROLE, _MODULE_NAME = "module", "cluster:known-good"
 _INPUT, _EXPECTED_OUTPUT = "--input=64x64xf32=1", "--expected_output=64x64xf32=64"
 _TIMEOUT_SECONDS = 120.0
-# A busy machine slows the fastest of ten repetitions by less; a throttled device by more.
+# A busy machine slows the fastest of ten repetitions by less than this factor; a throttled device is slower.
 _MAX_SLOWDOWN = 3.0
 _MIN_CHECKS = 5
 _MAX_CHECKS = 20
@@ -93,9 +93,9 @@ class HealthCheck:
         return f"a known-good program {_describe_end(answer)}" if answer.exit_code else ""
 
     def find_slowdown(self) -> str:
-        """Return a description of the device's slowdown; empty if there is none, or no previous times are known.
+        """Return a description of the device's slowdown; empty without a slowdown, or without previous times.
 
-        Nothing else may run meanwhile.
+        Nothing else may run on the machine during the check.
         """
         time_ms = self._time_ms()
         if time_ms is None:
@@ -121,7 +121,7 @@ class HealthCheck:
             answer = run_tool([*command, *flags], timeout=_TIMEOUT_SECONDS)
             return min(parse_benchmark_rows(answer.stdout)[0].real_time_ms)
         except (ToolchainError, BenchmarkError):
-            # The benchmark itself will fail with a better message.
+            # Ignore the error: the benchmark itself will fail with a better message.
             return None
 
     def _compose_arguments(self, tool: str) -> list[str]:
@@ -139,7 +139,7 @@ def make_health_checks(
         kind = find_kind(device.uri)
         find_target = _TARGET_FINDERS.get(kind, partial(parse_target, kind.family))
         if (target := find_target()) is None:
-            # The target cannot be determined here: the run's own steps will show whether the device works.
+            # Skip the check without a known target: the run's own steps will show whether the device works.
             continue
         module = folder / f"known-good-{index}.vmfb"
         if error := _make_module(toolchain, target, modules, module):
@@ -163,7 +163,7 @@ def _make_module(toolchain: Toolchain, target: Target, modules: ModuleCache, mod
         with suppress(EntryGoneError):
             modules.materialise(entry, _ROLE, module)
             return ""
-    # A module of a previous check may share its bytes with the cache: the compiler must not write into it.
+    # The compiler must not write into the module of a previous check, which may be a hard link to the cache's file.
     module.unlink(missing_ok=True)
     with tempfile.NamedTemporaryFile("w", suffix=".mlir", dir=module.parent) as program:
         program.write(_PROGRAM)
@@ -175,13 +175,13 @@ def _make_module(toolchain: Toolchain, target: Target, modules: ModuleCache, mod
             return error.message
     if answer.exit_code:
         return f"iree-compile {_describe_end(answer)}"
-    # A cache that cannot store it is no fault of the device.
+    # Ignore whether the cache can store the module: that is not the device's fault.
     modules.publish({_ROLE: module}, name=_MODULE_NAME, ingredients=key_inputs, metadata={}, created=datetime.now(UTC))
     return ""
 
 
 def _run_tool(argv: Sequence[str]) -> ProcessOutput:
-    """Run a program; a second time if a person, a job system or the kernel's lack of memory has killed it."""
+    """Run a program; run it again if it was killed by a person, a job system or the kernel (out of memory)."""
     answer = run_tool(argv, timeout=_TIMEOUT_SECONDS)
     return run_tool(argv, timeout=_TIMEOUT_SECONDS) if _name_signal_of(answer) in EXTERNAL_SIGNALS else answer
 
@@ -210,7 +210,7 @@ def _find_amd_target() -> Target | None:
     return Target(ROCM.family, chips.pop()) if len(chips) == 1 else None
 
 
-# These kinds need to tell the compiler the chip.
+# For these kinds, the compiler must be told the chip.
 _TARGET_FINDERS = {ROCM: _find_amd_target}
 
 
@@ -220,19 +220,19 @@ class DeviceHealth:
     def __init__(self, session: Session[Any], checks: dict[str, HealthCheck]) -> None:
         self._session = session
         self._checks = checks
-        # The last times at which each device was found correct, and as fast as before.
+        # The last time at which each device was found correct, and the last time at which it was fast enough.
         self._checked_at = dict.fromkeys(checks, time.monotonic())
         self._timed_at = dict.fromkeys(checks, -math.inf)
 
     @classmethod
     def of(cls, run: WorkerRun, devices: Sequence[WorkerDevice]) -> tuple[DeviceHealth, dict[str, str]]:
-        """Return the checks of a worker's devices, and error messages of those that do not pass, by name."""
+        """Return the checks of a worker's devices, and the error messages of failing devices by name."""
         toolchain = run.machine.toolchain
         if toolchain is None or not any(step.stage.row.runs_modules for step in run.steps):
             return cls(run.session, {}), {}
         records = run.machine.cache_dir / "cluster" / "health.json"
         names = {device.uri: device.name for device in devices}
-        # Nobody's benchmark is to be disturbed by this.
+        # Wait for running benchmarks, and block new ones; share the machine otherwise.
         with run.session.exclusive_machine(exclusive=False):
             folder = run.session.folder / "health"
             checks, errors = make_health_checks(devices, toolchain, run.machine.modules, folder, records)
@@ -240,7 +240,7 @@ class DeviceHealth:
         return cls(run.session, checks), errors
 
     def check_if_due(self, device: str, *, for_timing: bool) -> str:
-        """Check a device that was not checked for a while; return an error message, or an empty string."""
+        """Check a device if its last check is too old; return an error message, or an empty string."""
         check, current_time = self._checks.get(device), time.monotonic()
         if check is None:
             return ""
@@ -253,13 +253,13 @@ class DeviceHealth:
         if not for_timing or current_time - self._timed_at[device] < _CHECK_INTERVAL_SECONDS:
             return ""
         with self._session.exclusive_machine("" if is_cpu(device) else device):
-            # It is checked twice: one slow result may have any cause.
+            # A slow device is timed again, because a single slow result may have other causes.
             slowdown = check.find_slowdown() and check.find_slowdown()
         if not slowdown:
             self._timed_at[device] = current_time
         return slowdown
 
     def distrust(self, device: str) -> None:
-        """Check a device before the next step, as one has crashed or hung on it."""
+        """Make the next step check the device, because a step has crashed or hung on it."""
         if device in self._checks:
             self._checked_at[device] = -math.inf

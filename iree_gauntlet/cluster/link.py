@@ -1,4 +1,4 @@
-"""The messages between a run and its workers; their transport (Dask, or a simulation) is behind `Link`."""
+"""The messages between a run and its workers; `Link` is the interface of their transport (Dask, or a simulation)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _IREE_HINT = "`--iree RELEASE` is installed on each worker; other IREEs must alr
 
 
 class RunProcessError(Exception):
-    """The process of a run ended with an order undone."""
+    """The process of a run ended before it finished an order."""
 
 
 class RunRejectionError(Exception):
@@ -38,7 +38,7 @@ class UnfitDeviceError(Exception):
 
 
 def encode(message: object) -> bytes:
-    """Encode a line between a worker and the process that it has started, which trust each other."""
+    """Encode a message between a worker and its own process, which trust each other, as a line."""
     return base64.b64encode(pickle.dumps(message)) + b"\n"
 
 
@@ -56,7 +56,7 @@ def decode(line: bytes) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ModuleLocation:
-    """A module that a step has put into the module cache of workers, with their addresses."""
+    """A module that a step has put into module caches of workers, with the addresses of these workers."""
 
     step: str
     key: str
@@ -68,8 +68,8 @@ class Order:
     """A step for a worker that has planned the same run.
 
     Attributes:
-        device: the worker's name of the device that it uses; empty for none.
-        attempt: 0 at first, one more for each worker that was lost.
+        device: the worker's name of the step's device; empty for none.
+        attempt: the number of workers that were lost with this step.
     """
 
     step: str
@@ -92,7 +92,7 @@ class OrderAnswer:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEvent:
-    """An event of a worker, which is given by its address."""
+    """An event of a worker; `worker` is the worker's address."""
 
     worker: str
 
@@ -106,7 +106,7 @@ class JoinEvent(WorkerEvent):
 
 @dataclass(frozen=True, slots=True)
 class RejectionEvent:
-    """A connected worker cannot do this run, or (`device`) can do it without one of its devices."""
+    """A connected worker cannot take part in the run; if `device` is set, it only cannot use this device."""
 
     name: str
     reason: str
@@ -139,9 +139,9 @@ class AnswerEvent(OrderEvent):
 
 @dataclass(frozen=True, slots=True)
 class ProcessDeathEvent(OrderEvent):
-    """The process of the run on a worker has ended with an order undone; the process is restarted.
+    """The process of the run on a worker has ended before it finished an order; the process is restarted.
 
-    A joining or a rejection follows.
+    A `JoinEvent` or a `RejectionEvent` follows.
     """
 
     reason: str
@@ -149,14 +149,14 @@ class ProcessDeathEvent(OrderEvent):
 
 @dataclass(frozen=True, slots=True)
 class SupplyEvent(OrderEvent):
-    """Files were sent to a worker for a step, or `missing` gives the reason why not."""
+    """Files were sent to a worker for a step; if that failed, `missing` has the reason."""
 
     missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class UnfitDeviceEvent(OrderEvent):
-    """A worker has not done an order, as its device failed the health check."""
+    """A worker has not done an order because the order's device failed the health check."""
 
     reason: str
 
@@ -168,13 +168,13 @@ class Link(Protocol):
     """Carries orders to workers, and their events back."""
 
     def send(self, worker: str, order: Order) -> None:
-        """Send an order; its answer, its process' death or the worker's departure follows."""
+        """Send an order; an event follows: its answer, the death of its process, or the worker's departure."""
 
     def supply(self, worker: str, step: str, urls: tuple[str, ...]) -> None:
-        """Send files to a worker that it cannot get; a `SupplyEvent` or a `LeaveEvent` follows."""
+        """Send files that a worker cannot download itself; a `SupplyEvent` or a `LeaveEvent` follows."""
 
     def next_event(self, seconds: float) -> Event | None:
-        """Return the next event; None if there is none in so many seconds."""
+        """Return the next event; return None if no event comes within `seconds`."""
 
     def show(self, running: Sequence[tuple[str, str, str]], waiting: Mapping[str, int]) -> None:
         """Publish the running orders (worker, device and step), and how many steps wait for which resources."""
@@ -185,7 +185,7 @@ class Link(Protocol):
 
 def _list_paths(run_dir: Path, machine: Workbench) -> tuple[str, ...]:
     """Return folders of the run, the cache, the compiler and the runtime, and the compiler's Python; empty for none."""
-    # Results are to have the paths of the machine where the run was started.
+    # These paths are mapped, because results must have the paths of the machine where the run was started.
     if machine.toolchain is None:
         return (str(run_dir), str(machine.cache_dir), "", "", "")
     compiler, runtime = machine.toolchain.compiler, machine.toolchain.runtime
@@ -198,8 +198,8 @@ class RunDescription:
     """A run that workers plan too.
 
     Attributes:
-        compiler, runtime: identities of its IREE; empty for none.
-        paths: those of `_list_paths` on the machine where it was started.
+        compiler, runtime: identities of the run's IREE; empty for none.
+        paths: the result of `_list_paths` on the machine where the run was started.
     """
 
     request: RunRequest
@@ -215,7 +215,7 @@ class RunDescription:
         return cls(request, *identities, _list_paths(run_dir, machine))
 
     def require_same_iree(self, toolchain: Toolchain | None) -> None:
-        """Raise a `GauntletError` if an IREE is not the run's."""
+        """Raise a `GauntletError` if a toolchain is not the IREE of the run."""
         for name, identity in (("compiler", self.compiler), ("runtime", self.runtime)):
             part: Part | None = getattr(toolchain, name) if toolchain else None
             if identity and (part is None or part.identity != identity):
@@ -230,7 +230,7 @@ class RunDescription:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """The description of a run for workers, or of a comparison, whose `runs` are its sides A and B."""
+    """The description of a run for workers; or of a comparison, whose `runs` are its sides A and B."""
 
     name: str
     sha256: str
@@ -241,10 +241,10 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class RunOrder:
-    """A worker's message to its process: the runs with the worker's own folders.
+    """A worker's message to its process: the runs, with the worker's own folders.
 
     Attributes:
-        path_map: pairs of a local folder and the one on the machine where the run was started.
+        path_map: pairs of a local folder and the same folder on the machine where the run was started.
     """
 
     folder: str
@@ -255,7 +255,7 @@ class RunOrder:
 
 
 def replace_paths(document: Any, path_map: Mapping[str, str]) -> Any:
-    """Return a journal's object with some paths replaced: whole ones and those below them, each replaced once."""
+    """Return a journal's object in which some paths, and all paths below them, are replaced; each only once."""
     if isinstance(document, dict):
         return {name: replace_paths(value, path_map) for name, value in document.items()}
     if isinstance(document, list | tuple):
@@ -264,8 +264,8 @@ def replace_paths(document: Any, path_map: Mapping[str, str]) -> Any:
         return document
     # A URL has blanks and characters beyond ASCII in an escaped form.
     urls = {quote(path): quote(new_path) for path, new_path in path_map.items()}
-    # If two paths match, the longer one is meant.
+    # Longer paths come first in the pattern, so the longest matching path is replaced.
     in_url, in_text = ("|".join(map(re.escape, sorted(paths, key=len, reverse=True))) for paths in (urls, path_map))
-    # A path follows the scheme of a URL, file:///cache/x, or begins a word.
+    # A path follows the scheme of a URL, as in file:///cache/x, or begins a word.
     pattern = rf"(?<=://)(?P<url>{in_url})(?![\w.%-])|(?<![\w./-])(?:{in_text})(?![\w.-])"
     return re.sub(pattern, lambda match: (urls if match.lastgroup == "url" else path_map)[match[0]], document)

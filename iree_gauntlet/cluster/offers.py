@@ -35,8 +35,8 @@ class WorkerDevice(Recorded):
     """A device of a worker.
 
     Attributes:
-        sku: the machine that golden times belong to; empty for none.
-        product, driver: as the runtime reports them; for the CPU, as the system reports them.
+        sku: the machine that the device's golden times belong to; empty for none.
+        product, driver: the names that the runtime reports; for the CPU, those that the system reports.
     """
 
     name: str
@@ -57,8 +57,8 @@ class WorkerResources(Recorded):
     """The resources of a worker.
 
     Attributes:
-        memory_bytes, free_disk_bytes: of the machine, and of the cache's disk; None if unknown.
-        iree: the IREE that it has without installing one; empty for none.
+        memory_bytes, free_disk_bytes: the machine's memory, and the free space of the cache's disk; None if unknown.
+        iree: the version of IREE that is already installed; empty for none.
     """
 
     name: str
@@ -80,7 +80,7 @@ class WorkerResources(Recorded):
 
 
 def parse_device(text: str) -> WorkerDevice:
-    """Parse `NAME=URI,sku=SKU`; `cpu` alone is the processor."""
+    """Parse `NAME=URI,sku=SKU`; a bare `cpu` is the processor."""
     device_part, *option_parts = text.split(",")
     name, equals, uri = device_part.partition("=")
     if not equals and name == CPU.family:
@@ -95,10 +95,10 @@ def parse_device(text: str) -> WorkerDevice:
 def measure_worker_resources(
     name: str, jobs: int, declared_devices: Sequence[WorkerDevice], toolchain: Toolchain | None, cache_dir: Path
 ) -> WorkerResources:
-    """Return this machine's resources, with the declared devices; an empty name is the machine's, 0 jobs are its cores.
+    """Return this machine's resources and the declared devices; defaults: its host name, and a job per core (jobs=0).
 
     Raises:
-        UsageError: a device does not exist, or is not what was declared.
+        UsageError: a device does not exist, or differs from its declaration.
     """
     names = [device.name for device in declared_devices]
     duplicate_name = next((candidate for candidate in names if names.count(candidate) > 1), "")
@@ -117,7 +117,7 @@ def measure_worker_resources(
     environments = [row for folder in folders for row in Environment.list_folders(folder / "envs")]
     tag = f"-{make_environment_tag()}"
     try:
-        # The boot ID is shared by all containers of a machine; without it, its name is used.
+        # All containers of a machine share its boot ID; if it is missing, the machine's name is used.
         host = _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
         host = socket.gethostname()

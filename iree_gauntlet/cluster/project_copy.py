@@ -1,6 +1,6 @@
-"""A copy of the files that a run reads: packed where it is started, unpacked by each worker under its hash.
+"""A copy of the files that a run reads: packed where the run is started, and unpacked by each worker.
 
-Paths below the copy are those of the machine where it was made, so that relative paths keep their meaning.
+Below the copy, files keep the full paths of the machine where it was made, so relative paths keep their meaning.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOCK_NAME = "owner.lock"
 
 @dataclass(frozen=True, slots=True)
 class ProjectCopy:
-    """A packed copy, with the folder that the run was started in."""
+    """A packed copy, and the folder in which the run was started."""
 
     archive: Path
     sha256: str
@@ -55,7 +55,7 @@ def pack_project(selection: Selection, archive: Path) -> ProjectCopy:
         origin_paths = [Path(origin.file).absolute() for origin in origins if origin is not None]
         files.update(path for path in origin_paths if path.is_file())
     with tarfile.open(archive, "w") as tar:
-        # The folders identify the project, and are where the run was started.
+        # These folders may be empty, but are needed: they identify the project, or the run was started in them.
         for folder in (Path.cwd(), project / "specs", project / "suites"):
             if folder.is_dir():
                 tar.addfile(_make_entry(str(folder), tarfile.DIRTYPE))
@@ -69,13 +69,13 @@ def pack_project(selection: Selection, archive: Path) -> ProjectCopy:
 
 
 def unpack_project(stream: IO[bytes], folder: Path) -> None:
-    """Unpack a copy into a folder, which appears in one piece; an existing one is kept.
+    """Unpack a copy into a folder, which appears complete or not at all; keep an existing folder.
 
     Raises:
-        GauntletError: the archive names something outside of the folder.
+        GauntletError: the archive names a path outside of the folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Another worker of this machine may do it at the same time.
+    # Another worker of this machine may unpack the same copy at the same time.
     with add_folder(folder) as new, tarfile.open(fileobj=stream, mode="r|") as tar:
         new.mkdir(0o700)
         try:
@@ -135,7 +135,7 @@ def _list_files(root: Path) -> Iterator[Path]:
 
 
 def _make_entry(path: str, kind: bytes) -> tarfile.TarInfo:
-    """Make an entry without properties of the machine or the day, so that equal files make an equal archive."""
+    """Make an entry without properties of the machine or the day, so that equal files give equal archives."""
     info = tarfile.TarInfo(f"{_FILES_FOLDER}{path}")
     info.type = kind
     info.mode = 0o755 if kind == tarfile.DIRTYPE else 0o644
@@ -148,7 +148,7 @@ def get_worker_folder(cache_dir: Path, name: str) -> Path:
 
 
 class ExclusiveFolder:
-    """Owns a folder until it is left, and removes it then; its lock file is released when the owner dies."""
+    """Owns a folder during a context and removes it at the end; the folder's lock is released if the owner dies."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,8 +1,8 @@
-"""The process of one run on a worker: plans the same run in its own folders, and does the steps that it is sent.
+"""The process of one run on a worker: plans the same run in the worker's folders, and does the steps it receives.
 
-It can also execute a comparison, in rounds. Standard input has a line for each message, standard output likewise; the
-first line of each is the run and the result of planning it. It ends when its input does, with all of its children: so
-it dies with its worker. Modules that only comparisons need, NumPy among them, are imported for these alone.
+The process can also execute a comparison, in rounds. Messages are lines of standard input and output. The first input
+line is the run, and the first output line is the result of planning it. The process and all its children end when its
+input ends, so they end with the worker. Modules that only comparisons need, such as NumPy, are imported only for them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-# The limits of files that are sent back with a result, each and together; of a longer file, beginning and end are sent.
+# The limits of each file, and of all files, sent with a result. Only beginning and end of a larger file are sent.
 _MAX_FILE_BYTES = 256 << 10
 _MAX_STEP_BYTES = 1 << 20
 _SMALL_FILE_SUFFIXES = frozenset({".txt", ".json"})
@@ -73,7 +73,7 @@ class _Output:
             self._closed = True
 
     def write(self, number: int | None, message: object) -> None:
-        """Write the answer to an order, or the result of planning; standard input detects a lost reader."""
+        """Write the answer to an order, or the result of planning; a lost reader is ignored: standard input ends too."""
         line = encode((number, message))
         with self._mutex, suppress(BrokenPipeError, ValueError):
             if not self._closed:
@@ -83,13 +83,13 @@ class _Output:
 
 @dataclass(frozen=True, slots=True)
 class LocalResult:
-    """The result of a step here, and the URLs of files without which it failed."""
+    """The result of a step on this worker, and the URLs of missing files that made the step fail."""
 
     result: Result
     missing: tuple[str, ...] = ()
 
     def as_answer(self, path_map: Mapping[str, str]) -> OrderAnswer:
-        """Convert it to an answer, with some paths replaced."""
+        """Convert the result to an answer, with some paths replaced."""
         return OrderAnswer(replace_paths(self.result.as_dict(), path_map), missing=self.missing)
 
 
@@ -108,7 +108,7 @@ class LocalSteps:
         return name in self._steps
 
     def place_on_device(self, name: str, device: str) -> Step:
-        """Return a step, on a device that may have another name here."""
+        """Return the step for a device, which may have another name on this worker."""
         step = self._steps[name]
         if not device or is_cpu(device) or step.command is None:
             return step
@@ -126,7 +126,7 @@ class LocalSteps:
         return LocalResult(result, self._list_missing(step) if result.verdict.is_error else ())
 
     def do_dependencies(self, step: Step, cached_modules: Mapping[str, ModuleLocation]) -> LocalResult | None:
-        """Do the needed steps whose module neither this worker nor `cached_modules` has; return a failure."""
+        """Do the needed steps whose modules are neither here nor in `cached_modules`; return the first failure."""
         for name in step.needs:
             needed_step = self._steps.get(name)
             if needed_step is None:
@@ -135,13 +135,13 @@ class LocalSteps:
                 result = self._results.get(name)
                 if result is None or not result.verdict.counts_as_pass:
                     if name in cached_modules:
-                        # It was built for this run, on another worker.
+                        # Another worker built the module for this run, so it needs no rebuild here.
                         mark_rebuilt(self._engine.options.rebuilt_dir, cached_modules[name].key)
                     elif (failure := self.do_dependencies(needed_step, cached_modules)) is not None:
                         return failure
                     result = self._results[name] = self._engine.result_of(needed_step)
                     if not result.verdict.counts_as_pass and name in cached_modules:
-                        # The module of the other worker is not available: it is built here, with all that it needs.
+                        # The other worker's module is unavailable: build it here, with all steps that it needs.
                         if (failure := self.do_dependencies(needed_step, {})) is not None:
                             return failure
                         result = self._results[name] = self._engine.result_of(needed_step)
@@ -152,7 +152,7 @@ class LocalSteps:
         return None
 
     def _list_missing(self, step: Step) -> tuple[str, ...]:
-        # A fetch does not fail without the expected outputs.
+        # A missing expected output does not make a fetch fail.
         optional_roles = (EXPECTED_OUTPUT,) if step.stage.row.fetches else ()
         needed_urls = (item.url for item in step.inputs if item.url and item.role not in optional_roles)
         return tuple(url for url in needed_urls if not self._store.is_present(url))
@@ -179,7 +179,7 @@ class RunExecutor:
         try:
             device_error = self._health.check_if_due(order.device, for_timing=step.resources.exclusive)
         except GauntletError as error:
-            # The machine was not available for the check: it would not have been for the step either.
+            # The machine was not available for the check, so the step could not have run either.
             return OrderAnswer(Result(Verdict.ERROR, error.message, tail=(error.hint,), notes=step.notes).as_dict())
         if device_error:
             raise UnfitDeviceError(device_error)
@@ -190,7 +190,7 @@ class RunExecutor:
         return replace(outcome.as_answer(self._path_map), files=files)
 
     def release_machine(self) -> None:
-        """Release what keeps the machine from being quiet, while nothing is to be done."""
+        """While there is no work, release everything that keeps the machine from being quiet."""
         for side in self._sides:
             side.run.engine.rest()
 
@@ -201,7 +201,7 @@ class RunExecutor:
 
 
 def _read_small_files(folder: Path, run_dir: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the files' names relative to the run's folder, and their contents; of a long one, its beginning and end."""
+    """Yield each file's name relative to the run's folder, and its content; for a large file, its beginning and end."""
     remaining_bytes = _MAX_STEP_BYTES
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if path.suffix not in _SMALL_FILE_SUFFIXES or not path.is_file():
@@ -250,7 +250,7 @@ class ComparisonExecutor(RunExecutor):
                 result = replace(failure.result, reason=f"{name}: {failure.result.reason}")
                 return replace(failure, result=result).as_answer(self._path_map)
             steps.append(step)
-        # Neither side's run may keep the machine from being quiet.
+        # Make both sides' runs release what keeps the machine from being quiet.
         self.release_machine()
         try:
             if device_error := self._health.check_if_due(order.device, for_timing=True):
@@ -296,12 +296,12 @@ class ComparisonExecutor(RunExecutor):
 
 
 def _join_run(order: RunOrder, stack: ExitStack) -> tuple[RunExecutor, dict[str, str]]:
-    """Join a run, until the stack is left; return also the error messages of devices that are not used."""
+    """Join a run until the stack is closed; return its executor, and the error messages of unusable devices."""
     runs = []
     path_map = dict(order.path_map)
     for shared_run in order.runs:
         request = shared_run.request
-        # The baseline run is on the machine where the run was started, as are its metrics.
+        # The baseline run and its metrics exist only on the machine where the run was started.
         chosen_run = replace(
             make_setup(replace(request, conduct=replace(request.conduct, baseline=""))), request=request
         )
@@ -321,12 +321,12 @@ def _join_run(order: RunOrder, stack: ExitStack) -> tuple[RunExecutor, dict[str,
 def main() -> None:
     """Take part in a run until standard input ends."""
     stream = os.fdopen(os.dup(1), "wb")
-    # Everything printed here goes to the log.
+    # From here on, everything that is printed goes to the log.
     os.dup2(2, 1)
     output = _Output(stream)
     lines = sys.stdin.buffer
     order: RunOrder = decode(lines.readline())
-    # Steps that are running when the input ends are cancelled by the session, and the pool waits for them.
+    # If the input ends, the session cancels the running steps, and the pool waits for them.
     with ExitStack() as stack:
         try:
             executor, device_errors = _join_run(order, stack)
@@ -343,7 +343,7 @@ def main() -> None:
             except UnfitDeviceError as error:
                 response = error
             except BaseException as error:
-                # A defect of the toolkit: the caller is not left waiting, and the log has the traceback.
+                # This is a defect of the toolkit. Answer, so that the caller does not wait; the log has the traceback.
                 output.write(number, RunProcessError(f"{type(error).__name__}: {error}"))
                 traceback.print_exc()
                 raise
@@ -355,7 +355,7 @@ def main() -> None:
                 number, message = decode(line)
                 pool.submit(do_order, number, message)
         finally:
-            # Steps that are cut short have no result.
+            # Discard the results of steps that are cut short.
             output.close()
             executor.abort()
 

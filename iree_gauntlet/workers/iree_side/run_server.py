@@ -19,8 +19,8 @@ Each request is a line of JSON on standard input, and its answer is a line on st
      "outputs": [{"index": 0, "type": "3x4xf32", "passed": false, "count": 12, "file": "/…/output_0.npy"}]}
 
 Verdicts are those of iree-run-module: `passed`; `mismatch` (outputs are in the named files: .npy, or raw bytes for a
-type that .npy lacks); `error` with IREE's status; `unsupported` for features that only iree-run-module has. If all outputs
-pass, none is listed.
+type that .npy lacks); `error` with IREE's status; `unsupported` for features that only iree-run-module has. If all
+outputs pass, none is listed.
 
 Types that are not in `limits` are compared by their bytes. If `expected` and `allclose` are empty, nothing is compared.
 `peak_rss_bytes` is the peak memory of the process during the case.
