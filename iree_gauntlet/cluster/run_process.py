@@ -73,7 +73,7 @@ class _Output:
             self._closed = True
 
     def write(self, number: int | None, message: object) -> None:
-        """Write the answer to an order, or the result of planning; a lost reader is ignored: standard input ends too."""
+        """Write the answer to an order, or the result of planning; a lost reader is ignored, as standard input ends."""
         line = encode((number, message))
         with self._mutex, suppress(BrokenPipeError, ValueError):
             if not self._closed:

@@ -1,10 +1,10 @@
-"""IREE as built from source: tools, libraries and Python bindings of a build or install folder.
+"""IREE built from source: tools, libraries and Python bindings of a build or install folder.
 
-Tools are in `tools`; in old layouts in `iree/tools`; in an install prefix in `bin`. Bindings are in
-`compiler/bindings/python` and `runtime/bindings/python`; in old layouts both in `bindings/python` or
-`iree/bindings/python`; in an install prefix in `python_packages/iree_compiler` and `iree_runtime`.
+Tools are in `tools`, in old layouts in `iree/tools`, and in an install prefix in `bin`. Bindings are in
+`compiler/bindings/python` and `runtime/bindings/python`, in old layouts both in `bindings/python` or
+`iree/bindings/python`, and in an install prefix in `python_packages/iree_compiler` and `iree_runtime`.
 
-A build may change under one version: it is identified by the content of the files that determine its behaviour.
+Builds of one version may differ, so the content of the files that determine a build's behaviour identifies it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class BuildTree:
     """A folder with IREE's native tools.
 
     Attributes:
-        commit: empty where only the tools report it.
-        bindings: those of the compiler; None where the folder is searched for them.
+        commit: the built commit; empty if only the tools report it.
+        bindings: the folder of the compiler's bindings; None to search the build's folder.
     """
 
     root: Path
@@ -69,7 +69,7 @@ class BuildTree:
 
     @classmethod
     def find(cls, root: Path, required_tools: Sequence[str]) -> BuildTree:
-        """Find the build in a folder; ToolchainError where it lacks one of the required tools."""
+        """Find the build in a folder; raise a ToolchainError if the build lacks a required tool."""
         if not root.is_dir():
             raise NoSuchToolchainError(f"build:{root} is not a folder", "Name the folder in which CMake built IREE.")
         for name in _TOOL_FOLDERS:
@@ -86,7 +86,7 @@ def find_built_compiler(tree: BuildTree, hash_of: Callable[[Path], str], environ
     """Return the compiler of a build; make an environment in `environments` whose Python imports the build's bindings.
 
     Raises:
-        ToolchainError: it does not start.
+        ToolchainError: the compiler does not start.
     """
     compile_tool = _require_executable(tree, COMPILE)
     result, match = _ask_version(compile_tool)
@@ -119,7 +119,7 @@ def find_bindings(folders: Iterable[Path]) -> Path | None:
 
 
 def find_built_runtime(tree: BuildTree, hash_of: Callable[[Path], str]) -> Runtime:
-    """Return the runtime of a build; its tools report no version, so it is that of the bindings or the compiler."""
+    """Return the runtime of a build; its version is the bindings' or compiler's, as the runtime's tools report none."""
     run_module, benchmark_module = _require_executable(tree, RUN_MODULE), _require_executable(tree, BENCHMARK_MODULE)
     version, commit = _find_runtime_version(tree)
     files = [(RUN_MODULE, Path(run_module)), (BENCHMARK_MODULE, Path(benchmark_module))]
@@ -136,7 +136,7 @@ def find_built_runtime(tree: BuildTree, hash_of: Callable[[Path], str]) -> Runti
 
 
 def list_shipped_files(root: Path) -> list[str]:
-    """List the files that are run, relative to a build's folder: tools, libraries, bindings, version files."""
+    """List the files that are needed to run a build, relative to its folder: tools, libraries, bindings, versions."""
     tree = BuildTree(root, root / "tools", "")
     tools = [tree.tools / name for name in ("iree-opt", RUN_MODULE, BENCHMARK_MODULE, "iree-profile")]
     files = {path for _, path in _list_compiler_files(tree)} | {path for path in tools if path.is_file()}
@@ -162,7 +162,7 @@ def _list_compiler_files(tree: BuildTree) -> list[tuple[str, Path]]:
     """List name and path of each file that determines the compiler's output."""
     tools = (COMPILE, "iree-lld", "iree-link", "lld")
     files = [(name, tree.tools / name) for name in tools if (tree.tools / name).is_file()]
-    # A build with shared libraries has hundreds of them, also of MLIR and LLVM; other folders hold unrelated ones too.
+    # All shared libraries of a build folder count, perhaps hundreds. Other folders also have unrelated libraries.
     prefixes = ("lib",) if (tree.root / "CMakeCache.txt").is_file() else _LIBRARY_PREFIXES
     for folder in (tree.tools, tree.tools.parent / "lib", tree.root / "lib"):
         files += _list_libraries(folder, prefixes)
@@ -207,12 +207,12 @@ def _find_runtime_version(tree: BuildTree) -> tuple[str, str]:
 
 
 def _provide_binding_python(root: Path, bindings: Path, environments: Path) -> tuple[str, str]:
-    """Return an interpreter that imports a build's bindings, and its version of the onnx package."""
+    """Return an interpreter that imports a build's bindings, and the interpreter's version of the onnx package."""
     try:
         match = _PYTHON_CACHE_ENTRY.search((root / "CMakeCache.txt").read_text(encoding="utf-8", errors="replace"))
     except OSError:
         match = None
-    # The bindings were built for the Python that CMake's cache names.
+    # CMake's cache names the Python that the bindings were built for.
     path = match[1].strip() if match else ""
     base = path if path and os.access(path, os.X_OK) else sys.executable
     name = compute_identity([("bindings", str(bindings)), ("python", base)])[:16]
@@ -245,7 +245,7 @@ def _make_binding_python(base: str, bindings: Path, folder: Path) -> None:
 
 
 def _suggest_nearby(root: Path, required_tools: Sequence[str]) -> str:
-    """Suggest where the build may be."""
+    """Suggest nearby folders that may contain the build."""
     if any((root / tool).is_file() for tool in required_tools):
         return f"This is the folder of the tools: name its parent, build:{root.parent}."
     for folder in (root / "build", root.parent / f"{root.name}-build", root.parent):

@@ -1,7 +1,7 @@
 """The IREEs between two: releases of the package index, nightlies of the links page, or an explicit list.
 
-uv queries the index with the user's own settings, as when a release is installed. Without a network only
-installed versions are available.
+uv queries the index with the user's own settings, as it does when it installs a release. Without a network, only
+installed versions are listed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LABEL_SEPARATORS = re.compile(r"[^A-Za-z0-9._+-]+")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One IREE of a sequence: its label, which is unique in the sequence, and its value of `--iree`."""
+    """One IREE of a sequence: a label, unique in the sequence, and the value of `--iree`."""
 
     label: str
     iree: str
@@ -44,11 +44,11 @@ def list_candidates_between(
 ) -> tuple[tuple[Candidate, ...], bool]:
     """List the versions between two ends, from the oldest to the newest, both included.
 
-    An end is a release, a nightly's version, or `nightly` for the newest; nightlies are listed also if an end is one.
+    An end is a release, a nightly's version, or `nightly` for the newest. If an end is a nightly, nightlies are listed.
     Return also whether `good` is the older end.
 
     Raises:
-        UsageError: an end is no version, or both are the same one.
+        UsageError: an end is not a version, or both ends are the same version.
         ToolchainError: the index does not answer.
     """
     ends = [_find_version(good, "--good", locations), _find_version(bad, "--bad", locations)]
@@ -76,8 +76,8 @@ def list_commits(good: str, bad: str, source: str, locations: ToolchainLocations
     An end is a commit, a branch, a tag, or a release by its tag. Return also whether `good` is the older end.
 
     Raises:
-        UsageError: both are equal, or neither is an ancestor of the other.
-        ToolchainError: there is no such checkout or commit.
+        UsageError: both ends are equal, or neither is an ancestor of the other.
+        ToolchainError: the checkout or a commit does not exist.
     """
     checkout = open_checkout(source, locations)
     commits, good_is_older = checkout.list_commits(checkout.resolve_version(good), checkout.resolve_version(bad))
@@ -85,13 +85,13 @@ def list_commits(good: str, bad: str, source: str, locations: ToolchainLocations
 
 
 def open_checkout(source: str, locations: ToolchainLocations) -> Checkout:
-    """Open the checkout that `--source` names; ToolchainError where there is none."""
+    """Open the checkout that `--source` names; raise a ToolchainError if it does not exist."""
     choice = parse_choice(f"source:{source.removeprefix('source:')}", "--source")
     return Checkout.open(choice.folder, locations.search_path)
 
 
 def list_candidates_among(good: str, bad: str, among: Sequence[str]) -> tuple[Candidate, ...]:
-    """List explicitly named candidates: `good` first, `bad` last; both are added where the list lacks them."""
+    """List explicitly named candidates, `good` first and `bad` last; both are added if the list lacks them."""
     first, last = parse_choice(good, "--good"), parse_choice(bad, "--bad")
     choices = [parse_choice(text, "--among") for text in among]
     keys = [_make_key(choice) for choice in choices]
@@ -151,9 +151,9 @@ def _make_nightly_sources(locations: ToolchainLocations) -> Sources:
 def _list_versions(
     installer: Installer, distribution: str, low: Version, high: Version, sources: Sources
 ) -> list[Version]:
-    """List every version in a range; uv reports only the lowest and the highest of one, so the range is narrowed."""
+    """List every version in a range, by narrowing it: uv reports only the lowest and the highest version of a range."""
     versions: list[Version] = []
-    # The range is inclusive: `<3.13.0` would exclude its nightlies too, which are older than it.
+    # The range is inclusive, because `<3.13.0` would exclude the nightlies of 3.13.0, which are older.
     specifiers = f">={low},<={high}"
     while True:
         ends = installer.list_versions(distribution, SpecifierSet(specifiers), sources)
@@ -164,7 +164,7 @@ def _list_versions(
 
 
 def _make_key(choice: Choice) -> str:
-    """Return a key that is equal for two ways to name one IREE."""
+    """Return a key that is equal for all names of one IREE."""
     if choice.version is not None:
         return str(choice.version)
     return f"{choice.kind}:{choice.identity_path}" if choice.identity_path else choice.text

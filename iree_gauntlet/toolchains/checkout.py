@@ -1,7 +1,7 @@
 """A user's checkout of IREE: commits, submodules, and git worktrees that share its objects.
 
-Its own work tree is only read. A worktree of it, and of each of its submodules, is created in the cache; git
-registers these in the checkout (`git worktree list`).
+The user's own work tree is only read. Worktrees of the checkout and of its submodules are created in the cache; git
+registers these worktrees in the checkout (`git worktree list`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TIMEOUT_SECONDS = 1800.0
 _RUNTIME_SUBMODULES = "build_tools/scripts/git/runtime_submodules.txt"
 _SUBMODULE_MODE = "160000"
 _MAX_LISTED_NAMES = 4
-# git's hooks set these variables.
+# git sets these variables when it runs hooks.
 _REPOSITORY_VARIABLES = (
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES"),
     *("GIT_COMMON_DIR", "GIT_NAMESPACE", "GIT_PREFIX"),
@@ -42,7 +42,7 @@ class Checkout:
 
     @classmethod
     def open(cls, folder: Path | None, search_path: str) -> Checkout:
-        """Open the checkout in a folder; ToolchainError where there is none of IREE, or no git."""
+        """Open the checkout in a folder; raise a ToolchainError without a checkout of IREE, or without git."""
         clone = "git clone https://github.com/iree-org/iree.git && git -C iree submodule update --init"
         if folder is None or not folder.is_dir():
             raise NoSuchToolchainError(f"source:{folder} is not a folder", f"Get the sources: {clone}")
@@ -68,7 +68,7 @@ class Checkout:
         if not commit:
             names = self._run(["for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags", "refs/remotes"])
             refs = names.stdout.split()
-            # A branch that only the remote has is suggested by its full name.
+            # If only a remote has the branch, suggest its full name.
             remote = [name for name in refs if name.endswith(f"/{ref}")]
             suggestions = remote or difflib.get_close_matches(ref, refs, n=3)
             question = f"Did you mean {' or '.join(suggestions)}? " if suggestions else ""
@@ -77,7 +77,7 @@ class Checkout:
         return commit
 
     def resolve_version(self, text: str) -> str:
-        """Resolve a release or nightly (`3.6.0`, by its tag), or any argument of `resolve_commit`, to a commit."""
+        """Resolve a release or nightly (such as `3.6.0`) by its tag, or else any argument of `resolve_commit`."""
         by_tag = self._find_commit(f"refs/tags/iree-{text}") or self._find_commit(f"refs/tags/v{text}")
         return by_tag or self.resolve_commit(text)
 
@@ -86,10 +86,10 @@ class Checkout:
         return result.stdout.strip() if result.exit_code == 0 else ""
 
     def list_commits(self, first: str, second: str) -> tuple[list[str], bool]:
-        """List the commits of the first-parent history from the older of two to the newer one, both included.
+        """List the commits of the first-parent history from the older of two commits to the newer one, both included.
 
-        Return also whether the first argument is the older one; UsageError where both are equal, or
-        neither is an ancestor of the other.
+        Return also whether `first` is the older commit. Raise a UsageError if both are equal, or neither is an
+        ancestor of the other.
         """
         if first == second:
             raise UsageError(f"both ends are {first[:12]}", "Name two commits.")
@@ -111,11 +111,11 @@ class Checkout:
         return dict(zip(("commit", "date", "author", "subject"), lines, strict=True))
 
     def is_modified(self) -> bool:
-        """Return whether files of its work tree, or of its submodules, differ from its commit."""
+        """Return whether files of the work tree, or of its submodules, differ from the checked-out commit."""
         return bool(self._run_checked(["status", "--porcelain", "--untracked-files=no"]))
 
     def require_submodules(self, commit: str, *, runtime_only: bool) -> dict[str, str]:
-        """Return the submodules that a build of a commit needs (path → their commit), which the work tree must have."""
+        """Return the needed submodules of a commit (path → submodule's commit); raise an error if one is missing."""
         submodules = self._list_submodules(commit, runtime_only=runtime_only)
         missing = [path for path in submodules if not (self.folder / path / ".git").exists()]
         if missing:
@@ -126,12 +126,12 @@ class Checkout:
         return submodules
 
     def create_worktree(self, commit: str, tree: Path, *, runtime_only: bool) -> None:
-        """Create a worktree of a commit, with its submodules; in an existing one, only differing files are written.
+        """Create a worktree of a commit with its submodules; in an existing worktree, write only files that differ.
 
-        No other process uses its folder. `runtime_only` leaves out the submodules that only the compiler needs.
+        No other process may use the folder. `runtime_only` leaves out submodules that only the compiler needs.
 
         Raises:
-            ToolchainError: a submodule, or its commit, does not exist; or git fails.
+            ToolchainError: a submodule or its commit does not exist, or git fails.
         """
         submodules = self.require_submodules(commit, runtime_only=runtime_only)
         for path, revision in submodules.items():
@@ -143,14 +143,14 @@ class Checkout:
             self._check_out(Path(path), revision, tree / path)
 
     def remove_worktree(self, tree: Path) -> None:
-        """Delete a worktree, and git's records of it and of its submodules."""
+        """Delete a worktree, and git's records of the worktree and its submodules."""
         submodules = [Path(path) for path in self._list_submodules("HEAD") if (tree / path / ".git").exists()]
         shutil.rmtree(tree, ignore_errors=True)
         for path in (Path(), *submodules):
             self._run(["-C", str(path), "worktree", "prune"])
 
     def _list_submodules(self, commit: str, *, runtime_only: bool = False) -> dict[str, str]:
-        """List the submodules of a commit that a build needs: path → their commit."""
+        """List the submodules of a commit that a build needs: path → submodule's commit."""
         entries = [
             line.split(None, 3) for line in self._run_checked(["ls-tree", "-r", "-z", commit]).split("\0") if line
         ]
@@ -161,11 +161,11 @@ class Checkout:
         return {path: revision for path, revision in submodules.items() if path in listing.stdout.split()}
 
     def _check_out(self, path: Path, commit: str, tree: Path) -> None:
-        """Check out a commit of the checkout, or of the submodule at a path in it, as a worktree."""
+        """Make a worktree of a commit, from the checkout or from the checkout's submodule at a path."""
         if (tree / ".git").is_file():
             git_dir = self._run(["-C", str(tree), "rev-parse", "--absolute-git-dir"])
             if git_dir.exit_code == 0:
-                # A killed git left the lock: no other process works here.
+                # Only a killed git can have left this lock, because no other process works here.
                 Path(git_dir.stdout.rstrip("\n"), "index.lock").unlink(missing_ok=True)
                 if self._run(["-C", str(tree), "checkout", "--quiet", "--force", "--detach", commit]).exit_code == 0:
                     return
@@ -182,7 +182,7 @@ class Checkout:
         return result.stdout
 
     def _run(self, arguments: list[str]) -> ProcessOutput:
-        # Hooks' variables must not redirect git, and git must not refresh the index of a checkout that is only read.
+        # Variables of hooks must not redirect git. Git must not refresh the index of the checkout, which is only read.
         environment = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
         environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
         return run_tool(

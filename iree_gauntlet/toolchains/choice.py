@@ -1,4 +1,4 @@
-"""The value of `--iree`: parsing which IREE is requested, before any is located."""
+"""The value of `--iree`: parsing the request, before any toolchain is located."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class Choice:
     """One IREE, as requested.
 
     Attributes:
-        version: of a release or a nightly; None for `nightly`, the newest, and for the other kinds.
-        range: None except for a range.
-        folder: absolute; None where the kind names none.
-        ref: git's name of a checkout's commit, empty for its work tree; of a commit, the abbreviated hash.
+        version: the version of a release or a nightly; None for `nightly` (the newest one) and for other kinds.
+        range: the range of versions; None for other kinds.
+        folder: the absolute path of a folder; None for kinds without a folder.
+        ref: for a checkout, git's name of a commit, or empty for its work tree; for a commit, the abbreviated hash.
     """
 
     kind: ChoiceKind
@@ -61,12 +61,12 @@ class Choice:
 
     @property
     def identity_path(self) -> Path | None:
-        """The folder, with its commit appended to its name if there is one: equal for the same IREE."""
+        """The folder, with `ref` (if any) appended to its name; equal paths mean the same IREE."""
         return self.folder.with_name(f"{self.folder.name}@{self.ref}") if self.folder and self.ref else self.folder
 
 
 def parse_choice(text: str, option: str = "--iree") -> Choice:
-    """Parse a value of `--iree`; an empty one means `installed`."""
+    """Parse a value of `--iree`; an empty value means `installed`."""
     text = text.strip()
     if not text:
         return Choice(ChoiceKind.INSTALLED, str(ChoiceKind.INSTALLED))
@@ -101,12 +101,12 @@ def _parse_versions(text: str, option: str) -> Choice:
         raise UsageError(f"{option} {text}: not a known IREE", _suggest_syntax(text)) from error
     if version.is_prerelease:
         return Choice(ChoiceKind.NIGHTLY, text, version)
-    # `3.12` is 3.12.0 to an index, as it should be to people and in names of folders.
+    # To a package index, `3.12` means 3.12.0, so people and names of folders get 3.12.0, too.
     return Choice(ChoiceKind.RELEASE, text, version if len(version.release) > 2 else Version(f"{text}.0"))
 
 
 def _parse_checkout(text: str, argument: str, option: str) -> Choice:
-    """Parse a checkout, or a commit of it: `DIR@REF`, unless a folder has that complete name."""
+    """Parse a checkout `DIR`, or a commit of a checkout `DIR@REF`, unless `DIR@REF` itself is a folder."""
     folder, separator, ref = argument.rpartition("@")
     if not separator or expand_home(argument).is_dir():
         return Choice(ChoiceKind.SOURCE, text, folder=_make_absolute(argument))
@@ -116,12 +116,12 @@ def _parse_checkout(text: str, argument: str, option: str) -> Choice:
 
 
 def _make_absolute(text: str) -> Path:
-    """Return a folder without `..`; links stay, as a virtual environment may be behind one."""
+    """Return an absolute path without `..`; links stay, because a virtual environment must keep its path."""
     return Path(os.path.abspath(expand_home(text)))  # noqa: PTH100
 
 
 def _suggest_syntax(text: str) -> str:
-    """Suggest the probably intended syntax."""
+    """Suggest the syntax that the user probably meant."""
     folder = expand_home(text)
     if folder.is_dir():
         if (folder / "pyvenv.cfg").is_file():

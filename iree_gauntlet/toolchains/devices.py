@@ -1,13 +1,13 @@
 """A toolchain's backends and devices (listed by its tools, cached for one process), and the meaning of `host`.
 
-`--iree-llvmcpu-target-cpu=host` and `--iree-llvmcpu-target-cpu-features=host` (either one sets both) make
-code for the compiling machine's CPU, so their output belongs to machines of that kind.
+`--iree-llvmcpu-target-cpu=host` and `--iree-llvmcpu-target-cpu-features=host` (each sets both) generate code for the
+CPU of the compiling machine, so the output is only for machines of that kind.
 
-Without a target flag the compiler targets a **generic** CPU of the machine's architecture, warns that this
-will perform poorly, and its output depends on the architecture alone (checked with 3.9.0 and 3.13.0). The
-word must be exactly `host`: neither `HOST` nor `host,+avx2` is accepted.
+Without a target flag, the compiler targets a **generic** CPU of the machine's architecture, and warns that this will
+perform poorly. The output then depends only on the architecture (checked with 3.9.0 and 3.13.0). The value must be
+exactly `host`: neither `HOST` nor `host,+avx2` is accepted.
 
-A program may name `host` too, in an attribute (`cpu = "host"`); that is not detected here.
+A program may also name `host` in an attribute (`cpu = "host"`), which is not detected here.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
-# Listing starts the drivers of every vendor, and a faulty one hangs.
+# Listing devices starts the drivers of every vendor, and a faulty driver may hang.
 _TIMEOUT_SECONDS = 20.0
 _DRIVER_LINE = re.compile(r"^\s+([\w-]+): ", re.MULTILINE)
-# A device in a dump: `# --device=URI`, a line with its name, and `key: value` lines below the rule.
+# A device in a dump: `# --device=URI`, a line with its name, a rule, and `key: value` lines.
 _DEVICE_DUMP = re.compile(r"^# --device=(\S+)\n#\s*(.*)\n# ===[-=]+\n((?:(?!# ).*\n?)*)", re.MULTILINE)
-# Vulkan reports a device that computes on the processor by its type; these drivers do so too.
+# Devices that compute on the CPU: Vulkan reports their type, and these two drivers are recognised by name.
 _SOFTWARE_DEVICE = re.compile(r"^type: cpu$|^name: (?:llvmpipe|SwiftShader)", re.MULTILINE)
 # `c/runtime/src/…/file.c:155: UNAVAILABLE; what happened; what was being done`
 _STATUS_MESSAGE = re.compile(r"^\S+:\d+: [A-Z_]+; (.*)$", re.MULTILINE)
@@ -47,8 +47,8 @@ _STATUS_MESSAGE = re.compile(r"^\S+:\d+: [A-Z_]+; (.*)$", re.MULTILINE)
 _HOST_FLAGS = frozenset({"iree-llvmcpu-target-cpu", "iree-llvmcpu-target-cpu-features"})
 _HOST_SECONDS = 30.0
 
-# LLVM's host detection follows from these fields of /proc/cpuinfo: x86, Arm, RISC-V, Power. Fields that differ between
-# equal machines (frequency, microcode, bogomips) are left out.
+# These fields of /proc/cpuinfo (x86, Arm, RISC-V, Power) determine LLVM's detection of the host. Fields that differ
+# between equal machines (frequency, microcode, bogomips) are left out.
 _CPU_KIND_FIELDS = (
     *("vendor_id", "cpu family", "model"),
     *("CPU implementer", "CPU architecture", "CPU variant", "CPU part"),
@@ -57,14 +57,14 @@ _CPU_KIND_FIELDS = (
 )
 _CPU_FEATURE_FIELDS = ("flags", "Features", "isa", "features")
 _CPU_NAME_FIELDS = ("model name", "Model", "uarch", "cpu")
-# On macOS, these names below `machdep.cpu` and `hw` give the kind and the features.
+# On macOS, these sysctl names give the kind of CPU and its features.
 _SYSCTL_KIND_NAMES = ("machdep.cpu.vendor", "machdep.cpu.family", "machdep.cpu.model", "hw.cputype", "hw.cpufamily")
 _SYSCTL_FEATURE_NAMES = ("machdep.cpu.features", "machdep.cpu.extfeatures", "machdep.cpu.leaf7_features")
 
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """The availability of a device; `reason` is its URI, or why there is none, and `hint` how to get it."""
+    """The availability of a device; `reason` is its URI, or why it is missing; `hint` tells how to get it."""
 
     ok: bool
     reason: str
@@ -81,7 +81,7 @@ def list_compile_backends(toolchain: Toolchain) -> tuple[str, ...]:
 
 @functools.cache
 def list_drivers(toolchain: Toolchain) -> tuple[str, ...]:
-    """List the names of the HAL drivers that the runtime was built with; their devices may still be missing."""
+    """List the names of the HAL drivers that the runtime was built with; a driver need not have a device."""
     result = run_tool([toolchain.runtime.run_module, "--list_drivers"], timeout=_TIMEOUT_SECONDS)
     drivers = tuple(_DRIVER_LINE.findall(result.stdout))
     if not drivers:
@@ -95,7 +95,7 @@ def list_device_uris(toolchain: Toolchain, driver: str = "") -> tuple[str, ...]:
     """List the URIs of the devices of a driver, or of all working drivers (`local-task://`, `hip://GPU-…`).
 
     Raises:
-        ToolchainError: a given driver does not work here (with its reason), or does not answer in time.
+        ToolchainError: the given driver does not work here (the error has its reason), or does not answer in time.
     """
     list_flag = f"--list_devices={driver}" if driver else "--list_devices"
     result = run_tool([toolchain.runtime.run_module, list_flag], timeout=_TIMEOUT_SECONDS)
@@ -125,7 +125,7 @@ def describe_devices(toolchain: Toolchain, driver: str) -> tuple[Device, ...]:
 
 
 def _ask_nvidia_drivers() -> dict[str, str]:
-    """Return the driver of each NVIDIA GPU by its UUID, from nvidia-smi; empty where that reports none."""
+    """Return the driver version of each NVIDIA GPU by UUID, from nvidia-smi; empty if nvidia-smi reports none."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}
@@ -134,7 +134,7 @@ def _ask_nvidia_drivers() -> dict[str, str]:
     return {uuid: f"NVIDIA {version}" for uuid, _, version in pairs if version}
 
 
-# These read the versions of drivers that IREE's runtime does not report, by device name.
+# Functions that read driver versions that IREE's runtime does not report.
 _DRIVER_VERSION_READERS = {CUDA: _ask_nvidia_drivers}
 
 
@@ -142,7 +142,7 @@ def find_device(toolchain: Toolchain, device: str) -> Device:
     """Find a device as `--device=` names it: a driver (`hip`), an ordinal (`hip://1`), or its own URI.
 
     Raises:
-        ToolchainError: it does not exist, or the runtime does not answer.
+        ToolchainError: the device does not exist, or the runtime does not answer.
     """
     uri = _find_uri(toolchain, device)
     return next(candidate for candidate in describe_devices(toolchain, split_device(uri)[0]) if candidate.uri == uri)
@@ -167,7 +167,7 @@ def _find_uri(toolchain: Toolchain, device: str) -> str:
     uris = list_device_uris(toolchain, driver)
     if not uris:
         raise ToolchainError(f"the driver {driver} works but finds no device", find_driver(driver).hint)
-    # An empty path means the first device; others are an ordinal, or the device's own name.
+    # An empty path means the first device; any other path is an ordinal or the device's own name.
     path = path.partition("?")[0]
     if not path:
         return uris[0]
@@ -180,7 +180,7 @@ def _find_uri(toolchain: Toolchain, device: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HostCpu:
-    """A CPU, as far as it affects generated code; `kind` as `field=value`, once for each kind of core."""
+    """The properties of a CPU that affect generated code; `kind` has `field=value` for each kind of core."""
 
     name: str
     kind: tuple[str, ...]
@@ -188,10 +188,10 @@ class HostCpu:
 
     @property
     def identity(self) -> str:
-        """The text and digest for cache keys and people: equal where the same code is generated for `host`.
+        """The CPU's text and digest for cache keys and people; if equal, the same code is generated for `host`.
 
-        It follows from the operating system's description, so a new kernel that reports more features gives a new
-        identity: an unnecessary compile, never a wrong one.
+        The identity is made from the operating system's description. A new kernel that reports more features changes
+        it, which costs an unnecessary compile, but never gives a wrong result.
         """
         text = "\n".join([platform.machine(), *self.kind, *sorted(self.features)])
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -200,7 +200,7 @@ class HostCpu:
 
 @functools.cache
 def read_host_cpu() -> HostCpu:
-    """Return the CPU of this machine; it does not change while a process runs."""
+    """Return the CPU of this machine, which is read once per process."""
     if sys.platform == "darwin":
         return _parse_sysctl(run_tool(["/usr/sbin/sysctl", "machdep.cpu", "hw"], timeout=_HOST_SECONDS).stdout)
     try:
@@ -211,9 +211,9 @@ def read_host_cpu() -> HostCpu:
 
 
 def parse_cpuinfo(text: str) -> HostCpu:
-    """Parse Linux's `/proc/cpuinfo`; a machine with several kinds of cores gives them all.
+    """Parse Linux's `/proc/cpuinfo`; the result has all kinds of cores of a machine.
 
-    Where the text has no usable field, Python's description of the machine is used.
+    If the text has no usable field, Python's description of the machine is used.
     """
     fields: dict[str, set[str]] = {}
     for line in text.splitlines():
@@ -221,7 +221,7 @@ def parse_cpuinfo(text: str) -> HostCpu:
         if colon:
             fields.setdefault(key.strip(), set()).add(value.strip())
     kind = tuple(f"{key}={value}" for key in _CPU_KIND_FIELDS for value in sorted(fields.get(key, ())))
-    # Code must run on every core: a feature of only some of them is no feature of the machine.
+    # Code must run on every core, so only features of all cores count.
     per_core = [set(re.split(r"[\s_]+", value)) for key in _CPU_FEATURE_FIELDS for value in sorted(fields.get(key, ()))]
     features = frozenset(set.intersection(*per_core) if per_core else ())
     if not kind:
@@ -231,7 +231,7 @@ def parse_cpuinfo(text: str) -> HostCpu:
 
 
 def _parse_sysctl(text: str) -> HostCpu:
-    """Parse the output of macOS's `sysctl`, a line `name: value` for each fact."""
+    """Parse the output of macOS's `sysctl`: lines of `name: value`."""
     info = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
     features = {word for name in _SYSCTL_FEATURE_NAMES for word in info.get(name, "").split()}
     features |= {name for name, value in info.items() if name.startswith("hw.optional.") and value == "1"}
@@ -243,7 +243,7 @@ def _parse_sysctl(text: str) -> HostCpu:
 
 def _make_unknown_cpu() -> HostCpu:
     name = platform.processor() or platform.machine() or "unknown CPU"
-    # Only their names distinguish two such machines: separate caches are the safe choice.
+    # Nothing is known about the CPU, so machines are distinguished by name: separate caches are the safe choice.
     return HostCpu(name, (f"processor={name}", f"node={platform.node()}"), frozenset())
 
 
@@ -256,7 +256,7 @@ def targets_host_cpu(flags: Sequence[str]) -> bool:
 
 
 def ask_host_cpu(toolchain: Toolchain) -> str:
-    """Return LLVM's name of the CPU that the compiler takes `host` for (`znver4`); compiles an empty program."""
+    """Compile an empty program to find LLVM's name of the CPU that `host` stands for (`znver4`)."""
     flags = ("--iree-hal-target-backends=llvm-cpu", "--iree-llvmcpu-target-cpu=host", "--compile-to=executable-targets")
     result = run_tool([toolchain.compiler.compile, "-", *flags], timeout=_HOST_SECONDS, stdin="module {}")
     cpu = re.search(r'\bcpu = "([^"]+)"', result.stdout)

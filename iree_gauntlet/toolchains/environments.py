@@ -1,16 +1,16 @@
-"""IREE in virtual environments that all projects share, one for each release, installed completely or not at all.
+"""IREE in virtual environments that all projects share, one for each release, complete or not there at all.
 
-    <toolchains>/envs/<label>-<python and platform>/     an environment, `gauntlet-environment.json` in it
-    <toolchains>/envs/.making-<name>-<random>            an unfinished one: in progress, or left by a killed process
+    <toolchains>/envs/<label>-<python and platform>/     an environment, with its seal `gauntlet-environment.json`
+    <toolchains>/envs/.making-<name>-<random>            an unfinished environment, perhaps left by a killed process
     <toolchains>/envs/.<name>.lock                       held during an installation; released when its holder dies
-    <toolchains>/leases, <toolchains>/locks              the processes' use of toolchains
+    <toolchains>/leases, <toolchains>/locks              records of the toolchains that living processes use
 
-An environment is made under another name and renamed when it is complete. A renamed virtual environment breaks the
-scripts in `bin`, which contain their interpreter's path: they are left out. `bin/python` finds its packages
-relative to itself, as IREE's native programs find their libraries.
+An environment is made under a temporary name and renamed when it is complete. Renaming would break the scripts in
+`bin`, which contain their interpreter's path, so they are left out. `bin/python` finds its packages relative to itself,
+and IREE's native programs find their libraries in the same way.
 
-The last file that is written into it is its seal: a list of its files, with sizes. An environment with another
-seal, without one, or with files missing or of another size is invalid: it is installed again.
+The seal is written last: a list of the environment's files with their sizes. An environment is invalid and installed
+again if its seal is missing or of another format, or if a file is missing or has another size.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ SEAL = "gauntlet-environment.json"
 
 
 def seal(path: Path, name: str, document: Mapping[str, Any]) -> None:
-    """Write a folder's seal, the list of its files, as the last file, and sync it to the disk."""
+    """Write a folder's seal (the list of its files) after all other files, and sync it to the disk."""
     files = {}
     for folder, _, names in os.walk(path):
         if not folder.endswith("__pycache__"):
             for file in (Path(folder, name) for name in names):
                 if not file.is_symlink():
                     files[file.relative_to(path).as_posix()] = file.stat().st_size
-    # Large files that a crash of the machine truncated are detected by their sizes.
+    # The sizes detect large files that a crash of the machine has truncated.
     write_atomic(path / name, json.dumps({"format": _SEAL_FORMAT, **document, "files": files}))
 
 
 @dataclass(frozen=True, slots=True)
 class CompleteFolder(Recorded):
-    """A complete folder, as its seal describes it; `last_use` in seconds since 1970."""
+    """A complete folder, as described by its seal; `last_use` is in seconds since 1970."""
 
     seal_name: ClassVar[str]
 
@@ -72,7 +72,7 @@ class CompleteFolder(Recorded):
 
     @classmethod
     def inspect(cls, path: Path) -> tuple[Self | None, str]:
-        """Read a folder's seal; return the folder, or None and what is wrong with it."""
+        """Read a folder's seal; return the folder and an empty text, or None and the reason why it is invalid."""
         if not path.is_dir():
             return None, "does not exist"
         try:
@@ -92,14 +92,14 @@ class CompleteFolder(Recorded):
 
     @classmethod
     def list_folders(cls, folder: Path) -> list[tuple[Path, Self | None, str]]:
-        """List every folder that may be sealed: the path and the result of `inspect`."""
+        """List every possibly sealed folder: its path, and the result of `inspect`."""
         folders = sorted(folder.iterdir()) if folder.is_dir() else []
         return [(path, *cls.inspect(path)) for path in folders if path.is_dir() and not path.name.startswith(".")]
 
     def update_last_use(self) -> None:
-        """Record that it is used, if the last record is older than a minute."""
+        """Record a use of the folder, if the last record is older than a minute."""
         if time.time() - self.last_use > _USE_UPDATE_SECONDS:
-            with suppress(PermissionError):  # If the folder is another user's, or read-only, it is used all the same.
+            with suppress(PermissionError):  # A folder that is read-only or another user's can be used, too.
                 os.utime(self.path / self.seal_name)
 
 
@@ -116,7 +116,7 @@ def _describe_damage(path: Path, files: Mapping[str, int]) -> str:
 
 @contextmanager
 def make_temporary_folder(path: Path) -> Iterator[Path]:
-    """Make an empty folder that exists during the context; first delete what a killed process left in its place."""
+    """Make an empty folder that exists during the context; first delete leftovers of killed processes."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     try:
@@ -140,8 +140,8 @@ class Recipe:
     """The requested content of an environment.
 
     Attributes:
-        label: its name for people: `3.12.0`, `wheels-<hash>`.
-        compiler, runtime: the versions that must then be installed; empty for none.
+        label: the environment's name for people: `3.12.0`, `wheels-<hash>`.
+        compiler, runtime: the versions that must be found after the installation; empty for any.
     """
 
     label: str
@@ -154,7 +154,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Environment(CompleteFolder):
-    """A complete environment, with its versions of compiler and runtime, and the installer."""
+    """A complete environment, with the versions of its compiler, its runtime and its installer."""
 
     seal_name = SEAL
 
@@ -164,8 +164,8 @@ class Environment(CompleteFolder):
 
     @classmethod
     def inspect(cls, path: Path) -> tuple[Self | None, str]:
-        """Inspect it as any sealed folder; without its Python it is invalid."""
-        # `slots=True` replaces the class, so that `super()` without arguments does not work.
+        """Inspect an environment like any sealed folder; without its Python it is invalid."""
+        # `slots=True` replaces the class, so `super()` needs arguments.
         environment, reason = super(Environment, cls).inspect(path)
         if environment and not os.access(environment.python, os.X_OK):
             return None, "has lost its Python, which may have been uninstalled"
@@ -188,8 +188,8 @@ class Environments:
     """The environments of a folder, which is created with the first one.
 
     Attributes:
-        legacy_folders: folders of projects' caches, where environments were made before: existing ones are used, none
-            added.
+        legacy_folders: folders of projects' caches, where older versions made environments. Existing environments
+            there are used, but none is added.
     """
 
     folder: Path
@@ -205,7 +205,7 @@ class Environments:
         return self.folder / f"{label}-{make_environment_tag()}"
 
     def find(self, label: str) -> Environment | None:
-        """Find the environment of a label, and mark it as used; None where there is no complete one."""
+        """Find the complete environment of a label and mark it as used; return None if there is none."""
         name = self.make_path(label).name
         for folder in (self.folder, *self.legacy_folders):
             self.mark_used(folder / name)
@@ -219,7 +219,7 @@ class Environments:
         """Return the environment of a recipe; install it if it does not exist.
 
         Raises:
-            ToolchainError: this is offline, the installation fails, or it gives other versions than requested.
+            ToolchainError: this is offline, the installation fails, or it installs other versions than requested.
         """
         if (environment := self.find(recipe.label)) is not None:
             return environment
@@ -231,7 +231,7 @@ class Environments:
         with convert_file_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._hold_lock(path, recipe.label) as lock_fd:
-                # Another process may have installed it meanwhile.
+                # Another process may have installed it while this one waited for the lock.
                 if (environment := self.find(recipe.label)) is not None:
                     return environment
                 if path.exists():
@@ -243,11 +243,11 @@ class Environments:
         return environment
 
     def all(self) -> list[tuple[Path, Environment | None, str]]:
-        """List every environment of any Python and platform: path, environment, or else why it is invalid."""
+        """List all environments of any Python and platform: path, environment or None, reason if it is invalid."""
         return [row for folder in (self.folder, *self.legacy_folders) for row in Environment.list_folders(folder)]
 
     def list_versions(self) -> list[Version]:
-        """List the installed releases and nightlies for this Python, ascending, without those of wheel folders."""
+        """List the releases and nightlies installed for this Python, ascending; not those from wheel folders."""
         releases = [(path, env) for path, env, _ in self.all() if env is not None and env.label == env.compiler]
         return sorted({Version(env.label) for path, env in releases if path.name == self.make_path(env.label).name})
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.source_builds import UsageRegistry
 
 
-# The first variable that is set is used.
+# The token is in the first of these variables that is set.
 _TOKEN_VARIABLES = ("GITHUB_TOKEN", "GH_TOKEN")
 _WORKFLOW = "pkgci.yml"
 _PAGE_SIZE = 100
@@ -70,9 +70,9 @@ _NO_ACCESS_CODES = (401, 403, 429)
 _SHA256_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 IREE_VARIABLE = "IREE_GAUNTLET_IREE"
 _VERSION_KINDS = (ChoiceKind.RELEASE, ChoiceKind.RANGE, ChoiceKind.NIGHTLY)
-# These are the subfolders of a folder of toolchains.
+# The subfolders of a folder of toolchains.
 _SUBFOLDERS = ("envs", "builds", "work")
-# So many digits of a commit's hash are in the name of its environment.
+# The number of digits of a commit's hash in the name of its environment.
 _COMMIT_DIGITS = 12
 
 
@@ -89,14 +89,14 @@ class _CiArtifact(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class CommitPackages:
-    """The packages that IREE's CI has built of commits."""
+    """The packages that IREE's CI builds from commits."""
 
     api: str
     environ: Mapping[str, str]
     news: Callable[[str], None]
 
     def resolve_commit(self, prefix: str) -> str:
-        """Return the full hash of a commit, as GitHub resolves it."""
+        """Return the full hash of a commit, resolved by GitHub."""
         return prefix if len(prefix) == 40 else str(self._fetch_json(f"commits/{prefix}", prefix)["sha"])
 
     def fetch(self, commit: str, folder: Path) -> None:
@@ -118,7 +118,7 @@ class CommitPackages:
         archive.unlink()
 
     def _find_artifact(self, commit: str) -> _CiArtifact:
-        """Find the artifact with the packages for this platform, of the newest run that has one."""
+        """Find the artifact with the packages for this platform in the newest CI run that has one."""
         name = f"{platform.system().lower()}_{platform.machine()}_release_packages"
         runs = list(self._list_pages(f"actions/workflows/{_WORKFLOW}/runs?head_sha={commit}", "workflow_runs", commit))
         has_expired, other_names = False, set()
@@ -139,7 +139,7 @@ class CommitPackages:
         raise NoSuchToolchainError(message, _make_build_hint(commit))
 
     def _list_pages(self, path: str, key: str, commit: str) -> Iterator[dict[str, Any]]:
-        """Iterate over the entries of all pages of a list."""
+        """Yield the entries of all pages of a list."""
         separator = "&" if "?" in path else "?"
         page, count = 1, 0
         while True:
@@ -182,7 +182,7 @@ class CommitPackages:
 
         token = next((self.environ[name] for name in _TOKEN_VARIABLES if self.environ.get(name)), "")
         headers = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
-        # requests drops this header where GitHub redirects to another host.
+        # requests drops this header if GitHub redirects to another host.
         headers |= {"Authorization": f"Bearer {token}"} if token else {}
         try:
             response = requests.get(url, headers=headers, timeout=_REQUEST_SECONDS, stream=stream)
@@ -207,7 +207,7 @@ class CommitPackages:
 
 
 def _describe_rate_limit(headers: Mapping[str, str]) -> str:
-    """Describe how long GitHub rejects requests, by one of its two rate limits; empty if no limit is the cause."""
+    """Describe for how long one of GitHub's two rate limits rejects requests; empty if no limit is the cause."""
     if headers.get("x-ratelimit-remaining") == "0":
         return f"until {time.strftime('%H:%M UTC', time.gmtime(int(headers.get('x-ratelimit-reset') or 0)))}"
     wait = headers.get("retry-after", "")
@@ -219,7 +219,7 @@ def _make_build_hint(commit: str) -> str:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Extract the wheels of an archive, also those of nested archives, into a folder."""
+    """Extract the wheels of an archive and of nested archives into a folder."""
     with zipfile.ZipFile(archive) as outer:
         for entry in outer.infolist():
             name = PurePosixPath(entry.filename).name
@@ -236,7 +236,7 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ToolchainLocations:
-    """The locations of toolchains, in addition to those that are installed with this toolkit."""
+    """The locations of toolchains, in addition to the wheels that are installed with this toolkit."""
 
     environments: Environments
     builds: SourceBuilds
@@ -251,7 +251,7 @@ class ToolchainLocations:
 def parse_compiler_and_runtime(
     request: ToolchainRequest, environ: Mapping[str, str], default: ChoiceKind = ChoiceKind.INSTALLED
 ) -> tuple[Choice, Choice]:
-    """Parse the requested compiler and runtime: their own options, else `--iree`, else the variable."""
+    """Parse the requested compiler and runtime from their own options, else `--iree`, else the environment."""
     iree, compiler, runtime = request.iree, request.iree_compiler, request.iree_runtime
     from_variable = environ.get(IREE_VARIABLE, "") or str(default)
     common = parse_choice(iree) if iree else parse_choice(from_variable, f"${IREE_VARIABLE}")
@@ -264,13 +264,13 @@ def parse_compiler_and_runtime(
 def find_requested_toolchain(
     request: ToolchainRequest, environ: Mapping[str, str], locations: ToolchainLocations, *, prefer_path: bool = False
 ) -> Toolchain:
-    """Find the IREE that a command requests; note the reason where no option decides and several are available.
+    """Find the IREE that a command requests; if several are available and no option decides, note the reason.
 
-    By default it is the wheels of this Python; with `prefer_path`, first the tools that a shell would start.
+    The default is the wheels of this Python; with `as_shell`, first the tools that a shell would start.
 
     Raises:
-        UsageError: an option, or the variable, names no IREE.
-        ToolchainError: as of `find_toolchain`.
+        UsageError: an option, or the environment variable, names no IREE.
+        ToolchainError: errors as in `find_toolchain`.
     """
     shell_tools = [_find_shell_tool(tool, locations.search_path) for tool in (COMPILE, RUN_MODULE, BENCHMARK_MODULE)]
     shell_tool = next((path for path in shell_tools if path), None)
@@ -308,9 +308,9 @@ def make_toolchain_locations(
     offline: bool,
     importer: bool = False,
 ) -> ToolchainLocations:
-    """Make the locations of toolchains; new ones, unless this is offline, go into a folder for all projects.
+    """Make the locations of toolchains; new toolchains, unless this is offline, go into a folder for all projects.
 
-    Existing toolchains in a project's cache are used as well. With `importer`, source builds import ONNX programs too.
+    Existing toolchains in a project's cache are used, too. With `importer`, source builds include the ONNX importer.
     """
     legacy_folder = cache_dir.absolute() / "toolchains"
     has_legacy = legacy_folder != folder and any((legacy_folder / name).is_dir() for name in _SUBFOLDERS)
@@ -346,15 +346,15 @@ def make_toolchain_locations(
 
 
 def find_toolchain(compiler: Choice, runtime: Choice, locations: ToolchainLocations) -> Toolchain:
-    """Find the requested compiler and runtime; install releases that are not there.
+    """Find the requested compiler and runtime; install releases that are missing.
 
     Raises:
-        ToolchainError: one is not available, or lacks a tool.
+        ToolchainError: the compiler or the runtime is not available, or lacks a tool.
     """
     if compiler == runtime and compiler.kind is ChoiceKind.INSTALLED:
         return find_installed()
     parts = frozenset((COMPILER, *([IMPORTER] if locations.importer else [])))
-    # One source build serves for both.
+    # If both are the same source build, one build has all parts.
     is_common_build = compiler == runtime and compiler.kind is ChoiceKind.SOURCE
     location = _locate(compiler, locations, parts | {RUNTIME} if is_common_build else parts)
     if location is None:
@@ -373,7 +373,7 @@ def find_toolchain(compiler: Choice, runtime: Choice, locations: ToolchainLocati
 
 
 def _describe_environment(python: Path, choice: Choice) -> tuple[list[str], str, str]:
-    """Return the search path of an environment's Python, that Python, and its name for people."""
+    """Return an environment's search path, its Python, and its name for people."""
     name = str(choice.kind) if choice.folder or choice.kind is ChoiceKind.PATH else choice.text
     return [str(path) for path in find_site_packages(python)], str(python), name
 
@@ -386,7 +386,7 @@ def _locate(choice: Choice, locations: ToolchainLocations, parts: AbstractSet[st
         version = choice.version or _find_newest(
             choice, locations, partial(list_local_versions, locations.environments)
         )
-    # A release that this Python has is not installed again.
+    # If this Python has the requested release, it is not installed again.
     if choice.kind is ChoiceKind.INSTALLED or (version and version == find_installed_release()):
         return None
     if choice.kind is ChoiceKind.SOURCE:
@@ -401,7 +401,7 @@ def _locate(choice: Choice, locations: ToolchainLocations, parts: AbstractSet[st
         target, python = tool.resolve(), tool.parent / "python"
         with tool.open("rb") as file:
             is_script = file.read(2) == b"#!"
-        # A script belongs to the environment in whose folder it is.
+        # A script belongs to the environment that contains it.
         folders = (Path(folder).absolute() for folder in locations.python_path.split(os.pathsep) if folder)
         bindings = find_bindings(folders)
         tree = BuildTree(target.parent.parent, target.parent, f"path: {target.parent}", bindings=bindings)
@@ -411,7 +411,7 @@ def _locate(choice: Choice, locations: ToolchainLocations, parts: AbstractSet[st
 
 
 def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
-    """Find the first of several tools that belong together; the others must be next to it."""
+    """Find the folder of several tools: the first tool on the path counts, and the others must be next to it."""
     tool_paths = {tool: shutil.which(tool, path=search_path) for tool in tools}
     missing = [tool for tool, path in tool_paths.items() if path is None]
     if missing:
@@ -426,7 +426,7 @@ def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
 
 
 def _find_shell_tool(tool: str, search_path: str) -> Path | None:
-    """Find what a shell starts by a tool's name; None for nothing, or a script of the wheels in this Python."""
+    """Find the file that a shell starts for a tool; None without one, or for a script of this Python's wheels."""
     path = shutil.which(tool, path=search_path)
     python_folder = Path(sys.executable).parent.resolve()
     return Path(path).absolute() if path and Path(path).absolute().parent.resolve() != python_folder else None
@@ -456,7 +456,7 @@ def provide_environment(choice: Choice, locations: ToolchainLocations) -> Enviro
 
 
 def _make_sources(choice: Choice, locations: ToolchainLocations) -> Sources:
-    # The exact version of a nightly permits itself; nothing else may be a pre-release.
+    # The page of nightlies is only for nightlies. Requiring an exact version allows that pre-release, and no other.
     return Sources(locations.nightly_links) if choice.kind is ChoiceKind.NIGHTLY else Sources()
 
 
@@ -473,7 +473,7 @@ def _provide_version(choice: Choice, version: Version, locations: ToolchainLocat
 
 
 def _install_commit(choice: Choice, locations: ToolchainLocations) -> Environment:
-    """Return the environment with the packages of a commit; download them if it does not exist."""
+    """Return the environment with the packages of a commit; make it from downloaded packages if it does not exist."""
     environments = locations.environments
     label = f"commit-{choice.ref[:_COMMIT_DIGITS]}"
     labels = [env.label for _, env, _ in environments.all() if env and env.label.startswith(label)]
@@ -496,7 +496,7 @@ def _install_commit(choice: Choice, locations: ToolchainLocations) -> Environmen
 
 
 def _find_newest(choice: Choice, locations: ToolchainLocations, list_local: Callable[[], list[Version]]) -> Version:
-    """Return the newest version of a range, or the newest nightly; without a network, of the locally available ones."""
+    """Return the newest version of a range, or the newest nightly; without a network, only local versions count."""
     environments, sources = locations.environments, _make_sources(choice, locations)
     specifiers = choice.range if choice.range is not None else SpecifierSet()
     if environments.offline:
@@ -525,13 +525,13 @@ def _find_newest(choice: Choice, locations: ToolchainLocations, list_local: Call
 
 
 def list_local_versions(environments: Environments) -> list[Version]:
-    """List the releases and nightlies that need no network, ascending: of environments, and of this Python."""
+    """List the locally available releases and nightlies (in environments and in this Python), ascending."""
     release = find_installed_release()
     return sorted({*environments.list_versions(), *([release] if release else [])})
 
 
 def _find_nearest(version: Version, locations: ToolchainLocations, sources: Sources) -> str | None:
-    """Suggest the versions close to one that does not exist; None if it exists."""
+    """Suggest versions close to a version that does not exist; return None if the version exists."""
     installer = locations.environments.installer
     sources = replace(sources, pre=version.is_prerelease)
 
@@ -547,7 +547,7 @@ def _find_nearest(version: Version, locations: ToolchainLocations, sources: Sour
 
 
 def _make_wheels_recipe(folder: Path, hash_of: Callable[[Path], str]) -> Recipe:
-    """Make the recipe of a folder of wheels: the one of each distribution that fits this Python."""
+    """Make the recipe of a folder of wheels: for each distribution, the wheel that fits this Python."""
     if not folder.is_dir():
         raise NoSuchToolchainError(f"wheels:{folder} is not a folder", "Name the folder that contains IREE's wheels.")
     tags = frozenset(sys_tags())

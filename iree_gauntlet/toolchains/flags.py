@@ -1,8 +1,8 @@
 """The flags that a tool supports, and the translation of a spec's flags to a release's spelling.
 
-A tool's flags are read from its own help; the tool runs once for each identity, and the result is cached. A supported
-flag stays unchanged. A flag that is supported under another name is renamed, with a note. All others are reported,
-never dropped: a spec that requests something must not silently get something else.
+A tool's flags are read from its own help. The result is cached, so a tool runs once for each identity. A supported
+flag stays unchanged. A flag that is supported under another name is renamed, with a note. Other flags are reported and
+never dropped, because a spec must not silently get something else than it requests.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 
 # An option in the help of LLVM's command line library: `  --flag=<value>`, `  --flag[=<value>]`, `  -o <file>` or
-# `  --flag`; six spaces where several flags set one value. Descriptions continue far to the right.
+# `  --flag`. Flags that set one common value are indented by six spaces, and descriptions by many more.
 _COMPILER_OPTION = re.compile(r"^ {2,8}--?(\w[\w.+-]*)([= ](?=<))?(?=[\s<\[]|$)", re.MULTILINE)
-# A flag of IREE's runtime: `--flag=default`, or `# --flag=...` where it has no default.
+# A flag of IREE's runtime: `--flag=default`, or `# --flag=...` for a flag without a default.
 _RUNTIME_FLAG = re.compile(r"^(?:# )?--(\w+)(=(?!(?:true|false)$).*)?(?:=.*)?$")
 # Google Benchmark's own usage text: `[--benchmark_filter=<regex>]`.
 _BENCHMARK_FLAG = re.compile(r"\[--(\w+)=(\{true\|false\})?")
-# Increase this whenever the parsers change what they find.
+# Increase this whenever a change of the parsers changes their results.
 _FILE_FORMAT = 1
 # These flags make a tool list all of its flags.
 _HELP_FLAGS = {COMPILE: "--help-list-hidden", RUN_MODULE: "--help", BENCHMARK_MODULE: "--help"}
-# Every release has these flags: help without them was not parsed correctly.
+# Every release has these flags. If the result lacks them, the help was not parsed correctly.
 _EXPECTED_FLAGS = {COMPILE: "iree-hal-target-backends", RUN_MODULE: "module", BENCHMARK_MODULE: "module"}
-# These flags make a tool print something and exit, whatever its other flags.
+# These flags make a tool only print something and exit, regardless of its other flags.
 _PRINTING_FLAGS = {
     COMPILE: re.compile(r"h|help(-list)?(-hidden)?|version|iree-list-plugins|iree-(hal|llvmcpu)-list-[a-z-]+"),
     RUN_MODULE: re.compile(r"help|agents_md|list_[a-z]+|dump_devices|dump_task_topologies"),
@@ -49,7 +49,7 @@ _PRINTING_FLAGS = {
 }
 FLAG_RELEASES = Path(__file__).with_name("flag_releases.toml")
 
-# The ROCm backend's flags were named after HIP, its driver.
+# Older releases name these flags of the ROCm backend after its driver, HIP.
 _ROCM_FLAGS = (
     *("bc-dir", "denormal-fp-math-f32", "emit-debug-info", "enable-register-spill-warning", "enable-tensor-ukernels"),
     *("enable-ukernels", "encoding-layout-resolver", "llvm-global-isel", "llvm-slp-vec", "specialize-dispatches"),
@@ -65,15 +65,15 @@ class FlagSet:
     """The flags of one tool.
 
     Attributes:
-        value_flags: those that need a value; LLVM's library takes the next argument where none is attached.
+        value_flags: flags that need a value; without `=`, LLVM's library takes the next argument as the value.
     """
 
     names: frozenset[str]
     value_flags: frozenset[str] = frozenset()
 
     def find_nearest(self, name: str) -> str:
-        """Return the name that is spelled most alike; empty where none is close."""
-        # Most of a compiler's flags are LLVM's: a mistyped IREE flag must not be matched with one of them.
+        """Return the name with the most similar spelling; empty if no name is similar."""
+        # Most of a compiler's flags are LLVM's, and must not be suggested for a mistyped IREE flag.
         prefix = "iree-" if name.startswith("iree-") else ""
         candidates = [candidate for candidate in self.names if candidate.startswith(prefix)]
         return next(iter(difflib.get_close_matches(name, sorted(candidates), n=1, cutoff=0.7)), "")
@@ -81,11 +81,11 @@ class FlagSet:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag as written on a command line, or an argument that is no flag.
+    """A flag as written on a command line, or another argument.
 
     Attributes:
-        name: without dashes; empty for an argument that is no flag.
-        value: what follows `=`, or the next argument; None where there is none.
+        name: the name without dashes; empty for an argument that is not a flag.
+        value: the text after `=`, or the next argument; None without a value.
     """
 
     name: str
@@ -94,14 +94,14 @@ class Flag:
 
     @property
     def text(self) -> str:
-        """The flag in its form with `=`."""
+        """The flag in the form with `=`."""
         return f"--{self.name}" if self.value is None else f"--{self.name}={self.value}"
 
 
 def split_flags(words: Sequence[str], value_flags: frozenset[str]) -> Iterator[Flag]:
     """Yield the flags of a command line, with one dash or two, and with `=value` or a separate value.
 
-    A separate value belongs to a flag only where that is one of `value_flags`. The arguments after `--` are no flags.
+    Only flags in `value_flags` take a separate value. The arguments after `--` are not flags.
     """
     remaining = iter(words)
     for word in remaining:
@@ -123,7 +123,7 @@ def split_flags(words: Sequence[str], value_flags: frozenset[str]) -> Iterator[F
 def parse_compiler_help(text: str) -> FlagSet:
     """Parse the flags from `iree-compile --help-list-hidden`, the help of LLVM's command line library.
 
-    Lines of values (`    =none`) and continued descriptions are no flags.
+    Lines of values (`    =none`) and continued descriptions are not flags.
     """
     return _make_flag_set((name, bool(value)) for name, value in _COMPILER_OPTION.findall(text))
 
@@ -131,9 +131,9 @@ def parse_compiler_help(text: str) -> FlagSet:
 def parse_runtime_help(text: str) -> FlagSet:
     """Parse the flags from the `--help` of a runtime tool, which is a flag file with comments.
 
-    A flag without a default is written as a comment of its own, the last of its paragraph; that distinguishes it
-    from a sentence that happens to start a line with a flag. `value_flags` has all but the switches; the tools
-    take values with `=` only.
+    A flag without a default is a comment line, the last one of its paragraph. A description that happens to start a
+    line with a flag is not the last line. `value_flags` has all flags except switches; the tools accept values only
+    with `=`.
     """
     lines = text.splitlines()
     flags = [(name, not switch) for name, switch in _BENCHMARK_FLAG.findall(text)]
@@ -150,16 +150,16 @@ def _make_flag_set(pairs: Iterable[tuple[str, bool]]) -> FlagSet:
     return FlagSet(frozenset(name for name, _ in flags), frozenset(name for name, takes_value in flags if takes_value))
 
 
-# No tool has any flags.
+# A table without flags, for all tools.
 NO_FLAGS: Mapping[str, FlagSet] = dict.fromkeys(_HELP_FLAGS, FlagSet(frozenset()))
 
 
 def read_known_flags(toolchain: Toolchain, cache_dir: Path) -> dict[str, FlagSet]:
     """Return the flags that a toolchain's tools support, by the tools' names.
 
-    They are cached in `<cache_dir>/toolchains/<identity>.json`, a file for the compiler and one for the
-    runtime. A damaged file is rewritten; if the cache cannot be written, the next process runs the tools
-    again, and nothing else is lost.
+    The flags are cached in `<cache_dir>/toolchains/<identity>.json`, with one file for the compiler and one for the
+    runtime. A damaged file is rewritten. If the cache cannot be written, the only loss is that the next process runs
+    the tools again.
     """
     compiler = _load_flags(cache_dir, toolchain, toolchain.compiler.identity, (COMPILE,))
     return compiler | _load_flags(cache_dir, toolchain, toolchain.runtime.identity, (RUN_MODULE, BENCHMARK_MODULE))
@@ -177,9 +177,9 @@ def _read_tool_flags(toolchain: Toolchain, tool: str) -> FlagSet:
 
 
 def _load_flags(cache_dir: Path, toolchain: Toolchain, identity: str, tools: tuple[str, ...]) -> dict[str, FlagSet]:
-    """Read the flags from an identity's cache file, or run the tools if it has no usable content."""
+    """Read the flags from an identity's cache file; if the file is unusable, run the tools."""
     path = cache_dir / "toolchains" / f"{identity}.json"
-    # A file that is missing, damaged or of another format is rewritten.
+    # If the file is missing, damaged or of another format, the errors are ignored and the file is rewritten.
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         document = json.loads(path.read_bytes())
         tables = document["tools"]
@@ -188,7 +188,7 @@ def _load_flags(cache_dir: Path, toolchain: Toolchain, identity: str, tools: tup
     flag_sets = {tool: _read_tool_flags(toolchain, tool) for tool in tools}
     tables = {tool: {"names": sorted(f.names), "valued": sorted(f.value_flags)} for tool, f in flag_sets.items()}
     document = {"format": _FILE_FORMAT, "sha256": _digest(tables), "tools": tables}
-    with suppress(OSError):  # If the cache is read-only or full, the result is as good without being cached.
+    with suppress(OSError):  # If the cache is read-only or full, the result is just not cached.
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(document))
     return flag_sets
@@ -203,9 +203,9 @@ class FlagRename:
     """One flag under two names.
 
     Attributes:
-        new_values: value under the old name → value under the new one, both in lower case; empty where values
-            stay as they are. The key "" is the flag without a value. Values that are not listed cannot be translated.
-        companion: a flag and value that must be given with the new name to mean the same.
+        new_values: value under the old name → value under the new name, both in lower case; empty if values stay
+            the same. The key "" is the flag without a value. Values that are not listed cannot be translated.
+        companion: a flag and its value that the new name needs to mean the same as the old name.
     """
 
     old: str
@@ -223,11 +223,11 @@ class FlagRename:
         return f"renamed between {self.last_old} and {self.first_new}"
 
 
-# This table is from the full help of 3.5.0, 3.9.0, 3.12.0 and 3.13.0: each change is between two of these. Names are
-# without dashes. A renamed flag means the same under both names, in both directions.
+# This table is from the full help of 3.5.0, 3.9.0, 3.12.0 and 3.13.0, so each rename was between two of these releases.
+# Names have no dashes. A renamed flag means the same under both names, so it is translated in both directions.
 FLAG_RENAMES: tuple[FlagRename, ...] = (
     *(FlagRename(f"iree-hip-{flag}", f"iree-rocm-{flag}") for flag in _ROCM_FLAGS),
-    # A switch became a number of stages: 0 and 1 are off, 2 is what the switch turned on.
+    # A switch became a number of stages: 0 and 1 mean off, and 2 means on.
     FlagRename(
         "iree-llvmgpu-enable-prefetch",
         "iree-llvmgpu-prefetch-num-stages",
@@ -249,7 +249,7 @@ FLAG_RENAMES: tuple[FlagRename, ...] = (
     # Two flags became one.
     FlagRename("iree-llvmcpu-general-matmul-tile-bytes", "iree-llvmcpu-matmul-tile-bytes"),
     FlagRename("iree-llvmcpu-narrow-matmul-tile-bytes", "iree-llvmcpu-matmul-tile-bytes"),
-    # This pair is inferred from the names; the help describes both in the same words.
+    # This rename is inferred: the names are similar, and the help describes both in the same words.
     FlagRename(
         "iree-dispatch-creation-experimental-data-tiling",
         "iree-dispatch-creation-data-tiling",
@@ -262,13 +262,13 @@ FLAG_RENAMES: tuple[FlagRename, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class FlagReleases:
-    """The releases that have the flags that not all of them have."""
+    """The releases of each flag that not all releases have."""
 
     releases: tuple[str, ...]
     releases_by_flag: Mapping[str, Mapping[str, tuple[str, ...]]]
 
     def with_flag(self, tool: str, flag: str) -> tuple[str, ...]:
-        """Return the listed releases whose tool has a flag, by its name without dashes; none for an unlisted flag."""
+        """Return the releases whose tool has a flag, given without dashes; empty for a flag that is not listed."""
         return self.releases_by_flag[tool].get(flag, ())
 
 
@@ -288,7 +288,7 @@ def read_flag_releases() -> FlagReleases:
 
 @dataclass(frozen=True, slots=True)
 class UnknownFlag:
-    """A flag (as written) that the tool does not support under any name, or that makes it only print something."""
+    """A flag (as written) that the tool supports under no name, or that makes the tool only print something."""
 
     flag: str
     message: str
@@ -300,7 +300,7 @@ class Translation:
     """The result of translating a list of flags.
 
     Attributes:
-        flags: the arguments for the tool; unknown flags are among them as written.
+        flags: the arguments for the tool, including unknown flags as written.
         notes: one line for each flag that was rewritten.
     """
 
@@ -315,7 +315,7 @@ class _UntranslatableError(Exception):
 
 def translate(flags: Sequence[str], flag_set: FlagSet, tool: str) -> Translation:
     """Translate flags of one command line (one dash or two, `--flag=value` or `--flag` and `value`) for a tool."""
-    # These are other names of flags that take a value.
+    # Flags that take a value have values under both their names.
     value_renames = [rename for rename in FLAG_RENAMES if not rename.new_values]
     renamed_flags = {rename.old for rename in value_renames if rename.new in flag_set.value_flags}
     renamed_flags |= {rename.new for rename in value_renames if rename.old in flag_set.value_flags}
@@ -324,7 +324,7 @@ def translate(flags: Sequence[str], flag_set: FlagSet, tool: str) -> Translation
     notes: list[str] = []
     unknown: list[UnknownFlag] = []
     for flag in parsed_flags:
-        # The runtime's tools only accept a flag with `=`.
+        # The runtime's tools accept values only with `=`.
         has_readable_form = tool == COMPILE or flag.words == (flag.text,)
         if _PRINTING_FLAGS[tool].fullmatch(flag.name) and (flag.value or "").lower() not in _FALSE_VALUES:
             words.extend(flag.words)
@@ -353,7 +353,7 @@ def translate(flags: Sequence[str], flag_set: FlagSet, tool: str) -> Translation
 
 
 def _is_implied(flag: Flag, tool: str) -> bool:
-    """Return whether a tool without a flag behaves as the flag requests, or more strictly."""
+    """Return whether a tool that lacks a flag already behaves as the flag requests, or more strictly."""
     try:
         return tool == RUN_MODULE and flag.name == "expected_rtol" and float(flag.value or "nan") == _DEFAULT_RTOL
     except ValueError:
@@ -390,7 +390,7 @@ def _translate_to_new(flag: Flag, rename: FlagRename, parsed_flags: Sequence[Fla
     old_names = [sibling.old for sibling in FLAG_RENAMES if sibling.new == rename.new]
     if len(old_names) == 1 and rename.companion is None:
         return successors
-    # The compiler accepts such a flag once, so all of its sources must agree.
+    # The compiler accepts the new flag only once, so all flags that translate to it must have the same value.
     for name in successors:
         sources = [name.name, *(old_names if name.name == rename.new else [])]
         peers = [peer for peer in parsed_flags if peer.name in sources and peer is not flag]
@@ -399,14 +399,14 @@ def _translate_to_new(flag: Flag, rename: FlagRename, parsed_flags: Sequence[Fla
             raise _UntranslatableError(
                 f"this IREE calls it --{name.name}, which {differing.text} also sets: keep one of them"
             )
-    # A value that another flag gives already is not repeated.
+    # If an earlier flag gives the same value, the new flag is not repeated.
     if any(peer.name in old_names and peer.value == flag.value for peer in parsed_flags[: parsed_flags.index(flag)]):
         return []
     return [successor for successor in successors if all(peer.name != successor.name for peer in parsed_flags)]
 
 
 def _require_companion(rename: FlagRename, companion: tuple[str, str], parsed_flags: Sequence[Flag]) -> None:
-    """Check that the new flag and its companion, together equivalent to the old flag, are both given."""
+    """Check that the new flag and its companion are both given; only together they replace the old flag."""
     name, value = companion
     values = [parsed_flag.value for parsed_flag in parsed_flags if parsed_flag.name == name]
     if values != [value] or all(parsed_flag.name != rename.new for parsed_flag in parsed_flags):
@@ -417,7 +417,7 @@ def _require_companion(rename: FlagRename, companion: tuple[str, str], parsed_fl
 
 
 def _map_value(flag: Flag, values: Iterable[tuple[str, str]], name: str) -> str | None:
-    """Return a flag's value under another name."""
+    """Return the value that a flag's value becomes under another name."""
     table = dict(values)
     if not table:
         return flag.value
@@ -429,7 +429,7 @@ def _map_value(flag: Flag, values: Iterable[tuple[str, str]], name: str) -> str 
 
 
 def _make_unknown_flag_hint(flag: Flag, renames: Sequence[FlagRename], flag_set: FlagSet, tool: str) -> str:
-    """Make the hint for a flag that is known under no name."""
+    """Make the hint for a flag without any known name."""
     releases = read_flag_releases()
     supporting = releases.with_flag(tool, flag.name)
     if supporting and not any(flag.name in (rename.old, rename.new) for rename in renames):

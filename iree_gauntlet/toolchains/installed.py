@@ -1,6 +1,6 @@
 """The IREE wheels of a Python environment, found without importing them or starting a process.
 
-An unpacked wheel on a search path has its files, versions and identity; none of it is run.
+All facts come from the unpacked wheel's files on the search path; none of these files is run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# This module imports ONNX programs when it is run.
+# The module that imports ONNX programs when run as a program.
 IMPORTER = "iree.compiler.tools.import_onnx"
 
 
@@ -47,8 +47,8 @@ _BUILD_HINT = (
 class WheelKind:
     """The layout of one of IREE's two wheels.
 
-    The content of files inside `tools` whose names start with one of `identity_prefixes` determines its behaviour;
-    Python's own binding libraries are left out, as they differ between Pythons for one compiler.
+    The files in `tools` whose names start with one of `identity_prefixes` determine the wheel's behaviour. Libraries of
+    Python's bindings are left out, because they differ between Pythons for one compiler.
     """
 
     distribution: str
@@ -63,7 +63,7 @@ COMPILER_WHEEL = WheelKind(
     noun="compiler",
     version_file="iree/compiler/version.py",
     tools="iree/compiler/_mlir_libs",
-    # The platform libraries are the device bitcode that is linked into ROCm code.
+    # The platform libraries contain the device bitcode that is linked into ROCm code.
     identity_prefixes=("iree-", "libIREECompiler", "IREECompiler", "iree_platform_libs/"),
 )
 RUNTIME_WHEEL = WheelKind(
@@ -77,7 +77,7 @@ RUNTIME_WHEEL = WheelKind(
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """One of IREE's wheels, unpacked; release, version and commit as of a `Part`."""
+    """One of IREE's wheels, unpacked; `release`, `version` and `commit` are those of `Part`."""
 
     kind: WheelKind
     root: Path
@@ -90,11 +90,11 @@ class Wheel:
 def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Wheel:
     """Find the wheel that an import would use: the first one on the search path.
 
-    The identity takes the content hashes from the wheel's own RECORD, so no large file is read. A change
-    after installation is only detected by its size. A wheel without a RECORD is read.
+    The identity uses the content hashes in the wheel's own RECORD, so no large file is read. A file that changed after
+    the installation is detected only if its size changed. Without a RECORD, the files are read.
 
     Raises:
-        ToolchainError: it does not exist, or is not an installed wheel.
+        ToolchainError: the wheel does not exist, or is not installed.
     """
     root = next((base for path in search_path if ((base := Path(path).absolute()) / kind.version_file).is_file()), None)
     install = f"{python} -m pip install {kind.distribution}"
@@ -131,7 +131,7 @@ def _require_executable(wheel: Wheel, name: str, python: str) -> str:
 
 
 def _read_version(path: Path, install: str) -> tuple[str, str]:
-    """Read VERSION and IREE's revision of a generated `version.py`, which is parsed, never executed."""
+    """Read VERSION and IREE's revision from a generated `version.py`, by parsing the file without executing it."""
     values: dict[str, object] = {}
     try:
         for node in ast.parse(path.read_bytes()).body:
@@ -147,7 +147,7 @@ def _read_version(path: Path, install: str) -> tuple[str, str]:
 
 
 def _list_content(kind: WheelKind, root: Path, record: str | None) -> list[tuple[str, str]]:
-    """List each identifying file's name, with its recorded hash and actual size; without a record, with its hash."""
+    """List the identifying files' names, with recorded hash and actual size; without a record, with computed hash."""
     content: list[tuple[str, str]] = []
     if record is None:
         for path in sorted((root / kind.tools).rglob("*")):
@@ -156,7 +156,7 @@ def _list_content(kind: WheelKind, root: Path, record: str | None) -> list[tuple
                 with path.open("rb") as file:
                     content.append((f"file {name}", hashlib.file_digest(file, "sha256").hexdigest()))
         return content
-    # Every command begins here, and a Path for each of the hundreds of rows would take time.
+    # Every command runs this, so it must be fast: making a Path for each of the hundreds of rows would take time.
     prefixes = tuple(f"{kind.tools}/{name}" for name in kind.identity_prefixes)
     for row in csv.reader(record.splitlines()):
         if len(row) > 1 and row[0].startswith(prefixes):
@@ -172,7 +172,7 @@ def find_installed() -> Toolchain:
 
 
 def find_installed_release() -> Version | None:
-    """Return the release that the running Python has completely: both wheels, and the ONNX importer's requirements."""
+    """Return the running Python's release if it is complete: both wheels, and the ONNX importer's requirements."""
     try:
         toolchain = find_installed()
     except ToolchainError:
@@ -182,7 +182,7 @@ def find_installed_release() -> Version | None:
 
 
 def find_site_packages(python: Path) -> list[Path]:
-    """Return the package folders of the virtual environment of an interpreter, read from its layout."""
+    """Return the package folders of an interpreter's virtual environment, from the environment's layout."""
     prefix = python.parent.parent
     if not (prefix / "pyvenv.cfg").is_file():
         message = f"{python} does not belong to a virtual environment: {prefix / 'pyvenv.cfg'} does not exist"
@@ -191,7 +191,7 @@ def find_site_packages(python: Path) -> list[Path]:
 
 
 def find_compiler_on(search_path: Sequence[str], python: str, source: str) -> Compiler:
-    """Find the compiler's wheel on the search path of a Python; ToolchainError where it is missing or damaged."""
+    """Find the compiler's wheel on a Python's search path; raise a ToolchainError if it is missing or damaged."""
     wheel = find_wheel(COMPILER_WHEEL, search_path, python)
     onnx = next(iter(Distribution.discover(name="onnx", path=list(search_path))), None)
     opt = wheel.root / wheel.kind.tools / "iree-opt"
@@ -210,7 +210,7 @@ def find_compiler_on(search_path: Sequence[str], python: str, source: str) -> Co
 
 
 def find_runtime_on(search_path: Sequence[str], python: str, source: str) -> Runtime:
-    """Find the runtime's wheel, as `find_compiler_on`."""
+    """Find the runtime's wheel in the same way as `find_compiler_on`."""
     wheel = find_wheel(RUNTIME_WHEEL, search_path, python)
     return Runtime(
         source=f"{source}: {wheel.root}",
@@ -226,8 +226,8 @@ def find_runtime_on(search_path: Sequence[str], python: str, source: str) -> Run
 def find_wheels_on(search_path: Sequence[str], python: str) -> Toolchain:
     """Find the IREE wheels on a search path.
 
-    The native programs inside the wheels are used, not the wrapper scripts next to the interpreter, which
-    cost a Python start each.
+    The native programs inside the wheels are used. The wrapper scripts next to the interpreter are not used, because
+    each of them starts a Python.
     """
     try:
         compiler = find_compiler_on(search_path, python, "installed")
@@ -238,5 +238,5 @@ def find_wheels_on(search_path: Sequence[str], python: str) -> Toolchain:
             hint = f"install both: {python} -m pip install 'iree-base-compiler[onnx]' iree-base-runtime; {_BUILD_HINT}"
             raise ToolchainError(f"{error.message}; {other_error.message}", hint) from None
         raise
-    # They may be in two folders of the search path; people identify the environment by the compiler's.
+    # Compiler and runtime may be in two folders of the search path; the compiler's folder is shown to people.
     return Toolchain(compiler, replace(find_runtime_on(search_path, python, "installed"), source=compiler.source))

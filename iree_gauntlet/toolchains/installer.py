@@ -1,7 +1,7 @@
 """uv: making environments, installing into them, and listing versions.
 
-It is started as the user would start it, so its own settings apply: indexes, mirrors, credentials, proxies. Where
-its variables name no index, pip's variables are used.
+uv is started as the user would start it, so its own settings apply: indexes, mirrors, credentials, proxies. If uv's
+variables name no index, pip's variables are used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RESOLVE_SECONDS = 180.0
 _TAIL_LINES = 12
 _RESOLVE_FAILED_MESSAGE = "uv cannot list the versions of {}"
 _NETWORK_HINT = "Check the network and uv's index settings."
-# The message has a path, and the number of the operating system's error.
+# An error message of uv with a path and the number of the operating system's error.
 _OS_ERROR = re.compile(r"`([^`\n]+)`: [^`\n]*\(os error (\d+)\)")
 _DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 _EXPLAINED_ERRNOS = (*_DISK_FULL_ERRNOS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
@@ -69,7 +69,7 @@ class Installer:
     def make_environment(self, folder: Path, lock_fd: int, news: Callable[[str], None]) -> None:
         """Make an empty virtual environment of this Python in a folder that does not exist.
 
-        The lock of the descriptor `lock_fd` is held while the program runs.
+        The program inherits `lock_fd`, so the lock is held while the program runs.
         """
         argv = ["venv", "--quiet", "--no-project", "--python", sys.executable, str(folder)]
         self._run(argv, lock_fd, news, f"cannot make a virtual environment in {folder}")
@@ -82,8 +82,8 @@ class Installer:
         self._run(argv, lock_fd, news, f"uv cannot install {' '.join(requirements)}")
 
     def list_versions(self, distribution: str, specifiers: SpecifierSet, sources: Sources) -> list[Version]:
-        """Return versions in a range that fit this Python, ascending: at least the lowest and the highest, if any."""
-        # uv resolves to one version at a time, and lists none if there is none.
+        """Return the lowest and the highest version in a range that fit this Python; empty if there are none."""
+        # uv resolves to one version at a time.
         ends = [self._resolve(f"{distribution}{specifiers}", sources, mode) for mode in ("lowest-direct", "highest")]
         return sorted({version for version in ends if version is not None})
 
@@ -105,7 +105,7 @@ class Installer:
         raise _make_uv_error(_RESOLVE_FAILED_MESSAGE.format(requirement), result, _NETWORK_HINT)
 
     def _run(self, argv: Sequence[str], lock_fd: int, news: Callable[[str], None], message: str) -> None:
-        # The program inherits the lock's descriptor: if this process is killed, no other one starts while uv still
+        # The program inherits the lock's descriptor: if this process is killed, the lock is held as long as uv still
         # writes.
         result = self._run_uv(
             argv,
@@ -121,11 +121,11 @@ class Installer:
         env = dict(os.environ)
         # With COLUMNS, uv would wrap its lines, which are parsed for paths and numbers.
         env.pop("COLUMNS", None)
-        # pip's indexes are used where none of uv's variables names any.
+        # pip's indexes are used if none of uv's variables names an index.
         if not any(env.get(name) for name in (*_PIP_VARIABLES.values(), "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")):
             pip_values = {name: env[pip].split() for pip, name in _PIP_VARIABLES.items() if env.get(pip)}
             env |= {name: ("," if name == "UV_FIND_LINKS" else " ").join(values) for name, values in pip_values.items()}
-            # pip takes the best version of all indexes; uv by default that of the first index that has any.
+            # pip takes the best version of all indexes. uv's default is the first index that has any version.
             if "UV_INDEX" in pip_values:
                 env.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
         try:
@@ -138,7 +138,7 @@ class Installer:
 
 
 def _make_uv_error(message: str, result: ProcessOutput, hint: str = "") -> ToolchainError:
-    """Make the error of a failed uv run: the operating system's error with its path, or else uv's output."""
+    """Make the error of a failed uv run from the operating system's error and its path, or else from uv's output."""
     os_error = next((match for match in _OS_ERROR.finditer(result.text) if int(match[2]) in _EXPLAINED_ERRNOS), None)
     cause = f" (exit code {result.exit_code})"
     if os_error is not None:

@@ -1,14 +1,14 @@
-"""Builds of IREE from a checkout, cached as other toolchains are.
+"""Builds of IREE from a checkout, cached like other toolchains.
 
-    <toolchains>/builds/<commit>-<options>-<parts>/  a finished build of a commit, `gauntlet-build.json` in it
+    <toolchains>/builds/<commit>-<options>-<parts>/  a finished build of a commit, with `gauntlet-build.json`
     <toolchains>/builds/tree-<name>-<options>-<content>/    a finished build of a work tree
     <toolchains>/work/<name>-<options>/              the build directory: `tree` (a git worktree, of commits alone),
                                                            `build` (CMake's), `log.txt`, `python` (for the bindings)
     <toolchains>/work/.<name>.lock                   held during a build; released when its holder dies
 
-A finished build is a copy of the programs and libraries that are run, so that the next build changes no file that is
-in use. The work folder stays: the next commit, or the changed work tree, is built incrementally. CMake configures it,
-Ninja builds.
+A finished build is a copy of the programs and libraries, so that the next build changes no file in use. The work folder
+is kept, so that the next commit, or the changed work tree, is built incrementally. CMake configures a build, and Ninja
+builds it.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ _TARGETS = {
     "importer": ("IREECompilerPythonModules",),
 }
 COMPILER, RUNTIME, IMPORTER = _TARGETS
-# This target is built where a checkout has it: it reads the profiles that the runtime writes from 3.12 on.
+# This target is built if the checkout has it (from 3.12 on); it reads profiles of the runtime.
 _OPTIONAL_TARGETS = ("iree-profile",)
 _REQUIREMENTS = "runtime/bindings/python/iree/runtime/build_requirements.txt"
 _NO_COMPILER = "-DIREE_BUILD_COMPILER=OFF"
-# IREE's CMakeLists.txt requires this CMake; this Ninja is the first one with dynamic dependencies.
+# IREE's CMakeLists.txt requires this version of CMake; 1.10 is the first Ninja with dynamic dependencies.
 _MIN_VERSIONS = {"cmake": Version("3.21"), "ninja": Version("1.10")}
 _VERSION = re.compile(r"(\d+\.\d+(?:\.\d+)?)")
 _ASK_SECONDS = 60.0
@@ -76,23 +76,23 @@ _SETTINGS = (
     "-DIREE_ENABLE_THIN_ARCHIVES=ON",
     "-DIREE_BUILD_TESTS=OFF",
     "-DIREE_BUILD_SAMPLES=OFF",
-    # The built files are copied out of the build directory.
+    # Relative paths of libraries stay valid when files are copied out of the build directory.
     "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",
 )
-# The memory that linking LLVM with debug information takes.
+# The memory needed to link LLVM with debug information.
 _BYTES_PER_LINK = 4 << 30
-# The disk space that a build of the compiler takes, and one of the runtime alone.
+# The disk space needed by a build of the compiler, and by a build of the runtime alone.
 _LLVM_BUILD_BYTES, _RUNTIME_BUILD_BYTES = 25 << 30, 1 << 30
 _NINJA_STATUS = re.compile(r"\[(\d+)/(\d+)\] ")
 _NINJA_FAILURE = re.compile(r"FAILED: (?:\[code=\d+\] )?(\S+)")
 _COMPILE_ERROR = re.compile(r"([^\s:(][^:(\n]*)[:(](\d+)(?:[:,](\d+))?\)?: (?:fatal )?error: (.+)")
 _LINK_ERROR = re.compile(r".*(?:undefined reference to|ld(?:\.lld)?: error:|error: ).*")
 _CMAKE_ERROR = re.compile(r"CMake Error(?: at ([^:\n]+):(\d+).*?)?:\s*(.*)")
-# The names are indented; a line without indentation ends the list.
+# CMake lists the names on indented lines; a line without indentation ends the list.
 _UNUSED_OPTIONS = re.compile(r"Manually-specified variables were not used.*\n((?:[ \t]+\S.*\n|[ \t]*\n)*)")
 _DISK_FULL_MESSAGES = ("No space left on device", "Disk quota exceeded")
 _NEWS_SECONDS = 10.0
-# Ninja first reads the files of a build, which are large.
+# The timeout of a query of Ninja, which must first read the large files of a build.
 _QUERY_SECONDS = 120.0
 
 
@@ -109,16 +109,16 @@ class BuildTools:
     compiler: str
 
     def make_settings_key(self, options: Sequence[str]) -> str:
-        """Return the hex digest of the options and the compiler, by which a commit's builds differ; caches don't."""
+        """Return a hex digest of the options and the C++ compiler, which affect a build; compiler caches do not."""
         key_inputs = [("compiler", f"{self.compiler} {self.cc} {self.cxx} {self.lld}")]
         settings = enumerate((*_SETTINGS, *options))
         return compute_identity([*key_inputs, *((f"option {index}", text) for index, text in settings)])
 
 
 def find_build_tools(environ: Mapping[str, str]) -> BuildTools:
-    """Find the machine's own tools where they are recent enough, else those of the wheels next to this Python.
+    """Find the machine's own tools if they are recent enough, else the tools of the wheels next to this Python.
 
-    `$CC` and `$CXX` are used as by CMake. ToolchainError lists all missing tools, and the command that installs them.
+    `$CC` and `$CXX` are used as in CMake. A ToolchainError lists all missing tools, and how to install them.
     """
     search_path = environ.get("PATH", "")
     missing: list[str] = []
@@ -144,7 +144,7 @@ def find_build_tools(environ: Mapping[str, str]) -> BuildTools:
 
 
 def _find_compiler_by_variable(name: str, environ: Mapping[str, str], missing: list[str]) -> str | None:
-    """Return the path of the compiler that a variable names, or None; append a nonexistent one to `missing`."""
+    """Return the path of the compiler that a variable names, or None; append a nonexistent compiler to `missing`."""
     program = environ.get(name, "")
     path = shutil.which(program, path=environ.get("PATH", "")) if program else None
     if program and path is None:
@@ -153,7 +153,7 @@ def _find_compiler_by_variable(name: str, environ: Mapping[str, str], missing: l
 
 
 def _find_recent_tool(name: str, search_path: str, missing: list[str]) -> str:
-    """Return the path of a tool; where none is recent enough, append the requirement to `missing`."""
+    """Return the path of a recent enough tool; if there is none, append the requirement to `missing`."""
     min_version, old_version_note = _MIN_VERSIONS[name], ""
     for folder in (search_path, sysconfig.get_path("scripts")):
         path = shutil.which(name, path=folder)
@@ -180,7 +180,7 @@ class BuildFolder:
     news: Callable[[str], None]
 
     def configure(self, options: Sequence[str]) -> None:
-        """Run CMake, unless the build's files exist for the same options; errors as of `_run`."""
+        """Run CMake, unless the build is already configured with the same options; errors as in `_run`."""
         tools = self.tools
         links = max(1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _BYTES_PER_LINK)
         languages = ("C", "CXX") if tools.launcher else ()
@@ -216,9 +216,9 @@ class BuildFolder:
         write_atomic(stamp, json.dumps(argv))
 
     def build(self, targets: Sequence[str], seconds_before: float) -> bool:
-        """Build what is not up to date, and return whether there was anything to build; errors as of `_run`.
+        """Build targets that are not up to date; return whether there was anything to build; errors as in `_run`.
 
-        The last build from nothing took `seconds_before`; 0 where that is unknown.
+        `seconds_before` is the time of the last build from nothing; 0 if unknown.
         """
         start_time = last_report = time.monotonic()
         has_built = False
@@ -234,7 +234,7 @@ class BuildFolder:
             last_report, finished, total = now, int(status[1]), int(status[2])
             remaining_seconds = (now - start_time) * (total - finished) / max(finished, 1)
             if seconds_before and finished * 10 < total:
-                # The first files allow no estimate.
+                # The first files allow no estimate, so the time of the previous build is used.
                 remaining_seconds = max(0.0, seconds_before - (now - start_time))
             self.news(f"built {finished:,} of {total:,} files, about {format_duration(remaining_seconds)} left")
 
@@ -242,8 +242,8 @@ class BuildFolder:
         return has_built
 
     def filter_known_targets(self, targets: Sequence[str]) -> list[str]:
-        """Return those of some targets that the configured build has."""
-        # Ninja lists the targets of the previously built commit until CMake has rewritten its files.
+        """Return the given targets that the configured build has."""
+        # Build `build.ninja` first: until CMake rewrites it, Ninja has the targets of the previously built commit.
         self._run([self.tools.ninja, "-C", str(self.folder), "build.ninja"], "cannot configure")
         query = [self.tools.ninja, "-C", str(self.folder), "-t", "query"]
         return [name for name in targets if run_tool([*query, name], timeout=_QUERY_SECONDS).exit_code == 0]
@@ -262,7 +262,7 @@ class BuildFolder:
             )
 
     def _run(self, argv: Sequence[str], action: str, follow: Callable[[str], None] = lambda _: None) -> str:
-        """Run a program and return its output; ToolchainError with its first error, GauntletError for a full disk."""
+        """Run a program; return its output. Raise ToolchainError with its first error, GauntletError for a full disk."""
         start = self.log.stat().st_size if self.log.exists() else 0
         environment = os.environ | {"NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
         try:
@@ -275,7 +275,7 @@ class BuildFolder:
         if code == 0:
             return output
         if any(text in output for text in _DISK_FULL_MESSAGES):
-            # The build is not at fault: a search over several commits stops here.
+            # The commit is not at fault, so a search over several commits must stop: not a ToolchainError.
             raise GauntletError(f"{action} {self.title}: disk full", f"Free space, and run again. Log: {self.log}")
         exit_reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         summary = find_first_error(output).removeprefix(f"{self.source}/") or exit_reason
@@ -283,11 +283,11 @@ class BuildFolder:
 
 
 def find_first_error(output: str) -> str:
-    """Return the first error that CMake, a compiler or a linker reports, with file and line where it has them."""
+    """Return the first error of CMake, a compiler or a linker, with file and line if it has them."""
     lines = output.splitlines()
     failure_index = next((index for index, line in enumerate(lines) if _NINJA_FAILURE.match(line)), None)
     for index, line in enumerate(lines if failure_index is None else ()):
-        # This includes a build that reconfigures itself; Ninja's own message about that comes later.
+        # CMake may also fail within a build that reconfigures itself; Ninja's message about that comes later.
         if match := _CMAKE_ERROR.match(line):
             text = match[3] or next((following.strip() for following in lines[index + 1 :] if following.strip()), "")
             return f"{match[1]}:{match[2]}: {text}" if match[1] else text
@@ -302,13 +302,13 @@ class UsageRegistry(Protocol):
     """The folders of a toolchain cache that living processes use."""
 
     def use(self, path: Path) -> None:
-        """Register that this process uses a folder, before looking for it."""
+        """Register that this process uses a folder; call this before looking for the folder."""
 
     def block_new_leases(self) -> AbstractContextManager[None]:
-        """Keep every process from starting to use a folder."""
+        """Keep all processes from registering the use of a folder."""
 
     def list_used_paths(self) -> set[str]:
-        """Return paths relative to the toolchain folder."""
+        """Return the used folders, relative to the toolchain folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +327,7 @@ class Build(CompleteFolder):
 
     @property
     def of_tree(self) -> bool:
-        """True if it was built from a work tree instead of a commit."""
+        """True if the build is of a work tree, not of a commit."""
         return self.label.startswith(_TREE_PREFIX)
 
     @property
@@ -356,10 +356,10 @@ class SourceBuilds:
     """The source builds of a folder.
 
     Attributes:
-        uses: the usage records of the toolchain folder, its parent.
-        mark_used: registers that a build is used, whatever its folder.
-        legacy_folders: folders of projects' caches, where builds were made before: finished builds there are used, none
-            added; work folders next to them are reused.
+        uses: the usage records of the parent folder, the toolchain folder.
+        mark_used: registers the use of a build in any folder.
+        legacy_folders: folders of projects' caches, where older versions made builds. Finished builds there are used,
+            but none is added; work folders next to them are reused.
     """
 
     folder: Path
@@ -376,15 +376,15 @@ class SourceBuilds:
         """Return the build of a commit, or of the current work tree, with the required parts; build it if necessary.
 
         Raises:
-            ToolchainError: there is no such checkout or commit, a build tool is missing, or the build fails; or this is
-                offline, and there is no such build.
+            ToolchainError: the checkout or commit does not exist, a build tool is missing, the build fails, or a build
+                is needed but this is offline.
         """
         checkout = Checkout.open(choice.folder, self.environ.get("PATH", ""))
         commit = checkout.resolve_commit(choice.ref or "HEAD")
         try:
             tools = find_build_tools(self.environ)
         except ToolchainError:
-            # An existing build can be run even if these are missing, or its compiler is gone.
+            # An existing build can be used even without build tools, or without the compiler that built it.
             if choice.ref and (build := self._find_by_commit(commit, parts)):
                 return build
             raise
@@ -403,13 +403,13 @@ class SourceBuilds:
         with convert_file_errors(self.folder):
             lock.parent.mkdir(parents=True, exist_ok=True)
             with file_lock(lock, self._make_wait_reporter(work.folder.name)) as lock_fd:
-                # Another process may have built it meanwhile.
+                # Another process may have built it while this one waited for the lock.
                 if choice.ref and (build := self._find_finished(work, choice, commit, parts)):
                     return build
                 return self._build(work, choice, commit, parts, lock_fd)
 
     def all(self) -> list[tuple[Path, Build | None, str]]:
-        """List every finished build: folder, build, or else the reason that it is invalid."""
+        """List all finished builds: folder, build or None, and the reason if it is invalid."""
         return [row for folder in self._folders for row in Build.list_folders(folder)]
 
     def work_folders(self) -> list[Path]:
@@ -447,12 +447,12 @@ class SourceBuilds:
         checkout_key = compute_identity([("checkout", str(checkout.folder.resolve())), ("tree", str(tree))])[:8]
         name = f"{checkout.folder.name}-{checkout_key}-{key}"
         candidates = [folder.with_name("work") / name for folder in self._folders]
-        # An existing directory is reused where it is: CMake's folders cannot be moved.
+        # An existing directory is reused in its place, because CMake's folders cannot be moved.
         folder = next((path for path in candidates if path.is_dir()), candidates[0])
         return _WorkFolder(folder, checkout, options, tools, key)
 
     def _find_by_commit(self, commit: str, parts: frozenset[str]) -> Build | None:
-        """Find a finished build of a commit by any compiler, with these options."""
+        """Find a finished build of a commit with these options, made by any C++ compiler."""
         for path, build, _ in self.all():
             if build and build.commit == commit and build.options == self.options and parts <= set(build.parts):
                 self.mark_used(path)
@@ -470,7 +470,7 @@ class SourceBuilds:
         return None
 
     def _list_paths(self, work: _WorkFolder, choice: Choice, commit: str) -> list[Path]:
-        """List the candidate paths of that build, those with most parts first."""
+        """List the candidate paths of a finished build; paths with the most parts come first."""
         if choice.ref:
             pattern = f"{work.make_label(commit, ())}*"
             paths = [path for folder in self._folders for path in folder.glob(pattern)]
@@ -504,15 +504,15 @@ class SourceBuilds:
             work.checkout.create_worktree(commit, tree, runtime_only=runtime_only)
             builder = replace(builder, source=tree)
         options = [*work.options, "-DIREE_BUILD_PYTHON_BINDINGS=OFF"]
-        # Parts of earlier builds are kept. These builds are read without being marked as used: a replaced one may be
-        # deleted.
+        # The new build also gets the parts of earlier builds. These are not marked as used, so that they can be
+        # deleted when they are replaced.
         old_builds = [build for path in self._list_paths(work, choice, commit) if (build := Build.inspect(path)[0])]
         required_parts = parts.union(*(build.parts for build in old_builds))
         if IMPORTER in required_parts:
             python = self._provide_python(work.folder / "python", tree, lock_fd, news)
             options[-1:] = ["-DIREE_BUILD_PYTHON_BINDINGS=ON", f"-DPython3_EXECUTABLE={python}"]
         builder.configure(options)
-        # This is the longest of the builds with these options.
+        # The time of the longest build with these options, which was probably a build from nothing.
         previous_seconds = max(
             (build.seconds for _, build, _ in self.all() if build and work.key in build.label), default=0.0
         )
@@ -532,7 +532,7 @@ class SourceBuilds:
         prefix = work.make_label(commit, ()) if choice.ref else f"{_TREE_PREFIX}{work.folder.name}-"
         label = work.make_label(commit, required_parts) if choice.ref else f"{prefix}{_hash_content(builder.folder)}"
         with file_lock(self.folder / f".{label}.lock", self._make_wait_reporter(label)):
-            # A commit may be built from two checkouts, and a rebuild may give the same content.
+            # The build may exist: a commit may be built from two checkouts, and a rebuild may give the same content.
             if is_new := Build.inspect(self.folder / label)[0] is None:
                 self._copy_build(builder.folder, self.folder / label, document)
         if not choice.ref:
@@ -545,7 +545,7 @@ class SourceBuilds:
         return build if is_new else replace(build, commit=commit, modified=modified)
 
     def _copy_build(self, build: Path, path: Path, document: Mapping[str, Any]) -> None:
-        """Copy the files that are run out of the build directory."""
+        """Copy the files that are needed to run a build out of the build directory."""
         self.mark_used(path)
         files, real_build = list_shipped_files(build), build.resolve()
         with replace_folder(path) as new_folder:
@@ -554,14 +554,14 @@ class SourceBuilds:
                 target = (build / file).resolve()
                 inner_path = target.relative_to(real_build).as_posix() if target.is_relative_to(real_build) else file
                 if inner_path != file and inner_path in files:
-                    # The bindings link to the compiler's library, which is large.
+                    # Keep links between the files: the bindings link to the compiler's library, which is large.
                     (new_folder / file).symlink_to(os.path.relpath(new_folder / inner_path, (new_folder / file).parent))
                 else:
                     shutil.copy2(target, new_folder / file)
             seal(new_folder, _SEAL_FILE, {"label": path.name, **document})
 
     def _remove_replaced_builds(self, prefix: str, label: str) -> None:
-        """Delete unused builds that a new one replaces: of a work tree, or of a commit with fewer parts."""
+        """Delete unused builds that a new one replaces: of the same work tree, or of the same commit with fewer parts."""
         root = self.folder.parent
         with self.uses.block_new_leases():
             used_paths = self.uses.list_used_paths()
@@ -570,7 +570,7 @@ class SourceBuilds:
                     discard_folder(path)
 
     def _provide_python(self, folder: Path, source: Path, lock_fd: int, news: Callable[[str], None]) -> Path:
-        """Return a Python for which IREE's bindings are built, with the packages that they and the importer need."""
+        """Return a Python to build IREE's bindings for; it has the packages that bindings and importer need."""
         python = folder / "bin" / "python"
         if not os.access(python, os.X_OK):
             news(f"installing what the Python bindings need into {folder}")
@@ -597,7 +597,7 @@ def _choose_targets(build: BuildFolder, required_parts: frozenset[str]) -> list[
 
 
 def _hash_content(build: Path) -> str:
-    """Return a digest of 8 digits of the programs' and libraries' content; their times change with each build."""
+    """Return a digest (8 digits) of the content of programs and libraries, without their times."""
 
     def read_hashes() -> Iterator[tuple[str, str]]:
         for name in list_shipped_files(build):

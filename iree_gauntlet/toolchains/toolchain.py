@@ -1,4 +1,4 @@
-"""One IREE: the programs to start, the versions to report, and the identities to cache by."""
+"""One IREE: the programs to start, the versions to report, and the identities for cache keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-# These names of the tools are those of IREE's documentation and of this toolkit's messages.
+# The tools' names, as in IREE's documentation and in this toolkit's messages.
 COMPILE = "iree-compile"
 RUN_MODULE = "iree-run-module"
 BENCHMARK_MODULE = "iree-benchmark-module"
@@ -26,11 +26,11 @@ class Part:
     """The common fields of compilers and runtimes.
 
     Attributes:
-        source: its origin, for people (`installed: <site-packages>`).
-        version: the version that it reports (`3.13.0rc20261016`).
+        source: the origin, for people (`installed: <site-packages>`).
+        version: the version that the tools report (`3.13.0rc20261016`).
         release: the release that was installed (`3.13.0`); goldens are written for releases.
-        commit: IREE's commit that it was built from; empty where unknown.
-        identity: hex digest that changes where its output or behaviour may change.
+        commit: the commit of IREE that was built; empty if unknown.
+        identity: a hex digest that changes whenever output or behaviour may change.
     """
 
     source: str
@@ -45,11 +45,11 @@ class Compiler(Part):
     """A compiler with its Python and its other tools.
 
     Attributes:
-        python: the interpreter that imports ONNX programs; empty where there is none (a build without bindings).
+        python: the interpreter that imports ONNX programs; empty for a build without bindings.
         compile: path of the native `iree-compile`.
-        import_onnx: argument vector that starts the ONNX importer; it works only where `onnx_version` is set.
-        onnx_version: version of the onnx package in that Python; empty where it is not installed.
-        ir_tool: path of the native `iree-opt`; empty where there is none.
+        import_onnx: argument vector that starts the ONNX importer; it works only if `onnx_version` is set.
+        onnx_version: version of the onnx package in `python`; empty if it is not installed.
+        ir_tool: path of the native `iree-opt`; empty if it does not exist.
     """
 
     python: str
@@ -60,7 +60,7 @@ class Compiler(Part):
 
     @property
     def site_packages(self) -> str:
-        """The folder in which it is installed; empty where it is no wheel."""
+        """The folder in which the compiler's wheel is installed; empty if the compiler is not a wheel."""
         folder = Path(self.compile).parent
         return str(folder.parents[2]) if folder.parts[-3:] == ("iree", "compiler", "_mlir_libs") else ""
 
@@ -75,12 +75,12 @@ class Runtime(Part):
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """One IREE, completely described: making or reading one starts no process.
+    """The complete description of one IREE; using it starts no process.
 
     Compiler and runtime may come from different places.
 
     Attributes:
-        selection_reason: a sentence; empty unless several are available and no option decides.
+        selection_reason: a sentence; empty unless several toolchains are available and no option decides.
     """
 
     compiler: Compiler
@@ -89,12 +89,12 @@ class Toolchain:
 
     @property
     def source(self) -> str:
-        """The origin, for people; it names each of the two where they differ."""
+        """The origin, for people; if compiler and runtime have different origins, both."""
         compiler, runtime = self.compiler.source, self.runtime.source
         return compiler if runtime == compiler else f"compiler {compiler}; runtime {runtime}"
 
     def tool(self, name: str) -> str:
-        """Return the path of a tool by its name (`iree-compile`); KeyError for another name."""
+        """Return the path of a tool by its name (`iree-compile`); raise a KeyError for an unknown name."""
         return {
             COMPILE: self.compiler.compile,
             RUN_MODULE: self.runtime.run_module,
@@ -120,7 +120,7 @@ class Toolchain:
 
 
 def compute_identity(key_inputs: Iterable[tuple[str, str]]) -> str:
-    """Return the hex SHA-256 of named inputs; their order does not matter, their names do."""
+    """Return the hex SHA-256 of named inputs; names matter, but the order does not."""
     digest = hashlib.sha256()
     for name, value in sorted(key_inputs):
         digest.update(f"{len(name)}:{name}={len(value)}:{value};".encode())
