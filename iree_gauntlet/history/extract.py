@@ -62,7 +62,7 @@ def extract(outcome: RunOutcome) -> list[HistoryRun]:
 
 
 def _find_machine(chain: ChainOutcome, outcome: RunOutcome) -> MachineInfo:
-    """Return the machine that measured a chain; if nothing was measured, the one that ran it."""
+    """Return the machine that measured a chain; if nothing was measured, the machine that ran the chain."""
     steps = [step for step in chain.steps if step.worker]
     measuring = [step for step in steps if step.samples is not None] or [step for step in steps if step.device] or steps
     return _find_worker(measuring[-1], outcome) if measuring else outcome.machine
@@ -85,7 +85,7 @@ def make_iree_version(toolchain: ToolchainInfo) -> IreeVersion:
 
 
 def _make_case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
-    # A compile time counts only if the machine that compiled is the one that measured.
+    # A compile time counts only if the same machine compiled and measured.
     machine = _find_machine(chain, outcome)
     compiles = [step for step in chain.steps if step.stage is Stage.COMPILE and step.worker]
     same_machine = all(_find_worker(step, outcome) == machine for step in compiles)
@@ -128,7 +128,7 @@ def _list_figures(chain: ChainOutcome, *, same_machine: bool) -> Iterator[Histor
     figures = collect_chain_figures(chain)
     # The time of a program with wrong numbers is not the time of the model.
     wrong = any(step.stage.row.checks_numbers and step.verdict.blocks for step in chain.steps)
-    # A cached module was compiled in another run, which has its compile time.
+    # A cached module was compiled in another run; the compile time belongs to that run.
     has_compile_time = same_machine and not figures.all_from_cache
     counted_flags = _format_flags(chain.steps, of_count=True)
     counter, _, cpu = figures.counted_by.partition(", ")
@@ -136,7 +136,7 @@ def _list_figures(chain: ChainOutcome, *, same_machine: bool) -> Iterator[Histor
     suffix = "" if is_usual_count(counter, cpu) else f" ({counter.split(' ')[0]}{f', {cpu}' if cpu else ''})"
     for figure, value in figures.values.items():
         trend = figure.row.trend
-        # Instructions of a call are only a series if those in dispatches are unknown.
+        # Instructions of a call make a series only if the instructions in dispatches are unknown.
         partial = figure is Figure.CALL_INSTRUCTIONS and Figure.INSTRUCTIONS in figures.values
         foreign = figure.row.stage.row.makes_modules and not figure.is_exact and not has_compile_time
         if trend is None or partial or foreign or (figure is Figure.TIME and wrong) or not math.isfinite(value):
@@ -147,7 +147,7 @@ def _list_figures(chain: ChainOutcome, *, same_machine: bool) -> Iterator[Histor
             rounds, noisy = figures.samples.real_time_ms, bool(figures.disturbance) or figures.has_disturbed_time
             yield HistoryFigure(trend.name, value, figures.statistic, rounds, noisy, golden, limit)
         elif figure.is_counted:
-            # The counted module is another one, and may be present without the timed one.
+            # The counted module differs from the timed module, and may exist without it.
             yield HistoryFigure(f"{trend.name}{suffix}", value, golden=golden, limit=limit, flags=counted_flags)
         else:
             yield HistoryFigure(trend.name, value, golden=golden, limit=limit)

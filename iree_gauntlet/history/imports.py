@@ -1,4 +1,4 @@
-"""Figures of other tools, imported as runs of a history: each format is read as it is, with all of its fields."""
+"""Figures of other tools, imported as runs of a history, from the tools' own formats."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def import_figures(file: Path, facts: ImportFacts) -> tuple[HistoryRun, ...]:
     """Read the runs of another tool's file.
 
     The formats are iree-test-suites' `job_summary.json`, Google Benchmark's JSON, github-action-benchmark's `data.js`,
-    and a file of asv's results; `facts` are used where the file has none.
+    and a file of asv's results; `facts` are used for facts that the file lacks.
 
     Raises:
         UsageError: neither the file nor `facts` has the date.

@@ -1,4 +1,4 @@
-"""An index of a history's figures in SQLite, for fast reading. It can be deleted; it is rebuilt from the files."""
+"""An index of a history's figures in SQLite, for fast reading. A deleted index is rebuilt from the history's files."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ SELECT model, submodel, target, figure, sku, flags, machine, more_is_better,
 FROM figures JOIN counted ON counted.file = figures.file
 ORDER BY model, submodel, target, figure, sku, flags, machine, more_is_better, day, time, figures.file
 """
-# The number of columns of a key, in the order of its fields; those of a point follow.
+# The number of columns of a key, in the order of its fields; columns of a point follow.
 _KEY_COLUMNS = 8
 _DELETE = ("DELETE FROM files WHERE name = ?", "DELETE FROM runs WHERE file = ?", "DELETE FROM figures WHERE file = ?")
 
@@ -180,7 +180,7 @@ def _insert_run(database: sqlite3.Connection, name: str, stamp: str, data: bytes
         # A value that is not finite stays in the file, but has no series.
         if math.isfinite(figure.value)
     ]
-    # Another process may have inserted the same figures.
+    # Remove these figures first, because another process may have inserted them, too.
     database.execute("DELETE FROM figures WHERE file = ?", (name,))
     confirms = json.dumps(run.confirms.as_dict() if run.confirms else {})
     row = RunIndexEntry(
@@ -193,7 +193,7 @@ def _insert_run(database: sqlite3.Connection, name: str, stamp: str, data: bytes
 
 
 def add_run(run_dir: Path, configuration: Configuration, cache: Path) -> None:
-    """Add a finished run to the history of the settings; a failure is only a warning, as it does not concern the run.
+    """Add a finished run to the history in the settings; a failure only prints a warning, and does not fail the run.
 
     `cache` has the clones of remote histories.
     """

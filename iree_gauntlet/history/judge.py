@@ -32,7 +32,7 @@ class MinEffects:
 
     Attributes:
         memory_and_compile_time: for memory and compile times.
-        size: for sizes, since they last changed by as much.
+        size: for sizes, compared with the size at the last such change.
     """
 
     time: float = 0.02
@@ -54,8 +54,8 @@ class MinEffects:
 def judge(all_series: Iterable[Series], effects: MinEffects) -> tuple[Finding, ...]:
     """Find all changes, regressions first, and the largest of each kind first.
 
-    Of the changes of noisy figures, at most one in twenty is false: Benjamini and Hochberg's rule over all series, also
-    those without a change.
+    At most one in twenty reported changes of noisy figures is false, by Benjamini and Hochberg's rule over all series,
+    including series without a change.
     """
     exact: list[Finding] = []
     likely: list[Finding] = []
@@ -77,7 +77,7 @@ def judge(all_series: Iterable[Series], effects: MinEffects) -> tuple[Finding, .
 
 
 def _rank(finding: Finding) -> tuple[int, float, float, tuple[str, ...]]:
-    """Rank regressions, suspected ones, improvements, recoveries; within each the largest, then the most certain."""
+    """Rank regressions, suspected regressions, improvements, recoveries; in each the largest, then the most certain."""
     key = finding.key
     better = finding.kind is FindingKind.IMPROVEMENT
     group = 3 if finding.won_back else 2 if better else 1 if finding.suspected else 0
@@ -95,7 +95,7 @@ def _is_exact(series: Series) -> bool:
 
 
 def _list_exact_changes(series: Series, margin: Margin) -> list[Finding]:
-    """List where a figure differs from its value at its last change, also if it drifts in small steps."""
+    """List the points where a figure differs from its value at the last change, which also finds slow drifts."""
     points, sign = series.points, -1 if series.key.more_is_better else 1
     steps, base = [], points[0].value
     for index, point in enumerate(points):
@@ -155,10 +155,10 @@ def _list_noisy_changes(series: Series, min_effect: float) -> list[Finding]:
 
 
 def _align_with_iree(points: Sequence[Point], index: int) -> int:
-    """Move a step between runs of one IREE to where that IREE begins or ends, if only a few runs are in between.
+    """Move a step within the runs of one IREE to the begin or end of these runs, if that is only a few runs away.
 
-    The best split of noisy runs may be off by a few. A step that divides an IREE's runs evenly stays: then the IREE is
-    not the cause.
+    The best split of noisy runs may be off by a few runs. A step in the middle of an IREE's runs stays, because the
+    IREE is not its cause.
     """
     version = points[index].version
     if not version or points[index - 1].version != version:
@@ -173,7 +173,7 @@ def _align_with_iree(points: Sequence[Point], index: int) -> int:
 
 def _list_drifts(series: Series, min_effect: float) -> list[Finding]:
     values, flags = [point.value for point in series.points], [point.disturbed for point in series.points]
-    # If more is better, a drift is sought in the inverse.
+    # If more is better, the inverse values are searched for a drift.
     oriented = [1 / value for value in values] if series.key.more_is_better else values
     trend = find_drift(oriented, min_effect, disturbed=flags)
     if trend is None:
@@ -221,7 +221,7 @@ def apply_marks(
             elif mark.mark == "moved":
                 points = points_by_key[finding.key]
                 index = next((i for i, point in enumerate(points) if _has_version(point, mark.to)), 0)
-                # A mark that refers to a run that is not in the series has no effect.
+                # A mark without a matching run in the series has no effect.
                 if index:
                     before, after = points[index - 1], points[index]
                     result = replace(result, index=index, point_before=before, point_after=after)

@@ -1,6 +1,6 @@
 """The stores of a history: a folder, a branch of a git repository, or an object store.
 
-Files are named by their content and never changed: adding needs no lock, and a file that exists has the same content:
+Files are named by their content and never changed, so adding needs no lock. For example:
 
     <folder>/2026/20261125T064911Z-1f0c9a7be2d34f5a6b7c.json
 """
@@ -42,10 +42,10 @@ _OBJECTS = re.compile(r"(?:az|s3|gs)://")
 _GIT = re.compile(r"git:(?P<repository>[^#]+)#(?P<branch>\w[\w./-]*)\Z")
 # A misspelt URL such as `s3:/bucket` or `gitx:repository`, which is not meant as a folder.
 _MISSPELT = re.compile(r"[a-z][a-z0-9+]+:")
-# The settings of a checkout that say how, and as which user, to reach a remote.
+# The settings of a checkout for connecting to a remote, such as the user.
 _CONNECTION_SETTINGS = re.compile(r"(?:http|credential|url|user)\.|core\.sshcommand\Z")
 _GIT_SECONDS = 300.0
-# The number of attempts to push: others may push at the same time, and each time one of them succeeds.
+# The number of attempts to push. Of pushes at the same time, only one succeeds.
 _MAX_PUSHES = 20
 _AUTHOR = ("-c", "user.name=IREE Gauntlet", "-c", "user.email=gauntlet@localhost")
 _NO_BRANCH = "couldn't find remote ref"
@@ -69,10 +69,10 @@ class HistoryStore(Protocol):
         """Return each file's stamp, which changes with the file. GauntletError if the store cannot be reached."""
 
     def read(self, name: str) -> bytes:
-        """Read a file. UnreadableError if only this one cannot be read, GauntletError if none can."""
+        """Read a file. UnreadableError if only this file cannot be read, GauntletError if no file can."""
 
     def add(self, files: Mapping[str, bytes]) -> int:
-        """Add files; return the number of new ones. GauntletError if that fails: no file is written partly."""
+        """Add files; return the number of new files. GauntletError if that fails; no file is ever incomplete."""
 
     def remove(self, names: Collection[str]) -> None:
         """Remove files. GauntletError if that fails."""
@@ -96,7 +96,7 @@ def open_history(text: str, configuration: Configuration, cache: Path) -> Histor
             raise UsageError(f"history {text}: no branch", hint)
         repository, settings = _find_repository(text, match["repository"])
         branch = match["branch"]
-        # The repository is part of the name, because `.` and `origin` depend on the checkout.
+        # The folder's name contains the resolved repository, because `.` and `origin` depend on the checkout.
         return GitHistory(text, repository, settings, branch, _make_local_dir(cache, f"{repository}#{branch}"))
     if "://" in text or _MISSPELT.match(text):
         hint = "Expected a folder, git:REPOSITORY#BRANCH, az://account/container/path, s3://bucket/path or gs://…"
@@ -118,7 +118,7 @@ def find_history(configuration: Configuration) -> str:
 
 
 class FolderHistory:
-    """A folder; `cache` has the index if the folder does not exist or is read-only."""
+    """A folder; if the folder does not exist or is read-only, the index is in `cache`."""
 
     def __init__(self, place: str, folder: Path, cache: Path) -> None:
         self.place = place
@@ -127,7 +127,7 @@ class FolderHistory:
 
     @property
     def local_dir(self) -> Path:
-        """The folder of the index: reading alone does not create the history's folder."""
+        """The folder of the index; reading a history does not create the history's folder."""
         return self._folder if self._folder.is_dir() and os.access(self._folder, os.W_OK) else self._cache
 
     def list_stamps(self) -> dict[str, str]:
@@ -179,7 +179,7 @@ def _find_repository(text: str, name: str) -> tuple[str, dict[str, str]]:
     """Return the URL of a repository, and variables that pass the current checkout's settings to git."""
     # GitHub's `actions/checkout` stores its credentials in the checkout's settings, for `origin` only.
     if Path(name).exists():
-        # A relative folder is relative to the current one, not to the clone.
+        # A relative folder is relative to the current folder, not to the clone.
         return str(resolve_links(Path(name))), {}
     if "/" in name or ":" in name:
         return name, {}
@@ -261,14 +261,14 @@ class GitHistory:
         )
 
     def _fetch(self) -> None:
-        """Update the clone to the branch, and remove what a killed process left in it."""
+        """Update the clone to the branch, and remove locks that a killed process left in the clone."""
         if not (self._clone / ".git" / "config").is_file():
             shutil.rmtree(self._clone, ignore_errors=True)
             self._clone.mkdir(parents=True)
             self._run_git("init", "--quiet", "--initial-branch", self._branch)
             self._run_git("remote", "add", "origin", self._repository)
         for lock in (self._clone / ".git").glob("*.lock"):
-            # This process holds the lock of the clone: no other git works in it.
+            # These locks are leftovers: this process holds the clone's lock, so no other git works in the clone.
             lock.unlink(missing_ok=True)
         result = self._run_git("fetch", "--quiet", "origin", self._branch, check=False)
         if result.exit_code == 0:
@@ -333,7 +333,7 @@ class ObjectHistory:
                 except library.exceptions.AlreadyExistsError:
                     continue
                 except (library.exceptions.NotSupportedError, NotImplementedError):
-                    # The same name has the same content: overwriting does no harm.
+                    # Overwriting does no harm, because the same name means the same content.
                     library.put(location.store, path, data)
                 count += 1
         return count

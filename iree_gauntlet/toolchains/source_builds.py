@@ -262,7 +262,7 @@ class BuildFolder:
             )
 
     def _run(self, argv: Sequence[str], action: str, follow: Callable[[str], None] = lambda _: None) -> str:
-        """Run a program; return its output. Raise ToolchainError with its first error, GauntletError for a full disk."""
+        """Run a program and return its output; raise a GauntletError for a full disk, else a ToolchainError."""
         start = self.log.stat().st_size if self.log.exists() else 0
         environment = os.environ | {"NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
         try:
@@ -561,7 +561,7 @@ class SourceBuilds:
             seal(new_folder, _SEAL_FILE, {"label": path.name, **document})
 
     def _remove_replaced_builds(self, prefix: str, label: str) -> None:
-        """Delete unused builds that a new one replaces: of the same work tree, or of the same commit with fewer parts."""
+        """Delete unused builds that a new build replaces: of its work tree, or of its commit with fewer parts."""
         root = self.folder.parent
         with self.uses.block_new_leases():
             used_paths = self.uses.list_used_paths()

@@ -4,8 +4,8 @@
       {"kind": "artifact", "name": "https/host/a.irpa", "url": "https://host/a.irpa", "sha256": "…", "size": 12},
       {"kind": "module", "name": "<key>", "url": "", "sha256": "…", "size": 34}]}
 
-The files follow in this order, under the names `files/000001` and so on. An artifact's URL and a module's key
-determine their paths in the cache; the archive never does.
+The files follow in this order, named `files/000001` and so on. Their paths in the cache are determined by artifacts'
+URLs and modules' keys, never by names in the archive.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 
 _MANIFEST_FILE = "manifest.json"
-# A file takes some 300 bytes, so this is far more than any suite needs.
+# An entry has about 300 bytes, so this is far more than any suite needs.
 _MAX_MANIFEST_BYTES = 64 << 20
 
 _FORMAT = 1
@@ -94,7 +94,7 @@ class FileEntry:
 
 
 def export_cache(request: RunRequest, archive: str) -> ExitCode:
-    """Pack the artifacts of the selected cases, fetched first if they are missing, and their modules."""
+    """Pack the artifacts of the selected cases, after fetching missing ones, and the cases' modules."""
     if not archive:
         raise UsageError("--output is missing: which archive is to be written?", "Such as --output suite.tar")
     output = Path(archive)
@@ -110,8 +110,8 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
             if missing:
                 raise GauntletError(describe_missing(missing))
         artifacts = _fetch_all(steps, workbench.store)
-        # The modules' keys can be computed once every program is in the store. The other machine generates synthetic
-        # weights itself; cached failures have no module, and happen there again.
+        # The modules' keys can be computed only when every program is in the store. Synthetic weights are not packed:
+        # the other machine generates them. Cached failures have no module, and will fail again there.
         hits = [step for step in _plan_steps(selection, workbench) if step.stage.row.makes_modules and step.cache.hit]
         entries = {key: workbench.modules.lookup(key).entry for key in dict.fromkeys(step.cache.key for step in hits)}
         keys = [key for key, entry in entries.items() if entry is not None and entry.files]
@@ -146,7 +146,7 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
 
 
 def import_cache(archive: Path, cache_dir: str) -> ExitCode:
-    """Put the content of an archive into the cache, but for damaged files."""
+    """Put the content of an archive, except damaged files, into the cache."""
     # The import may create the cache.
     cache = open_cache(cache_dir, may_be_new=True)
     try:
@@ -166,7 +166,7 @@ def _plan_steps(selection: Selection, workbench: Workbench) -> Sequence[Step]:
 
 
 def _fetch_all(steps: Sequence[Step], store: ArtifactStore) -> list[FetchedFile]:
-    """Fetch all files that the steps read from the network, but no generated (`random:`) or local (`file:`) ones."""
+    """Fetch all files that the steps read from the network, not generated (`random:`) or local files (`file:`)."""
     urls = dict.fromkeys(source_file.url for step in steps if step.stage.row.fetches for source_file in step.inputs)
     artifacts: list[FetchedFile] = []
     errors: list[ArtifactError] = []
@@ -270,7 +270,7 @@ class _Import:
         raise GauntletError(message, "Export the archive again on the other machine, or copy it again.")
 
     def _damage(self, error: ArchiveDamageError, manifest: bytes, files: Sequence[FileEntry]) -> str:
-        """Describe the damage of the archive: in which of its files, and how many before that are intact."""
+        """Describe the archive's damage: the damaged file, and the number of intact files before it."""
         message = str(error)
         if not files:
             return message
@@ -322,7 +322,7 @@ class _Import:
         return needs_import
 
     def _take_artifact(self, file: FileEntry, blocks: Iterator[bytes], digest: Any) -> str:
-        """Put an artifact into the store; return the problem, empty for none."""
+        """Put an artifact into the store; return an error message, or an empty string."""
         with reserve_file(self.cache.root / "imported") as temporary:
             with explain_disk_errors(self.cache.root, file.url), temporary.open("xb") as stream:
                 for block in blocks:
@@ -342,12 +342,12 @@ class _Import:
             )
 
     def _take_module(self, file: FileEntry, blocks: Iterator[bytes], digest: Any) -> str:
-        """Put a module into the cache; return the problem, empty for none."""
+        """Put a module into the cache; return an error message, or an empty string."""
         with self.modules.reserve_entry_folder(file.name) as folder:
             try:
                 hashes = unpack(Blocks(blocks), file.name, folder, size=file.size)
             except DamageError as error:
-                # The files after it may be intact, so its blocks are skipped.
+                # Skip the blocks of the damaged file, because later files may be intact.
                 for _ in blocks:
                     pass
                 return f"module {file.name[:12]}: {error}"
@@ -370,7 +370,7 @@ def _count(files: Sequence[FileEntry]) -> str:
 
 
 def name_member(index: int) -> str:
-    """Return the name, in the archive, of the file at an index of the manifest (from 0 on)."""
+    """Return the archive's name of the file at an index of the manifest, counted from 0."""
     return f"files/{index + 1:06d}"
 
 
@@ -385,7 +385,7 @@ def read_manifest(manifest: bytes) -> list[FileEntry]:
     """Read the list of an archive's files.
 
     Raises:
-        ArchiveDamageError: the manifest is not as this toolkit writes it, or has names that no cache uses.
+        ArchiveDamageError: this toolkit would not write such a manifest, or it has names that no cache uses.
     """
     try:
         document = json.loads(manifest)

@@ -1,10 +1,10 @@
-"""`cache.verify` and `cache.gc`: repair or remove damaged items of the cache, and remove items long unused.
+"""`cache.verify` and `cache.gc`: repair or remove damaged items of the cache, and remove items that are long unused.
 
-An artifact is compared with its pin; without a pin, with its last known hash. A wheel carries checksums of its own
-(CRC-32 of each member, PEP 427 and the ZIP format).
+An artifact is compared with its pin, or without a pin with its last known hash. A wheel has its own checksums (CRC-32
+of each member, PEP 427 and the ZIP format).
 
-Nothing is removed that a living process uses (see `leases`) or is fetching. A file is removed by one unlink; a folder
-is renamed first, and then deleted: a reader sees all of it or nothing, and rebuilds it.
+Items that a living process uses (see `leases`) or is fetching are not removed. A file is removed by one unlink. A
+folder is first renamed and then deleted, so a reader finds it complete or not at all; then the reader rebuilds it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 
 _CHECKED_KINDS = frozenset({CacheItemKind.ARTIFACT, CacheItemKind.MODULE, CacheItemKind.WHEEL})
-# Hashing releases Python's lock, so threads help; beyond a few of them the disk is the limit.
+# Hashing releases Python's lock, so threads help; with more than a few threads, the disk is the limit.
 _MAX_THREADS = 4
-# A file that was changed this shortly before its hashing may still be being written.
+# A file that was changed less than this before hashing may not be completely written.
 _SETTLED_SECONDS = 1.0
-# Not every unfinished file has a lock; one without changes for this long has no writer.
+# Some unfinished files have no lock; without changes for this long, they have no writer any more.
 _LEFTOVER_SECONDS = 86400.0
 _LOCK_SECONDS = 3600.0
 
@@ -63,7 +63,7 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CacheFinding:
-    """The result of checking an item: `problem` also has the reason of an unknown state; empty if it is good."""
+    """The result of checking an item; `problem` is the damage, or why the state is unknown; empty for a good item."""
 
     item: CacheItem
     condition: Condition
@@ -160,12 +160,12 @@ def _repair(cache: ProjectCache, finding: CacheFinding, progress: Painter, *, of
 
 
 def _find_module_damage(folder: Path, key: str, verified_hashes: HashCache, advance: Callable[[int], None]) -> str:
-    """Find a module's damage by its `entry.json`, which has a checksum of its own; empty for none."""
+    """Return a module's damage according to its `entry.json`, which has its own checksum; empty without damage."""
     try:
         document = parse_sealed_entry((folder / ENTRY_FILE).read_bytes(), key)
         for role, expected_hashes in document["files"].items():
             if hash_with_progress(folder / role, advance)["sha256"] != expected_hashes["sha256"]:
-                # The disk may have a note that a large file was verified before.
+                # Discard the cached hash, which says that a large file was verified before.
                 verified_hashes.invalidate(folder / role)
                 return f"the checksum of {role} does not match"
     except FileNotFoundError as error:
@@ -182,7 +182,7 @@ def _find_module_damage(folder: Path, key: str, verified_hashes: HashCache, adva
 def _check_artifact(
     path: Path, item: CacheItem, pins: Pins, verified_hashes: HashCache, advance: Callable[[int], None]
 ) -> CacheFinding:
-    """Hash an artifact. The hash of a damaged one is marked as doubtful, so that its next use notices it, too."""
+    """Hash an artifact; if it is damaged, invalidate its cached hash, so that its next use also finds the damage."""
     pin = pins.of(item.name)
     expected_hash = pin.sha256 if pin else verified_hashes.get_last_hash(path)
     url = find_url(item.name, pin.url if pin else "")
@@ -198,7 +198,7 @@ def _check_artifact(
         is_stable = FileState.of(state_before) == FileState.of(state_after)
         if is_stable:
             break
-        # The artifact was fetched again meanwhile.
+        # The artifact was fetched again during the check, so check it again.
     if not expected_hash:
         message = "no record has its expected hash"
         if _is_seeded(item):
@@ -214,7 +214,7 @@ def _check_artifact(
         and time.time() - state_after.st_ctime > _SETTLED_SECONDS
     ):
         verified_hashes.remember(path, sha256, vouched=verified_hashes.is_vouched(path))
-        # A check is not a use.
+        # Restore the last use, because a check is not a use.
         verified_hashes.touch(path, item.last_use)
     return CacheFinding(item, Condition.GOOD)
 
@@ -223,7 +223,7 @@ def _find_wheel_damage(path: Path) -> str:
     state_before = path.stat()
     damage = describe_damage(path)
     with contextlib.suppress(PermissionError):  # another owner's
-        # A check is not a use.
+        # Restore the times, because a check is not a use.
         os.utime(path, ns=(state_before.st_atime_ns, state_before.st_mtime_ns))
     return damage
 
@@ -234,7 +234,7 @@ def _is_seeded(item: CacheItem) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """The limits of a cache: of age, in seconds since the last use, and of total bytes; None for no limit."""
+    """The limits of a cache: seconds since the last use of an item, and total bytes; None means no limit."""
 
     age: float | None = None
     bytes: int | None = None
@@ -299,7 +299,7 @@ def _show_and_collect(cache: ProjectCache, limits: CacheLimits, *, delete: bool)
 
 @dataclass(frozen=True, slots=True)
 class GcPlan:
-    """The items to remove, in order, and those that stay as they are in use; the cache's bytes before and after."""
+    """The items to remove, in order; the items that stay because they are used; the cache's bytes before and after."""
 
     removable_items: tuple[CacheItem, ...]
     used_items: tuple[CacheItem, ...]
@@ -310,7 +310,7 @@ class GcPlan:
 def plan_collection(
     items: Iterable[CacheItem], limits: CacheLimits, now: float, in_use: Callable[[CacheItem], bool]
 ) -> GcPlan:
-    """Choose the items to remove: those unused for too long, then the least recently used until the rest fits.
+    """Choose the items to remove: first items unused for too long, then the least recently used until the rest fits.
 
     `now` is in seconds since 1970.
     """
@@ -334,7 +334,7 @@ def plan_collection(
 
 
 class CacheUsage:
-    """The use of items by living processes at `now`, in seconds since 1970, when this was created."""
+    """The items that living processes use at the time of creation, `now` (seconds since 1970)."""
 
     def __init__(self, root: Path, leases: Leases, now: float) -> None:
         self._root = root
@@ -344,7 +344,7 @@ class CacheUsage:
         self._folders = {parent.as_posix() for path in self._paths for parent in Path(path).parents}
 
     def is_used(self, item: CacheItem) -> bool:
-        """Return True if a living process uses an item, or is fetching it."""
+        """Return True if a living process uses or fetches an item."""
         if item.path in self._paths or item.path in self._folders:
             return True
         if item.kind is not CacheItemKind.UNFINISHED:
@@ -354,15 +354,15 @@ class CacheUsage:
         try:
             return f"artifacts/{make_local_name(item.name)}" in self._paths
         except ArtifactError:
-            # The record of the item's URL is not written yet, or was lost.
+            # The URL of the download is not recorded yet, or was lost, so its lock is unknown: use its age.
             return self._now - item.last_use < _LEFTOVER_SECONDS
 
 
 def collect(root: Path, items: Iterable[CacheItem], leases: Leases) -> list[CacheItem]:
-    """Remove the planned items, but for those used since the plan; return the removed ones.
+    """Remove the planned items, except items used since planning; return the removed items.
 
     Raises:
-        GauntletError: another collection does not end.
+        GauntletError: another garbage collection does not end.
     """
     planned_items = list(items)
 
@@ -376,7 +376,7 @@ def collect(root: Path, items: Iterable[CacheItem], leases: Leases) -> list[Cach
         return not in_use and _remove_item(root, item, trash)
 
     with contextlib.ExitStack() as stack:
-        # A folder on the modules' file system receives them by a rename, and is deleted after the lock's release.
+        # Modules are moved to a folder on their file system, which is deleted after the lock is released.
         trash = root / "modules" / "making"
         if any(item.kind is CacheItemKind.MODULE for item in planned_items):
             trash.mkdir(parents=True, exist_ok=True)
@@ -389,7 +389,7 @@ def collect(root: Path, items: Iterable[CacheItem], leases: Leases) -> list[Cach
 
 
 def list_leftovers(root: Path, leases: Leases, now: float) -> list[Path]:
-    """List the leftovers of dead processes: files and folders that will never be read again."""
+    """List files and folders that dead processes have left, and that nobody will read again."""
     leftovers = [*leases.list_dead_leases(), *HashCache(root / "verified").list_orphan_stamps()]
     candidates = (
         (root / "modules" / "making").glob("*"),
@@ -409,12 +409,12 @@ def list_leftovers(root: Path, leases: Leases, now: float) -> list[Path]:
 
 
 def remove_leftovers(paths: Iterable[Path]) -> None:
-    """Remove what `list_leftovers` returned, but no lock that a process has taken since."""
+    """Remove the paths of `list_leftovers`, except locks that a process has taken since."""
     for path in paths:
         if path.suffix == ".lock":
             with try_lock(path) as is_locked:
                 if is_locked:
-                    # The lock is held during the removal: a waiting process notices it, and creates the lock again.
+                    # Hold the lock during the removal: a waiting process then notices it, and creates a new lock file.
                     path.unlink(missing_ok=True)
         elif path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -423,14 +423,14 @@ def remove_leftovers(paths: Iterable[Path]) -> None:
 
 
 def _remove_item(root: Path, item: CacheItem, trash: Path) -> bool:
-    """Remove an item; return True if this process did it."""
+    """Remove an item; return True if this process removed it."""
     path = root / item.path
     try:
         if item.kind is CacheItemKind.MODULE:
             path.rename(trash / path.name)
         elif item.kind is CacheItemKind.UNFINISHED:
             lock = _find_lock(root, item)
-            # No process is fetching it, and the lock keeps others from starting.
+            # While we hold the lock, no process can fetch the item.
             with try_lock(lock) as is_locked:
                 if free := is_locked or not lock.exists():
                     shutil.rmtree(path)
@@ -443,12 +443,12 @@ def _remove_item(root: Path, item: CacheItem, trash: Path) -> bool:
 
 
 def _find_lock(root: Path, item: CacheItem) -> Path:
-    """Return the lock of a fetch: it has the name of the folder that the file arrives in."""
+    """Return the lock of a download: it has the same name as the folder of the incomplete file."""
     return root / "locks" / f"{Path(item.path).name}.lock"
 
 
 def _find_change(path: Path) -> float:
-    """Return the last change of a path, or of anything in it, as a time; 0 if it is gone."""
+    """Return the time of the last change of a path or of anything in it; 0 if the path does not exist."""
     times = [0.0]
     for entry in (path, *path.rglob("*")):
         with contextlib.suppress(OSError):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Any cache that was used has at least one of these folders.
+# Every cache that was ever used has at least one of these folders.
 _CACHE_FOLDERS = ("locks", "verified", "leases", "modules/making", "modules/by-name")
 _MINUTE_SECONDS, _HOUR_SECONDS, _DAY_SECONDS = 60, 3600, 86400
 _SCHEMA = 1
@@ -41,7 +41,7 @@ def list_cache(cache_dir: str, match: str, *, as_json: bool) -> ExitCode:
     cache, folder = open_cache(cache_dir), find_toolchains_folder()
     with explain_file_errors(cache.root):
         items = take_inventory(cache.root, cache.pins)
-        # The toolchains may be inside the cache, if it is set for all projects.
+        # If one cache serves all projects, it contains the toolchains.
         shared_items = [] if folder.is_relative_to(cache.root) else list_toolchains(folder, folder)
     if match:
         items, shared_items = (
@@ -98,7 +98,7 @@ def _make_row(item: CacheItem, now: float) -> tuple[str, ...]:
 
 
 def print_location(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:
-    """Print the path of a URL's file, also before it exists; return ERROR if it does not."""
+    """Print the path of a URL's file, even if the file is absent; then return ERROR."""
     try:
         name, source = make_local_name(url), parse_source(url)
     except ArtifactError as error:
@@ -159,7 +159,7 @@ def _list_places(source: Source, configuration: Configuration) -> list[str]:
     # This import loads the drivers of all stores.
     from iree_gauntlet.artifacts.remotes import list_locations  # noqa: PLC0415
 
-    # A local mirror's path is shown unquoted, as a shell takes it.
+    # A local mirror's path is shown percent-decoded, to paste into a shell.
     return [
         unquote(location) if location.startswith("/") else location
         for location in list_locations(source.url, configuration)
@@ -183,7 +183,7 @@ class ProjectCache:
         )
 
     def require_cache(self) -> None:
-        """Raise UsageError if the folder does not look like a cache: nothing is deleted from another one."""
+        """Raise UsageError if the folder does not look like a cache, so that no other folder is emptied."""
         if self.root.exists() and not any((self.root / folder).exists() for folder in _CACHE_FOLDERS):
             raise UsageError(
                 f"{self.root} does not look like a cache: it has none of {', '.join(_CACHE_FOLDERS)}",
@@ -192,7 +192,7 @@ class ProjectCache:
 
 
 def open_cache(cache_dir: str, *, may_be_new: bool = False) -> ProjectCache:
-    """Open the cache that `--cache-dir` or the environment names; UsageError if there is no such folder."""
+    """Open the cache that `--cache-dir` or the environment names; raise a UsageError if the folder does not exist."""
     root, project = find_cache_folder(cache_dir), find_project_folder()
     if root.exists() and not root.is_dir():
         raise UsageError(f"the cache {root} is a file", "Name a folder with --cache-dir.")
@@ -204,7 +204,7 @@ def open_cache(cache_dir: str, *, may_be_new: bool = False) -> ProjectCache:
 
 @contextmanager
 def explain_file_errors(root: Path) -> Iterator[None]:
-    """Turn errors of the file system into one that names the path."""
+    """Turn errors of the file system into an error that names the path."""
     try:
         yield
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""`cache.lock`: moves hashes that the cache learnt to lines of the project's registry, to be committed."""
+"""`cache.lock`: moves hashes that the cache has recorded into the project's registry, which the user commits."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def lock_hashes(request: LockRequest) -> ExitCode:
             "Run it in the project whose cache/registry.txt it should write.",
         )
     has_other_projects = resolve_links(cache.root) != resolve_links(cache.project / "cache")
-    # Hashes that other projects learnt in a shared cache belong to their registries.
+    # In a shared cache, hashes that other projects recorded belong into the registries of those projects.
     used_names = _find_named_artifacts(cache.project) if request.prune or has_other_projects else None
     with explain_file_errors(cache.root), ExitStack() as stack, open_progress(sys.stderr) as progress:
         fetched_files = stack.enter_context(_fetch_anew(cache, urls, progress)) if urls else []
@@ -62,7 +62,7 @@ def lock_hashes(request: LockRequest) -> ExitCode:
         with nullcontext() if request.dry_run else _lock_both(cache, progress):
             registry, local = Registry.read(cache.pins.registry.path), Registry.read(cache.pins.learnt.path)
             update = plan_registry_update(registry, local, new_entries, used_names=used_names, prune=request.prune)
-            # The registry is written first: a kill after it leaves a hash in both, which the next run repairs.
+            # The registry is written first: a kill after that leaves hashes in both files, which the next run repairs.
             if update.changes and not request.dry_run:
                 write_registry(registry.path, update.entries)
             if update.moved_names and not request.dry_run:
@@ -76,7 +76,7 @@ def lock_hashes(request: LockRequest) -> ExitCode:
 
 @contextmanager
 def _lock_both(cache: ProjectCache, progress: Progress) -> Iterator[None]:
-    """Hold the locks of the registry, also against users of other caches, and of this cache's learnt hashes."""
+    """Hold the registry's lock, which users of other caches also take, and the lock of this cache's recorded hashes."""
     registry, learnt = cache.pins.registry.path, cache.root / "locks" / "registry.lock"
     with hold_lock(registry.parent / "locks" / "registry.txt.lock", str(registry), progress):
         has_learnt_hashes = cache.pins.learnt.path.exists()
@@ -86,7 +86,7 @@ def _lock_both(cache: ProjectCache, progress: Progress) -> Iterator[None]:
 
 @contextmanager
 def _fetch_anew(cache: ProjectCache, urls: list[str], progress: Progress) -> Iterator[list[FetchedFile]]:
-    """Fetch the current files of URLs into a temporary cache, where nothing pins them."""
+    """Fetch the current files of URLs into a temporary cache without pins."""
     parent = cache.root / "refreshing"
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=parent, ignore_cleanup_errors=True) as folder:
@@ -95,13 +95,13 @@ def _fetch_anew(cache: ProjectCache, urls: list[str], progress: Progress) -> Ite
 
 
 def _take_over(cache: ProjectCache, artifact: FetchedFile, progress: Progress) -> None:
-    """Replace a file in the cache by one that was fetched again; its wheel, too."""
+    """Replace a file in the cache, and its wheel if it is from one, by the file that was fetched again."""
     path = cache.root / "artifacts" / make_local_name(artifact.url)
     with hold_lock(locate_lock(cache.root, artifact.url), artifact.url, progress):
         path.parent.mkdir(parents=True, exist_ok=True)
         artifact.path.replace(path)
         HashCache(cache.root / "verified").remember(path, artifact.sha256)
-    # <scratch>/artifacts/<name>
+    # The path of the fetched file is <scratch>/artifacts/<name>.
     scratch = artifact.path.parents[len(Path(make_local_name(artifact.url)).parts)]
     for wheel in (scratch / "wheels").glob("*/*/*.whl"):
         target = cache.root / wheel.relative_to(scratch)
@@ -110,7 +110,7 @@ def _take_over(cache: ProjectCache, artifact: FetchedFile, progress: Progress) -
 
 
 class _QuietLog(Recorder):
-    """Progress without notes about learnt hashes: here, they are shown as changes."""
+    """Progress without notes about recorded hashes, which this task shows as changes."""
 
     def pinned(self, url: str, message: str) -> None:
         """Print nothing."""
@@ -145,7 +145,7 @@ def _show(cache: ProjectCache, update: RegistryUpdate, new_entries: list[Registr
 
 
 def _find_named_artifacts(project: Path) -> set[str]:
-    """Collect the local names of all URLs in the project's specs, and in those that its suites add."""
+    """Collect the local names of all URLs in the project's specs, and in further specs that its suites name."""
     folders = {project / "specs"}
     for suite in sorted((project / "suites").glob("*.toml")):
         folders.update(read_suite(suite).spec_dirs)
@@ -173,7 +173,7 @@ def _walk_strings(document: object) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class RegistryChange:
-    """A line of the registry before, None for a new one, and after, None for one that is dropped."""
+    """A line of the registry before and after the change; None before for a new line, None after for a dropped line."""
 
     name: str
     old_entry: RegistryEntry | None
@@ -191,7 +191,7 @@ class RegistryChange:
 
 @dataclass(frozen=True, slots=True)
 class RegistryUpdate:
-    """The new content of a registry; `foreign` are learnt hashes that the project does not name, and that stay."""
+    """The new content of a registry; `foreign` are recorded hashes that stay: the project does not name them."""
 
     entries: tuple[RegistryEntry, ...]
     changes: tuple[RegistryChange, ...]
@@ -210,7 +210,7 @@ def plan_registry_update(
 ) -> RegistryUpdate:
     """Compute the new content of a registry.
 
-    Learnt hashes outside of `used_names` stay where they are, and pins outside are dropped with `prune`; None has all.
+    Recorded hashes outside `used_names` are not moved, and `prune` drops pins outside of it; None means all names.
     """
     updates = {entry.name: entry for entry in new_entries}
     entries = dict(registry.entries)
@@ -240,9 +240,9 @@ def plan_registry_update(
 
 
 def format_locked_registry(old_text: str, path: Path, entries: Iterable[RegistryEntry]) -> str:
-    """Format a registry with other entries, sorted by name, and its comments.
+    """Format a registry with new entries, sorted by name, and the old comments.
 
-    Those at the top and at the end stay there, all others above the entry that they precede.
+    Comments at the top and at the end stay there; all other comments stay above the entry that follows them.
     """
 
     def is_entry(line: str) -> bool:
@@ -264,7 +264,7 @@ def format_locked_registry(old_text: str, path: Path, entries: Iterable[Registry
 
 
 def write_registry(path: Path, entries: Iterable[RegistryEntry]) -> None:
-    """Rewrite a registry's file in one step, if that changes anything. The caller holds its lock."""
+    """Rewrite a registry's file atomically, if it changes; the caller holds its lock."""
     old_text = path.read_text(encoding="utf-8") if path.exists() else ""
     new_text = format_locked_registry(old_text, path, entries)
     if new_text != old_text:

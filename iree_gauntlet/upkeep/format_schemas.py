@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.upkeep.upkeep_requests import SchemaRequest
 
 
-# Editors' language servers support all of this draft.
+# The newest draft that editors' language servers support completely.
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 _NULL = {"type": "null"}
 _SCHEMA_FIELD = {"description": "Schema of this file for editors; nothing else reads it.", "type": "string"}
@@ -132,7 +132,7 @@ def _simplify(node: Any) -> Any:
 
 
 def _without_null(node: Any) -> Any:
-    """Remove null from a schema of TOML, which has none, so that editors report optional fields' real problems."""
+    """Remove null, which TOML lacks, from a schema, so that editors report the real problems of optional fields."""
     if isinstance(node, list):
         return [_without_null(child) for child in node]
     if not isinstance(node, dict):
@@ -142,7 +142,7 @@ def _without_null(node: Any) -> Any:
     if variants and _NULL in variants:
         rest = [variant for variant in variants if variant != _NULL]
         del result["anyOf"]
-        # Readers ignore the keys next to a `$ref`.
+        # Readers ignore keys next to a `$ref`, so it is wrapped in an `allOf`.
         is_single = len(rest) == 1
         result |= rest[0] if is_single and "$ref" not in rest[0] else {"allOf" if is_single else "anyOf": rest}
     return result

@@ -1,4 +1,4 @@
-"""The tasks about expected outputs: `golden.record`, and `golden.sensitivity`, which measures what they can detect."""
+"""The tasks `golden.record` for expected outputs, and `golden.sensitivity` for the errors that these can detect."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _choose_cases(request: RunRequest) -> Iterator[tuple[list[tuple[Case, Spec]]
             sys.stdout.write(f"{case.origin.file}: skipped: {find_recording_obstacle(case)}\n")
     specs = {spec.name: spec for spec in selection.specs}
     if not recordable_cases and cases[0].origin.file not in specs:
-        # Operators and suites of ONNX models have no outputs in specs.
+        # Cases of operator suites and suites of ONNX models have no specs with outputs.
         raise UsageError(
             f"{cases[0].origin.file}: {find_recording_obstacle(cases[0])}", "Name models of sharktank or torch specs."
         )

@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 
 _MAX_HINTS = 20
 _MAX_LISTED_NAMES = 5
-# `compare`'s metric for each series that it measures in rounds; a figure without noise needs no comparison.
+# The metric of `compare` for each series that it measures in rounds; figures without noise need no comparison.
 _METRICS = {name: figure.row.metric for name, figure in TRENDS.items() if figure.is_compared_in_rounds}
 
 
@@ -213,11 +213,11 @@ def _parse_day(text: str, option: str) -> date:
 
 
 def confirm(request: ConfirmRequest, presenter: Reporter, machines: ComparingMachines | None = None) -> ExitCode:
-    """Measure the two IREEs of a step in turns, record the result with the step, and print the next bisect command."""
+    """Measure the two IREEs of a step alternately, record the result, and print the next bisect command."""
     regressions = [loss for loss in _judge_history(request).regressions if loss.kind is FindingKind.REGRESSION]
     if not regressions:
         raise NothingSelectedError("nothing that matches got worse", "`history.check` shows all that changed.")
-    # The choice is the surest loss without a confirmation; if possible, one that can be measured.
+    # Choose the most certain regression without a confirmation, preferably one that can be measured.
     finding = min(
         regressions,
         key=lambda loss: (loss.same_iree, bool(loss.confirmed), loss.key.figure not in _METRICS, loss.p_value or 0.0),
@@ -254,7 +254,7 @@ def _measure(
     machines: ComparingMachines | None,
 ) -> ExitCode:
     """Compare the two IREEs, and add the result to the history."""
-    # This import loads the engine, which no other of these tasks needs.
+    # This import loads the engine, which the other history tasks do not need.
     from iree_gauntlet.experiments.compare import compare  # noqa: PLC0415
 
     key, start_time = finding.key, datetime.now(UTC)
@@ -290,7 +290,7 @@ def _measure(
 
 
 def check(request: CheckRequest, *, as_json: bool) -> ExitCode:
-    """Print the changes; return a failure if a regression is not won back."""
+    """Print the changes; return a failure if a regression has not recovered."""
     outcome = _judge_history(request)
     if request.since:
         day = _parse_day(request.since, "--since")
@@ -323,7 +323,7 @@ def show(request: SeriesRequest, *, as_json: bool) -> ExitCode:
 
 
 def page(request: PageRequest) -> ExitCode:
-    """Write the page of a history; it carries over the record of changes that a replaced page has shown."""
+    """Write the page of a history; a replaced page's record of changes already shown is kept."""
     outcome = _judge_history(request)
     file = Path(request.output or "history.html")
     try:

@@ -1,7 +1,7 @@
-"""Inputs for a user's ONNX model: those of the user, or ones that its operators accept.
+"""Inputs for a user's ONNX model: the user's own inputs, or chosen inputs that the model's operators accept.
 
-Chosen floats are noise; integers are what the operators that use them take for an index, a size or an axis. Several
-sets are made, the likeliest first; a reference shows which of them the model runs on.
+Chosen floats are noise; chosen integers are valid indices, sizes or axes of the operators that use them. Several sets
+are made, the likeliest first; a reference shows on which of them the model runs.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 _MAX_VALUES = 64
-# These sizes are tried for those that a file leaves open, in this order: a mean over one value tests nothing, nor does
-# a batch of one test how a model separates its items.
+# The sizes to try, in order, for sizes that a file leaves open. Size 1 is not first: a mean over one value tests
+# nothing. The batch is not 1, which would not test how a model separates the batch's items.
 _TRIED_SIZES = (8, 1, 2, 32, 64, 128, 224, 256)
 _BATCH_SIZE = 2
 _MAX_SETS = 60
@@ -57,13 +57,13 @@ _DOMAINS = {
     **{(name, place): (0.01, 0.1) for name in ("QLinearConv", "QLinearMatMul") for place in (1, 4, 6)},
     ("QuantizeLinear", 1): (0.01, 0.1),
 }
-# The same for integers, as half-open ranges: nothing is divided by zero, and nothing shifted out.
+# The same for integers, as half-open ranges that avoid division by zero and shifting all bits out.
 _INTEGER_DOMAINS = {("BitShift", 1): (0, 4), ("Div", 1): (1, 4), ("Mod", 1): (1, 4), ("Pow", 1): (0, 3)}
-# These ranges of floats are tried: noise first, then probabilities, then possible divisors.
+# The ranges of floats to try: first noise, then probabilities, then possible divisors.
 _FLOAT_RANGES = ((0.0, 0.0), (0.0, 1.0), (1.0, 2.0))
 _MAX_LITERAL_VALUES = 64
 NPY_MAGIC = b"\x93NUMPY"
-# The bits per value of types that no source generates: random bits are random values.
+# The bits per value of types that no source generates; their random values are made of random bits.
 _PACKED_BITS = {"i2": 2, "i4": 4, "f8E8M0FNU": 8}
 _SET_PREFIX = "test_data_set_"
 _DATA_HINT = "Expected input_0.pb, output_0.pb, …; .npy files of these names or the inputs' own; or .npz with them."
@@ -76,9 +76,9 @@ class InputChoice:
     Attributes:
         type: `1x3x48x192xf32`.
         source: `random://…`; empty if the values are literal.
-        values: the literal values, `2 12`; empty for those of a source.
-        content: the content of its own file; None if it needs none.
-        reason: empty for noise, and for an arbitrary choice.
+        values: the literal values, `2 12`; empty if the values come from a source.
+        content: the content of the input's own file; None if the input needs no file.
+        reason: the reason for this choice; empty for noise and for arbitrary choices.
     """
 
     name: str
@@ -91,12 +91,12 @@ class InputChoice:
 
     @property
     def suffix(self) -> str:
-        """The suffix of its file: `.npy`, or `.bin` for raw values of a type that NumPy does not have."""
+        """The suffix of the file: `.npy`, or `.bin` for raw values of a type that NumPy lacks."""
         return ".npy" if self.content is not None and self.content.startswith(NPY_MAGIC) else ".bin"
 
     @property
     def literal(self) -> str:
-        """The literal values, as iree-run-module takes them."""
+        """The literal values in the syntax of iree-run-module."""
         return f"{self.type}={self.values}"
 
     @property
@@ -104,7 +104,7 @@ class InputChoice:
         """The input of a benchmark: zeros, if the model runs on them."""
         if self.values:
             return self.literal
-        # The tool takes no bare type for a scalar, and takes bits in hexadecimal.
+        # The tool needs a value for a scalar, and bits in hexadecimal.
         scalar = "01" if self.type.rpartition("x")[2] in ("i1", *_PACKED_BITS) else "1"
         return self.type if "x" in self.type and self.zero else f"{self.type}={scalar}"
 
@@ -124,7 +124,7 @@ def generate_input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tup
         range(len(_FLOAT_RANGES) if any(tensor.is_float for tensor in inputs) else 1),
     )
     earlier_sets: set[tuple[InputChoice, ...]] = set()
-    # A model mostly fails for a single choice, and mostly for a size, so sets with few changes come first.
+    # Usually a single choice makes a model fail, mostly a size. So sets with few changes come first.
     for size_index, integer_way, float_way in sorted(ways, key=lambda way: (sum(map(bool, way)), *reversed(way))):
         choices = chooser.choose(inputs, shapes[size_index], integer_way, float_way)
         if choices not in earlier_sets:
@@ -135,7 +135,7 @@ def generate_input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tup
 
 
 def _choose_sizes(inputs: Sequence[OnnxInput], size: int, batch: int, growing: Sequence[OnnxInput]) -> dict[str, Sizes]:
-    """Choose the shapes of inputs of which some grow."""
+    """Choose the inputs' shapes; open sizes of the inputs in `growing` get the given size and batch."""
     batches = {tensor.open_sizes[0] for tensor in inputs if len(tensor.shape) > 1 and 0 in tensor.open_sizes}
     # Open sizes of the same name are equal.
     sizes = {name: batch if name in batches else size for tensor in growing for name in tensor.open_sizes.values()}
@@ -172,7 +172,7 @@ class _Chooser:
             way = float_way if tensor.is_float else integer_way
             required_choice = None
             if way == 0:
-                # The first way has the values that an operator requires.
+                # The first way uses values that an operator requires.
                 values, operator = next(_find_needed_values(self._users[tensor.name], shape, self._shapes), ((), ""))
                 required_choice = _give_values(tensor, shape, values, f"what {operator} needs") if len(values) else None
             choose = self._choose_floats if tensor.is_float else self._choose_integers
@@ -204,8 +204,8 @@ class _Chooser:
         if way == 0 and limits:
             high, reason = limits[0][0], f"below {limits[0][0]}, where {limits[0][1]} looks"
         high = max(min(high, 1 << (int(tensor.element_type[1:]) - 1)), low + 1)
-        # The values are raw, since a .npy's integers have a sign: those that a model passes on would have another type
-        # than computed ones.
+        # The values are raw, because integers of a .npy have a sign: a model that passes them on unchanged would
+        # return another type than for computed integers.
         type_text = _format_type(tensor, shape)
         array = parse_seeded(f"random://integers/{type_text}?seed={seed}&low={low}&high={high}").generate()
         if 0 < array.size <= _MAX_LITERAL_VALUES:
@@ -226,7 +226,7 @@ class _Chooser:
         return InputChoice(tensor.name, tensor_type, source, zero=low <= 0)
 
     def _choose_sizes_of_output(self, tensor: OnnxInput, shape: Sizes, *, last: bool) -> InputChoice | None:
-        """Choose the first or last sizes of an output, which composite operators take."""
+        """Choose the first or last sizes of an output as the input's values, which composite operators take."""
         count = math.prod(shape)
         sizes = next((sizes for sizes in self._outputs if len(sizes) >= count > 0), None)
         if sizes is None or len(shape) > 1:
@@ -244,7 +244,7 @@ def _give_values(tensor: OnnxInput, shape: Sizes, values: Sequence[float], reaso
 
 
 def _find_users(model: Any) -> dict[str, list[tuple[Any, int]]]:
-    """Find the operators that use each graph input, directly or through others, and the index of their input."""
+    """Find the operators that use each graph input, directly or through others, and the operators' input index."""
     direct: dict[str, list[tuple[Any, int]]] = {}
     for node in walk_nodes(model):
         for index, name in enumerate(node.input):
@@ -263,7 +263,7 @@ def _find_users(model: Any) -> dict[str, list[tuple[Any, int]]]:
 
 
 def _infer_shapes(model: Any) -> dict[str, Sizes]:
-    """Infer the shapes of values, if all their sizes are declared or follow from declared ones."""
+    """Infer the shapes of values whose sizes are all declared or follow from declared sizes."""
     import onnx  # noqa: PLC0415 - the model is of it
 
     # A model with unknown operators, or with mistakes, keeps its declared shapes.
@@ -314,7 +314,7 @@ class _Use:
         return _read_attribute(self.node, name, default)
 
     def axes(self) -> list[int]:
-        """Return the axes of its attribute; without one, as many of the data's in order."""
+        """Return the axes of the operator's attribute; without the attribute, the first axes of the data."""
         return next(
             (list(attribute.ints) for attribute in self.node.attribute if attribute.name == "axes"),
             list(range(self.count)),
@@ -324,7 +324,7 @@ class _Use:
 def _find_needed_values(
     users: Sequence[tuple[Any, int]], shape: Sizes, shapes: Mapping[str, Sizes]
 ) -> Iterator[tuple[Sequence[float], str]]:
-    """Yield values for an input, each with the type of the operator that needs them."""
+    """Yield possible values for an input, each with the type of the operator that needs these values."""
     count = math.prod(shape)
     for node, index in users:
         rule = _RULES.get((node.op_type, index)) or (
@@ -336,20 +336,20 @@ def _find_needed_values(
         try:
             values = rule(use)
         except (IndexError, ValueError, ZeroDivisionError):
-            # The shapes are unknown, or contradict each other.
+            # Skip operators whose shapes are unknown or contradict each other.
             continue
         if len(values) == count:
             yield values, node.op_type
 
 
 def _find_padded(use: _Use, count: int) -> list[int]:
-    """Return `count` axes, those along which the output's size differs from the data's first."""
+    """Return `count` axes, beginning with axes along which the sizes of output and data differ."""
     sizes = enumerate(zip(use.out, use.data, strict=True))
     return [axis for axis, _ in sorted(sizes, key=lambda entry: entry[1][0] == entry[1][1])][:count]
 
 
 def _choose_pads(use: _Use) -> Sequence[float]:
-    """Choose pads at the end only, or one at each side if the output's shape is open."""
+    """Choose pads at the end only, or a pad of one at each side if the output's shape is open."""
     if not use.out:
         return [1] * use.count
     axes = range(len(use.data)) if 2 * len(use.data) == use.count else _find_padded(use, use.count // 2)
@@ -385,7 +385,7 @@ _RULES: dict[tuple[str, int], Callable[[_Use], Sequence[float]]] = {
     ("AffineGrid", 1): lambda use: [use.out[0], 1, *use.out[1:-1]],
     ("CenterCropPad", 1): lambda use: [use.out[axis] for axis in use.axes()],
     ("Col2Im", 1): lambda use: use.out[2:],
-    # A block has its size in its last dimension.
+    # The block's size is in its last dimension.
     ("Col2Im", 2): lambda use: [*([1] * (use.count - 1)), use.data[1] // use.out[1]],
     **dict.fromkeys((("ConstantOfShape", 0), ("Expand", 1)), lambda use: use.out or [2] * use.count),
     **dict.fromkeys(
@@ -422,7 +422,7 @@ _RULES: dict[tuple[str, int], Callable[[_Use], Sequence[float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class InputData:
-    """The content of a folder for a program; outputs are all of them, in order, or none."""
+    """The content of a folder for a program; `outputs` has all outputs in order, or is empty."""
 
     inputs: tuple[InputChoice, ...]
     outputs: tuple[Array, ...]
@@ -432,8 +432,8 @@ class InputData:
 def read_data(path: Path, program: OnnxProgram) -> InputData:
     """Read the inputs of a program, by name or as `input_0`, …, and its expected outputs if there are any.
 
-    The path is a folder of tensor files, a folder with `test_data_set_0`, of which the first set is read, or an .npz
-    file.
+    The path is a folder of tensor files, a folder of sets `test_data_set_0`, … (of which the first is read), or an
+    .npz file.
     """
     if not path.exists():
         raise UsageError(f"--data {path}: no such folder", _DATA_HINT)
@@ -460,7 +460,7 @@ def read_data(path: Path, program: OnnxProgram) -> InputData:
 
 
 def _read_arrays(path: Path) -> dict[str, Array]:
-    """Read tensors by their names: those of files, or within an .npz file."""
+    """Read tensors by name: the names of files, or the names in an .npz file."""
     import onnx  # noqa: PLC0415 - the program was read with it
 
     files = (
@@ -478,7 +478,7 @@ def _read_arrays(path: Path) -> dict[str, Array]:
                 tensor = onnx.TensorProto()
                 tensor.ParseFromString(file.read_bytes())
                 arrays[file.stem] = onnx.numpy_helper.to_array(tensor)
-        # NumPy, zip and protobuf each have exceptions of their own.
+        # NumPy, zip and protobuf each have their own exceptions.
         except Exception as error:
             message = f"--data {file}: it is not a readable tensor: {str(error)[:200] or type(error).__name__}"
             raise UsageError(message, _DATA_HINT) from error
@@ -519,7 +519,7 @@ def _check_output(folder: Path, graph_output: Any, array: Array) -> Array:
 
 
 def make_file_content(array: Array) -> bytes:
-    """Return the content of an array's file: a .npy, or raw bytes if that would have another type than modules use."""
+    """Return the content of an array's file: a .npy, or raw bytes if a .npy's type would differ from modules' type."""
     if array.dtype.kind in "Viu":
         return pack_bytes(array)
     stream = io.BytesIO()

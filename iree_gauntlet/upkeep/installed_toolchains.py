@@ -45,7 +45,7 @@ _INSTALLABLE_KINDS = (ChoiceKind.RELEASE, ChoiceKind.RANGE, ChoiceKind.NIGHTLY, 
 
 
 def install(versions: Sequence[str], cache_dir: str, *, offline: bool) -> ExitCode:
-    """Install releases into the cache, each into its own environment; if one fails, those before it stay."""
+    """Install releases into the cache, each into its own environment; if one fails, earlier environments stay."""
     choices = [parse_choice(text, "toolchain.install") for text in _require_some(versions, "install")]
     for text, choice in zip(versions, choices, strict=True):
         if choice.kind not in _INSTALLABLE_KINDS:
@@ -62,7 +62,7 @@ def install(versions: Sequence[str], cache_dir: str, *, offline: bool) -> ExitCo
 
 
 def build(sources: Sequence[str], request: BuildRequest) -> ExitCode:
-    """Build checkouts of IREE, or commits of them, into the cache; if one does not build, those before it stay."""
+    """Build checkouts of IREE, or commits of them, into the cache; if one fails, earlier builds stay."""
     choices = []
     for text in _require_some(sources, "build"):
         choice = parse_choice(text if text.startswith("source:") else f"source:{text}", "toolchain.build")
@@ -87,7 +87,7 @@ def build(sources: Sequence[str], request: BuildRequest) -> ExitCode:
     for choice in choices:
         result = builds.provide(choice, parts)
         sys.stdout.write(f"{choice.text}: {result.path} ({format_bytes(result.bytes)}, {', '.join(result.parts)})\n")
-        # Options of the settings apply to every command, but those of this one need the build's path.
+        # Later commands know options of the settings, but not this command's options: name the build by its path.
         choice_text = f"build:{result.path}" if options else choice.text
         sys.stdout.write(f"  use it: --iree{'-runtime' if request.runtime_only else ''} {shlex.quote(choice_text)}\n")
         sys.stdout.flush()
@@ -170,12 +170,12 @@ def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
 
 
 def remove(versions: Sequence[str], cache_dir: str) -> ExitCode:
-    """Delete environments and builds of the cache, but none that a running process uses."""
+    """Delete environments and builds of the cache, except those that a running process uses."""
     store = _open_store(cache_dir, offline=True)
     chosen_paths = [_find_removable(name, store) for name in _require_some(versions, "remove")]
     for path, label, size in chosen_paths:
         if path in store.builds.work_folders():
-            # No process runs a work folder's content; only a build in it prevents the removal.
+            # Only a running build prevents the removal: no process uses the content of a work folder.
             store.builds.remove_work(path)
         else:
             folder = path.parents[1]
@@ -194,7 +194,7 @@ def remove(versions: Sequence[str], cache_dir: str) -> ExitCode:
 
 
 def _open_store(cache_dir: str, *, offline: bool) -> ToolchainLocations:
-    """Open the folder of toolchains: that of all projects, or of the cache that is given."""
+    """Open the folder of toolchains: the folder of the given cache, or else the folder of all projects."""
     configuration = read_configuration(find_project_folder(), os.environ)
     folder = find_cache_folder(cache_dir) / "toolchains" if cache_dir else find_toolchains_folder()
     return open_toolchain_locations(cache_dir, configuration, folder, offline=offline)
@@ -238,7 +238,7 @@ def _find_removable(name: str, store: ToolchainLocations) -> tuple[Path, str, in
 
 
 def _measure_folder(path: Path) -> int:
-    """Return the total size of its files; those that vanish meanwhile do not count."""
+    """Return the total size of a folder's files; files that vanish meanwhile do not count."""
     total_bytes = 0
     for folder, _, names in os.walk(path):
         for name in names:
@@ -256,7 +256,7 @@ def _make_title(environment: Environment) -> str:
 
 
 def format_version(part: Part, digits: int | None = None) -> str:
-    """Format the release, its own version if that differs, and the commit, of which `digits` are shown."""
+    """Format the release, the reported version if it differs, and the first `digits` digits of the commit."""
     own_version = "" if part.version == part.release else f" ({part.version})"
     return f"{part.release}{own_version}{f' @ {part.commit[:digits]}' if part.commit else ', commit unknown'}"
 

@@ -43,7 +43,7 @@ _KEYED_GOLDENS = ("golden_time_tolerance_multiplier", *SHARKTANK_GOLDENS)
 
 
 def list_case_warnings(case: Case, store: ArtifactStore) -> Iterator[Problem]:
-    """Report expected outputs of something else, a device that no IREE has, sizes that do not fit each other."""
+    """Report expected outputs of other models, devices that no IREE has, and sizes that do not match each other."""
     is_torch = case.dialect.startswith("torch")
     if case.kind is Kind.QUALITY and case.expected_outputs:
         hint = f"`gauntlet golden.record --model {case.model}` records its outputs again."
@@ -61,8 +61,8 @@ def list_case_warnings(case: Case, store: ArtifactStore) -> Iterator[Problem]:
         message = f"IREE has no driver {driver!r}{did_you_mean(driver, DRIVERS)}"
         hint = "Ignore this if a plugin provides it."
         yield make_field_problem(case.origin.file, "run_args" if is_torch else "device", message, hint)
-    # Inputs must have the sizes that an ONNX program is imported with. Only written types are checked, as those of a
-    # file are unknown.
+    # Inputs must have the sizes with which an ONNX program is imported. Only types that the spec names are checked;
+    # types of files are unknown.
     options = case.modules[0].program.onnx if len(case.modules) == 1 else None
     types = [_TYPE.match(item.value or item.url) for item in case.inputs]
     shapes = [tuple(map(int, type_match[1].split("x")[:-1])) for type_match in types if type_match]
@@ -73,7 +73,7 @@ def list_case_warnings(case: Case, store: ArtifactStore) -> Iterator[Problem]:
 
 
 def list_unreadable_arrays(case: Case) -> Iterator[Problem]:
-    """Report the .npy files of a case that their reader rejects: IREE's tool, or NumPy if that compares."""
+    """Report the .npy files of a case that IREE's tool cannot read (or NumPy, if NumPy compares the outputs)."""
     by_numpy = {item.url for item in case.expected_outputs} if case.allclose is not None else set()
     for field, url in list_urls(case):
         path = Path(get_url_path(url))
@@ -90,7 +90,7 @@ def list_unreadable_arrays(case: Case) -> Iterator[Problem]:
 
 
 def list_project_problems() -> tuple[list[Problem], list[Problem]]:
-    """List the problems that make files of the project unusable, and their entries without effect."""
+    """List the problems that make files of the project unusable, and entries of these files without effect."""
     project = format_path(find_project_folder())
     problems: list[Problem] = []
     doubtful: list[Problem] = []

@@ -32,7 +32,7 @@ _ELEMENT_TYPES = {
     "FLOAT8E5M2FNUZ": "f8E5M2FNUZ",
     "FLOAT8E8M0": "f8E8M0FNU",
 }
-# This size replaces one that the file leaves open.
+# The size in place of a size that the file leaves open.
 _DEFAULT_SIZE = 1
 # IREE imports older opsets only in part.
 _MIN_OPSET = 17
@@ -51,7 +51,7 @@ _HINTS[".mlirbc"] = _HINTS[".mlir"]
 
 @dataclass(frozen=True, slots=True)
 class OnnxInput:
-    """An input of a program; `open_sizes` are names of the sizes to be chosen, by their axes, from 0 on."""
+    """An input of a program; `open_sizes` has the names of sizes to choose, by axis, counted from 0."""
 
     name: str
     shape: tuple[int, ...]
@@ -67,7 +67,7 @@ class OnnxInput:
 
 @dataclass(frozen=True, slots=True)
 class OnnxProgram:
-    """An ONNX file; `model` is of `onnx.load`, without the weights in files of `data`."""
+    """An ONNX file; `model` is the result of `onnx.load` without the weights, which are in the files `data`."""
 
     path: Path
     name: str
@@ -80,7 +80,7 @@ class OnnxProgram:
     model: Any
 
     def onnx_import(self, types: Iterable[str]) -> dict[str, Any]:
-        """Return the import's options for inputs of these types: open sizes, and a newer opset for one too old."""
+        """Return the import's options for inputs of these types: the open sizes, and a newer opset if it is too old."""
         shapes = {
             tensor.name: [int(size) for size in text.split("x")[:-1]]
             for tensor, text in zip(self.inputs, types, strict=True)
@@ -93,7 +93,7 @@ def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] 
     """Read an ONNX file for its spec, without its weights.
 
     Raises:
-        UsageError: it cannot be read, has inputs that are no tensors, or none of such a name and shape.
+        UsageError: the file cannot be read, has inputs that are not tensors, or lacks an input named in `shapes`.
     """
     try:
         import onnx  # noqa: PLC0415 - of the importer's extra
@@ -109,7 +109,7 @@ def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] 
     )
     try:
         model = onnx.load(str(path), load_external_data=False)
-    # The exceptions of protobuf have several names.
+    # Protobuf raises different exceptions in different versions.
     except Exception as error:
         raise UsageError(f"--program {path} is not an ONNX file, or damaged", hint) from error
     graph = model.graph
@@ -168,7 +168,7 @@ def _read_input(path: Path, value: Any, get_name: Any, given_shape: tuple[int, .
 
 
 def _has_f64(model: Any) -> bool:
-    """Return True if a value or a weight is f64, or is cast to it."""
+    """Return True if a value or a weight is f64, or is cast to f64."""
     from onnx import TensorProto  # noqa: PLC0415 - the caller has it
 
     graph = model.graph

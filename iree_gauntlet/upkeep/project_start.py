@@ -55,15 +55,15 @@ REGRESSIONS, BENCHMARKS = Path("specs", "regression_tests"), Path("specs", "benc
 SPEC = "model_cpu"
 _KEEP_F64 = "--iree-input-demote-f64-to-f32=false"
 _TEMPLATE = Path(__file__).with_name("new_project")
-# In the template, git would apply a file of the real name to this repository.
+# The template has other names for these files, because git would apply the real names to this repository.
 _DOTFILES = {"gitignore": ".gitignore"}
 _EXAMPLE = "example"
 _SCHEMAS = ".schemas"
 _WORKFLOW = Path(".github", "workflows", "gauntlet.yml")
-# The workflow's template has this as the package that it installs.
+# The package that the workflow's template installs.
 _PACKAGE = b'"iree-gauntlet[iree]"'
 _MAX_SHOWN_ATTEMPTS = 5
-# These are descriptions of specs by their inputs.
+# The spec's `description`, by where its inputs come from.
 _NOISE_NOTE = "Inputs are random: choose some that are meaningful for the model."
 _DATA_NOTE = "Inputs are those of `init --data`."
 _REQUIREMENT = "iree-gauntlet[iree]"
@@ -71,7 +71,7 @@ _GIT_SECONDS = 10.0
 
 
 def init(request: InitRequest) -> ExitCode:
-    """Create a project, or add a model to one; existing files stay unchanged, unless they are to be written anew."""
+    """Create a project, or add a model to a project; existing files stay unchanged, unless overwriting is requested."""
     # Inside a project, the default is its top folder.
     folder = Path(request.folder) if request.folder else format_path(find_project_folder())
     if folder.exists() and not folder.is_dir():
@@ -258,8 +258,8 @@ class InputSet:
     """The inputs of a program.
 
     Attributes:
-        runs: True if a reference ran the program on these; None if none was asked.
-        result: its result (`run_onnx`); None if it did not run.
+        runs: True if a reference ran the program on these inputs; None: no reference was run; False: it failed.
+        result: the reference's result (`run_onnx`); None if it did not run.
     """
 
     choices: tuple[InputChoice, ...]
@@ -269,7 +269,7 @@ class InputSet:
 
 
 def _choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> InputSet:
-    """Choose the first inputs that a reference can run the program on; without any or a reference, the likeliest."""
+    """Choose the first inputs that a reference can run; if none works, or there is no reference, the likeliest."""
     sets = list(generate_input_sets(program.inputs, program.model))
     if workers is None:
         return InputSet(sets[0])
@@ -330,7 +330,7 @@ def _check_outputs(
 
 
 def _read_back(output: ModelOutput, other_array: NDArray[Any]) -> NDArray[Any]:
-    """Read an output of a worker as an array of another's type."""
+    """Read an output of a worker as an array with `other_array`'s dtype and shape."""
     content = output.file.read_bytes()
     if pack_bytes(other_array) == content:
         return other_array
@@ -374,7 +374,7 @@ def _list_model_files(
             entries.append(
                 {"source": f"{SPEC}/output_{index}.bin", "value": format_tensor_type(f"output_{index}", array)}
             )
-    # The known outputs come from another program, so they may differ.
+    # The known outputs come from another tool, so they may differ.
     by_type: dict[str, list[NDArray[Any]]] = {}
     for array in outputs:
         by_type.setdefault(ELEMENT_TYPES[array.dtype.name], []).append(array)
@@ -455,7 +455,7 @@ def _without_secrets(url: str) -> str:
 
 
 class FileTransaction:
-    """Files that are written together: all of them stay, or those that existed before."""
+    """Files that are written together: all are written, or everything is restored."""
 
     def __init__(self) -> None:
         self._backups: list[tuple[Path, Path | None]] = []
@@ -491,7 +491,7 @@ class FileTransaction:
 
 
 def _find_free_name(path: Path) -> Path:
-    """Find an unused name next to a path: a killed command has left its backup, which may be the only copy."""
+    """Find an unused name next to a path; never overwrite an old backup: after a kill it may be the only copy."""
     names = (path.with_name(f".{path.name}.before{number or ''}") for number in itertools.count())
     return next(name for name in names if not os.path.lexists(name))
 
@@ -505,7 +505,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def open_file_transaction() -> Iterator[FileTransaction]:
-    """Yield files whose changes stay if the block ends well, and are undone otherwise."""
+    """Yield a transaction; its changes are kept if the block succeeds, and undone otherwise."""
     writing = FileTransaction()
     try:
         yield writing

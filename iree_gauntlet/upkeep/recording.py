@@ -1,6 +1,6 @@
 """Recording of expected outputs: runs a model's published ONNX file with a reference, and writes them next to its spec.
 
-The programs that run ONNX models are processes of their own, which may crash or hang.
+ONNX models are run in separate processes, because they may crash or hang.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _TIMEOUT_SECONDS = 1800.0
 _REJECTED_EXIT_CODE = 2
 # Errors above this fraction of an output's largest value should be detected.
 _MAX_BLIND_FRACTION = 0.01
-# Slices of fewer values, and axes of more slices, are no evidence of what a model computes.
+# Slices with fewer values, and axes with more slices, do not show what a model computes.
 _MIN_SLICE_VALUES, _MAX_SLICES = 8, 4096
-# The types of outputs that a .npy file can have; iree-run-module reads its integers as signed, which equal no output
-# that a module computes.
+# The types of outputs that are saved as .npy. iree-run-module reads integers of a .npy as signed, which never equal a
+# module's computed outputs.
 _NPY_TYPES = ("f16", "f32", "f64", "i1")
 _LARGE_BYTES = 1_000_000
 _QUANT_OPS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinear", "ConvInteger", "MatMulInteger")
@@ -107,12 +107,12 @@ class ModelOutput(Recorded):
 
     Attributes:
         type: IREE's type.
-        file: its raw values.
+        file: the file of the raw values.
         dtype: NumPy's type.
         least, most: the range of its finite values; None without any.
         differs: True if it differs from run to run.
         optimised, other: the difference of onnxruntime with optimisations, and of the other reference, if above the
-            allowed one; None if not, or if they were not run; -1 for an infinite difference.
+            tolerance; None if within it or not run; -1 for an infinite difference.
         input: the index of the input that is passed through; None for a computed output.
     """
 
@@ -208,7 +208,7 @@ class OutputFile:
 
     Attributes:
         source: its name in the spec.
-        value: its tensor type if the file lacks it (raw values), else empty.
+        value: the tensor type for a file of raw values, which lacks it; otherwise empty.
     """
 
     path: Path
@@ -528,7 +528,7 @@ def find_output_folder(case: Case, spec: Spec) -> Path:
     """Find the folder of a spec's outputs, or the one named after the spec.
 
     Raises:
-        UsageError: its outputs are no files of its own, or are in several folders or outside of the specs.
+        UsageError: outputs are not the spec's own files, or are in several folders or outside of the specs.
     """
     default_folder = spec.path.with_suffix("")
     hint = f"Remove them from the spec to have outputs recorded in {default_folder.name}/."
@@ -553,7 +553,7 @@ def find_output_folder(case: Case, spec: Spec) -> Path:
 
 
 def _find_blind_spot(output: ModelOutput, limits: Mapping[str, float]) -> tuple[str, bool]:
-    """Find the worst error that the tolerances, by element type, would accept in an output; empty for none.
+    """Find the worst error in an output that the tolerances (by element type) would accept; empty for none.
 
     Also return True if all zeros would pass.
     """

@@ -77,14 +77,14 @@ class FileChange:
     def diff(self) -> str:
         """Return the diff in the form that `git apply` takes; empty without changes."""
         name = format_path(resolve_links(self.path)).as_posix() if self.path.is_absolute() else self.path.as_posix()
-        # Only \n ends a line: `splitlines` splits also where no other program does, such as at U+2028.
+        # Split only at \n: `splitlines` also splits at characters where other programs do not, such as U+2028.
         old_lines, new_lines = (list(io.StringIO(text, newline="\n")) for text in (self.old_text, self.new_text))
         lines = difflib.unified_diff(old_lines, new_lines, f"a/{name}", f"b/{name}")
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def emit_changes(changes: Sequence[FileChange], output: str, *, write: bool) -> None:
-    """Print changes as a diff on standard output, save it, or apply them; messages about it go to standard error."""
+    """Print changes as a diff on standard output, save the diff, or apply it; messages go to standard error."""
     changes = [change for change in changes if change.old_text != change.new_text]
     if not changes:
         sys.stderr.write("nothing to change\n")
@@ -135,7 +135,7 @@ def show(request: SelectionRequest, options: GoldenShowRequest) -> ExitCode:
 
 
 def _collect_goldens(selection: Selection, request: SelectionRequest) -> list[tuple[str, Golden]]:
-    """Collect pairs of chain and golden, each once, in the selection's order; of all SKUs unless one was selected."""
+    """Collect distinct pairs of chain and golden, in the selection's order, for the selected SKU or all SKUs."""
     selections = [selection]
     if not any(target.sku for target in selection.targets):
         files = {case.origin.file for case in selection.cases.cases}
@@ -161,7 +161,7 @@ def _read_records(folder: Path, last: int) -> Iterator[JournalRecord]:
     """Read the journals of the newest runs, the newest first; a session over several releases has one for each."""
     paths = [*folder.glob(f"*/{JOURNAL}"), *folder.glob(f"*/*/{JOURNAL}")]
     paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    # An empty or unreadable journal may be a run's.
+    # An empty or unreadable journal may belong to a run, so it counts as one.
     runs = (path for path in paths if (kind := read_kind(path)) is None or kind.is_run)
     for path in itertools.islice(runs, last):
         try:
@@ -330,7 +330,7 @@ def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
 
 
 def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Sequence[Proposal]) -> None:
-    """Require that all counts and sizes of a file, which share one release, move together or not at all."""
+    """Require that either all counts and sizes of a file change, or none: they share one release."""
     fields = {name for figure in GOLDEN_FIGURES for name in (figure.golden.sharktank, figure.golden.torch)}
     written_fields = set()
     for name, value in document.items():

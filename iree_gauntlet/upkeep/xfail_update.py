@@ -70,7 +70,7 @@ class NewFailure:
 def update(options: XfailUpdateRequest, request: RunRequest) -> ExitCode:
     """Print, and with `write` apply, the expected failures that a run supports.
 
-    Those of operator suites are in their configs, all others in the suite.
+    Expected failures of operator suites are in their configs; all others are in the suite.
     """
     run = _read_run(find_named_run(options.run, "--run") if options.run else find_newest_run(find_runs_folder()))
     if get_state(run.record) != "complete":
@@ -83,7 +83,7 @@ def update(options: XfailUpdateRequest, request: RunRequest) -> ExitCode:
         suite_name = defaults.suite
     suite = find_suite(suite_name) if suite_name else None
     if run.is_of_operators:
-        # Every case runs by itself, without batches and shards, as it is judged by itself.
+        # Cases are judged one by one, so each case runs separately, without batches and shards.
         rerun_options = {**run_options.options, "batch": 0, "shard": "", "shard_costs": ""}
         request = replace(request, defaults=defaults, stages=run_options.stages or ()).with_resumed_options(
             rerun_options
@@ -163,7 +163,7 @@ def _judge_entry(entry: ExpectedFailure, run: _Run) -> bool:
 
 
 def _find_new_failures(run: _Run, entries: Sequence[ExpectedFailure]) -> list[NewFailure]:
-    """Find the failures that an expectation has to be added or changed for, and print the decisions."""
+    """Find the failures for which an expectation must be added or changed, and print the decisions."""
     new_failures: dict[tuple[str, Stage], NewFailure] = {}
     for step in run.steps:
         result = run.record.results.get(step.id)
@@ -315,7 +315,7 @@ def _rerun_candidates(
     stable_candidates = {}
     for chain, results in results_by_chain.items():
         if len(results) <= count:
-            # It belongs to another machine's part of a merged run, or to a target that this machine lacks.
+            # The case ran on another machine of a merged run, or its target does not exist on this machine.
             name = candidates[chain].config_entry.config.name
             sys.stderr.write(
                 f"left out {chain}: it cannot be run again on this machine; --rerun 0 trusts the run  [{name}]\n"
@@ -335,7 +335,7 @@ def _run_again(run: _Run, chains: Collection[str], request: RunRequest, *, force
     from iree_gauntlet.experiments import run as execute  # noqa: PLC0415
     from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
 
-    # The folder is inside the run's, so that the run stays the newest one.
+    # The folder is inside the run's folder, so that the rerun does not become the newest run.
     folder = find_free_folder(resolve_links(run.folder) / "again" / "1")
     request = replace(
         request,
@@ -362,7 +362,7 @@ class CaseResult:
 
     Attributes:
         stage: the stage that failed, `compile` or `run`; empty for none.
-        obstacle: the reason that it cannot be judged; empty for none.
+        obstacle: the reason why the case cannot be judged; empty for none.
     """
 
     stage: str = ""
