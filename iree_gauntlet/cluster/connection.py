@@ -379,7 +379,7 @@ class DaskLink:
         self._restarting: set[str] = set()
         # Workers whose last heartbeat is not answered yet.
         self._silent_addresses: set[str] = set()
-        # How often each worker has restarted the run.
+        # The number of times that each worker has restarted the run.
         self._start_counts: Counter[str] = Counter()
         self._resources: dict[str, WorkerResources] = {}
         self._futures: dict[tuple[str, str], Future] = {}

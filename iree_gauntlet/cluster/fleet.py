@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.scheduler import ReadyQueue
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.steps import Step
-# How often a step is repeated after losing its worker.
+# The number of times a step is repeated after losing its worker.
 _MAX_RETRIES = 2
 # A killed worker returns within seconds, and a rebooting host within minutes.
 _WORKER_TIMEOUT_SECONDS = 120.0

@@ -99,7 +99,7 @@ class CompleteFolder(Recorded):
     def update_last_use(self) -> None:
         """Record a use of the folder, if the last record is older than a minute."""
         if time.time() - self.last_use > _USE_UPDATE_SECONDS:
-            with suppress(PermissionError):  # A folder that is read-only or another user's can be used, too.
+            with suppress(PermissionError):  # A read-only folder, or another user's, can still be used.
                 os.utime(self.path / self.seal_name)
 
 

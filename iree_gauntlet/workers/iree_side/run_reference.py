@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
-# Upstream makes inputs of these integer types.
+# The integer types for which upstream makes inputs.
 _INTEGERS = {"int32": np.int32, "int64": np.int64}
 
 
