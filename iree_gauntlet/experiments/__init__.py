@@ -1,1 +1,1 @@
-"""Experiments: which subjects on which variants, in which order, judged how."""
+"""Experiments: each chooses the subjects, variants and order of measurements, and judges the results."""

@@ -1,8 +1,8 @@
 """The `bisect` task: in which release, nightly or build did a metric change?
 
-For times, each candidate is compared with the good end in interleaved rounds, as in `compare`, until it is clear which
-end it resembles; `measuring/statistics/bisection.py` has the rule, and the reason why the whole search keeps its
-false-alarm rate.
+For times, each candidate is compared with the good end in interleaved rounds, as in `compare`, until the candidate
+clearly resembles one of the ends. `measuring/statistics/bisection.py` has the rule for this decision, and explains why
+the whole search keeps its false-alarm rate.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def bisect(bisect_request: BisectRequest, request: RunRequest, presenter: Report
         question = resume_question(
             outcome.opening, parse_request(BisectRequest, kept_options), request.with_resumed_options(kept_options)
         )
-        # Candidates that could not be measured are tried again.
+        # Candidates without a value are tried again.
         previous_results = {label: result for label, result in outcome.results.items() if result.value is not None}
     else:
         question = make_question(bisect_request, request)
@@ -120,7 +120,7 @@ def bisect(bisect_request: BisectRequest, request: RunRequest, presenter: Report
         if question.request.bundle:
             keep_bundle(question.request.bundle, experiment.folder)
         else:
-            # The model's files are fetched before any candidate: a failing download is no candidate's fault.
+            # Fetch the model's files before any candidate runs: no candidate may be blamed for a failed download.
             run_dir = find_free_folder(experiment.folder / _FETCH_FOLDER)
             setup = question.setup.within(run_dir, stages=(Stage.FETCH,))
             code = run(setup, presenter.with_stream(sys.stderr), brief=True).exit_code
@@ -163,7 +163,7 @@ def _judge(
 
 @dataclass(slots=True)
 class BisectSearch:
-    """A running search; `results` has the candidates that this bisect and earlier parts of it have judged, by label."""
+    """A running search; `results` has the judged candidates by label, with those of a resumed bisect's earlier part."""
 
     question: Question
     judge: ExactJudge | RoundsJudge
@@ -212,7 +212,7 @@ class BisectSearch:
         return ExitCode.OK, ""
 
     def _narrow(self) -> None:
-        """Try candidates until the change is between two of them, or none is left that could help."""
+        """Try candidates until the change lies between two neighbours, or until no useful candidate is left."""
         while (index := self._choose_next()) is not None:
             candidate, state = self.question.row[index], self._state
             if state.untried:
@@ -230,7 +230,7 @@ class BisectSearch:
                 self.say(f"{candidate.label}: {join_lines(result.text)}: {result.verdict_text}{suffix}")
 
     def _refine(self, source: str) -> None:
-        """Search between the two candidates of the change: first nightlies between releases, then commits."""
+        """Search between the two candidates around the change: first nightlies between releases, then commits."""
         place = self.question.place
         if not self._state.between:
             self._search_among(list_nightlies_inside(*self._change_pair, place, self.say))
@@ -253,7 +253,7 @@ class BisectSearch:
         return row[state.last_old], row[state.first_new]
 
     def _search_among(self, inside: Sequence[Candidate]) -> None:
-        """Insert candidates between the two of the change, and search among them."""
+        """Insert candidates between the two around the change, and search among the inserted ones."""
         if not inside:
             return
         row, state = self.question.row, self._state
@@ -277,7 +277,7 @@ class BisectSearch:
         state, question, max_comparisons = self._state, self.question, self.judge.max_comparisons
         count = sum(result.value is not None for label, result in self.results.items() if label != question.good.label)
         if max_comparisons is not None and count >= max_comparisons:
-            # One more comparison could cost the stated confidence.
+            # With one more comparison, the stated confidence would no longer hold.
             return None
         if state.next is not None or not self.try_all:
             has_commits = question.request.source or question.request.into
@@ -303,7 +303,7 @@ class BisectSearch:
 
 
 class BlockSource:
-    """Measures blocks of the good end and of candidates; a run per candidate compiles and checks it first."""
+    """Measures blocks of the good end and of candidates; before, a run per candidate compiles and checks the model."""
 
     def __init__(
         self, question: Question, session: Session[Any], evidence: dict[str, PairSamples], presenter: Reporter
@@ -323,7 +323,7 @@ class BlockSource:
         """Compile with a candidate, and check its numbers.
 
         Raises:
-            GauntletError: the good end, which could be measured before, cannot be measured now.
+            GauntletError: the good end cannot be measured any more.
         """
         result, good = self._prepare(candidate), self._question.good
         if good.label not in {*self._sides, candidate.label}:
@@ -333,7 +333,7 @@ class BlockSource:
         return result
 
     def measure_blocks(self, candidate: Candidate, count: int) -> Sequence[Block]:
-        """Measure more blocks, the good end as A and the candidate as B; fewer if the time is up or one fails."""
+        """Measure `count` blocks, the good end as A and the candidate as B; fewer if time runs out or a block fails."""
         pair = self._make_pair(candidate)
         evidence = self._evidence.setdefault(pair.chain, PairSamples())
         # Waiting for other runs does not count as measuring time.
@@ -360,7 +360,7 @@ class BlockSource:
         return blocks
 
     def measure_spec_way(self, candidate: Candidate) -> Comparison | None:
-        """Compare the candidate with the good end in the spec's own way; None if that is how it was measured anyway."""
+        """Compare the candidate with the good end in the spec's own way; None if its blocks already ran that way."""
         pair = self._make_pair(candidate)
         evidence = self._evidence.setdefault(pair.chain, PairSamples())
         self._progress.status(f"{pair.chain}: rounds run as in its spec")
@@ -371,7 +371,7 @@ class BlockSource:
         return time.monotonic() - self._taker.wait_seconds
 
     def find_problem(self, candidate: Candidate) -> str:
-        """Return the reason if a candidate's blocks are no evidence, or an empty string."""
+        """Return why a candidate's blocks are no evidence, or an empty string if they are."""
         evidence = self._evidence.get(self._make_name(candidate), PairSamples())
         if evidence.failure:
             return evidence.failure
@@ -384,7 +384,7 @@ class BlockSource:
         return ""
 
     def _make_name(self, candidate: Candidate) -> str:
-        """Name a candidate's pair; the name also seeds its random order, so that candidates have different ones."""
+        """Name a candidate's pair; the name also seeds the random order of sides, which so differs by candidate."""
         return f"{self._question.chain} with {candidate.label}"
 
     def _make_pair(self, candidate: Candidate) -> Pair:
@@ -413,14 +413,14 @@ class BlockSource:
 class RoundsJudge:
     """Judges by times.
 
-    The chance `alpha` of a wrong search by noise is divided evenly among the possible `comparisons`, that of the ends
-    included; each has at most `max_blocks`.
+    `alpha` is the chance that noise misleads the whole search. It is divided evenly among the `comparisons` that are
+    possible, including the one of the two ends. Each comparison has at most `max_blocks` blocks.
     """
 
     def __init__(self, source: BlockSource, comparisons: int, alpha: float, max_blocks: int) -> None:
         self._source = source
         self._plan = plan_looks(alpha / comparisons, max_blocks)
-        # The number of candidates, with the bad end, that may be measured without exceeding the error rate.
+        # At most this many candidates, counting the bad end, may be measured within the error rate.
         self.max_comparisons: int | None = comparisons
         self._middle = 0.0
 
@@ -439,7 +439,7 @@ class RoundsJudge:
             ends = compare(blocks, self._plan)
             if not has_blocks or self._plan.next_look(len(blocks)) is None or ends.verdict is TimeVerdict.SAME:
                 break
-            # The interval excludes the middle between the ends: it is precise enough to tell candidates apart.
+            # Stop if the ends differ and the whole interval gives the same middle: more blocks would not move it.
             ratio = ends.ratio
             if ends.differs and find_middle(ratio, ends.low, ends.high) == find_middle(ratio, ratio, ratio):
                 break
@@ -448,7 +448,7 @@ class RoundsJudge:
         result = self._measure(check, ends, bad=True, reason=reason)
         spec = None if reason else self._source.measure_spec_way(candidate)
         if spec is not None:
-            # Other candidates are compared with the good end on the same CPUs: one comparison in this way is enough.
+            # All candidates run on the same CPUs: checking the spec's own way once, for the bad end, is enough.
             suffix = ", which contradicts this" if spec.low > ends.high or spec.high < ends.low else ""
             result = replace(
                 result, text=f"{result.text}; run as in its spec {spec.low:.3f} to {spec.high:.3f}{suffix}"
@@ -456,8 +456,8 @@ class RoundsJudge:
         return result
 
     def start(self, good: CandidateResult, bad: CandidateResult) -> str:
-        """Compute the middle of the ends; return the reason if there is nothing to search, or an empty string."""
-        del good  # its ratio is 1 by definition
+        """Compute the middle of the ends; return why there is nothing to search, or an empty string."""
+        del good  # the good end's ratio is 1 by definition
         if bad.reason:
             return bad.reason
         try:
@@ -467,7 +467,7 @@ class RoundsJudge:
         return ""
 
     def judge(self, candidate: Candidate) -> CandidateResult:
-        """Compare a candidate with the good end, until its interval is on one side of the middle."""
+        """Compare a candidate with the good end until the ratio's interval lies on one side of the middle."""
         check = self._source.prepare(candidate)
         if check.reason:
             return check
@@ -487,7 +487,7 @@ class RoundsJudge:
         return self._measure(check, placing, bad=bad, reason=reason)
 
     def _measure_to_next_look(self, candidate: Candidate, blocks: list[Block]) -> bool:
-        """Measure blocks up to the next interim analysis, as far as possible; return True if there were any."""
+        """Measure blocks up to the next look, as far as possible; return True if any were measured."""
         look = self._plan.next_look(len(blocks))
         blocks_taken = self._source.measure_blocks(candidate, look - len(blocks)) if look else ()
         blocks += blocks_taken

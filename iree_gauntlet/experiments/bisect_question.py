@@ -1,4 +1,4 @@
-"""The question of a bisect: metric, model, and the row of candidates; and the run that measures a candidate."""
+"""The question of a bisect (metric, model and row of candidates), and the run that measures a candidate."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _PASS_FAIL_METRICS: Sequence[str] = (*_PASS_FAIL_STAGES, _BUNDLE_METRIC)
 _BUNDLE_FOLDER = "bundle"
 # The environment that a bundle in a folder may have installed for itself.
 _ENVIRONMENT_FOLDER = "env"
-# Options that are not recorded: each candidate has its own IREE, and runs the whole model.
+# Options that are not recorded, because each candidate has its own IREE and runs the whole model.
 _OMITTED_OPTIONS = ("iree", "shard", "shard_costs", "batch")
 _PULL_REQUEST = re.compile(r"\(#(\d+)\)\s*$|^Merge pull request #(\d+) ")
 
@@ -78,8 +78,8 @@ class Question:
     """The metric of a bisect, and the row of candidates from the oldest to the newest.
 
     Attributes:
-        chain: that of the one model; the title of a bundle.
-        setup: the run of each candidate; it selects nothing if the bisect is about a bundle.
+        chain: the chain of the one model, or the title of a bundle.
+        setup: the run of each candidate; for a bundle, it selects no specs.
     """
 
     metric: str
@@ -101,18 +101,18 @@ class Question:
         return self.row[-1 if self.good_is_older else 0]
 
     def resolve(self, candidate: Candidate, say: Callable[[str], None]) -> Candidate:
-        """Return a candidate to run: a commit's package, if packages are requested and there is one."""
+        """Return the candidate to run: a commit's package, if packages are requested and the commit has one."""
         return resolve_package(candidate, self.place, say) if self.request.packages else candidate
 
     @property
     def commit(self) -> str:
-        """The key of the searched commit: the compiler's, or, if the compiler is fixed, the runtime's."""
+        """The key of the searched commit: the compiler's commit, or the runtime's if the compiler is fixed."""
         return "runtime_commit" if self.setup.request.toolchain.iree_compiler else "compiler_commit"
 
     def opening(self) -> BisectOpening:
         """Make the journal's opening event."""
         request = self.setup.request
-        # The options that identify a bisect: a resumed one keeps them.
+        # These options identify a bisect; a resumed bisect must have the same.
         options = {name: value for name, value in request.resume_options.items() if name not in _OMITTED_OPTIONS}
         return BisectOpening(
             confidence=1 - DEFAULT_ALPHA if self.metric in _TIMED_METRICS else 1.0,
@@ -128,7 +128,7 @@ class Question:
 
 
 def record_row(candidates: Iterable[Candidate]) -> tuple[RowCandidate, ...]:
-    """Return candidates as the journal has them."""
+    """Convert candidates to their form in the journal."""
     return tuple(RowCandidate(candidate.label, candidate.iree) for candidate in candidates)
 
 
@@ -186,7 +186,7 @@ def make_place(request: RunRequest) -> ToolchainLocations:
 
 
 def _require_one_row(request: BisectRequest, metric: str) -> None:
-    """Require that the row between the ends is given in at most one way, which supports the metric."""
+    """Require that at most one option gives the row between the ends, and that this kind of row supports the metric."""
     if request.packages and not (request.source or request.into):
         raise UsageError("--packages is for commits", "Name their checkout with --source or --into.")
     options = {"--among": request.among, "--source": request.source, "--nightlies": request.nightlies}
@@ -216,7 +216,7 @@ def _require_metric(bisect_request: BisectRequest, request: RunRequest) -> None:
 
 
 def resume_question(opening: BisectOpening, bisect_request: BisectRequest, request: RunRequest) -> Question:
-    """Restore an earlier bisect's question; UsageError if its options now select something else."""
+    """Restore an earlier bisect's question; UsageError if the recorded options now select something else."""
     row = tuple(Candidate(candidate.label, candidate.iree) for candidate in opening.row)
     if bisect_request.bundle:
         setup = _make_empty_setup(request)
@@ -247,7 +247,7 @@ def _find_chain(setup: RunSetup, metric: str) -> str:
 
 
 def describe_cost(row: Sequence[Candidate], tries: int, place: ToolchainLocations) -> str:
-    """Describe the number of builds for a row, and their duration, estimated by earlier builds."""
+    """Describe the number of builds for a row, and their duration as estimated from earlier builds."""
     ready = find_ready(row, place)
     durations = [build.seconds for _, build, _ in place.builds.all() if build and build.seconds]
     ends = sum(end not in ready for end in (0, len(row) - 1))
@@ -265,14 +265,14 @@ def describe_cost(row: Sequence[Candidate], tries: int, place: ToolchainLocation
 def find_ready(row: Sequence[Candidate], place: ToolchainLocations) -> set[int]:
     """Return the indices of candidates that need no build and no download."""
     packages = (package.label.removeprefix("commit-") for _, package, _ in place.environments.all() if package)
-    # A build of a work tree is not a build of its commit.
+    # A build of a work tree may have uncommitted changes: it does not count as a build of the commit.
     builds = (build for _, build, _ in place.builds.all() if build and not build.of_tree)
     commits = {*packages, *(build.commit[:12] for build in builds)}
     return {index for index, candidate in enumerate(row) if candidate.label in commits}
 
 
 def resolve_package(candidate: Candidate, place: ToolchainLocations, say: Callable[[str], None]) -> Candidate:
-    """Install a commit's package and return it as the candidate; the candidate itself if there is none."""
+    """Install a commit's package and return it as the candidate; without a package, return the candidate itself."""
     choice = parse_choice(candidate.iree)
     if choice.kind is not ChoiceKind.SOURCE or not choice.ref:
         return candidate
@@ -288,7 +288,7 @@ def resolve_package(candidate: Candidate, place: ToolchainLocations, say: Callab
 def list_nightlies_inside(
     old: Candidate, new: Candidate, place: ToolchainLocations, say: Callable[[str], None]
 ) -> tuple[Candidate, ...]:
-    """Return the nightlies between two releases, which need no build; none if one of the two is no release."""
+    """Return the nightlies between two releases (nightlies need no build); none if either is not a release."""
     if any(parse_choice(candidate.iree).kind is not ChoiceKind.RELEASE for candidate in (old, new)):
         return ()
     try:
@@ -311,10 +311,10 @@ def describe_change(commit: str, source: str, place: ToolchainLocations) -> Bise
 def measure_candidate(
     candidate: Candidate, folder: Path, presenter: Reporter, measure: Callable[[Path, Reporter], CandidateResult]
 ) -> CandidateResult:
-    """Run a candidate in its folder and return the result, not judged yet; if it cannot be used, with the reason.
+    """Run a candidate in its folder; return the result before judgement, or one with the reason for a failure.
 
     Raises:
-        GauntletError: a problem that is not the candidate's, such as a full disk.
+        GauntletError: a problem that the candidate did not cause, such as a full disk.
         KeyboardInterrupt: the run was interrupted.
     """
     run_dir = find_free_folder(folder / candidate.label)
@@ -331,7 +331,7 @@ def measure_candidate(
 def run_candidate(
     candidate: Candidate, metric: str, chain: str, folder: Path, setup: RunSetup, presenter: Reporter
 ) -> CandidateResult:
-    """Run the stage that a metric needs, with a candidate, and read the value; see `measure_candidate`."""
+    """Run the stage that a metric needs with a candidate, and read the metric's value; see `measure_candidate`."""
 
     def run_stage(run_dir: Path, presenter: Reporter) -> CandidateResult:
         code = run(setup.within(run_dir, candidate.iree, (EXACT_METRICS[metric],)), presenter, brief=True).exit_code
@@ -344,7 +344,7 @@ def run_candidate(
 
 
 class ExactJudge:
-    """Judges by a metric that is equal in every run: by the nearer of the two ends' values."""
+    """Judges by a metric that is equal in every run: a candidate belongs to the end whose value is nearer."""
 
     max_comparisons: int | None = None
 
@@ -354,12 +354,12 @@ class ExactJudge:
         self._good = self._bad = 0.0
 
     def judge_end(self, candidate: Candidate, *, bad: bool) -> CandidateResult:
-        """Measure an end; the result's `bad` is the argument, or None if it could not be measured."""
+        """Measure an end; the result's `bad` is the argument, or None if the end could not be measured."""
         result = self._run(candidate)
         return result if result.value is None else replace(result, bad=bad)
 
     def start(self, good: CandidateResult, bad: CandidateResult) -> str:
-        """Take the ends' values; return the reason if there is nothing to search, or an empty string."""
+        """Take the ends' values; return why there is nothing to search, or an empty string."""
         self._good, self._bad = good.end_value, bad.end_value
         if self._is_same(good.end_value, bad.end_value):
             values = good.text if good.text == bad.text else f"{good.text}, and {bad.text}"
@@ -376,7 +376,7 @@ class ExactJudge:
         ends = self._good, self._bad
         is_third = not any(self._is_same(end, result.value) for end in ends)
         if METRICS.get(self._name) is Figure.ERROR:
-            # Compilers differ in the order of rounding, so this metric has a tolerance.
+            # This metric has a tolerance, because compilers round in different orders.
             is_third = matches_neither_end(result.value, *ends)
         return replace(result, bad=is_nearer_to_bad(result.value, *ends), third=is_third)
 
@@ -386,7 +386,7 @@ class ExactJudge:
 
 
 def _read_value(metric: str, record: JournalRecord, chain: str) -> CandidateResult:
-    """Read an exact metric's value, or the reason if there is none; 1 for a pass, 0 for a failure of IREE."""
+    """Read an exact metric's value, or the reason for having none; a pass is 1, a failure of IREE is 0."""
     fault, reason = _find_fault(record, chain)
     if metric in _PASS_FAIL_METRICS:
         if fault is None:
@@ -401,7 +401,7 @@ def _read_value(metric: str, record: JournalRecord, chain: str) -> CandidateResu
 
 
 def _find_fault(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
-    """Return whether IREE is at fault for the first step that did not pass, and the reason; None if all passed."""
+    """Return whether IREE caused the first step that did not pass (None if all passed), and the reason."""
     for step in record.planned:
         result = record.results.get(step.id)
         if result and result.verdict.counts_as_pass:
@@ -433,7 +433,7 @@ def _make_empty_setup(request: RunRequest) -> RunSetup:
 
 
 def keep_bundle(bundle: str, folder: Path) -> None:
-    """Copy a bundle into the bisect's folder, unless it has one."""
+    """Copy a bundle into the bisect's folder, unless the folder already has a bundle."""
     target = folder / _BUNDLE_FOLDER
     if target.exists():
         return
@@ -446,7 +446,7 @@ def keep_bundle(bundle: str, folder: Path) -> None:
 def run_bundle_with(
     candidate: Candidate, folder: Path, setup: RunSetup, supervisor: Supervisor, presenter: Reporter
 ) -> CandidateResult:
-    """Run the bundle with a candidate: 1 if it passes, 0 if it fails; see `measure_candidate`."""
+    """Run the bundle with a candidate; the value is 1 if it passes, 0 if it fails; see `measure_candidate`."""
 
     def run_script(run_dir: Path, _presenter: Reporter) -> CandidateResult:
         machine = setup.open_workbench_for(candidate.iree)

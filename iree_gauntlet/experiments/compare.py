@@ -1,4 +1,4 @@
-"""`compare A B`: is one IREE faster than another, model by model, and where not."""
+"""`compare A B`: is one IREE faster or slower than another, for each model, and in which dispatches?"""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-# Options that may differ in a resumed comparison; other values of the rest would mix two sessions.
+# Options that may differ in a resumed comparison; changing any other option would mix two sessions.
 _REPLACED_OPTIONS = ("budget", "iree", "shard", "shard_costs", "batch")
-# Options that keep their value unless a resumed comparison changes it: counted blocks are not affected.
+# Options that keep their value unless a resumed comparison gives another: earlier blocks stay valid.
 _MAY_CHANGE = ("disturbed",)
 _CODES = {
     "error": ExitCode.ERROR,
@@ -85,7 +85,7 @@ _CODES = {
     str(TimeVerdict.INCONCLUSIVE): ExitCode.INCONCLUSIVE,
 }
 _WITHOUT_FMA = ",-fma"
-# The maximum number of dispatches listed for a model that do less.
+# The maximum number of listed dispatches that do less, for each model.
 _MAX_DECREASES = 10
 _OUTSIDE = "outside of dispatches (the runtime, and C library functions that dispatches call)"
 
@@ -96,7 +96,7 @@ def compare(
     """Compare two IREEs over a selection, on this machine or on others.
 
     Raises:
-        GauntletError: a side cannot be run; UsageError for options that contradict each other.
+        GauntletError: a side cannot be run; it is a UsageError if options contradict each other.
     """
     experiment = Experiment.find(COMPARISON, request.folder)
     if experiment.record:
@@ -119,7 +119,7 @@ def compare(
             "Such as: compare 3.12.0 3.13.0 --model dtln, or compare installed build:../iree-build --suite cpu.",
         )
     settings = make_compare_settings(options, request.conduct, local=machines is None)
-    # A typing mistake is reported, and a missing IREE installed, before hours of work.
+    # Report typing mistakes and install missing IREEs now, before hours of work.
     setup = _choose(request, options, machines)
     workbenches = [setup.open_workbench_for(name) for name in names]
     events = experiment.record.events if experiment.record else []
@@ -180,7 +180,7 @@ class _Comparison:
         for chain, work in verdicts.items():
             if work.verdict != Work.SAME:
                 module_paths = [[side.counts[chain].find_input("program").path] for side in self.sides]
-                # Sizes are left out: a module that is built for a count is not the one that users get.
+                # Leave sizes out: a module built for counting is not the module that users get.
                 compile_changes = find_compile_changes([side.tools for side in self.sides], module_paths, sized=False)
                 dispatches = _count_dispatches(self.sides, chain, work)
                 self.log.write("where", ChangeLocation(dispatches=dispatches, compile=compile_changes), step=chain)
@@ -266,7 +266,7 @@ class _Comparison:
         self.log.write("prepared", event)
 
     def _write_verdicts(self, verdicts: Mapping[str, ModelVerdict]) -> dict[str, WorkVerdict]:
-        """Write the verdicts; where instructions were counted, each with the change of the work."""
+        """Write the verdicts; if a model's instructions were counted, its verdict includes the change of the work."""
         works = self._judge_counts(verdicts)
         for chain, verdict in verdicts.items():
             event = verdict.record()
@@ -305,16 +305,16 @@ class _Comparison:
                     ratio=b.instructions / a.instructions,
                     counter=counter,
                     cpu=cpu,
-                    # If dispatches are known, so is the work outside of them.
+                    # If the dispatches are known, the work outside of them is known too.
                     outside=b.outside - a.outside if a.dispatches or b.dispatches else None,
                     parts=parts,
                 )
         return verdicts
 
     def _count_with_fma(self, verdicts: dict[str, WorkVerdict]) -> dict[str, WorkVerdict]:
-        """Count the models whose work changed again, with fused multiply-adds; return the verdicts with both counts.
+        """Count again, with fused multiply-adds, the models whose work changed; return the verdicts with both counts.
 
-        The module is different then, and valgrind takes up to twenty times as long.
+        The first count is without them: with them the modules differ, and valgrind is up to twenty times slower.
         """
         chains = {chain for chain, verdict in verdicts.items() if verdict.verdict != Work.SAME}
         cpus = {verdicts[chain].cpu for chain in chains}
@@ -342,7 +342,7 @@ class _Comparison:
 def _make_ready(
     a: ComparisonSide, b: ComparisonSide, metric: str
 ) -> tuple[dict[str, tuple[Step, Step]], dict[str, str]]:
-    """Return the steps of both sides that can be measured, by chain, and the reasons for the rest."""
+    """Return, by chain, the step pairs that can be measured, and for each other chain the reason."""
     sides = tuple((side, side.steps_by_metric[metric]) for side in (a, b))
     steps_by_chain: dict[str, tuple[Step, Step]] = {}
     left_out: dict[str, str] = {}
@@ -387,7 +387,7 @@ def _choose(request: RunRequest, options: CompareRequest, machines: ComparingMac
 
 
 def make_compare_settings(request: CompareRequest, conduct: ConductRequest, *, local: bool) -> CompareSettings:
-    """Make the settings of rounds and verdicts; `local`: they are measured on this machine, whose CPUs are known."""
+    """Make the settings of rounds and verdicts; `local`: this machine, whose CPUs are known, measures the rounds."""
     min_change, band = request.least / 100, request.band / 100
     if not 0 < min_change <= band < 1:
         raise UsageError(
@@ -420,9 +420,9 @@ def make_compare_settings(request: CompareRequest, conduct: ConductRequest, *, l
 def _count_dispatches(
     sides: tuple[ComparisonSide, ComparisonSide], chain: str, work: WorkVerdict
 ) -> DispatchComparison:
-    """Compare the dispatches of a model that was counted on both sides: a profile, with instructions in place of ns.
+    """Compare the dispatches of a model that was counted on both sides, in a profile that has instructions, not ns.
 
-    Every dispatch that does more is listed, and the work outside of dispatches; of those that do less, the largest.
+    All dispatches that do more are listed, the work outside of dispatches, and the largest decreases.
     """
     if work.outside is None:
         return DispatchComparison(reason="the CPU's own counter cannot tell dispatches apart; --counter valgrind can")
@@ -438,7 +438,7 @@ def _count_dispatches(
         order = ((1, row.b_names), (0, row.a_names))
         hits = ((side, source) for side, names in order for name in names if (source := sources[side].get(name)))
         side, source = next(hits, (0, ""))
-        # The module has `file:line` relative to the folder of its compile; show the path as one would open it.
+        # The module has `file:line` relative to the compile's folder; show a path that readers can open.
         file, colon, line = source.rpartition(":")
         path = Path(sides[side].counts[chain].find_input("program").path).parent / file
         if file and path.is_file():

@@ -34,11 +34,11 @@ class Experiment(Generic[OpeningT]):
     """An experiment: requested, running, or over.
 
     Attributes:
-        record: the events of an earlier part of it; None for a new one.
-        code: its exit code; an error until it is set.
-        problem: the reason if it has no result.
-        stopped: the reason if it ends early.
-        reported: the exit code of its reports, when it is over.
+        record: the events of the part before a resume; None for a new experiment.
+        code: the exit code; ERROR until the experiment sets it.
+        problem: the reason if there is no result.
+        stopped: the reason for an early end.
+        reported: the exit code from the reports, set at the end.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class Experiment(Generic[OpeningT]):
 
     @classmethod
     def find(cls, schema: JournalSchema[OpeningT], request: FolderRequest) -> Experiment[OpeningT]:
-        """Find the experiment of a command line: new, or that of a folder, or the newest of its kind.
+        """Find the experiment of a command line: a new one, the one in a given folder, or the newest of this kind.
 
         Raises:
-            UsageError: there is none to resume, or the folder has something else.
+            UsageError: there is nothing to resume, or the folder contains something else.
             GauntletError: the experiment to be resumed cannot be read.
         """
         (kind,) = schema.kinds
         folder, resumed = find_requested_folder(kind, request)
         record = schema.read(folder) if folder and resumed else None
         if record:
-            _ = record.opening  # Raises if it is missing: then there is nothing to resume.
+            _ = record.opening  # raises if the opening event is missing, because then there is nothing to resume
         return cls(schema, folder, record)
 
     @property
@@ -73,9 +73,9 @@ class Experiment(Generic[OpeningT]):
         return self._folder
 
     def keep_options(self, current: Mapping[str, Any], may_change: Iterable[str] = (), **extra: Any) -> dict[str, Any]:
-        """Return the options of a resumed experiment; those in `current` have to be equal.
+        """Return the options of a resumed experiment; options in `current` must equal the previous ones.
 
-        `may_change` names those that may differ from before, `extra` has previous options besides the recorded ones.
+        `may_change` names options that may differ; `extra` has previous options that were not recorded as options.
 
         Raises:
             UsageError: an option has another value than before.
@@ -87,7 +87,7 @@ class Experiment(Generic[OpeningT]):
 
     @contextmanager
     def open(self, presenter: Reporter, opening: OpeningT) -> Iterator[EventLog]:
-        """Open the journal with an opening event; at the end, write the end event and report, after any exception.
+        """Open the journal with an opening event; write the end event and the reports at the end, even after errors.
 
         Raises:
             GauntletError: another process writes the journal, or it cannot be written.
@@ -130,12 +130,12 @@ class Experiment(Generic[OpeningT]):
                     finally:
                         self.reported = presenter.report_run(folder, brief=False)
                 except GauntletError:
-                    # The first problem is more informative: on a full disk, the end event cannot be written either.
+                    # Keep the first problem, the cause: on a full disk, writing the end event fails as well.
                     if not self.problem:
                         raise
 
     @contextmanager
     def open_session(self, log: EventLog, progress: Progress) -> Iterator[Session[EventLog]]:
-        """Open a session in the experiment's folder, which Ctrl-C ends."""
+        """Open a session in the experiment's folder; Ctrl-C ends the session."""
         with open_session(self.folder, log, progress) as session, session.interruptible():
             yield session

@@ -84,12 +84,12 @@ _PROBES = (
     ("no microkernels", "--iree-llvmcpu-enable-ukernels=none"),
     ("reductions not reordered", "--iree-llvmcpu-reassociate-fp-reductions=false"),
 )
-# The limit, for a program with its parameters, up to which memory has room for a second copy.
+# If a program and its parameters are at most this large, memory has room for a second copy.
 _SMALL_BYTES = 1_000_000_000
 _REPLAY_FLAG = "--device_replay_output"
-# A larger recording is not worth sending.
+# Larger recordings are left out of the bundle.
 _MAX_REPLAY_BYTES = 1_000_000
-# The time limit of a repetition, where the spec's time limit has been exceeded.
+# The time limit for repeating a step that has exceeded the spec's time limit.
 _HANG_SECONDS = 60.0
 _ATTEMPTS = (1, 2)
 _CASE_MARKS = re.compile(r"[*?@\[]")
@@ -149,7 +149,7 @@ def explain_each(
     presenter: Reporter,
     progress: Progress,
 ) -> ExitCode:
-    """Explain one case after the other, except those that have a bundle; an explainer returns True if it made one."""
+    """Explain each case that has no bundle yet; an explainer returns True if it made a bundle."""
     folder = run_dir / EXPLAIN_FOLDER
     explained_cases = list_reproduced_cases(folder, private=request.no_weights, budget=request.budget)
     experiment = Experiment(EXPLANATION, folder)
@@ -197,7 +197,7 @@ class CaseNotes:
 
 
 def make_tools(machine: Workbench, session: Session[EventLog], folder: Path, failure: Failure) -> Tools:
-    """Make the tools, in a folder that is emptied."""
+    """Make the tools; their folder is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return Tools(machine, session.supervisor, folder, failure)
@@ -235,7 +235,7 @@ class _FailureExplainer:
         return self.tools.workbench.store.verified.sha256(self.tools.failure.program)
 
     def _explain_new(self) -> BundleResult | None:
-        """Return the record of a bundle that shows the failure; None if none does."""
+        """Return the record of a bundle that shows the failure; None if no bundle does."""
         failure = self.tools.failure
         hint = "run again, and explain that run"
         if file := self._find_changed(by_time=False):
@@ -258,8 +258,8 @@ class _FailureExplainer:
     def _find_changed(self, *, by_time: bool) -> Path | None:
         """Return a local source file of the failing step that has changed since the run.
 
-        The comparison is by content where the run has a hash, otherwise by modification time, which is also later
-        for a file that was copied here.
+        `by_time` checks only files without a recorded hash, by their modification time, which is also later if a file
+        was copied here. Otherwise only files with a recorded hash are checked, by their content.
         """
         failure, hashes = self.tools.failure, self.tools.workbench.store.verified
         for step in self.record.planned:
@@ -273,7 +273,7 @@ class _FailureExplainer:
         return None
 
     def _repeat_failure(self) -> Symptom | None:
-        """Repeat the failing step twice; return the symptom, or None if it passes."""
+        """Repeat the failing step twice; return the symptom, or None if the step passes."""
         tools, failure = self.tools, self.tools.failure
         is_compile = failure.stage.row.makes_modules
         timeout = failure.compile_timeout if is_compile else failure.timeout
@@ -309,7 +309,7 @@ class _FailureExplainer:
             self.notes.add("reduced", part)
             labelled_forms = self._list_reduced_forms(forms, reduction, reason)
         else:
-            # The probes of a small model run while its dispatches are traced.
+            # For a small model, start the probes now: they run while its dispatches are traced.
             failure = self.tools.failure
             archives = [Path(failure.cwd, text.rpartition("=")[2]) for text in failure.values("--parameters")]
             if sum(file.stat().st_size for file in (failure.program, *archives)) <= _SMALL_BYTES:
@@ -352,7 +352,7 @@ class _FailureExplainer:
         self.notes.add("operator", search.as_dict())
         return search
 
-    # The forms that a bundle may have, the best first, with labels for the reports. GauntletError if none is allowed.
+    # These methods yield the bundle's possible forms, best first, with report labels; GauntletError if none is allowed.
 
     def _list_reduced_forms(
         self, forms: FailureForms, reduction: Reduction | None, reason: str
@@ -386,7 +386,7 @@ class _FailureExplainer:
         return "the whole program", forms.make_program_form(reason)
 
     def _write_bundle(self, forms: Iterator[tuple[str, BundleContents]], note: str) -> BundleResult | None:
-        """Write the first form that shows the failure when it is run; return its record, or None if none does."""
+        """Write the first form that shows the failure when run; return the bundle's record, or None if no form does."""
         tools, supervisor = self.tools, self.notes.session.supervisor
         best: tuple[Bundle, str, int | None] | None = None
         try:
@@ -411,7 +411,7 @@ class _FailureExplainer:
 
 
 def _with_replay(contents: BundleContents, bundle: Bundle, tools: Tools) -> Bundle:
-    """Add a recording of the run to a bundle, if the runtime can record it completely and it is small."""
+    """Add a recording of the run to a bundle, if the runtime can record the whole run and the file is small."""
     if (
         contents.symptom.ending not in (WRONG, FAILURE)
         or not contents.device
@@ -436,12 +436,12 @@ def _with_replay(contents: BundleContents, bundle: Bundle, tools: Tools) -> Bund
 
 @dataclass(frozen=True, slots=True)
 class _Probes:
-    """Finds the switches that avoid a failure: each is compiled with, and run if the failure is at run time."""
+    """Finds the switches that avoid a failure: compiles with each, and runs the module for failures at run time."""
 
     symptom: Symptom
     tools: Tools
     pool: ThreadPoolExecutor
-    # Runs are serialised: each one loads the model's weights.
+    # Only one probe runs at a time, because each run loads the model's weights.
     running: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> tuple[Future[SwitchProbe], ...]:

@@ -1,11 +1,11 @@
-"""`explain --slower`: the dispatch of a slower model that is also slower by itself, extracted, in a bundle.
+"""`explain --slower`: extract from a slower model a dispatch that is also slower by itself, and bundle it.
 
 <comparison>/explain/journal.jsonl     the record (`records/explain_outcome.py` describes it), with all rounds
 <comparison>/explain/<case>/a, b       the compiles and traces of a case, by side
 <comparison>/explain/<case>/bundle/    the bundle, and bundle.tar.gz next to it
 
-Its `repro.sh` compiles `program.mlir` with both, runs their benchmarks in turn, and compares the ratio of their times
-with half of the loss.
+The bundle's `repro.sh` compiles `program.mlir` with both IREEs, runs the two benchmarks in turn, and compares the ratio
+of their times with half of the loss.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
-# The minimum share of the loss for a dispatch to explain it, and the maximum number of dispatches to measure.
+# Candidates have at least this share of the loss; at most so many dispatches are measured.
 _MIN_SHARE = 0.1
 _MAX_SUSPECTS = 3
-# Arguments of a program's benchmark that its dispatch's benchmark does not need.
+# Arguments of a whole program's benchmark that the benchmark of an extracted dispatch does not need.
 _PROGRAM_FLAGS = ("--module=", "--function=", "--input=", "--parameters=")
 
 
@@ -91,10 +91,10 @@ class _Slower:
 
 @dataclass(frozen=True, slots=True)
 class SlowSuspect:
-    """A dispatch that is slower by a profile, or, if there is none, by a count of instructions.
+    """A dispatch that is slower according to a profile, or, without a profile, according to a count of instructions.
 
     Attributes:
-        a_ns, b_ns: the cost per invocation, of all dispatches of its row, in ns or instructions.
+        a_ns, b_ns: the cost of all dispatches of the profile's row, per invocation, in ns or instructions.
         unit: `ms` for a profile, `instructions` for a count.
     """
 
@@ -110,8 +110,8 @@ class _SlowDispatch:
     """A dispatch that is slower by itself.
 
     Attributes:
-        arguments: those of each side's benchmark, without the module and the inputs, which are named by paths.
-        gpu: the GPU that it runs on; empty for a CPU.
+        arguments: each side's benchmark arguments, without the module and inputs (their paths differ in a bundle).
+        gpu: the GPU that the dispatch runs on; empty for a CPU.
     """
 
     suspect: SlowSuspect
@@ -143,7 +143,7 @@ def explain_slower(request: ExplainRequest, cache: CacheRequest, presenter: Repo
 
 
 def _choose(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -> list[tuple[str, float]]:
-    """Return the slower models that match a pattern, or all if there is none, with their ratios."""
+    """Return the slower models that match a pattern, with their ratios; without patterns, all slower models."""
     path = format_path(folder)
     if record.opening.metric != "time":
         message = f"{path} compares {record.opening.metric}, not times"
@@ -221,7 +221,7 @@ def _explain_slower(notes: CaseNotes, slower: _Slower, machines: tuple[Workbench
     except WaitCancelledError as error:
         raise KeyboardInterrupt from error
     except GauntletError as error:
-        # The problem concerns this case only; the others continue.
+        # The problem concerns this case only; the other cases continue.
         notes.add("nothing", {"why": error.on_one_line})
         return False
     notes.add_bundle(bundle, "a program for any release", code)
@@ -229,13 +229,13 @@ def _explain_slower(notes: CaseNotes, slower: _Slower, machines: tuple[Workbench
 
 
 def find_suspects(profile: DispatchComparison) -> list[SlowSuspect]:
-    """Return the dispatches of profiles, or counts, that explain B's loss, the greatest loss first."""
+    """Return the dispatches of a profile (or count) that explain B's loss, the greatest loss first."""
     if profile.difference is None:
         return []
     total = profile.difference.b_ns - profile.difference.a_ns
     rows = [row for row in profile.difference.rows if row.match != Match.OUTSIDE]
     if profile.unit != "ms":
-        # The runtime's part outside of dispatches does not offset the loss of a dispatch.
+        # Leave out the work outside of dispatches: a gain there does not offset a dispatch's loss.
         total -= sum(row.b_ns - row.a_ns for row in profile.difference.rows if row.match == Match.OUTSIDE)
     return [
         SlowSuspect(name, row.a_ns, row.b_ns, (row.b_ns - row.a_ns) / total, profile.unit)
@@ -248,7 +248,7 @@ def find_suspects(profile: DispatchComparison) -> list[SlowSuspect]:
 def _find_slow_dispatch(
     slower: _Slower, tools: tuple[Tools, Tools], notes: CaseNotes
 ) -> tuple[_SlowDispatch | None, str, list[tuple[SlowSuspect, str]]]:
-    """Find the dispatch with the greatest loss that is slower alone, or the reason; also return all tries."""
+    """Find the dispatch with the greatest loss among those slower alone; return it, or the reason, and all tries."""
     if slower.profile.difference is None:
         return None, f"no profile shows where: {slower.profile.reason}", []
     names = ", ".join(row.name for row in slower.profile.difference.rows if row.b_ns > row.a_ns)
@@ -323,7 +323,7 @@ def _make_step(slower: _Slower, tools: Tools, name: str, function: str, inputs: 
 
 
 def _write_bundle(slower: _Slower, slow: _SlowDispatch, irees: tuple[Toolchain, Toolchain], folder: Path) -> Bundle:
-    """Write the bundle of a dispatch that B is slower with."""
+    """Write the bundle of a dispatch that is slower with B."""
     files, suspect, cpus = BundleFiles(), slow.suspect, slower.rounds.cpus
     inputs = [f"--input={arg}" for arg in files.add_tensors(slow.inputs, "input")]
     packages = list(map(list_packages, irees))

@@ -44,7 +44,7 @@ _RUN_OPTIONS = (
     *OVERRIDABLE_OPTIONS,
 )
 _EXAMPLE = "Such as: gauntlet matrix --iree 3.9.0 --iree 3.13.0 --suite cpu"
-# IREE's tools misread '@' and '%' in paths; ':' ends an entry of PATH; the rest means something to shells.
+# IREE's tools misread '@' and '%' in paths, ':' ends an entry of PATH, and shells interpret other characters.
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 _RANGE_BEGINS = tuple("<>=!~")
 
@@ -64,7 +64,7 @@ def matrix(
         )
     else:
         named_irees = name_irees(irees)
-    # A mistake in the selection is reported before anything is installed.
+    # Report mistakes in the selection before anything is installed.
     setup = make_setup(request, machines)
     request, folder = setup.request, experiment.folder
     options = {name: value for name, value in request.resume_options.items() if name in _RUN_OPTIONS}
@@ -73,7 +73,7 @@ def matrix(
         irees=named_irees,
         kept=ResumeOptions(options, asdict(request.defaults), request.stages or None),
     )
-    # Ctrl-C ends a matrix also between its runs, once: the results so far are reported all the same.
+    # The first Ctrl-C also ends a matrix between two runs; the results so far are reported even then.
     with interruptible(lambda: None):
         previous_results = experiment.record.collect_results(MatrixResult) if experiment.record else {}
         with experiment.open(presenter, opening) as log:
@@ -98,7 +98,7 @@ class _Runs:
         irees, stop_reason = self.irees, ""
         codes: list[ExitCode] = []
         try:
-            # All are found before the first run: leases keep them installed, and a typo is reported at once.
+            # Find all IREEs before the first run: typos are reported at once, and leases keep the IREEs installed.
             machines = {
                 iree.label: self._open_workbench(iree) for iree in irees if self._find_previous_code(iree) is None
             }
@@ -113,7 +113,7 @@ class _Runs:
                 else:
                     code = self._run(iree, machine)
                 if code is ExitCode.INTERRUPTED:
-                    # The run has dealt with the signal; the matrix does the same, and ignores further ones then.
+                    # The run has handled the signal: send it to the matrix too, which then ignores further ones.
                     signal.raise_signal(signal.SIGINT)
                 codes.append(code)
                 if self.setup.request.conduct.stops_early and code is not ExitCode.OK and position < len(irees):
@@ -153,7 +153,7 @@ class _Runs:
         try:
             code = run(setup, self.presenter, machine=machine, brief=True).exit_code
         except GauntletError as error:
-            # All problems of a spec, on one line in tables.
+            # Join all problems of a spec: tables show them on one line.
             problems = "; ".join(map(str, error.problems)) if isinstance(error, SpecError) else ""
             self._record_result(iree, error.exit_code, problems or error.message, error.hint)
             if isinstance(error, UsageError | NothingSelectedError) and not resumes:
@@ -187,7 +187,7 @@ def name_irees(values: Sequence[str]) -> tuple[IreeRequest, ...]:
     """Parse the values of `--iree`, in their order, and give each a label and a folder; nothing is installed.
 
     Raises:
-        UsageError: there is none, one is no name of an IREE, or two name the same.
+        UsageError: there are no values, a value names no IREE, or two values name the same IREE.
     """
     if not values:
         raise UsageError("matrix needs IREEs: give --iree once for each", _EXAMPLE)
@@ -201,7 +201,7 @@ def name_irees(values: Sequence[str]) -> tuple[IreeRequest, ...]:
     folders: list[str] = []
     for label in labels:
         name = folder = _UNSAFE.sub("-", label).strip("-.") or "iree"
-        # Some file systems do not distinguish upper from lower case.
+        # Labels that differ only in case count as equal, because some file systems ignore case.
         for number in itertools.count(2):
             if folder.lower() not in map(str.lower, folders):
                 break
@@ -233,6 +233,6 @@ def _make_label(choice: Choice, choices: Sequence[Choice]) -> str:
     )
     sizes = (size for size in range(1, len(parts) + 1) if all(parts[-size:] != path[-size:] for path in paths))
     size = next(sizes, None)
-    # POSIX allows `//` to be another root than `/`: then the labels have the whole paths.
+    # POSIX lets `//` be a different root than `/`; if only the root differs, labels are whole paths.
     suffix = "/".join(parts[-size:]) if size else str(choice.identity_path)
     return f"{ChoiceKind(choice.kind)}:{suffix}"

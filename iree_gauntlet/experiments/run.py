@@ -80,7 +80,7 @@ _MAX_NAMES = 5
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A run that is over, and its `deferred_steps`: planned with it, but left to the caller."""
+    """A finished run; its `deferred_steps` were planned, but are left to the caller."""
 
     exit_code: ExitCode
     steps: tuple[Step, ...]
@@ -95,7 +95,7 @@ def make_setup(request: RunRequest, machines: Machines | None = None) -> RunSetu
         UsageError, SpecError, NothingSelectedError: the request or a spec is wrong, or nothing matches.
     """
     if request.conduct.baseline:
-        # The baseline is recorded under its own name: `latest` may be another run when this one is resumed.
+        # Record the baseline's real name, because `latest` may mean another run when this run is resumed.
         baseline_folder = str(resolve_links(find_named_run(request.conduct.baseline, "--baseline")))
         request = replace(request, conduct=replace(request.conduct, baseline=baseline_folder))
     selection = select(request.selection, request.defaults)
@@ -117,7 +117,7 @@ def execute(request: RunRequest, presenter: Reporter, machines: Machines | None 
         try:
             explain(ExplainRequest((str(result.folder), *map(glob.escape, chains))), request.toolchain, presenter)
         except NothingSelectedError:
-            # Only a download, an import or a benchmark failed: `explain` does not cover those.
+            # Only downloads, imports or benchmarks failed, and `explain` does not cover such failures.
             return code
         except GauntletError as error:
             messages.warn(f"what failed was not explained: {error}")
@@ -133,9 +133,9 @@ def run(
     hold: Stage | None = None,
     brief: bool = False,
 ) -> RunResult:
-    """Plan, run and report; plan, but do not run, the steps of the stage `hold` and of the stages after it.
+    """Plan, run and report; the steps of the stage `hold` and of later stages are only planned.
 
-    `brief`: the run is a part of an experiment that reports on it.
+    `brief`: the run is part of an experiment, which reports on the run.
     """
     request = setup.request
     for warning in setup.selection.warnings():
@@ -165,7 +165,7 @@ def run(
             outcome.verdicts = engine.perform(steps, verdicts)
     presenter.report_run(run_dir, brief=brief)
     if hold is None:
-        # A run that leaves steps to its caller is a part of a measurement: the index does not list it.
+        # The index does not list runs that leave steps to their caller: each is only a part of a measurement.
         from iree_gauntlet.history.index import add_run  # noqa: PLC0415 - a worker's part of a run does not need it
 
         add_run(run_dir, machine.store.configuration, machine.cache_dir)
@@ -174,7 +174,7 @@ def run(
 
 @contextmanager
 def _remove_empty_run_folder(run_dir: Path, *, is_new: bool) -> Iterator[None]:
-    """Remove a new run's folder if planning fails, as after a typing error, or if the journal cannot be opened."""
+    """Remove a new run's folder if planning fails, for example after a typo, or if the journal cannot be opened."""
     try:
         yield
     except BaseException:
@@ -217,7 +217,7 @@ def _plan(
         plan = executor.on_devices_there(plan, optional=selection.device_optional)
     else:
         plan = assign_local_devices(plan, machine, optional=selection.device_optional)
-    # An empty shard is no error: other shards have the steps.
+    # An empty shard is not an error, because other shards have the steps.
     if not plan.steps and shard is None:
         raise NothingSelectedError(
             f"nothing to do: the selected specs have no {' or '.join(stages)} stage",
@@ -230,7 +230,7 @@ def _plan(
 def _open_engine(
     plan: Plan, shard: RunShard | None, setup: RunSetup, parts: RunParts
 ) -> Iterator[tuple[Engine, tuple[Step, ...], dict[str, Verdict]]]:
-    """Yield the engine for a plan, its steps with those of batches, and the verdicts of steps that ran before."""
+    """Yield the engine, the plan's steps including those of batches, and the verdicts of steps that ran before."""
     machine, run_dir, progress = parts.machine, parts.run_dir, parts.progress
     toolchain = machine.toolchain
     selection, request = setup.selection, setup.request
@@ -300,7 +300,7 @@ def _apply_previous_options(request: RunRequest) -> RunRequest:
         )
     previous_request = replace(request, defaults=Defaults.of(previous.defaults), stages=request.stages or stages)
     if folder.last_failed:
-        # Another IREE may be tried on the failures; how the earlier run was executed is not repeated.
+        # Repeat the selection, but not how the run was executed; the failures may be tried with another IREE.
         selection = {name: value for name, value in previous.options.items() if name not in OVERRIDABLE_OPTIONS}
         return previous_request.with_resumed_options(selection | options)
     require_unchanged_options("run", format_path(previous_dir), options, previous.options)
@@ -354,7 +354,7 @@ class RunParts:
 
     Attributes:
         record: the events of an earlier part of the run.
-        measured_elsewhere: True if the caller measures the modules, maybe already: they must not be rebuilt.
+        measured_elsewhere: True if the caller measures the modules; it may have begun, so they must not be rebuilt.
     """
 
     machine: Workbench
@@ -367,7 +367,7 @@ class RunParts:
 
 
 def _start_run_servers(setup: RunSetup, machine: Workbench) -> AbstractContextManager[RunServers | None]:
-    """Start the processes that run modules of operator suites; none if other machines do."""
+    """Start the processes that run modules of operator suites; None if other machines run them."""
     if setup.machines is not None:
         return nullcontext()
     return start_run_servers(setup.selection.cases.cases, setup.stages, machine, _compute_jobs(setup.request.conduct))

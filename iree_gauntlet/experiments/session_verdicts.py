@@ -1,7 +1,7 @@
-"""The result of a session of rounds: a verdict for each model, and the mean over all of them.
+"""The result of a session of rounds (each model's verdict, and the mean over models), and `Comparer`, which measures.
 
-Each model's blocks are compared first, then checked against A/A blocks of the same minutes, and then adjusted for the
-number of models (`measuring/statistics/comparison_verdict.py`): the order matters.
+The order matters: each model's blocks are compared, then checked against blocks of A against A (control) of the same
+minutes, and then adjusted for the number of models (`measuring/statistics/comparison_verdict.py`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.compare_record import ComparisonOpening
 
 
-# The number of A/A blocks: as many as their one interim analysis needs.
+# The number of blocks of A against A (control): as many as their only look needs.
 CONTROL_BLOCKS = 10
 # The error rate of an interval that is measured in the spec's own way.
 _OWN_ALPHA = 0.05
@@ -70,8 +70,8 @@ class ModelVerdict:
     """The comparisons of one model: B against A, A against A, and B against A in the spec's own way.
 
     Attributes:
-        spec_way: None if the comparison uses that way anyway, or was interrupted.
-        failure: the reason if there is no comparison.
+        spec_way: None if the comparison already uses the spec's own way, or was interrupted.
+        failure: the reason for having no comparison.
     """
 
     chain: str
@@ -84,7 +84,7 @@ class ModelVerdict:
 
     @property
     def verdict(self) -> str:
-        """A `TimeVerdict`, or `error` if a process failed: a failure is no verdict on times."""
+        """A `TimeVerdict`, or `error` if a process failed, because a failure says nothing about times."""
         if self.evidence.failure:
             return "error"
         return str(self.comparison.verdict if self.comparison else TimeVerdict.INCONCLUSIVE)
@@ -198,7 +198,7 @@ def _read_figures(comparison: Comparison) -> dict[str, Any]:
 
 
 def _find_bounds(low: float, high: float) -> dict[str, float | None]:
-    """Return an interval of ratios as fields; None for a bound that does not exist."""
+    """Return an interval of ratios as fields; a lower bound of 0 and an infinite upper bound become None."""
     return {"low": low or None, "high": high if math.isfinite(high) else None}
 
 
@@ -233,7 +233,7 @@ class Rules(ComparisonRules):
         return f"{comparison.verdict} ({change}) after {len(evidence.blocks)} blocks"
 
     def contradicts(self, spec_way: Comparison, comparison: Comparison) -> bool:
-        """Return True if the interval in the spec's own way rules out the verdict of a comparison on other CPUs."""
+        """Return True if the interval measured in the spec's own way rules out the verdict measured on chosen CPUs."""
         slowdown, tolerance = 1 + self.least, 1 + self.band
         match comparison.verdict:
             case TimeVerdict.SLOWER:
@@ -258,7 +258,7 @@ class CompareSettings:
 
 
 def find_next_look(evidence: PairSamples, rules: Rules) -> int | None:
-    """Return the number of blocks at the next interim analysis; None if more blocks cannot decide anything."""
+    """Return the number of blocks at the next look; None if more blocks cannot decide anything."""
     if evidence.failure or (rules.replace_disturbed and evidence.is_too_disturbed):
         return None
     if len(evidence.blocks) < rules.looks[0]:
@@ -277,9 +277,9 @@ class Comparer:
         self._began = time.monotonic()
 
     def run(self, pairs: Sequence[Pair], previous_evidence: dict[str, PairSamples]) -> dict[str, PairSamples]:
-        """Measure each model up to its first interim analysis, then the undecided ones in turn.
+        """Measure each model up to its first look, then the undecided ones in turn.
 
-        The evidence of an earlier part of this comparison, by model, is changed in place.
+        `previous_evidence`, by model, of the part before a resume is changed in place.
         """
         evidence_by_model = {pair.chain: previous_evidence.setdefault(pair.chain, PairSamples()) for pair in pairs}
         open_pairs = list(pairs)
@@ -314,11 +314,11 @@ class Comparer:
         return self._compute_remaining_seconds() > 0 and self._taker.may_continue(evidence)
 
     def _compute_remaining_seconds(self) -> float:
-        """Return the rest of the budget in seconds; waiting for other runs does not use it up."""
+        """Return the rest of the budget in seconds; waiting for other runs does not count."""
         return self._rules.budget_seconds - (time.monotonic() - self._began - self._taker.wait_seconds)
 
     def _take_until(self, pair: Pair, evidence: PairSamples, look: int, label: str) -> None:
-        """Measure blocks up to an interim analysis, with A/A blocks in between, so that they see the same machine."""
+        """Measure blocks up to a look, with control blocks (A against A) in between, to see the same machine."""
         can_continue = partial(self._can_continue, evidence)
         self._progress.status(f"{label} {pair.chain}: looking for the CPUs on which it is steadiest")
         choose_cpus(pair, evidence, self._taker, self._rules.seed, can_continue)

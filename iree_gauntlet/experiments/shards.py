@@ -1,4 +1,4 @@
-"""Shards of a run: `--shard 3/8`, and the costs that they are balanced by."""
+"""Shards of a run (`--shard 3/8`), and the costs that balance them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _COSTS_HINT = "`shard.costs RUN --output FILE` writes one: an object with second
 
 
 def parse_shard(request: ShardRequest) -> tuple[int, int] | None:
-    """Parse `--shard`: the number of the shard and the number of shards, both from 1; None for everything."""
+    """Parse `--shard`: the shard's number (from 1) and the number of shards; None for the whole run."""
     text = request.shard
     if not text:
         if request.shard_costs:
@@ -58,7 +58,7 @@ def parse_shard(request: ShardRequest) -> tuple[int, int] | None:
 def choose_shard(plan: Plan, request: ShardRequest) -> tuple[Plan, RunShard | None]:
     """Return a plan's steps of the requested shard, and the shard's entry for the run's journal (`shard`).
 
-    Chains that need each other's modules stay together: no step is in two shards.
+    Chains that need each other's modules stay together, so no step is in two shards.
 
     Raises:
         UsageError: `--shard` or `--shard-costs` is malformed.
@@ -96,7 +96,7 @@ def _choose_chains_of_shard(
     shards = assign_groups(group_chains(chains, needs), _read_costs(request.shard_costs), count)
     shard_chains = frozenset(chain for chain, number in shards.items() if number == index)
     if not shard_chains:
-        # Only a warning: it may be one of several CI jobs, all of which have to pass.
+        # An empty shard is only a warning: it may be one of several CI jobs, which must all pass.
         chain_count = pluralize(len(shards), "chain")
         messages.warn(f"--shard {index}/{count}: none of the {chain_count} belongs to it: use fewer, or --shard-costs")
     return shard_chains, RunShard(index, count, hash_shards(shards), len(shards))
@@ -116,7 +116,7 @@ def choose_chains(plan: Plan, chains: Collection[str]) -> Plan:
 
 
 def _read_costs(source: str) -> dict[str, float]:
-    """Read the costs of chains from a file or a run; return none if no source is given."""
+    """Read the costs of chains from a file or a run; without a source, return an empty dictionary."""
     path = Path(source)
     if not path.is_file():
         return estimate_costs([read_journal(find_named_run(source, "--shard-costs") / JOURNAL)]) if source else {}
@@ -134,10 +134,10 @@ def _read_costs(source: str) -> dict[str, float]:
 
 
 def estimate_costs(records: Sequence[JournalRecord]) -> dict[str, float]:
-    """Estimate the seconds of each chain: the median over runs without cached parts, otherwise over the others.
+    """Estimate the seconds of each chain: the median over runs without cached parts, or, if none, over all runs.
 
     Downloads and skipped steps do not count. Cached results count only if no run has done the work itself. The cost of
-    a batch's compile is divided equally among its cases.
+    a batch's compile is divided equally among the batch's cases.
     """
     uncached_costs: dict[str, list[float]] = defaultdict(list)
     cached_costs: dict[str, list[float]] = defaultdict(list)
@@ -201,7 +201,7 @@ def assign_shards(names: Iterable[str], costs: Mapping[str, float], count: int) 
             known_costs.append((-costs[name], name))
         else:
             shards[name] = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % count + 1
-    # The next shard is the one with the smallest load, or else with fewer chains: cached chains have cost nothing.
+    # The next shard has the smallest load; ties (cached chains cost 0) go to the shard with fewer chains.
     loads = [(0.0, 0, shard) for shard in range(1, count + 1)]
     for negative, name in sorted(known_costs):
         load, number, shard = loads[0]

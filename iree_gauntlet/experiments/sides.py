@@ -1,7 +1,7 @@
-"""The sides of a comparison: each an ordinary run up to its benchmarks, whose rounds then alternate between the sides.
+"""The sides of a comparison: each is an ordinary run up to the benchmarks; then rounds alternate between the sides.
 
 If one side is slower or faster, the dispatches of both are profiled, and the compiler's statistics and the module sizes
-are compared. Other machines may measure the rounds: for each model one machine, with both sides on one device.
+are compared. Other machines may measure the rounds; then each model has one machine, and both sides one device.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 
 _HEADER_FIELDS = ("event", "time", "step")
-# The last event of a worker's log: its machine, and the reason if there is no verdict.
+# The last event of a worker's log: it has the machine, and the reason if there is no verdict.
 WORKER_END_EVENT = "measured here"
 # The stage that is measured in rounds, and the stages that have to pass before it.
 _TIMED_STAGE = Figure.TIME.row.stage
@@ -94,7 +94,7 @@ _COMPILE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSide:
-    """One IREE of a comparison, `A` or `B`, ready to be measured; its machine's leases last as long as this object.
+    """One IREE of a comparison, `A` or `B`, ready to be measured; its `machine` holds leases as long as this object.
 
     Attributes:
         planned: the steps of the record.
@@ -117,7 +117,7 @@ class ComparisonSide:
 
     @property
     def tools(self) -> SideTools:
-        """The tools and compiles that profiling needs."""
+        """The tools and compile steps that profiling needs."""
         return SideTools.of(self.machine, self.planned)
 
     @property
@@ -129,7 +129,7 @@ class ComparisonSide:
 def prepare_side(
     name: str, machine: Workbench, iree: str, setup: RunSetup, folder: Path, presenter: Reporter
 ) -> ComparisonSide:
-    """Run everything of a selection except its benchmarks with one IREE; resume a folder that exists."""
+    """Run a selection, except its benchmarks, with one IREE; resume the folder if it exists."""
     presenter.line(f"\n{name}: {iree}")
     result = run(setup.within(folder, iree), presenter, machine=machine, hold=_TIMED_STAGE, brief=True)
     record = read_journal(folder / JOURNAL)
@@ -153,7 +153,7 @@ def make_pair(chain: str, steps: tuple[Step, Step], metric: str, rounds: RoundSe
     """Pair a step of A with the same step of B, to be measured in rounds by a metric.
 
     Raises:
-        UsageError: CPUs are asked for, and there is no taskset.
+        UsageError: CPUs are requested, but taskset is missing.
     """
 
     def make_measurements(cpus: Cpus) -> tuple[Measurement, Measurement]:
@@ -161,7 +161,7 @@ def make_pair(chain: str, steps: tuple[Step, Step], metric: str, rounds: RoundSe
         return a, b
 
     make_measurement = make_benchmark_rounds if metric == "time" else make_compile_rounds
-    # A timed compile runs on all CPUs only: trying other sets would take minutes.
+    # A timed compile runs on all CPUs, because trying other sets would take minutes.
     pair = Pair(
         chain, list_cpu_sets(steps[0]) if rounds.choose and metric == "time" else (rounds.cpus,), make_measurements
     )
@@ -190,7 +190,7 @@ def find_obstacle(side: ComparisonSide, step: Step) -> str:
 
 
 def find_changed_models(sides: Sequence[ComparisonSide], events: Iterable[JournalEvent]) -> dict[str, str]:
-    """Return the models with a side that changed since an earlier part of the comparison, each with the reason."""
+    """Return the models of which a side changed since the comparison's earlier part, each with the reason."""
     first_block_times: dict[str, str] = {}
     benchmarks: dict[str, dict[str, SideBenchmark]] = {}
     for event in events:
@@ -220,12 +220,12 @@ def find_removed_models(models: Iterable[str], events: Iterable[JournalEvent]) -
 
 
 def _strip_folders(command: Command | None) -> list[str]:
-    """Return a command's arguments without the folders of files: a comparison may have been moved."""
+    """Return a command's arguments without the folders of files, because the comparison may have been moved."""
     return [re.sub(r"[^=@,]*/", "", word) for word in command.argv] if command else []
 
 
 def _find_recompiled(side: ComparisonSide, first_block_times: Mapping[str, str]) -> list[str]:
-    """Return the models with a module whose key has changed since their first block; `first_block_times` by model."""
+    """Return the models of which a module's key has changed since the first block (time by model, as given)."""
     steps = [step for step in side.planned if step.chain in first_block_times and not step.role.endswith(COUNTED)]
     chains = {step.id: step.chain for step in steps if step.stage is Stage.COMPILE}
     measured_keys: dict[str, str] = {}
@@ -256,7 +256,7 @@ def make_round_settings(request: CompareRequest | BisectRequest, *, local: bool 
 
 @dataclass(frozen=True, slots=True)
 class SideTools:
-    """A side's profiling tools; `compiles` has the steps with statistics, by the module that each makes."""
+    """A side's profiling tools; `compiles` has the compile steps with statistics, by the module that each makes."""
 
     machine: Workbench
     compiles: Mapping[str, Step]
@@ -277,8 +277,8 @@ def explain_differences(
 ) -> None:
     """Profile both sides of the models that are slower or faster with B; write an event `where` for each.
 
-    If profiling fails, the event has the reason, and the instructions by dispatch that `count_dispatches` returns: a
-    comparison does not fail because an explanation is missing.
+    If profiling fails, the comparison does not: the event then has the reason, and the instructions by dispatch that
+    `count_dispatches` returns.
     """
     by_chain = {pair.chain: pair for pair in pairs}
     for verdict in verdicts.values():
@@ -316,7 +316,7 @@ def _collect_dispatches(
         incomplete = any(
             profiling.profile is None for profilings in profilings_by_side.values() for profiling in profilings
         )
-        # If one side fails, the other is profiled all the same: both reasons are reported.
+        # If one side fails, profile the other side too, to report the reasons of both.
         if not incomplete or not profilings_by_side[name]:
             side, measurement, median = side_by_name[name]
             profiling = profile_dispatches(
@@ -334,7 +334,7 @@ def _collect_dispatches(
 
 
 def _join(profilings: Sequence[Profiling]) -> Profiling:
-    """Merge the profiles of a side; if one of them failed, return that one."""
+    """Merge the profiles of a side; if a profiling failed, return the failed one."""
     failures = [profiling for profiling in profilings if profiling.profile is None]
     if failures or len(profilings) == 1:
         return (failures or [*profilings])[0]
@@ -349,9 +349,9 @@ def _join(profilings: Sequence[Profiling]) -> Profiling:
 def find_compile_changes(
     sides: Sequence[SideTools], module_paths: Sequence[Sequence[str]], *, sized: bool
 ) -> tuple[CompileChange, ...]:
-    """Compare the compiler's statistics of the two main modules; return none if a side has not compiled its own.
+    """Compare the compiler's statistics of the two main modules; return nothing if a side did not compile its module.
 
-    `module_paths` has the modules that each side loads, the main one last; `sized`: compare their sizes too.
+    `module_paths` has the modules that each side loads, the main module last. `sized`: compare their sizes too.
     """
     main_compiles = [
         [side.compiles[path] for path in paths if path in side.compiles][-1:]
@@ -370,9 +370,9 @@ def find_compile_changes(
 def list_compile_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[CompileChange, ...]:
     """Return the figures that differ, and those that only one side reports.
 
-    The input is the JSON of `--iree-scheduling-dump-statistics-format=json`, optionally with `MODULE_SIZE`: nested
-    objects with numbers as leaves. Releases differ in the names and figures that they report: a figure that one side
-    lacks is shown as missing, not counted as zero.
+    The input is the JSON of `--iree-scheduling-dump-statistics-format=json` (nested objects with numbers as leaves),
+    optionally with `MODULE_SIZE`. A figure that only one side has counts as missing, not as zero, because releases
+    differ in the names and figures that they report.
     """
     a_values, b_values = (
         {_COMPILE_NAMES.get(path, path): value for path, value in _walk_leaves(side)} for side in (a, b)
@@ -398,7 +398,7 @@ def _walk_leaves(statistics: Mapping[str, Any], path: str = "") -> Iterator[tupl
 
 @dataclass(frozen=True, slots=True)
 class WorkerModule:
-    """A module that a side has built; `need` is its side and step, `A dtln@cpu:compile`."""
+    """A module that a side has built; `need` is the side and step, such as `A dtln@cpu:compile`."""
 
     need: str
     key: str
@@ -411,17 +411,17 @@ class ComparingMachines(Machines, Protocol):
     def comparing(
         self, setup: RunSetup, request: CompareRequest, sides: tuple[ComparisonSide, ComparisonSide], progress: Progress
     ) -> AbstractContextManager[RoundsElsewhere]:
-        """Let the machines measure a comparison whose sides they ran, while the context is open; as `taking_part`."""
+        """While the context is open, let the machines that ran the sides measure the comparison; like `taking_part`."""
 
 
 class RoundsElsewhere(Protocol):
     """Other machines that measure the rounds of a comparison."""
 
     def measure(self, units: Sequence[Step], modules: Sequence[WorkerModule], rounds: RoundsLog) -> None:
-        """Have each model measured by a machine; a signal handler's exception is raised after they are told to end.
+        """Have each model measured by a machine; before a signal handler's exception is raised, the machines are ended.
 
         Args:
-            units: A's step of each model to be measured; it has its host to itself, and needs `modules`.
+            units: A's step of each model to be measured; a unit has a host to itself, and needs `modules`.
             modules: the modules of both sides.
             rounds: receives the results.
         """
@@ -430,7 +430,7 @@ class RoundsElsewhere(Protocol):
 def make_units(
     steps: Iterable[tuple[Step, Step]], sides: tuple[ComparisonSide, ComparisonSide]
 ) -> tuple[list[Step], list[WorkerModule]]:
-    """Return the models to be measured, each by its step of both sides; see `RoundsElsewhere.measure`."""
+    """Return `units` and `modules` of `RoundsElsewhere.measure` for the two sides' steps of each model."""
     units: list[Step] = []
     modules: list[WorkerModule] = []
     for step_pair in steps:
@@ -452,8 +452,8 @@ def make_units(
 class RoundsLog:
     """Writes the results of measured units to the log and the evidence, as the `StepHandler` of a cluster's runner.
 
-    Each model is one event, `measured`, with its measurements, worker and machine: a truncated log has a model
-    completely, or not at all. The budget begins now; `evidence`, by model, is changed in place.
+    Each model is one event, `measured`, with the measurements, worker and machine, so a truncated log has a model
+    completely or not at all. The budget begins with this object; `evidence`, by model, is changed in place.
     """
 
     def __init__(
@@ -470,17 +470,17 @@ class RoundsLog:
         self._ends = time.monotonic() + rules.budget_seconds
 
     def share(self, hosts: int, units: int) -> float:
-        """Return a unit's share of the remaining budget, in seconds, if so many hosts run one unit each."""
+        """Return one unit's share of the remaining budget in seconds, if each host runs one unit at a time."""
         seconds = max(0.0, self._ends - time.monotonic())
         return seconds * min(1.0, hosts / max(1, units))
 
     def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
-        """Record that a unit is given to a worker."""
+        """Record that a worker gets a unit."""
         self.session.log.write("start", StepStart(worker), step=step.chain)
         self.session.progress.message(f"{step.chain}: measured on {worker}{', from the beginning' if again else ''}")
 
     def keep(self, step: Step, events: Sequence[Mapping[str, Any]]) -> None:
-        """Keep a worker's log events of a unit until `conclude`."""
+        """Keep a worker's log events about a unit until `conclude`."""
         self._events[step.id] = events
 
     def conclude(self, step: Step, result: Result) -> Verdict:
@@ -516,7 +516,7 @@ class RoundsLog:
         return result.verdict
 
     def remark(self, text: str) -> None:
-        """Write a remark that the reader has to see."""
+        """Write a remark that readers must see."""
         self.session.log.write("remark", Remark(text))
         self.session.progress.message(text)
 

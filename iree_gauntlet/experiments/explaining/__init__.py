@@ -1,1 +1,1 @@
-"""The explanation of a failure: it is repeated, located, extracted and bundled."""
+"""The explanation of a failure: repeat the failure, locate its cause, extract that part and bundle it."""

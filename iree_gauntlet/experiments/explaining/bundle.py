@@ -60,7 +60,7 @@ _INLINE_BYTES = 4_000
 PROGRAM = "program.mlir"
 # The exit codes of the script.
 FIXED, STILL_THERE, CANNOT_BE_JUDGED = 0, 1, 125
-# For each ending: the text if it is fixed; the shell condition of the failure, and the text if that holds.
+# For each ending: the text if the failure is fixed, the shell condition for the failure, and the text if it holds.
 _ENDINGS = {
     WRONG: ("the outputs are as expected", "true", "the outputs are not as expected"),
     FAILURE: ("it does not fail", "[ $code -lt 124 ]", "it fails as before"),
@@ -75,13 +75,13 @@ _CHECK_MEANINGS = {
 _RUN_MEANINGS = {FIXED: ("it is fixed", ExitCode.OK), STILL_THERE: ("the failure is still there", ExitCode.FAILED)}
 # The script's output, in the folder of logs.
 REPRO_LOG = "repro.txt"
-# A larger .onnx is left out: the program has the same weights.
+# Larger .onnx files are left out, because the program has the same weights.
 _SMALL_BYTES = 1_000_000
 # The maximum number and length of the lines of a tool's output in a README.
 _MAX_LOG_LINES, _MAX_LINE_CHARS = 30, 200
-# The names of the files that are compiled while a program is reduced.
+# The names of the files that a reduction compiles.
 _CANDIDATE = re.compile(r"\S*/candidate\.(?:mlir|vmfb)")
-# MLIR's formats of values: in hexadecimal, as a list, or at the end of the file.
+# The beginnings of MLIR constants with several values: in hexadecimal, as a list, or stored at the end of the file.
 _CONSTANT_MARKS = re.compile(rb'dense<(?:"|\[)|dense_resource<')
 # Arguments of iree-run-module that name files.
 _VALUE_FLAGS = ("--input", "--expected_output")
@@ -89,18 +89,18 @@ _PARAMETERS_FLAG = "--parameters"
 _URL_PREFIXES = ("http://", "https://")
 # Flags of the original run that the script does not repeat.
 _IGNORED_FLAGS = ("--module", "--device", "--output")
-# The limit for installing IREE, a compile and a run.
+# The time limit for installing IREE, one compile and one run together.
 _TIMEOUT_SECONDS = 900.0
 
 
 @dataclass(slots=True)
 class BundleFiles:
-    """The files of a bundle besides its program, collected while its command lines are made.
+    """The files of a bundle besides the program; they are collected while the bundle's command lines are made.
 
     Attributes:
         blobs: file contents by name.
-        recipes: files that the script generates: each a name with arguments of `make_values.py`.
-        downloads: files that the script downloads: each a name with arguments of `fetch_file.py`.
+        recipes: the files that the script generates, by name, with the arguments of `make_values.py`.
+        downloads: the files that the script downloads, by name, with the arguments of `fetch_file.py`.
     """
 
     blobs: dict[str, bytes] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class BundleFiles:
     downloads: list[tuple[str, ...]] = field(default_factory=list)
 
     def add_tensors(self, tensors: Sequence[TensorFile], name: str) -> list[str]:
-        """Return arguments of iree-run-module for tensors, as `<name>_0.bin` and so on; zeros need no file."""
+        """Return iree-run-module's arguments for tensors; files are `<name>_0.bin` and so on, zeros need no file."""
         args: list[str] = []
         for index, tensor in enumerate(tensors):
             file = f"{name}_{index}.bin"
@@ -122,13 +122,13 @@ class BundleFiles:
         return args
 
     def add_flags(self, flags: Sequence[str], folder: Path) -> tuple[str, ...]:
-        """Add the files that flags name, relative to a folder; return the flags with their names in the bundle."""
+        """Add the files that flags name, relative to a folder; return the flags with the files' names in the bundle."""
         args: list[str] = []
         for flag in flags:
             head, equals, value = flag.rpartition("=")
             path = folder / value
             arg = flag
-            # A word such as `host` is no file, even if the folder has a file of that name.
+            # A word such as `host` does not name a file, even if the folder has a file `host`.
             if equals and ("/" in value or path.suffix) and path.is_file():
                 data, names = path.read_bytes(), [name for name in self.blobs if name.startswith("flag_")]
                 matches = (name for name in names if self.blobs[name] == data and name.endswith(path.suffix))
@@ -151,9 +151,9 @@ class BundleContents:
     """The contents of a bundle.
 
     Attributes:
-        program: text or bytecode; empty if it is downloaded.
-        device: empty if the compile is what fails.
-        arguments: those of iree-run-module, with the bundle's file names.
+        program: text or bytecode; empty if the script downloads the program.
+        device: the device to run on; empty if the compile fails.
+        arguments: iree-run-module's arguments, with the bundle's file names.
     """
 
     title: str
@@ -181,7 +181,7 @@ class FailureForms:
     iree: Toolchain
 
     def make_dispatch_forms(self, suspect: WrongDispatch) -> Iterator[BundleContents]:
-        """Yield a dispatch as a function that every release reads, if possible, then in this release's own form."""
+        """Yield a dispatch first as a function that every release reads, if possible, then in this release's format."""
         files = BundleFiles()
         arguments = _list_arguments(DISPATCH_FUNCTION, suspect.inputs, suspect.expected, files)
         problem = "Wrong numbers" if suspect.expected else self.symptom.said or self.symptom.ending
@@ -194,7 +194,7 @@ class FailureForms:
         yield replace(contents, flags=("--compile-from=flow", *contents.flags))
 
     def make_operator_form(self, operator: WrongOperator) -> BundleContents:
-        """Return an operator of an ONNX model, as a model of its own, with onnxruntime's outputs."""
+        """Return an ONNX model of only the wrong operator, with onnxruntime's outputs."""
         files = BundleFiles()
         arguments = _list_arguments(OPERATOR_FUNCTION, operator.values.inputs, operator.values.outputs, files)
         model = operator.onnx.read_bytes()
@@ -212,7 +212,7 @@ class FailureForms:
         old, new = (pluralize(size.operations, "operation") for size in (reduction.before, reduction.after))
         verb = "fails" if reduction.after.operations == 1 else "fail"
         text = f"`program.mlir` is reduced from a program of {old} to {new}, which {verb} in the same way."
-        # The tool's location on this machine is left out.
+        # Leave out the tool's location on this machine.
         library = f"{Path(self.iree.compiler.compile).parent}/"
         log = _CANDIDATE.sub("program.mlir", reduction.text).replace(library, "").strip().splitlines()
         lines = take_last_lines(tuple(log[:_MAX_LOG_LINES]), count=_MAX_LOG_LINES, width=_MAX_LINE_CHARS)
@@ -243,7 +243,7 @@ class FailureForms:
         return BundleContents(title, all_paragraphs, program, flags, device, arguments, files, self.iree, self.symptom)
 
     def _read_or_download(self, path: Path, name: str, files: BundleFiles) -> bytes:
-        """Return a file's bytes; if it is too large, add it as a download and return none."""
+        """Return a file's bytes; if the file is too large, add a download of it and return no bytes."""
         try:
             size = path.stat().st_size
             if size <= MAX_BYTES:
@@ -261,7 +261,7 @@ class FailureForms:
         return b""
 
     def _name_files(self, files: BundleFiles) -> tuple[str, ...]:
-        """Return the run's arguments, with the bundle's names of the files in them."""
+        """Return the run's arguments, in which files have their names in the bundle."""
         args: list[str] = []
         for arg in self.failure.argv[1:]:
             flag, _, value = arg.partition("=")
@@ -298,7 +298,7 @@ def _format_share(error: float) -> str:
 def _list_arguments(
     function: str, inputs: Sequence[TensorFile], expected: Sequence[TensorFile], files: BundleFiles
 ) -> tuple[str, ...]:
-    """Return a run's arguments, with thresholds by type that allow for another order of operations."""
+    """Return a run's arguments; thresholds by type allow for rounding in another order of operations."""
     largest: dict[str, float] = {}
     for tensor in expected:
         name = tensor.type.rpartition("x")[2]
@@ -325,12 +325,12 @@ def write_bundle(contents: BundleContents, folder: Path) -> Bundle:
     """Write a bundle, and its archive next to it.
 
     Raises:
-        GauntletError: it would be too large.
+        GauntletError: the bundle would be too large.
     """
     iree, packages, program = contents.iree, list_packages(contents.iree), contents.program
     facts = {
         "title": contents.title,
-        # The path of the installation is private.
+        # Leave out the installation's path, which is private.
         "iree": {name: value for name, value in iree.as_dict().items() if name != "source"},
         "packages": packages,
         "flags": contents.flags,
@@ -359,7 +359,7 @@ def write_script(contents: BundleContents) -> str:
     if symptom.ending == WRONG:
         condition += """ && grep -q '^\\[FAILED\\]' "$work/said.txt\""""
     elif symptom.pattern:
-        # Releases break the lines of a diagnostic differently.
+        # Join the lines, because releases break diagnostics differently.
         condition += f""" && tr '\\n' ' ' < "$work/said.txt" | grep -qE {shlex.quote(symptom.pattern)}"""
     return render(
         "repro.sh",
@@ -375,7 +375,7 @@ def write_script(contents: BundleContents) -> str:
 
 def render(template: str, **values: object) -> str:
     """Render a file of a bundle from its template; `machine` describes this machine."""
-    import jinja2  # noqa: PLC0415 - `run` brings this module, and seldom needs it
+    import jinja2  # noqa: PLC0415 - `run` imports this module and seldom needs jinja2
 
     environment = jinja2.Environment(  # noqa: S701 - no page
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
@@ -434,7 +434,7 @@ def list_packages(iree: Toolchain) -> tuple[str, ...]:
 
 
 def describe_contents(contents: BundleContents) -> str:
-    """Describe the parts of a model that a bundle contains, in a sentence or two."""
+    """Describe, in a sentence or two, the parts of a model that a bundle contains."""
     data_files, downloads = contents.files.blobs, contents.files.downloads
     parts = [f"the program ({format_bytes(len(contents.program))})"] if contents.program else []
     size = format_bytes(sum(map(len, data_files.values())))
@@ -446,7 +446,7 @@ def describe_contents(contents: BundleContents) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BundleInfo:
-    """A bundle that can be run; `packages` are those of the IREE that it fails with: `iree-base-compiler==3.6.0`."""
+    """A bundle that can be run; it fails with the IREE of `packages`, such as `iree-base-compiler==3.6.0`."""
 
     folder: Path
     title: str
@@ -454,7 +454,7 @@ class BundleInfo:
 
 
 def open_bundle(bundle: Path, target_dir: Path) -> BundleInfo:
-    """Open a bundle: a folder, or an archive, which is unpacked into a folder."""
+    """Open a bundle, which is a folder or an archive; an archive is unpacked into `target_dir`."""
     hint = "Name a bundle that `explain` wrote."
     if not bundle.exists():
         raise UsageError(f"there is no bundle {bundle}", "`explain` writes runs/<run>/explain/<case>/bundle.tar.gz.")
@@ -480,9 +480,9 @@ def open_bundle(bundle: Path, target_dir: Path) -> BundleInfo:
 def run_bundle(
     bundle: Path, iree: Toolchain | None, supervisor: Supervisor, logs: Path, base: Toolchain | None = None
 ) -> int | None:
-    """Run the bundle of a folder, with its output in `repro.txt` of `logs`; return its exit code, None if killed.
+    """Run a bundle's script, with the output in `repro.txt` of `logs`; return its exit code, None if killed.
 
-    The script installs the IREE, and the `base` of a comparison of times, unless they are given.
+    The script installs the IREE, and for a comparison of times the `base`, unless they are given.
     """
     tools: list[tuple[str, str]] = []
     for prefix, side in (("", iree), ("BASE_", base)):
@@ -500,7 +500,7 @@ def run_bundle(
 
 
 def check_bundle(bundle: Path, presenter: Reporter) -> ExitCode:
-    """Report whether a bundle fails with the IREE that it installs for itself."""
+    """Report whether a bundle fails with the IREE that its script installs."""
     return _judge(bundle, None, presenter, _CHECK_MEANINGS)
 
 
@@ -514,7 +514,7 @@ def run_bundle_with_iree(bundle: Path, request: ToolchainRequest, presenter: Rep
 def _judge(
     bundle: Path, iree: Toolchain | None, presenter: Reporter, meanings: Mapping[int, tuple[str, ExitCode]]
 ) -> ExitCode:
-    """Run a bundle, and report the meaning of its exit code."""
+    """Run a bundle, and report the meaning of the script's exit code."""
     with tempfile.TemporaryDirectory(prefix="gauntlet-bundle-") as temp_dir, Supervisor() as supervisor:
         info = open_bundle(bundle, Path(temp_dir))
         with interruptible(supervisor.cancel_all):

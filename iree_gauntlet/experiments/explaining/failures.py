@@ -1,4 +1,4 @@
-"""The failures of a run, with all that is needed to compile and run them again: from the run's journal alone."""
+"""The failures of a run, read from only its journal, with all that compiling and running them again needs."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Failure:
 
     Attributes:
         flags: the compile's flags, without those that name output files.
-        argv: the arguments of iree-run-module; empty for a compile.
+        argv: iree-run-module's command line; empty for a compile.
         folder: the chain's folder, relative to the folder of steps.
-        urls: the sources of its files, by path.
+        urls: the URLs of the step's files, by path.
     """
 
     case: str
@@ -59,7 +59,7 @@ class Failure:
 
     @property
     def wrong(self) -> bool:
-        """True if it ran, and its numbers were wrong."""
+        """True if the step ran and gave wrong numbers."""
         return self.stage.row.checks_numbers and bool(self.result.outputs) and not self.result.signal
 
     @property
@@ -78,12 +78,12 @@ class Failure:
 
     @property
     def device(self) -> str:
-        """The device that it ran on."""
+        """The device that the step ran on."""
         return next(iter(self.values("--device")), CPU.device)
 
     @property
     def function(self) -> str:
-        """The function that was called; empty if the module has only one."""
+        """The called function; empty if the module has only one."""
         return next(iter(self.values("--function")), "")
 
 
@@ -101,7 +101,7 @@ def find_failures(record: JournalRecord, patterns: Sequence[str]) -> list[Failur
     """Return the failures of a run's main modules, optionally only of chains that match one of the patterns.
 
     Raises:
-        NothingSelectedError: nothing failed that matches.
+        NothingSelectedError: no failure matches.
     """
     run = format_path(record.path.parent)
     steps = {step.id: step for step in record.planned}
@@ -109,7 +109,7 @@ def find_failures(record: JournalRecord, patterns: Sequence[str]) -> list[Failur
     for step in steps.values():
         result = record.results.get(step.id)
         if result is not None and step.stage.row.is_explained and step.role == MAIN:
-            # IREE is at fault: it failed, as expected or not, or a tool crashed or hung.
+            # Select failures of IREE, expected ones too, and crashes and hangs of its tools.
             is_tool_error = result.verdict.is_error and (result.crashed or result.timed_out)
             failing += [step] if is_tool_error or result.verdict.counts_as_failure else []
     if not failing:
@@ -144,13 +144,13 @@ def _make_failure(step: Step, steps: Mapping[str, Step], result: Result, run: Pa
                 f"{file} is missing: {step.chain} cannot be {action} again",
                 f"{run} was made on another machine, or its files are gone; run it again on this machine.",
             )
-    # An imported file has another format than its source: the URL is not the file's.
+    # A URL with another suffix is the source of an import, not of the imported file.
     sources = [file for file in (*build.inputs, *threshold.inputs) if Path(file.url).suffix == Path(file.path).suffix]
     return replace(failure, urls={source.path: source.url for source in sources})
 
 
 def describe_failure(build: Step, command: Command | None, stage: Stage, result: Result, timeout: float) -> Failure:
-    """Describe a failure by its compile step; `command` runs the module, None if the compile itself fails."""
+    """Describe a failure by its compile step; `command` runs the module, or is None if the compile itself failed."""
     compile_cwd = Path(build.required_command.cwd)
     cwd = Path(command.cwd) if command else compile_cwd
     args = list(build.required_command.argv[1:])

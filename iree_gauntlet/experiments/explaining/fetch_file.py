@@ -1,8 +1,8 @@
-"""A published file, downloaded and checked; a bundle has this file to fetch what is too large to be in it.
+"""A download of a published file, with a check; bundles contain this script to fetch files that are too large for them.
 
     python3 fetch_file.py FILE URL SHA256
 
-It needs only the standard library. The exit code is 1 if the file cannot be fetched.
+The script needs only the standard library. Its exit code is 1 if the file cannot be fetched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def fetch(name: str, url: str, sha256: str) -> str:
         return ""
     digest = hashlib.sha256()
     try:
-        # The address is the bundle's own, and its hash is checked.
+        # The URL is from the bundle, and the file's hash is checked below.
         with urllib.request.urlopen(url) as source, open(f"{name}.part", "wb") as file:  # noqa: S310, PTH123
             while block := source.read(1 << 20):
                 digest.update(block)

@@ -1,8 +1,8 @@
-"""A program in IREE's `flow` phase, as text: its dispatches, their results, and a dispatch as a program of its own.
+"""A program in IREE's `flow` phase, as text: its dispatches and their results, and a dispatch as a separate program.
 
-The parser relies on IREE's format: one operation per line, nested ones indented by two more spaces. It covers only the
-part of MLIR's grammar that dispatches need. `--iree-flow-trace-dispatch-tensors` has added a `flow.tensor.trace` before
-and after every dispatch.
+The parser relies on IREE's format: one operation per line, and nested operations indented by two more spaces. The
+parser covers only the part of MLIR's grammar that dispatches need. Programs have a `flow.tensor.trace` before and after
+every dispatch, added by `--iree-flow-trace-dispatch-tensors`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 TRACE_FLAG = "--iree-flow-trace-dispatch-tensors"
-# The tolerance of a dispatch on equal inputs: the largest difference, as a share of the largest value. Integers and
-# booleans have to be equal. Reducing 10,000 f32 in another order usually gives 1e-5.
+# The tolerated difference of a dispatch's results on equal inputs, as a share of the largest value. Integers and
+# booleans must be equal. For scale: summing 10,000 f32 in another order usually differs by 1e-5.
 TOLERANCES = {"f64": 1e-9, "f32": 1e-4, "f16": 1e-2, "bf16": 5e-2}
-# The maximum number of candidates that are confirmed on their own inputs.
+# At most this many candidates are confirmed by running each alone on its own inputs.
 _MAX_SUSPECTS = 8
 # The time that the worker needs, after the time limit, to end its processes and write the results.
 _MARGIN_SECONDS = 60.0
@@ -72,8 +72,8 @@ class Dispatch:
 
     Attributes:
         workload: the values that give the amount of work.
-        constants: those that the enclosing function defines.
-        outcome: the type of each result; `%x` for an operand that is written in place.
+        constants: the constants that the enclosing function defines.
+        outcome: the type of each result, or `%x` if the result is written into operand `%x`.
     """
 
     key: str
@@ -91,12 +91,12 @@ class Dispatch:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The operands that are tensors, which are traced."""
+        """The operands that are tensors; only these are traced."""
         return tuple(value for value, type_ in self.operands if type_.startswith("tensor<"))
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The indices of the tensors that a program of its own takes: each value once."""
+        """The indices of the tensors that the extracted program takes; each value is taken only once."""
         return tuple(self.tensors.index(value) for value in dict.fromkeys(self.tensors))
 
     @property
@@ -124,7 +124,7 @@ class FlowProgram:
         return self.text[start : self.text.index("\n  }\n", start) + len("\n  }\n")]
 
     def with_aliases(self, program: str) -> str:
-        """Return a program with the attributes of this one that it refers to, directly or indirectly."""
+        """Add to `program` the attribute aliases of this program that it uses, directly or indirectly."""
         aliases = _read_aliases(self.text)
         used_names: set[str] = set()
         queue = _ALIAS.findall(program)
@@ -139,7 +139,7 @@ class FlowProgram:
         """Extract a dispatch as a program: its executable, and a function from its tensors to its results.
 
         Raises:
-            GauntletError: it needs a number that the program computes.
+            GauntletError: the dispatch needs a number that the whole program computes.
         """
         lines = self.text.splitlines()
         module = next(line for line in lines if line.startswith("module"))
@@ -185,14 +185,14 @@ def read_flow(path: Path) -> FlowProgram:
     """Read the output of `iree-compile --compile-to=flow --iree-flow-trace-dispatch-tensors`.
 
     Raises:
-        GauntletError: it dispatches nothing, or has a dispatch that cannot be parsed.
+        GauntletError: the program has no dispatches, or one that cannot be parsed.
     """
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     dispatches: dict[str, Dispatch] = {}
     constants: dict[str, str] = {}
     key = ""
     for number, line in enumerate(lines):
-        # Lines with weights have many megabytes.
+        # Look only at the beginning, because lines with weights have many megabytes.
         head = line[:200].lstrip()
         if head.startswith(("util.func", "util.initializer")):
             constants = {}
@@ -201,7 +201,7 @@ def read_flow(path: Path) -> FlowProgram:
         elif head.startswith("flow.tensor.trace") and (trace := _TRACE.match(line)):
             if trace[3] == "inputs":
                 key = f"{len(dispatches)} {trace[2]}"
-            # IREE cannot read the trace of no tensors, which it writes itself.
+            # Drop traces of no tensors: IREE writes them, but cannot read them.
             empty = line.rstrip().endswith("= []")
             lines[number] = "" if empty else f'{trace[1]}{key} {trace[3]}"{line[trace.end() :]}'
         elif "flow.dispatch @" in line[:400]:
@@ -268,7 +268,7 @@ def _list_devices(text: str) -> Iterator[tuple[int, str]]:
     start = text.find(_DEVICE)
     while start >= 0:
         depth = 1
-        # The marks are strings, arrows and brackets.
+        # The matches are strings, arrows and brackets.
         for mark in _MARKS.finditer(text, start + len(_DEVICE)):
             depth += {"<": 1, ">": -1}.get(mark[0], 0)
             if not depth:
@@ -289,7 +289,7 @@ def replace_device(text: str, device: str) -> str:
 
 
 def _define_scalars(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> Iterator[str]:
-    """Yield lines that define the operands of a dispatch that are not tensors."""
+    """Yield lines that define the non-tensor operands of a dispatch."""
     # The captured sizes of dynamic dimensions, by SSA value.
     sizes: dict[str, int] = {}
     types = dict(dispatch.operands)
@@ -309,7 +309,7 @@ def _define_scalars(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> Iter
         if constant is not None:
             yield f"{value} = arith.constant {constant}"
         elif value in sizes:
-            # The barrier keeps the compiler from specialising the dispatch for this size.
+            # With the barrier, the compiler cannot specialise the dispatch for this size.
             size = f"%size_{value.removeprefix('%')}"
             yield f"{size} = arith.constant {sizes[value]} : index"
             yield f"{value} = util.optimization_barrier {size} : index"
@@ -331,7 +331,7 @@ def _read_aliases(text: str) -> dict[str, str]:
 
 
 def make_function(program: FlowProgram, dispatch: Dispatch) -> str:
-    """Write a dispatch as a function; empty if that is impossible: dynamic sizes, operations of IREE."""
+    """Write a dispatch as a function; return an empty string if it has dynamic sizes or IREE's own operations."""
     executable = program.executable(dispatch)
     head = _FUNCTION.search(executable)
     if head is None:
@@ -401,7 +401,7 @@ class TensorTrace(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class DispatchTrace(Recorded):
-    """A dispatch that ran: its key, the call's number, and the folder of its tensors within the trace's."""
+    """A dispatch that ran: its key, the call's number, and the folder of its tensors, inside the trace's folder."""
 
     dispatch: str
     call: int
@@ -418,7 +418,7 @@ class DispatchTrace(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedDispatch(Recorded):
-    """A dispatch that began and did not end."""
+    """A dispatch that began but did not end."""
 
     dispatch: str
     inputs: tuple[TensorTrace, ...]
@@ -443,7 +443,7 @@ class TensorFile(Recorded):
     """A tensor whose raw values are in a file, with a type in IREE's notation: `2x3xf32`.
 
     Attributes:
-        made: the arguments of `make_values.py` that generate the file; none if the values are the model's own.
+        made: the arguments of `make_values.py` that generate the file; empty if the values come from the model.
         largest: the largest |value|, for outputs.
     """
 
@@ -492,7 +492,7 @@ def make_target_side(tools: Tools, program: FlowProgram) -> TraceSide:
 def trace_sides(
     tools: Tools, name: str, sides: tuple[TraceSide, TraceSide], timeout: float, *, by_values: bool = False
 ) -> TracePair:
-    """Trace both sides, dispatch by dispatch; GauntletError if one could not be run."""
+    """Trace both sides, dispatch by dispatch; GauntletError if a side could not be run."""
     folder = tools.folder / name
     folder.mkdir()
     plan = {
@@ -513,7 +513,7 @@ def trace_sides(
 
 
 def capture_inputs(tools: Tools, target: TraceSide, dispatches: Sequence[Dispatch]) -> CapturedInputs:
-    """Capture the inputs of those of some dispatches that ran, by key."""
+    """Return the captured inputs of those `dispatches` that ran, by key."""
     plan = {"target": asdict(target), "capture": [dispatch.key for dispatch in dispatches], "folder": str(tools.folder)}
     problem, limit = "the inputs could not be captured", tools.failure.timeout
     inputs = tools.run_worker("trace_dispatches", "capture", plan, problem, timeout=limit)

@@ -1,7 +1,7 @@
-"""The search for the dispatch where numbers go wrong, or a run fails: the first one that does so on correct inputs.
+"""The search for the dispatch at fault: the first one that gives wrong numbers, or fails, on correct inputs.
 
-Functions in f32 are compiled once more with f64 in place of f32. That works for functions on tensors that have neither
-constants with many values nor functions that llvm-cpu lacks in f64.
+Functions in f32 are compiled once more with f64 in place of f32. This works if the function takes tensors, and has no
+constants with many values and no operations that llvm-cpu lacks in f64.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _FLAGS = (
     "--iree-input-demote-f64-to-f32=false",
 )
 _TIMEOUT_SECONDS = 120.0
-# An error of up to so many times the reference's error is rounding too.
+# A target's error of at most so many times the reference's error is mere rounding.
 _MAX_REFERENCE_RATIO = 2
-# Flags that mean something for one target only.
+# Flags that apply only to one target.
 _TARGET_FLAGS = (
     *("--iree-hal-target", "--iree-hal-local-target", "--iree-hal-substitute", f"--iree-{CPU.code_generator}"),
-    # The flags of VMVX are kept: it may be the reference.
+    # VMVX is left out: its flags are kept, because it may be the reference.
     *(f"--iree-{name}" for kind in DEVICE_KINDS if kind is not VMVX for name in kind.names),
 )
 _TRIVIAL = """\
@@ -76,11 +76,11 @@ _REFERENCES = {
     VMVX.family: VMVX.target_flags,
 }
 _REFERENCE_DEVICE = CPU.device
-# An error that is smaller than the failure's by this factor comes from another order of operations.
+# An error smaller than the failure's by this factor is attributed to another order of operations.
 _MARGIN = 10
-# The number of calls before and after the wrong one whose errors are kept.
+# The errors of so many calls before and after the wrong call are kept.
 _CONTEXT_CALLS = 6
-# A bundle of 10 MB contains more than inputs.
+# The limit for inputs in bytes; a bundle, of at most 10 MB, contains other files too.
 _LARGE_BYTES = 8_000_000
 
 
@@ -89,12 +89,12 @@ class WrongDispatch:
     """A dispatch that is wrong, or fails, on correct inputs; `call` is its number `of` all calls that ran.
 
     Attributes:
-        program: a program of its own, in the `flow` phase.
-        function: the same as a function that every release reads; empty if that is impossible.
+        program: the dispatch as a separate program, in the `flow` phase.
+        function: the dispatch as a function that every release reads; empty if that is impossible.
         reference: the name of the reference; empty if the dispatch fails before it has results.
-        error: its largest error, as a share of the largest value; infinite if only one side has NaN or infinity.
+        error: the largest error, as a share of the largest value; infinite if only one side has NaN or infinity.
         expected: the reference's results.
-        withheld: the reason if it may not be passed on.
+        withheld: the reason why the dispatch may not be passed on; empty if it may.
     """
 
     dispatch: Dispatch
@@ -114,8 +114,8 @@ class WrongDispatch:
 class SearchResult:
     """The result of a search for the dispatch.
 
-    `around` has the calls before and after the wrong one: number, name, and largest error, as a share of the largest
-    value.
+    `around` has the calls before and after the wrong call, each with number, name, and largest error as a share of the
+    largest value.
     """
 
     suspect: WrongDispatch | None = None
@@ -149,7 +149,7 @@ def encode(error: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _ReferenceTrace:
-    """The traces of a target and a reference; `by_values` if the reference has dispatches of its own."""
+    """The traces of a target and a reference; `by_values`: the reference's dispatches are different ones."""
 
     reference: str
     device: str
@@ -167,10 +167,10 @@ class DispatchSearch:
     program: FlowProgram
 
     def find_wrong(self, is_fault_elsewhere: Callable[[], bool]) -> SearchResult:
-        """Find the first dispatch that is wrong on correct inputs, and confirm it on them; GauntletError for no trace.
+        """Find the first dispatch that is wrong on correct inputs, and confirm that; GauntletError if tracing fails.
 
-        `is_fault_elsewhere` is called if no target gives the expected numbers with these dispatches. It returns True if
-        the fault is before them; then no other dispatches are tried.
+        `is_fault_elsewhere` is called if no target gives the expected numbers with these dispatches. A return of True
+        means that the fault is in an earlier phase; then no other dispatches are tried.
         """
         pair = self._trace_against_reference(is_fault_elsewhere)
         if pair is None:
@@ -200,7 +200,7 @@ class DispatchSearch:
                 context = tuple(
                     (neighbour.call, self.program.dispatches[neighbour.dispatch].name, neighbour.worst)
                     for neighbour in traces
-                    # A trace by values has no errors for other dispatches.
+                    # A trace by values has no errors for neighbouring dispatches.
                     if abs(neighbour.call - dispatch.call) <= _CONTEXT_CALLS and not pair.by_values
                 )
                 return SearchResult(suspect, "", len(traces), pair.reference, context)
@@ -220,7 +220,7 @@ class DispatchSearch:
         """Find the dispatch in which a run fails, and confirm it on its inputs; GauntletError as above."""
         side = make_target_side(self.tools, self.program)
         self.say(f"tracing {len(self.program.dispatches)} dispatches")
-        # Both sides are the same program: the one that fails first is evaluated.
+        # Both sides run the same program; the side that fails first is evaluated.
         timeout = symptom.seconds or self.tools.failure.timeout
         trace = trace_sides(self.tools, "trace", (side, side), timeout)
         count = len(trace.dispatches)
@@ -243,7 +243,7 @@ class DispatchSearch:
         return ", ".join(self.program.dispatches[trace.dispatch].name for trace in traces)
 
     def _trace_against_reference(self, is_fault_elsewhere: Callable[[], bool]) -> _ReferenceTrace | None:
-        """Trace the target against the same dispatches for another target, or else against other dispatches."""
+        """Trace the target against a reference with the same dispatches, or, if none is correct, with other ones."""
         result = target = None
         count, timeout = len(self.program.dispatches), self.tools.failure.timeout
         for by_values in (False, True):
@@ -256,7 +256,7 @@ class DispatchSearch:
             self.say(f"tracing {count} dispatches against {name}{', by their values' if by_values else ''}")
             folder, flags = "trace_values" if by_values else "trace", _REFERENCES[name]
             module = self._make_reference(f"{folder}_reference", flags, device, by_values=by_values, trace=True)
-            # The target is only compiled if there is a reference.
+            # Compile the target only if there is a reference.
             target = target or make_target_side(self.tools, self.program)
             reference = replace(target, device=_REFERENCE_DEVICE, modules=(str(module),))
             trace = trace_sides(self.tools, folder, (target, reference), timeout, by_values=by_values)
@@ -266,12 +266,12 @@ class DispatchSearch:
         return result
 
     def _find_reference(self, *, by_values: bool) -> tuple[str, str] | None:
-        """Return the name and device of the first reference with the expected numbers; None if there is none."""
+        """Return the name and device of the first reference that gives the expected numbers, or None."""
         noun = "reference compiled from the source" if by_values else "reference"
         error = self.tools.failure.result.max_abs_error
         argv = self.tools.failure.argv[1:]
         if error is not None and math.isfinite(error):
-            # Another target rounds differently: within a tenth of the failure's error it counts as correct.
+            # References round differently, so errors within a tenth of the failure's error count as correct.
             argv = loosen_thresholds(argv, error / _MARGIN)
         for name, target in _REFERENCES.items():
             file = f"reference_{name.partition(',')[0]}"
@@ -292,7 +292,7 @@ class DispatchSearch:
         return None
 
     def _make_reference(self, file: str, target: Sequence[str], device: str, *, by_values: bool, trace: bool) -> Path:
-        """Compile a reference with the same dispatches, or, by values, with dispatches of its own."""
+        """Compile a reference with the same dispatches, or, if `by_values`, with the dispatches of its own target."""
         if not by_values:
             return self._make_from_flow(file, self.program.text if trace else self.program.untraced, device)
         flags = [
@@ -307,11 +307,11 @@ class DispatchSearch:
 
     @property
     def _general_flags(self) -> tuple[str, ...]:
-        """The flags that apply to every target; an executable of another target keeps its own."""
+        """The compile's flags that apply to every target."""
         return tuple(flag for flag in self.tools.failure.flags if not flag.startswith(_TARGET_FLAGS))
 
     def _is_right(self, results: Sequence[TensorTrace]) -> bool:
-        """Return True if the traced program's results are nearer to the reference's than the failure was, by far."""
+        """Return True if the traced program's results are much nearer to the reference's than the failure's were."""
         error = self.tools.failure.result.max_abs_error
         if not results or error is None or not math.isfinite(error):
             return bool(results) and not any(result.wrong for result in results)
@@ -320,7 +320,7 @@ class DispatchSearch:
         )
 
     def _confirm_wrong(self, trace: DispatchTrace, reference_trace: _ReferenceTrace) -> WrongDispatch | None:
-        """Run a dispatch alone, on its inputs; return it if it is wrong there too."""
+        """Run a dispatch alone, on its inputs; return the dispatch if it is wrong alone too."""
         dispatch, failure = self.program.dispatches[trace.dispatch], self.tools.failure
         self.say(f"confirming {dispatch.name}")
         shapes = [tensor.shape for tensor in trace.inputs]
@@ -375,7 +375,7 @@ class DispatchSearch:
     def _confirm_failing(
         self, unfinished: UnfinishedDispatch, trace: TracePair, symptom: Symptom, timeout: float
     ) -> WrongDispatch | None:
-        """Run a dispatch alone, on its inputs; return it if it fails there too."""
+        """Run a dispatch alone, on its inputs; return the dispatch if it fails alone too."""
         dispatch, failure = self.program.dispatches[unfinished.dispatch], self.tools.failure
         self.say(f"confirming {dispatch.name}")
         text = self.program.cut_out(dispatch, [tensor.shape for tensor in unfinished.inputs])
@@ -397,7 +397,7 @@ class DispatchSearch:
         try_inputs: Callable[[str, Sequence[TensorFile]], WrongDispatch | None],
         complaint: str,
     ) -> WrongDispatch | None:
-        """Choose a suspect's own inputs, or made-up ones in place of large or private ones if it fails on them too."""
+        """Try a suspect on its own inputs; replace large or private ones by made-up ones if it fails on those too."""
         suspect = try_inputs("cut", inputs)
         too_large = sum(tensor.file.stat().st_size for tensor in inputs) > _LARGE_BYTES
         if suspect is None or not (self.private or too_large):
@@ -411,7 +411,7 @@ class DispatchSearch:
 
 @dataclass(frozen=True, slots=True)
 class F64Errors:
-    """The errors of two sides against f64, as shares of its largest value; infinite if a side has no number."""
+    """The errors of two sides against f64, as shares of f64's largest value; infinite for NaN or infinity."""
 
     target: float
     reference: float
@@ -438,7 +438,7 @@ def _measure_f64_errors(
     suspect: WrongDispatch, outputs: Sequence[TensorTrace], folder: Path, tools: Tools, name: str
 ) -> F64Errors | None:
     """Measure the errors of both sides of a dispatch against f64; None if that is impossible."""
-    # `run` imports this module, and seldom needs these.
+    # These imports are late because `run` imports this module and seldom needs them.
     import numpy as np  # noqa: PLC0415
 
     from iree_gauntlet.workers.iree_side.value_errors import find_largest, measure_difference  # noqa: PLC0415
@@ -474,8 +474,8 @@ def _measure_f64_errors(
 
 
 def make_up_inputs(inputs: Sequence[TensorFile], folder: Path) -> tuple[TensorFile, ...]:
-    """Replace inputs by seeded values within their bounds; a tensor of an unknown type, or without values, stays."""
-    import numpy as np  # noqa: PLC0415 - `run` imports this module, and seldom needs it
+    """Replace inputs by seeded values between their bounds; keep tensors that have an unknown type or no values."""
+    import numpy as np  # noqa: PLC0415 - `run` imports this module and seldom needs numpy
 
     new_tensors: list[TensorFile] = []
     for seed, tensor in enumerate(inputs, start=1):

@@ -1,9 +1,9 @@
-"""Seeded values in place of a model's own; a bundle has this file, and makes them where it is run.
+"""Seeded values in place of a model's own values; bundles contain this script and make the values when they run.
 
     python3 make_values.py FILE TYPE COUNT SEED LOW HIGH
 
-The values are between LOW and HIGH, whole numbers for integers, and repeat after the first 65,521. It needs only
-the standard library.
+The values are between LOW and HIGH (whole numbers for integer types) and repeat after the first 65,521. The script
+needs only the standard library.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CODES = {
     "si16": "h",
     "si8": "b",
 }
-# The period is prime, so that no row of a matrix is like the next.
+# The period is prime, so a matrix row does not repeat the row before.
 _PERIOD = 65521
 
 
@@ -46,7 +46,7 @@ def seeded_values(type_: str, count: int, seed: int, low: float, high: float) ->
         low: the smallest possible value.
         high: the largest possible value.
     """
-    # `random()` of a seed is the same in all versions of Python.
+    # With one seed, `random()` gives the same values in all versions of Python.
     draw = random.Random(seed).random  # noqa: S311 - not for secrets
     period = [low + (high - low) * draw() for _ in range(min(count, _PERIOD))]
     if "f" not in type_:

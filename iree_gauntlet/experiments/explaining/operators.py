@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
 
 
-# Operators that depend on the sizes of their inputs only.
+# Operators that depend only on the sizes of their inputs.
 _SIZE_OPERATORS = ("Shape", "Size")
 # The assumed size of a value whose size is only known at run time.
 _UNKNOWN_BYTES = 1_000_000
 # The function of an extracted operator's model.
 OPERATOR_FUNCTION = "operator"
-# The model as it is imported.
+# The model in the form that is imported.
 _MODEL_FILE = "prepared.onnx"
 _IREE, _SPEC, _ORIGINAL = "iree", "expected", "published"
-# The limit for the values that are compared in one run: both sides hold them in memory and in files.
+# The limit for the values compared in one run, because both sides hold them in memory and in files.
 _MAX_BYTES = 256_000_000
-# If the model does not run with all values as outputs, each fourth or each sixteenth is tried.
+# If the model does not run with all values as outputs, only every fourth, then every sixteenth value is an output.
 _STRIDES = (1, 4, 16)
-# By how many levels a group that is correct by itself is extended towards the inputs.
+# A group of nodes that is correct alone is extended by so many levels towards the inputs.
 _LEVELS = (0, 1, 2, 4, 8)
 # Above this size, the extracted model is also tried with large tensors that repeat their first values.
 _LARGE_BYTES, _REPEATED_VALUES = 5_000_000, 1021
@@ -49,7 +49,7 @@ _NO_ONNXRUNTIME = (
 
 @dataclass(frozen=True, slots=True)
 class Node(Recorded):
-    """An operator: its index in the graph, and its number in the published file, from 1; 0 if it is not in the file."""
+    """An operator: its index in the graph, and its number (from 1) in the published file, or 0 if it is not there."""
 
     index: int
     name: str
@@ -60,15 +60,15 @@ class Node(Recorded):
 
     @property
     def title(self) -> str:
-        """The operator's usual name: `Conv "/layer1/Conv"`; if it has none, by its output."""
+        """The operator's usual name, such as `Conv "/layer1/Conv"`; a nameless operator has its output's name."""
         return f'{self.op} "{self.name}"' if self.name else f'{self.op} that gives "{self.outputs[0]}"'
 
 
 @dataclass(frozen=True)
 class Graph(Recorded):
-    """The graph that is imported: nodes in an order of computation, and the number `of` nodes that were published.
+    """The imported graph: the nodes in an order of computation, and `of`, the number of nodes in the published file.
 
-    `sizes` has the bytes of values that can be outputs; None if not known.
+    `sizes` has the bytes of each value that can be an output; None if the size is unknown.
     """
 
     nodes: tuple[Node, ...]
@@ -85,12 +85,12 @@ class Graph(Recorded):
 
     @cached_property
     def used_values(self) -> frozenset[str]:
-        """The values that a node takes, and the model's outputs."""
+        """The values that any node takes, and the model's outputs."""
         return frozenset({*self.outputs, *(value for node in self.nodes for value in node.inputs)})
 
     @cached_property
     def fixed_values(self) -> frozenset[str]:
-        """The values that depend on constants and sizes only, not on the model's inputs."""
+        """The values that depend only on constants and sizes, not on the values of the model's inputs."""
         values = set(self.constants)
         for node in self.nodes:
             if node.op in _SIZE_OPERATORS or values.issuperset(node.inputs):
@@ -98,7 +98,7 @@ class Graph(Recorded):
         return frozenset(values)
 
     def find_ancestors(self, values: Iterable[str], stops: Collection[str]) -> list[Node]:
-        """Return the nodes that compute some values, back to the values in `stops`, in order."""
+        """Return, in order, the nodes that compute `values` from the values in `stops`."""
         pending, indices = list(values), set()
         while pending:
             value = pending.pop()
@@ -109,7 +109,7 @@ class Graph(Recorded):
         return [self.nodes[index] for index in sorted(indices)]
 
     def choose_marks(self, nodes: Iterable[Node], targets: Collection[str], max_bytes: int) -> list[str]:
-        """Choose values of nodes to be compared: all of them, or an even selection if they exceed the limit."""
+        """Choose the nodes' values to compare: all, or an evenly spaced selection if all exceed the limit."""
         target_values = {value for target in targets for value in self.producers[target].outputs}
         values = [
             value
@@ -136,7 +136,7 @@ class Graph(Recorded):
         return [value for node in nodes for value in node.outputs if value in outside and value in self.sizes]
 
     def widen(self, nodes: Collection[Node], levels: int) -> list[Node]:
-        """Extend a group by the nodes that compute its inputs, up to so many levels back."""
+        """Extend a group by the nodes that compute its inputs, at most `levels` levels back."""
         nodes_by_index = {node.index: node for node in nodes}
         for _ in range(levels):
             for value in self.list_inputs(nodes_by_index.values()):
@@ -148,7 +148,7 @@ class Graph(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class OnnxSource:
-    """The ONNX file of a program, with the options and the time limit of its import."""
+    """A program's ONNX file, with the options and the time limit of the import."""
 
     file: Path
     options: OnnxImport
@@ -156,7 +156,7 @@ class OnnxSource:
 
 
 def find_onnx_source(record: JournalRecord, chain: str) -> OnnxSource | None:
-    """Return the ONNX file of a chain's main module; None if it was not imported."""
+    """Return the ONNX file of a chain's main module; None if the module was not imported."""
     for step in record.planned:
         if (step.chain, step.stage, step.role) == (chain, Stage.IMPORT, MAIN) and step.onnx is not None:
             return OnnxSource(Path(find_program(step).path), step.onnx, step.timeout)
@@ -168,7 +168,7 @@ class OnnxValue(TensorFile):
     """A tensor that onnxruntime takes or computes, with elements of a NumPy type.
 
     Attributes:
-        error: the error of each other side: the largest difference, as a share of the largest value.
+        error: for each other side, the largest difference as a share of the largest value.
     """
 
     name: str
@@ -187,7 +187,7 @@ class OnnxValues(Recorded):
     outputs: tuple[OnnxValue, ...]
 
     def find_wrong(self, side: str) -> list[OnnxValue]:
-        """Return the outputs that a side has wrong."""
+        """Return the outputs that are wrong on a side."""
         return [value for value in self.outputs if value.wrong.get(side)]
 
     def find_worst(self, side: str) -> float:
@@ -197,9 +197,9 @@ class OnnxValues(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class WrongOperator:
-    """An operator, or a group with it, that gives wrong numbers on onnxruntime's inputs.
+    """An operator, or a group that contains it, that gives wrong numbers on onnxruntime's inputs.
 
-    `repeated`: large tensors repeat their first values, in place of the model's own.
+    `repeated`: large tensors repeat their first values, and so lack most of the model's own values.
     """
 
     nodes: tuple[Node, ...]
@@ -232,7 +232,7 @@ class WrongOperator:
 
 @dataclass(frozen=True, slots=True)
 class OperatorSearch:
-    """The result of a search; `agrees`: IREE agrees with onnxruntime, so that it is not at fault."""
+    """The result of a search; `agrees`: IREE agrees with onnxruntime, so IREE is not at fault."""
 
     operator: WrongOperator | None = None
     reason: str = ""
@@ -251,7 +251,7 @@ class OperatorSearch:
 
 
 def find_first_wrong_operator(source: OnnxSource, tools: Tools, say: Callable[[str], None]) -> OperatorSearch:
-    """Find the first operator with correct inputs and wrong outputs, by onnxruntime, and confirm it by itself."""
+    """Find the first operator with correct inputs and wrong outputs, according to onnxruntime; confirm it alone."""
     if not onnxruntime_version():
         return OperatorSearch(reason=_NO_ONNXRUNTIME)
     say("comparing it with onnxruntime")
@@ -267,7 +267,7 @@ def find_first_wrong_operator(source: OnnxSource, tools: Tools, say: Callable[[s
 class _Search:
     """The search in one model; `values` has onnxruntime's values so far.
 
-    The programs that read, cut and run the model run in the Python that has the packages they need.
+    Programs that read, cut or run the model run in the Python that has the packages for it.
     """
 
     tools: Tools
@@ -312,9 +312,9 @@ class _Search:
         return self.tools.failure.values("--input")
 
     def _narrow(self, wrong_values: Sequence[OnnxValue]) -> list[Node] | None:
-        """Return the nodes between correct values and the first wrong one: a single node if all values can be compared.
+        """Return the nodes between correct values and the first wrong one; one node if all values can be compared.
 
-        None if the model is correct with its values as outputs.
+        Return None if the model is correct when intermediate values are outputs too.
         """
         graph, targets = self.graph, [value.name for value in wrong_values]
         published_files = {value.name: str(value.file) for value in wrong_values}
@@ -341,7 +341,7 @@ class _Search:
             targets, published_files = [first], {}
 
     def _mark(self, targets: Sequence[str], marks: Sequence[str], published_files: dict[str, str]) -> OnnxValues:
-        """Run the model up to the targets, with the marked values as outputs too, or with fewer if that fails."""
+        """Run the model up to the targets, with `marks` as outputs too; if that fails, try with fewer marks."""
         errors: list[GauntletError] = []
         for stride in _STRIDES:
             self.rounds += 1
@@ -361,7 +361,7 @@ class _Search:
         raise GauntletError(message, errors[0].hint) from errors[0]
 
     def _find_smallest(self, group: list[Node]) -> WrongOperator | None:
-        """Find the smallest group that is wrong by itself, in a form that is small enough to be passed on."""
+        """Find the smallest group that is wrong alone, in a form small enough for a bundle."""
         node_count = 0
         for levels in _LEVELS:
             nodes = self.graph.widen(group, levels)
@@ -378,7 +378,7 @@ class _Search:
         return None
 
     def _confirm(self, nodes: Sequence[Node], name: str, *, repeat: int = 0) -> WrongOperator | None:
-        """Run a group as a model of its own, on onnxruntime's inputs; None if it is correct, or does not run."""
+        """Run a group as a separate model on onnxruntime's inputs; return None if it is correct or does not run."""
         graph, folder = self.graph, self.tools.folder
         input_names, outputs = graph.list_inputs(nodes), graph.list_outputs(nodes)
         try:
@@ -386,7 +386,7 @@ class _Search:
                 self.rounds += 1
                 model, _ = self._cut(f"onnx_values_{self.rounds}", missing_names, import_program=False)
                 self._run_onnxruntime(f"onnx_values_{self.rounds}", model, self._inputs, {})
-            # Values that depend on sizes only are constants for the compiler too.
+            # Values that depend only on sizes become constants, as they are for the compiler of the whole model.
             constants = [self.values[value] for value in input_names if value in graph.fixed_values]
             inputs = [self.values[value] for value in input_names if value not in graph.fixed_values]
             if repeat:
@@ -403,7 +403,7 @@ class _Search:
         return WrongOperator(tuple(nodes), graph.of, onnx, program, values, repeated=bool(repeat))
 
     def _run(self, name: str, program: Path | None, inputs: Iterable[str], outputs: int) -> list[str]:
-        """Compile and run a program, or, if None, run the failure's own module; return the files of its outputs."""
+        """Compile and run a program (None: run the failure's own module); return the files of the outputs."""
         failure = self.tools.failure
         program_flags = ("--module=", "--function=", "--parameters=") if program is not None else ()
         ignored_flags = ("--input=", "--expected_", "--output=", *program_flags)
@@ -429,7 +429,7 @@ class _Search:
         repeat: int = 0,
         import_program: bool = True,
     ) -> tuple[Path, Path]:
-        """Cut the prepared model; return the .onnx file and the program that it is imported as. See `cut_onnx.py`."""
+        """Cut the prepared model (see `cut_onnx.py`); return the .onnx file and the program imported from it."""
         onnx, mlir = self.tools.folder / f"{name}.onnx", self.tools.folder / f"{name}.mlir"
         plan = {
             "model": str(self.tools.folder / _MODEL_FILE),
@@ -446,7 +446,7 @@ class _Search:
     def _run_onnxruntime(
         self, name: str, model: Path, inputs: Sequence[str], sides: Mapping[str, Sequence[str]], *, keep: bool = True
     ) -> OnnxValues:
-        """Run a model in onnxruntime, compare other sides' outputs with it, and optionally keep its values."""
+        """Run a model in onnxruntime, compare other sides' outputs with the results, and optionally keep the values."""
         plan = {
             "model": str(model),
             "inputs": inputs,

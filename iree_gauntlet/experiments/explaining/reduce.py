@@ -1,4 +1,4 @@
-"""The reduction of a program that does not compile, for as long as it fails in the same way."""
+"""The reduction of a program that does not compile, to a smaller program that fails in the same way."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.experiments.explaining.tools import Symptom, Tools
 
 
-# The earliest phase of the compiler: no option has changed anything before it.
+# The earliest phase of the compiler; no option has an effect before it.
 FIRST_PHASE = "input"
-# If a smaller program compiles at all, it takes less time.
+# A smaller program that takes longer counts as hanging.
 _HANG_SECONDS = 15.0
 # The time that the worker needs, after its budget, to end the current compile and write the result.
 _MARGIN_SECONDS = 120.0
@@ -31,7 +31,7 @@ _POLL_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SmallerProgram(Recorded):
-    """A smaller program that fails as before, after so many compiles; `what` is the last change."""
+    """A smaller program with the same failure, and the number of compiles so far; `what` is the last change."""
 
     operations: int
     tried: int
@@ -40,7 +40,7 @@ class SmallerProgram(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Reduction(ReductionFinding):
-    """The result of a reduction, with the number of constants of many values, and the compiler's output."""
+    """The result of a reduction, the number of constants that have many values, and the compiler's output."""
 
     constants: int = 0
     program: Path = field(default=Path(), metadata=UNRECORDED)
@@ -53,7 +53,7 @@ class Reduction(ReductionFinding):
 
 
 def reduce(symptom: Symptom, tools: Tools, budget: float, say: Callable[[str], None]) -> Reduction:
-    """Reduce the program of a failed compile, within so many seconds, for as long as it shows the symptom."""
+    """Reduce the program of a failed compile within `budget` seconds, keeping only changes that keep the symptom."""
     folder, failure = tools.folder / "reduce", tools.failure
     folder.mkdir()
     plan = {

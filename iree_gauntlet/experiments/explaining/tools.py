@@ -1,4 +1,4 @@
-"""The tools of the failing IREE, run in an explanation's folder, and the symptom of a failure when they end."""
+"""The tools of the failing IREE, which run in an explanation's folder, and the symptom by which a failure is known."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _SPECIAL = re.compile(r"([\\.\[\](){}*+?^$|])")
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of a process; `complaints` are the lines of iree-run-module on unexpected outputs."""
+    """The result of a process; `complaints` are iree-run-module's lines about unexpected outputs."""
 
     outcome: Outcome
     complaints: tuple[str, ...]
@@ -74,7 +74,7 @@ class Symptom(Recorded):
 
     Attributes:
         said: the process's message, in one line.
-        pattern: an extended regular expression (grep -E) that a line of its messages matches; empty for any.
+        pattern: an extended regular expression (grep -E) that one line of the messages matches; empty: any line does.
         seconds: the time after which the process counts as hanging; 0 for other symptoms.
     """
 
@@ -91,7 +91,7 @@ class Symptom(Recorded):
 
 
 def find_symptom(result: ToolResult, timeout: float) -> Symptom | None:
-    """Return the symptom of a process with this time limit; None if it passed or was killed from outside."""
+    """Return the symptom of a process with time limit `timeout`; None if it passed or was killed from outside."""
     ending = _describe_ending(result)
     if ending == WRONG:
         return Symptom(ending, join_lines(result.complaints[0]))
@@ -112,7 +112,7 @@ def find_symptom(result: ToolResult, timeout: float) -> Symptom | None:
 
 
 def _describe_ending(result: ToolResult) -> str:
-    """Return one of the four endings of a failure; empty for none of them."""
+    """Return which of the four endings a failure had; empty if none."""
     if result.outcome.timed_out:
         return HANG
     if result.outcome.signal:
@@ -137,15 +137,15 @@ def _format_crash_frame(errors: str) -> str:
 
 
 def find_pattern(line: str) -> str:
-    """Make a regular expression of a line, without the parts that differ between programs; empty for no pattern."""
+    """Make a regular expression from a line, leaving out parts that differ between programs; it may be empty."""
     text = normalize_diagnostic(line) if line.strip() else ""
     custom = _CUSTOM.search(text)
     if custom is not None:
-        # The name belongs to an attribute of an operation that was printed in full.
+        # Drop the text before the name of an attribute: the operation was printed in full.
         text = text[: custom.start()] + "…" + custom[1]
     pieces, end = [], 0
     for piece in _DIFFERS.split(text):
-        # Closing brackets that were added to a truncated type are not in the line.
+        # A piece may be only closing brackets that were added to a truncated type: the line does not have them.
         if (part := piece.strip()) and (position := line.find(part, end)) >= 0:
             pieces.append(_escape(part))
             end = position + len(part)
@@ -157,7 +157,7 @@ def _escape(text: str) -> str:
 
 
 class CompileError(GauntletError):
-    """A program does not compile; `hint` has the compiler's message."""
+    """An error for a program that does not compile; `hint` has the compiler's message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class Tools:
         return self.run_module(name, args)
 
     def write_plan(self, worker: str, name: str, plan: Mapping[str, object]) -> tuple[str, ...]:
-        """Write a plan to `<name>.json`; return the arguments of the worker (`workers/iree_side`) that executes it."""
+        """Write a plan to `<name>.json`; return the arguments for the worker (`workers/iree_side`) that executes it."""
         file = self.folder / f"{name}.json"
         file.write_text(json.dumps(plan), encoding="utf-8")
         return str(Path(iree_side.__file__).with_name(f"{worker}.py")), str(file)
@@ -243,7 +243,7 @@ class Tools:
     def run_worker(
         self, worker: str, name: str, plan: Mapping[str, object], problem: str, *, timeout: float, local: bool = False
     ) -> Any:
-        """Run a worker's plan and return its answer, in the Python of IREE's bindings, or in that of this toolkit.
+        """Run a plan in a worker, in the Python of IREE's bindings (`local`: in this one); return the worker's answer.
 
         Raises:
             GauntletError: the worker failed; its message begins with `problem`.
@@ -272,7 +272,7 @@ class Tools:
 
     def _run(self, argv: Sequence[str], name: str, cwd: Path, timeout: float) -> ToolResult:
         out, err = self.folder / f"{name}.out.txt", self.folder / f"{name}.txt"
-        # The linker is also set for workers that start the compiler.
+        # Set the linker for every process, because workers may start the compiler too.
         command = Command(tuple(argv), str(cwd), find_linker(self.workbench.iree.compiler.compile))
         outcome = self.supervisor.run(command, stdout=out, stderr=err, timeout=timeout)
         if outcome.cancelled:
@@ -290,7 +290,7 @@ def _read_beginning(log: Path) -> str:
 
 
 def loosen_thresholds(argv: Sequence[str], minimum: float) -> tuple[str, ...]:
-    """Return a run's arguments with thresholds of at least this size, for the types that they name, or for f32."""
+    """Return a run's arguments with thresholds of at least `minimum`, for the types in the arguments, or for f32."""
     thresholds = {match[1]: float(arg.partition("=")[2]) for arg in argv if (match := _THRESHOLD.match(arg))}
     thresholds = thresholds or {"f32": 0.0}
     rest = tuple(arg for arg in argv if not _THRESHOLD.match(arg))
