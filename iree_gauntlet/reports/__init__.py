@@ -1,1 +1,1 @@
-"""Generate everything that people and programs read from the journal."""
+"""Generate from the journal the reports that people and programs read."""

@@ -1,4 +1,4 @@
-"""Make the reports of a comparison: one document for the terminal, Markdown and a page; JSON; JUnit."""
+"""Make the reports of a comparison: a document for the terminal, Markdown and a page, and JSON and JUnit files."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _TIME_COLUMNS = {
     "verdict": Column("verdict", ColumnKind.VERDICT),
     "model": Column("model", ColumnKind.NAME),
     "interval": Column("B: faster · slower", ColumnKind.DRAWN),
-    # Each is text, as it includes the spread.
+    # The times of A and B are text, because they include the spread.
     "a": Column("A", ColumnKind.NUMBER, "ms", rank=2),
     "b": Column("B", ColumnKind.NUMBER, "ms", rank=1),
     "ratio": Column("B against A", ColumnKind.NUMBER),
@@ -109,10 +109,10 @@ _LEGEND = (
 _ERRORS = ("error", "inconclusive", "not measured")
 _FAILURES = ("slower", "more work")
 _COMPILE_COLUMNS = (Column("figure"), *(Column(title, ColumnKind.NUMBER) for title in ("A", "B", "B / A")))
-# The JUnit report has these properties of each side.
+# The JUnit report has these properties for each side.
 _TOOLCHAIN_FIELDS = ("compiler", "compiler_commit", "runtime", "runtime_commit", "identity")
 _MAX_EXACT_RATIO = 1.2
-# A profile whose difference is larger or smaller by this factor does not explain the measured one.
+# A profile's difference that is larger or smaller by this factor does not explain the measured difference.
 _MAX_PROFILE_RATIO = 2.0
 _VERDICT_ORDER = (
     "slower",
@@ -126,7 +126,7 @@ _VERDICT_ORDER = (
     "same work",
     "not measured",
 )
-# A larger change of a single measurement is pointed out.
+# Larger changes of a single measurement are pointed out.
 _MIN_NOTABLE_CHANGE = 0.25
 
 
@@ -135,13 +135,13 @@ class TimeRow:
     """A model's row in the table of times.
 
     Attributes:
-        a, b: the median of each side with its spread.
-        floor: the largest difference of A against itself.
+        a, b: each side's median and spread.
+        floor: the largest difference of A against A (control).
         rounds: the number of process starts, and of replaced blocks.
-        own_way: the result of running as the spec does, if it contradicts the verdict.
-        worker: the cluster worker that measured it, if any.
+        own_way: the result in the spec's own way, if this result contradicts the verdict.
+        worker: the cluster worker that measured the model, if any.
         work: the change of instructions; None if they were not counted.
-        dispatched, outside: the difference in instructions of dispatches, and outside of them.
+        dispatched, outside: the difference in instructions inside dispatches, and outside of dispatches.
     """
 
     model: str
@@ -164,7 +164,7 @@ class TimeRow:
 
 @dataclass(frozen=True, slots=True)
 class FigureChange:
-    """A model's metric on both sides as text, empty if unknown; `change` in per cent, or `new`."""
+    """A model's metric on both sides, as text that is empty if unknown; `change` is in per cent, or `new`."""
 
     model: str
     figure: str
@@ -217,7 +217,7 @@ def _make_time_row(model: str, verdict: TimeVerdictRecord, worker: str) -> TimeR
         if verdict.verdict in ("slower", "faster"):
             span = format_span(control.low, control.high)
             reason += f"; A against itself: {format_ratio(control.ratio)} ({span})"
-    # A block has four rounds; those of A against itself, and replaced ones, count, too.
+    # A block has four rounds; control blocks (A against A) count too, and so do replaced blocks.
     rounds = f"{4 * (verdict.blocks + verdict.control_blocks)}"
     if verdict.replaced_blocks:
         rounds += f" (+{verdict.replaced_blocks} blocks replaced)"
@@ -278,7 +278,7 @@ def _list_figure_changes(record: ComparisonRecord) -> list[FigureChange]:
         {chain.id: make_matrix_cell(chain) for chain in read_outcome(side.run).chains} if side.run else {}
         for side in record.sides
     )
-    # Rounds of compiles have measured these metrics more precisely.
+    # Skip metrics that rounds of compiles have measured more precisely.
     skipped_figures = (Figure.COMPILE_MEMORY,) if record.opening.metric == Figure.COMPILE_TIME.row.metric else ()
     changes: list[FigureChange] = _list_memory_changes(record) if skipped_figures else []
     for model, cell_a in a.items():
@@ -303,7 +303,7 @@ def _compare_figure(model: str, figure: Figure, a: float | None, b: float | None
         return FigureChange(model, name, text_a, text_b, "", notable=False)
     ratio = b / a if a > 0 else math.inf
     change = format_ratio(ratio) if math.isfinite(ratio) else "new"
-    # The value is one measurement, perhaps with other work at the same time, or from another day.
+    # Mark inexact values: each is one measurement, perhaps during other work, or from another day.
     change = change if figure.is_exact else f"~{change}"
     is_count = figure.is_exact and figure is not Figure.ERROR
     return FigureChange(model, name, text_a, text_b, change, notable=is_count or abs(ratio - 1) > _MIN_NOTABLE_CHANGE)
@@ -325,7 +325,7 @@ def make_comparison_reports(folder: Path) -> Reports:
     """Return the reports of the comparison in a folder.
 
     Raises:
-        GauntletError: its log, or a side's journal, cannot be read.
+        GauntletError: the comparison's log or a side's journal cannot be read.
     """
     record = read_comparison(folder)
     rows, figures = list_rows(record), _list_figure_changes(record)
@@ -335,7 +335,7 @@ def make_comparison_reports(folder: Path) -> Reports:
         "comparison.json": lambda: _format_comparison_json(record, rows, figures),
         "junit.xml": lambda: _format_comparison_junit(record, rows),
     }
-    # An interrupted comparison has no verdict.
+    # An interrupted comparison has no exit code: it counts as an error.
     code = ExitCode.ERROR if document.exit_code is None else document.exit_code
     return Reports(files, lambda _: document, code, document.answer)
 
@@ -396,7 +396,7 @@ def _show_comparison(
     if rules:
         yield Details("How it was judged", (Items(rules),), brief=True)
     by_work, judging_rules = record.opening.metric == "instructions", record.opening.rules
-    # A picture of intervals marks the band of `same`, and the limits of slower and faster.
+    # Pictures of intervals mark the band of `same`, and the limits for slower and faster.
     margins: tuple[float, ...] = (judging_rules.least, judging_rules.band)
     if by_work:
         margins = (judging_rules.least_work,)
@@ -410,7 +410,7 @@ def _show_comparison(
         yield PageOnly((Paragraph((_LEGEND.format(*(100 * margin for margin in margins)),)),))
     reasons = []
     for row in rows:
-        # The notes of the cluster worker that took its rounds.
+        # These are the notes of the cluster worker that measured the model.
         notes = record.measured[row.model].notes if row.model in record.measured else ()
         if row.verdict not in ("same", "same work") or row.own_way or notes:
             details = "; ".join(filter(None, (row.reason, row.own_way, *notes)))
@@ -431,7 +431,7 @@ def _show_comparison(
 
 
 def _format_headline(record: ComparisonRecord, rows: Sequence[TimeRow]) -> str:
-    # The order is that of the rows: by interest.
+    # The verdicts are in the order of the rows: the most interesting first.
     counts = Counter(row.verdict for row in rows)
     text = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no models"
     mean = record.summary.geometric_mean if record.summary else None
@@ -472,7 +472,7 @@ def _list_rule_lines(record: ComparisonRecord) -> list[str]:
 
 
 def _list_work_lines(record: ComparisonRecord) -> list[str]:
-    """Return the rules for instructions, and their counter."""
+    """Return the rules for instructions, and the counter that was used."""
     rules = record.opening.rules
     fraction, min_outside = rules.outside
     rule = f"more or less work: a dispatch changes by more than ±{100 * rules.least_work:g} %"
@@ -481,7 +481,7 @@ def _list_work_lines(record: ComparisonRecord) -> list[str]:
 
 
 def _list_counter_lines(works: Iterable[WorkVerdict]) -> list[str]:
-    """Return the counters, each with the CPU for which its modules were compiled."""
+    """Return the counters, each with the CPU for which the counted modules were compiled."""
     counter_cpus = sorted({(work.counter, work.cpu) for work in works})
     labels = ((counter, f"for {cpu}" if cpu else "as its spec says") for counter, cpu in counter_cpus)
     return [f"instructions of one call on one thread, counted by {counter}, compiled {cpu}" for counter, cpu in labels]
@@ -499,7 +499,7 @@ def _format_comparison_junit(record: ComparisonRecord, rows: Sequence[TimeRow]) 
         timestamp=join_lines(record.opening.time),
         hostname=join_lines(record.opening.machine.host),
     )
-    # The duration of rounds has no meaning for a model.
+    # Pass no duration: the time that rounds take says nothing about a model.
     return format_junit(f"iree-gauntlet {name}", [suite])
 
 
@@ -530,12 +530,12 @@ def make_dispatch_blocks(comparison: DispatchComparison) -> tuple[Block, ...]:
         Column("B", ColumnKind.NUMBER, unit, rank=1),
         Column("A, B", ColumnKind.DRAWN),
         Column("difference", ColumnKind.NUMBER, unit),
-        # A profile explains the total difference; with counts, each dispatch is judged separately.
+        # Shares are for profiles, which explain the total difference; counts judge each dispatch separately.
         Column("of the whole", ColumnKind.SHARE, rank=3)
         if unit == "ms"
         else Column("B against A", ColumnKind.NUMBER, rank=3),
     )
-    # Counts are per function, each of which may be dispatched several times.
+    # Counts are per function, and a function may be dispatched several times.
     noun = "dispatches" if unit == "ms" else "functions of dispatches"
     others = profiles.others
     entries: list[tuple[str, DispatchChange | OtherDispatches, str]] = [
@@ -568,7 +568,7 @@ def make_compile_blocks(changes: Sequence[CompileChange]) -> tuple[Block, ...]:
     rows = []
     for change in changes:
         ratio = change.ratio
-        # The values are in bytes if larger units would round them to the same text.
+        # Show bytes if larger units would round both values to the same text.
         in_bytes = ratio is not None and 1 / _MAX_EXACT_RATIO < ratio < _MAX_EXACT_RATIO
         figures = (_format_figure(value, change.unit, exact=in_bytes) for value in (change.a, change.b))
         rows.append((change.name, *figures, None if ratio is None else f"{ratio:.3f}"))
@@ -591,7 +591,7 @@ def _format_profile_line(profiles: DispatchDifference, unit: str) -> str:
 
 
 def _list_notes(profiles: DispatchDifference) -> list[str]:
-    """Return the notes, first of all whether the profile explains the measured difference."""
+    """Return the notes; the first compares the profile with the difference measured without the profiler."""
     notes = list(profiles.notes)
     if profiles.measured is not None:
         a, b = profiles.measured.a_ns, profiles.measured.b_ns

@@ -1,4 +1,4 @@
-"""Describe one step in lines of plain text: the same words in every report."""
+"""Describe one step in lines of plain text, with the same words in every report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def format_check(check: Check) -> str:
     if check.passed is None:
         return f"{name}: {value_text}, not checked against {limit}{note}"
     excess = check.measured - check.limit
-    # A verdict may rest on more than these two values (a breach is confirmed by further rounds).
+    # The verdict need not follow from these two values: further rounds confirm a breach.
     if excess <= 0:
         return f"{name}: {value_text}{', within' if check.passed else ' failed against'} {limit}{note}"
     passed_text = ", passed," if check.passed else ""
@@ -50,10 +50,10 @@ def format_check(check: Check) -> str:
 
 
 def format_comparison(output: OutputComparison) -> str:
-    """Format the comparison of one output: the number of wrong elements, the error, and its location."""
+    """Format the comparison of one output: the number of wrong elements, the error, and the error's location."""
     type_text = f" ({join_lines(output.type)})" if output.type else ""
     parts = []
-    # The metrics below describe the difference; without any (another type or shape), the message does.
+    # Use the message if there are no metrics of the difference (another type or shape).
     if output.message and not output.passed and not (output.count and output.mismatches):
         parts.append(join_lines(output.message))
     if output.count and output.passed:
@@ -82,9 +82,9 @@ def format_comparison(output: OutputComparison) -> str:
 
 
 def _format_process_line(step: StepOutcome) -> str:
-    """Describe a process's failure; empty if there was no process, it succeeded, or the reason mentions it."""
+    """Describe a process's failure; return nothing if no process failed, or if the step's reason has the failure."""
     if step.timed_out:
-        # The reason says so, and a following signal is this toolkit's.
+        # The reason mentions the time limit, and any signal was sent by this toolkit.
         return ""
     if step.signal:
         return "" if step.signal in step.reason else f"the process was killed by {join_lines(step.signal)}"
@@ -94,7 +94,7 @@ def _format_process_line(step: StepOutcome) -> str:
 
 
 def list_findings(step: StepOutcome) -> list[str]:
-    """Return the basis of a verdict: every output, every check, the process's end. Failures come first."""
+    """Return the basis of a verdict, failures first: every output, every check, and the process's end."""
     outputs = [(output.passed, format_comparison(output)) for output in step.outputs]
     checks = [(check.passed is not False, format_check(check)) for check in step.checks]
     lines = [line for _, line in sorted(outputs + checks, key=lambda entry: entry[0])]
@@ -103,7 +103,7 @@ def list_findings(step: StepOutcome) -> list[str]:
 
 
 def list_unapplied(step: StepOutcome) -> list[tuple[Origin, str]]:
-    """Return the origin of each golden without a limit to compare with, and the value measured in its place."""
+    """Return each golden that gave no limit to compare with, by origin, and the value measured for it."""
     checks = {check.metric: check for check in step.checks}
     return [(golden.origin, f"not applied: {format_check(checks[golden.metric])}") for golden in step.unapplied_goldens]
 
@@ -115,7 +115,7 @@ def format_explanation(explanation: Explanation) -> str:
 
 
 def list_measured(step: StepOutcome) -> list[str]:
-    """Return all measurements in addition to the checks: samples, statistics, cache, memory, fetched files."""
+    """Return all measurements besides the checks: samples, statistics, cache, memory, fetched files."""
     lines = []
     if step.samples is not None and step.samples.real_time_ms:
         spread = step.samples.stdev_ms

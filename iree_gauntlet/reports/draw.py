@@ -1,4 +1,4 @@
-"""Draw pictures as SVG: those of pages get colours from the style sheet, by class; files have their own colours."""
+"""Draw pictures as SVG; in pages the style sheet sets colours by class, and SVG files have their own colours."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
     from iree_gauntlet.document import Cell, Column, Line, Stop, WorkSpan
 
 
-# These are the width and height of a picture in a cell, in its own units; a page scales it.
+# The width and height of a picture in a cell are in SVG units; a page scales the picture.
 _CELL_WIDTH, _CELL_HEIGHT = 200, 18
 _EDGE_MARGIN = 5
 # This is the minimum distance between two labels of an axis.
 _MIN_LABEL_DISTANCE = 34
 _WIDTH = 1200
 _CHART_HEIGHT, _MAX_DOTS = 160, 150
-# A line that hardly changes is not scaled to the full height.
+# Lines that vary by a smaller share are not scaled to the full height.
 _MIN_RANGE = 0.02
 _LANE_HEIGHT, _MAX_LANES = 16, 40
 _OUTLINED_TONES = ("bad", "broken")
-# With more spans than this, none has a name: each name would be a line of the page.
+# With more spans than this, none has a name, because each name would be a line of the page.
 _MAX_NAMED_SPANS = 400
 _TICKS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 _STOPS_HEIGHT, _STOP_LABEL_HEIGHT = 170, 24
-# With more stops than this, only the table has the values.
+# With more stops than this, the picture shows no values; the table has them.
 _MAX_VALUED_STOPS, _MAX_TEXT_CHARS = 16, 24
-# These apply to files, in pixels: upper limits for the average width of characters, and the margin around all.
+# For files, in pixels: upper limits for the average width of a character, and the margin around the drawing.
 _CHARACTER_WIDTH, _WIDE_CHARACTER_WIDTH, _FILE_MARGIN = 7.0, 11.5, 16
 _ANCHORS = ("start", "middle", "end")
 _FONT = 'font-family="system-ui, DejaVu Sans, Verdana, sans-serif" font-size="11" shape-rendering="crispEdges"'
 
 
 def draw_column(column: Column, cells: Sequence[Cell]) -> tuple[Markup, list[Markup]]:
-    """Return the axis for a drawn column's head, and its cells, all in one scale."""
+    """Return the axis for a drawn column's head, and the column's cells, all to one scale."""
     intervals = [cell for cell in cells if isinstance(cell, IntervalBar)]
     if intervals:
         to_x, axis = _make_interval_scale(column, intervals)
@@ -64,9 +64,9 @@ def tone(word: str) -> str:
 
 
 def draw_held_bar(value: float, limit: float, word: str) -> Markup:
-    """Draw a value as a bar, with its limit as an upright line."""
+    """Draw a value as a bar, and the value's limit as an upright line."""
     ratio = value / limit if limit > 0 else 0.0 if value == 0 else math.inf
-    # A value of twice the limit or more fills the picture, and so do infinity and NaN.
+    # Values of at least twice the limit fill the picture; infinity and NaN do so too.
     bar_length = ratio if ratio <= 2 else 2.0
     full_length = max(bar_length, 1.0)
     width, limit_x = 100 * bar_length / full_length, 100 / full_length
@@ -78,7 +78,7 @@ def draw_held_bar(value: float, limit: float, word: str) -> Markup:
 
 
 def _make_interval_scale(column: Column, cells: Sequence[IntervalBar]) -> tuple[Callable[[float], float], Markup]:
-    """Return the function from ratio to position, and the axis: nearly linear within the margins, else logarithmic."""
+    """Return the function from ratio to position (nearly linear within the margins, else logarithmic), and the axis."""
     unit = min((abs(margin) for margin in column.margins), default=0.01) or 0.01
     ends = (
         end for cell in cells for end in (cell.low, cell.middle, cell.high, *(cell.control or ())) if end is not None
@@ -157,7 +157,7 @@ def _make_course(cell: Sparkline) -> Markup:
 
 def _draw_chart(chart: Chart) -> Markup:
     levels = [] if chart.level is None else [chart.level]
-    # A mark of a change is as high as the picture.
+    # The mark of a change is as high as the picture.
     to_x, to_y = _make_scales(
         [*chart.values, *levels], _WIDTH, _CHART_HEIGHT, len(chart.values), 0.0 if chart.changes else _MIN_RANGE
     )
@@ -181,20 +181,20 @@ def _draw_chart(chart: Chart) -> Markup:
 def _make_scales(
     values: Sequence[float], width: float, height: float, count: int = 0, min_range: float = _MIN_RANGE
 ) -> tuple[Callable[[float], float], Callable[[float], float]]:
-    """Return functions from index and value to positions; differences of at least this share fill the height."""
+    """Return functions from index and value to positions; a range of at least `min_range` (a share) fills the height."""
     low, high = min(values), max(values)
     extent = max(high - low, min_range * abs(high)) or 1.0
     step = (width - 2 * _EDGE_MARGIN) / max((count or len(values)) - 1, 1)
 
     def to_y(value: float) -> float:
-        # Dividing first avoids underflow: half of the smallest number is 0.
+        # Divide first, because halving the smallest number would underflow to 0.
         return height / 2 - ((value - low) / extent - (high - low) / extent / 2) * (height - max(6, height / 14))
 
     return lambda index: _EDGE_MARGIN + step * index, to_y
 
 
 def _make_path(points: Sequence[tuple[float, float]], digits: int = 0) -> str:
-    """Return a line as relative steps: thousands of them are a large part of a page."""
+    """Return a line as relative steps, which are short: thousands of steps are a large part of a page."""
     positions = [(round(x), round(y, digits)) for x, y in points]
     steps = "".join(f"l{x - x0} {y - y0:g}" for (x0, y0), (x, y) in pairwise(positions))
     return f'<path class="track" d="M{positions[0][0]} {positions[0][1]:g}{steps.replace(" -", "-")}"/>'
@@ -205,14 +205,14 @@ def _format_vertical(x: float, height: int, css: str) -> str:
 
 
 def draw_block(block: Timeline | Line | Chart) -> Markup:
-    """Draw a block that is a picture."""
+    """Draw a block of one of the picture types."""
     if isinstance(block, Chart):
         return _draw_chart(block)
     return draw_lanes(block) if isinstance(block, Timeline) else draw_line(block)
 
 
 def draw_lanes(lanes: Timeline) -> Markup:
-    """Draw a time line: a lane for each span that overlaps with another, and the seconds below."""
+    """Draw a time line: spans that overlap are in different lanes, and the seconds are below."""
     spans = sorted(lanes.spans, key=lambda span: span.start)
     end = max(1e-3, *(span.start + span.waited + span.seconds for span in spans))
     ends: list[float] = []
@@ -320,7 +320,7 @@ def draw_line(line: Line) -> Markup:
         f'<line class="track" x1="{x0:.0f}" y1="{y0:.0f}" x2="{x1:.0f}" y2="{y1:.0f}"/>'
         for (x0, y0), (x1, y1) in pairwise(value_positions)
     ]
-    # Labels are spread over as many lines as keep them apart.
+    # The labels take as many lines as are needed to keep them apart.
     rows = max(1, min(3, math.ceil(150 / step)))
     for index, ((x, y), stop) in enumerate(zip(positions, line.stops, strict=True)):
         title = escape(join_lines(f"{stop.name}: {stop.text} {stop.word}"))
@@ -343,12 +343,12 @@ def _make_svg(css: str, width: int, height: int, content: str, text: str = "") -
 
 
 def _make_markup(text: str) -> Markup:
-    """Mark text as safe: everything in it from other sources was escaped."""
+    """Mark text as safe, because all parts from other sources were escaped."""
     return Markup(text)  # noqa: S704
 
 
 class FileDrawing:
-    """An SVG file without a style sheet: a title, and the drawing below it, sized to its content.
+    """An SVG file without a style sheet, with a title and a drawing below; the content determines its size.
 
     Attributes:
         left: the x of text aligned with the title.
@@ -399,5 +399,5 @@ class FileDrawing:
 
 
 def measure_text(text: str) -> float:
-    """Estimate the width of a text in a file's font, in pixels; an upper limit."""
+    """Return an upper limit for the width of a text in a file's font, in pixels."""
     return sum(_CHARACTER_WIDTH if character < "\u1100" else _WIDE_CHARACTER_WIDTH for character in text)

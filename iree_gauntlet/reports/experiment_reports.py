@@ -1,6 +1,6 @@
-"""Make the reports of any experiment in a folder, by its kind, and show them.
+"""Make the reports of the experiment in a folder, whatever its kind, and show them.
 
-The reports of a bisection and of an explanation are in this file.
+This file has the reports of bisections and explanations; other files have the rest.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def bisect_document(outcome: BisectOutcome) -> Document:
 
 
 def _make_candidate_line(outcome: BisectOutcome, ends: list[str]) -> Line:
-    """Return all candidates in order, with the values of the tried ones, and the two that enclose the change."""
+    """Return all candidates in order, the values of tried candidates, and marks on the two around the change."""
     stops = []
     for label in outcome.labels:
         result = outcome.results.get(label)
@@ -158,7 +158,7 @@ def _make_explain_reports(folder: Path) -> Reports:
 
 def _make_explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
     opening, compiler = outcome.opening, outcome.opening.toolchain.get("compiler", "")
-    # Earlier explanations are in no other report, but a terminal does not show them unasked.
+    # Files include earlier explanations, which no other report has; a terminal shows only the new ones.
     cases = {case.case: case for case in (*outcome.cases, *(() if folder else outcome.cases_by_name.values()))}
     return Document(
         f"Explanation of {outcome.run}",
@@ -181,12 +181,12 @@ def _make_explain_document(outcome: ExplainOutcome, folder: Path | None) -> Docu
 
 
 def format_explain_command(command: str, run: str) -> str:
-    """Return the command that explained a run, with the run's name: the latest run may be another one by then."""
+    """Return the command that explained a run, with the run's name, because the latest run may be another one later."""
     words = [run if word == LATEST else word for word in shlex.split(command)]
     if "explain" in words:
         index = words.index("explain") + 1
         index += words[index : index + 1] == ["--slower"]
-        # The words that follow belong to the run; if there are none, it was the latest one.
+        # If no word follows that can name a run, the command explained the latest run.
         if words[index : index + 1] == [] or words[index].startswith("-"):
             words.insert(index, run)
     return shlex.join(words)
@@ -291,7 +291,7 @@ def _format_share(culprit: CulpritFinding) -> str:
 
 
 def _show_errors(located: CulpritFinding) -> Iterator[Block]:
-    """Show how the error grows over the dispatches around the one at fault, if one was found."""
+    """Show how the error grows over the dispatches around the faulty dispatch, if one was found."""
     if not located.around:
         return
     fault_index = [call for call, *_ in located.around].index(located.call)
@@ -318,14 +318,14 @@ _MAKERS: dict[ExperimentKind | None, Callable[[Path], Reports]] = {
 
 
 def make_reports(folder: Path) -> Reports:
-    """Return the reports of the experiment in a folder; GauntletError if its journal is missing or unreadable."""
+    """Return the reports of the experiment in a folder; GauntletError if the journal is missing or unreadable."""
     return _MAKERS.get(read_kind(folder / JOURNAL), read_run_reports)(folder)
 
 
 def write_reports(folder: Path) -> Reports:
-    """Write the reports of an experiment next to its journal; those of a run that it explains refer to its results.
+    """Write the reports of an experiment next to its journal; it may have been killed, or still be running.
 
-    The experiment may have been killed, or still be running.
+    For an explanation, also write the reports of the explained run, which refer to the explanation's results.
 
     Raises:
         GauntletError: see `make_reports`, or the reports cannot be written.
@@ -364,7 +364,7 @@ class ConsolePresenter:
                 self.line(command)
         if self._output.lost:
             messages.warn(f"standard output: {self._output.lost}; the run continued, see {format_path(folder)}")
-        # This comes last, so that a write error does not hide the verdict.
+        # Write the summary last, so that a write error does not hide the verdict.
         if not brief:
             reports.append_to_step_summary(os.environ)
             if folder.absolute().parent == find_runs_folder():

@@ -1,4 +1,4 @@
-"""Format a run's failures as annotations of GitHub Actions: shown at the spec's lines in a pull request.
+"""Format a run's failures as GitHub Actions annotations, which pull requests show at the spec's lines.
 
 Source: docs.github.com, "Workflow commands for GitHub Actions", setting an error message.
 """
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.outcome import StepOutcome
 
 
-# GitHub shows ten errors and ten warnings of a step, and drops the others.
+# GitHub shows at most ten errors and ten warnings of a CI step, and drops the others.
 _MAX_ANNOTATIONS = 10
-# These fields have expected outputs, in sharktank's specs and in torch's.
+# Expected outputs are in the field `outputs` of sharktank's specs, and in `expected_outputs` of torch's.
 _OUTPUTS = "outputs expected_outputs"
 _ESCAPES = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _PROPERTY_ESCAPES = _ESCAPES | str.maketrans({":": "%3A", ",": "%2C"})
@@ -31,7 +31,7 @@ _PROPERTY_ESCAPES = _ESCAPES | str.maketrans({":": "%3A", ",": "%2C"})
 def format_error_commands(steps: Iterable[StepOutcome], environ: Mapping[str, str]) -> Sequence[str]:
     """Return the workflow commands for steps with unexpected results, and for goldens that were not applied.
 
-    Empty outside of GitHub Actions.
+    Return none outside of GitHub Actions.
     """
     if environ.get("GITHUB_ACTIONS") != "true":
         return ()
@@ -54,12 +54,12 @@ def format_error_commands(steps: Iterable[StepOutcome], environ: Mapping[str, st
 
 
 def format_error_command(text: str, environ: Mapping[str, str]) -> str:
-    """Return the workflow command for an error that kept a command from starting; empty outside of GitHub Actions."""
+    """Return the workflow command for an error before a command's start; empty outside of GitHub Actions."""
     return f"::error::{text.translate(_ESCAPES)}\n" if environ.get("GITHUB_ACTIONS") == "true" else ""
 
 
 def _find_origin(step: StepOutcome) -> Origin:
-    """Return the origin of a failure: for a metric, its golden's."""
+    """Return the origin of a failure; if a metric failed, this is the golden's origin."""
     failed_metrics = {check.metric for check in step.checks if check.passed is False}
     failed_metrics = failed_metrics or {str(golden.metric) for golden in step.unapplied_goldens}
     goldens = (
@@ -73,8 +73,8 @@ def _find_origin(step: StepOutcome) -> Origin:
 
 
 def _format_location(origin: Origin, workspace: str) -> dict[str, str]:
-    """Return file and line of an origin, as GitHub expects them: relative to the checkout."""
-    from iree_gauntlet.dialects.spec_file import load_json  # noqa: PLC0415 - it imports pydantic
+    """Return file and line of an origin, with the file relative to the checkout, as GitHub requires."""
+    from iree_gauntlet.dialects.spec_file import load_json  # noqa: PLC0415 - `spec_file` imports pydantic
 
     if not origin.file:
         return {}
@@ -83,11 +83,11 @@ def _format_location(origin: Origin, workspace: str) -> dict[str, str]:
     location = {"file": path.relative_to(workspace).as_posix() if is_in_workspace else origin.file}
     document, text, _ = load_json(path, origin.file, without_comments)
     if document is None:
-        # The file is a flagfile or YAML, or has been removed: its name is a location, too.
+        # The file is a flagfile or YAML, or was removed: return only its name, without a line.
         return location
     fields = [name for name in _OUTPUTS.split() if name in document] if origin.field == _OUTPUTS else [origin.field]
     try:
         return location | {"line": str(find_line(text, find_path(document, next(iter(fields), ""))))}
     except KeyError:
-        # The field has been removed.
+        # The field was removed, so there is no line.
         return location

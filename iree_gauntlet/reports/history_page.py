@@ -1,4 +1,4 @@
-"""Make the page of a history: changes, and every series as a chart that can be zoomed, in a file without network."""
+"""Make the page of a history, in one self-contained HTML file: the changes, and a zoomable chart of every series."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _CHANGE_COLUMNS = (
 _TERMINAL_ROWS = 60
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE_WIDTH = 60
-# Smaller changes need a significant digit; changes from the second one on are given as factors.
+# Changes below the first limit have one significant digit; changes from the second limit on are factors.
 _SMALL_SHARE, _MIN_FACTOR = 0.001, 10.0
 _MEANINGS = {
     ExitCode.OK: "nothing got worse",
@@ -74,16 +74,16 @@ _COMMIT_CHARACTERS = 40
 _MIN_FOLDED_FINDINGS = 10
 # These are indices into a point's origin.
 _RUN, _IREE, _DAY, _COMMIT, _NAMED, _FILE = range(6)
-# The order is that of interest; other metrics are last.
+# The most interesting metrics come first, and unknown metrics last.
 _ORDER = {trend.name: trend.position for figure in Figure if (trend := figure.row.trend)}
-# A small chart has at most this many values, the last ones.
+# A small chart has only the last values, at most this many.
 _MAX_SPARKLINE_VALUES = 60
 
 
 def make_history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Document:
-    """Return the page: changes first, then a table of every series, then a part for each case, with a chart per series.
+    """Return the page: the changes, then a table of all series, then for each case a part with a chart per series.
 
-    `now` is like `2026-11-25T10:45Z`; `memory` is that of the page that this one replaces: newer changes come first.
+    `now` is like `2026-11-25T10:45Z`. `memory` lists the changes that the previous page showed; new ones come first.
     """
     changes = make_changes_document(outcome)
     by_case = sorted(
@@ -108,7 +108,7 @@ def make_history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Do
 
 
 def _show_changes(outcome: HistoryOutcome, memory: str) -> Iterable[Block]:
-    """Show the changes; if there was a page before, the newer ones first, and the others below."""
+    """Show the changes; those that the previous page (if any) did not show come first."""
     previous_time, *known_ids = memory.split() or [""]
     new_findings = tuple(finding for finding in outcome.findings if _format_identity(finding) not in known_ids)
     if not previous_time:
@@ -125,7 +125,7 @@ def _show_changes(outcome: HistoryOutcome, memory: str) -> Iterable[Block]:
 
 
 def _order_losses_first(outcome: HistoryOutcome) -> tuple[Block, ...]:
-    """Show the changes; if many are better, or settled, these are folded."""
+    """Show the changes, losses first; many improvements, or many settled changes, are folded."""
     better = tuple(item for item in outcome.findings if item.kind is Found.IMPROVEMENT or item.needs_no_action)
     if len(better) < _MIN_FOLDED_FINDINGS:
         return make_changes_document(outcome).blocks
@@ -143,9 +143,9 @@ def _format_identity(finding: Finding) -> str:
 
 
 def _show_all(by_case: Sequence[Series], outcome: HistoryOutcome, anchors: Mapping[str, str]) -> Iterable[Block]:
-    """Show a table for each machine: a row for each model, and its metrics side by side, each as a small chart.
+    """Show a table for each machine: a row for each model has the model's metrics side by side, as small charts.
 
-    A metric that a model has with several flags takes as many rows.
+    A model that was measured with several flags has one row for each.
     """
     by_machine: dict[str, dict[str, list[dict[str, Cell]]]] = {}
     for series in by_case:
@@ -211,7 +211,7 @@ def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]
 
 
 def _list_point_actions(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
-    """Yield the actions for a point of the series: links to its run and commits, commands to run and to bisect it."""
+    """Yield the actions for a point of the series: links to run and commits, commands to run and to bisect."""
     yield ("run ", _RUN, ", ", _FILE)
     yield ("IREE ", _IREE, ", ", _DAY)
     yield (f"{COMMIT_COMPARISON_URL}/", ~_COMMIT, "...", _COMMIT)
@@ -222,13 +222,13 @@ def _list_point_actions(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
 
 
 def _find_bisect_metric(key: SeriesKey) -> str:
-    """Return the metric by which a series can be bisected; empty if it cannot."""
+    """Return the metric by which a series can be bisected; empty if there is none."""
     figure = TRENDS.get(key.figure)
     return figure.row.metric if figure else ""
 
 
 def _format_bisect_command(finding: Finding) -> str:
-    """Return the command that would find the release or commit; empty if none is needed."""
+    """Return the command that finds the release or commit of a change; empty if none is needed."""
     metric, key = _find_bisect_metric(finding.key), finding.key
     good, bad = finding.point_before.named, finding.point_after.named
     if not metric or finding.kind is Found.IMPROVEMENT or finding.needs_no_action or not (good and bad) or good == bad:
@@ -329,7 +329,7 @@ def format_series_json(outcome: HistoryOutcome) -> dict[str, Any]:
 
 
 def export_rows(series: Iterable[Series]) -> Iterator[tuple[str | float | None, ...]]:
-    """Yield a heading, and all values, a row each."""
+    """Yield a row of headings, then one row for each value."""
     series_columns = ("model", "submodel", "target", "figure", "sku", "machine", "flags")
     point_columns = ("run", "time", "iree", "commit", "value", "disturbed", "golden", "limit")
     yield (*series_columns, *point_columns)
@@ -341,7 +341,7 @@ def export_rows(series: Iterable[Series]) -> Iterator[tuple[str | float | None, 
 
 
 def _format_sparkline(values: Sequence[float], width: int = _SPARKLINE_WIDTH) -> str:
-    """Return a line of characters; if there are more values than characters, of medians."""
+    """Return a line of characters; values that do not fit are grouped by median."""
     if len(values) > width:
         edges = [round(index * len(values) / width) for index in range(width + 1)]
         values = [sorted(values[start:end])[(end - start) // 2] for start, end in pairwise(edges)]

@@ -1,9 +1,9 @@
 """Make JUnit XML: a testsuite for each chain, a testcase for each step.
 
-For a run with more than 200 chains (an operator suite), metrics and commands of expected results are left out
-(`summary.json` has them), and properties common to the run are only in the first testsuite.
+For a run with more than 200 chains (an operator suite), expected results have no metrics and commands here, only in
+`summary.json`; and only the first testsuite has the properties that are common to the run.
 
-The junit-xml package writes times in exponent form, which the schema rejects: they are rewritten.
+Times are rewritten, because the junit-xml package writes exponents, which the schema rejects.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 _MAX_CHARS = 1 << 16
-# This limit is for a failed step of a large run: CI systems drop a report that is too big.
+# This limit is for each failed step of a large run, because CI systems drop reports that are too big.
 _LEAN_MAX_CHARS = 3000
-# The schema `junit-10.xsd` of Jenkins' xunit plugin allows these; the junit-xml package writes a few more.
+# The schema `junit-10.xsd` of Jenkins' xunit plugin allows only these; the junit-xml package writes a few others too.
 _ALLOWED_ATTRIBUTES = {
     "testsuites": frozenset({"name", "time", "tests", "failures", "errors"}),
     "testsuite": frozenset(
@@ -55,7 +55,7 @@ def format_run_junit(outcome: RunOutcome) -> str:
 
 
 def format_junit(title: str, suites: Sequence[ET.Element], seconds: float | None = None) -> str:
-    """Return the document of some suites, valid by the schema, with its XML declaration; encode it as UTF-8."""
+    """Return a document of suites that is valid by the schema, with XML declaration; encode it as UTF-8."""
     root = ET.Element("testsuites", {"name": clean_text(title)})
     root.extend(suites)
     for index, suite in enumerate(suites):
@@ -80,7 +80,7 @@ def format_junit(title: str, suites: Sequence[ET.Element], seconds: float | None
 def make_suite(
     name: str, cases: Sequence[junit_xml.TestCase], properties: Mapping[str, str], **attributes: str
 ) -> ET.Element:
-    """Return a suite; it has a time if its cases have one."""
+    """Return a suite; the suite has a time if its cases have times."""
     properties = {join_lines(key): join_lines(value, 4096) for key, value in properties.items()}
     suite = junit_xml.TestSuite(name=join_lines(name), test_cases=cases, properties=properties, id="0", **attributes)
     element: ET.Element = suite.build_xml_doc()
@@ -95,7 +95,7 @@ def make_suite(
 
 
 def list_suites(outcome: RunOutcome, label: str = "") -> list[ET.Element]:
-    """Return the suites of a run: one for each chain. The label names its IREE, if there are several."""
+    """Return the suites of a run, one for each chain; with several IREEs, `label` names the run's IREE."""
     suites = []
     for index, chain in enumerate(outcome.chains):
         start_time = min((step.started for step in chain.steps if step.started), default=outcome.started)
@@ -136,7 +136,7 @@ def _make_case(step: StepOutcome, outcome: RunOutcome, prefix: str) -> junit_xml
     elif verdict is Verdict.SKIPPED:
         case.add_skipped_info(message)
     elif missing_goldens := [f"{origin}: {text}" for origin, text in list_unapplied(step)]:
-        # It passed without its golden: a pass would hide that.
+        # The step passed, but its golden was not applied: reporting a pass would hide this.
         case.add_skipped_info(
             join_lines(f"{pluralize(len(missing_goldens), 'golden')} not applied: {'; '.join(missing_goldens)}")
         )
@@ -144,7 +144,7 @@ def _make_case(step: StepOutcome, outcome: RunOutcome, prefix: str) -> junit_xml
 
 
 def _format_detail(step: StepOutcome, outcome: RunOutcome) -> str:
-    """Return all details that a person needs to act on a verdict, limited in size."""
+    """Return the details, limited in size, that a person needs to act on a verdict."""
     parts = [join_lines(step.reason, 2000)]
     if step.explanation is not None:
         parts.append(format_explanation(step.explanation))
@@ -215,7 +215,7 @@ def _list_step_properties(step: StepOutcome, *, lean: bool) -> Iterator[tuple[st
     if not lean:
         yield "flags", " ".join(step.flags)
         for name, value in sorted(step.statistics.items()):
-            # A value with parts is formatted as JSON.
+            # Format values with parts as JSON.
             yield name, json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
     if step.samples is not None and step.samples.real_time_ms:
         for name, number in step.samples.figures.items():
@@ -230,7 +230,7 @@ def _list_step_properties(step: StepOutcome, *, lean: bool) -> Iterator[tuple[st
 
 
 def _truncate(text: str, limit: int) -> str:
-    """Limit the number of characters; cut at a line's end with a note: CI systems drop a report that is too big."""
+    """Limit the number of characters, cutting at a line's end with a note: CI systems drop too large reports."""
     if len(text) <= limit:
         return text
     head = re.sub(r"[^\n]*\Z", "", text[:limit]) or text[:limit]

@@ -1,7 +1,7 @@
-"""Report the progress of work: on a terminal as a live display of running steps and transfers; elsewhere as log lines.
+"""Report progress on a terminal as a live display of running steps and transfers, elsewhere as log lines.
 
-The state is kept as rich tasks. On a terminal, permanent lines scroll by above the live display. The functions that
-format runs, steps and downloads as text are at the end of the file.
+The state is kept as tasks of the package rich. On a terminal, permanent lines scroll by above the live display. The
+functions that format runs, steps and downloads as text are at the end of the file.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ if TYPE_CHECKING:
 
 _DOWNLOADING = "downloading"
 _CHECKING = "checking"
-# Above this number of steps, only unexpected results get a line each: thousands of lines would scroll the important
-# ones away, and the reports have all of them.
+# With more steps than this, only unexpected results get a line. Thousands of lines would scroll the important ones
+# away, and the reports have all results.
 _MANY_STEPS = 200
-# A suite's steps are alike, but the first half may come from a cache: the last minute predicts the rest better.
+# Predict the remaining time from the last minute: a suite's steps are alike, but many early ones may come from a cache.
 _STEP_RATE_PERIOD_SECONDS = 60.0
 _BYTE_RATE_PERIOD_SECONDS = 30.0
-# Until then, the measured rate would mostly be that of steps done before.
+# Before that time, the measured rate would mostly count steps that were done before.
 _MIN_ESTIMATE_SECONDS = 3.0
-# A fresh download's first report has a block or two; a larger one shows that an earlier attempt left some bytes.
+# A new download's first report has one or two blocks; a larger first report means that a download is resumed.
 _MIN_RESUMED_BYTES = 4 << 20
 # The following three apply to logs.
 _HEARTBEAT_INTERVAL_SECONDS = 30.0
@@ -78,11 +78,11 @@ _MAX_LISTED_STEPS = 4
 _MAX_SHOWN_STEPS = 8
 _MAX_SHOWN_FILES = 5
 _MIN_NAME_WIDTH, _MAX_NAME_WIDTH = 12, 40
-# This is the room for `60.0 %`, `3.2/16.1 GB`, `80.1 MB/s` and `2 min 41 s left`.
+# The width has room for `60.0 %`, `3.2/16.1 GB`, `80.1 MB/s` and `2 min 41 s left`.
 _METRICS_WIDTH = 58
-# A shorter command shows no live display.
+# Commands that take less time show no live display.
 _DELAY_SECONDS = 1.0
-# A shorter download gets no line at its end.
+# Downloads that take less time get no line at their end.
 _MIN_DOWNLOAD_SECONDS = 5.0
 # Shorter waits for locks (in seconds) are not shown.
 _MIN_WAIT_SECONDS = 1.0
@@ -90,11 +90,11 @@ _STALLED_SECONDS = 10.0
 
 
 class Painter(Progress):
-    """The progress state, and the choice of permanent lines; subclasses write them, the base class writes nothing.
+    """The progress state, and the choice of permanent lines; only subclasses write the lines.
 
     Args:
-        clock: seconds.
-        read_step_seconds: returns, for a suite, each step's seconds in its last run, by the step's id.
+        clock: a function that returns seconds.
+        read_step_seconds: returns, for a suite, each step's seconds in the suite's last run, by the step's id.
     """
 
     def __init__(
@@ -107,16 +107,16 @@ class Painter(Progress):
         self._remaining_time = RemainingTime([], {})
         self._lock = threading.RLock()
         self._steps = self._make_tasks(_STEP_RATE_PERIOD_SECONDS)
-        # The first of these tasks is the complete run.
+        # The first of these tasks represents the whole run.
         self._run_id = self._steps.add_task("", total=0, visible=False)
         self._counts: dict[str, int] = {}
         self._is_large = False
-        # Tasks of downloads (finished ones, too, while others run), of hashing, and of work measured in bytes.
+        # These are tasks of downloads (while any runs, also finished ones), of hashing, and of work measured in bytes.
         self._files = self._make_tasks(_BYTE_RATE_PERIOD_SECONDS)
         self._task_ids: dict[tuple[str, str], TaskID] = {}
         self._urls: set[str] = set()
         self._status = self._waiting = ""
-        # These are the time when the last step ended, when the present wait began, and the seconds of earlier waits.
+        # These are the last step's end, the beginning of the present wait, and the seconds of earlier waits.
         self._ended_at = self._wait_started_at = clock()
         self._past_wait_seconds = 0.0
         self._cancelled = False
@@ -156,7 +156,7 @@ class Painter(Progress):
     def step_started(self, step: Step, worker: str = "") -> None:
         """Add the step to the running ones."""
         with self._lock:
-            # The step may be listed already, for a worker that was lost.
+            # Remove the step first: it may be listed for a worker that was lost.
             self.step_put_back(step)
             title = f"{_format_step_title(step)}{f' on {worker}' if worker else ''}"
             self._task_ids["step", step.id] = self._steps.add_task(title, total=None)
@@ -170,7 +170,7 @@ class Painter(Progress):
                 self._steps.remove_task(task_id)
 
     def step_finished(self, step: Step, result: Result) -> None:
-        """Count the result, and write its line if it deserves one."""
+        """Count the result, and write its line unless the line would be too much."""
         verdict = str(result.verdict)
         with self._lock:
             self.step_put_back(step)
@@ -221,7 +221,7 @@ class Painter(Progress):
         with self._lock:
             task = self._find_file_task(_DOWNLOADING, url)
             if task is not None and task.finished and task.total is not None:
-                # It stays in the sum of the downloads that are still under way.
+                # Keep the task: the total includes finished downloads while others run.
                 del self._task_ids[_DOWNLOADING, url]
                 self._files.update(task.id, visible=False)
                 new_bytes = task.total - task.fields["first"]
@@ -266,19 +266,19 @@ class Painter(Progress):
         self._show()
 
     def waiting(self, text: str) -> None:
-        """Show what is waited for."""
+        """Show the reason for waiting."""
         with self._lock:
             self._set_waiting(text)
         self._show()
 
     def _write_line(self, text: str, verdict: str = "") -> None:
-        """Write a permanent line; if a verdict is passed, the line contains it."""
+        """Write a permanent line; a non-empty `verdict` is a word in it."""
 
     def _report_start(self, text: str, *, resumed: bool) -> None:
-        """Write that a download has begun, if that deserves a line."""
+        """Write that a download has begun, if this output has a line for such downloads."""
 
     def _show(self, *, at_once: bool = False) -> None:
-        """Start the display, now that there is something to show."""
+        """Start the display, because there is something to show."""
 
     def _make_tasks(self, seconds: float) -> Tasks:
         """Return tasks whose speed is measured over the last `seconds`."""
@@ -325,7 +325,7 @@ class Painter(Progress):
         return next((task for task in self._files.tasks if task.id == task_id), None)
 
     def _add_file_task(self, activity: str, url: str, done: int, total: int | None, first: int = 0) -> None:
-        """Add a file or work on bytes; `first` bytes, of an earlier attempt, count as done, but not as speed."""
+        """Add a file or work on bytes; the `first` bytes are from an earlier attempt and do not count for the speed."""
         now = self._clock()
         self._task_ids[activity, url] = self._files.add_task(
             activity, total=total, completed=done, url=url, first=first, last=now
@@ -342,7 +342,7 @@ class Painter(Progress):
                 self._files.remove_task(task_id)
 
     def _list_active_file_tasks(self) -> list[Task]:
-        """Return the visible file tasks in their order of start; a file that is being hashed has that task only."""
+        """Return the visible file tasks in order of start; for a file that is being hashed, only the hashing task."""
         hashed_urls = {task.fields["url"] for task in self._files.tasks if task.description == _CHECKING}
         return [
             task
@@ -351,7 +351,7 @@ class Painter(Progress):
         ]
 
     def _list_downloads(self) -> list[Task]:
-        """Return all downloads since the last idle moment; none if fewer than two are under way."""
+        """Return all downloads since none was running; return nothing if fewer than two are running."""
         downloads = [task for task in self._files.tasks if task.description == _DOWNLOADING]
         return downloads if sum(not task.finished for task in downloads) > 1 else []
 
@@ -359,8 +359,8 @@ class Painter(Progress):
 class PlainProgress(Painter):
     """Progress as a log: a line for each finished step, flushed at once; for long runs, a summary every 10 s.
 
-    After 30 s (a heartbeat) without a line, one names the running steps, so that a CI system does not take the run for
-    dead and a reader of its log sees what hangs. At the same interval, lines report the progress of downloads.
+    After 30 s (a heartbeat) without a line, a line names the running steps. It shows a CI system that the run is alive,
+    and a reader of the log which step hangs. At the same interval, lines report the progress of downloads.
     """
 
     def __init__(
@@ -386,7 +386,7 @@ class PlainProgress(Painter):
         super().run_started(run, count, ids)
 
     def waiting(self, text: str) -> None:
-        """Write what is waited for, at most once per heartbeat if it stays the same."""
+        """Write the reason for waiting; an unchanged reason is written at most once per heartbeat."""
         with self._lock:
             if text and (text != self._last_waiting or self._clock() - self._wait_at >= self._heartbeat):
                 self._last_waiting, self._wait_at = text, self._clock()
@@ -400,7 +400,7 @@ class PlainProgress(Painter):
             self._thread.join()
 
     def _write_line(self, text: str, verdict: str = "") -> None:
-        del verdict  # the text has it
+        del verdict  # the text contains the verdict
         self._line_at = self._clock()
         write_text(self._stream, f"{clean_text(text)}\n")
 
@@ -414,7 +414,7 @@ class PlainProgress(Painter):
             if self._thread is None and not self._closing.is_set():
                 thread = threading.Thread(target=self._tick, name="heartbeat", daemon=True)
                 thread.start()
-                # An interrupt (Ctrl-C) may come before the thread has begun; then there is no thread to join.
+                # Set this only now: if Ctrl-C comes before the thread has begun, there is no thread to join.
                 self._thread = thread
 
     def _tick(self) -> None:
@@ -423,8 +423,8 @@ class PlainProgress(Painter):
                 try:
                     self._write_due_lines(self._clock())
                 except (BrokenPipeError, ValueError):
-                    # The reader has gone. The next line meets the same error, and raises it where it can be handled;
-                    # a traceback from this thread would only hide it.
+                    # The stream's reader has gone. The next line of another thread raises the same error, where it can
+                    # be handled; a traceback from this thread would only hide that error.
                     return
 
     def _write_due_lines(self, now: float) -> None:
@@ -438,18 +438,18 @@ class PlainProgress(Painter):
             self._write_line(state)
         files = self._list_active_file_tasks()
         if not files:
-            # A file is first reported one heartbeat after its beginning.
+            # The first report about a file comes one heartbeat after its start.
             self._files_at = now
         elif now - self._files_at >= self._heartbeat:
             self._files_at = now
             downloads = self._list_downloads()
             lines = [format_download_total(downloads)] if downloads else []
             lines += [format_download(task, shorten_name(task.fields["url"], self._urls)) for task in files]
-            # These lines do not reset the heartbeat: running steps are to be reported during a long download, too.
+            # These lines do not reset the heartbeat, so running steps are also reported during a long download.
             write_text(self._stream, "".join(f"{line}\n" for line in lines))
 
     def _format_state(self) -> str:
-        """Describe what runs; empty if there is nothing to name."""
+        """Describe the running steps; empty if there are none to name."""
         run, *steps = self._steps.tasks
         titles = list_first(
             [f"{task.description} ({format_duration(task.elapsed or 0.0)})" for task in steps], _MAX_LISTED_STEPS
@@ -516,7 +516,7 @@ class LiveProgress(Painter):
             emoji=False,
         )
         self._live = Live(
-            self,  # composed at each refresh, so that the display is never stale
+            self,  # rendered at each refresh, so the display is always up to date
             console=self._console,
             refresh_per_second=4,
             transient=True,
@@ -548,17 +548,17 @@ class LiveProgress(Painter):
         ):
             self._live.start()
 
-    # Rich's own thread calls the methods below and holds rich's lock: they must never take the painter's lock.
+    # Rich's own thread calls the methods below while holding rich's lock, so they must never take the painter's lock.
 
     def __rich_console__(self, console: rich.console.Console, options: ConsoleOptions) -> RenderResult:
         lines = console.render_lines(Group(*self._render_parts()), options, pad=False)
-        # The cursor needs one line.
+        # Leave one line for the cursor.
         for line in lines[: max(1, options.size.height - 1)]:
             yield from line
             yield Segment.line()
 
     def _render_parts(self) -> Iterator[RenderableType]:
-        """Yield the parts, the most important first: a low terminal cuts off the rest."""
+        """Yield the parts, the most important first, because a low terminal cuts off the last ones."""
         run, *steps = self._steps.tasks
         if run.visible:
             yield self._run_table([run])
@@ -588,7 +588,7 @@ class LiveProgress(Painter):
         name = shorten_name(task.fields["url"], tuple(self._urls)) if task.fields["url"] else ""
         max_width = max(_MIN_NAME_WIDTH, min(_MAX_NAME_WIDTH, self._console.width - _METRICS_WIDTH))
         if len(name) > max_width:
-            # The ends of names distinguish them.
+            # Keep the end of a name, which distinguishes it from others.
             name = f"…{name[1 - max_width :]}"
         return Text(f"{'↓' if name else task.description} {name}", "blue")
 
@@ -599,13 +599,13 @@ def _make_table_renderer(*columns: ProgressColumn) -> Callable[[Iterable[Task]],
 
 
 class RemainingTime:
-    """An estimate of a run's remaining time, from the seconds of its steps in an earlier run, by their ids."""
+    """An estimate of a run's remaining time, from the seconds (by step id) that its steps took in an earlier run."""
 
     def __init__(self, ids: Sequence[str], durations: Mapping[str, float]) -> None:
         known_seconds = [durations[step] for step in ids if step in durations]
         # If most steps are new, the earlier run predicts nothing.
         mean = sum(known_seconds) / len(known_seconds) if len(known_seconds) > len(ids) / 2 else 0.0
-        # A step that took no time may take some now.
+        # The minimum is for steps that took no time: they may take some now.
         self._weights = {step: max(durations.get(step, mean), mean / 20) for step in ids} if mean else {}
         self._total_weight = sum(self._weights.values())
 
@@ -660,7 +660,7 @@ def _format_verdicts(counts: Mapping[str, int], seconds: float, remaining: float
 
 
 def shorten_name(url: str, urls: Iterable[str]) -> str:
-    """Return a URL's last component, preceded by as many others as distinguish it from all other URLs."""
+    """Return a URL's last components: as many as distinguish this URL from all other URLs."""
     parts = join_lines(url, 1000).split("/")
     tails = ("/".join(parts[-count:]) for count in range(1, len(parts)))
     other_paths = [f"/{other}" for other in urls if other != url]
@@ -742,5 +742,5 @@ def _compute_idle_seconds(task: Task) -> float:
 
 
 def _format_rounded_up_seconds(seconds: float) -> str:
-    """Format seconds rounded up, as a countdown must not reach its end early."""
+    """Format seconds rounded up, because a countdown must not end early."""
     return f"{math.ceil(seconds)} s" if seconds < 120 else format_duration(seconds)

@@ -1,7 +1,7 @@
-"""Make the reports of a matrix, from its record and its runs' journals only, even if it was killed.
+"""Make the reports of a matrix from only its record and its runs' journals, even if the matrix was killed.
 
-docs/reference/results.md has the fields of `matrix.json` (`"schema": 1`; within one number keys are only added) and the
-columns of `matrix.csv`. NaN and infinities are the strings `"nan"`, `"inf"`, `"-inf"`.
+docs/reference/results.md has the columns of `matrix.csv` and the fields of `matrix.json` (`"schema": 1`; the number
+stays while keys are only added). NaN and infinities are the strings `"nan"`, `"inf"`, `"-inf"`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class VerdictChange(StrEnum):
-    """A change other than of metrics; reports have them first, in this order."""
+    """A change of verdicts, not of metrics; reports show these changes first, in this order."""
 
     FAILING = "newly failing"
     PASSING = "newly passing"
@@ -61,10 +61,10 @@ class VerdictChange(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MatrixChange:
-    """A difference between the IREEs of these labels.
+    """A difference between IREEs.
 
     Attributes:
-        kind: a `VerdictChange`, or the name of a metric's jump.
+        kind: a `VerdictChange`, or the name of a kind of jump in a metric.
         text: the message, without the chain.
     """
 
@@ -76,7 +76,7 @@ class MatrixChange:
 
 @dataclass(frozen=True, slots=True)
 class MeanRatio:
-    """A geometric mean of ratios to the base, for `time` or `compile`; above 1 is slower."""
+    """A geometric mean of the ratios to the base, for `time` or `compile`; a mean above 1 means slower."""
 
     label: str
     metric: str
@@ -84,7 +84,7 @@ class MeanRatio:
     chains: int
 
 
-# These are the metrics in the order of files, columns and maps, and those whose changes are listed, in list order.
+# These lists have the metrics in the order of files, of columns and of maps; `_JUMPS` has those with listed changes.
 _VIEWS = [(figure, figure.row.matrix) for figure in COMPILES_FIRST if figure.row.matrix]
 # Optional metrics are last.
 _FILE_VIEWS = sorted(_VIEWS, key=lambda view: view[0].row.optional)
@@ -94,7 +94,7 @@ _JUMPS = sorted(
     ((figure, figure.row.matrix_changes) for figure in Figure if figure.row.matrix_changes),
     key=lambda jump: jump[1].place,
 )
-# These are the maximums on a terminal; cells are those of the table of metrics.
+# A terminal shows at most so many cells of the table of metrics, and so many changes.
 _TERMINAL_CELLS = 160
 _TERMINAL_CHANGES = 12
 # These notes are shown if a matrix has the metric.
@@ -219,7 +219,7 @@ def _show_failures(matrix: MatrixOutcome) -> Iterator[Block]:
 
 
 def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
-    """Show a row for each chain and IREE; if a terminal has no room for all, failures come first."""
+    """Show a row for each chain and IREE; if a terminal has no room for all rows, failures come first."""
     labels = [iree.label for iree in matrix.irees_with_runs]
     chains = list(matrix.rows)
     if len(chains) * len(labels) > _TERMINAL_CELLS:
@@ -254,7 +254,7 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
 
 
 def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Block]:
-    """Show, for each metric, models and IREEs, shaded by the ratio to the base's value: from half to double."""
+    """Show a map of models and IREEs for each metric; the ratio to the base, from half to double, gives the shade."""
     for figure, view in _MAP_VIEWS:
         rows: list[tuple[Cell, ...]] = []
         for row in matrix.rows:
@@ -268,7 +268,7 @@ def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Bl
                     ratio = _compute_ratio(value, base)
                     shades.append(HeatCell(view.write(value), math.log2(ratio) if ratio else 0.0))
                 else:
-                    # If the metric is missing, the verdict has the reason.
+                    # Show the verdict in place of a missing metric, because it has the reason.
                     shades.append(ColouredCell(cell.verdict_text, str(cell.verdict)) if cell else None)
             if any(isinstance(shade, HeatCell) for shade in shades):
                 rows.append((row.chain, *shades))
@@ -302,8 +302,8 @@ def _show_verdicts(matrix: MatrixOutcome) -> Iterator[Block]:
 def make_figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str, ...]:
     """Return the metrics of a chain with one IREE; memory is the compiler's peak.
 
-    A `~` marks a time that was measured while the machine did other work. `base` is with the first IREE; None
-    for the first IREE, and if it did not run the chain.
+    A `~` marks a time that was measured while the machine did other work. `base` is the chain's cell of the first
+    IREE; it is None for the first IREE itself, and if the first IREE did not run the chain.
     """
     return tuple(
         _format_figure_cell(figure, view, cell, base or MatrixCell(cell.verdict)) for figure, view in _COLUMN_VIEWS
@@ -336,14 +336,14 @@ def _format_figure_cell(figure: Figure, view: MatrixView, cell: MatrixCell, base
 
 
 def format_factor(value: float) -> str:
-    """Return `×1.40` or `×0.980`: three digits, at least two decimals."""
+    """Return a factor like `×1.40` or `×0.980`, with three digits and at least two decimals."""
     if not math.isfinite(value):
         return f"×{value}"
     return f"×{value:.0f}" if value >= 100 else f"×{value:.1f}" if value >= 10 else f"×{value:.2f}"
 
 
 def _append_change(text: str, value: float, base: float | None) -> str:
-    """Append ratio and arrow to a count that differs from the base's; a ratio that rounds to 1 is left out."""
+    """Append ratio and arrow to a count that differs from the base's count; omit a ratio that rounds to 1."""
     ratio = _compute_ratio(value, base)
     if ratio is None or value == base:
         return text
@@ -369,7 +369,7 @@ def format_matrix_junit(matrix: MatrixOutcome) -> str:
 
 
 def _make_toolchain_suite(iree: MatrixIree) -> ET.Element:
-    """Return a suite of one test, which is an error, or skipped if the IREE was left out."""
+    """Return a suite of one test, which is skipped if the IREE was left out, and otherwise an error."""
     is_skipped = iree.exit_code in (None, ExitCode.OK)
     counts = {"tests": "1", "failures": "0", "errors": str(int(not is_skipped)), "skipped": str(int(is_skipped))}
     suite = ET.Element("testsuite", {"name": join_lines(f"{iree.label}/toolchain"), **counts, "time": "0.000"})
@@ -449,7 +449,7 @@ def format_matrix_csv(matrix: MatrixOutcome) -> str:
 def _describe_cell(cell: MatrixCell, base: MatrixCell | None) -> dict[str, Any]:
     figures = cell.figures
     times = figures.samples.real_time_ms if figures.samples else ()
-    # These fields follow those of some metrics.
+    # Each of these metrics is followed by additional fields.
     details: dict[Figure, dict[str, Any]] = {
         Figure.COMPILE_TIME: {"compile_cached": figures.all_from_cache},
         Figure.TIME: {
@@ -473,7 +473,7 @@ def _describe_cell(cell: MatrixCell, base: MatrixCell | None) -> dict[str, Any]:
 
 
 def _format_field(value: Any) -> Any:
-    """Format a field of the CSV: a spreadsheet would run a text that begins like a formula, so it is quoted."""
+    """Format a CSV field; text that begins like a formula is quoted, because a spreadsheet would run it."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -482,14 +482,14 @@ def _format_field(value: Any) -> Any:
 
 
 def _compute_ratio(value: float | None, base: float | None) -> float | None:
-    """Return value / base; None if one is missing, or the base is 0."""
+    """Return value / base; None if either is missing or the base is 0."""
     if value is None or base is None or not base > 0 or not math.isfinite(value):
         return None
     return value / base
 
 
 def list_matrix_changes(matrix: MatrixOutcome) -> list[MatrixChange]:
-    """Return all differences between each IREE and the previous one that ran the chain, by kind, then in plan order."""
+    """Return the differences of each IREE from the previous one that ran the chain, by kind, then in plan order."""
     labels = [iree.label for iree in matrix.irees_with_runs]
     order = list(_TITLES)
     changes = [change for row in matrix.rows for change in _list_changes_of_row(row, labels)]
@@ -497,10 +497,10 @@ def list_matrix_changes(matrix: MatrixOutcome) -> list[MatrixChange]:
 
 
 def compute_mean_ratios(matrix: MatrixOutcome) -> list[MeanRatio]:
-    """Return geometric means of the time ratios to the base, over the chains with a time of every IREE.
+    """Return geometric means of the time ratios to the base, over the chains that have a time with every IREE.
 
-    IREEs without any time are left out, and so are chains with wrong numbers, as they did other work, and run times
-    measured under a disturbance.
+    IREEs without any time are left out. Chains with wrong numbers are left out too, because they did other work, and so
+    are run times that were disturbed.
     """
     means: list[MeanRatio] = []
     for metric, figure in _MEAN_FIGURES.items():
@@ -537,7 +537,7 @@ def _list_changes_of_row(row: MatrixRow, labels: list[str]) -> Iterator[MatrixCh
 def _list_comparable(
     figure: Figure, row: MatrixRow, cells: Sequence[tuple[str, MatrixCell]]
 ) -> list[tuple[str, float | None]]:
-    """Return the values of a metric that are comparable: not from two machines, nor from two counters."""
+    """Return a metric's values, without those that are not comparable (from another machine or counter)."""
     if figure is Figure.TIME and not row.timed_on_one_machine:
         return []
     if figure.is_counted:
@@ -545,7 +545,7 @@ def _list_comparable(
         if len({cell.figures.counted_by for _, cell in counted_cells}) != 1:
             return []
         if any(Figure.INSTRUCTIONS_OUTSIDE not in cell.figures.values for _, cell in counted_cells):
-            # If those in dispatches are unknown, the instructions of the call replace them.
+            # If the instructions in dispatches are unknown, use the instructions of the call.
             call_counts = [(label, cell.figures.values.get(Figure.CALL_INSTRUCTIONS)) for label, cell in cells]
             return call_counts if figure is Figure.INSTRUCTIONS else []
     return [(label, _find_comparable(figure, cell)) for label, cell in cells]
@@ -560,7 +560,7 @@ def _find_comparable(figure: Figure, cell: MatrixCell) -> float | None:
 def _list_jumps(
     chain: str, jump: MatrixChanges, row: FigureRow, figures: list[tuple[str, float | None]]
 ) -> Iterator[MatrixChange]:
-    """Yield one line with every value that differs from the previous one by more than the margin of its jumps."""
+    """Yield one line with the values that differ from the previous value by more than the margin for jumps."""
     entries = [(label, value) for label, value in figures if value is not None]
 
     def is_jump(previous: float, value: float) -> bool:
@@ -577,7 +577,7 @@ def _list_jumps(
     if len(jumps) < 2:
         return
     unit = f" {row.unit}" if row.unit == "ms" else ""
-    # Values between two that are no jump are left out.
+    # The line leaves out values between two jumps, and has `…` in their place.
     texts = [f"{row.write(value)}{unit} ({label})" for label, value in jumps]
     signs = ["→" if is_jump(left, right) else "…" for (_, left), (_, right) in itertools.pairwise(jumps)]
     text = " ".join([texts[0], *(f"{sign} {text}" for sign, text in zip(signs, texts[1:], strict=True))])

@@ -1,4 +1,4 @@
-"""Output streams of commands: standard output that may be closed while a run continues, and progress."""
+"""Output streams of commands: progress, and a standard output that may be closed while the run continues."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 def open_progress(stream: TextIO) -> Painter:
     """Return live progress if `stream` is a terminal that supports it; otherwise, and for verbose output, log lines."""
-    # Importing rich takes long.
+    # These imports are late because importing rich takes long.
     from iree_gauntlet.records.run_before import read_previous_seconds  # noqa: PLC0415
     from iree_gauntlet.reports.live_progress import LiveProgress, Painter, PlainProgress  # noqa: PLC0415
     from iree_gauntlet.settings import find_runs_folder  # noqa: PLC0415
@@ -37,7 +37,7 @@ def open_progress(stream: TextIO) -> Painter:
 
 
 def write_line(text: str) -> None:
-    """Write a line of a result that is printed piece by piece, on standard output."""
+    """Write to standard output one line of a result that is printed piece by piece."""
     from iree_gauntlet.formatting import join_lines  # noqa: PLC0415
 
     sys.stdout.write(f"{join_lines(text)}\n")
@@ -52,10 +52,10 @@ def print_table(rows: Sequence[tuple[str, ...]]) -> None:
 
 
 class Output(io.TextIOBase):
-    """A stream whose reader may close it (`| head`), or whose disk may be full: the command goes on without it.
+    """A stream that may fail: if its reader closes it (`| head`) or the disk is full, the command goes on without it.
 
     Attributes:
-        lost: the reason why writing fails; empty while it works.
+        lost: the reason why writing fails; empty while writing works.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -64,7 +64,7 @@ class Output(io.TextIOBase):
 
     @property
     def stream(self) -> TextIO:
-        """The stream under the type that consoles require."""
+        """This stream, with the type that consoles require."""
         return cast("TextIO", self)
 
     @property
@@ -81,7 +81,7 @@ class Output(io.TextIOBase):
         return self._stream.fileno()
 
     def write(self, text: str) -> int:
-        """Write at once, or record the failure."""
+        """Write the text at once, or record why writing fails."""
         try:
             self._stream.write(text)
             self._stream.flush()

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-# The first width applies without a terminal, the second to tables of any width.
+# The first width is the default without a terminal; the second stands for no limit.
 _PLAIN_WIDTH = 160
 _UNLIMITED_WIDTH = 1000
 
-# A column of text needs this width; longer cells are wrapped.
+# A column of text is at most this wide; longer cells are wrapped.
 _MIN_TEXT_WIDTH = 30
 _COLUMN_GAP = 2
 
@@ -52,8 +52,8 @@ def print_document(
 ) -> None:
     """Print a document without its details, in colour if the stream is a terminal and `NO_COLOR` is not set.
 
-    `reports` names its files, such as `runs/x: a.md, a.json`. The width in columns defaults to that of the
-    terminal, to 160 without one, and to any width for a document without files.
+    `reports` names the report files, such as `runs/x: a.md, a.json`. The width in columns defaults to the terminal's
+    width, to 160 without a terminal, and to no limit for a document without files.
     """
     if not (document.title and reports) and not stream.isatty():
         width = width or _UNLIMITED_WIDTH
@@ -63,7 +63,7 @@ def print_document(
             _write_line(console, f"\n{document.title}", "bold")
         previous: Block | None = None if document.title else Heading("")
         for block in chain.from_iterable(map(_select_terminal_blocks, document.blocks)):
-            # Blank lines are around tables and before headings, not between a heading and its block.
+            # Blank lines surround tables and precede headings, but never separate a heading from its block.
             if isinstance(previous, Table) or (
                 isinstance(block, Heading | Table) and not isinstance(previous, Heading)
             ):
@@ -81,7 +81,7 @@ def print_document(
 
 
 def _select_terminal_blocks(block: Block) -> tuple[Block, ...]:
-    """Return the blocks that a terminal shows of a block."""
+    """Return the parts of a block that a terminal shows."""
     if isinstance(block, Details):
         return block.blocks if block.brief else ()
     return () if isinstance(block, PageOnly) else (block.in_text if isinstance(block, Table) else block,)
@@ -89,7 +89,7 @@ def _select_terminal_blocks(block: Block) -> tuple[Block, ...]:
 
 @contextmanager
 def _open_console(stream: TextIO, environ: Mapping[str, str], width: int | None) -> Iterator[rich.console.Console]:
-    """Yield a console whose text is written to a stream at the end; if the block raises, nothing is written."""
+    """Yield a console; its text is written to the stream at the end, unless the block raises."""
     live = is_live(stream, environ)
     buffer = io.StringIO()
     yield rich.console.Console(
@@ -145,7 +145,7 @@ def _make_plain(text: Text) -> str:
 
 
 def _print_table(console: rich.console.Console, table: Table) -> None:
-    """Print one table that fits, or several if no more columns may be hidden. Only text is wrapped."""
+    """Print one table that fits, or several if no more columns may be hidden; only cells of text are wrapped."""
     columns, rows, width = table.columns, table.rows[: table.most or None], console.width + _COLUMN_GAP
     cells = [list(map(_format_cell, columns, row)) for row in rows]
     # Each width includes the gap before the next column; longer text is wrapped.
@@ -175,14 +175,14 @@ def _print_table(console: rich.console.Console, table: Table) -> None:
         for row, texts in zip(rows, cells, strict=True):
             styles = {index: STYLES.get(columns[index].word(row[index]), "") for index in part}
             part_table.add_row(*(rich.text.Text(texts[index], style) for index, style in styles.items()))
-        # A row wider than the terminal is wrapped by the terminal only: copied text stays complete.
+        # Let the terminal itself wrap too wide rows, so that copied text stays complete.
         console.width = max(width, sum(widths[index] for index in part)) - _COLUMN_GAP
         console.print(part_table, crop=False)
         console.width = width - _COLUMN_GAP
     hidden_names = [column.heading for index, column in enumerate(columns) if index not in visible]
     if hidden_names:
         names = ", ".join(f"'{heading}'" for heading in hidden_names)
-        # A pipe cannot be widened; the hidden columns are in the reports.
+        # A pipe cannot be widened, so the hint then names the reports, which have the hidden columns.
         hint = "widen the terminal" if console.is_terminal else "the reports have them"
         _write_line(console, f"  no room for the columns {names}: {hint}", "dim")
 
@@ -194,7 +194,7 @@ def _format_cell(column: Column, cell: Cell) -> str:
 
 
 def _split_parts(visible: Sequence[int], leading: int, widths: Sequence[int], width: int) -> Iterator[list[int]]:
-    """Yield the leading columns, which name a row, with as many of the others as fit; at least one."""
+    """Yield groups of columns: the leading ones, which name a row, and as many others as fit, at least one."""
     part = [*visible[:leading]]
     for index in visible[leading:]:
         if len(part) > leading and sum(widths[column] for column in part) + widths[index] > width:

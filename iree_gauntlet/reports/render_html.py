@@ -1,4 +1,4 @@
-"""Render a document as a page: one file without other files or network, light and dark, readable without scripts."""
+"""Render a document as a self-contained HTML page with light and dark colours that is readable without scripts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _MEMORY = re.compile(r'<meta name="memory" content="([^"]*)">')
 # This matches a number up to its decimal point.
 _INTEGER_PART = re.compile(r"[^\d.]{0,2}[\d,]*")
-# These are the words of exit codes; all others have `inconclusive`.
+# The verdict words of exit codes; other exit codes have `inconclusive`.
 ENDINGS = {ExitCode.OK: "passed", ExitCode.FAILED: "failed", ExitCode.USAGE: "error", ExitCode.ERROR: "error"}
 
 
@@ -84,7 +84,7 @@ def _make_environment() -> jinja2.Environment:
 
 
 def read_memory(page: str) -> str:
-    """Return the data that a page stores for its successor; empty for a foreign page."""
+    """Return the data that a page stores for the page that will replace it; empty for pages of other tools."""
     match = _MEMORY.search(page)
     return html.unescape(match[1]) if match else ""
 
@@ -111,7 +111,7 @@ def _make_heading(text: str) -> Markup | str:
 
 
 def _make_table(table: Table) -> Markup:
-    """Return a table; below 40 rem each of its rows becomes a card."""
+    """Return a table; on screens narrower than 40 rem, each row becomes a card."""
     sticky_index = next((index for index, column in enumerate(table.columns) if column.kind is ColumnKind.NAME), 0)
     heads, bodies = [], []
     for index, column in enumerate(table.columns):
@@ -131,14 +131,14 @@ def _make_table(table: Table) -> Markup:
         bodies.append([f"{start}{_format_shade(cell)}>{content}</td>" for cell, content in cell_contents])
     head = f"<thead><tr>{''.join(heads)}</tr></thead>\n" if any(column.title for column in table.columns) else ""
     rows = "".join(f"<tr>{''.join(row)}</tr>\n" for row in zip(*bodies, strict=True))
-    # Everything from other sources was escaped.
+    # All parts from other sources were escaped.
     return Markup(f'<div class="wide" tabindex="0"><table class="cards">\n{head}<tbody>\n{rows}</tbody></table></div>')  # noqa: S704
 
 
 def _format_column(column: Column, cells: Sequence[Cell]) -> list[str]:
     longest_tail = ""
     if column.right:
-        # The column is aligned by its longest tail, the part from the decimal point on; not if all are equally long.
+        # Align by the longest tail (the part from the decimal point on), unless all tails have the same length.
         tails = [_split_at_point(column.format_cell(cell))[1] for cell in cells if not isinstance(cell, ColouredCell)]
         longest_tail = max(tails, key=len) if len(set(map(len, tails))) > 1 else ""
     return [_format_cell(column, cell, longest_tail) for cell in cells]
@@ -157,7 +157,7 @@ def _format_cell(column: Column, cell: Cell, tail: str) -> str:
         return f'<a href="{html.escape(cell.url)}">{html.escape(text)}</a>'
     word = column.word(cell)
     if isinstance(cell, LimitBar):
-        # Text plus markup would escape the text again, so both are formatted.
+        # Format both with an f-string, because `text + markup` would escape the text again.
         return f"{_format_aligned(text, tail)}{draw_held_bar(cell.value, cell.limit, cell.word)}"
     if column.kind is ColumnKind.VERDICT:
         return _make_badge(word, text) if word in VERDICT_STYLES else html.escape(text)
@@ -169,7 +169,7 @@ def _format_cell(column: Column, cell: Cell, tail: str) -> str:
 
 
 def _format_aligned(text: str, tail: str) -> str:
-    """Align a number by its decimal point with the others of its column: the part after it is as wide as `tail`."""
+    """Align a number with its column by the decimal point: make the part after the point as wide as `tail`."""
     integer_part, remainder = _split_at_point(text)
     if not tail or not any(map(str.isdigit, integer_part)):
         return html.escape(text)
@@ -210,7 +210,7 @@ class PageScripts:
 
     @property
     def policy(self) -> Markup:
-        """The page's content policy for scripts: only these run, whatever text the page contains."""
+        """The page's content policy, which lets only these scripts run, whatever text the page contains."""
         digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in self._scripts)
         return Markup("; script-src {}").format(Markup(" ").join(map(Markup("'sha256-{}'").format, digests)))
 
@@ -222,7 +222,7 @@ class PageScripts:
     @property
     def written(self) -> Markup:
         """The data and the scripts, for the end of the page."""
-        # In a script element, only a `<` could have a meaning.
+        # Escape `<`, the only special character inside a script element.
         data = json.dumps(_make_data(self._charts), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
         charts = Markup('<script type="application/json" id="charts">{}</script>\n').format(Markup(data))  # noqa: S704
         scripts = (Markup("<script>{}</script>").format(Markup(script)) for script in self._scripts)  # noqa: S704
@@ -238,7 +238,7 @@ def _list_charts(blocks: Iterable[Block]) -> Iterator[Chart]:
 
 
 def _make_data(charts: Iterable[Chart]) -> dict[str, Any]:
-    """Return the input of `charts.js`: origins, and lists of them, are stored once, as most charts share them."""
+    """Return the input of `charts.js`; origins and lists of origins are stored once, because most charts share them."""
     origins: dict[tuple[str, ...], int] = {}
     tracks: dict[tuple[int, ...], int] = {}
     chart_entries = []

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 _MAX_TEXT_CHARS = 1000
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
-# An underscore in a word has no meaning in GitHub's flavour, and names often contain one.
+# An underscore inside a word, as in many names, is not escaped: it has no meaning in GitHub's flavour.
 _SPECIAL_CHARACTER = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-# These would begin a list, a heading or a rule.
+# These marks at a line's start would begin a list, a heading or a rule.
 _LINE_START_MARK = re.compile(r"^(\d*)([.)](?=\s|$)|[-+#=]+(?=\s|$))")
 # A pipe ends a table's cell, even inside code.
 _BARE_PIPE = re.compile(r"(?<!\\)\|")
@@ -51,7 +51,7 @@ def render_markdown(document: Document) -> str:
 
 
 def _render_block(block: Block) -> str:
-    """Render a block; return an empty string for blocks of pages only."""
+    """Render a block; return an empty string for blocks that exist only in HTML pages."""
     markdown = ""
     match block:
         case Heading(text, level):
@@ -68,7 +68,7 @@ def _render_block(block: Block) -> str:
             markdown = _format_text((TextLink(text, file),))
         case Details(title, inner_blocks):
             parts = filter(None, map(_render_block, inner_blocks))
-            # This is a block of HTML, without Markdown.
+            # Escape for HTML, because Markdown has no meaning in this block.
             summary = f"{_DETAILS_START}<summary>{join_lines(title).translate(_HTML)}</summary>"
             markdown = "\n\n".join((summary, *parts, _DETAILS_END))
         case Table():
@@ -88,7 +88,7 @@ def _format_inline(part: str | Name | TextLink, *, first: bool) -> str:
         return code(part.text)
     if isinstance(part, TextLink):
         return f"[{escape(part.text)}]({quote(part.url, safe=':/?#=&+@%~')})"
-    # The added characters keep leading and trailing spaces, and keep the text from beginning a line.
+    # Guards, cut off again, protect spaces at the ends from trimming, and mid-line text from list and heading escapes.
     guard = "" if first else "!"
     text = part if len(part) <= _MAX_TEXT_CHARS else f"{part[: _MAX_TEXT_CHARS - 1]}…"
     return escape(f"{guard}{text}!", 2 * _MAX_TEXT_CHARS)[len(guard) : -1]
@@ -125,7 +125,7 @@ def format_code_block(text: str, language: str = "text") -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) -> str:
-    """Return a table; cells are Markdown already (`escape`, `code`). Columns in `right` are aligned right."""
+    """Return a table; cells must already be Markdown (`escape`, `code`), and columns in `right` are aligned right."""
     rule = ["---:" if index in right else "---" for index in range(len(header))]
     safe_rows = ([_BARE_PIPE.sub(r"\|", cell) for cell in cells] for cells in [header, rule, *rows])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in safe_rows)
@@ -134,8 +134,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset
 def shorten_markdown(text: str, limit: int, note: str) -> str:
     """Cut a document to at most `limit` bytes of UTF-8 (a few hundred at least), between lines.
 
-    Code blocks and folded parts are closed. If lines were cut off, `note` is appended: Markdown that
-    mentions the cut, and the location of the complete document.
+    Code blocks and folded parts are closed. If lines were cut off, `note` is appended: Markdown text about the
+    cut and the location of the complete document.
     """
     if len(text.encode()) <= limit:
         return text

@@ -1,4 +1,4 @@
-"""Write reports next to their record and into a CI job's summary, and describe their origin."""
+"""Write reports next to the experiment's record and into a CI job's summary, and describe the reports' origin."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CUT_NOTE = "*Cut here: this page has reached its largest size. The whole report
 
 
 def make_provenance(iree: str, opening: Opening, files: Iterable[str], seconds: float | None = None) -> Provenance:
-    """Return a report's origin, for its page's head and foot; `files` are next to it; `seconds`: None if unfinished."""
+    """Return a report's origin for the page's head and foot; `files` are beside it; `seconds`: None if unfinished."""
     start_text = f"{datetime.fromisoformat(opening.time).astimezone(UTC):%Y-%m-%d %H:%M} UTC" if opening.time else ""
     machine_info = opening.machine
     cores = f"{machine_info.cores} cores" if machine_info.cores else ""
@@ -44,21 +44,21 @@ def make_provenance(iree: str, opening: Opening, files: Iterable[str], seconds: 
 
 
 def count_seconds_between(begin: str, end: str) -> float | None:
-    """Return the seconds between the times of two events of a record; None if one is missing."""
+    """Return the seconds between the times of two events; None if either time is missing."""
     return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds() if begin and end else None
 
 
 @dataclass(frozen=True)
 class Reports:
-    """The reports of an experiment, made from its record: the same record results in the same bytes.
+    """The reports of an experiment, made from its record; the same record gives the same bytes.
 
-    A run's reports contain the changes since the previous run, if that is next to it.
+    A run's reports contain the changes since the previous run, if its folder is next to the run's.
 
     Attributes:
-        files: functions that make each file, by name; called in sequence, as reports of ten thousand cases are large.
+        files: by name, a function that makes the file; each is called in turn, because the files may be large.
         document: makes the document, given the folder as displayed to the user for a terminal, otherwise None.
-        commands: makes commands in a log for a CI system, given the environment.
-        sweep: the journal of a run that is a sweep, and so has a sweep's reports, too.
+        commands: makes the lines of a log that are commands to a CI system, given the environment.
+        sweep: the run's journal, if the run is a sweep and so has a sweep's reports too.
     """
 
     files: Mapping[str, Callable[[], str]]
@@ -77,7 +77,7 @@ class Reports:
     def print(self, folder: Path, stream: TextIO, *, environ: Mapping[str, str], width: int | None = None) -> None:
         """Print the document, at the selected verbosity, as `print_document` does.
 
-        The folder is the record's, as displayed to the user.
+        `folder` is the record's folder, as displayed to the user.
         """
         label = f"{folder}: {', '.join(self.files)}"
         document = self.document(folder)
@@ -93,9 +93,9 @@ class Reports:
 
 
 def append_document(document: Document, environ: Mapping[str, str]) -> None:
-    """Append a document to the file named by `GITHUB_STEP_SUMMARY`, if it is set, as much as GitHub accepts.
+    """Append as much of a document as GitHub accepts to the file in the variable `GITHUB_STEP_SUMMARY`, if it is set.
 
-    The limit applies to the complete file, which earlier commands of the CI step may have written to. Nothing is
+    GitHub's limit applies to the complete file, which earlier commands of the CI step may have written to. Nothing is
     written if the remaining space is too small for a useful part.
     """
     if not (path_text := environ.get(_STEP_SUMMARY)):
@@ -105,7 +105,7 @@ def append_document(document: Document, environ: Mapping[str, str]) -> None:
         used = path.stat().st_size if path.exists() else 0
         space = STEP_SUMMARY_LIMIT - used - 1
         if space >= _MIN_SUMMARY_BYTES:
-            # The file belongs to the CI runner: append to it, don't replace it.
+            # Append, because the file belongs to the CI runner and must not be replaced.
             with path.open("ab") as stream:
                 stream.write(
                     b"\n" * bool(used) + shorten_markdown(render_markdown(document), space, _CUT_NOTE).encode()
@@ -123,7 +123,7 @@ def make_pages(name: str, document: Callable[[], Document]) -> dict[str, Callabl
 
 
 def write_report(path: Path, content: str | bytes, folder: Path) -> None:
-    """Write one report, which `report FOLDER` can make again."""
+    """Write one report; an error's hint says that `report FOLDER` can make it again."""
     try:
         write_atomic(path, content)
     except OSError as error:

@@ -1,11 +1,11 @@
-"""Make the reports of a run from its journal only, even if the run was killed.
+"""Make the reports of a run from only its journal, even if the run was killed.
 
 `job_summary.md` and `job_summary.json` have the format of iree-test-suites' torch models: one table for each type of
-test, with that suite's columns and words: `PASSED`, `FAILED` (also for tests without a verdict because of an error),
-`N/A` for tests that did not run; and `XFAILED`, which that suite lacks.
+test, with that suite's columns and words. The words are `PASSED`, `FAILED` (also if an error prevented a verdict) and
+`N/A` for tests that did not run. `XFAILED` is added; that suite lacks it.
 
-`summary.json` is the result of a run, for programs; docs/reference/results.md has its fields. Within one schema number
-keys are only added. NaN and infinities are strings, so that every JSON parser accepts the file.
+`summary.json` is the result of a run, for programs; docs/reference/results.md has its fields. Within one schema number,
+keys are only added. NaN and infinities are strings, because not every JSON parser accepts the numbers.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _STEP_FIELDS = (
     *("exit_code", "signal", "timed_out", "command", "device"),
 )
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-# The names of its files begin like this.
+# The names of the job summary's files begin like this.
 JOB_SUMMARY = "job_summary."
 _UNKNOWN_VALUE = "N/A"
 _HEADERS = {
@@ -94,14 +94,14 @@ _HEADERS = {
     ],
 }
 Summary = dict[str, dict[str, Any]]
-# The first number is the maximum in files, the second on a terminal.
+# In each pair, the first number is the maximum in files, and the second the maximum on a terminal.
 _MAX_FAILURES, _TERMINAL_FAILURES = 200, 20
 _MAX_ROWS, _TERMINAL_ROWS = 500, 30
 _MAX_GROUPS, _TERMINAL_GROUPS = 50, 20
 _TERMINAL_FINDINGS = 12
 _MIN_GROUPED_FAILURES = 20
 _MAX_LISTED_STEPS = 8
-# Notes that differ only in names and numbers are alike; this many are folded.
+# Notes that differ only in these words (names and numbers) are alike; so many alike notes are folded.
 _VARIABLE_WORD = re.compile(r"\S*[\d/\\@=]\S*")
 _MIN_FOLDED_NOTES = 4
 _NAMING_COLUMNS = (Column("verdict", ColumnKind.VERDICT), Column("model", ColumnKind.NAME))
@@ -150,7 +150,7 @@ def read_run_reports(run_dir: Path) -> Reports:
     """Return the reports of the run in a folder.
 
     Raises:
-        GauntletError: there is no journal, or it cannot be read.
+        GauntletError: the journal is missing or cannot be read.
     """
     with pause_collector():
         record = read_journal(run_dir / JOURNAL)
@@ -161,7 +161,7 @@ def read_run_reports(run_dir: Path) -> Reports:
 def make_run_reports(outcome: RunOutcome, run_dir: Path | None = None) -> Reports:
     """Return `junit.xml`, `summary.md`, `summary.html`, `summary.json`, and the job summary if there are torch models.
 
-    The previous run is looked up next to the run's folder; without a folder, there is none.
+    The previous run is looked up next to the run's folder; without a folder, no previous run is used.
     """
     previous = find_changes_since(outcome, run_dir) if run_dir else None
 
@@ -195,7 +195,7 @@ def make_job_summary(outcome: RunOutcome) -> Summary:
 
 
 def _format_job_summary(summary: Summary, outcome: RunOutcome) -> str:
-    """Format the summary as Markdown; explanations follow the tables, whose columns are that suite's, a line each."""
+    """Format the summary as Markdown: the tables with that suite's columns, then the explanations, a line each."""
     parts = [f"# Job Summary For Markers: {escape(outcome.markers)}\n"]
     for kind, content in summary.items():
         rows = [[escape(str(cell)) for cell in row] for row in content["rows"]]
@@ -348,16 +348,16 @@ def run_document(
     """Return the document of a run: failures with next steps, metrics, and the environment.
 
     If a run has more than 200 chains, as operator suites have, tables contain only unexpected results. `folder` is the
-    run's, as displayed to the user; None if the document is in that folder, next to `files`.
+    run's folder, as displayed to the user; None means that the document is in that folder, next to `files`.
     """
-    # Steps that an interrupted run never began are left out: there is nothing to report of them.
+    # Leave out steps that an interrupted run never began, because there is nothing to report about them.
     bad = [step for step in outcome.bad_steps if not step.never_started]
-    # These chains have a row each: in a large run only the failed ones.
+    # Each of these chains has a row; in a large run, only failed chains have one.
     row_chains = (
         [chain for chain in outcome.chains if chain.verdict.is_bad] if outcome.has_many_chains else list(outcome.chains)
     )
     if not outcome.has_many_chains and len(row_chains) > _TERMINAL_ROWS:
-        # Failed chains come first in case a terminal has no room for all.
+        # Failed chains come first, because a terminal may not have room for all.
         row_chains.sort(key=lambda chain: not chain.verdict.is_bad)
     figures = {
         chain.id: collect_chain_figures(chain) for chain in row_chains[: _MAX_ROWS if outcome.has_many_chains else None]
@@ -382,7 +382,7 @@ def run_document(
     if any(step.stage.row.is_explained and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
         command = Name(f"gauntlet explain {folder or outcome.run}")
         blocks.append(Paragraph(("to find the cause, and to pack it up for others: ", command)))
-    # The condition is a limit in a spec's field; a value measured by an earlier run has no field.
+    # Limits of specs have a field; a value measured by an earlier run has none.
     spec_limits = {
         (step.id, golden.metric, golden.value, golden.factor)
         for step in bad
@@ -422,7 +422,7 @@ def run_document(
 
 
 def _show_unapplied(outcome: RunOutcome) -> Iterator[Block]:
-    """Show the goldens that were not applied, of steps without a failure."""
+    """Show the goldens that were not applied in steps that did not fail."""
     steps = [step for step in outcome.steps if not step.verdict.is_bad]
     if lines := [f"{origin}: {text}" for step in steps for origin, text in list_unapplied(step)]:
         yield Heading("Goldens that were not applied")
@@ -471,7 +471,7 @@ def _show_time_spent(outcome: RunOutcome) -> Iterator[Block]:
 
 
 def _list_spans(timed_steps: Iterable[tuple[StepOutcome, float]], *, resumed: bool) -> Iterator[WorkSpan]:
-    """Yield the steps' spans, relative to the first start; in a resumed run, pauses between its parts are shortened."""
+    """Yield the steps' spans, relative to the first start; the pauses between a resumed run's parts are shortened."""
     by_start = sorted(timed_steps, key=lambda timed_step: timed_step[1])
     offset = last_end = by_start[0][1]
     for step, start in by_start:
@@ -481,7 +481,7 @@ def _list_spans(timed_steps: Iterable[tuple[StepOutcome, float]], *, resumed: bo
 
 
 def _format_resume_command(outcome: RunOutcome, folder: Path | None) -> Sequence[str | Name]:
-    """Return the command that continues an unfinished run; steps that it repeats come from the cache."""
+    """Return the command that continues an unfinished run; steps that it must repeat come from the cache."""
     option = f" --run-dir {folder}" if folder else ""
     dialects = {chain.dialect for chain in outcome.chains} or {outcome.suite}
     if dialects == {"bench"}:
@@ -492,7 +492,7 @@ def _format_resume_command(outcome: RunOutcome, folder: Path | None) -> Sequence
 
 
 def _summarize_verdicts(outcome: RunOutcome) -> Iterator[str]:
-    """Summarise what the verdicts rest on: a reader of `passed` needs to know what was checked."""
+    """Summarise the basis of the verdicts: a reader of `passed` needs to know the checks that were made."""
     no_output_steps = [
         step for step in outcome.steps if step.verdict is Verdict.PASSED and NOTHING_COMPARED in step.notes
     ]
@@ -547,7 +547,7 @@ def _show_details(
 
 
 def _show_figures(outcome: RunOutcome, figures: Mapping[str, ChainFigures], row_count: int) -> Iterator[Block]:
-    """Show a row for each chain with metrics; `row_count` is their number if there were no limit."""
+    """Show a row for each chain with metrics; `row_count` is the number of rows if there were no limit."""
     count = len(outcome.cases)
     if not outcome.chains:
         yield Paragraph(("No step was planned.",))
@@ -574,7 +574,7 @@ def _show_figures(outcome: RunOutcome, figures: Mapping[str, ChainFigures], row_
 
 
 def _make_cell(figure: Figure, figures: ChainFigures) -> Cell:
-    """Return a metric with its limit, if it was compared with one."""
+    """Return a metric, with the limit that it was compared with, if any."""
     if figure is Figure.ERROR:
         return _make_quality(figures)
     text, check = figures.format_cell(figure), figures.find_check(figure)
@@ -584,7 +584,7 @@ def _make_cell(figure: Figure, figures: ChainFigures) -> Cell:
 
 
 def _make_quality(figures: ChainFigures) -> Cell:
-    """Return the largest error with the absolute limit; a larger error passes if the relative limit allows it."""
+    """Return the largest error, with the absolute limit unless the relative limit decided the verdict."""
     output, text = figures.worst_output, figures.format_cell(Figure.ERROR)
     if output is None or output.max_abs_error is None or not output.atol:
         return text
@@ -599,7 +599,7 @@ def _make_quality(figures: ChainFigures) -> Cell:
 def _show_speeds(steps: Iterable[StepOutcome]) -> Iterator[Block]:
     """Show the speed of benchmarks that feed inputs repeatedly from the host."""
     rows = []
-    # The statistics of thousands of other steps need not be read.
+    # Read the statistics only of benchmarks, not of thousands of other steps.
     for step in (step for step in steps if step.stage.row.is_alone):
         statistics = step.typed_statistics
         if statistics.samples_per_sec is not None and statistics.latency_ms is not None:
@@ -653,7 +653,7 @@ def _show_failures(title: str, steps: Sequence[StepOutcome], folder: Path | None
 
 
 def _show_step_messages(title: str, messages: Iterable[tuple[str, StepOutcome]]) -> Iterator[Block]:
-    """Show messages once for all their steps; fold those of which there are many alike."""
+    """Show each message once for all steps that have it; fold messages if many are alike."""
     steps_by_text: dict[str, list[str]] = {}
     for text, step in messages:
         steps_by_text.setdefault(text, []).append(step.title)

@@ -1,4 +1,4 @@
-"""Make the page of all experiments in a folder of runs, newest first; entries that it stores are not read again."""
+"""Make the page of all experiments in a folder of runs, newest first; entries stored in the page are not read again."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 INDEX = "index.html"
-# Pages of this toolkit contain this text, and others do not.
+# Only pages of this toolkit contain this text.
 _PAGE_MARK = "<footer>IREE Gauntlet"
-# A page that is updated after a run reads at most this many new folders, the newest ones.
+# An update after a run reads only the newest new folders, at most this many.
 _MAX_NEW_FOLDERS = 20
 _COLUMNS = (
     Column("verdict", ColumnKind.VERDICT),
@@ -59,9 +59,9 @@ class _IndexEntry(Recorded):
     """The page's information on a folder.
 
     Attributes:
-        stamp: the state of its journal; if it changes, the folder is read again.
+        stamp: the state of the folder's journal; if the stamp changes, the folder is read again.
         kind: the experiment's kind, for people.
-        code: its exit code; None if it is unfinished or unreadable.
+        code: the exit code; None if the experiment is unfinished or unreadable.
     """
 
     stamp: str
@@ -90,17 +90,17 @@ def write_index(
         existing: reports that exist already, by the name of their folder.
 
     Returns:
-        The page's path, and the number of its folders.
+        The page's path, and the number of folders in the page.
 
     Raises:
-        UsageError: another page has its path.
+        UsageError: a page of another tool has the page's path.
         GauntletError: the page cannot be written.
     """
     path = folder / INDEX
     old_entries = _read_entries(path)
     states: dict[str, FileState] = {}
     for subfolder in folder.iterdir():
-        # The folder may have no journal, or have just been removed.
+        # Skip folders that have no journal, or that have just been removed.
         with suppress(OSError):
             states[subfolder.name] = FileState.of((subfolder / JOURNAL).stat())
     sorted_states = sorted(states.items(), key=lambda pair: pair[1].mtime_ns, reverse=True)
@@ -132,7 +132,7 @@ def _read_entries(path: Path) -> dict[str, _IndexEntry]:
         memory = read_json((read_memory(page) or "{}").encode())
         return {name: _IndexEntry.from_dict(memory[name]) for name in memory if isinstance(memory, dict)}
     except ValueError:
-        # There are no entries, or they have another version's format: everything is read again.
+        # Without entries, or with entries in another version's format, everything is read again.
         return {}
 
 
