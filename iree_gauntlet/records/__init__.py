@@ -1,1 +1,1 @@
-"""Records of finished work: append-only logs, their readers, the results of runs."""
+"""Records of finished work: append-only logs, readers of the logs, and the results of runs."""

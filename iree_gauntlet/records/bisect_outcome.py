@@ -1,4 +1,4 @@
-"""The record of a bisection, whose steps are candidates, and its outcome, also after it was killed."""
+"""The record of a bisection, whose steps are candidates, and the outcome, even of a killed bisection."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class BisectOpening(Opening):
     """The opening of a bisection: the ends and the metric of the search.
 
     Attributes:
-        confidence: the required confidence of an answer; 1 if it is exact.
-        chain: the one model's chain; the title of a bundle.
-        commit: `compiler_commit` or `runtime_commit`, whichever is searched.
+        confidence: the required confidence of an answer; 1 for an exact metric.
+        chain: the one model's chain, or the title of a bundle.
+        commit: the searched commit: `compiler_commit` or `runtime_commit`.
     """
 
     kind: ExperimentKind = ExperimentKind.BISECT
@@ -68,9 +68,9 @@ class SearchRange(Recorded):
     """`search`: the range that contains the change, as labels of candidates.
 
     Attributes:
-        between: the candidates between the two, which were not judged.
+        between: the candidates inside the range, which were not judged.
         over: True if no further candidate can be judged.
-        changes: all changes as pairs of labels, old and new, if there are several.
+        changes: if there are several changes, all of them, as pairs of labels (old and new).
     """
 
     last_old: str
@@ -85,12 +85,12 @@ class CandidateResult(Recorded):
     """`result`: the judgement of a candidate.
 
     Attributes:
-        third: True if the value is neither the good end's nor the bad one's.
-        bad: True if it is like the bad end; None before it is judged, or if it cannot be.
+        third: True if the value is like neither end's value.
+        bad: True if the candidate is like the bad end; None if it is not judged yet, or cannot be judged.
         value: the metric's value, for times the ratio to the good end; None if unknown.
-        reason: the reason that it cannot be judged; empty if it can.
+        reason: the reason why the candidate cannot be judged; empty if it can.
         confidence: the probability that noise did not cause the judgement; 1 for a metric without noise.
-        low, high: interval of the value; None if it is exact.
+        low, high: the interval of the value; None for an exact value.
         search: the state of the search after this result; None before both ends are judged.
     """
 
@@ -109,14 +109,14 @@ class CandidateResult(Recorded):
 
     @property
     def verdict_text(self) -> str:
-        """The end that it is like: `good`, `bad`, `nearer to bad`, or a dash if it could not be judged."""
+        """The end that the candidate is like: `good`, `bad`, `nearer to bad`, or a dash if it was not judged."""
         if self.bad is None:
             return "–"
         return f"{'nearer to ' if self.third else ''}{'bad' if self.bad else 'good'}"
 
     @property
     def end_value(self) -> float:
-        """The value of an end; ValueError without one, which ends the search."""
+        """The value of an end; ValueError if it has none, which ends the search."""
         if self.value is None:
             raise ValueError(self.reason)
         return self.value
@@ -137,7 +137,7 @@ class BisectChange(Recorded):
 
     @property
     def pull_link(self) -> str:
-        """The URL of its pull request; empty if the subject names none."""
+        """The URL of the commit's pull request; empty if the subject names none."""
         return f"{_REPOSITORY}/pull/{self.pull}" if self.pull else ""
 
 
@@ -158,7 +158,7 @@ class BisectOutcome:
         search: the range that contains the change; None before both ends are judged.
         change: the commit that made the change; None if unknown.
         end: None if the bisection was killed or is running.
-        has_truncated_line: True if a crash truncated a line of the record, which is ignored.
+        has_truncated_line: True if a crash truncated a line of the record; the line is ignored.
     """
 
     name: str
@@ -171,7 +171,7 @@ class BisectOutcome:
 
     @property
     def exit_code(self) -> ExitCode:
-        """The command's exit code; ERROR if it did not finish."""
+        """The command's exit code; ERROR if the bisection did not finish."""
         return self.end.exit_code if self.end else ExitCode.ERROR
 
     @property
@@ -197,7 +197,7 @@ class BisectOutcome:
 
     @property
     def confidence(self) -> str:
-        """The confidence of the answer; empty without one."""
+        """The confidence of the answer; empty without an answer."""
         if not self.search:
             return ""
         confidence = self.opening.confidence
@@ -205,7 +205,7 @@ class BisectOutcome:
 
     @property
     def link(self) -> str:
-        """The URL that compares the commits around the change; empty if they are unknown."""
+        """The URL that compares the commits around the change; empty if the commits are unknown."""
         if not self.search:
             return ""
         old, new = self.get_commit(self.search.last_old), self.get_commit(self.search.first_new)
@@ -215,7 +215,7 @@ class BisectOutcome:
 
     @property
     def remarks(self) -> list[str]:
-        """The notes that a reader needs in addition to the answer."""
+        """The notes that a reader needs besides the answer."""
         remarks = list_lock_remarks(self.opening.lock_folder)
         if self.search and len(self.search.changes) > 1:
             verdicts = {label: result.verdict_text for label, result in self.results.items()}
@@ -236,7 +236,7 @@ class BisectOutcome:
         return remarks
 
     def get_commit(self, label: str) -> str:
-        """Return IREE's commit of a candidate, of the part that is searched (compiler or runtime); empty if unknown."""
+        """Return the commit of a candidate's compiler or runtime, whichever is searched; empty if unknown."""
         return str(self.results[label].toolchain.get(self.opening.commit) or "") if label in self.results else ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -270,8 +270,8 @@ def read_bisect_outcome(folder: Path) -> BisectOutcome:
 
 
 def make_bisect_outcome(record: ExperimentRecord[BisectOpening]) -> BisectOutcome:
-    """Make the outcome of a bisection's record; GauntletError if its events contradict each other."""
-    # The command that started a resumed bisection is the one to repeat.
+    """Make the outcome from a bisection's record; GauntletError if events contradict each other."""
+    # To repeat a resumed bisection, one repeats the command that first started it.
     opening = replace(record.opening, command=record.openings[0].command)
     rows = record.collect(CandidateRefinement, record.latest)
     if rows:
@@ -292,7 +292,7 @@ def make_bisect_outcome(record: ExperimentRecord[BisectOpening]) -> BisectOutcom
         end=record.end,
         has_truncated_line=record.has_truncated_line,
     )
-    # Another program may have written to the record, so this checks that its events fit each other.
+    # Check that the events fit each other, because another program may have written to the record.
     with record.explain_unreadable():
         outcome.as_dict()
     return outcome

@@ -1,4 +1,4 @@
-"""The figures of a chain, a model/submodel on a target: for tables, and for comparisons with other IREEs."""
+"""The figures of a chain (a model/submodel on a target), for tables and for comparisons with other IREEs."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class ChainFigures:
     """The figures of a chain.
 
     Attributes:
-        values: the known figures. Instructions in dispatches are among them only if the counter can tell them apart.
+        values: the known figures; instructions in dispatches are known only if the counter can separate dispatches.
         checks: the worst comparison of each figure with a limit or an expected value.
-        all_from_cache: True if all modules came from the cache; the compile time is that of their original compile.
+        all_from_cache: True if all modules came from the cache; the compile time is from their original compile.
         statistic: the statistic of the time.
         disturbance: other work on the machine while the time was measured; empty if there was none.
         has_disturbed_time: True if the time counts as disturbed.
@@ -56,7 +56,7 @@ class ChainFigures:
 
     @property
     def worst_output(self) -> OutputComparison | None:
-        """The output that is furthest off; a failed one before any that passed."""
+        """The output that is furthest off; a failed output counts as worse than any passed one."""
         return max(
             self.outputs,
             key=lambda output: (not output.passed, _measure_error(output) / (output.atol or 1.0)),
@@ -75,17 +75,17 @@ class ChainFigures:
         return self.samples.stdev_ms if self.samples and Figure.TIME in self.values else None
 
     def find_check(self, figure: Figure) -> Check | None:
-        """Find the check of a figure; for the instructions of a call, by default that of its dispatches."""
+        """Find a figure's check; for a call's instructions without a check, find the check of those in dispatches."""
         check = self.checks.get(figure)
         return self.checks.get(Figure.INSTRUCTIONS) if figure is Figure.CALL_INSTRUCTIONS and not check else check
 
     def format_cell(self, figure: Figure) -> str:
-        """Format a figure for a table of runs, with its limit if it has one; a dash if it is missing."""
+        """Format a figure for a table of runs, with its limit if any; return a dash for a missing figure."""
         value, check = self.values.get(figure), self.find_check(figure)
         if figure is Figure.ERROR:
             return self._format_quality()
         if figure is Figure.TIME and self.samples is not None and self.samples.real_time_ms:
-            # The table shows the mean, also if the golden is compared with another statistic.
+            # The table shows the mean, even if the golden is compared with another statistic.
             mean = format_mean_and_spread(self.samples.mean_ms, self.samples.stdev_ms)
             return f"{mean} *" if self.has_disturbed_time else mean
         limit = None if check is None else check.limit
@@ -141,20 +141,20 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
     count_records = [
         step.typed_statistics for step in chain.steps if step.stage.row.alongside and step.typed_statistics.counter
     ]
-    # A failed check of a figure has precedence, then a passed one, then one that was not made.
+    # For each figure, a failed check has precedence over a passed one, and this over a check that was not made.
     ranked_checks = sorted(
         (check for step in chain.steps for check in step.checks), key=lambda check: _CHECK_RANKS[check.passed]
     )
     checks = {figure: check for check in reversed(ranked_checks) for figure in Figure if check.metric == figure}
     figures = {figure: _measure(chain, figure, checks.get(figure)) for figure in Figure}
     values = {figure: value for figure, value in figures.items() if value is not None}
-    # The last benchmark's times count.
+    # With several benchmarks, the last one's times count.
     shares = timed_steps[-1].typed_statistics.machine if timed_steps else CpuShares()
     busy, steal = shares.busy_share, shares.steal_share
     causes = [f"other work kept the CPUs {100 * busy:.0f} % busy"] if busy > BUSY_SHARE else []
     causes += [f"other machines of the host took {100 * steal:.0f} % of the CPUs"] if steal > STEAL_SHARE else []
     if Figure.INSTRUCTIONS_OUTSIDE not in values and values.pop(Figure.INSTRUCTIONS, None) is not None:
-        # The counter did not separate dispatches, so the golden was compared with the whole call.
+        # If the counter cannot separate dispatches, the golden was compared with the whole call.
         checks |= {Figure.CALL_INSTRUCTIONS: checks.pop(Figure.INSTRUCTIONS)} if Figure.INSTRUCTIONS in checks else {}
     return ChainFigures(
         values=values,
@@ -192,14 +192,14 @@ def _measure(chain: ChainOutcome, figure: Figure, check: Check | None) -> float 
 def _combine_passed(
     combine: Callable[[list[float]], float], steps: Sequence[StepOutcome], figure: Figure
 ) -> float | None:
-    """Combine the values of several steps; None unless all passed and have one: a part would look like less work."""
+    """Combine the steps' values; None unless all passed and have values, because a part would look like less work."""
     values = [step.measure(figure) for step in steps if step.verdict.counts_as_pass]
     available_values = [value for value in values if value is not None]
     return combine(available_values) if available_values and len(available_values) == len(steps) else None
 
 
 def _rank_error(error: float | None) -> float:
-    """Return an error as a sort key: NaN is infinite, a missing error is below all."""
+    """Return an error as a sort key; NaN counts as infinite, and a missing error as smallest."""
     return -1.0 if error is None else math.inf if math.isnan(error) else error
 
 
@@ -216,7 +216,7 @@ def format_chain_verdict(chain: ChainOutcome) -> str:
 
 
 def _order_worst_first(chain: ChainOutcome, matches: Callable[[Verdict], bool]) -> list[StepOutcome]:
-    """Return the steps whose verdicts match, those with the chain's verdict first."""
+    """Return the steps whose verdicts match, beginning with the steps that have the chain's verdict."""
     steps = (step for step in chain.steps if matches(step.verdict))
     return sorted(steps, key=lambda step: step.verdict is not chain.verdict)
 
@@ -227,11 +227,11 @@ class MatrixCell:
 
     Attributes:
         stages: names of the steps that ended badly, or failed as expected.
-        reason: the reason of the first of them; empty without one.
-        works: True if the outcome is what a user wants, whether expected or not; None if unknown (skipped,
+        reason: the reason of the first of these steps; empty if there are none.
+        works: True if the outcome is good for a user, even if not expected; None if unknown (skipped,
             inconclusive, cut short).
         wrong_numbers: True if the outputs differ from the expected ones.
-        timed_on: the cluster machine that took the time; empty for the one that the run was started on.
+        timed_on: the cluster machine that measured the time; empty for the machine that started the run.
     """
 
     verdict: Verdict
@@ -244,7 +244,7 @@ class MatrixCell:
 
     @property
     def verdict_text(self) -> str:
-        """The verdict with its step: `passed`, `failed: threshold`, `failed: compile +1`."""
+        """The verdict with the steps that caused it: `passed`, `failed: threshold`, `failed: compile +1`."""
         if not self.stages:
             return str(self.verdict)
         suffix = f" +{len(self.stages) - 1}" if len(self.stages) > 1 else ""

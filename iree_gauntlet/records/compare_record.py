@@ -1,6 +1,6 @@
-"""The record of a comparison: the events of its journal, and its reader, which also reads the sides' runs.
+"""The record of a comparison: the events of the journal, and a reader that also reads the sides' runs.
 
-Its steps are models: rounds and verdicts are recorded by model.
+The journal's steps are models, because rounds and verdicts are recorded by model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _require_sides(field_name: str, values_by_side: Mapping[str, object]) -> Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideRecord(Recorded):
-    """A side: its name on the command line, the folder of its run, and its IREE once that is known."""
+    """A side: its name on the command line, the folder of its run, and, once known, its IREE."""
 
     asked: str
     folder: str
@@ -47,10 +47,10 @@ class ComparisonRules(Recorded):
     """The rules of a comparison's judgement (α, the margins δ and ε, …).
 
     Attributes:
-        looks: the numbers of blocks at which it is judged.
-        allow: the slowdown below which `not slower` suffices.
+        looks: the numbers of blocks after which a model is judged.
+        allow: the slowdown below which the verdict `not slower` suffices.
         least_work: the smallest fraction that counts as a difference in a dispatch's instructions.
-        outside: the fraction, and the number of instructions, above which a difference outside of dispatches counts.
+        outside: the fraction and the number of instructions above which a difference outside of dispatches counts.
     """
 
     alpha: float
@@ -81,11 +81,11 @@ class RoundRules(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonOpening(Opening):
-    """The opening of a comparison; a resumed comparison judges anew.
+    """The opening of a comparison; a resumed comparison judges all models again.
 
     Attributes:
-        sides: the sides by name, as in all other fields that both have.
-        elsewhere: True if a cluster takes the rounds.
+        sides: the sides by name (other fields with values of both sides have the same keys).
+        elsewhere: True if a cluster measures the rounds.
     """
 
     kind: ExperimentKind = ExperimentKind.COMPARE
@@ -105,7 +105,7 @@ class ComparisonOpening(Opening):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideBenchmark(Recorded):
-    """A side's benchmark of a model, for `explain --slower`, which benchmarks parts of it."""
+    """A side's benchmark of a model; `explain --slower` uses it to benchmark parts of the model."""
 
     timeout: float
     command: Command
@@ -142,7 +142,7 @@ class RoundOfBlock(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class BlockEvent(Recorded):
-    """`block`: the evidence from a block of rounds, in an order, pinned to CPUs (none for all)."""
+    """`block`: the evidence from a block of rounds, with their order and the CPUs they were pinned to (none: all)."""
 
     kind: str
     order: Any
@@ -153,7 +153,7 @@ class BlockEvent(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatioFigures(Recorded):
-    """The ratio B/A over `looked_at` blocks, and its interval, whose bounds are None for too few blocks."""
+    """The ratio B/A over `looked_at` blocks, and the ratio's interval; bounds are None if there are too few blocks."""
 
     ratio: float
     low: float | None = None
@@ -173,7 +173,7 @@ class SideTimes(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeFigures(RatioFigures):
-    """The ratio of B to A, and the times of both."""
+    """The ratio of B to A, and the times of both sides."""
 
     time_ms: dict[str, SideTimes]
 
@@ -183,7 +183,7 @@ class TimeFigures(RatioFigures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlVerdict(Recorded):
-    """The comparison of A with itself."""
+    """The comparison of A against A (control)."""
 
     verdict: str
     figures: RatioFigures = field(metadata=FLAT)
@@ -191,7 +191,7 @@ class ControlVerdict(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecMethodResult(Recorded):
-    """The comparison of B with A as the spec measures, and whether that contradicts the verdict."""
+    """The comparison of B with A in the spec's own way, and whether this result contradicts the verdict."""
 
     figures: RatioFigures = field(metadata=FLAT)
     contradicts: bool
@@ -204,9 +204,9 @@ class WorkVerdict(Recorded):
     Attributes:
         verdict: a `Work` of `measuring/instructions/work.py`.
         parts: the change of each part of a call.
-        cpu: the CPU that the modules were compiled for; empty for the spec's.
+        cpu: the CPU that the modules were compiled for; empty for the spec's CPU.
         outside: the difference outside of dispatches; None if the counter cannot separate dispatches.
-        with_fma: the counts with fused multiply-adds; None if they were not taken.
+        with_fma: the counts with fused multiply-adds; None if these were not counted.
     """
 
     reason: str | None = field(default=None, metadata=UNLESS_DEFAULT)
@@ -239,7 +239,7 @@ class WorkVerdict(Recorded):
 
     @property
     def change_by_part(self) -> str:
-        """The change with that of each part: `+0.3440 %: in dispatches +38 (+0.0088 %), …`."""
+        """The change, then the change of each part: `+0.3440 %: in dispatches +38 (+0.0088 %), …`."""
         return f"{self.change}: {'; '.join(part.description for part in self.parts)}"
 
 
@@ -251,9 +251,9 @@ class TimeVerdictRecord(Recorded):
         verdict: a `TimeVerdict` (`measuring/statistics/comparison_verdict.py`), or `error` if a process failed.
         marked_blocks: blocks that count although they were disturbed.
         disturbance: the disturbance of most rounds; empty if no block was replaced.
-        cpus: the CPUs that rounds were pinned to, none for all.
+        cpus: the CPUs that rounds were pinned to; empty for all CPUs.
         tried: the spread of the rounds of a block, by the CPUs that were tried.
-        own_way: None if the verdict itself was measured that way.
+        own_way: the result in the spec's own way; None if the verdict itself was measured in that way.
     """
 
     verdict: str
@@ -285,7 +285,7 @@ class MeanFigures(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonSummary(Recorded):
-    """`summary`: how many models have each verdict, and their mean."""
+    """`summary`: how many models have each verdict, and the mean of the ratios."""
 
     verdicts: dict[str, int]
     geometric_mean: MeanFigures | None = field(default=None, metadata=UNLESS_DEFAULT)
@@ -293,7 +293,7 @@ class ComparisonSummary(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherDispatches(Recorded):
-    """The sum of the rows that are not listed; `outside` is True if it includes work outside of dispatches."""
+    """The sum of the unlisted rows; `outside` is True if the sum includes work outside of dispatches."""
 
     a_count: int
     b_count: int
@@ -312,7 +312,7 @@ class UnprofiledTimes(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchDifference(Recorded):
-    """The times of both sides' dispatches in one invocation; `rows` are those that explain the difference."""
+    """The times of both sides' dispatches in one invocation; `rows` has the dispatches that explain the difference."""
 
     measured: UnprofiledTimes | None = None
     a_ns: int
@@ -324,11 +324,11 @@ class DispatchDifference(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchComparison(Recorded):
-    """The comparison of two sides' dispatches, or the reason that it explains nothing.
+    """The comparison of two sides' dispatches, or the reason why the comparison explains nothing.
 
     Attributes:
         commands: the command that profiled each side, as a person would type it; None for counts.
-        unit: `ms` for a profile, whose figures are in ns, or `instructions`.
+        unit: `ms` for a profile (although its figures are in ns), or `instructions`.
     """
 
     commands: dict[str, list[str]] | None = field(default=None, metadata=UNLESS_DEFAULT)
@@ -340,11 +340,11 @@ class DispatchComparison(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class CompileChange(Recorded):
-    """A figure of compiles that differs.
+    """A figure of a compile that differs between the sides.
 
     Attributes:
-        name: the name for people (`transient memory`), or else the path in the statistics.
-        a, b: the figures; None if that side does not report it.
+        name: the name for people (`transient memory`), or, without one, the path in the statistics.
+        a, b: each side's value; None if the side does not report the figure.
         unit: `bytes`, or empty for a count.
     """
 
@@ -355,7 +355,7 @@ class CompileChange(Recorded):
 
     @property
     def ratio(self) -> float | None:
-        """B over A; None if a side does not report it, or A is 0."""
+        """B divided by A; None if a side does not report the figure, or if A is 0."""
         return None if self.b is None or not self.a else self.b / self.a
 
     def as_dict(self) -> dict[str, Any]:
@@ -365,7 +365,7 @@ class CompileChange(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeLocation(Recorded):
-    """`where`: the location of a slowdown or speedup; `work` has the instructions of dispatches, for want of times."""
+    """`where`: the location of a slowdown or speedup; `work` has the dispatches' instructions if times are missing."""
 
     dispatches: DispatchComparison
     work: DispatchComparison | None = field(default=None, metadata=UNLESS_DEFAULT)
@@ -386,14 +386,14 @@ class RemoteMeasurement(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideWithRun(SideRecord):
-    """A side with the record of its run; None without one."""
+    """A side with the record of its run, which is None if there is no run."""
 
     name: str
     run: JournalRecord | None = field(metadata=UNRECORDED)
 
     @property
     def title(self) -> str:
-        """The requested IREE, with its version if that adds something: `3.12.0 (3.12.0rc20260701)`."""
+        """The requested IREE, and its version if this is different: `3.12.0 (3.12.0rc20260701)`."""
         version = self.toolchain.get("compiler", "")
         return self.asked if version in ("", self.asked) else f"{self.asked} ({version})"
 
@@ -415,15 +415,15 @@ COMPARISON = JournalSchema(
 
 
 class ComparisonRecord:
-    """A comparison, also an incomplete one; after a resume, as it was judged last.
+    """A comparison, even an incomplete one; if it was resumed, the last judgement counts.
 
     Attributes:
-        first: the opening of its first part, which has the command that started it.
-        prepared: the preparation, without models if it was not reached.
+        first: the opening of the first part, with the command that started the comparison.
+        prepared: the preparation; it has no models if the preparation was not reached.
         begun: the number of measured blocks of each model.
-        verdicts, works: verdicts by times, or by instructions, of models that were reached.
+        verdicts, works: the verdicts by times and by instructions, of the models that were reached.
         under_way: the machine of each model whose measurement was cut short.
-        end: None if it was killed or is running.
+        end: None if the comparison was killed or is running.
     """
 
     def __init__(self, record: ExperimentRecord[ComparisonOpening]) -> None:
@@ -454,10 +454,10 @@ class ComparisonRecord:
         self.remarks, self.end = record.remarks, record.end
 
     def get_worker(self, model: str) -> str:
-        """Return the machine that measured a model; empty for this one."""
+        """Return the cluster worker that measured a model; empty for the machine that ran the comparison."""
         return self.measured[model].worker if model in self.measured else ""
 
 
 def read_comparison(folder: Path) -> ComparisonRecord:
-    """Read a comparison's folder, with the runs of its sides; GauntletError if that is not possible."""
+    """Read a comparison's folder and the runs of its sides; GauntletError if they cannot be read."""
     return ComparisonRecord(COMPARISON.read(folder))

@@ -1,10 +1,10 @@
-"""Append-only logs of events, one JSON object a line, safe against death at any byte; and merging of several logs.
+"""Append-only logs of events (one JSON object a line) that survive a crash at any byte, and merging of several logs.
 
-Every event has `event` and `time` (ISO 8601, UTC, milliseconds). Before the call returns, a line written `NOW` is on
-the disk, and one written `SOON` is with the kernel, in one write for each line: both survive the death of this
-process, by whatever signal. A power cut may lose lines written `SOON` within the last 20 ms, or while the disk was
-busy with the previous sync. A line written `LATER` goes along with the next line, or by itself within 20 ms; both
-deaths may lose it. `journal_format.py` reads such files.
+Every event has `event` and `time` (ISO 8601, UTC, milliseconds). When the call returns, a `NOW` line is on the disk,
+and a `SOON` line has been passed to the kernel, in one write for each line. Lines of both kinds survive the death of
+this process by any signal. A power cut may lose `SOON` lines of the last 20 ms, or since the previous sync began if the
+disk was busy. A `LATER` line is written with the next line, or alone within 20 ms; a power cut or the death of this
+process may lose it. `journal_format.py` reads such files.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-# Many lines share one fsync, which takes as long as thousands of writes.
+# Many lines share one fsync, because one fsync takes as long as thousands of writes.
 _SYNC_SECONDS = 0.02
-# Losing the result of so long a step would hurt, and a sync is short compared with it.
+# Results of steps that take at least this long are synced at once: losing them costs much more than a sync.
 _LONG_STEP_SECONDS = 1.0
 _STOPPED_REASON = "the run stopped before this step started"
 
@@ -47,26 +47,26 @@ class Sync(Enum):
     """The time by which a line must be on the disk."""
 
     NOW = auto()  # before the call returns
-    SOON = auto()  # within 20 ms, together with others
-    LATER = auto()  # whenever others are
+    SOON = auto()  # within 20 ms, together with other lines
+    LATER = auto()  # whenever other lines are synced
 
 
 class EventLog:
     """The only writer of a log; its methods may be called from several threads.
 
-    Opening creates the file, or continues one: a last line that a crash truncated stays unchanged, and the next event
-    starts on a new line. A lock file is next to it.
+    Opening creates the file, or continues an existing one: if a crash truncated the last line, the line stays
+    unchanged, and the next event starts on a new line. A lock file is next to the log.
 
     Raises:
-        GauntletError: another process writes this log, or it cannot be written.
+        GauntletError: another process writes this log, or the log cannot be written.
     """
 
     def __init__(self, path: Path, clock: Callable[[], datetime]) -> None:
         self._path = path
         self._clock = clock
         self._mutex = threading.Lock()
-        # The thread that syncs writes the pending lines, syncs if needed, waits for the event, and leaves its failure
-        # for the next caller.
+        # The sync thread writes the pending lines, syncs if needed, waits for the event, and stores its failure for
+        # the next caller.
         self._pending_lines: list[bytes] = []
         self._needs_sync = False
         self._has_work = threading.Event()
@@ -95,12 +95,12 @@ class EventLog:
     def write(
         self, event: str, content: Mapping[str, Any] | Recorded, *, step: str = "", sync: Sync = Sync.NOW
     ) -> None:
-        """Append an event, about a step or the experiment; a dataclass within a mapping is written as its fields.
+        """Append an event about a step or the experiment; a dataclass within a mapping is written as its fields.
 
         Raises:
-            GauntletError: the disk is full or gone; nothing of the event is in the file then. It may be an earlier
-                event that could not be written to the disk.
-            TypeError, ValueError: a field cannot be encoded as JSON, NaN and infinity included. Nothing is written.
+            GauntletError: the disk is full or gone, and nothing of this event was written; or writing an earlier
+                event to the disk has failed.
+            TypeError, ValueError: a field cannot be encoded as JSON (NaN and infinity cannot). Nothing is written.
         """
         fields = {"step": step} if step else {}
         fields |= content.as_dict() if isinstance(content, Recorded) else content
@@ -110,7 +110,7 @@ class EventLog:
                 raise RuntimeError(f"{self._path.name} is closed")
             if self._failure is not None:
                 raise self._failure
-            # Reading the clock inside the lock keeps times from going back from line to line.
+            # Read the clock inside the lock, so that the lines' times never decrease.
             time = self._clock().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             head = f'{{"event":{_ENCODER.encode(event)},"time":"{time}"{"," if fields else ""}'
             line = b"".join((head.encode(), memoryview(encoded_fields)[1:], b"\n"))
@@ -124,7 +124,7 @@ class EventLog:
                 if self._sync_thread is None:
                     thread = threading.Thread(target=self._sync, name=f"sync {self._path.name}", daemon=True)
                     thread.start()
-                    # Ctrl-C may come before the thread has started; `close` then has no thread to wait for.
+                    # Set this only now: if Ctrl-C comes before the thread has started, `close` must not wait for it.
                     self._sync_thread = thread
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class EventLog:
             raise failure
 
     def _sync(self) -> None:
-        """Write lines to the kernel and the disk, many at a time, in a thread until the log is closed."""
+        """Write lines to the kernel and the disk, many at a time, until the log is closed; runs in a thread."""
         while not self._closing.is_set():
             self._has_work.wait()
             self._closing.wait(_SYNC_SECONDS)
@@ -158,12 +158,12 @@ class EventLog:
                     descriptor = self._descriptor
                     if descriptor is not None:
                         self._append(descriptor, b"", lasting=False)
-                # The sync runs outside of the lock, so that lines may be added meanwhile. Only `close` closes the
-                # file, after it has waited for this thread.
+                # Sync outside of the lock, so that lines may be added meanwhile. The file stays open: only `close`
+                # closes it, after waiting for this thread.
                 if needs_sync and descriptor is not None:
                     os.fsync(descriptor)
             except (GauntletError, OSError) as error:
-                # The next caller of `write` gets the error, and can act on it.
+                # Store the error for the next caller of `write`, who can act on it.
                 self._failure = error if isinstance(error, GauntletError) else self._explain_unwritable(error)
 
     def _open(self) -> int:
@@ -179,7 +179,7 @@ class EventLog:
         return descriptor
 
     def _append(self, descriptor: int, line: bytes, *, lasting: bool) -> None:
-        """Write the pending lines, and a line."""
+        """Write the pending lines, then a line."""
         lines = b"".join((*self._pending_lines, line)) if self._pending_lines else line
         written_bytes = 0
         try:
@@ -188,13 +188,13 @@ class EventLog:
             if lasting:
                 os.fsync(descriptor)
         except OSError as error:
-            # A partial line would corrupt the next one. The lock makes this the only writer.
+            # Remove a partial line, which would corrupt the next one; with the lock, no other process writes here.
             has_content = True
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, os.fstat(descriptor).st_size - written_bytes)
                 has_content = os.fstat(descriptor).st_size > 0
             if not has_content:
-                # An empty file has nothing to resume.
+                # Remove an empty file, because there is nothing to resume.
                 self._path.unlink(missing_ok=True)
             raise self._explain_unwritable(error, has_content=has_content) from error
         self._pending_lines.clear()
@@ -208,7 +208,7 @@ class EventLog:
 
 
 def _make_object(value: Any) -> dict[str, Any]:
-    """Return a dataclass's fields for the encoder, one level at a time, so that thousands of steps need no copies."""
+    """Return a dataclass's fields for the encoder, one level at a time, to avoid deep copies of thousands of steps."""
     if not is_dataclass(value):
         raise TypeError(f"{type(value).__name__} is not JSON")
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
@@ -220,10 +220,10 @@ _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",",
 class Journal(EventLog):
     """The only writer of a run's `journal.jsonl`, whose events `RUN_JOURNAL` declares.
 
-    A result is with the kernel before the call returns: `kill -9` of this process loses none that was reported. The
-    plan, the end, and results of steps that took a second or longer are on the disk by then; other results are within
-    20 ms, many with one sync, as a suite of operators has hundreds a second: a power cut may lose those. A start is
-    written with the next line, or within 20 ms: `kill -9` may lose those of steps that had only just started.
+    When the call returns, a result has been passed to the kernel, so `kill -9` of this process loses no reported
+    result. The plan, the end, and the results of steps of at least a second are then on the disk. Other results share
+    a sync within 20 ms, because operator suites have hundreds a second; a power cut may lose them. A start is written
+    with the next line, or within 20 ms, so `kill -9` may lose the starts of the newest steps.
     """
 
     def write_opening(self, opening: RunOpening, steps: Sequence[Step]) -> None:
@@ -235,7 +235,7 @@ class Journal(EventLog):
         self.write("steps", {"steps": steps})
 
     def write_start(self, step: str) -> None:
-        """Write the start of a step, which is useful only during the run and need not last."""
+        """Write the start of a step; a start is useful only during the run, so losing it does little harm."""
         self.write("start", {}, step=step, sync=Sync.LATER)
 
     def write_result(self, step: str, result: Result) -> None:
@@ -249,7 +249,7 @@ class Journal(EventLog):
 
 
 def merge_journals(opening: RunOpening, steps: Sequence[dict[str, Any]], records: Sequence[JournalRecord]) -> str:
-    """Merge the journals of several runs into that of one; the first result of a step counts."""
+    """Merge the journals of several runs into the journal of one run; the first result of each step counts."""
     starts: dict[str, str] = {}
     results: dict[str, tuple[str, Result]] = {}
     for record in records:
@@ -260,7 +260,7 @@ def merge_journals(opening: RunOpening, steps: Sequence[dict[str, Any]], records
                 results[step] = time, record.results[step]
     for record in records:
         if record.end is not None and not record.end.interrupted:
-            # The skip needs an explicit result, since another of the runs may have been killed.
+            # Write the skip as a result: otherwise, if another run was killed, the step would look unfinished.
             for step in (skipped_step.id for skipped_step in record.planned if skipped_step.id not in starts):
                 results.setdefault(step, (record.end.time, Result(Verdict.SKIPPED, _STOPPED_REASON)))
     planned_ids = {str(step["id"]) for step in steps}

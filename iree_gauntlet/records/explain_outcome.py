@@ -1,7 +1,7 @@
-"""The record of an explanation, and its outcome, also after it was killed.
+"""The record of an explanation, and the outcome, even of a killed explanation.
 
-Its journal is in the folder `explain` of a run; its steps are cases. Each part of a case's findings is an event
-(`again`, `located`, …), and is void once the case is started again.
+The journal is in the folder `explain` of a run, and its steps are cases. Each part of a case's findings is an event
+(`again`, `located`, …); a new start of the case makes the earlier events void.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.outcome import RunOutcome, StepOutcome
 
 
-# The folder of a run that has its explanation.
+# The subfolder of a run's folder that has the run's explanation.
 EXPLAIN_FOLDER = "explain"
 _JOURNAL_PATH = f"{EXPLAIN_FOLDER}/{JOURNAL}"
 _EVENT_KEYS = ("event", "time", "step")
@@ -34,7 +34,7 @@ _EVENT_KEYS = ("event", "time", "step")
 
 @dataclass(frozen=True, slots=True)
 class CaseRequest(Recorded):
-    """A case that is to be explained, and the reason that it did not pass."""
+    """A case to be explained, and the reason why it did not pass."""
 
     case: str
     kind: str
@@ -43,7 +43,7 @@ class CaseRequest(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainOpening(Opening):
-    """The opening of an explanation: the cases and the IREE, and `base` if it explains slowness against that one."""
+    """The opening of an explanation: the cases and the IREE; `base` is the faster IREE if slowness is explained."""
 
     kind: ExperimentKind = ExperimentKind.EXPLAIN
     cases: tuple[CaseRequest, ...]
@@ -53,26 +53,26 @@ class ExplainOpening(Opening):
 
 @dataclass(frozen=True, slots=True)
 class SameCase(Recorded):
-    """`same`: the program and its flags are those of another case, which is explained; its name is written as `as`."""
+    """`same`: another, explained case has the same program and flags; the record has that case's name as `as`."""
 
     case: str
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Create the object from plain data; errors as of `Recorded.from_dict`."""
+        """Create the object from plain data; errors as in `Recorded.from_dict`."""
         return cls(read_text(data, "as"))
 
 
 @dataclass(frozen=True, slots=True)
 class EmptyFinding(Recorded):
-    """`nothing`: the reason that nothing was found."""
+    """`nothing`: the reason why nothing was found."""
 
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RepetitionFinding(Recorded):
-    """The number of repeated failures in two attempts; `same` is True if they failed in the same way."""
+    """The number of failures in two repeated attempts; `same` is True if both failed in the same way."""
 
     failed: int
     same: bool
@@ -80,11 +80,11 @@ class RepetitionFinding(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class CulpritFinding(EmptyFinding):
-    """A faulty dispatch (`located`) or operator, or the reason that none is known.
+    """A faulty dispatch (`located`) or operator, or the reason why none is known.
 
     Attributes:
-        reference: the reference that it was compared with; empty if it fails before it has outputs.
-        in_f64, around: errors, with None for an infinite one.
+        reference: the reference of the comparison; empty if the dispatch fails before it has outputs.
+        in_f64, around: errors; None means infinity.
     """
 
     note: str = ""
@@ -115,7 +115,7 @@ class ProgramSize(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class ReductionFinding(EmptyFinding):
-    """The reduced form of a program that does not compile, or the reason that it has none: see `reduce_program`."""
+    """The reduced form of a program that does not compile, or the reason why there is none; see `reduce_program`."""
 
     before: ProgramSize = field(default_factory=ProgramSize)
     after: ProgramSize = field(default_factory=ProgramSize)
@@ -132,7 +132,7 @@ class ReductionFinding(EmptyFinding):
 
 @dataclass(frozen=True, slots=True)
 class DispatchTrial(Recorded):
-    """A dispatch that was measured by itself, and the result."""
+    """A dispatch that was measured alone, and the result."""
 
     name: str
     said: str
@@ -140,7 +140,7 @@ class DispatchTrial(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class SlowdownFinding(EmptyFinding):
-    """A dispatch that is slower, or the reason that none is."""
+    """A dispatch that is slower, or the reason why none is slower."""
 
     tried: tuple[DispatchTrial, ...] = ()
     name: str = ""
@@ -164,7 +164,7 @@ class BundleResult(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class SwitchProbe(Recorded):
-    """The effect of a compiler switch: with it, the case `passes`, `fails`, or is `unknown`, with the reason."""
+    """The effect of a compiler switch: the case `passes` or `fails` with the switch, or this is `unknown`, and why."""
 
     name: str
     flag: str
@@ -196,7 +196,7 @@ class CaseFindings(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class CaseEnd(Recorded):
-    """`result`: `bundled` if a bundle reproduces it, `private` without its values; `budget`: a reduction's minutes."""
+    """`result`: `bundled`: a bundle reproduces the case; `private`: without own values; `budget`: reduction's minutes."""
 
     bundled: bool = False
     private: bool = False
@@ -228,7 +228,7 @@ class CaseExplanation:
 
     Attributes:
         events: the events by name, as written; `findings` has the same, as objects.
-        is_complete: True if its explanation was completed.
+        is_complete: True if the explanation was completed.
     """
 
     request: CaseRequest
@@ -244,7 +244,7 @@ class CaseExplanation:
 
     @property
     def has_bundle(self) -> bool:
-        """True if a bundle reproduces it."""
+        """True if a bundle reproduces the case."""
         return self.end.bundled
 
     @property
@@ -268,13 +268,13 @@ class CaseExplanation:
 
     @property
     def archive(self) -> str:
-        """The bundle that reproduces it, as a path in the run's folder; empty without one."""
+        """The bundle that reproduces the case, as a path in the run's folder; empty if there is none."""
         bundle = self.findings.bundle
         return f"{EXPLAIN_FOLDER}/{bundle.folder}.tar.gz" if bundle and self.has_bundle else ""
 
     @property
     def passing_switches(self) -> tuple[str, ...]:
-        """The switches with which it passes."""
+        """The switches with which the case passes."""
         return tuple(probe.name for probe in self.findings.probes.probes if probe.verdict == "passes")
 
 
@@ -284,7 +284,7 @@ class ExplainOutcome:
 
     Attributes:
         opening: the last opening.
-        end: None if it was killed or is running.
+        end: None if the explanation was killed or is running.
         cases_by_name: all cases of all openings, by name.
     """
 
@@ -296,7 +296,7 @@ class ExplainOutcome:
 
     @property
     def exit_code(self) -> ExitCode:
-        """The command's exit code; ERROR if it did not finish."""
+        """The command's exit code; ERROR if the explanation did not finish."""
         return self.end.exit_code if self.end else ExitCode.ERROR
 
     @property
@@ -356,10 +356,10 @@ def read_explain_outcome(folder: Path) -> ExplainOutcome:
 
 
 def list_reproduced_cases(folder: Path, *, private: bool, budget: float) -> set[str]:
-    """List the cases that a bundle reproduces; none if nothing was explained yet.
+    """List the cases that a bundle reproduces; return none if nothing was explained yet.
 
-    Bundles with the model's own values do not count if they must be `private`, nor do those of a reduction that was
-    cut short after fewer minutes than the `budget`.
+    If bundles must be `private`, those with the model's own values do not count. Bundles of a reduction that was cut
+    short after fewer minutes than the `budget` do not count either.
     """
     cases_by_name = read_explain_outcome(folder).cases_by_name if (folder / JOURNAL).is_file() else {}
     return {
@@ -372,9 +372,9 @@ def list_reproduced_cases(folder: Path, *, private: bool, budget: float) -> set[
 
 
 def add_explanations(outcome: RunOutcome, run_dir: Path) -> RunOutcome:
-    """Return the outcome of a run with the findings of `explain` in its failures.
+    """Return a run's outcome with the findings of `explain` added to the failed steps.
 
-    An unreadable record becomes a remark: the run's reports are complete without it.
+    An unreadable record becomes only a remark, because the run's reports are complete without explanations.
     """
     journal = run_dir / _JOURNAL_PATH
     if not journal.is_file():
@@ -388,7 +388,7 @@ def add_explanations(outcome: RunOutcome, run_dir: Path) -> RunOutcome:
     def explain(step: StepOutcome) -> StepOutcome:
         case = cases_by_name.get(step.chain)
         is_explainable = step.stage.row.is_explained and not step.role and step.verdict.blocks
-        # A resumed run may have another result since the explanation.
+        # Skip outdated explanations: a resumed run may have another result now.
         if case is None or not case.is_complete or not is_explainable or step.reason != join_lines(case.request.reason):
             return step
         return replace(step, explanation=Explanation(join_lines(case.answer), case.passing_switches, case.archive))

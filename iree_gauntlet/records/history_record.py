@@ -1,11 +1,11 @@
-"""The extract of a run's record that a history keeps, and the content of a history: series, and their changes.
+"""The extract of a run's record that a history keeps, and the content of a history: series and changes in them.
 
 A run's file is one JSON object, named by the time of the run and the SHA-256 of the file's bytes:
 
     20261125T064911Z-1f0c9a7be2d34f5a6b7c.json
 
-So a damaged file is detected, a run that is added twice is one file, and histories of several labs are merged by
-copying files together. Readers ignore unknown fields; `schema` grows only if a file cannot be read as before.
+With such names, damaged files are detected, a run that is added twice gives one file, and histories of several labs are
+merged by copying files into one folder. Readers ignore unknown fields. `schema` grows only if old readers would fail.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 _SCHEMA = 1
 _FILE_NAME = re.compile(r"(\d{8}T\d{6}Z)-([0-9a-f]{20})\.json\Z")
 _TIME_FORMAT = "%Y%m%dT%H%M%SZ"
-# `3.8.0rc20251010` has the day on which that IREE was built.
+# Versions such as `3.8.0rc20251010` contain the day on which the IREE was built.
 _VERSION_DAY = re.compile(r"(?:rc|dev|\+|\.)(20\d{6})\b")
 # The verdicts of a comparison in which nothing got worse.
 _REFUTING_VERDICTS = ("same", "faster", "not slower")
-# The keys of a finding, and of the points next to its step, in JSON.
+# The keys in JSON of a finding, and of the points next to the finding's step.
 _FINDING_KEYS = ("kind", "suspected", "won_back", "accepted", "confirmed", "ratio")
 _POINT_KEYS = ("run", "time", "iree", "commit", "file")
 # The figures by the names of their series.
@@ -48,10 +48,10 @@ TRENDS = {figure.row.trend.name: figure for figure in Figure if figure.row.trend
 
 @dataclass(frozen=True, slots=True)
 class IreeVersion(Recorded):
-    """The versions of an IREE, as its tools print them, and its commits; unknown ones are empty.
+    """The versions of an IREE, as its tools print them, and the IREE's commits; unknown values are empty.
 
     Attributes:
-        named: the value of `--iree` that names it on any machine (`3.8.0`); empty for a local IREE.
+        named: the value of `--iree` that means this IREE on any machine (`3.8.0`); empty for a local IREE.
     """
 
     compiler: str = ""
@@ -62,13 +62,13 @@ class IreeVersion(Recorded):
 
     @property
     def shown(self) -> str:
-        """The version, else the commit, else a dash."""
+        """The version; if unknown, the commit; if both are unknown, a dash."""
         return self.compiler or self.compiler_commit[:12] or "–"
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryMachine(Recorded):
-    """The stable properties of a machine: no clock, no load, no name."""
+    """The properties of a machine that do not change (so no clock rate and no load), and not its name."""
 
     cpu: str = ""
     cores: int = 0
@@ -94,8 +94,8 @@ class HistoryFigure(Recorded):
     Attributes:
         name: `time_ms`, `compile_s`, `compile_peak_bytes`, `size_bytes`, `dispatches`, `max_error`, or another one.
         statistic: the statistic of the rounds, `mean` or `min`; empty without rounds.
-        disturbed: True if other work on the machine distorted it.
-        flags: hash of its module's flags, if they are not those of its case.
+        disturbed: True if other work on the machine distorted the value.
+        flags: a hash of the flags of the measured module, if they differ from the case's flags.
     """
 
     name: str
@@ -111,7 +111,7 @@ class HistoryFigure(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class HistoryCase(Recorded):
-    """A model on a target; `device` is IREE's, such as `hip`, `flags` a hash of its compile and run flags."""
+    """A model on a target; `device` is IREE's device, such as `hip`; `flags` is a hash of compile and run flags."""
 
     model: str
     submodel: str
@@ -126,7 +126,7 @@ class HistoryCase(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class FigureConfirmation(Recorded):
-    """The result of a comparison of two IREEs, measured in turns, for a figure of a case."""
+    """The result, for a figure of a case, of comparing two IREEs by measuring them in turns."""
 
     case: str
     figure: str
@@ -149,10 +149,10 @@ class HistoryRun(Recorded):
 
     Attributes:
         time: the start, ISO 8601 in UTC.
-        cases: the cases with their figures, also failed ones.
+        cases: the cases with their figures, including failed cases.
         state: `complete`, `interrupted`, `unfinished`, `imported`, or `confirmation` of a step.
-        source: the writer of the figures: `gauntlet 0.1.0`, or the format that they were imported from.
-        more: other content of an imported file; of a confirmation, `confirms`.
+        source: the writer of the figures: `gauntlet 0.1.0`, or the format from which they were imported.
+        more: the other content of an imported file; in a confirmation, `confirms`.
     """
 
     run: str
@@ -177,7 +177,7 @@ class HistoryRun(Recorded):
 
     @property
     def confirms(self) -> FigureConfirmation | None:
-        """The result of a confirmation; None for another run, ValueError if it cannot be read."""
+        """The result of a confirmation; None for other runs; ValueError if the result cannot be read."""
         fields = self.more.get("confirms")
         try:
             return FigureConfirmation.from_dict(fields) if fields else None
@@ -186,7 +186,7 @@ class HistoryRun(Recorded):
 
     @property
     def position(self) -> tuple[str, str]:
-        """The sort key in a series: the day of its IREE if known, else of the run, then the time."""
+        """The sort key in a series: first the IREE's day (if unknown, the run's day), then the run's time."""
         day = _VERSION_DAY.search(self.iree.compiler)
         return (day[1] if day else self.time[:10].replace("-", ""), self.time)
 
@@ -203,7 +203,7 @@ def is_history_file(name: str) -> bool:
 
 
 def read_history_file(name: str, content: bytes) -> HistoryRun:
-    """Read the run from a file; GauntletError if it is damaged, or from a newer version."""
+    """Read the run from a file; GauntletError if the file is damaged, or has a newer schema."""
     name_match = _FILE_NAME.match(name)
     if name_match is None or _digest(content) != name_match[2]:
         raise GauntletError(
@@ -225,11 +225,11 @@ def _digest(content: bytes) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SeriesKey:
-    """The key of comparable figures: of a model on a device, with the same flags, on machines that are alike.
+    """The key of comparable figures: those of a model on a device, with the same flags, on machines that are alike.
 
     Attributes:
         sku: the device's SKU; empty if the device is the machine itself.
-        flags: hash of the flags that it is compiled and run with.
+        flags: a hash of the flags that the model is compiled and run with.
         more_is_better: True if a decrease is a loss.
     """
 
@@ -249,23 +249,23 @@ class SeriesKey:
 
     @property
     def quantity(self) -> str:
-        """The measured quantity: the figure without its counter, which follows it."""
+        """The measured quantity: the figure's name without the counter after it."""
         return self.figure.partition(" ")[0]
 
     @property
     def trend(self) -> Trend | None:
-        """The trend of its figure; None for a figure that other tools measured."""
+        """The trend of the figure; None for a figure that other tools measured."""
         figure = TRENDS.get(self.quantity)
         return figure.row.trend if figure else None
 
     @property
     def is_exact(self) -> bool:
-        """True if every change of it counts."""
+        """True if every change of the figure counts."""
         return self.trend is not None and not self.trend.noisy
 
     @property
     def unit(self) -> str:
-        """The unit of its figure; empty for a count, an error, and an unknown figure."""
+        """The unit of the figure; empty for counts, errors and unknown figures."""
         return self.trend.unit if self.trend else ""
 
     @property
@@ -303,10 +303,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class RunIndexEntry:
-    """A run of a history, as its index has it.
+    """A run of a history, in the form of the history's index.
 
     Attributes:
-        day: the day of its IREE.
+        day: the day of the run's IREE.
         confirms: a `Confirmation` as JSON; an empty object for a run that confirms nothing.
     """
 
@@ -348,15 +348,15 @@ class Finding:
     """A series that changed.
 
     Attributes:
-        index: index of the first point after the step; for a drift, after its best stretch.
-        runs: number of runs after the step, up to the next one.
-        suspected: True if these are too few to be sure.
-        p_value: the probability without any change, over all series of the report; None if it is exact.
-        disturbed: number of disturbed points on both sides.
+        index: the index of the first point after the step; for a drift, of the first point after the best stretch.
+        runs: the number of runs after the step, up to the next step.
+        suspected: True if so few runs cannot prove a change.
+        p_value: the probability of such a step without a change, over all series of the report; None if exact.
+        disturbed: the number of disturbed points on both sides.
         won_back: True if the series has recovered since.
-        confirmed: the verdict of `history.confirm`: `slower`, `same`, …; empty without one.
-        ratio: the ratio of both, measured in turns; None if not measured or unknown.
-        accepted: the reason that somebody gave for accepting it; empty without one.
+        confirmed: the verdict of `history.confirm`: `slower`, `same`, …; empty if not confirmed.
+        ratio: the ratio of the two IREEs, measured in turns; None if not measured or unknown.
+        accepted: the reason that somebody gave for accepting the change; empty if it was not accepted.
     """
 
     key: SeriesKey
@@ -377,29 +377,29 @@ class Finding:
 
     @property
     def is_refuted(self) -> bool:
-        """True if a loss was absent when both IREEs were measured in turns."""
+        """True if measuring both IREEs in turns did not show the loss."""
         return self.kind is not FindingKind.IMPROVEMENT and self.confirmed in _REFUTING_VERDICTS
 
     @property
     def needs_no_action(self) -> bool:
-        """True if nobody has to examine it: the loss was won back, accepted, or refuted."""
+        """True if nobody has to examine the finding, because the loss was won back, accepted, or refuted."""
         return bool(self.won_back or self.accepted or self.is_refuted)
 
     @property
     def label(self) -> str:
-        """The label of its state, in a word or two."""
+        """The label of the finding's state, in a word or two."""
         labels = ((self.accepted, "accepted"), (self.is_refuted, "refuted"), (self.won_back, "won back"))
         settled_label = next((label for applies, label in labels if applies), "")
         return settled_label or (f"suspected {self.kind}" if self.suspected else str(self.kind))
 
     @property
     def same_iree(self) -> bool:
-        """True if the runs on both sides have the same IREE: then something else changed."""
+        """True if the runs on both sides have the same IREE, so that something else must have changed."""
         return bool(self.point_after.version) and self.point_before.version == self.point_after.version
 
     @property
     def change(self) -> float:
-        """The change as a fraction of the old level; infinite if that was 0."""
+        """The change as a fraction of the old level; infinite if the old level was 0."""
         return (self.new - self.old) / abs(self.old) if self.old else math.inf
 
     def as_dict(self) -> dict[str, Any]:
@@ -427,7 +427,7 @@ class HistoryOutcome:
 
     @property
     def exit_code(self) -> ExitCode:
-        """1 if something got worse, 4 if that is only suspected, 3 if runs could not be read, else 0."""
+        """1 if something got worse, 4 if a loss is only suspected, 3 if runs could not be read, else 0."""
         codes = [ExitCode.INCONCLUSIVE if finding.suspected else ExitCode.FAILED for finding in self.regressions]
         return ExitCode.worst([*codes, *([ExitCode.ERROR] if self.problems else [])])
 
@@ -442,7 +442,7 @@ class HistoryOutcome:
 
 
 def select_series(series: Iterable[Series], pattern: str, sku: str) -> tuple[Series, ...]:
-    """Select the series whose title or case matches a glob, of one device; all if both are empty."""
+    """Select the series of one device whose title or case matches a glob; an empty `pattern` or `sku` matches all."""
     return tuple(
         candidate
         for candidate in series

@@ -1,6 +1,6 @@
-"""The result of a matrix, also after it was killed or while it is running: its runs, one for each IREE, side by side.
+"""The result of a matrix, even a killed or running one: the runs, one for each IREE, side by side.
 
-Its journal is next to the runs, and its steps are the IREEs; all measurements are in the runs' own journals.
+The matrix's journal is next to the runs. Its steps are the IREEs; all measurements are in the runs' own journals.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class IreeRequest(Recorded):
     """One IREE of a matrix.
 
     Attributes:
-        label: its name in reports: the text, for a folder shortened to the end that distinguishes it from the others.
+        label: the name in reports: the text; a folder is shortened to the end that distinguishes it from others.
         iree: the value of `--iree`, unchanged.
-        folder: the folder of its run, within the matrix's.
+        folder: the folder of this IREE's run, inside the matrix's folder.
     """
 
     label: str
@@ -57,7 +57,7 @@ class MatrixOpening(Opening):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IreeResolution(Recorded):
-    """`toolchain`: the facts about an IREE, or the reason that it is not available."""
+    """`toolchain`: the facts about an IREE, or the reason why the IREE is not available."""
 
     toolchain: ToolchainInfo | None = None
     error: str | None = field(default=None, metadata=UNLESS_DEFAULT)
@@ -66,7 +66,7 @@ class IreeResolution(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixResult(Recorded):
-    """`result`: the end of an IREE's run, whose `start` precedes it; `error` if it could not be run to its end."""
+    """`result`: the end of an IREE's run, after the run's `start`; `error` if the run could not be completed."""
 
     exit_code: ExitCode
     error: str = ""
@@ -74,7 +74,7 @@ class MatrixResult(Recorded):
 
     @property
     def is_kept_on_resume(self) -> bool:
-        """True if a resumed matrix keeps it; errors and interrupted runs are tried again."""
+        """True if a resumed matrix keeps this result; errors and interrupted runs are tried again."""
         return not self.error and self.exit_code in _FINAL_EXIT_CODES
 
 
@@ -86,10 +86,10 @@ class MatrixIree:
     """One IREE of a matrix, and the result of its run.
 
     Attributes:
-        toolchain: empty if it was not found.
-        problem: the reason that it was not run, or not to its end; empty without one.
-        exit_code: None if it was left out.
-        outcome: the outcome of its run; None without one.
+        toolchain: empty if the IREE was not found.
+        problem: the reason for a missing or incomplete run; empty for a complete run.
+        exit_code: None if the IREE was left out.
+        outcome: the outcome of the run; None without a run.
     """
 
     label: str
@@ -103,7 +103,7 @@ class MatrixIree:
 
     @property
     def result_text(self) -> str:
-        """The result in one line: `85 passed, 1 failed`, or the reason that there is none."""
+        """The result in one line: `85 passed, 1 failed`, or the reason for having none."""
         parts = [format_headline(self.outcome)] if self.outcome is not None else []
         if self.outcome is not None and self.outcome.state != "complete":
             parts.append(self.outcome.state)
@@ -114,7 +114,7 @@ class MatrixIree:
 
 @dataclass(frozen=True, slots=True)
 class MatrixRow:
-    """One chain; `cells` by the label of the IREE, without those that did not run it."""
+    """One chain; `cells` has, by label, the cell of each IREE that ran the chain."""
 
     chain: str
     model: str
@@ -123,12 +123,12 @@ class MatrixRow:
     cells: dict[str, MatrixCell] = field(default_factory=dict)
 
     def find_value(self, label: str, figure: Figure) -> float | None:
-        """Return the value of a figure with one IREE; None without one."""
+        """Return the value of a figure with one IREE; None if there is no value."""
         return self.cells[label].figures.values.get(figure) if label in self.cells else None
 
     @property
     def timed_on_one_machine(self) -> bool:
-        """True if its times can be compared."""
+        """True if the row's times are from one machine, so that they can be compared."""
         return len({cell.timed_on for cell in self.cells.values() if Figure.TIME in cell.figures.values}) < 2
 
 
@@ -137,11 +137,11 @@ class MatrixOutcome:
     """The result of a matrix.
 
     Attributes:
-        irees: in the order of the options; the first is the base of the comparison.
-        rows: chains in plan order.
+        irees: the IREEs in the order of the options; the first is the base of the comparison.
+        rows: the chains in plan order.
         state: `complete`, `interrupted`, `stopped` (by --fail-fast) or `unfinished`.
-        seconds: total wall time of its runs.
-        remarks: notes that a reader needs about the record itself, one line each.
+        seconds: the total wall time of the runs.
+        remarks: notes about the record itself that a reader needs, one line each.
     """
 
     name: str
@@ -156,7 +156,7 @@ class MatrixOutcome:
 
     @property
     def base(self) -> str:
-        """The label of the IREE that the others are compared with."""
+        """The label of the IREE with which the others are compared."""
         return self.irees[0].label if self.irees else ""
 
     @property
@@ -176,7 +176,7 @@ class _MatrixRecord:
 
 
 def read_matrix_outcome(folder: Path) -> MatrixOutcome:
-    """Read and judge a matrix; GauntletError if its record, or a journal of it, cannot be read."""
+    """Read and judge a matrix; GauntletError if the matrix's record, or a run's journal, cannot be read."""
     journal = MATRIX.read(folder)
     opening, first_opening = journal.opening, journal.openings[0]
     record = _MatrixRecord(
@@ -217,7 +217,7 @@ def _make_iree(request: IreeRequest, folder: Path, record: _MatrixRecord) -> Mat
     elif resolution and resolution.error and (result is None or outcome is None):
         problem, hint, code = resolution.error, resolution.hint or "", ExitCode.ERROR
     elif outcome is not None:
-        # A run that was interrupted before its first step does not record the interruption.
+        # Take the interruption from the matrix: a run interrupted before its first step does not record it.
         code = ExitCode.INTERRUPTED if result is None and record.journal.state == _INTERRUPTED else outcome.exit_code
     else:
         problem, code = _explain_why_not(label, record)
@@ -235,7 +235,7 @@ def _make_iree(request: IreeRequest, folder: Path, record: _MatrixRecord) -> Mat
 
 
 def _explain_why_not(label: str, record: _MatrixRecord) -> tuple[str, ExitCode | None]:
-    """Return the reason that an available IREE has no run, and the exit code."""
+    """Return the reason why an available IREE has no run, and the exit code."""
     journal = record.journal
     interrupted = journal.state == _INTERRUPTED
     state = "interrupted" if interrupted else "killed, or is still running"
@@ -248,7 +248,7 @@ def _explain_why_not(label: str, record: _MatrixRecord) -> tuple[str, ExitCode |
 
 
 def _list_remarks(record: _MatrixRecord, irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) -> Iterator[str]:
-    """List notes about the record, and the obstacles to a comparison of its IREEs' figures."""
+    """List notes about the record, and the obstacles to comparing the IREEs' figures."""
     journal = record.journal
     yield from list_record_remarks(
         "matrix", "record", len(journal.openings), journal.end, torn=journal.has_truncated_line

@@ -1,7 +1,7 @@
 """The result of a run: the journal's record, judged and put in order.
 
-Pure: the same record gives the same outcome, without a clock, file or process. A run that was killed, or is still
-running, has an outcome like any other; missing results become errors.
+The same record always gives the same outcome: no clock, file or process is used. Runs that were killed, or are still
+running, have outcomes too; their missing results become errors.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Explanation:
     """The findings of `explain` about a step that failed.
 
     Attributes:
-        answer: in one line: the first wrong dispatch, or the reason that there is none.
-        mended_by: the switches with which it passes.
-        bundle: an archive that reproduces it, as a path in the run's folder; empty without one.
+        answer: the first wrong dispatch, or the reason why there is none, in one line.
+        mended_by: the switches with which the step passes.
+        bundle: an archive that reproduces the failure, as a path in the run's folder; empty if there is none.
     """
 
     answer: str
@@ -58,16 +58,16 @@ class Explanation:
 class StepOutcome(Result):
     """The result of one step, with its plan.
 
-    A step without a result is judged by the end of its run; notes are those of the plan and of the result; the command
-    is the planned one if the result has none.
+    A step without a result is judged by the end of the run. The notes are those of the plan and of the result. If the
+    result has no command, the command is the planned one.
 
     Attributes:
         diagnosis: the reason as the tool printed it.
-        role: the role of the step's module; empty for the main one.
-        behind: id of the step whose bad result kept this one from running, else empty.
-        unfinished: True if the journal has no result of it.
-        never_started: True if the journal has no start of it either.
-        started: the start, ISO 8601; empty without one.
+        role: the role of the step's module; empty for the main module.
+        behind: the id of the step whose bad result prevented this step; empty if there is none.
+        unfinished: True if the journal has no result of this step.
+        never_started: True if the journal has neither a start nor a result of this step.
+        started: the start, ISO 8601; empty if unknown.
         flags: the process's flags, without its binary.
         explanation: None if no explanation was requested.
     """
@@ -96,12 +96,12 @@ class StepOutcome(Result):
 
     @property
     def name(self) -> str:
-        """The stage, with the role of a module other than the main one: `compile`, `compile.pipeline`."""
+        """The stage, with the module's role unless it is the main module: `compile`, `compile.pipeline`."""
         return f"{self.stage}.{self.role}" if self.role else self.stage
 
     @property
     def counts_instructions(self) -> bool:
-        """True if it counts instructions, or compiles the separate module for that."""
+        """True if the step counts instructions, or compiles the separate module for counting."""
         return self.stage.row.alongside is not None or self.role.rpartition(".")[2] == COUNTED
 
     @property
@@ -125,7 +125,7 @@ class CacheCount:
 
 @dataclass(frozen=True, slots=True)
 class ChainOutcome:
-    """One model/submodel on one target; steps in plan order."""
+    """One model/submodel on one target, with the steps in plan order."""
 
     id: str
     dialect: str
@@ -137,13 +137,13 @@ class ChainOutcome:
 
     @property
     def is_batch(self) -> bool:
-        """True if it is one compile of the programs of many cases, and no case itself."""
+        """True if the chain is one compile of many cases' programs, and not a case itself."""
         compiles = all(step.stage is Stage.COMPILE and not step.command for step in self.steps)
         return self.model == BATCH_MODEL and compiles
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of its steps; skipped if nothing but fetches ran."""
+        """The worst verdict of the chain's steps; skipped if only fetches ran."""
         decisive = [step for step in self.steps if not (step.stage.row.fetches and step.verdict is Verdict.PASSED)]
         return Verdict.worst(step.verdict for step in decisive or self.steps)
 
@@ -154,12 +154,12 @@ class RunOutcome:
 
     Attributes:
         state: `complete`, `interrupted`, or `unfinished` (killed, or still running).
-        has_truncated_line: True if the journal's last line was truncated, and ignored.
-        seconds: wall time, over all parts of a resumed run.
-        tool_seconds: wall time inside IREE's tools, summed over steps (steps may run at the same time).
-        remarks: notes that a reader needs about the record itself, one line each.
-        workers: machines of a cluster that took part, by the worker's name.
-        markers: the marker expression that its tests were selected by.
+        has_truncated_line: True if the journal's last line was truncated and so is ignored.
+        seconds: the wall time, summed over the parts of a resumed run.
+        tool_seconds: the wall time inside IREE's tools, summed over steps (steps may run at the same time).
+        remarks: notes about the record itself that a reader needs, one line each.
+        workers: the machines of a cluster that took part, by the worker's name.
+        markers: the marker expression that selected the tests.
     """
 
     run: str
@@ -193,22 +193,22 @@ class RunOutcome:
 
     @property
     def has_many_chains(self) -> bool:
-        """True if reports show only unexpected results, because there are so many chains; `summary.json` has all."""
+        """True if so many chains exist that reports show only unexpected results; `summary.json` has all results."""
         return len(self.chains) > _MAX_CHAINS_IN_FULL
 
     @property
     def steps(self) -> tuple[StepOutcome, ...]:
-        """All steps, in plan order of their chains."""
+        """All steps, chain by chain in plan order."""
         return tuple(step for chain in self.chains for step in chain.steps)
 
     def get_timing_machine(self, chain: ChainOutcome) -> str:
-        """Return the cluster machine that timed a chain; empty for the one that the run was started on."""
+        """Return the cluster machine that timed a chain; empty for the machine that started the run."""
         worker = next((step.worker for step in chain.steps if step.samples is not None), "").partition("/")[0]
         return (self.workers[worker].host if worker in self.workers else "") or worker
 
     @property
     def counts(self) -> dict[Verdict, int]:
-        """The number of steps by verdict, every verdict present, in a fixed order."""
+        """The number of steps by verdict; every verdict is present, in a fixed order."""
         counts = Counter(step.verdict for step in self.steps)
         return {verdict: counts[verdict] for verdict in Verdict}
 
@@ -221,15 +221,15 @@ class RunOutcome:
 def read_outcome(record: JournalRecord) -> RunOutcome:
     """Judge a record.
 
-    A started step without a result is an error; so is one that was never started, unless a step that it needs ended
-    badly (then it is skipped like any other after a failure) or the run stopped by itself before it (then it is
-    skipped).
+    A started step without a result is an error. A step that was never started is skipped if a step that it needs ended
+    badly, or if the run stopped by itself before this step. Otherwise, a step that was never started is an error
+    too.
     """
     planned_steps, opening = record.planned, record.run
     first_opening = record.runs[0] if record.runs else opening
     steps = _list_behind_failures([read_step_outcome(step, record) for step in planned_steps], planned_steps, record)
     state = get_state(record)
-    # Several steps may fetch one URL, which counts once: as present if its file was there before all of them.
+    # A URL that several steps fetch counts once; it counts as present if the file was there before all of them.
     present: dict[str, bool] = {}
     for file in (file for step in steps for file in step.fetched):
         present[file.url] = present.get(file.url, True) and file.cached
@@ -275,7 +275,7 @@ def get_state(record: JournalRecord) -> str:
 
 
 def format_headline(outcome: RunOutcome) -> str:
-    """Return `1 failed, 2 errors, 23 passed, 3 skipped (2 after a failure)`; the worst comes first."""
+    """Return `1 failed, 2 errors, 23 passed, 3 skipped (2 after a failure)`; the worst verdict comes first."""
     texts = format_verdicts(outcome.counts)
     kinds = Counter(step.failure for step in outcome.steps if step.verdict is Verdict.XFAILED)
     if kind_counts := ", ".join(f"{kinds[kind]} {kind}" for kind in FailureKind if kinds[kind]):
@@ -288,7 +288,7 @@ def format_headline(outcome: RunOutcome) -> str:
 
 
 def format_verdicts(counts: Mapping[Verdict, int]) -> dict[Verdict, str]:
-    """Format the number of each verdict: `2 failed`, `1 unexpected pass`; the worst comes first."""
+    """Format the number of each verdict, the worst first: `2 failed`, `1 unexpected pass`."""
     return {verdict: verdict.format_count(counts[verdict]) for verdict in VERDICTS if counts.get(verdict)}
 
 
@@ -335,7 +335,7 @@ def read_step_outcome(step: Step, record: JournalRecord) -> StepOutcome:
 
 
 def _judge(start_time: str, record: JournalRecord) -> Result:
-    """Return the result that replaces the missing one of a step."""
+    """Return the result of a step that has no result in the journal."""
     has_interrupt = record.end is not None and record.end.interrupted
     if start_time:
         state = "interrupted" if has_interrupt else "killed"
@@ -350,7 +350,7 @@ def _judge(start_time: str, record: JournalRecord) -> Result:
 def _list_behind_failures(
     steps: list[StepOutcome], planned_steps: tuple[Step, ...], record: JournalRecord
 ) -> list[StepOutcome]:
-    """Name, for each skipped step, the step whose bad result kept it from running."""
+    """Set, for each skipped step, the step whose bad result prevented it."""
     verdicts = {step.id: step.verdict for step in steps}
     needs = {step.id: step.needs for step in planned_steps}
     planned_skips = {step.id for step in planned_steps if step.skip}
@@ -381,11 +381,11 @@ def _list_behind_failures(
 def _exit_code(steps: list[StepOutcome], record: JournalRecord, state: str) -> ExitCode:
     if state == "interrupted":
         return ExitCode.INTERRUPTED
-    # The results of shards that a merged run lacks are unknown.
+    # A merged run with missing shards is an error, because their results are unknown.
     if not record.runs or record.run.missing_shards:
         return ExitCode.ERROR
     if not steps:
-        # Other shards may have all of the selection.
+        # An empty shard is fine, because other shards may have the whole selection.
         return ExitCode.OK if record.run.shard else ExitCode.NOTHING_SELECTED
     return exit_code_of(step.verdict for step in steps)
 
@@ -398,8 +398,8 @@ def _make_cache_count(steps: Iterable[StepOutcome], stage: Stage) -> CacheCount:
 
 def _compute_wall_seconds(record: JournalRecord) -> float:
     """Compute the wall time of a run in seconds: from each opening to the last event before the next one."""
-    # The time between a kill and the resume does not count. The last part's time comes from its `end` event if there
-    # is one (from a monotonic clock, while the other times are the wall clock's).
+    # The time between a kill and the resume does not count. The last part's time is in its `end` event, if there is
+    # one; that time is from a monotonic clock, and the other times are from the wall clock.
     begins = _read_times(run.time for run in record.runs)
     end = record.end or EndEvent()
     times = _read_times((*record.starts.values(), *record.result_times.values(), end.time))
@@ -416,19 +416,19 @@ def _compute_wall_seconds(record: JournalRecord) -> float:
 
 
 def _read_times(texts: Iterable[str]) -> list[datetime]:
-    """Read the times that are not empty, ISO 8601 with a zone."""
+    """Read times (ISO 8601 with a zone); empty texts are left out."""
     return [datetime.fromisoformat(text) for text in texts if text]
 
 
 def list_lock_remarks(folder: str) -> list[str]:
-    """Describe the folder of the machine's locks in a record; an empty list if they are the user's own."""
+    """Describe the folder of the machine's locks in a record; return an empty list for the user's own folder."""
     if not folder:
         return []
     return [f"the machine's locks are in {folder}: times may overlap with those of runs with other locks"]
 
 
 def list_record_remarks(kind: str, name: str, parts: int, end: EndEvent | None, *, torn: bool) -> list[str]:
-    """List the notes that a reader needs about the writing of a record; `parts` is the number of its openings."""
+    """List notes about how a record was written; `parts` is the number of openings in the record."""
     remarks = []
     if not parts:
         remarks.append(f"the {name} has no plan: its first line is missing")
@@ -454,7 +454,7 @@ def _list_remarks(record: JournalRecord, planned_ids: set[str]) -> tuple[str, ..
     if unplanned_results and record.runs:
         noun = "a step" if len(unplanned_results) == 1 else f"{len(unplanned_results)} steps"
         remarks.append(f"results of {noun} that the last plan no longer has are left out: {unplanned_results[0]}…")
-    # A run continues without mirrors and the shared cache if they fail, so their problems are shown here.
+    # Show problems of mirrors and the shared cache here, because a run continues without them if they fail.
     notes = dict.fromkeys(
         note for result in record.results.values() for note in result.notes if _ENVIRONMENT_NOTE.search(note)
     )

@@ -1,4 +1,4 @@
-"""The changes since the previous run: the last one of the same suite next to a run that has all of its models."""
+"""The changes since the previous run: the last run of the same suite, in the same folder, with all of its models."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 SUMMARY = "summary.json"
-# The runs that are searched, the last by name first, and the bytes before the chains in a summary.
+# The maximum number of searched runs (the last names first), and the bytes before the chains in a summary.
 _MAX_RUNS, _HEAD_BYTES = 20, 16_384
 _START_LINE, _COMPLETE_LINE = re.compile(r'\n "started": "([^"]*)",\n'), '\n "state": "complete",\n'
-# The summary of a suite of thousands is not worth its reading.
+# Larger summaries, of suites with thousands of models, take too long to read.
 _MAX_SUMMARY_BYTES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Figure(Recorded):
-    """A figure of a chain in a summary: times by their mean, all others as measured."""
+    """A figure of a chain in a summary: for times the mean, for all other figures the measured value."""
 
     mean: float | None = None
     measured: float | None = None
@@ -59,7 +59,7 @@ class _Chain(Recorded):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Create the chain from plain data, with all its figures; errors as of `Recorded.from_dict`."""
+        """Create the chain, with all figures, from plain data; errors as in `Recorded.from_dict`."""
         keys = {figure: figure.row.key_in_summary for figure in Figure if figure.row.key_in_summary}
         figures = {figure: _Figure.from_dict(data[key]) for figure, key in keys.items() if data.get(key)}
         return replace(super(_Chain, cls).from_dict(data), figures=figures)
@@ -67,7 +67,7 @@ class _Chain(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class _Summary(Recorded):
-    """The parts of a run's `summary.json` that are used here."""
+    """The parts of a run's `summary.json` that this module uses."""
 
     run: str
     chains: tuple[_Chain, ...]
@@ -79,8 +79,8 @@ class PreviousRun:
     """The previous run, and the changes since.
 
     Attributes:
-        compiler: its version.
-        changes: chain, figure, old and new value; and the relative change if these are numbers.
+        compiler: the version of the previous run's compiler.
+        changes: chain, figure, old value, new value, and the relative change if both values are numbers.
     """
 
     run: str
@@ -89,7 +89,7 @@ class PreviousRun:
 
 
 def find_changes_since(outcome: RunOutcome, folder: Path) -> PreviousRun | None:
-    """Find the changes since the previous run next to a run's folder; None for none, or for a run of many chains."""
+    """Find the changes since the previous run next to a run's folder; None without one, or for a run of many chains."""
     keys = {(chain.id, chain.sku) for chain in outcome.chains}
     previous = (
         None
@@ -108,13 +108,13 @@ def find_changes_since(outcome: RunOutcome, folder: Path) -> PreviousRun | None:
 
 
 def read_previous_seconds(suite: str, folder: Path) -> dict[str, float]:
-    """Return each step's seconds in the last complete run of a suite, by id, from the folders next to a new one's."""
+    """Return, by step id, the seconds in a suite's last complete run; `folder` is a new run, next to earlier ones."""
     previous = _find_before(suite, "9", folder)
     return {step.id: step.seconds for chain in previous.chains for step in chain.steps} if previous else {}
 
 
 def _find_before(suite: str, limit: str, folder: Path, keys: Collection[tuple[str, str]] = ()) -> _Summary | None:
-    """Find the summary of a suite's last complete run that started before a time and has the chains on the SKUs."""
+    """Find the summary of a suite's last complete run that started before `limit` and has the `keys` (chain, SKU)."""
     run_dir = resolve_links(folder)
     paths = sorted((path for path in run_dir.parent.glob(f"*/{SUMMARY}") if path.parent != run_dir), reverse=True)
     suite_line = f'\n "suite": {json.dumps(suite)},\n'
@@ -132,7 +132,7 @@ def _find_before(suite: str, limit: str, folder: Path, keys: Collection[tuple[st
                 if {(chain.id, chain.sku) for chain in summary.chains}.issuperset(keys):
                     return summary
         except (OSError, ValueError):
-            # A summary that was removed meanwhile, or is incomplete, is replaced by the one before it.
+            # Go on to the run before if a summary was removed meanwhile or is incomplete.
             continue
     return None
 
@@ -147,7 +147,7 @@ def _find_changes(
     )
     for figure, old_figure in previous.figures.items():
         row, check = figure.row, figures.find_check(figure)
-        # Instructions are compared by the parts of a call if both runs have them, else for the entire call.
+        # Compare instructions by the parts of a call if both runs have the parts, otherwise for the whole call.
         parts = Figure.INSTRUCTIONS in previous.figures and Figure.INSTRUCTIONS in figures.values
         if not row.change_title or (figure.is_counted and parts is (figure is Figure.CALL_INSTRUCTIONS)):
             continue
@@ -158,7 +158,7 @@ def _find_changes(
         if comparable and old and old > 0 and new is not None and row.change_margin.is_exceeded(old, new):
             yield chain, row.change_title, row.write(old), row.write(new), new / old - 1
         limits = old_figure.limit, check.limit if check else None
-        # A step that was not reached has no limit to compare.
+        # A limit can be compared only if its step was reached.
         has_result = check is not None or new is not None
         if has_result and limits[0] != limits[1]:
             old_limit, new_limit = ("none" if limit is None else row.write(limit) for limit in limits)

@@ -1,4 +1,4 @@
-"""Folders of runs and sessions: new, named, the newest or resumed; and the contents of earlier ones."""
+"""Folders of runs and other experiments (new, named, newest or resumed), and the contents of earlier ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BENCH_HINT = "A `bench` is not resumed: start it again; finished work comes fro
 def require_valid_path(folder: Path, option: str) -> None:
     """Raise UsageError for a path that IREE's tools misread.
 
-    iree-run-module reads `--module=path@entry`, and iree-compile fills in a '%' of an archive that it writes.
+    iree-run-module reads '@' in `--module=path@entry`, and iree-compile replaces '%' in the name of an archive.
     """
     if set(str(folder)) & set("@%"):
         raise UsageError(
@@ -44,10 +44,10 @@ def require_valid_path(folder: Path, option: str) -> None:
 
 
 def find_requested_folder(kind: ExperimentKind, request: FolderRequest) -> tuple[Path | None, bool]:
-    """Find the requested folder, and whether its content is resumed; None for a new one, which does not exist yet.
+    """Find the requested folder (None: a new one must be made), and whether the experiment in it is resumed.
 
     Raises:
-        UsageError: there is none to resume, or the folder has other content.
+        UsageError: there is nothing to resume, or the folder has other content.
     """
     path = resolve_links(Path(request.run_dir)) if request.run_dir else None
     require_valid_path(path or find_runs_folder(), "--run-dir")
@@ -91,7 +91,7 @@ def require_current_record(folder: Path) -> None:
 
 
 def make_folder(run_dir: Path | None, name: str) -> Path:
-    """Make the requested folder, else `runs/<time>-<name>`."""
+    """Make the requested folder; if none is requested, make `runs/<time>-<name>`."""
     if run_dir is None:
         return make_run_folder(find_runs_folder(), name, "--run-dir")
     try:
@@ -102,7 +102,7 @@ def make_folder(run_dir: Path | None, name: str) -> Path:
 
 
 def make_run_folder(parent: Path, name: str, option: str) -> Path:
-    """Make `<parent>/<time>-<name>`, with a number appended if it exists; `option` names another `parent`."""
+    """Make `<parent>/<time>-<name>`, with a number appended if that exists; `option` could set another `parent`."""
     folder = base_folder = parent / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{name}"
     number = 2
     while True:
@@ -121,7 +121,7 @@ def _explain_cannot_be_made(folder: Path, error: OSError, option: str) -> UsageE
 
 
 def find_free_folder(base_folder: Path) -> Path:
-    """Find a folder name that does not exist yet: that of an interrupted attempt is kept."""
+    """Find a folder name that does not exist yet, because the folder of an interrupted attempt is kept."""
     folder, count = base_folder, 2
     while folder.exists():
         folder, count = base_folder.with_name(f"{base_folder.name}.{count}"), count + 1
@@ -129,13 +129,13 @@ def find_free_folder(base_folder: Path) -> Path:
 
 
 def list_folders(folder: Path, *kinds: ExperimentKind | None) -> Iterator[Path]:
-    """List the experiments in a folder, the last written first; of some kinds (None for an unknown one), or of all."""
+    """List the experiments in a folder, last written first; of `kinds` (None: an unknown kind), or of all kinds."""
     journals = sorted(folder.glob(f"*/{JOURNAL}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     return (path.parent for path in journals if not kinds or read_kind(path) in kinds)
 
 
 def find_newest(kind: ExperimentKind) -> Path:
-    """Find the experiment of a kind that was written last; UsageError if there is none."""
+    """Find the last written experiment of a kind; UsageError if there is none."""
     newest = next(list_folders(find_runs_folder(), kind), None)
     if newest is None:
         raise UsageError(f"no earlier `{kind}` in {find_runs_folder()}", "Start one, or name its --run-dir.")
@@ -143,9 +143,9 @@ def find_newest(kind: ExperimentKind) -> Path:
 
 
 def keep_if_resumable(folder: Path) -> bool:
-    """Return True if a folder has the journal of a run that has an opening, so that it can be resumed.
+    """Return True if a folder has a run's journal with an opening, so that the run can be resumed.
 
-    A journal without one, whose writer was killed before it, is removed: there is nothing to resume.
+    A journal without an opening (the writer was killed before it) is removed, because there is nothing to resume.
     """
     journal = folder / JOURNAL
     if not journal.is_file():
@@ -157,7 +157,7 @@ def keep_if_resumable(folder: Path) -> bool:
 
 
 def find_newest_run(folder: Path) -> Path:
-    """Find the run of spec files that was written last; UsageError if there is none."""
+    """Find the last written run of spec files; UsageError if there is none."""
     newest = next(list_runs_of_specs(folder), None)
     if newest is None:
         if any(folder.glob(f"*/{JOURNAL}")):
@@ -167,7 +167,7 @@ def find_newest_run(folder: Path) -> Path:
 
 
 def find_named_run(text: str, option: str) -> Path:
-    """Find the folder of a run: a path, its name in runs/, or `latest`; UsageError about `option` if there is none."""
+    """Find a run's folder by path, name in runs/, or `latest`; UsageError about `option` if there is none."""
     if text == LATEST:
         return find_newest_run(find_runs_folder())
     for folder in (Path(text), find_runs_folder() / text):
@@ -184,7 +184,7 @@ def find_named_run(text: str, option: str) -> Path:
 
 
 def _explain_no_run(option: str, text: str, folder: Path) -> UsageError:
-    """Make the error that a folder is no run, with the runs in it: of a matrix, a comparison or a bisection."""
+    """Make the error for a folder that is not a run; it lists the runs inside a matrix, comparison or bisection."""
     kind, runs = read_kind(folder / JOURNAL), list_inner_runs(folder)
     reason = f"it is {kind.description}, not a run" if kind else f"the folder has no {JOURNAL}, so it is not a run"
     message = f"{option} {text}: {reason}"
@@ -197,7 +197,7 @@ def _explain_no_run(option: str, text: str, folder: Path) -> UsageError:
 
 
 def find_named_comparison(text: str) -> Path:
-    """Find the folder of a comparison: a path, its name in runs/, or `latest`; UsageError if there is none."""
+    """Find a comparison's folder by path, name in runs/, or `latest`; UsageError if there is none."""
     if text == LATEST:
         return find_newest(ExperimentKind.COMPARE)
     message, hint = ("no such comparison", f"`gauntlet compare` makes them, below {format_path(find_runs_folder())}/.")
@@ -216,23 +216,23 @@ def find_named_comparison(text: str) -> Path:
 
 
 def list_inner_runs(folder: Path) -> list[str]:
-    """List the names of the runs in a folder: those of a matrix, a comparison or a bisection."""
+    """List the names of the runs inside the folder of a matrix, a comparison or a bisection."""
     return sorted(path.name for path in list_folders(folder, ExperimentKind.RUN, None))
 
 
 def list_newer_folders(run_dir: Path) -> list[Path]:
-    """List the folders of the project's experiments that were written after a run, the newest first."""
+    """List the folders of the project's experiments that are newer than a run, the newest first."""
     time_ns = (run_dir / JOURNAL).stat().st_mtime_ns
     return [folder for folder in list_folders(find_runs_folder()) if (folder / JOURNAL).stat().st_mtime_ns > time_ns]
 
 
 def list_runs_of_specs(folder: Path) -> Iterator[Path]:
-    """List the runs of spec files, the last written first; a journal of unknown kind may be one."""
+    """List the runs of spec files, last written first; journals of unknown kind are included, as they may be runs."""
     return list_folders(folder, ExperimentKind.RUN, None)
 
 
 def read_run_options(run_dir: Path) -> ResumeOptions:
-    """Read a run's options; UsageError if there is no run, or its journal lacks them."""
+    """Read a run's options; UsageError if there is no run, or if the journal lacks options."""
     kind = read_kind(run_dir / JOURNAL)
     if kind not in (ExperimentKind.RUN, None):
         raise UsageError(f"{run_dir} is {kind.description}, not a run of spec files", _describe_resuming(kind, run_dir))
@@ -246,7 +246,7 @@ def read_run_options(run_dir: Path) -> ResumeOptions:
 
 
 def find_failed_chains(run_dir: Path) -> set[str]:
-    """Return the chains of a run in which something failed, ended in an error, or never finished."""
+    """Return the chains of a run in which a step failed, ended in an error, or never finished."""
     record = read_journal(run_dir / JOURNAL)
     return {
         step.chain for step in record.planned if step.id not in record.results or record.results[step.id].verdict.is_bad
@@ -254,9 +254,9 @@ def find_failed_chains(run_dir: Path) -> set[str]:
 
 
 def find_finished_verdicts(record: JournalRecord, steps: Sequence[Step], iree: ToolchainInfo) -> dict[str, Verdict]:
-    """Return the verdicts of the steps that a run to be continued has finished, as they are planned now.
+    """Return the verdicts of finished steps of a run to be continued, without steps that must be repeated.
 
-    A step is repeated if its plan has changed, or a file that it made is missing.
+    A step is repeated if its plan has changed, or if a file that it made is missing.
 
     Raises:
         UsageError: the run was made with another IREE.
@@ -287,7 +287,7 @@ def find_finished_verdicts(record: JournalRecord, steps: Sequence[Step], iree: T
 
 
 def _pick_essence(step: Step) -> tuple[object, ...]:
-    """Return the parts of a planned step that decide whether it is unchanged: command, goldens, expectations, cache."""
+    """Return a planned step's command, goldens, expectations and cache: if these are equal, the step is unchanged."""
     return (
         step.command.argv if step.command else (),
         tuple(replace(golden, origin=Origin("")) for golden in step.goldens),

@@ -1,6 +1,6 @@
-"""The record of a `micro` sweep: its request in the journal's `run` event, its measurements in the results.
+"""The record of a `micro` sweep: the request in the journal's `run` event, the measurements in the results.
 
-A measurement that was not taken is None.
+Missing measurements are None.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-# The key of a point's record in the statistics of its benchmark step, and of the request in the event.
+# The key of a point's record in the benchmark step's statistics, and of the sweep's request in the `run` event.
 MICRO = "micro"
 UNREADABLE_SWEEP = (
     "It was written by another version of this toolkit, or changed: use that version, or begin a new sweep."
@@ -29,7 +29,7 @@ SAME_MODULE = "same module"
 
 @dataclass(frozen=True, slots=True)
 class Ratio(Recorded):
-    """A speedup factor, and its interval, which is None if there is too little evidence for one.
+    """A speedup factor, and its interval, which is None if the evidence is too little for an interval.
 
     Attributes:
         word: `faster`, `slower`, `same` or `inconclusive`.
@@ -43,7 +43,7 @@ class Ratio(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class IreeTimes(Recorded):
-    """The time of IREE, and the speedup over the baseline, if it is another variant."""
+    """The time of IREE, and the speedup over the baseline, unless this variant is the baseline."""
 
     ms: float
     speedup: Ratio | None = None
@@ -51,7 +51,7 @@ class IreeTimes(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class TorchTimes(Recorded):
-    """The time of torch, eager or compiled; the speedup over its own baseline, and over IREE for the same variant."""
+    """The time of torch (eager or compiled), the speedup over torch's baseline, and over IREE's same variant."""
 
     ms: float
     first_call_ms: float | None = None
@@ -64,8 +64,8 @@ class DashboardMetric:
     """A figure in the records of the benchmark database.
 
     Attributes:
-        place: the position of its record among those of a variant.
-        scale: the size of its unit in that of the figure.
+        place: the position of the record among a variant's records.
+        scale: the size of the metric's unit, in units of the figure.
     """
 
     name: str
@@ -76,17 +76,17 @@ class DashboardMetric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantFigure:
-    """A figure of a variant for all reports of a sweep: metadata of the record's field that holds it.
+    """A figure of a variant, for all reports of a sweep: metadata of the record's field with the figure.
 
     Attributes:
-        column: heading in the table of all figures.
-        place: the position of its column among those of figures, there and in `results.csv`.
-        write: formats the number for people, with its unit if the heading has none.
-        key: the column in `results.csv`, if it is not the field's name.
-        needs_time: True if tables show it only next to a time of IREE's.
+        column: the heading in the table of all figures.
+        place: the position among the figures' columns, in that table and in `results.csv`.
+        write: formats the number for people, with the unit if the heading has none.
+        key: the column in `results.csv`, if its name is not the field's name.
+        needs_time: True if tables show the figure only next to a time of IREE.
         detail: the field of the same part whose text follows the number; empty for none.
-        series: its name in a history; empty if histories omit it.
-        part, field: its location in a record; the part is empty for the record itself.
+        series: the figure's name in a history; empty if histories omit the figure.
+        part, field: the figure's location in a record; `part` is empty for the record itself.
     """
 
     column: str
@@ -101,16 +101,16 @@ class VariantFigure:
     field: str = ""
 
     def read(self, variant: VariantRecord) -> float | None:
-        """Return its value; None if it was not measured."""
+        """Return the figure's value; None if it was not measured."""
         value: float | None = getattr(self._find_part(variant), self.field, None)
         return value
 
     def read_for_table(self, variant: VariantRecord) -> float | None:
-        """Return its value; None if tables do not show it."""
+        """Return the figure's value; None if tables do not show it."""
         return None if self.needs_time and variant.iree is None else self.read(variant)
 
     def format(self, variant: VariantRecord) -> str:
-        """Format it for a table; empty if it was not measured."""
+        """Format the figure for a table; return an empty text if it was not measured."""
         value = self.read_for_table(variant)
         if value is None:
             return ""
@@ -129,7 +129,7 @@ def _declare_figure(
 
 
 def format_decibels(value: float) -> str:
-    """Format a signal-to-noise ratio: `42.1 dB`, or `exact` without any difference."""
+    """Format a signal-to-noise ratio: `42.1 dB`, or `exact` if there is no difference."""
     return "exact" if value == math.inf else f"{value:.1f} dB"
 
 
@@ -139,7 +139,7 @@ def _format_size(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NumberErrors(Recorded):
-    """The distance of outputs from those of the unchanged model: maximum, root mean square, and in dB."""
+    """The distance of outputs from the unchanged model's outputs: maximum, root mean square, and in dB."""
 
     max: float | None = _declare_figure(
         "max error", 0, format_error, DashboardMetric("Max Error", "", 6), key="max_error"
@@ -154,7 +154,7 @@ class NumberErrors(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class PeakShare(Recorded):
-    """The fraction that is reached of the machine's measured peak, of `compute` or `memory`; 1 for all of it."""
+    """The fraction of the machine's measured peak (of `compute` or `memory`) that is reached; 1 is the peak itself."""
 
     share: float | None = _declare_figure(
         "of peak",
@@ -171,10 +171,10 @@ class VariantRecord(Recorded):
     """One variant at one point.
 
     Attributes:
-        quantization, sparsity: its two parts; None for no sparsity.
+        quantization, sparsity: the variant's two parts; None for no sparsity.
         kind: `quantization`, `sparsity` or `compiler`.
-        status: `measured`, `same module` (as the baseline's, which has its times), `skipped`, `failed` or `error`.
-        reason: the reason that it is not `measured`.
+        status: `measured`, `same module` (as the baseline, which has the times), `skipped`, `failed` or `error`.
+        reason: the reason for a status other than `measured`.
         agreement: the agreement with torch eager for the same recipe.
     """
 
@@ -224,13 +224,13 @@ _FIGURES: list[VariantFigure] = [
     for attribute in fields(record_type)
     if "figure" in attribute.metadata
 ]
-# The figures in the order of their columns.
+# The figures in the order of the columns.
 VARIANT_FIGURES = tuple(sorted(_FIGURES, key=lambda figure: figure.place))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointFacts(Recorded):
-    """An architecture at a shape: an entry of `model_params` by its name, and `m-k-n`, the label."""
+    """An architecture at a shape: the name of an entry of `model_params`, and the shape's label `m-k-n`."""
 
     name: str
     model_type: str
@@ -247,7 +247,7 @@ class PointFacts(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointRecord(Recorded):
-    """A measured point, with the number of blocks that count, and of disturbed ones that were measured again."""
+    """A measured point, with the number of blocks that count, and of disturbed blocks that were measured again."""
 
     point: PointFacts
     variants: tuple[VariantRecord, ...]
@@ -262,9 +262,9 @@ class SweepRequest(Recorded):
     """The request of a sweep.
 
     Attributes:
-        digest: SHA-256 of the configuration.
-        refused: points whose device is missing, with the reason.
-        output_dir, output: destinations of copies of the results, from the working directory; empty for none.
+        digest: the configuration's SHA-256.
+        refused: the points whose device is missing, with the reason.
+        output_dir, output: where to copy the results, relative to the working directory; empty for no copy.
         iree: the options that choose the IREE.
     """
 

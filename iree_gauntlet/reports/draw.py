@@ -181,7 +181,7 @@ def _draw_chart(chart: Chart) -> Markup:
 def _make_scales(
     values: Sequence[float], width: float, height: float, count: int = 0, min_range: float = _MIN_RANGE
 ) -> tuple[Callable[[float], float], Callable[[float], float]]:
-    """Return functions from index and value to positions; a range of at least `min_range` (a share) fills the height."""
+    """Return functions from index and value to positions; a range of `min_range` (a share) or more fills the height."""
     low, high = min(values), max(values)
     extent = max(high - low, min_range * abs(high)) or 1.0
     step = (width - 2 * _EDGE_MARGIN) / max((count or len(values)) - 1, 1)
