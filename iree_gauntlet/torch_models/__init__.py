@@ -1,1 +1,1 @@
-"""Models that torch makes: Python functions, and recipes over shapes; how they are built, checked and timed."""
+"""Models that torch makes (from Python functions, or recipes over shapes), and their build, check and timing."""

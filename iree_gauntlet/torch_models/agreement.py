@@ -1,8 +1,8 @@
-"""Check outputs against a model's: each by root mean square and worst value, and all along the recorded directions.
+"""Check outputs against expected ones: each by root mean square and worst value, and all along recorded directions.
 
 A flip is a value so close to a kink that rounding decides on which side it is. A ReLU has no jump, but its derivative
-has: where a value is zero except for rounding, one correct program passes its gradient and another does not, and all
-gradients before it differ by far more than by rounding.
+has one. If a value is zero except for rounding, one correct program passes the value's gradient and another does not;
+all gradients before it then differ by far more than by rounding.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 _CHUNK_VALUES = 1 << 22
 _ERROR_KINDS = ("rounding", "sums", "products")
 _ARRAY_NAMES = ("outputs", "places", "scales", "filters", "flips")
-# The factor between the measured errors of the trials and the limits.
+# The limits are the measured errors of the trials, times this factor.
 _SAFETY_FACTOR = 2.5
 # Along a direction, the limit is this factor times the rms of the trials' errors, plus errors that all values of a
-# result may share: constants are rounded too, and functions such as exp and erf are approximated in f32.
+# result may share, because constants are rounded, and functions such as exp and erf are approximated in f32.
 _DIRECTION_FACTOR = 4.0
 _CONSTANT_FACTOR = 0.5
 _APPROXIMATION_ERROR = 8 * UNIT_ROUNDOFF["f32"]
@@ -45,7 +45,7 @@ _APPROXIMATION_ERROR = 8 * UNIT_ROUNDOFF["f32"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContractionErrors(Recorded):
-    """Apparent relative errors of contractions: `error` is a share of the worst one's result.
+    """Apparent relative errors of contractions; `error` is the worst contraction's, as a share of its result.
 
     Attributes:
         shown: number of contractions in which an error of that size would be detected.
@@ -66,9 +66,9 @@ class OutputErrors(Recorded):
     """Relative errors of outputs, as shares of the expected values, and their limits.
 
     Attributes:
-        peak: largest difference of an output, as a share of its largest expected magnitude; the worst output's.
+        peak: the worst output's largest difference, as a share of the output's largest expected magnitude.
         flips: number of values whose flip was subtracted; None if contractions were not examined.
-        rms_without_flips: the rms error that remains then; `rms_tolerance` applies to it.
+        rms_without_flips: the rms error after subtracting flips; `rms_tolerance` applies to this error.
     """
 
     rms: float
@@ -82,7 +82,7 @@ class OutputErrors(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The agreement of outputs with the expected ones; without meaning if those are all zero (`expects_only_zeros`)."""
+    """The agreement of outputs with expected ones; meaningless if only zeros are expected (`expects_only_zeros`)."""
 
     comparisons: tuple[OutputComparison, ...]
     errors: OutputErrors
@@ -92,9 +92,9 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """Apparent relative errors of contractions, and the errors of all outputs together, without the flips' part.
+    """Apparent relative errors of contractions, and the errors of all outputs together after subtracting flips.
 
-    `rest` is the root mean square of the remaining errors, as a share of that of the expected values.
+    `rest` is the rms of the remaining errors, as a share of the rms of the expected values.
     """
 
     contractions: ContractionErrors
@@ -104,7 +104,7 @@ class Gains:
     problem: str
 
     def add_to(self, errors: OutputErrors) -> OutputErrors:
-        """Return the outputs' errors with these added; the rms limit here replaces theirs."""
+        """Return `errors` with these errors added, and with this object's rms limit."""
         return replace(
             errors,
             rms_tolerance=self.rest_limit,
@@ -115,9 +115,9 @@ class Gains:
 
 
 def find_limits(arrays: Sequence[Array], narrowing: float = 1.0) -> list[Tolerance]:
-    """Return the limits of outputs' errors, by the errors of the trials at build time.
+    """Return the limits of outputs' errors, from the errors of the trials at build time.
 
-    `narrowing`: ratio of the roundoff of contractions' inputs to that of the data format.
+    `narrowing`: ratio of the roundoff of contractions' inputs to the roundoff of the data format.
     """
 
     def limit(array: Array, index: int) -> float:
@@ -128,7 +128,7 @@ def find_limits(arrays: Sequence[Array], narrowing: float = 1.0) -> list[Toleran
 
 
 def _add_errors(errors: Mapping[str, Any], narrowing: float) -> Any:
-    """Return the combined error of all kinds, which are independent."""
+    """Return the combined error of all kinds of errors, which are independent."""
     products = narrowing * errors["products"] if narrowing > 1 else 0.0
     return np.sqrt(errors["rounding"] ** 2 + errors["sums"] ** 2 + products**2 + errors.get("flips", 0.0) ** 2)
 
@@ -142,9 +142,9 @@ def fit_gains(
     *,
     gradients: bool = False,
 ) -> Gains:
-    """Fit each contraction's error to the errors of the outputs, and judge the worst one.
+    """Fit each contraction's error to the errors of the outputs, and judge the worst contraction.
 
-    All outputs have the shapes of the expected ones; `gradients` as for `compare_tensors`.
+    All outputs must have the expected shapes; `gradients` as in `compare_tensors`.
     """
     with np.load(directory / directions.file, allow_pickle=False) as file:
         outputs, positions, scales, filters, flips = (file[name] for name in _ARRAY_NAMES)
@@ -184,7 +184,7 @@ def fit_gains(
 
 
 def _combine_rms(errors: NDArray[np.float64], scales: Sequence[Distance]) -> float:
-    """Return the rms of all outputs' errors, as a share of that of their values."""
+    """Return the rms of all outputs' errors, as a share of the rms of the outputs' values."""
     counts, sizes = (np.array([getattr(scale, name) for scale in scales]) for name in ("count", "rms"))
     return float(np.sqrt((counts @ errors**2) / ((counts @ sizes**2) or 1.0)))
 
@@ -201,11 +201,11 @@ def compare_tensors(
     Args:
         actual: the device's outputs.
         expected: the expected outputs.
-        limits: a limit for each output, in its units; or one for all, as shares of each output's scale.
-        gradients: True if all but the first are gradients: the largest limit, as a share of an output's scale, applies
-            to each, since the ReLU at which a value flips may be in any layer.
+        limits: a limit for each output, in the output's units; or one for all, as shares of each output's scale.
+        gradients: True if all outputs but the first are gradients. Then the largest limit, as a share of an output's
+            scale, applies to each gradient, because the ReLU at which a value flips may be in any layer.
     """
-    # The expected tensor has the scale where an output is missing or of another type.
+    # If an output is missing or has another type, the expected tensor gives the scale.
     pairs = zip((*actual, *expected[len(actual) :]), expected, strict=False)
     scales = [Distance.measure(tensor if tensor.type == target.type else target, target) for tensor, target in pairs]
     if isinstance(limits, Tolerance):
@@ -220,7 +220,7 @@ def compare_tensors(
         )
         comparison = replace(comparison, index=index)
         if comparison.mismatches and not is_float(target.element_type):
-            # Where rounding decides, as in a mask of values above zero, this share of them may differ.
+            # If rounding decides values, as in a mask of values above zero, this share of the values may differ.
             comparison = replace(comparison, passed=comparison.mismatches <= limit.rms**2 * comparison.count)
         if comparison.mismatches is not None and scale.count:
             total, max_noise = total + scale, max_noise + limit.rms**2 * scale.count
@@ -246,10 +246,10 @@ def compare_tensors(
 
 
 def _widen_for_gradients(limits: Sequence[Tolerance], scales: Sequence[Distance]) -> list[Tolerance]:
-    """Return the limits of a loss and its gradients: each gradient gets the largest limit relative to its scale."""
+    """Return the limits of a loss and its gradients; each gradient gets the largest limit relative to a scale."""
     largest = max((scale.rms for scale in scales[1:]), default=0.0)
     pairs = list(zip(limits[1:], scales[1:], strict=True))
-    # The smallest gradients consist of rounding only.
+    # Leave out the smallest gradients, which consist only of rounding.
     share = max((limit.rms / scale.rms for limit, scale in pairs if scale.rms > 1e-3 * largest), default=0.0)
     wider = [
         Tolerance(max(limit.rms, share * scale.rms), max(limit.peak, share * scale.peak)) for limit, scale in pairs
@@ -259,10 +259,10 @@ def _widen_for_gradients(limits: Sequence[Tolerance], scales: Sequence[Distance]
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """The distance of float values from the expected ones; NaN if one of them is NaN."""
+    """The distance of float values from the expected values; NaN if any value is NaN."""
 
     count: int = 0
-    # Sums of the squares of the differences, and of the expected values; and the largest magnitudes of these.
+    # `noise` and `signal` are sums of squares, of differences and expected values; peaks are the largest magnitudes.
     noise: float = 0.0
     power: float = 0.0
     peak_error: float = 0.0
@@ -270,7 +270,7 @@ class Distance:
 
     @classmethod
     def measure(cls, actual: Tensor, expected: Tensor) -> Distance:
-        """Compare two tensors of one shape, some millions of values at a time: all of them at once may not fit."""
+        """Compare two tensors of one shape, some millions of values at a time, because all may not fit in memory."""
         total = cls()
         outputs, targets = actual.array.ravel(), expected.array.ravel()
         for start in range(0, targets.size if is_float(expected.element_type) else 0, _CHUNK_VALUES):
@@ -283,7 +283,7 @@ class Distance:
         return total
 
     def __add__(self, other: Distance) -> Distance:
-        # max() would not propagate NaN.
+        # Use NumPy's maximum, because max() would not propagate NaN.
         peaks = (np.maximum(self.peak_error, other.peak_error), np.maximum(self.peak, other.peak))
         count, noise, power = self.count + other.count, self.noise + other.noise, self.power + other.power
         return Distance(count, noise, power, *map(float, peaks))
@@ -305,7 +305,7 @@ class Distance:
 
 
 def measure_relative_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Return the rms of the differences of all float outputs, as a share of that of the expected values."""
+    """Return the rms of the differences of all float outputs, as a share of the rms of the expected values."""
     total = Distance()
     for output, target in zip(actual, expected, strict=True):
         if is_float(output.element_type) and output.shape == target.shape:
@@ -319,7 +319,7 @@ class TrialErrors:
 
     Attributes:
         places: indices of the values, by output; `scales`: scales of their errors.
-        slopes: for each contraction in `names`, the derivative by its result's scale; the total is `contractions`.
+        slopes: the derivatives by the scale of the result of each contraction in `names`, of `contractions` in all.
         errors: errors of each run, by kind; `flips`: effect of each flip.
     """
 
@@ -341,7 +341,7 @@ def write_directions(trials: TrialErrors, path: Path) -> Directions | None:
     if not trials.names:
         return None
     scales, count = trials.scales, len(trials.places)
-    # Outputs with small errors are more informative: each is weighted by the scale of its errors.
+    # Divide by the scale of each output's errors, because outputs with small errors are more informative.
     slopes = np.array(trials.slopes) / scales
     power = np.sum(slopes**2, axis=1, keepdims=True)
     filters = np.divide(slopes, power, out=np.zeros_like(slopes), where=power > 0) / scales
@@ -349,7 +349,7 @@ def write_directions(trials: TrialErrors, path: Path) -> Directions | None:
     flips = np.reshape(trials.flips, (-1, len(scales)))
     along, rest = [], []
     for runs in trials.errors.values():
-        # Without runs of a kind, its errors are zero.
+        # If a kind has no runs, its errors are zero.
         residuals = [subtract_flips(errors, flips, scales)[0] for errors in runs or np.zeros((1, len(scales)))]
         along.append(np.sqrt(np.mean(np.square(residuals @ filters.T), axis=0)))
         rest.append(np.max([_find_rms_of_outputs(errors, outputs, count) for errors in residuals], axis=0))
@@ -369,7 +369,7 @@ def write_directions(trials: TrialErrors, path: Path) -> Directions | None:
 def subtract_flips(errors: NDArray[Any], flips: NDArray[Any], scales: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
     """Subtract the flips that explain most of the values' errors; return the residual errors and these flips' indices.
 
-    `flips` is [flips, values], the effect of each flip on the values; `scales` are those of the values' other errors.
+    `flips` is [flips, values], the effect of each flip on the values; `scales` has the scales of the other errors.
     """
     residual, effects, flip_indices = errors / scales, flips / scales, list[int]()
     power = np.sum(effects**2, axis=1)

@@ -1,7 +1,7 @@
-"""The options of the benchmarks, each defined once, and the validated form into which all frontends read them.
+"""The options of the benchmarks, each defined once, and the validated form that all frontends produce.
 
-Names, short names and choices are those of PyBuda's `benchmark.py`; `on_iree` is their meaning on IREE. Both frontends,
-argparse (exactly PyBuda's command line) and the Invoke task, are generated from `OPTIONS`.
+Names, short names and choices are those of PyBuda's `benchmark.py`; `on_iree` is an option's meaning on IREE. Both
+frontends, argparse (exactly PyBuda's command line) and the Invoke task, are generated from `OPTIONS`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CHIP_FLAGS = ", ".join(f"`{kind.chip_flags[0]}`" for kind in DEVICE_KINDS if ki
 
 @dataclass(frozen=True, slots=True)
 class BenchOption(Option):
-    """One option; `default` is a frontend's value if it is not set: "", False for a switch, [] for a list.
+    """One option; `default` is a frontend's value if the option is not set: "", False for a switch, [] for a list.
 
     `value` is the option's default as text; empty for none.
     """
@@ -57,7 +57,7 @@ class BenchOptions:
     """The validated options of a benchmark. None and empty fields are options that are not set.
 
     Attributes:
-        env: variables and values, in their order; of a repeated name the last value.
+        env: variables and values, in order; a repeated name has its last value.
     """
 
     model: str = _option(
@@ -194,7 +194,7 @@ class BenchOptions:
     def loops(self, chips: int) -> int:
         """Return the number of loops for a number of chips (`--chips 0` resolved): the option, or 5 for each chip.
 
-        The default is rounded up to a multiple of the microbatch count, at least that count for each chip.
+        The default is rounded up to a multiple of the microbatch count, and is at least this count for each chip.
         """
         if self.loop_count is not None:
             return self.loop_count
@@ -217,7 +217,7 @@ OPTIONS: tuple[BenchOption, ...] = tuple(
 def read_options(values: Mapping[str, Any]) -> BenchOptions:
     """Validate a frontend's values by the options' names; other names are ignored.
 
-    A value is text, or a bool for a switch, or a list of texts; missing, None and empty mean: not set.
+    A value is a text, a bool for a switch, or a list of texts; a missing, None or empty value is not set.
     """
     checked_values = {option.name: _check_value(option, values.get(option.name)) for option in OPTIONS}
     options = BenchOptions(**{name: value for name, value in checked_values.items() if value is not None})
@@ -238,11 +238,11 @@ def read_options(values: Mapping[str, Any]) -> BenchOptions:
 def expand_option_names(words: Sequence[str], *, dashes: bool) -> list[str]:
     """Return a command line with the full names of options; other arguments are unchanged.
 
-    Invoke takes `-df` for `-d -f`, and argparse accepts only the declared names: in this form both agree.
+    With full names, both frontends agree: Invoke reads `-df` as `-d -f`, and argparse accepts only declared names.
 
     Args:
-        words: the command line without the program; those after `--` are unchanged.
-        dashes: True for `--loop-count`, Invoke's form; else `--loop_count`, PyBuda's.
+        words: the command line without the program; words after `--` are unchanged.
+        dashes: True for Invoke's form `--loop-count`; False for PyBuda's form `--loop_count`.
     """
     names: dict[str, str] = {}
     for option in OPTIONS:
@@ -286,7 +286,7 @@ def _check_value(option: BenchOption, value: Any) -> Any:
     text = _check_text(option, text)
     if option.minimum is None:
         return DataFormat(text) if option.name == "dataformat" else text
-    # Only ASCII digits are accepted: int() also takes underscores, spaces and the digits of other scripts.
+    # Accept only ASCII digits; int() alone would accept underscores, spaces and the digits of other scripts.
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS) or int(text) < option.minimum:
         raise UsageError(f"--{option.name} {text}: expected an integer of at least {option.minimum}", option.help)
     return int(text)
@@ -333,7 +333,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser(prog: str = _PROGRAM) -> argparse.ArgumentParser:
-    """Build the parser; values stay text, since `read_options` validates them for all frontends."""
+    """Build the parser; values stay text, because `read_options` validates them for all frontends."""
     parser = _Parser(prog=prog, description="Benchmark a model on IREE", allow_abbrev=False)
     for option in OPTIONS:
         names = [f"-{option.short}"] * bool(option.short) + [f"--{option.name}"]

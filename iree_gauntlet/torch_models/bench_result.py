@@ -1,8 +1,8 @@
 """The result of a benchmark, from its journal: an entry of perf.json, and lines for people.
 
 perf.json is an array of results; failed runs have entries in perf.failed.json, next to it. A new entry is inserted
-before the closing bracket, and all bytes in front of it stay unchanged. Writers take turns by a lock file of the cache,
-and a file is replaced by rename.
+before the closing bracket, and all earlier bytes stay unchanged. A lock file in the cache makes writers take turns, and
+a file is replaced by rename.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HASH_CHARS = 8
 _MIN_CALLS = 20
 _MAX_P90_RATIO = 2.0
 _LOCK_SECONDS = 60.0
-# The figures of an entry, by the stage whose result has them: their names in the entry and in its statistics.
+# The figures of an entry, by the stage whose result has them: each figure's name in the entry, and in the statistics.
 _FIGURES = {
     Stage.THRESHOLD: {"first_call_ms": "first_call_ms"},
     Stage.COMPILE: {
@@ -63,7 +63,7 @@ _MAX_NAMES = 1000
 def make_perf_entry(
     record: JournalRecord, chain: BenchChain, build: BuildRecord | None, notes: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return the entry for perf.json; without a result, it has a verdict and an error instead of a speed."""
+    """Return the entry for perf.json; without a result, the entry has a verdict and an error instead of a speed."""
     run, toolchain = record.run, chain.toolchain
     source = (toolchain.compiler.commit or toolchain.compiler.identity)[:_HASH_CHARS]
     identification = {
@@ -103,7 +103,7 @@ def make_result_lines(record: JournalRecord, chain: BenchChain, build: BuildReco
     groups = f"; means of {chain.options.microbatch_count}" if chain.options.microbatch_count > 1 else ""
     lines = [f"{speed}, {median} ms {call_name} (p90 {p90}, p99 {p99}{groups})", *_list_notes(latency, benchmark)]
     if figures.tokens_per_sec is not None and figures.prefill_ms:
-        # A generation of one token has no later ones.
+        # A generation of one token has no later tokens.
         later_tokens = f", then {format_milliseconds(figures.decode_ms.p50)} ms each" if figures.decode_ms else ""
         first_token = format_milliseconds(figures.prefill_ms.p50)
         lines.append(f"{figures.tokens_per_sec:.1f} tokens/s; the first after {first_token} ms{later_tokens}")
@@ -135,7 +135,7 @@ def make_result_lines(record: JournalRecord, chain: BenchChain, build: BuildReco
 
 
 def _collect_figures(stage: Stage, result: Result) -> dict[str, Any]:
-    """Return the entry's figures that a result has; only a generative model has figures of tokens."""
+    """Return those of the entry's figures that a result has; only generative models have figures of tokens."""
     return {name: result.statistics[key] for name, key in _FIGURES[stage].items() if key in result.statistics}
 
 
@@ -166,7 +166,7 @@ def _find_result(record: JournalRecord, chain: BenchChain, stage: Stage, role: s
 
 
 def _find_problem(record: JournalRecord) -> tuple[Verdict, str] | None:
-    """Return the verdict and reason of the first step that failed; later ones were skipped."""
+    """Return the verdict and reason of the first failed step (later steps were skipped)."""
     for step in record.planned:
         result = record.results.get(step.id)
         if result is not None and result.verdict.is_bad:
@@ -177,9 +177,9 @@ def _find_problem(record: JournalRecord) -> tuple[Verdict, str] | None:
 def _collect_run_fields(
     record: JournalRecord, chain: BenchChain, build: BuildRecord | None, notes: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return the toolkit's further fields, which failed runs have too."""
+    """Return the toolkit's additional fields, which entries of failed runs have too."""
     toolchain, form = chain.toolchain, chain.options.dataformat
-    # The notes of steps that follow the benchmark are their results.
+    # Steps after the benchmark have their results as notes.
     further_ids = {make_step_id(chain.id, Stage.BENCHMARK, role) for role in (PEERS, TRACE)}
     main_results = [result for name, result in record.results.items() if name not in further_ids]
     fields: dict[str, Any] = {
@@ -213,7 +213,7 @@ def _collect_run_fields(
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """The location of an appended result; `note`: reason for the user if it is not the requested file."""
+    """The location of an appended result; `note` tells the user why this is not the requested file."""
 
     path: Path
     entries: int
@@ -221,7 +221,7 @@ class AppendResult:
 
 
 def find_result_path(output: str | Path) -> Path:
-    """Return the file of `--output`: a missing `.json` is added."""
+    """Return the file of `--output`, with `.json` added if missing."""
     path = Path(output)
     return path if path.name.endswith(".json") else path.with_name(f"{path.name}.json")
 
@@ -229,15 +229,15 @@ def find_result_path(output: str | Path) -> Path:
 def append_result(output: str | Path, result: Mapping[str, object], locks: Path) -> AppendResult:
     """Append a result to the file of `--output`, or a failure to the file of failures next to it.
 
-    Missing folders are created. A file that is damaged, or is no list of results, stays unchanged: the result goes to
-    `<name>.new-1.json` next to it, or to the first such file that is intact or missing. Numbers that JSON lacks are
-    written as "nan", "inf" and "-inf". Processes with a common cache take turns by its locks. After an error the files
-    are unchanged.
+    Missing folders are created. A file that is damaged, or is not a list of results, stays unchanged, and the result
+    goes to `<name>.new-1.json` next to it, or to the first such file that is intact or missing. Numbers that JSON lacks
+    are written as "nan", "inf" and "-inf". Locks make processes with a common cache take turns. After an error, all
+    files are unchanged.
     """
     line = json.dumps(_convert_to_json(result), ensure_ascii=False, allow_nan=False)
     path = find_result_path(output)
     if "error" in result:
-        # Readers of results must find only results.
+        # Failures have their own file: readers of results must find only results.
         path = path.with_name(f"{path.name.removesuffix('.json')}.failed.json")
     with _lock_target(path, locks) as target:
         remove_reserved(target)
@@ -290,7 +290,7 @@ def _append_line(path: Path, line: str) -> tuple[int, str]:
     except FileNotFoundError:
         old_bytes = b""
     try:
-        # An empty file has no content to lose.
+        # An empty file may be overwritten, because it has no content to lose.
         text = old_bytes.decode() if old_bytes.strip() else "[]"
         entries = json.loads(text, parse_constant=_raise_number_error)
     except (ValueError, RecursionError) as error:
@@ -311,7 +311,7 @@ def _raise_number_error(name: str) -> NoReturn:
 
 @contextlib.contextmanager
 def _hold_lock(target: Path, locks: Path) -> Iterator[None]:
-    """Hold the lock of a file, by its absolute path; it ends with its process."""
+    """Hold the lock of a file, by the file's absolute path; the lock ends with this process."""
     path = locks / f"result-{hashlib.sha256(os.fsencode(target)).hexdigest()[:32]}.lock"
     with contextlib.ExitStack() as stack:
         try:
@@ -332,9 +332,9 @@ def _hold_lock(target: Path, locks: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock_target(path: Path, locks: Path) -> Iterator[Path]:
-    """Hold the lock of a result's file and yield its real path; errors of the disk name the requested path."""
+    """Hold the lock of a result's file and yield the file's real path; disk errors name the requested path."""
     try:
-        # Two names of one file must share one lock, and the target of a link is replaced, not the link.
+        # Use the real path: two names of one file must share one lock, and a link's target is replaced, not the link.
         target = Path(os.path.realpath(path))
         target.parent.mkdir(parents=True, exist_ok=True)
         with _hold_lock(target, locks):

@@ -1,6 +1,6 @@
-"""A benchmark: its steps, their execution, and the results that each passes to later ones.
+"""A benchmark: its steps, their execution, and the results that steps pass to later steps.
 
-A generative model is two programs: the steps after the export are planned once the export is complete.
+The steps after the export are planned when the export is complete, because a generative model gives two programs.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ if TYPE_CHECKING:
 
 
 DIALECT = "bench"
-# The roles of benchmark steps that follow the main one.
+# The roles of the benchmark steps after the main benchmark step.
 PEERS = "against"
 TRACE = "trace"
 _MS_PER_S = 1000.0
-# The time limit of a loop, as a multiple of the first call's time times the number of calls.
+# The time limit of a loop is this factor times the first call's time times the number of calls.
 _TIMEOUT_FACTOR = 20.0
 
 
@@ -77,7 +77,7 @@ class BenchChain(TorchChain):
 
     @property
     def names(self) -> tuple[str, str]:
-        """The model's name, and a short one of this benchmark's options: `tiny`, `base-training-Fp16-O3`."""
+        """The model's name, and a short name for this benchmark's options: `tiny`, `base-training-Fp16-O3`."""
         options = self.options
         words = [options.config or "model"]
         words += ["training"] if options.training else []
@@ -144,7 +144,7 @@ class Latencies(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchFigures(Recorded):
-    """The figures of a benchmark; None if the model has no such figure. In `latency_ms` a generation is a call."""
+    """The figures of a benchmark; None if the model has no such figure. `latency_ms` counts a generation as a call."""
 
     total_s: float
     total_samples: int
@@ -164,7 +164,7 @@ class BenchFigures(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckFigures(Recorded):
-    """The figures of the check; `to_f32`: rms of the differences from the model in f32, as a share of its rms."""
+    """The figures of the check; `to_f32`: rms of the differences from the f32 outputs, as a share of their rms."""
 
     load_ms: float
     first_call_ms: float
@@ -174,7 +174,7 @@ class CheckFigures(Recorded):
 
 @dataclass(slots=True, kw_only=True)
 class BenchSession(ModelSession):
-    """The execution of a benchmark's steps; inputs of matrix products are narrowed to `contraction_type`, if any."""
+    """The execution of a benchmark's steps; `contraction_type`, if any, is the narrow type of matrix products' inputs."""
 
     chain: BenchChain
     devices: tuple[str, ...]
@@ -188,7 +188,7 @@ class BenchSession(ModelSession):
 
     @property
     def _narrowing(self) -> float:
-        """The ratio of the roundoff of contractions' inputs to that of the data format; at least 1."""
+        """The ratio, at least 1, of the roundoff of contractions' inputs to the roundoff of the data format."""
         format_roundoff = UNIT_ROUNDOFF[self.chain.options.dataformat.element_type]
         return max(1.0, UNIT_ROUNDOFF.get(self.contraction_type, format_roundoff) / format_roundoff)
 
@@ -201,7 +201,7 @@ class BenchSession(ModelSession):
         return (self._plan_after_export,) if self.builds else ()
 
     def _plan_after_export(self) -> Sequence[Step]:
-        """Return the steps; a blocked one if the kind of model does not support an option."""
+        """Return the steps, or one blocked step if this kind of model does not support an option."""
         build, options = self._build, self.chain.options
         steps = self.chain.plan_after_export(build, self.hashes[MAIN])
         subject = "a model that generates" if build.generation else "a model with modules on the host"
@@ -211,11 +211,11 @@ class BenchSession(ModelSession):
                 reason = f"--chips {options.chips}: {subject} runs on one device"
             elif options.microbatch_count > 1:
                 reason = f"--microbatch_count {options.microbatch_count}: {subject} takes one microbatch at a time"
-        # One blocked step reports it once, before anything is compiled.
+        # With only one blocked step, the reason is reported once, before anything is compiled.
         return (block_step(steps[-1], reason),) if reason else steps
 
     def check(self, step: Step) -> Result:
-        """Run each program once, with the builder's inputs, and compare all outputs with those of the build."""
+        """Run each program once with the builder's inputs, and compare all outputs with the build's outputs."""
         build, export_folder, factor = self._build, self.chain.get_export_folder(), self._narrowing
         training = build.kind == "training"
         result = Result(Verdict.PASSED, notes=step.notes)
@@ -305,7 +305,7 @@ class BenchSession(ModelSession):
             reason = shorten(f"the measuring program's response cannot be read: {text}")
             return response.complete(Result(Verdict.ERROR, reason))
         if problem:
-            # A wrong model gets no speed.
+            # Report no speed for a model with wrong numbers.
             failure = Result(Verdict.FAILED, shorten(problem), notes=step.notes, failure=FailureKind.WRONG_NUMBERS)
             return response.complete(failure)
         if build.generation is None:
@@ -347,7 +347,7 @@ class BenchSession(ModelSession):
             }
         plan = {**main.plan(self.devices, calls), "in_flight": self.chain.options.microbatch_count}
         if build.training is not None:
-            # The loss is fetched, the gradients stay on the device, as for an optimiser there.
+            # Fetch only the loss; the gradients stay on the device, as if an optimiser used them there.
             plan |= {"fetch": [0]}
             count = len(build.training.gradients)
             if self.chain.options.microbatch_count > 1:
@@ -362,10 +362,10 @@ class BenchSession(ModelSession):
         return PIPELINE_WORKER, {**plan, **model}
 
     def _find_problem(self, calls: CallMeasurement) -> str:
-        """Return the reason to report no speed: other tokens or host outputs than torch's; or ""."""
+        """Return the reason to report no speed (tokens or host outputs differ from torch's), or ""."""
         build, options = self._build, self.chain.options
         if build.generation is not None:
-            # In a type narrower than f32, a near tie may be decided differently.
+            # Require equal tokens only in f32: in narrower types, a near tie may be decided differently.
             exact = options.dataformat.element_type == "f32" and options.math_fidelity == "HiFi4"
             return next(iter(_find_token_difference(build.generation, calls)), "") if exact else ""
         if not build.host_outputs:

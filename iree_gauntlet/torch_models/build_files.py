@@ -1,6 +1,6 @@
-"""The files between the toolkit and the Python that has torch: plans of builders, and their results.
+"""The files between the toolkit and the Python that has torch: builders' plans, and builders' results.
 
-`build.json` and the files that it names are written by `build_steps.py`; measuring torch reads them too.
+`build_steps.py` writes `build.json` and the files that it names; the scripts that measure torch read them too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ModelPlan:
     """The plan of a build.
 
     Attributes:
-        output: folder to create and fill; it does not exist, or is empty. An empty name if nothing is written.
+        output: folder to create and fill, which is missing or empty; an empty name if nothing is to be written.
     """
 
     output: str = ""
@@ -45,8 +45,8 @@ class BuildOptions(ModelPlan):
     """The options of a model function.
 
     Attributes:
-        config: one of the model's configurations; None if it has none, or only one.
-        microbatch: samples in one call; None for the function's default, else 1.
+        config: one of the model's configurations; None if the model has none, or only one.
+        microbatch: samples in one call; None for the function's default, or for 1 if it has no default.
     """
 
     config: str | None = None
@@ -66,8 +66,8 @@ class BuildPlan(BuildOptions):
     """A model to build.
 
     Attributes:
-        accumulate: in training, the program takes the gradients so far and returns the sums.
-        sensitivity: True to try the effect of an error of every contraction, whatever the duration.
+        accumulate: True if, in training, the program takes the gradients so far and returns the sums.
+        sensitivity: True to try the effect of an error of every contraction, no matter how long it takes.
     """
 
     models_dirs: tuple[str, ...]
@@ -91,7 +91,7 @@ def read_plan(path: Path, kind: type[_PlanType]) -> _PlanType:
 
 
 def check_plan(plan: object, source: str, kind: type[_PlanType]) -> _PlanType:
-    """Return the plan of a JSON object; `source` names it in errors."""
+    """Return the plan in a JSON object; errors name `source`."""
     hint = _PLAN_HINT.format(kind=kind.__name__)
     plan_fields = {field.name: field for field in fields(kind)}
     if not isinstance(plan, dict) or not plan.keys() <= plan_fields.keys():
@@ -130,9 +130,9 @@ class VariantPlan(ModelPlan):
     """An architecture at a shape, changed by recipes.
 
     Attributes:
-        plugins: files with recipes and architectures in addition to the built-in ones, absolute.
-        model_type: its name in a configuration: `ln_linear_gelu`.
-        config: a configuration of the transformers library, or its folder, absolute; None for none.
+        plugins: absolute paths of files with recipes and architectures besides the built-in ones.
+        model_type: the architecture's name in a configuration: `ln_linear_gelu`.
+        config: absolute path of a configuration of the transformers library, or of its folder; None for none.
         quantization: a recipe with its arguments; `baseline` for none.
     """
 
@@ -159,11 +159,11 @@ class VariantPlan(ModelPlan):
 
 @dataclass(frozen=True, slots=True)
 class PeerProgram(Recorded):
-    """A program to be measured by a peer: a built model, which the peer may rebuild.
+    """A program that a peer is to measure: a built model, which the peer may rebuild.
 
     Attributes:
         mode: torch's mode: `eager` or `compile`.
-        calls: number of calls; for a generative model, of generations.
+        calls: number of calls; for a generative model, number of generations.
     """
 
     name: str
@@ -179,7 +179,7 @@ class PeerPlan(Recorded):
     """The plan of a peer's process.
 
     Attributes:
-        outputs: folder for outputs that are to be checked; empty for none.
+        outputs: folder for the outputs to be checked; empty for none.
         compile_threads: number of processes that torch.compile may use; None for torch's default.
     """
 
@@ -200,12 +200,12 @@ _SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Array(Recorded):
-    """A tensor in a `.npy` file; without file and shape, one that a measuring program did not fetch.
+    """A tensor in a `.npy` file; a tensor that a measuring program did not fetch has neither file nor shape.
 
     Attributes:
-        errors: rms and largest of the errors that a correct program may make, by kind: `rounding` of operators'
-            results, `sums` of products, `products` of rounded inputs, `flips` of values at a kink; empty without
-            trials.
+        errors: rms and maximum of the errors that a correct program may make, by kind: `rounding` of operators'
+            results, `sums` of products, `products` of rounded inputs, and `flips` of values at a kink. Empty if there
+            were no trials.
     """
 
     file: str
@@ -243,8 +243,8 @@ class TokenLoop(Recorded):
     """The loop in which a model generates tokens (see `model_registry.Generative`).
 
     Attributes:
-        state: number of the state's tensors.
-        carried: number of them that `decode` returns with new values.
+        state: number of tensors in the state.
+        carried: number of the state's tensors that `decode` returns with new values.
     """
 
     position: int
@@ -256,7 +256,7 @@ class TokenLoop(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStep(Recorded):
-    """A training step as a program: the loss in words, and the parameters whose gradients, or sums, it returns."""
+    """A training step as a program: the loss in words, and the parameters whose gradients (or sums) are returned."""
 
     loss: str
     gradients: tuple[str, ...]
@@ -269,14 +269,14 @@ class BuildRecord(Recorded):
 
     Attributes:
         kind: `pipeline`, `training` or `generative`.
-        host: True if there is a module on the host before the device (`pre`), or after it (`post`).
+        host: True if a module runs on the host before the device (`pre`), or after it (`post`).
         contractions: matrix products on the longest path through a variant of `micro`; 0 if not counted.
-        flops: operations of one call of such a variant before its recipes; 0 if not counted.
-        changed_layers, changed_bytes: number of linear layers that its recipes changed, and the former size of their
-            weights; None if not counted.
-        reference: outputs of the first program in f32 with weights that are not rounded; empty if they are the
+        flops: operations of one call of a variant of `micro` before its recipes; 0 if not counted.
+        changed_layers, changed_bytes: number of linear layers that the recipes changed, and the former size of these
+            layers' weights; None if not counted.
+        reference: outputs of the first program in f32 with weights that are not rounded; empty if these are the
             expected outputs.
-        weight_error: rms of the rounding of weights, relative to their rms; None if they are not rounded.
+        weight_error: rms of the rounding of weights, relative to the weights' rms; None if weights are not rounded.
     """
 
     schema: int = _SCHEMA_VERSION

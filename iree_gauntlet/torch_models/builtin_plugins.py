@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 
-# The sets of shapes of torchao's micro-benchmarks, with its names and defaults. Source:
-# `benchmarks/microbenchmarks/benchmark_runner.py` and the README next to it. Layers of one name differ in size.
+# The sets of shapes of torchao's micro-benchmarks, with torchao's names and defaults. Source:
+# `benchmarks/microbenchmarks/benchmark_runner.py` and the README next to it. Layers with equal names differ in size.
 
-# Linear layers of one block of newer models: the model's title, and (label, k, n) of each layer; torchao measures all
-# of a set's layers first for 16,384 tokens and then for 128,000.
+# Linear layers of one block of newer models: the model's title, and (label, k, n) of each layer. Torchao measures all
+# layers of a set for 16,384 tokens, then all for 128,000.
 _TOKEN_COUNTS = (16384, 128000)
 _MODEL_LAYERS = {
     "llama4": ("Llama 4", (("FFN", 8192, 5120), ("QO_proj", 8192, 8192), ("KV_proj", 8192, 1024))),
@@ -85,20 +85,20 @@ for _name, (_model, _layers) in _MODEL_LAYERS.items():
     _declare_shapes(_name, _model, _layers)
 
 
-# The recipes were tested on IREE 3.13 for CPUs, and `about` describes them there. A recipe has torchao's form if that
+# The recipes were tested with IREE 3.13 on CPUs, and `about` describes that case. A recipe uses torchao's graph if this
 # survives the conversion to IREE, otherwise an equivalent graph with the same numbers (`layers.py`). Every recipe skips
-# linear layers that it does not support, and reports them.
+# and reports the linear layers that it does not support.
 
-# The threshold of 0 bytes keeps the compiler from widening small narrow weights once, when a module is loaded: calls
-# would then work with f32, and the recipe would have no effect.
+# By default, the compiler may widen small narrow weights once, when a module is loaded; calls would then work with f32,
+# and the recipe would have no effect. The threshold of 0 bytes prevents this.
 _KEEP_NARROW_FLAGS = ("--iree-opt-const-expr-max-size-increase-threshold=0",)
-# IREE 3.13 rejects most products of narrow types for their tiles, which it sizes by the narrow type and checks by the
-# wide one. Without the check they compile and run correctly.
+# IREE 3.13 rejects most products of narrow types, because it chooses tile sizes for the narrow type and checks them for
+# the wide one. Without the check, these products compile and run correctly.
 _LARGE_VECTOR_FLAGS = ("--iree-llvmcpu-fail-on-large-vector=false",)
-# Values that are quantised at run time may fall to either side of a boundary if torch and IREE differ in their last
-# bit; in a model of several layers one such step causes more of them. Errors measured in transformer blocks: 5e-8 to
-# 8e-6 in f32, 0.001 to 0.003 in f16, 0.003 to 0.006 in bf16. The tolerances are a half and a third of the recipes'
-# errors at a linear layer, 0.009 and 0.037.
+# Values quantised at run time may fall on either side of a step if torch and IREE differ in the last bit; in a model of
+# several layers, one such difference causes more of them. Errors measured in transformer blocks: 5e-8 to 8e-6 in f32,
+# 0.001 to 0.003 in f16, 0.003 to 0.006 in bf16. The tolerances are a half and a third of the recipes' errors at a
+# linear layer, 0.009 and 0.037.
 _INT8_TOLERANCE = 0.004
 _FLOAT8_TOLERANCE = 0.012
 
@@ -232,7 +232,7 @@ for _level in ("O0", "O1", "O2", "O3"):
         _level,
         flags=(f"--iree-opt-level={_level}",),
         about=f"the compiler's optimisation level {_level}",
-        # Without the flag IREE 3.13 compiles at O0, whose module equals that of O1.
+        # IREE 3.13 compiles at O0 by default, and the modules of O0 and O1 are equal.
         proof=Proof(different=_level not in ("O0", "O1")),
     )
 
@@ -310,7 +310,7 @@ def transformer_block(m: int, k: int, n: int, dtype: torch.dtype) -> tuple[Modul
     "k is hidden_size and n intermediate_size, 0 for the configuration's own",
 )
 def transformers(m: int, k: int, n: int, dtype: torch.dtype, config: Path) -> tuple[Module, tuple[Tensor, ...]]:
-    """Make a model of a configuration; nothing is downloaded, and no code that a configuration names is run."""
+    """Make the model of a configuration; nothing is downloaded, and code named by a configuration is not run."""
     from iree_gauntlet.torch_models.torch_side.layers import make_configured_model  # noqa: PLC0415
 
     return make_configured_model(config, tokens=m, hidden_size=k, intermediate_size=n, dtype=dtype)

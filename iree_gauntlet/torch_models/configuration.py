@@ -66,13 +66,13 @@ _SIZES_SCHEMA: dict[str, Any] = {
     "minItems": 3,
     "maxItems": 3,
 }
-# The shape of a model that is requested without shapes: 128 tokens, and the sizes of its configuration.
+# The shape for a model that is requested without shapes: 128 tokens, and the sizes in the model's configuration.
 _CONFIG_SHAPE = Shape("config", 128, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationContext:
-    """The context of the fields' validation; with `has_model_sizes`, k and n may be 0, for the model's sizes."""
+    """The context of the fields' validation; with `has_model_sizes`, k and n may be 0, meaning the model's sizes."""
 
     registry: PluginRegistry
     folder: Path
@@ -81,7 +81,7 @@ class ConfigurationContext:
 
 
 def translate_device(text: str) -> str:
-    """Return IREE's name of a device, which may be written with torch's name."""
+    """Return IREE's name of a device; `text` may be torch's name."""
     return TORCH_DEVICES.get(text, text)
 
 
@@ -122,7 +122,7 @@ def _check_recipe(field_name: str, text: str, info: ValidationInfo) -> str:
 
 
 def _check_distinct_recipes(texts: list[str | None], info: ValidationInfo) -> list[str | None]:
-    """Check that no recipe has two spellings; a repeated one counts once, as in torchao."""
+    """Check that no recipe has two spellings; a repeated recipe counts once, as in torchao."""
     texts_by_recipe: dict[tuple[object, ...], str] = {}
     for index, text in enumerate(texts):
         if text is None:
@@ -135,7 +135,7 @@ def _check_distinct_recipes(texts: list[str | None], info: ValidationInfo) -> li
 
 
 def _is_outside(text: str) -> bool:
-    """Return True if a path is absolute on any system, or could be read so."""
+    """Return True if a path is absolute on any system, or could be read as absolute."""
     return "\\" in text or bool(PureWindowsPath(text).anchor)
 
 
@@ -366,29 +366,29 @@ class Variant:
 
     @property
     def refusal(self) -> str:
-        """The reason why it is not supported; empty if it is."""
+        """The reason why the variant is not supported; empty if it is supported."""
         return self.quantization.recipe.refusal
 
     @property
     def torch_recipes(self) -> tuple[str, str | None]:
-        """Its recipes in torch; a compiler recipe leaves the model unchanged, and has the baseline's."""
+        """The variant's recipes in torch; compiler recipes leave the model unchanged, so they count as the baseline."""
         quantization = BASELINE if self.quantization.recipe.kind == COMPILER else self.quantization.text
         return quantization, self.sparsity.text if self.sparsity else None
 
     @property
     def torch_key(self) -> str:
-        """The label of its model in torch."""
+        """The label of the variant's model in torch."""
         return "+".join(filter(None, self.torch_recipes))
 
     @property
     def is_baseline(self) -> bool:
-        """True if it changes nothing."""
+        """True if the variant changes nothing."""
         return self.quantization.recipe.name == BASELINE and self.sparsity is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelParams:
-    """An entry of `model_params`; `device` as it is written (see `translate_device`), `config` absolute."""
+    """An entry of `model_params`; `device` is as in the file (see `translate_device`), `config` an absolute path."""
 
     name: str
     shapes: tuple[Shape, ...]
@@ -414,7 +414,7 @@ class MicroConfig:
 
 
 def read_micro_config(path: Path, registry: PluginRegistry) -> MicroConfig:
-    """Read a whole configuration; a SpecError has all its problems."""
+    """Read a whole configuration; the SpecError lists all problems."""
     if not path.is_file():
         siblings = sorted(str(sibling) for sibling in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
         hint = (
@@ -431,7 +431,7 @@ def read_micro_config(path: Path, registry: PluginRegistry) -> MicroConfig:
     models: list[ModelParams] = []
     used_names = {entry.name for entry, _ in entries}
     for entry, entry_path in entries:
-        # An entry without a name gets that of its model type, a second one `linear-2`.
+        # An entry without a name is named after its model type; a second such entry is `linear-2`.
         names = (entry.model_type if number == 1 else f"{entry.model_type}-{number}" for number in count(1))
         name = entry.name or next(name for name in names if name not in used_names)
         used_names.add(name)
@@ -455,7 +455,7 @@ def _make_variants(file: MicroConfigFile, registry: PluginRegistry) -> tuple[Var
 
 
 def _find_recipes(names: Sequence[str | None] | None, registry: PluginRegistry) -> list[RecipeCall]:
-    """Return the recipes of a list, in its order; a repeated one counts once, as in torchao."""
+    """Return the recipes of a list, in order; a repeated recipe counts once, as in torchao."""
     return [registry.find_recipe(name) for name in dict.fromkeys(names or ()) if name is not None]
 
 
@@ -511,7 +511,7 @@ class SweepPoint:
 
 
 def list_points(config: MicroConfig) -> tuple[SweepPoint, ...]:
-    """Return all points in the order of the file; a shape that an entry has under two names is measured once."""
+    """Return all points in file order; a shape that an entry has under two names is measured once."""
     points: dict[str, SweepPoint] = {}
     for model in config.models:
         for shape in model.shapes:

@@ -1,6 +1,6 @@
-"""Declarations in users' files: decorated functions with their locations, to which their errors are attributed.
+"""Declarations in users' files: decorated functions with their locations, to which errors are attributed.
 
-A file is imported for lists too, in a Python that may lack torch: nothing here imports more than the standard library.
+Listing also imports these files, in a Python that may lack torch, so this module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Kind = TypeVar("Kind", bound="Declaration")
 
 
 class DeclarationError(SpecError):
-    """Users' files that cannot be used as they are written; holds every problem with its file and line."""
+    """An error for users' files that cannot be used as written; it holds every problem with its file and line."""
 
     files_noun: ClassVar[str] = "files"
 
@@ -85,7 +85,7 @@ class Declaration:
 
     @contextmanager
     def attribute_errors(self, hint: str = "") -> Iterator[None]:
-        """Attribute exceptions raised by its function, or by the function's results, to this declaration."""
+        """Attribute exceptions raised by the declared function, or by its results, to this declaration."""
         try:
             yield
         except GauntletError:
@@ -100,7 +100,7 @@ _DECLARATIONS: ContextVar[list[Declaration] | None] = ContextVar("_DECLARED", de
 
 @contextmanager
 def collect_declarations() -> Iterator[list[Declaration]]:
-    """Collect declarations in their order while the context lasts; no bytecode is written."""
+    """Collect declarations in order while the context is open; no bytecode is written."""
     declarations: list[Declaration] = []
     token, dont_write_bytecode = _DECLARATIONS.set(declarations), sys.dont_write_bytecode
     sys.dont_write_bytecode = True
@@ -128,8 +128,8 @@ def make_decorator(
 
     Args:
         kind: class of the declaration.
-        read_fields: takes the function and a list, to which it appends error messages; returns the fields that the
-            kind has besides those of every declaration and `function`.
+        read_fields: takes the function, and a list to which it appends error messages; returns the fields that only
+            this kind has, without `function`.
         name: None for the function's name.
         about: one line for lists; the docstring's first line if empty.
     """
@@ -223,7 +223,7 @@ def make_failure_problem(
         file, line = Path(error.filename), error.lineno or 0
         text = error.msg
     else:
-        # The deepest frame in the folder is the user's; frames below it are in libraries.
+        # Take the deepest frame in the folder, which is the user's; deeper frames are in libraries.
         for frame, number in traceback.walk_tb(error.__traceback__):
             path = Path(frame.f_code.co_filename)
             if path.is_relative_to(folder):

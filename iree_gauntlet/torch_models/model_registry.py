@@ -1,7 +1,7 @@
-"""Benchmark models: the decorator that declares one, loading of models folders, and calling a model with options.
+"""Benchmark models: the decorator that declares a model, loading models folders, and calling a model with options.
 
-The form is that of PyBuda's `benchmark.py` (docs/how-to/bench-models.md). A file of a models folder is imported for
-`--list` too, in a Python that may lack torch: this module imports only the standard library.
+The form is that of PyBuda's `benchmark.py` (docs/how-to/bench-models.md). `--list` also imports the files of a models
+folder, in a Python that may lack torch, so this module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _LATE_IMPORT = "; a file that imports it inside its functions can be listed with
 
 
 class ModelError(DeclarationError):
-    """Benchmark models that cannot be used as they are written; holds every problem with its file and line."""
+    """An error for benchmark models that cannot be used as written; it holds every problem with its file and line."""
 
     files_noun = "benchmark models"
 
@@ -70,7 +70,7 @@ class OnDevice:
 
 @dataclass(frozen=True, slots=True)
 class OnHost:
-    """A torch module that runs in torch on the host, before or after the device's."""
+    """A torch module that runs in torch on the host, before or after the device's module."""
 
     module: Module
 
@@ -80,23 +80,23 @@ class Generative:
     """A model that generates tokens one after the other, with a cache that stays on the device.
 
     Both modules are compiled; they may share weights, which then count once. All shapes are fixed: a cache has
-    `position + tokens - 1` entries from the start, and `decode` masks those that are not written yet.
+    `position + tokens - 1` entries from the start, and `decode` masks the entries that are not written yet.
 
         logits, *state = prefill(*inputs)
         repeat tokens - 1 times, with position, position + 1, ...:
             token = argmax(logits)
             logits, *new = decode(token, position, *state);  state[:len(new)] = new
 
-    So the parts of the state that change come first (the decoder's keys and values); those that prefill computes once
-    (the keys and values of an encoder's output) come after them and are not returned by `decode`.
+    So the parts of the state that change (the decoder's keys and values) come first. The parts that prefill computes
+    once (the keys and values of an encoder's output) come after them, and `decode` does not return them.
 
     Attributes:
         prefill: takes the inputs; returns the logits of the next token, [batch, vocabulary], and the state.
         decode: takes the token, int64 [batch, 1], its position, int64 [1], and the state; returns the logits of
             the next token, and the new values of the first parts of the state.
         inputs: inputs of `prefill`, torch tensors.
-        position: position of the first token that `decode` gets: the length of the prompt.
-        tokens: number of tokens to generate for each sample, including that of prefill.
+        position: position of the first token that `decode` gets, which is the length of the prompt.
+        tokens: number of tokens to generate for each sample, including prefill's token.
     """
 
     prefill: Module
@@ -118,7 +118,7 @@ def on_host(module: Module) -> OnHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkModel(Declaration):
-    """A declared model; its name is that of the function.
+    """A declared model; it has the function's name.
 
     Attributes:
         accepts: the parameters of `MODEL_PARAMETERS` that the function takes.
@@ -137,7 +137,7 @@ class BenchmarkModel(Declaration):
 
     @classmethod
     def hint(cls, function: Callable[..., Any]) -> str:
-        """Return a hint about PyBuda's models for a function with its parameters, else the documentation."""
+        """Return a hint about PyBuda's models if the function has their parameters, else the documentation."""
         return cls.docs_reference if _PYBUDA_NAMES.isdisjoint(inspect.signature(function).parameters) else PYBUDA_HINT
 
     @classmethod
@@ -220,7 +220,7 @@ def _check_configs(configs: object, messages: list[str]) -> tuple[str, ...]:
 def _read_signature(
     function: Callable[..., Any], configs: tuple[str, ...], messages: list[str]
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the function's parameters, and those of them without a default."""
+    """Return the function's parameters, and the parameters without a default."""
     required_by_name = find_named_parameters(
         function, MODEL_PARAMETERS, f"options give {', '.join(MODEL_PARAMETERS)}", messages
     )
@@ -305,16 +305,16 @@ def load_isolated(file: Path, prefix: str) -> tuple[list[Declaration], list[Prob
 
     Args:
         file: the file; its name may be any.
-        prefix: prefix of its module's private name: dataclasses and torch.compile look their modules up.
+        prefix: prefix of the module's private name; dataclasses and torch.compile look modules up by name.
     """
     with collect_declarations() as declarations:
         return declarations, _collect_problems(lambda: _run(file, _make_private_name(prefix, file)), file, file)
 
 
 def find_sources(model: BenchmarkModel) -> tuple[Path, ...]:
-    """Return the source files of a model in its folder: its file, and those that it imports, sorted.
+    """Return the source files of a model in its folder: the model's file and the files that it imports, sorted.
 
-    Imports are read from the source, including those inside functions; imports by `importlib` are not seen.
+    Imports are read from the source, including imports inside functions; imports by `importlib` are not seen.
     """
     # The root is the models folder; a model may be declared in a package inside it.
     depth = model.module.count(".")
@@ -333,7 +333,7 @@ def find_imported_files(starts: Iterable[Path], root: Path, package: str = "") -
     `package`: the folder's package name, for absolute imports; empty if its files import each other relatively.
 
     Raises:
-        SyntaxError: one of them is not valid Python.
+        SyntaxError: one of the files is not valid Python.
     """
     files: set[Path] = set()
     queue = list(starts)
@@ -406,7 +406,7 @@ def _load_folder(folder: Path) -> list[Problem]:
 
 
 def _run(file: Path, name: str, folder: Path | None = None) -> None:
-    """Run a file as the module of a name; with a folder, as its package."""
+    """Run a file as the module `name`; with `folder`, as the package of that folder."""
     search = None if folder is None else [str(folder)]
     loader = SourceFileLoader(name, str(file))
     spec = importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=search)
@@ -438,7 +438,7 @@ _MARK_HINT = "of two modules, mark one: return [on_host(pre), device], [x]"
 class Pipeline:
     """Modules that run one after the other: `pre` and `post` in torch on the host, `device` compiled.
 
-    `pre` takes the inputs, each next module the previous one's outputs.
+    The first module takes the inputs, and each following module takes the outputs of the module before.
     """
 
     pre: Module | None
@@ -459,7 +459,7 @@ class Instance:
 
 
 def check_options(model: BenchmarkModel, options: _Options) -> _Options:
-    """Reject options that a model lacks, and return them with the configuration of a model that has only one."""
+    """Reject options that a model lacks; return the options, with the configuration filled in if there is only one."""
     config_names = ", ".join(model.configs)
     if options.config is None and len(model.configs) == 1:
         options = replace(options, config=model.configs[0])
@@ -484,7 +484,7 @@ def _check_option(model: BenchmarkModel, parameter: str, option: str, value: int
 
 
 def choose_arguments(model: BenchmarkModel, options: BuildOptions) -> dict[str, object]:
-    """Return the function's arguments for checked options, without those that are left to its defaults."""
+    """Return the function's arguments for checked options, without arguments that are left to their defaults."""
     arguments: dict[str, object] = {"training": options.training, "dataformat": options.dataformat}
     arguments |= {} if options.config is None else {"config": options.config}
     if options.layers is not None or "force_num_layers" in model.required:
@@ -507,7 +507,7 @@ def make_planned_model(plan: BuildPlan) -> Instance:
 
 
 def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
-    """Call the model's function and check what it returns; in inference its modules are in evaluation mode.
+    """Call the model's function and check its result; for inference, the modules are in evaluation mode.
 
     Raises:
         ModelError: if the function fails, or its result has another form than the documented ones, another number of

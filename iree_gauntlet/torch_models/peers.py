@@ -1,12 +1,12 @@
 """Comparison of IREE's speed with torch and onnxruntime: same machine, same minutes, same model.
 
-A round is a process start with its own warm-up, of IREE's measuring program or of a script that calls the peer, and
-both make the same number of calls. Peers run on the CPU, whatever IREE runs on. Before its rounds a peer has a trial:
-its outputs must equal those of torch eager in the build folder, within the tolerance that applied to IREE's outputs.
+A round is a process start, with a warm-up, of IREE's measuring program or of a script that calls the peer; both make
+the same number of calls. Peers always run on the CPU, even if IREE does not. Before its rounds, a peer has a trial: its
+outputs must equal torch eager's outputs in the build folder, within the tolerance that applied to IREE's outputs.
 
-The number of blocks is fixed before measuring and they are analysed once, so that the interval needs no correction for
-interim analyses. It is the exact one of `paired.py`, from the log ratios of blocks: six is the smallest number with a
-two-sided interval at 95 % (five have 93.75 %, 1 − 2/2⁵). The verdicts are those of `compare`, by its margins.
+The number of blocks is fixed before measuring, and there is only one look, so the interval needs no correction for
+several looks. It is the exact interval of `paired.py`, from the log ratios of blocks. Six blocks are the fewest with a
+two-sided interval at 95 % (five give 93.75 %, 1 − 2/2⁵). Verdicts and margins are those of `compare`.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ if TYPE_CHECKING:
 
 
 BLOCKS = 6
-# One analysis of all blocks, at a level of 5 %.
+# One look at all blocks, at a level of 5 %.
 _SINGLE_ANALYSIS = SequentialPlan(0.05, (BLOCKS,), (1.0,))
-# IREE's verdict by that of the peer.
+# IREE's verdict, by the peer's verdict.
 _IREE_VERDICTS = {
     TimeVerdict.SLOWER: "faster",
     TimeVerdict.FASTER: "slower",
     TimeVerdict.SAME: "same",
     TimeVerdict.INCONCLUSIVE: "inconclusive",
 }
-# The seed of the rounds' random order: constant, so that a run can be repeated.
+# The seed of the rounds' random order is constant, so that a run can be repeated.
 SEED = 1
 TRIAL_CALLS = 3
 _WARM_UP_CALLS = 1
-# The cache of torch.compile's code, shared by all rounds: a process's TMPDIR does not outlive it.
+# The cache of torch.compile's code; all rounds share this folder, because a process's TMPDIR ends with the process.
 CODE_FOLDER = "inductor"
 _MIN_CALLS = 3
-# The duration of a round's calls in IREE, and its maximum in a peer that is much slower.
+# The duration of a round's calls in IREE, and the maximum duration in a peer that is much slower.
 _ROUND_MS = 500.0
 _SLOW_ROUND_MS = 5000.0
-# The kind of blocks that go over all programs of a point and back, and how often a round of them may run.
+# The kind of blocks that run all programs of a point forth and back, and how often such a round may run.
 _BLOCK_KIND = "micro"
 _MAX_TRIES = 3
-# The name, in the log, of torch's start in their middle; no recipe has this label.
+# The log's name for torch's start in the middle of such a block; no recipe has this label.
 _TORCH_ROUND_NAME = "torch "
 _MS_PER_S = 1000.0
 # The peers of each option, with torch's mode; empty for peers other than torch.
@@ -89,11 +89,11 @@ class Peer:
 
     Attributes:
         name: `torch eager`, `torch.compile` or `onnxruntime`.
-        call_ms: median over its rounds of their median call; None without valid rounds.
-        ratio: its time / IREE's; above 1 IREE is faster. None if there is nothing to compare.
+        call_ms: median over the peer's rounds of each round's median call; None without valid rounds.
+        ratio: the peer's time / IREE's time; above 1, IREE is faster. None if there is nothing to compare.
         low, high: interval of the ratio at 95 %; None if there are too few blocks for one.
         word: IREE's verdict: faster, slower, same or inconclusive; empty without a ratio.
-        compile_s: time of loading and compiling, with the first call if that compiles; None if nothing is compiled.
+        compile_s: time of loading and compiling, including a first call that compiles; None if nothing is compiled.
     """
 
     name: str
@@ -137,7 +137,7 @@ def judge_peer(peer: Peer, evidence: PairSamples) -> Peer:
 
 
 def _make_ratio(comparison: Comparison) -> Ratio:
-    """Return the first program's ratio and verdict; there may be too few blocks for an interval."""
+    """Return the first program's ratio and verdict, without an interval if there are too few blocks."""
     low, high = (comparison.low, comparison.high) if math.isfinite(comparison.high) else (None, None)
     return Ratio(comparison.ratio, low, high, _IREE_VERDICTS[comparison.verdict])
 
@@ -204,7 +204,7 @@ class PeerModelResult(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class PeerResponse(Recorded):
-    """The results for all models of their plan."""
+    """The results for all models of a peer's plan."""
 
     version: str
     models: tuple[PeerModelResult, ...]
@@ -241,9 +241,9 @@ class PeerScript:
     def plan_rounds(
         self, name: str, programs: Sequence[PeerProgram], *, outputs: str = "", compile_threads: int | None = 1
     ) -> Measurement:
-        """Return rounds with a plan of this name: the median call of each program, in their order.
+        """Return rounds with the plan `name`, which give the median call of each program, in the programs' order.
 
-        Programs are compiled before: torch.compile's processes would disturb the measurement.
+        Programs are compiled before, because torch.compile's processes would disturb the measurement.
         """
         plan = PeerPlan(tuple(programs), _WARM_UP_CALLS, compile_threads, outputs).as_dict()
         argv = make_torch_argv(self.python, self.module)
@@ -259,7 +259,7 @@ class PeerScript:
         programs: Sequence[PeerProgram],
         expected: Sequence[ExpectedOutputs],
     ) -> list[PeerModelResult]:
-        """Run each program in one start of a peer; its times are no evidence, so that other work may run meanwhile."""
+        """Run each program in one start of a peer; other work may run meanwhile, because the times are not used."""
         with tempfile.TemporaryDirectory(prefix="outputs", dir=self.step.folder) as outputs:
             measurement = self.plan_rounds(name, programs, outputs=outputs, compile_threads=None)
             with session.exclusive_machine(exclusive=False):
@@ -279,7 +279,7 @@ class PeerEnvironment:
     """The environment of peers.
 
     Attributes:
-        env: variables of the peers' processes; IREE's command has its own.
+        env: variables of the peers' processes; IREE's command has other variables.
     """
 
     builder: Mapping[str, Any]
@@ -298,7 +298,7 @@ def measure_peers(
 ) -> list[Peer]:
     """Measure peers and IREE in alternation; each block is logged when it is complete.
 
-    A peer that cannot be measured has a reason, and the others go on. An interrupted one is omitted.
+    A peer that cannot be measured has a reason, and the other peers are still measured. An interrupted peer is omitted.
     """
     taker = BlockRunner(session, replace_disturbed=environment.replace_disturbed)
     plan = json.loads(Path(iree.command.argv[-1]).read_text(encoding="utf-8"))
@@ -316,7 +316,7 @@ def measure_peers(
 
 @dataclass(slots=True)
 class _PeerMeasurement:
-    """The measurement of a model's peers; its state is common to all of them."""
+    """The measurement of a model's peers; all peers share its state."""
 
     session: Session[EventLog]
     iree: Measurement
@@ -332,7 +332,7 @@ class _PeerMeasurement:
         # `torch` includes the peer of `torch-eager`.
         for option in (name for name in names if name != "torch-eager" or "torch" not in names):
             for name, mode in _PEER_MODES[option].items():
-                # Host modules need torch, and onnxruntime then runs in torch's Python.
+                # Host modules need torch, so onnxruntime then runs in torch's Python.
                 uses_torch = bool(mode) or self.build.has_host_modules or importlib.util.find_spec(name) is None
                 python = self.environment.torch_python if uses_torch else sys.executable
                 directory = Path(self.iree.step.folder) / "against" / name.replace(" ", "-")
@@ -348,10 +348,10 @@ class _PeerMeasurement:
         directory, name, session = Path(script.step.folder), script.tool, self.session
         directory.mkdir(parents=True, exist_ok=True)
         session.progress.status(f"{name}: first round")
-        # The model's outputs are those of the host's last module, if there is one.
+        # If there is a last module on the host, its outputs are the model's outputs.
         arrays = [array for program_record in self.build.programs for array in program_record.outputs]
         arrays = list(self.build.host_outputs) or arrays
-        # All peers have the same expected outputs; their contractions are never narrowed.
+        # All peers have the same expected outputs, because peers never narrow contractions.
         expected = ExpectedOutputs(self.folder, arrays, find_limits(arrays), gradients=self.build.kind == "training")
         try:
             (trial,) = script.try_programs(session, "trial", "trial.", [program], [expected])
@@ -369,11 +369,11 @@ class _PeerMeasurement:
                 self.taker.run(pair.block(AB, evidence, SEED, ()), evidence)
             return judge_peer(replace(peer, calls=calls), evidence)
         finally:
-            # The code of a large model, which nothing reads any more.
+            # Remove the code of a large model, which is not needed any more.
             shutil.rmtree(directory / CODE_FOLDER, ignore_errors=True)
 
     def _count_calls(self, directory: Path, peer_ms: float) -> int:
-        """Return the number of calls of a round, for both sides; it is fixed before the first round."""
+        """Return the number of calls of a round, for both sides; the number is fixed before the first round."""
         group = int(self.plan.get("in_flight", 1))
         if not self.iree_ms:
             trial = self._plan_iree(directory, "iree-trial", TRIAL_CALLS * group)
@@ -387,7 +387,7 @@ class _PeerMeasurement:
         return math.ceil(max(_MIN_CALLS, calls) / group) * group
 
     def _plan_iree(self, directory: Path, name: str, calls: int) -> Measurement:
-        """Return rounds of IREE with this number of calls in one context, since peers have one."""
+        """Return rounds of IREE with this number of calls in one context, because peers have one context too."""
         if "generations" in self.plan:
             changes = {"generations": calls, "warm_up": _WARM_UP_CALLS}
         else:
@@ -403,9 +403,9 @@ class _PeerMeasurement:
 
 
 def _read_iree_median(text: str, _seconds: float) -> tuple[float, ...]:
-    """Return the median of all calls, or generations; one number, since a log of thousands of calls is of no use."""
+    """Return only the median of all calls (or generations), because a log of thousands of calls is of no use."""
     calls = CallTimes.from_dict(json.loads(text))
-    # Stages run in parallel: a single call has no separate time.
+    # With host modules, stages run in parallel, so single calls have no times: take the average.
     return (statistics.median(calls.times_ms) if calls.host_ms is None else calls.total_s * _MS_PER_S / calls.calls,)
 
 
@@ -422,7 +422,7 @@ class PointEvidence(RoundSamples):
     """Measured times of a point.
 
     Attributes:
-        times: ms by program name, one tuple for each block: two rounds of IREE, one of torch.
+        times: ms by program name, with one tuple for each block: two rounds of IREE, or one of torch.
     """
 
     times: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
@@ -441,7 +441,7 @@ def run_interleaved(
     `report_progress` is called with the number of each block before it begins, from 1 on.
     """
     evidence = PointEvidence()
-    # The random numbers only choose orders, nothing secret.
+    # The random numbers only choose orders, and need not be secure.
     rng = random.Random(make_seed(SEED, chain, _BLOCK_KIND))  # noqa: S311
     while evidence.count < BLOCKS and taker.may_continue(evidence):
         report_progress(evidence.count + 1)
@@ -475,6 +475,6 @@ def compute_speedup(blocks: PointEvidence, name: str, baseline: str) -> Ratio | 
 
 
 def compute_median_ms(blocks: PointEvidence, name: str) -> float | None:
-    """Return the median over all rounds of a program; None without any."""
+    """Return the median over all rounds of a program; None without rounds."""
     times = [time for block in blocks.times.get(name, ()) for time in block]
     return statistics.median(times) if times else None
