@@ -1,8 +1,8 @@
 """`gauntlet.toml`, the project's and the user's settings, and `history_marks.toml`, which is reviewed like code.
 
-Settings are read from `config.toml` of the user in `$XDG_CONFIG_HOME/iree-gauntlet` and `gauntlet.toml` of the
-project; the first one's mirrors and stores precede the second's. `$IREE_GAUNTLET_CONFIG` names a file in place of
-both; set and empty, it names no file.
+Settings are read from the user's `config.toml` in `$XDG_CONFIG_HOME/iree-gauntlet`, and from the project's
+`gauntlet.toml`; the user's mirrors and stores come first. If `$IREE_GAUNTLET_CONFIG` is set, it names the file to read
+instead of both; if it is empty, no file is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WRITE_VARIABLE = "IREE_GAUNTLET_SHARED_MODULES_WRITE"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s]+\Z")
 _STORE_URL = re.compile(r"(az|s3|gs)://[^\s/]+(/[^\s]*)?\Z")
 _SHARED_URL = re.compile(r"((az|s3|gs)://[^\s/]+(/[^\s]*)?|file:///[^\s]+)\Z")
-# These distinguish a typing error from a new option: ours, and obstore's most used ones of each store.
+# Unknown options that resemble one of these are typing errors: our options, and the most used of obstore's stores.
 _TOOLKIT = ("connection_string", "sas_token", "base_url", "instance_profile")
 _AZURE = ("account_name", "account_key", "sas_key", "client_id", "client_secret", "tenant_id", "authority_host")
 _AZURE_IDENTITY = ("use_azure_cli", "federated_token_file", "msi_endpoint", "object_id", "token", "bearer_token")
@@ -42,13 +42,13 @@ _OPTIONS = frozenset((*_TOOLKIT, *_AZURE, *_AZURE_IDENTITY, *_S3, *_S3_REQUEST, 
 _SETTINGS_KIND = "settings"
 _ENDPOINT_OPTIONS = ("endpoint", "base_url", "authority_host", "sts_endpoint")
 _SECRET_OPTION = re.compile(r"key|token|secret|password|connection_string|signature", re.IGNORECASE)
-# It is in the project's folder.
+# The file with marks is in the project's folder.
 MARKS_FILE = "history_marks.toml"
 _MARKS_KIND = "marks"
 
 
 def _check_url(text: str) -> str:
-    """Reject a URL that cannot be parsed, or that contains a secret, which is not repeated."""
+    """Reject a URL that cannot be parsed, or that contains a secret; the message does not repeat the secret."""
     if "://" in text and ("@" in text.partition("://")[2].partition("/")[0] or "?" in text or "#" in text):
         raise ValueError(
             "a URL with a user, a password or a query: remove it (docs/how-to/artifacts.md: where credentials go)"
@@ -145,7 +145,7 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
     home = environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
     default_paths = [Path(home) / "iree-gauntlet" / "config.toml", project / "gauntlet.toml"]
     paths = default_paths if file is None else [Path(file)] if file else []
-    # An existing file that cannot be read is reported, also a folder or a broken link.
+    # Report existing paths that cannot be read, even a folder or a broken link.
     files = [path for path in paths if os.path.lexists(path)]
     tables = [_read_settings(path) for path in files]
     stores: dict[str, dict[str, str]] = {}
@@ -196,7 +196,7 @@ def _check_store(prefix: str, options: Mapping[str, str | bool | int]) -> Iterat
     for name, value in options.items():
         field = f'stores."{prefix}".{name}'
         if name not in _OPTIONS and (nearest := find_nearest(name, _OPTIONS)):
-            # obstore itself checks the others: each release has more of them.
+            # Leave other options to obstore, because each release has more options.
             yield field, f"unknown option; did you mean {nearest!r}?"
         literal = value if isinstance(value, str) and not value.startswith("$") else ""
         if literal and _SECRET_OPTION.search(name):
@@ -244,7 +244,7 @@ class MarksFile(StrictDocument):
 
 
 def read_marks(file: Path) -> tuple[Mark, ...]:
-    """Read the marks in a file, none where it does not exist; SpecError with all of its problems."""
+    """Read the marks in a file (none if it does not exist); SpecError with all problems of the file."""
     if not os.path.lexists(file):
         return ()
     text, table = read_table(file, MarksFile, _MARKS_KIND)

@@ -1,4 +1,4 @@
-"""Suites whose cases are compiled and run once for each config: operators, and ONNX models."""
+"""Suites (of operators, and of ONNX models) whose cases are compiled and run once for each config."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class ConfigSpec:
 
     @property
     def is_test(self) -> bool:
-        """True: it is always compiled and run."""
+        """True, because such a spec is always compiled and run."""
         return True
 
 
@@ -101,7 +101,7 @@ class ConfigBuilder(Builder[_Spec]):
         self._suites: set[tuple[ConfigSuite[Any], bool]] = set()
 
     def build(self, spec: _Spec) -> Iterable[Case]:
-        """Yield the cases of a spec for the requested targets, blocked where it has problems."""
+        """Yield the cases of a spec for the requested targets; cases with problems are blocked."""
         raise NotImplementedError
 
     def select_configs(self, suite: ConfigSuite[_Config]) -> list[tuple[_Config, Target]]:
@@ -118,7 +118,7 @@ class ConfigBuilder(Builder[_Spec]):
         return configs
 
     def add(self, spec: _Spec, includes: Sequence[Include]) -> None:
-        """Add the cases of a spec, and once the problems of its suite."""
+        """Add the cases of a spec, and, only once, the problems of its suite."""
         suite, problems = spec.suite, self.collector.problems if includes else self.collector.unselected_problems
         if (suite, bool(includes)) not in self._suites:
             self._suites.add((suite, bool(includes)))
@@ -148,13 +148,13 @@ def read_config(path: Path, name: str, model: type[SuiteDocument], config_class:
 
 
 def has_word(path: Path, *words: str) -> bool:
-    """Return whether a file contains a word, by which a suite's files are recognised; an unreadable one may."""
+    """Return whether a file contains a word that marks a suite's files; return True for unreadable files."""
     try:
         content = read_file(path)
     except FileNotFoundError:
         return False
     except OSError:
-        # Its problem is reported when it is read.
+        # The problem is reported when the file is read.
         return True
     return any(word.encode() in content for word in words)
 
@@ -166,7 +166,7 @@ def _with_sku(target: Target, sku: str) -> Target:
 
 @lru_cache(maxsize=64)
 def make_markers(target: Target, kind: Kind) -> frozenset[str]:
-    """Make the markers of a case that has none of its own."""
+    """Make the markers of a case whose spec has no markers."""
     return frozenset({kind.value, target.family, *filter(None, [target.chip])})
 
 
@@ -183,7 +183,7 @@ def make_names_unique(configs: Sequence[_Config]) -> list[_Config]:
 
 
 def find_name_conflicts(config: Config, configs: Iterable[Config]) -> Iterator[Problem]:
-    """Find the problems of a config whose name others have too."""
+    """Find the problems of a config if other configs have the same name."""
     for file in sorted({file.name for file in configs} - {config.name}):
         message = f"{config.target.config!r} is also the name of {file}"
         yield make_problem_at(config.name, config.text, ["config_name"], message, "Give each one its own name.")

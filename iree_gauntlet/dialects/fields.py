@@ -54,7 +54,7 @@ _RELEASE = re.compile(r"\d+(?:\.\d+)*(?:(?:rc|\.?dev)\d*)?(?:\+\w+)?")
 _SHAPE = re.compile(r"(?:\d+x)*")
 _INTEGER_TYPE = re.compile(r"(?:i|si|ui)(?:8|16|32|64)")
 _HEX_BYTES = re.compile(r"(?:[0-9a-fA-F]{2})+")
-# A file of values is written after a type with these prefixes.
+# After a type, these prefixes precede the name of a file with values.
 _FILE_PREFIXES = ("@", "+")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _DEVICES = [*dict.fromkeys(Target(family).kind.device for family in FAMILIES)]
@@ -119,7 +119,7 @@ def _check_input_text(text: str) -> str:
 
 
 def _require_values(tensor_type: str, contents: str, text: str) -> None:
-    """Reject values that a tensor type does not have; no values mean zeros, and one fills the tensor."""
+    """Reject values that a tensor type does not have; no values mean zeros, and one value fills the tensor."""
     match = _SHAPE.match(tensor_type)
     shape = match[0] if match else ""
     element_type = tensor_type.removeprefix(shape)
@@ -140,7 +140,7 @@ def _require_values(tensor_type: str, contents: str, text: str) -> None:
 
 
 def require_type(value: str, source: str, field: str) -> None:
-    """Raise a FieldError unless a value next to raw bytes is a tensor type, and the file has no type of its own."""
+    """Raise a FieldError unless a value beside a file is a tensor type, and the file is raw bytes without a type."""
     if source.split("?", maxsplit=1)[0].endswith(".npy"):
         raise FieldError(
             "value",

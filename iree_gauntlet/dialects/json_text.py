@@ -1,12 +1,12 @@
-"""The text of a JSON file: comments, positions of its values, and edits that keep every other byte.
+"""The text of a JSON file: comments, positions of values, and edits that keep every other byte.
 
-Configs of operator suites have comments and trailing commas, the only parts of JSON5 that they use; torch models have
-comments. Such a text is converted to plain JSON of the same length, with every value at its position: the standard
-library reads it in a millisecond (a Python parser of complete JSON5 takes a second, a C one keeps no positions),
-messages have its lines, and edits keep every other byte. Other JSON5 syntax is rejected as by JSON, with its line.
+Configs of operator suites use two parts of JSON5, comments and trailing commas; torch models use comments. Such a text
+is converted to plain JSON of the same length, in which every value keeps its position. So messages have the original
+lines, edits keep every other byte, and the standard library reads the text in a millisecond. (A Python parser of all of
+JSON5 takes a second; one in C keeps no positions.) Other JSON5 syntax is rejected, with its line.
 
-The lists of expected failures of an operator suite's config are edited in place: comments, order, indentation,
-line ends and the style of the last comma are the author's.
+The lists of expected failures in an operator suite's config are edited in place, with the author's comments, order,
+indentation, line ends and style of the last comma.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CLOSING_BRACKET = re.compile(r"\s*[\]}]")
 _NOT_SPACE = re.compile(r"[^\n\r]")
 _ARRAY_INDEX = re.compile(r"\[(\d+)\]")
 _WHITESPACE = " \t\n\r\ufeff"
-# A longer array is written with a line for each item.
+# Longer arrays are written with one line for each item.
 _MAX_INLINE_CHARS = 100
 EXPECTED_LISTS = (
     "expected_compile_failures",
@@ -40,7 +40,7 @@ EXPECTED_LISTS = (
     "expected_run_crashes",
 )
 _MAX_REASON_CHARS = 160
-# These characters end a line, or are invisible, to some reader of JSON5.
+# For some readers of JSON5, these characters end a line or are invisible.
 _CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]+")
 # Whitespace and comments up to the end of a line, including that end. A comment of several lines does not match.
 _REST_OF_LINE = re.compile(r"(?:[ \t]|/\*[^\n]*?\*/)*(?://[^\n]*?)?\r?\n")
@@ -51,7 +51,7 @@ _BLANK_LINES = re.compile(r"\A(?:[ \t]*\r?\n)+")
 def read_plain_json(text: str) -> str:
     """Replace comments and trailing commas by spaces; every value keeps its position.
 
-    An unterminated comment swallows the rest, so that the resulting JSON is unterminated too.
+    An unterminated comment extends to the text's end, so the resulting JSON is unterminated too.
     """
     text = without_comments(text)
     pieces: list[str] = []
@@ -68,14 +68,14 @@ def read_plain_json(text: str) -> str:
 
 def without_comments(text: str) -> str:
     """Replace comments by spaces; every value keeps its position."""
-    # Most specs have no `//` except in their URLs, and no comment can begin within `s://`.
+    # Return early: most specs have `//` only in URLs, and no comment can begin within `s://`.
     if "/*" in text or "//" in text.replace("s://", ""):
         text = _TEXT_OR_COMMENT.sub(lambda match: _NOT_SPACE.sub(" ", match[0]) if match["comment"] else match[0], text)
     return text
 
 
 def list_comments(text: str) -> dict[int, str]:
-    """Map line numbers (1-based) to the text of their single-line comments; of several in a line, the last one."""
+    """Map line numbers (1-based) to single-line comments; if a line has several, the last one counts."""
     matches = [match for match in _TEXT_OR_COMMENT.finditer(text) if match["comment"]]
     lines = _count_lines(text, (match.start() for match in matches))
     comments = ((line, match["comment"]) for line, match in zip(lines, matches, strict=True))
@@ -120,7 +120,7 @@ class Container:
 
 
 def read_spans(text: str) -> Container:
-    """Parse the positions of a document that is an array or an object; ValueError if it is not, or is no JSON."""
+    """Parse the positions in a document; ValueError if it is not JSON, or neither an array nor an object."""
     plain = read_plain_json(text)
     opening = _skip_whitespace(plain, 0)
     document, end = json.JSONDecoder().raw_decode(plain, opening)
@@ -148,14 +148,14 @@ def _is_blank(text: str) -> bool:
 
 
 def find_line(text: str, path: Sequence[str | int]) -> int:
-    """Return the line (1-based) on which the value at a path starts, or its nearest existing parent."""
+    """Return the line (1-based) on which the value at a path (or the nearest existing parent) starts."""
     text = without_comments(text)
     position, _ = _find_value(text, path)
     return text[:position].count("\n") + 1
 
 
 def find_item_lines(text: str, path: Sequence[str | int]) -> list[int]:
-    """Return the lines (1-based) of the items of the array at a path, in order; empty where there is no array."""
+    """Return the lines (1-based) of the items of the array at a path, in order; empty if there is no array."""
     position, missing = _find_value(text, path)
     if missing or text[position : position + 1] != "[":
         return []
@@ -165,7 +165,7 @@ def find_item_lines(text: str, path: Sequence[str | int]) -> list[int]:
 def find_path(document: object, field: str) -> tuple[str | int, ...]:
     """Parse a dotted field (`golden_time_ms.mi300`, `inputs[0].value`) into keys and indices of a document.
 
-    A key may contain dots: the first reading that the document has is returned; KeyError where it has none.
+    Keys may contain dots, so the first reading that exists in the document is returned; KeyError if none exists.
     """
     if not field:
         return ()
@@ -284,18 +284,18 @@ class _Style:
 def with_changes(text: str, changes: Sequence[Removal | Addition]) -> str:
     """Return the text of a config with other expected failures.
 
-    An entry is removed with the comment on its line, and with a comment directly above it that applies to no remaining
-    entry: a comment applies to the entries below it up to the next comment or blank line. A new entry is inserted at
-    its position in a sorted list, else at the list's end. A missing list becomes a new field.
+    A comment applies to the entries below it, up to the next comment or blank line. An entry is removed with the
+    comment on its line, and with a comment directly above that applies to no remaining entry. A new entry is inserted
+    in order if the list is sorted, else at the end. A missing list becomes a new field.
 
     Raises:
-        GauntletError: an entry to be removed does not exist, one to be added does, or the text cannot be edited so
-            that it means exactly that.
+        GauntletError: an entry to be removed does not exist, an entry to be added exists already, or the edited text
+            would not have exactly the intended meaning.
     """
     result = _apply_changes(_read(text), changes)
     document = read_spans(text)
     style = _detect_style(text, document)
-    # Editing from the last one on keeps the positions valid.
+    # Edit from the end backwards, so that earlier positions stay valid.
     for member in reversed(document.members):
         list_changes = [change for change in changes if change.list == member.key]
         if list_changes and member.container:
@@ -481,7 +481,7 @@ def _remove_entries(parts: _ContainerParts, removed_entries: set[str]) -> _Conta
         if joins_line:
             pending_text += lead
         elif "\n" in preceding_text and _is_blank(preceding_text.rpartition("\n")[2]):
-            # The complete line is removed, and the comment above it if that applies to nothing else.
+            # Remove the complete line, and the comment above it unless this applies to other entries.
             lead = _keep_shared_comment(parts.segments, number, removed_entries) if lead == segment.lead else lead
             pending_text = f"{pending_text}{lead}"
             pending_text = pending_text[: pending_text.rfind("\n") + 1]
@@ -522,7 +522,7 @@ def _insert(parts: _ContainerParts, index: int, segment: _Segment, newline: str)
         return _ContainerParts(head, (*preceding, line_segment, *following), tail)
     inline_segment = replace(segment, lead=" ", gap=_format_block_comment(segment.gap), trail="")
     if not preceding and _is_blank(following[0].lead):
-        # It replaces the first segment's position.
+        # The new segment takes the first segment's position.
         inline_segment = replace(inline_segment, lead=following[0].lead)
         following = (replace(following[0], lead=" "), *following[1:])
     return _ContainerParts(head, (*preceding, inline_segment, *following), tail)

@@ -95,12 +95,12 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     Raises:
         UsageError: a folder does not exist, options contradict each other, or --test-file-directory is missing.
     """
-    # Pytest rewrites every module of a distribution with a plugin, in the thread that imports it first. Commands import
-    # some in threads, and CPython 3.11 can fail to parse in two threads at once ("AST constructor recursion depth").
-    # There is no public way to exclude a plugin's modules from rewriting.
+    # Pytest rewrites every module of a plugin's distribution, in the thread that first imports the module. Commands
+    # import some modules in threads, and CPython 3.11 can fail to parse in two threads at once ("AST constructor
+    # recursion depth"). There is no public way to exclude a plugin's modules from rewriting.
     modules: set[str] = getattr(early_config.pluginmanager.rewrite_hook, "_must_rewrite", set())
     modules -= {name for name in modules if name.partition(".")[0] == "iree_gauntlet"}
-    # The options are checked before a conftest.py of unrelated tests can fail.
+    # Check the options first, before a conftest.py of unrelated tests can fail.
     _require_consistent_options(early_config.known_args_namespace)
     if early_config.known_args_namespace.test_file_directory:
         _disable_conflicting_conftests(early_config)

@@ -43,7 +43,7 @@ _LOG = logging.getLogger("iree_gauntlet")
 
 
 class _PlainFailure(pytest.fail.Exception):  # type: ignore[name-defined,misc] # pytest types it as a function's attribute
-    """A failure that is shown as text: a traceback of the toolkit would not help."""
+    """A failure that is shown as text, because a traceback of the toolkit would not help."""
 
     __test__ = False
     __module__ = "builtins"  # as for pytest's own: summaries then show only the class name
@@ -66,13 +66,13 @@ class TestFailure(_PlainFailure):
 
 
 class CheckFailure(TestFailure):
-    """A failure of the check itself: a test that is marked `xfail` is expected to raise it."""
+    """A failure of the check itself; a test that is marked `xfail` is expected to raise this."""
 
     __module__ = "builtins"
 
 
 class StepError(_PlainFailure):
-    """An error outside of the product under test, because of which a test cannot be judged."""
+    """An error outside of the product under test; the test cannot be judged."""
 
     __module__ = "builtins"
 
@@ -102,7 +102,7 @@ class _Log(PlainProgress):
         _LOG.info("%s", text)
 
     def _show(self, *, at_once: bool = False) -> None:
-        """Do nothing: pytest's log has no heartbeat."""
+        """Do nothing, because pytest's log has no heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,7 @@ class CaseFindings(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class CaseEnd(Recorded):
-    """`result`: `bundled`: a bundle reproduces the case; `private`: without own values; `budget`: reduction's minutes."""
+    """`result`: `bundled`: a bundle reproduces the case; `private`: without own values; `budget`: reduction minutes."""
 
     bundled: bool = False
     private: bool = False

@@ -174,7 +174,7 @@ class CheckFigures(Recorded):
 
 @dataclass(slots=True, kw_only=True)
 class BenchSession(ModelSession):
-    """The execution of a benchmark's steps; `contraction_type`, if any, is the narrow type of matrix products' inputs."""
+    """The execution of a benchmark's steps; `contraction_type`, if any, is the narrow type of contractions' inputs."""
 
     chain: BenchChain
     devices: tuple[str, ...]

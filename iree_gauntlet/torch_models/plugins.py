@@ -1,8 +1,8 @@
-"""Declarations in plugin files, the toolkit's and a user's, and the registry that resolves a configuration's texts.
+"""Declarations in plugin files (the toolkit's and users'), and the registry that resolves a configuration's texts.
 
-Plugins declare recipes, architectures, activations and shape sets. Shapes are (m, k, n): rows of the input, its
-features, features of the output. A plugin file is imported in the toolkit's Python too, which may lack torch: this
-module imports only the standard library.
+Plugins declare recipes, architectures, activations and shape sets. Shapes are (m, k, n): rows of the input, features
+of the input, features of the output. This module imports only the standard library, because plugin files are also
+imported in the toolkit's Python, which may lack torch.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 
 
 _DIMENSIONS = ("m", "k", "n", "dtype")
-# A sign is excluded, since dashes separate arguments; each number has one spelling of at most 18 digits (64 bits).
+# There is no sign, because dashes separate arguments; each number has one spelling of at most 18 digits (64 bits).
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-# The recipe that all others are measured against.
+# The recipe with which all others are compared.
 BASELINE = "baseline"
 # The kind of recipes that leave the model unchanged.
 COMPILER = "compiler"
-# The shapes that a configuration lists itself.
+# The name for shapes that are listed in the configuration.
 CUSTOM = "custom"
-# The largest power of two: a side of 16,777,216, with which a square matrix has a petabyte.
+# The exponent of the largest power of two: with this side, 16,777,216, a square matrix has a petabyte.
 MAX_POWER = 24
 
 Kind: TypeAlias = Literal["quantization", "sparsity", "compiler"]
@@ -60,7 +60,7 @@ _KINDS = ("quantization", "sparsity")
 
 
 class PluginError(DeclarationError):
-    """Plugin files that cannot be used as they are written; holds every problem with its file and line."""
+    """An error for plugin files that cannot be used as written; it holds every problem with its file and line."""
 
     files_noun = "plugin files"
 
@@ -92,7 +92,7 @@ class _PluginDeclaration(Declaration):
 
     @classmethod
     def check_name(cls, name: object, messages: list[str]) -> None:
-        """Reject a name that a configuration cannot spell; a dash may separate a name from arguments."""
+        """Reject a name that a configuration cannot spell."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             messages.append(
                 f"{name!r} is not a valid name: use letters, digits and _ . :, with single dashes between them"
@@ -106,11 +106,11 @@ class ModelRecipe(_PluginDeclaration):
     Attributes:
         kind: category of the change; a `compiler` recipe leaves the model unchanged.
         function: takes the torch module and the arguments, returns a torch module; None for a compiler recipe.
-        tolerance: relative root mean square of the difference from torch that rounding alone may make, in addition to
-            the type's tolerance; 0 where it makes none.
-        contraction_type: `f16` or `bf16` where a compiler recipe narrows the inputs of contractions to that.
+        tolerance: relative rms of the difference from torch that the recipe's rounding alone may make, in addition to
+            the type's tolerance; 0 if it makes none.
+        contraction_type: `f16` or `bf16` if a compiler recipe narrows the inputs of contractions to this type.
         check: takes the arguments and returns an error message; None if all arguments are valid.
-        refusal: reason why it is not supported; empty if it is.
+        refusal: the reason why the recipe is not supported; empty if it is supported.
     """
 
     kind: Kind
@@ -140,12 +140,12 @@ class ModelRecipe(_PluginDeclaration):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture(_PluginDeclaration):
-    """A declared architecture; in a configuration its name is followed by `_` and an activation where it takes one.
+    """A declared architecture; if it takes an activation, configurations append `_` and the activation to its name.
 
     Attributes:
-        function: takes m, k, n and dtype by position, `activation` (a torch module) and `config` (a path) by name,
-            where it has those; returns a torch module and a tuple of its inputs.
-        takes_activation, takes_config: whether these are required (`must`), optional (`may`) or not accepted (`no`).
+        function: takes m, k, n and dtype by position, and, if it has these parameters, `activation` (a torch module)
+            and `config` (a path) by name; returns a torch module and a tuple of the module's inputs.
+        takes_activation, takes_config: required (`must`), optional (`may`) or not accepted (`no`).
     """
 
     function: Callable[..., Any] = field(repr=False)
@@ -191,19 +191,19 @@ def recipe(
     flags: Sequence[str] = (),
     check: Callable[..., str] | None = None,
 ) -> Callable[[Function], Function]:
-    """Declare a function as a recipe: it takes a torch module, and returns it changed, or another.
+    """Declare a function as a recipe: it takes a torch module, and returns the changed module or another module.
 
-    Further parameters are arguments, written after dashes in their order and converted to their annotated type: `int`,
-    `str` or a `Literal`.
+    Further parameters are the recipe's arguments. They are written after dashes, in order, and converted to the
+    annotated type: `int`, `str` or a `Literal`.
 
     Args:
-        name: its name in a configuration.
-        kind: heading under which a configuration lists it.
+        name: the recipe's name in a configuration.
+        kind: the heading under which a configuration lists the recipe.
         about: one line for lists; the docstring's first line if empty.
         proof: what the compiled module must show.
         tolerance: relative root mean square of the difference from torch that rounding alone may make.
         requires: Python modules that the function needs besides torch.
-        beside: the quantization recipes that a sparsity recipe is combined with; each runs without it too.
+        beside: the quantization recipes with which a sparsity recipe is combined; each also runs alone.
         flags: compiler flags of the recipe, in addition to the baseline's.
         check: takes the arguments, returns an error message or ""; called when a configuration is read.
 
@@ -248,13 +248,13 @@ def compiler_recipe(
         flags: compiler flags, as they are typed.
         about: one line for lists.
         proof: what the compiled module must show.
-        contraction_type: `f16` or `bf16` where the flags narrow the inputs of contractions to that.
-        tolerance: as for `recipe`.
+        contraction_type: `f16` or `bf16` if the flags narrow the inputs of contractions to this type.
+        tolerance: as in `recipe`.
 
     Raises:
         PluginError: if an argument is invalid.
     """
-    # `inspect.stack` would search all loaded modules for that of each frame; only the caller's frame is needed.
+    # Only the caller's frame is needed; `inspect.stack` would search all loaded modules for each frame's module.
     caller = sys._getframe(1)  # noqa: SLF001
     file, line = Path(caller.f_code.co_filename).absolute(), caller.f_lineno
     messages: list[str] = []
@@ -308,7 +308,7 @@ def shape_set(
 ) -> Callable[[Function], Function]:
     """Declare a function as a set of shapes: it yields (m, k, n), or (name, m, k, n).
 
-    With powers it takes the sizes, the powers of two from `min_power` to `max_power`, both included.
+    With powers, the function takes the sizes: the powers of two from `min_power` to `max_power`, both included.
 
     Args:
         name: its name in a configuration.
@@ -399,7 +399,7 @@ class RecipeArgument:
 
 
 def _read_recipe_arguments(function: Callable[..., Any], messages: list[str]) -> tuple[RecipeArgument, ...]:
-    """Return the arguments of a recipe: its parameters except the first, which is the model."""
+    """Return the arguments of a recipe: the function's parameters except the first, which is the model."""
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind not in _POSITIONAL:
         messages.append(
@@ -420,7 +420,7 @@ def _read_recipe_arguments(function: Callable[..., Any], messages: list[str]) ->
 def read_arguments(
     words: Sequence[str], arguments: Sequence[RecipeArgument]
 ) -> tuple[tuple[int | str, ...], None] | tuple[None, str]:
-    """Return the values of a recipe's arguments, with defaults for omitted ones; or an error message."""
+    """Return the values of a recipe's arguments (defaults for omitted ones), or an error message."""
     if len(words) > len(arguments):
         return (
             None,
@@ -507,7 +507,7 @@ def _read_argument(
 
 
 def _read_annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """Return a parameter's annotation alone, as others may name imports that only type checkers see."""
+    """Return the annotation of only this parameter, because others may need imports that only type checkers see."""
     if not isinstance(parameter.annotation, str):
         return parameter.annotation
     holder = types.SimpleNamespace(__annotations__={"it": parameter.annotation})
@@ -525,9 +525,9 @@ def _may_be_written(value: object) -> bool:
 _CUDA_ONLY = "are written for CUDA, and IREE cannot compile them"
 _INT4_HINT = "int4wo-<group> has four-bit weights"
 _NEEDS_CALIBRATION = "it needs calibration on texts with a tokenizer, but these models have random weights"
-# Unsupported recipes of torchao and the reasons, by shell patterns: each is rejected alone, and the others run.
-# Source: `string_to_config` and its helpers in torchao's `benchmarks/microbenchmarks/utils.py`, in all versions; it
-# searches for a word anywhere in the text, and so do these patterns.
+# Torchao's recipes that are not supported, as shell patterns, with the reasons; only these are rejected, others run.
+# Source: `string_to_config` and its helpers in torchao's `benchmarks/microbenchmarks/utils.py`, in all versions. Like
+# torchao, these patterns look for a word anywhere in the text.
 UNSUPPORTED_RECIPES = {
     "gemlitewo*": f"GemLite's kernels {_CUDA_ONLY}: {_INT4_HINT}, int8wo has eight-bit ones",
     "int4wo-*-hqq": f"HQQ, which searches for scales of groups, is not implemented: {_INT4_HINT} and plain scales",
@@ -646,8 +646,8 @@ class PluginRegistry:
     """All declarations by name.
 
     Attributes:
-        shape_sets: without `custom`, whose shapes a configuration lists itself.
-        files: the plugin files in addition to the toolkit's, absolute.
+        shape_sets: all sets except `custom`, whose shapes are listed in the configuration.
+        files: absolute paths of the plugin files besides the toolkit's.
     """
 
     recipes: Mapping[str, ModelRecipe]
@@ -657,9 +657,9 @@ class PluginRegistry:
     files: tuple[Path, ...] = ()
 
     def find_recipe(self, text: str) -> RecipeCall:
-        """Return the recipe that a text names: the longest name that equals the text, or its beginning before a dash.
+        """Return the recipe with the longest name that equals the text, or the text's beginning before a dash.
 
-        An unsupported one of torchao is returned too, with its `refusal`; declared recipes take precedence.
+        Unsupported recipes of torchao are returned too, with their `refusal`; declared recipes take precedence.
         """
         name = max((name for name in self.recipes if f"{text}-".startswith(f"{name}-")), key=len, default=None)
         if name is not None:
@@ -679,7 +679,7 @@ class PluginRegistry:
         raise UsageError(f"recipe {text!r}: {problem}", f"Its form is {recipe.usage}.")
 
     def find_model_type(self, text: str) -> ModelType:
-        """Return the architecture that a text names, with the activation that it ends with."""
+        """Return the architecture that a text names, with the activation at the text's end."""
         architecture = self.architectures.get(text)
         if architecture is not None and architecture.takes_activation != "must":
             return ModelType(text, architecture)
@@ -733,9 +733,9 @@ def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_
 
 
 def find_entry_point_files() -> tuple[Path, ...]:
-    """Return the plugin files of installed packages: those of the modules that their entry points name.
+    """Return the plugin files of installed packages: the files of the modules that entry points name.
 
-    The modules are not imported by these names, but the package that contains one is.
+    These modules are not imported here, but the packages that contain them are.
     """
     files: list[Path] = []
     problems: list[Problem] = []

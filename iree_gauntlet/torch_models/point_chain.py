@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 DIALECT = "micro"
 _PROGRAM = "main.onnx"
-# The role of a benchmark step that traces a variant: this, and the variant's label.
+# The role of a benchmark step that traces a variant is this text and the variant's label.
 TRACE = "trace."
-# The worst value of an output, in units of the tolerance of its rms (see `formats.py`).
+# The limit of an output's worst value is this factor times the tolerance of the output's rms (see `formats.py`).
 _PEAK_FACTOR = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointChain(TorchChain):
-    """The steps of one point; its flags are common to all recipes."""
+    """The steps of one point; its flags apply to all recipes."""
 
     point: SweepPoint
     config: Path
@@ -58,7 +58,7 @@ class PointChain(TorchChain):
         return Origin(f"{format_path(self.config)}:{entry.line}", entry.name)
 
     def plan_exports(self) -> tuple[Step, ...]:
-        """Plan the builds and exports of the models, each once; an unsupported one is skipped with the reason."""
+        """Plan the builds and exports of the models, each once; unsupported models are skipped with the reason."""
         config = self.point.model.config
         files = (*self.plugins, *([config] if config else []))
         ingredients = {
@@ -92,7 +92,7 @@ class PointChain(TorchChain):
         )
 
     def plan_modules(self, hashes: Mapping[str, Mapping[str, str]]) -> tuple[Step, ...]:
-        """Plan the import, compilation and check of every variant with an export; `hashes` are a session's."""
+        """Plan the import, compilation and check of every variant with an export; `hashes` as in `ModelSession`."""
         steps: list[Step] = []
         imports: dict[str, Step] = {}
         for variant in self.point.variants:
@@ -131,8 +131,8 @@ class PointChain(TorchChain):
     def choose_tolerance(self, variant: Variant, build: BuildRecord) -> Tolerance:
         """Return the tolerance of IREE's outputs against torch eager's for the same recipe.
 
-        It is that of the data type, plus the recipe's for its rounding (a value at a boundary of a quantisation may
-        fall to either side).
+        It is the data type's tolerance plus the recipe's tolerance for its own rounding (a value at a boundary of a
+        quantisation may fall to either side).
         """
         recipe = variant.quantization.recipe
         base = find_tolerance(self.point.model.dtype, max(1, build.contractions), recipe.contraction_type)

@@ -1,15 +1,15 @@
-"""Execution of a point: its models are built and exported, compiled and checked, and measured together.
+"""Execution of a point: its models are built, exported, compiled and checked one by one, and measured together.
 
-In each block two programs yield a log ratio, of the mean logs of their rounds. The interval of a speed-up is the exact
-one of `paired.py` at 95 %, analysed once, after all blocks; no correction is made for several intervals: of a hundred,
-five may miss.
+In each block, two programs yield a log ratio of the mean logs of their rounds. The interval of a speed-up is the exact
+95 % interval of `paired.py`, with one look after all blocks. There is no correction for several intervals, so of a
+hundred, five may miss.
 
-A block is one pass over all programs in random order, and one back in the opposite order: a linear drift (such as a
-heating clock) affects all of them alike. Each round of IREE is a separate process start. Between the two halves is one
-start of torch, which takes seconds and runs its programs one after the other, in random order.
+A block is one pass over all programs in random order, and one pass in the opposite order. Thus a linear drift (such as
+a clock that slows with heat) affects all programs alike. Each round of IREE is a separate process start. Between the
+passes is one start of torch, which takes seconds and runs torch's programs one after the other, in random order.
 
-A round that other work disturbed is repeated, a few times; a block in which one stays disturbed is no evidence, and
-is replaced by another one. Rounds are never excluded because of their times.
+A round that other work disturbed is repeated a few times. If it stays disturbed, the block is no evidence and is
+replaced by another block. Rounds are never excluded because of their times.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ if TYPE_CHECKING:
     from iree_gauntlet.torch_models.point_chain import PointChain
 
 
-# The calls after the first one, whose outputs are compared: their time determines the calls of a round.
+# A check's first call gives the compared outputs; the time of these further calls determines the calls of a round.
 _CHECK_CALLS = 3
 _ALL_ZERO_NOTE = "torch's outputs are all zero, so agreement with them proves nothing"
-# The duration of a round's calls, for a program that is fast enough for three of them in that time.
+# The duration of a round's calls, if the program is fast enough for three calls in this time.
 _ROUND_MS = 100.0
 _EAGER = "eager"
 _COMPILED = "compile"
@@ -97,7 +97,7 @@ _MODES_BY_OPTION = {"torch": (_EAGER, _COMPILED), "torch-eager": (_EAGER,), "non
 
 
 class Doubt(StrEnum):
-    """A failed proof that a module is what its recipe promises; the reason's text begins with it."""
+    """A reason to doubt that a module is what its recipe promises; the reason's text begins with this."""
 
     UNREAD = "the contents of its module cannot be read"
     UNPROVEN = "the module does not have what the recipe promises"
@@ -129,7 +129,7 @@ class PointSession(ModelSession):
     _doubts: dict[str, Doubt] = field(default_factory=dict)
     _call_ms: dict[str, float] = field(default_factory=dict)
     _start_time: float = field(default_factory=time.monotonic)
-    # The state of torch's programs by name: the reason why it is not measured, or the time of its first call.
+    # The state of torch's programs by name: the reason why a program is not measured, or the time of its first call.
     _torch_problems: dict[str, str] = field(default_factory=dict)
     _torch_first_call_ms: dict[str, float] = field(default_factory=dict)
     _blocks: PointEvidence = field(default_factory=PointEvidence)
@@ -148,7 +148,7 @@ class PointSession(ModelSession):
         )
 
     def tidy(self) -> None:
-        """Remove the files that only the point needed: weights, tensors and modules; logs, plans and traces stay."""
+        """Remove files that only this point needed (weights, tensors and modules); keep logs, plans and traces."""
         root = self.chain.get_export_folder().parent
         for pattern in ("*.npy", "*.onnx", "*.onnx.data", "*.irpa", "*.vmfb", "*.ireeprof"):
             for path in root.rglob(pattern):
@@ -199,7 +199,7 @@ class PointSession(ModelSession):
                     self.chain.toolchain, program, self.chain.get_module_path(variant)
                 )
             except GauntletError as error:
-                # Without facts there is no proof, and the variant is not measured.
+                # Without facts there is no proof, so the variant is not measured.
                 self._reject(variant, "error", Doubt.UNREAD, error.message)
         for variant in self.chain.point.variants:
             if (variant_facts := facts.get(variant.label)) is not None:
@@ -211,7 +211,7 @@ class PointSession(ModelSession):
         return [variant for variant in self.chain.point.variants if self._variants[variant.label].status == MEASURED]
 
     def _make_variant_record(self, variant: Variant) -> VariantRecord:
-        """Return the results of the previous steps; the first one that did not pass is the reason not to measure."""
+        """Return the results of the previous steps; the first step that did not pass is the reason not to measure."""
         record = VariantRecord(
             label=variant.label,
             quantization=variant.quantization.text,
@@ -293,7 +293,7 @@ class PointSession(ModelSession):
         return tracing.make_result([trace], {TRACE.rstrip("."): trace.as_dict()})
 
     def _profile_memory(self, step: Step) -> Result:
-        """Measure the peak memory by phase; the series of samples is written next to the logs, for its plot."""
+        """Measure the peak memory by phase; the samples are written next to the logs, for a plot."""
         variant = self._find_variant(step.role.removeprefix(MEMORY_ROLE))
         plan = make_memory_plan(
             self.chain.get_program(variant, self.builds[variant.torch_key]).plan([self.chain.device], 1)
@@ -319,7 +319,7 @@ class PointSession(ModelSession):
 
     @property
     def _flops(self) -> int:
-        """The operations of the unchanged model, which all its builds record."""
+        """The number of operations of the unchanged model, which all builds of it record."""
         return next((build.flops for build in self.builds.values()), 0)
 
     def _measure(self, step: Step) -> Result:
@@ -328,7 +328,7 @@ class PointSession(ModelSession):
         if self._list_measurable():
             uses_compile = self.chain.point.model.torch_compile
             modes = [mode for mode in _MODES_BY_OPTION[self.peers] if uses_compile or mode == _EAGER]
-            # Torch runs on the CPU here: a comparison with another device would be meaningless.
+            # Measure torch only if IREE runs on the CPU, because torch runs there.
             torch_round = self._try_torch(step, modes) if modes and is_cpu(self.chain.device) else None
             programs: dict[str, Measurement] = {}
             for variant in self._list_measurable():
@@ -407,7 +407,7 @@ class PointSession(ModelSession):
             point=facts,
             variants=tuple(map(self._complete_record, self.chain.point.variants)),
             blocks=blocks.count,
-            # A failed block ends the measurement: it was not replaced.
+            # Subtract a failed block, which ended the measurement and was not replaced.
             replaced=blocks.replacement_count - bool(blocks.failure),
             seconds=round(time.monotonic() - self._start_time, 3),
             notes=tuple(notes),

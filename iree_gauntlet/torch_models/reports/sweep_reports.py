@@ -86,16 +86,16 @@ _RESIDENT_STYLE, _MAPPED_STYLE, _DEVICE_STYLE = (
     "stroke: #8c8c8c; stroke-dasharray: 6 3",
     "stroke: #d55e00",
 )
-# Marks that replace a speed-up, and marks that follow one.
+# Marks that replace a speed-up, and marks that follow a speed-up.
 STATUS_MARKS = {"same module": "≡", "failed": "×", "error": "×", "skipped": "·"}
 _VERDICT_MARKS = {"same": "=", "inconclusive": "?"}
 _AXIS_STYLE, _EDGE_STYLE, _GRID_STYLE = f"stroke: {INK}", "stroke: #8c8c8c", "stroke: #8c8c8c; stroke-opacity: 0.35"
 _CURVE_STYLE = "; stroke-width: 2; shape-rendering: auto"
 
-# The least and largest range of scales, in octaves: the least keeps small differences pale, the largest keeps one
-# outlier from paling the others. Intervals of bars may be wider than the range of colours.
+# The minimum and maximum range of scales, in octaves. With the minimum, small differences stay pale; with the maximum,
+# an outlier does not make the other cells pale. Intervals of bars may exceed the range of colours.
 _MIN_OCTAVES, _MAX_OCTAVES, _MAX_BAR_OCTAVES = math.log2(1.25), 3.0, 5.0
-# A scale has those of these ticks that it reaches, except the smallest ones, and their inverses.
+# A scale has ticks at these ratios and their inverses, as far as it reaches, except the smallest ratios.
 _TICKS = (1.1, 1.25, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0)
 # These constants are pixels, except the counts of maps and of shapes per row.
 _LINE_HEIGHT, _GAP = 18, 6
@@ -111,7 +111,7 @@ _UNSAFE_CHARS = re.compile(r"[^A-Za-z0-9._+-]+")
 
 
 def draw_plots(entry: SweepEntry, names: set[str]) -> Iterator[Picture]:
-    """Draw heat maps and bars of an entry, if it has a recipe besides the baseline; `names` are in use already."""
+    """Draw heat maps and bars of an entry that has a recipe besides the baseline; file names in `names` are taken."""
     for name, text, svg in _draw_entry(entry) if any(row.speedup and not row.is_baseline for row in entry.rows) else ():
         base = stem = _UNSAFE_CHARS.sub("-", name)[:_MAX_NAME_CHARS].strip(".-")
         number = 2
@@ -179,7 +179,7 @@ def _draw_bar(drawing: FileDrawing, row: Row, x: float, half: float, scale: Call
         drawing.write(x, scale(1) - _GAP, STATUS_MARKS.get(row.variant.status, ""), "middle")
         return
     begin, end = scale(1), scale(ratio.ratio)
-    # A bar without height must be visible, too.
+    # Even a bar without height must be visible.
     height = max(abs(end - begin), 4)
     style = f"fill: {VERDICT_COLOURS.get(ratio.word, PAPER)}; {_EDGE_STYLE}"
     drawing.fill(x - half, (begin + end - height) / 2, 2 * half, height, style, _describe_row(row))
@@ -215,7 +215,7 @@ def draw_memory_plot(profile: MemoryProfile, title: str) -> str:
         drawing.write(locate(number, 0)[0], bottom + _LINE_HEIGHT, f"{number:,g} ms", "middle")
     for index, phase in enumerate(profile.phases):
         x, y = locate(phase.begin_ms, max_bytes)
-        # Names alternate between two heights, as short phases begin close to each other.
+        # Names alternate between two heights, because short phases begin close to each other.
         drawing.write(x, y - _GAP - index % 2 * 12, phase.name)
         drawing.connect([(x, y), (x, bottom)], _GRID_STYLE)
         # The phase's peak may lie between two samples.
@@ -261,9 +261,9 @@ def draw_grid_map(entry: SweepEntry, recipe: str) -> str:
 
 
 def _draw_maps(entry: SweepEntry, title: str, rows: Sequence[str], maps: Sequence[_HeatMap], maps_per_row: int) -> str:
-    """Draw maps, with this number in a row, and a legend of their colours and marks below."""
+    """Draw maps, `maps_per_row` in a row, and below them a legend of colours and marks."""
     drawing = FileDrawing(title)
-    # The limit is common to all recipes, so that their maps can be compared.
+    # All recipes have the same limit, so that their maps can be compared.
     limit = find_scale_limit(row.speedup.ratio for row in entry.rows if row.speedup)
     label_width = max(measure_text(label) for _, columns, _ in maps for label in columns)
     # Labels wider than a cell are slanted.
@@ -326,7 +326,7 @@ def _write_legend(drawing: FileDrawing, y: float, rows: Iterable[Row], marks: Ma
 
 
 def find_scale_limit(ratios: Iterable[float], *, max_octaves: float = _MAX_OCTAVES) -> float:
-    """Return the range of a scale, in octaves on each side of 1.0: equal on both, so that 1.0 is its middle.
+    """Return the range of a scale, in octaves on each side of 1.0, which is the middle.
 
     Args:
         ratios: the ratios to be shown; only positive and finite ones count.
@@ -352,7 +352,7 @@ def _convert_to_octaves(ratio: float) -> float:
 
 
 def choose_colour(ratio: float, limit: float) -> tuple[float, float, float]:
-    """Return the colour of a speed-up: blue above 1.0, vermilion below, as strong as its logarithm."""
+    """Return the colour of a speed-up: blue above 1.0, vermilion below; its strength follows the logarithm."""
     strength = min(1.0, abs(_convert_to_octaves(ratio)) / limit)
     end = _BLUE if ratio > 1 else _VERMILION
     red, green, blue = (neutral + strength * (edge - neutral) for neutral, edge in zip(_NEUTRAL, end, strict=True))
@@ -535,7 +535,7 @@ def make_sweep_document(rows: Sequence[Row], header: SweepHeader) -> Document:
 
 
 def make_speedup_table(entry: SweepEntry) -> Table:
-    """Return the table of shapes and recipes, the longer axis down; next to the shapes the baseline's time in ms."""
+    """Return the table of shapes and recipes, the longer list as rows; shapes have the baseline's time in ms."""
     shapes, recipes = entry.shapes, entry.recipes
     baselines = {shape: entry.baseline(shape) for shape in shapes}
     baseline_times = {shape: _format_time(row.variant.iree if row else None) for shape, row in baselines.items()}
@@ -658,7 +658,7 @@ def _draw_memory(record: JournalRecord, run_dir: Path) -> None:
 
 
 def _name_point(chain: str) -> str:
-    """Return a point's name, which is its chain's without the target."""
+    """Return a point's name, which is the chain's name without the target."""
     return chain.rpartition("@")[0]
 
 

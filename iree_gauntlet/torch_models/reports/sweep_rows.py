@@ -1,8 +1,8 @@
-"""Points' records as flat rows, one per variant; these as CSV, and as records of a dashboard's database.
+"""Points' records as flat rows, one per variant, and these rows as CSV and as records of a dashboard's database.
 
-The columns of torchao's `generate_results_csv` (benchmarks/microbenchmarks/utils.py) have its names and order; its
-times are torch's, eager and compiled. The toolkit's columns follow. A cell is empty without a figure; numbers have all
-their digits.
+The first columns have the names and order of torchao's `generate_results_csv`
+(benchmarks/microbenchmarks/utils.py); times there are torch's, eager and compiled. The toolkit's columns follow. A cell
+without a figure is empty; numbers have all digits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BASELINE = "baseline"
 # The marks of ratios whose verdict is not evident from their size.
 _VERDICT_MARKS = {"inconclusive": " ?", "same": " ="}
 _MAX_TITLE_CHARS = 100
-# A column's function from a variant's row and the baseline's at its point to the cell's value.
+# A column's function: it takes a variant's row and the baseline's row at the same point, and returns the cell's value.
 _Column = Callable[["Row", "Row | None"], object]
 _TORCH_TYPES = {"f32": "torch.float32", "f16": "torch.float16", "bf16": "torch.bfloat16"}
 _SIDES = ("iree", "torch_eager", "torch_compile")
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def point_key(self) -> tuple[str, str, str, str, str]:
-        """A unique key of its point."""
+        """A unique key of the row's point."""
         point = self.point
         return point.name, point.model_type, point.dtype, point.device, point.label
 
@@ -78,7 +78,7 @@ class Row:
 
     @property
     def is_baseline(self) -> bool:
-        """True if the others are compared with it."""
+        """True if the variant is the baseline, with which the others are compared."""
         return self.recipe == _BASELINE
 
     @property
@@ -88,7 +88,7 @@ class Row:
 
     @property
     def errors(self) -> NumberErrors:
-        """The errors of its outputs relative to the unchanged model's."""
+        """The errors of the variant's outputs relative to the unchanged model's outputs."""
         return self.variant.error or NumberErrors()
 
 
@@ -145,7 +145,7 @@ class SweepEntry:
 
     @property
     def name(self) -> str:
-        """Its name in the configuration."""
+        """The entry's name in the configuration."""
         return self.rows[0].point.name
 
     @property
@@ -165,7 +165,7 @@ class SweepEntry:
         return tuple(dict.fromkeys(row.recipe for row in self.rows if not row.is_baseline))
 
     def row(self, recipe: str, shape: str) -> Row | None:
-        """Return the row of a variant at a shape; the last one if there are several."""
+        """Return the row of a variant at a shape; if there are several rows, return the last."""
         return next((row for row in reversed(self.rows) if (row.recipe, row.label) == (recipe, shape)), None)
 
     def baseline(self, shape: str) -> Row | None:
@@ -192,7 +192,7 @@ def group_entries(rows: Iterable[Row]) -> tuple[SweepEntry, ...]:
 
 
 def find_mean_ratio(ratios: Sequence[float]) -> float | None:
-    """Return the geometric mean of the positive finite ratios; None without any."""
+    """Return the geometric mean of the positive finite ratios; None if there are none."""
     finite_ratios = [ratio for ratio in ratios if 0 < ratio < math.inf]
     return statistics.geometric_mean(finite_ratios) if finite_ratios else None
 
@@ -303,7 +303,7 @@ def format_results_csv(rows: Sequence[Row], missing: Sequence[MissingPoint] = ()
 
 
 def _format_cell(value: object) -> str:
-    """Format an integral value without a point (bytes), another number with all its digits."""
+    """Format an integral value (such as bytes) without a point, and other numbers with all digits."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -316,7 +316,7 @@ _Count = Annotated[int, Field(ge=0, lt=2**32)]
 _Text = Annotated[str, Field(min_length=1)]
 _Extra = dict[str, str]
 SPEEDUP = "Fwd Speedup (x)"
-# torchao always writes the name for bf16, whatever the baseline's type is.
+# torchao always writes the name for bf16, even if the baseline has another type.
 _BASELINE_TIMES = {"bf16": "Bfloat16 Fwd Time (ms)", "f16": "Float16 Fwd Time (ms)", "f32": "Float32 Fwd Time (ms)"}
 _RECIPE_TIMES = {"quantization": "Quantized Fwd Time (ms)", "sparsity": "Sparse Fwd Time (ms)"}
 _REPOSITORIES = {
@@ -444,8 +444,8 @@ def make_oss_records(
     Args:
         rows: rows of all points.
         header: the run's header; its state is in every record unless it is `complete`.
-        targets: target values by metric, then by `<recipe>@<model.name>` or `<recipe>`; others have 0, which
-            dashboards read as none.
+        targets: target values by metric, then by `<recipe>@<model.name>` or `<recipe>`; records without a target have
+            0, which dashboards read as none.
     """
     baselines = {row.point_key: row for row in rows if row.is_baseline}
     shapes: dict[str, set[tuple[str, ...]]] = {}
