@@ -165,14 +165,14 @@ def _find_roots(folder: Path, suites: _SuiteFolders) -> Iterable[Path]:
             subfolders.clear()
             continue
         for name in subfolders:
-            # Links to folders are not followed, but one may be a case.
+            # The walk does not follow links to folders, but such a link may itself be a case.
             path = f"{current}/{name}"
             if os.path.islink(path) and is_case_folder(link_files := os.listdir(path)):  # noqa: PTH114, PTH208
                 suites.add_case(path, link_files, folder)
                 has_cases = True
         if CONFIGS in subfolders:
             suites.with_configs.append(current)
-        # A suite of operators may have a folder of such a name, too.
+        # Skip folders with such a name that hold cases of operator suites.
         names = [name for name in sorted(subfolders) if name in ROOT_NAMES and not _holds_cases(Path(current, name))]
         roots += [Path(current, name) for name in names]
         subfolders[:] = sorted(
@@ -187,7 +187,7 @@ def _holds_cases(folder: Path) -> bool:
 
 
 def _holds_torch_models(root: Path, *, has_module_folder: bool) -> bool:
-    """Return whether a root is one of torch models: by its name, or by the `type` in files of another folder."""
+    """Return whether a root has torch models, judged by its name, or, for other names, by the `type` in its files."""
     if root.name in ROOT_NAMES:
         return root.name == TORCH_ROOT
     return has_module_folder or any(has_type(path) for path in list_json_files(root))
@@ -281,7 +281,7 @@ def list_urls(case: Case) -> Iterator[tuple[str, str]]:
 
 
 def adjust_case(case: Case, failures: Sequence[ExpectedFailure], device: str = "") -> Case:
-    """Add those of the expected failures that match a case, and replace its device if one is given."""
+    """Add the expected failures that match a case, and replace the case's device if a device is given."""
     name = f"{case.model}/{case.submodel}"
     expectations = tuple(
         Expectation(failure.stage, failure.reason, failure.origin, failure.kinds, failure.match)
@@ -301,7 +301,7 @@ def adjust_case(case: Case, failures: Sequence[ExpectedFailure], device: str = "
 
 
 def _find_duplicates(cases: Sequence[Case]) -> set[Problem]:
-    """Find files that claim one name; a regression and a benchmark of sharktank may share one."""
+    """Find files that claim the same name; a regression and a benchmark of sharktank may share a name."""
     first_cases: dict[str, Case] = {}
     problems: set[Problem] = set()
     module_first_chains = {case.chain for case in cases if case.order is ArgumentOrder.MODULES_FIRST}
@@ -315,7 +315,7 @@ def _find_duplicates(cases: Sequence[Case]) -> set[Problem]:
 
 
 def _find_unmatched(failures: Sequence[ExpectedFailure], names: Collection[str]) -> set[Problem]:
-    """Find expected failures whose glob matches no spec at all: misspelt, or outdated."""
+    """Find expected failures whose glob matches no spec at all, because it is misspelt or outdated."""
     problems: set[Problem] = set()
     for failure in failures:
         if not any(fnmatchcase(name, failure.case) for name in names):

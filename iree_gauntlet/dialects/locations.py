@@ -49,17 +49,17 @@ def get_url_path(url: str) -> str:
 
 
 def is_url(source: str) -> bool:
-    """Return whether a source has a scheme; any other is a path."""
+    """Return whether a source has a scheme; sources without a scheme are paths."""
     return _SCHEME.match(source) is not None
 
 
 def is_outside(name: str) -> bool:
-    """Return whether a file's name is no path inside a folder."""
+    """Return whether a file's name leads outside of a folder."""
     return name.startswith("/") or "\\" in name or ".." in name.split("/") or not name.strip("./")
 
 
 def describe_url_error(url: str) -> str:
-    """Return why a text with a scheme is no URL; empty where it is one."""
+    """Return why a text with a scheme is not a valid URL; empty if it is valid."""
     try:
         urlsplit(url)
     except ValueError as error:
@@ -70,7 +70,7 @@ def describe_url_error(url: str) -> str:
 class SpecReader:
     """A resolver of the sources in a spec's fields, which collects the spec's problems.
 
-    An unusable source gives an empty text, or None.
+    If a source is unusable, the result is an empty text, or None.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -96,7 +96,7 @@ class SpecReader:
             )
             self.add_problem(path, message, "Write file:///… for a file outside the spec tree.")
             return ""
-        # This does not follow links.
+        # This check does not follow links.
         file = Path(os.path.normpath(self.spec.path.parent / source))
         if file.is_relative_to(self.spec.tree.folder):
             return file.as_uri()
@@ -120,7 +120,7 @@ class SpecReader:
         return next((candidate for candidate in candidates if candidate.is_file()), default).absolute().as_uri()
 
     def find_external_file(self, path: Sequence[str | int], name: str) -> Path | None:
-        """Find the file that a spec names without a URL: external, or below the spec's root. It need not exist."""
+        """Find the file that a spec names without a URL (external, or below the spec's root); it need not exist."""
         if not self._is_inside(path, name, "external files"):
             return None
         tree = self.spec.tree
@@ -172,7 +172,7 @@ def read_flag_variables() -> dict[str, str]:
 
 
 def with_variables(flag: str, values: Mapping[str, str]) -> str:
-    """Replace the variables in a flag by their values; unknown ones stay."""
+    """Replace the variables in a flag by their values; unknown variables stay."""
     return _VARIABLE.sub(lambda match: values.get(match[1], match[0]), flag) if "${" in flag else flag
 
 
@@ -186,7 +186,7 @@ def find_unknown_variables(flag: str, values: Mapping[str, str]) -> Iterator[tup
 
 
 def find_target(flags: Iterable[str]) -> Target:
-    """Find the target that compile flags name; the CPU where they name none.
+    """Find the target that compile flags name; if they name none, the target is the CPU.
 
     A local device is the CPU, or VMVX if its backend is that. A device that this toolkit does not support is a
     family of its own: nothing selects it by accident.
@@ -209,7 +209,7 @@ def find_target(flags: Iterable[str]) -> Target:
 
 
 def find_devices(flags: Iterable[str]) -> str:
-    """Return the devices that a run's flags name, for the lock: one may be named several times."""
+    """Return the devices that a run's flags name, for the lock; a device may be named several times."""
     values = [flag.partition("=")[2].strip('"') for flag in flags if flag.lstrip("-").startswith("device=")]
     return ",".join(dict.fromkeys(values))
 
@@ -227,7 +227,7 @@ def with_device(flags: Sequence[str], device: str) -> tuple[str, ...]:
 
 
 def make_flag_problem(file: str, flag: str, message: str, hint: str = "") -> Problem:
-    """Make a problem of a flag: at the first value of a JSON file that is the flag, else at the first line with it.
+    """Make a problem of a flag, located at the first JSON value that is the flag, else at the first line with the flag.
 
     A flag that is not found as written (because it contains variables) gives a problem without a line.
     """
@@ -238,7 +238,7 @@ def make_flag_problem(file: str, flag: str, message: str, hint: str = "") -> Pro
         if keys is not None:
             return make_problem_at(file, text, keys, message, hint)
     except GauntletError:
-        # This is a flagfile, or YAML.
+        # The file is not JSON, but a flagfile or YAML.
         pass
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -87,7 +87,7 @@ class ModelTestSuite:
                 continue
             if spec.document is None:
                 document = load_json(spec.path, spec.name, without_comments)[0] or {}
-                # A benchmark of sharktank's dialect is excluded; its regression tests look like module definitions.
+                # Leave out sharktank's benchmarks; sharktank's regression tests look like module definitions.
                 if "function_run" not in document or "type" in document:
                     entries[spec.path] = SuiteEntry(None, spec.problems, read_valid_markers(document))
                 continue
@@ -99,7 +99,7 @@ class ModelTestSuite:
 
     @cached_property
     def folders(self) -> frozenset[Path]:
-        """The folders with tests in them, or in folders below."""
+        """The folders that contain tests, directly or in subfolders."""
         return frozenset(parent for path in self.tests for parent in path.parents if self._is_inside(parent))
 
     def holds(self, path: Path) -> bool:
@@ -146,17 +146,17 @@ class SpecFile(pytest.File):
 class _TestOfFile(pytest.Item):
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Return the test's file and its name."""
-        # Pytest would replace a dot by '::'.
+        # Keep dots, which pytest would replace by '::'.
         return self.path, 0, self.name.removesuffix(".json")
 
     def add_own_marker(self, marker: str) -> None:
-        """Add a marker and register it: otherwise --strict-markers would reject a suite's markers as misspelt."""
+        """Add a marker and register it; without that, --strict-markers would reject a suite's markers as misspelt."""
         self.config.addinivalue_line("markers", f"{marker}: of model tests")
         self.add_marker(marker)
 
 
 class UnreadableTest(_TestOfFile):
-    """A file that cannot be used, with its problems: an error only if the test is selected."""
+    """A file that cannot be used, with its problems; this is an error only if the test is selected."""
 
     def __init__(self, *, message: str, markers: tuple[str, ...], **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -170,11 +170,11 @@ class UnreadableTest(_TestOfFile):
         pytest.fail(self.message, pytrace=False)
 
     def runtest(self) -> None:
-        """Do nothing: the setup has failed."""
+        """Do nothing, because the setup has failed."""
 
 
 class ModelTest(_TestOfFile):
-    """A test: its setup makes what it needs, and its run is the check."""
+    """A test; its setup makes the files that the check needs, and its run is the check."""
 
     def __init__(self, *, test: TorchTest, markers: tuple[str, ...], **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -252,10 +252,10 @@ class ModelTestPlugin:
         self._command = self._worker.get("gauntlet_command") or ["pytest", *map(str, config.invocation_params.args)]
         self.session: ModelTestSession | None = None
         self._reported = False
-        # The warnings are printed at the end: Python warnings would be errors in projects that turn them into errors.
+        # Print the warnings at the end, not as Python warnings, which some projects turn into errors.
         self._warnings: list[str] = []
         self._notes: list[str] = []
-        # Faults of the toolkit, which are no failures of tests.
+        # These are faults of the toolkit, not failures of tests.
         self._faults: list[str] = []
         self._set_arguments()
 
@@ -284,12 +284,12 @@ class ModelTestPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """Keep every test, whatever its folder is called (pytest ignores `build`, for example)."""
+        """Keep every test, even in folders that pytest ignores by name, such as `build`."""
         return False if self.suite.holds(collection_path) else None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collect_directory(self, path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-        """Collect only the model tests of a folder: it may also have another suite's conftest.py."""
+        """Collect only the model tests of a folder, because it may also have another suite's conftest.py."""
         if path != self.suite.folder:
             return None
         collector: pytest.Collector = SpecFolder.from_parent(parent, path=path, suite=self.suite)
@@ -315,7 +315,7 @@ class ModelTestPlugin:
         try:
             names = MarkerExpression(self._config.getoption("markexpr") or "").words
         except UsageError:
-            # Pytest reports the error itself, and it supports more, such as keyword arguments.
+            # Leave the expression to pytest, which reports errors and supports more, such as keyword arguments.
             return
         unknown_names = sorted(names - markers - registered_markers)
         if unknown_names:
@@ -326,7 +326,7 @@ class ModelTestPlugin:
                 self._config.addinivalue_line("markers", f"{name}: of no model test")
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        """Report the problems of files that are not selected: they would be lost otherwise."""
+        """Report the problems of unselected files, which would otherwise be lost."""
         self._warnings += [item.message for item in items if isinstance(item, UnreadableTest)]
 
     # Running
@@ -388,7 +388,7 @@ class ModelTestPlugin:
             raise pytest.UsageError(str(error)) from error
 
     def run_folder(self) -> Path:
-        """Return the session's folder, and create it at the first call; under xdist all processes share one."""
+        """Return the session's folder (created at the first call); under xdist, all processes share one folder."""
         if self._run_folder is None:
             runs = self._artifacts / "runs"
             require_valid_path(runs, "--artifact-directory")
@@ -402,7 +402,7 @@ class ModelTestPlugin:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Collect the messages of a worker of xdist; a worker that died has none."""
+        """Collect the messages of an xdist worker; a worker that died has no messages."""
         output = getattr(node, "workeroutput", {})
         self._warnings = list(dict.fromkeys([*self._warnings, *output.get("gauntlet_notices", [])]))
         self._notes = list(dict.fromkeys([*self._notes, *output.get("gauntlet_remarks", [])]))
@@ -410,7 +410,7 @@ class ModelTestPlugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """End the running steps, and write the reports, once for all processes."""
+        """End the running steps, and write the reports, which all processes share."""
         try:
             self._end()
         except GauntletError as error:
