@@ -1,6 +1,6 @@
 """The data formats of the benchmarks' `--dataformat`, their element types in IREE, and the tolerances of outputs.
 
-NumPy is not imported until weights are rounded, so that options can be read anywhere.
+NumPy is imported only when weights are rounded, so options can be read without NumPy.
 
 Block floating point is that of Tenstorrent's Bfp8 and Bfp4, an exponent shared by 16 values, by these public sources:
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# IREE's names of the types that a model may have, and torch's.
+# The types that a model may have: torch's name, by IREE's name.
 TORCH_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 # Unit roundoff, 2^-p for p significant bits.
@@ -50,9 +50,9 @@ UNIT_ROUNDOFF = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 # roundoff: IREE 3.13 on llvm-cpu and torch 2.13 eager on CPU, added as independent errors. Measured for normal
 # values: IREE 9.4 and torch 4.2 in f32, 9.8 and 0.4 in f16 (IREE sums in f16, torch in f32), 2.4 and 0.4 in bf16.
 _CONTRACTION_ERRORS = {"f32": 10.3, "f16": 9.8, "bf16": 2.5}
-# Inputs narrowed to b bits and summed in f32: measured 0.6 units of their roundoff, for f16 and bf16 alike.
+# The measured error, in units of the narrow type's roundoff, if inputs are narrowed to f16 or bf16 and summed in f32.
 _NARROWING_ERROR = 0.6
-# The factor is for contractions of up to 4,096 products (a sum's error grows with its root), and operators between.
+# The factor allows for contractions of up to 4,096 products (errors grow with the root), and for operators between.
 _SAFETY_FACTOR = 2.0
 # The ratio of peak to rms: the worst of 10^6 normal errors is 4.9 rms, relative to a largest value of as many rms.
 _PEAK_FACTOR = 4.0
@@ -86,17 +86,17 @@ class DataFormat(Enum):
 
     @property
     def torch_type(self) -> str:
-        """The same in torch's spelling: float32, float16 or bfloat16."""
+        """The element type in torch's spelling: float32, float16 or bfloat16."""
         return TORCH_TYPES[self.element_type]
 
     @property
     def emulated(self) -> bool:
-        """True if it is a block format, for which IREE has no type."""
+        """True for block formats, for which IREE has no type."""
         return self.value.startswith("Bfp")
 
     @property
     def label(self) -> str:
-        """The name for reports, with the element type if it is emulated."""
+        """The name for reports; emulated formats have their element type with it."""
         return f"{self.value} (emulated in {self.element_type})" if self.emulated else self.value
 
 
@@ -124,7 +124,7 @@ def find_tolerance(element_type: str, contractions: int, contraction_type: str =
     Args:
         element_type: f32, f16 or bf16; block formats have the tolerance of their element type.
         contractions: number of contractions on the longest path through the model; at least 1.
-        contraction_type: f16 or bf16 where math fidelity narrows the inputs of contractions.
+        contraction_type: f16 or bf16 if math fidelity narrows the inputs of contractions; otherwise empty.
     """
     if contractions < 1:
         raise ValueError(f"{contractions} contractions: expected at least one")
@@ -173,8 +173,8 @@ def round_weights(array: NDArray[Any], form: DataFormat) -> NDArray[np.float32]:
             return values.astype(np.float16).astype(np.float32)
     if form is not DataFormat.FP16_B:
         return values
-    # The upper 16 bits are rounded without ml_dtypes, which a torch environment may lack: half a unit less one is
-    # added, and one more if the last remaining bit is odd: only then a tie rounds up.
+    # Round to the upper 16 bits without ml_dtypes, which a torch environment may lack: add half a unit less one, and
+    # one more if the last remaining bit is odd, so that ties round to even.
     bits = values.view(np.uint32)
     rounded_bits = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
     return np.where(np.isfinite(values), rounded_bits, bits).view(np.float32)
@@ -183,8 +183,8 @@ def round_weights(array: NDArray[Any], form: DataFormat) -> NDArray[np.float32]:
 def round_to_blocks(values: NDArray[Any], form: BlockFormat) -> NDArray[np.float32]:
     """Round to a block floating point format; the result has the shape of the values and shares no memory with them.
 
-    Blocks are 16 values along the last axis, the last one shorter if they do not divide it; an array without axes is
-    a block of one.
+    Blocks are 16 values along the last axis; the last block may be shorter. An array without axes is one block of one
+    value.
 
     Returns:
         float32, each value a multiple of its block's unit. A value that is clipped to the largest magnitude of its
@@ -223,8 +223,8 @@ def read_contractions(path: Path) -> int:
 def count_longest_contractions(graph: Any, outer: dict[str, int] | None = None) -> int:
     """Return the largest number of contractions on a path from an input to an output.
 
-    Matrix products, convolutions, transposed ones and Einsum count. A branch or the body of a loop counts as if it
-    ran once.
+    Matrix products, convolutions, transposed convolutions and Einsum count. A branch or a loop's body counts as if
+    it ran once.
 
     Args:
         graph: an ONNX GraphProto, sorted as ONNX demands: values before their users. Its functions are inlined.
@@ -234,7 +234,7 @@ def count_longest_contractions(graph: Any, outer: dict[str, int] | None = None) 
     longest = 0
     for node in graph.node:
         input_length = max((path_lengths.get(name, 0) for name in node.input), default=0)
-        # The paths of an inner graph include those of the outer values that it uses.
+        # The paths of an inner graph include the paths to the outer values that the graph uses.
         graphs = [
             graph
             for attribute in node.attribute

@@ -1,4 +1,4 @@
-"""Execution of a model's chain: torch builds and exports it, then its programs are checked and measured."""
+"""Execution of a model's chain: torch builds and exports the model, then its programs are checked and measured."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class WorkerResult:
     """The result of a measuring program.
 
     Attributes:
-        figures: its output; None if it failed, and then `failure` is the step's result.
-        complete: returns a result of the step completed with facts about the process.
+        figures: the program's output; None if the program failed, and then `failure` is the step's result.
+        complete: adds facts about the process to a result of the step, and returns that.
     """
 
     step: Step
@@ -74,7 +74,7 @@ class ModelSession(ABC):
 
     @abstractmethod
     def phases(self) -> Sequence[Callable[[], Sequence[Step]]]:
-        """Return the phases in their order: each is planned when the previous one has finished."""
+        """Return the phases in order; each phase is planned when the previous phase has finished."""
 
     @abstractmethod
     def plan(self, role: str) -> ModelPlan:
@@ -92,8 +92,8 @@ class ModelSession(ABC):
         """Perform all phases, and return the verdicts of all steps, including previous ones."""
         for phase in self.phases():
             steps = phase()
-            # Weights to be imported are copied in place of their hard link into the cache: the onnx package rejects
-            # files with a second name, which it takes for an attack.
+            # Replace hard links into the cache by copies of the weights, because the onnx package rejects files that
+            # have a second name.
             for step in (step for step in steps if step.stage is Stage.IMPORT and not step.cache.hit):
                 for path in Path(step.inputs[0].path).parent.glob("*.onnx.data"):
                     if path.stat().st_nlink > 1:
@@ -101,14 +101,14 @@ class ModelSession(ABC):
                         shutil.copyfile(path, copy)
                         copy.replace(path)
             engine.announce(steps)
-            # Compiles may run in parallel, since their programs lack the weights; else one model is loaded at a time.
+            # Compiles may run in parallel, because their programs lack the weights; others load one model at a time.
             compiles = [step for step in steps if step.stage.row.makes_modules]
             for group in ([compiles] if compiles else []) + [[step] for step in steps if step not in compiles]:
                 verdicts = engine.perform(group, verdicts)
         return verdicts
 
     def ask(self, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> WorkerResult:
-        """Run a measuring program to its end; arguments as for `make_worker_command`."""
+        """Run a measuring program to its end; arguments as in `make_worker_command`."""
         processes = self.session.processes
         command = make_worker_command(self.chain, step, script, plan, name)
         outcome = processes.run(step, command, name=name)
@@ -121,7 +121,7 @@ class ModelSession(ABC):
                 failure = Result(Verdict.ERROR, f"{_TOOL_NAME} did not respond", tail=tuple(outcome.tail))
         else:
             lines = [line for line in processes.error_lines(step, name) if line.strip()]
-            # The last line is the reason; messages of other libraries precede it.
+            # The last line is the reason; lines before it are messages of other libraries.
             reason = shorten(lines[-1]) if lines and not outcome.signal else ""
             failure = judge_process(step, outcome, lines, tool=_TOOL_NAME, reason=reason)
 
@@ -133,7 +133,7 @@ class ModelSession(ABC):
     def run_once(
         self, step: Step, program: CompiledProgram, device: str, name: str = "", calls: int = 1
     ) -> WorkerResult:
-        """Run a program with the builder's inputs; the outputs of its first call are written."""
+        """Run a program with the builder's inputs; the outputs of the first call are written."""
         folder = Path(step.folder) / f"{name}outputs"
         folder.mkdir(parents=True, exist_ok=True)
         plan = program.plan([device], calls, warm_up_calls=0, outputs=str(folder))
@@ -211,7 +211,7 @@ class ModelSession(ABC):
         return processes.complete(step, outcome, result)
 
     def _explain_failure(self, step: Step, outcome: Outcome) -> Result:
-        """Return the error for a model that is invalid or cannot be exported: torch's fault, and no failure of IREE."""
+        """Return the error for a model that is invalid or cannot be exported, which is not a failure of IREE."""
         if outcome.exit_code == 0:
             message = "the builder exited with code 0 but wrote no result: does the model exit the process?"
             return Result(Verdict.ERROR, message, tail=tuple(outcome.tail))
@@ -223,7 +223,7 @@ class ModelSession(ABC):
 
 
 def perform_by_chain(sessions: Mapping[str, ModelSession]) -> Mapping[Stage, Callable[[Step], Result]]:
-    """Return the functions of stages that the engine does not perform itself: each calls the session of the chain."""
+    """Return functions for stages that the engine does not perform itself; each calls the chain's session."""
     return {
         Stage.EXPORT: lambda step: sessions[step.chain].export(step),
         Stage.THRESHOLD: lambda step: sessions[step.chain].check(step),

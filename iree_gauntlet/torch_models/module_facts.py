@@ -1,11 +1,11 @@
-"""Evidence of a recipe in a compiled module: the parameters that it reads, its dispatches, its size.
+"""Evidence of a recipe in a compiled module: the parameters that the module reads, its dispatches, its size.
 
-The source program has the list of parameters; which of them are read, and how they are used, is determined from the
-compiled module alone, since the compiler may widen narrow weights:
+The source program has the list of parameters. Only the compiled module shows which parameters are read, and how they
+are used, because the compiler may widen narrow weights:
 
-* at compile time, where the program contains them: IREE 3.5 to 3.7 do, and the module has wide constants instead;
+* at compile time, if the program contains the weights: IREE 3.5 to 3.7 do, and the module has wide constants instead;
 * when the module is loaded (`--iree-opt-const-expr-hoisting`): the parameter is read, and an initializer's dispatch,
-  which runs once, converts it for the calls. IREE 3.12 and 3.13 do so where the weights grow by no more than
+  which runs once, converts it for the calls. IREE 3.12 and 3.13 do so if the weights grow by no more than
   `--iree-opt-const-expr-max-size-increase-threshold`, which is 1 MiB.
 """
 
@@ -53,9 +53,9 @@ class ModuleFacts:
     """The parameters, dispatches and sizes of a compiled module.
 
     Attributes:
-        dispatches: names of the dispatches of calls, in their order; equal executables have one name.
-        constant_bytes: size of the constants inside the module, each of 4 KiB or more; smaller ones look like
-            its strings.
+        dispatches: names of the dispatches of calls, in order; equal executables have one name.
+        constant_bytes: total size of the constants of 4 KiB or more inside the module; smaller constants cannot be
+            told from strings.
     """
 
     parameters: tuple[Parameter, ...]
@@ -73,7 +73,7 @@ class ModuleFacts:
 
     @property
     def stored_bytes(self) -> int:
-        """The size of parameters and constants: the weights on disk, wherever the compiler put them."""
+        """The size of parameters and constants, so of all weights, no matter where the compiler put them."""
         return self.parameter_bytes + self.constant_bytes
 
     @property
@@ -90,7 +90,7 @@ def read_module_facts(toolchain: Toolchain, program: Path, module: Path) -> Modu
 
     Args:
         toolchain: toolchain of the module; its `iree-dump-module` is run, which takes some hundredths of a second.
-        program: MLIR that it was compiled from. Its parameters are of one scope.
+        program: MLIR source of the module; all its parameters have one scope.
         module: output of `iree-compile`.
     """
     parameters = {parameter.name: parameter for parameter in collect_parameters(program, toolchain.compiler.ir_tool)}
@@ -117,9 +117,9 @@ def read_module_facts(toolchain: Toolchain, program: Path, module: Path) -> Modu
 
 
 def find_dispatch_types(name: str) -> tuple[str, ...]:
-    """Return the element types in a dispatch's name: those of its operands, and last that of its result.
+    """Return the element types in a dispatch's name: the operands' types, and last the result's type.
 
-    `elementwise_256x512_i8xf32xf32` has three; a single type holds for all; a name may have none.
+    `elementwise_256x512_i8xf32xf32` has three; a single type applies to all values; a name may have no types.
     """
     types = [part for part in name.split("_") if _TYPES_PATTERN.fullmatch(part)]
     return tuple(types[-1].split("x")) if types else ()
@@ -128,7 +128,7 @@ def find_dispatch_types(name: str) -> tuple[str, ...]:
 def find_widened_at_load(facts: ModuleFacts, element_type: str) -> tuple[str, ...]:
     """Return the names of the dispatches that widen values of a type when the module is loaded.
 
-    Calls work with the wide results, and no longer with the narrow parameters.
+    Calls then use the wide results, not the narrow parameters.
     """
     narrow = _drop_sign(element_type)
     names = []
@@ -142,14 +142,14 @@ def find_widened_at_load(facts: ModuleFacts, element_type: str) -> tuple[str, ..
 def find_unproven(
     proof: Proof, facts: ModuleFacts, baseline: ModuleFacts, changed_bytes: int | None = None
 ) -> list[str]:
-    """Return the promises of a recipe that its module does not fulfil; empty if it fulfils all.
+    """Return the promises of a recipe that the recipe's module does not fulfil; empty if it fulfils all.
 
     Args:
         proof: the recipe's promises.
         facts: the module of the recipe.
         baseline: the module of the unchanged model, at the same point.
-        changed_bytes: size, in the unchanged model, of the weights that the recipe changes; None for all its weights.
-            Others, such as embeddings, stay unchanged.
+        changed_bytes: size, in the unchanged model, of the weights that the recipe changes; None if it changes all.
+            Other weights, such as embeddings, stay unchanged.
     """
     problems: list[str] = []
     for element_type in proof.parameter_types:
@@ -260,7 +260,7 @@ def _read_segments(toolchain: Toolchain, module: Path) -> list[_DataSegment]:
 def name_tables(data: Sequence[bytes], valid_names: Collection[str]) -> dict[tuple[bytes, bytes], list[str]]:
     """Return the names of parameters by the data that contains them, a table and its text.
 
-    One initializer reads each pair. Equal data is stored once, so a text need not follow its table.
+    One initializer reads each pair of table and text. Equal data is stored once, so a text need not follow its table.
     """
     names_by_data = {}
     for table in filter(None, data):

@@ -1,9 +1,9 @@
 """A program's share of the machine's peak performance: the roofline of a matrix product and a copy.
 
-A program takes at least the longer one of two times: that of its operations at the machine's peak, or that of its bytes
-at the peak (Williams, Waterman and Patterson, Communications of the ACM 52, 2009). Both peaks are measured: an f32
-matrix product by NumPy, and a copy by as many threads as cores. They are cached, and measured again at the first few
-uses: other work on the machine lowers a peak and never raises it, so that the best of them counts.
+A program takes at least the longer of two times: the time for its operations at peak speed, and the time to move its
+bytes at peak speed (Williams, Waterman and Patterson, Communications of the ACM 52, 2009). Both peaks are measured, by
+an f32 matrix product in NumPy, and by a copy with as many threads as cores. The peaks are cached, and measured again at
+the first few uses; the best values count, because other work on the machine only lowers a peak.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FORMAT_VERSION = 2
 _MAX_MEASUREMENTS = 3
 _MATRIX_SIZES = (1024, 2048)
 _SECONDS = 1.0
-# STREAM requires four times the last-level cache: this suffices for 128 MiB of it.
+# STREAM requires four times the last-level cache; this size suffices for a cache of 128 MiB.
 _COPY_BYTES = 1 << 29
 _MEMORY_DIVISOR = 8
 _NUMPY_VERSION = "import importlib.metadata; print(importlib.metadata.version('numpy'))"
@@ -63,8 +63,8 @@ class Roofline(Recorded):
     def share(self, flops: float, moved_bytes: float, ms: float) -> tuple[float, Bound]:
         """Return the minimum time of work on this machine as a share of its actual time, and the bound.
 
-        A multiplication and an addition are two operations; the bytes are the minimum to read and write. A share above
-        1 means a type that is faster than f32, or data from caches.
+        A multiplication and an addition are two operations; `moved_bytes` is the minimum to read and write. A share
+        above 1 means that the type is faster than f32, or that data came from caches.
         """
         compute, memory = flops / self.flops_per_s, moved_bytes / self.bytes_per_s
         bound: Bound = "compute" if compute >= memory else "memory"
@@ -92,7 +92,7 @@ def explain_no_roofline(device: str) -> str:
 def find_roofline(folder: Path, python: str, machine: MachineInfo) -> Roofline:
     """Return the roofline of this machine's CPU; the first three calls measure it, which takes some seconds.
 
-    The caller ensures that the machine is idle. Of concurrent callers, one measures at a time.
+    The caller ensures that the machine is idle. Concurrent callers measure one after the other.
     """
     numpy_probe = run_tool([python, "-c", _NUMPY_VERSION], timeout=60.0)
     if numpy_probe.exit_code != 0:

@@ -1,4 +1,4 @@
-"""A run of `micro`, and its resumption: each point is planned when its turn comes; the journal records everything."""
+"""A new or resumed run of `micro`; each point is planned just before it is measured, and the journal records all."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.torch_models.torch_chain import TorchPython
 
 
-# A point with one of these verdicts is finished. After an error, or on a machine that was too busy, it is retried.
+# Points with these verdicts are finished; points with an error, or measured on a too busy machine, are retried.
 _FINAL_VERDICTS = (Verdict.PASSED, Verdict.FAILED, Verdict.SKIPPED)
 # Options that a resumed run takes over unchanged.
 _RESUMED_OPTIONS = ("device", "target", "dtype", "against", "disturbed", "output", "targets")
@@ -68,7 +68,7 @@ class PreviousSweep:
     options: SweepRequest
 
     def merge(self, request: MicroRequest, toolchain: ToolchainRequest) -> tuple[MicroRequest, ToolchainRequest]:
-        """Return the requests, with this run's options for those that are not set now."""
+        """Return the requests; options that are not set now are filled in from the previous run."""
         recorded_options = {**self.options.as_dict(), **self.options.iree}
         require_unchanged_options(
             "run", self.folder.name, collect_changed_options((request, toolchain)), recorded_options
@@ -77,7 +77,7 @@ class PreviousSweep:
         return request, parse_request(ToolchainRequest, {**asdict(toolchain), **recorded_options})
 
     def require_same_config(self, config: MicroConfig) -> None:
-        """Raise an error if the configuration has changed since."""
+        """Raise an error if the configuration has changed since the previous run."""
         if hash_file(config.file) != self.options.digest:
             raise UsageError(
                 f"{config.file} has changed since {self.folder.name} was started",
@@ -101,7 +101,7 @@ class PreviousSweep:
 
 
 def find_previous_sweep(run_dir: str) -> PreviousSweep:
-    """Return the run of `--run-dir`, or the newest one of `micro`; errors as for `read_journal`."""
+    """Return the run of `--run-dir`, or the newest run of `micro`; errors as in `read_journal`."""
     folder = Path(run_dir) if run_dir else find_newest(ExperimentKind.MICRO)
     folder = folder if folder.is_dir() else find_runs_folder() / run_dir
     if read_kind(folder / JOURNAL) is not ExperimentKind.MICRO:
@@ -126,12 +126,12 @@ class MicroRun:
     _missing_device_reasons: dict[str, str] = field(init=False, default_factory=dict)
 
     def measure(self) -> Path:
-        """Measure all points that are not finished, recording all in the journal, and return the run's folder."""
+        """Measure all unfinished points, record everything in the journal, and return the run's folder."""
         iree = self.workbench.iree
         require_importer(iree)
         points = self._list_reachable(list_points(self.config))
         for device in dict.fromkeys(translate_device(point.model.device) for point in points):
-            # Errors of a device are reported before anything is started.
+            # Report errors of the device before anything starts.
             choose_target(device, self.request.target)
             choose_devices(device, 1, iree)
         run_dir = make_folder(self.previous.folder if self.previous else None, f"micro-{self.config.file.stem}")
@@ -167,7 +167,7 @@ class MicroRun:
     def _list_reachable(self, points: Sequence[SweepPoint]) -> list[SweepPoint]:
         """Return the points whose devices are available; the sweep skips the others, each with its reason."""
         if self.request.device:
-            # The sweep needs this one device, and `measure` checks it by its name.
+            # With --device nothing is skipped: `measure` raises if the device is missing.
             return list(points)
         reachable = []
         for point in points:
@@ -209,7 +209,7 @@ class MicroRun:
                 point.tidy()
 
     def _find_roofline(self, chains: Sequence[PointChain], session: Session[Journal]) -> Roofline | None:
-        """Return the machine's peaks; None if no point needs them, or if they cannot be measured, which is reported."""
+        """Return the machine's peaks; None if no point needs them, or, with a message, if they cannot be measured."""
         if all(explain_no_roofline(chain.device) for chain in chains):
             return None
         try:
@@ -219,7 +219,7 @@ class MicroRun:
         except WaitCancelledError:
             raise
         except GauntletError as error:
-            # Shares of the peak are only one column; the sweep goes on without it.
+            # The sweep goes on, because shares of the peak are only one column.
             self.progress.message(f"no shares of the machine's peak: {error.message} ({error.hint})")
             return None
 
@@ -239,7 +239,7 @@ class MicroRun:
             **{name: getattr(self.request, name) for name in _RESUMED_OPTIONS},
             iree=asdict(self.toolchain),
         )
-        # The GPUs' facts are those that their vendor's tool reports.
+        # The facts about GPUs are those that the vendor's tool reports.
         gpu_devices = dict.fromkeys(chain.device for chain in chains if is_gpu(chain.device))
         gpus = [gpu for device in gpu_devices for gpu in pick_gpus(read_gpus(device).gpus, device, os.environ)]
         return replace(

@@ -1,8 +1,8 @@
-"""Torch modules of recipes (replacing, pruning and quantising linear layers, finding changed ones) and architectures.
+"""Code of recipes (replacing, pruning and quantising linear layers, finding changed layers) and architectures.
 
 A quantised layer replaces a `torch.nn.Linear`, computes the same in torch eager and on IREE, and is written so that
-its form survives the conversion to ONNX. Quantisation is symmetric: the step of a group of values is its largest
-magnitude over the largest number of the type.
+its form survives the conversion to ONNX. Quantisation is symmetric: the step (scale) of a group of values is the
+group's largest magnitude divided by the type's largest number; only `Int4Linear` differs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Fingerprint:
 def linear_layers(model: Module) -> dict[str, Module]:
     """Return the linear layers by name, each once; a model that is itself a linear layer has an empty name.
 
-    The one inside `torch.nn.MultiheadAttention` is excluded: other code reads its weight directly.
+    The layer inside `torch.nn.MultiheadAttention` is excluded, because other code reads its weight directly.
     """
     return {
         name: layer
@@ -58,7 +58,7 @@ def linear_layers(model: Module) -> dict[str, Module]:
 def replace_linear_layers(
     model: Module, make: Callable[[Module], Module], unfit: Callable[[Module], str] | None = None
 ) -> Module:
-    """Replace each linear layer; one that is used in two places gets one replacement for both.
+    """Replace each linear layer; a layer that is used in two places gets one replacement for both.
 
     Args:
         model: changed in place.
@@ -87,8 +87,8 @@ def prune_linear_layers(model: Module, prune: Callable[[Tensor], Tensor], unfit:
 
     Args:
         model: changed in place.
-        prune: takes the weight of a layer, [outputs, inputs], and returns one of its shape and type.
-        unfit: as for `replace_linear_layers`.
+        prune: takes the weight of a layer, [outputs, inputs], and returns a weight of the same shape and type.
+        unfit: as in `replace_linear_layers`.
 
     Returns:
         The model.
@@ -114,7 +114,7 @@ def _find_replaceable_layers(model: Module, unfit: Callable[[Module], str] | Non
 
 
 def take_fingerprints(model: Module) -> dict[str, Fingerprint]:
-    """Return the linear layers' fingerprints by name; they keep no layer alive."""
+    """Return the linear layers' fingerprints by name; a fingerprint keeps no layer alive."""
     return {
         name: Fingerprint(weakref.ref(layer), *_hash_and_size(layer.weight))
         for name, layer in linear_layers(model).items()
@@ -136,7 +136,7 @@ def find_changed_layers(fingerprints: Mapping[str, Fingerprint], model: Module) 
 
 def _hash_and_size(weight: Tensor) -> tuple[str, int]:
     tensor = weight.detach()
-    # A quantised tensor has a class of its own, which may have no plain bytes.
+    # Quantised tensors have their own classes, and may have no plain bytes.
     if type(tensor) is not torch.Tensor:
         return type(tensor).__qualname__, 0
     flat = tensor.contiguous().view(-1).view(torch.uint8)
@@ -144,7 +144,7 @@ def _hash_and_size(weight: Tensor) -> tuple[str, int]:
 
 
 def keep_two_of_four(weight: Tensor) -> Tensor:
-    """Keep the two values of largest magnitude of each four neighbours in a row; of equal ones the first."""
+    """Keep the two largest magnitudes of each four neighbours in a row; of equal magnitudes, keep the first."""
     fours = weight.reshape(-1, 4)
     order = fours.abs().argsort(dim=1, descending=True, stable=True)
     mask = torch.zeros_like(fours, dtype=torch.bool).scatter_(1, order[:, :2], value=True)
@@ -152,7 +152,7 @@ def keep_two_of_four(weight: Tensor) -> Tensor:
 
 
 def keep_blocks(weight: Tensor, size: int) -> Tensor:
-    """Keep half of the square blocks, rounded up: those with the largest sums of squares; of equal ones the first."""
+    """Keep half of the square blocks (rounded up), those with the largest sums of squares; of equal sums, the first."""
     rows, columns = weight.shape
     blocks = weight.reshape(rows // size, size, columns // size, size)
     power = blocks.float().square().sum((1, 3)).flatten()
@@ -177,7 +177,7 @@ def explain_unfit_for_blocks(linear: Module, size: int) -> str:
 
 
 class QuantizedLinear(nn.Module):  # type: ignore[misc]
-    """Base class of quantised layers: it works on rows, adds the bias, and returns the type of its input."""
+    """Base class of quantised layers, which work on rows, add the bias, and return the type of the input."""
 
     def __init__(self, linear: Module) -> None:
         super().__init__()
@@ -207,14 +207,14 @@ class Int8Linear(QuantizedLinear):
 
     def product(self, rows: Tensor) -> Tensor:
         """Return the product in the type of the rows."""
-        # The steps are applied in f32: code of IREE 3.13 for int8 to bf16 does not link on every CPU.
+        # Apply the steps in f32, because IREE 3.13's code for int8 to bf16 does not link on every CPU.
         return rows @ (self.weight.float() * self.step).to(rows.dtype).t()
 
 
 class Int8DynamicLinear(QuantizedLinear):
     """Weights in int8 with a step for each output, rows in int8 with a step for each row, sums in int32.
 
-    Rows are quantised at run time: their steps are not known before.
+    Rows are quantised at run time, because their steps are not known before.
     """
 
     def __init__(self, linear: Module) -> None:
@@ -229,7 +229,7 @@ class Int8DynamicLinear(QuantizedLinear):
         step = _find_steps(wide.abs().amax(1, keepdim=True), _INT8_MAX)
         codes = (wide / step).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8)
         if torch.onnx.is_in_onnx_export():
-            # The exporter of torch 2.13 does not translate `_int_mm` to ONNX, which has the operator.
+            # ONNX has this operator, but the exporter of torch 2.13 does not translate `_int_mm` to it.
             shape = (rows.shape[0], self.weight.shape[1])
             operands = (codes, self.weight)
             products = torch.onnx.ops.symbolic("MatMulInteger", operands, dtype=torch.int32, shape=shape)
@@ -241,9 +241,9 @@ class Int8DynamicLinear(QuantizedLinear):
 class Int4Linear(QuantizedLinear):
     """Weights in four bits, two in a byte, with a step for each group of inputs of an output.
 
-    The step of a group maps its value of the largest magnitude to -8, so that all sixteen numbers are used, as in
-    GGML's Q4_0. The low half of a byte belongs to the first half of a group and the high half to the second, so that
-    each half of the activations meets one half of the bytes, and no byte needs to be taken apart into neighbours.
+    The step of a group maps the group's value of largest magnitude to -8, so that all sixteen numbers are used, as in
+    GGML's Q4_0. The low nibbles multiply the first half of a group's activations, and the high nibbles the second
+    half, so no interleaving is needed.
     """
 
     def __init__(self, linear: Module, group: int) -> None:
@@ -261,8 +261,8 @@ class Int4Linear(QuantizedLinear):
     def product(self, rows: Tensor) -> Tensor:
         """Return the product in the type of the steps."""
         halves = rows.reshape(rows.shape[0], -1, 2, self.group // 2)
-        # The halves of a byte are separated in a wider type: the compiler would fold byte-wide operations into a
-        # constant, unpacked once when a module is loaded, so that the weights would be twice as large.
+        # Unpack in a float type: the compiler would fold shifts of bytes into a constant, which is unpacked once when
+        # a module is loaded, and the weights would be twice as large.
         byte_values = self.weight.to(self.step.dtype)
         upper = (byte_values / 16).floor()
         low, high = self._scale_half(byte_values - 16 * upper), self._scale_half(upper)
@@ -273,7 +273,7 @@ class Int4Linear(QuantizedLinear):
 
 
 class Float8DynamicLinear(QuantizedLinear):
-    """Weights and rows in f8E4M3FN, with a step for each output and row or for all; products and sums in f32."""
+    """Weights and rows in f8E4M3FN, with one step per output and row, or one per tensor; products and sums in f32."""
 
     def __init__(self, linear: Module, granularity: Literal["tensor", "row"]) -> None:
         super().__init__(linear)
@@ -296,7 +296,7 @@ class Float8DynamicLinear(QuantizedLinear):
         quotients = (values / step).clamp(-_FLOAT8_MAX, _FLOAT8_MAX)
         if not torch.onnx.is_in_onnx_export():
             return quotients.to(_FLOAT8), step
-        # IREE 3.13 does not import a cast to f8, but a quantisation with steps of 1.
+        # IREE 3.13 cannot import a cast to f8; an equivalent quantisation with steps of 1 can be imported.
         operands = (quotients, self.unit, self.zero)
         return torch.onnx.ops.symbolic("QuantizeLinear", operands, dtype=_FLOAT8, shape=values.shape), step
 
@@ -314,7 +314,7 @@ def _quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _find_steps(largest: Tensor, maximum: float) -> Tensor:
-    """Return the steps for values of these largest magnitudes; if all are zero, a nonzero step."""
+    """Return the steps for groups with these largest magnitudes; a group of zeros gets a nonzero step."""
     return largest.clamp(min=torch.finfo(torch.float32).tiny * 2**24) / maximum
 
 
@@ -331,7 +331,7 @@ class Linear(nn.Module):  # type: ignore[misc]
 
 
 class NormLinearActivation(nn.Module):  # type: ignore[misc]
-    """Layer normalisation without weights, a linear layer without bias, an activation."""
+    """Layer normalisation without weights, then a linear layer without bias, then an activation."""
 
     def __init__(self, inputs: int, outputs: int, activation: Module) -> None:
         super().__init__()
@@ -353,7 +353,7 @@ class RootMeanSquareNorm(nn.Module):  # type: ignore[misc]
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Normalise tokens; the shape stays."""
+        """Normalise tokens; the shape does not change."""
         wide = tokens.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
         return (wide * scale).type_as(tokens) * self.weight
@@ -376,10 +376,10 @@ class TransformerBlock(nn.Module):  # type: ignore[misc]
         self.activation = nn.GELU()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Map [batch, sequence, width] to the same."""
+        """Map [batch, sequence, width] to the same shape."""
         batch, sequence, width = tokens.shape
         heads = self.qkv(self.norm1(tokens)).reshape(batch, sequence, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        # Attention is plain products, as in torchao, and not fused.
+        # As in torchao, attention consists of plain products and is not fused.
         queries, keys, values = heads.flatten(1, 2)
         scores = torch.softmax(queries @ keys.transpose(1, 2) * (width // self.heads) ** -0.5, -1)
         contexts = (scores @ values).reshape(batch, self.heads, sequence, -1).transpose(1, 2).flatten(2)
@@ -388,12 +388,12 @@ class TransformerBlock(nn.Module):  # type: ignore[misc]
 
 
 def add_rows(model: Module, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Module, tuple[Tensor, ...]]:
-    """Return a model in a type, and its input: normal numbers."""
+    """Cast a model to a type; return it and a normally distributed input."""
     return model.to(dtype), (torch.randn(shape, dtype=dtype),)
 
 
 class _Tokens(nn.Module):  # type: ignore[misc]
-    """A model's first output for tokens, which is the last hidden state in most."""
+    """A wrapper that returns a model's first output, which is usually the last hidden state."""
 
     def __init__(self, model: Module) -> None:
         super().__init__()
@@ -409,9 +409,9 @@ def make_configured_model(
 ) -> tuple[Module, tuple[Tensor, ...]]:
     """Return a model of a `config.json` (or its folder) without its head, with random weights, and random tokens.
 
-    A size of 0 is the configuration's.
+    A size of 0 means the size in the configuration.
     """
-    # The import reads the variable.
+    # Set the variable before the import, which reads it.
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         from transformers import AutoConfig, AutoModel  # noqa: PLC0415 - no other architecture needs it
@@ -429,7 +429,7 @@ def make_configured_model(
     max_tokens = getattr(config, "max_position_embeddings", None)
     if isinstance(max_tokens, int) and tokens > max_tokens:
         raise UsageError(f"{path}: m = {tokens} tokens, and max_position_embeddings is {max_tokens}")
-    # A cache of keys and values would add an output for each layer.
+    # Without this, a cache of keys and values would add an output for each layer.
     config.use_cache = False
     model = AutoModel.from_config(config, dtype=dtype, trust_remote_code=False)
     if model.main_input_name != "input_ids" or getattr(config, "is_encoder_decoder", False):
