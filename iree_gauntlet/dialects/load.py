@@ -172,7 +172,7 @@ def _find_roots(folder: Path, suites: _SuiteFolders) -> Iterable[Path]:
                 has_cases = True
         if CONFIGS in subfolders:
             suites.with_configs.append(current)
-        # Skip folders with such a name that hold cases of operator suites.
+        # Leave out folders that hold cases: operator suites may have a folder with such a name too.
         names = [name for name in sorted(subfolders) if name in ROOT_NAMES and not _holds_cases(Path(current, name))]
         roots += [Path(current, name) for name in names]
         subfolders[:] = sorted(

@@ -411,7 +411,7 @@ class ComparingMachines(Machines, Protocol):
     def comparing(
         self, setup: RunSetup, request: CompareRequest, sides: tuple[ComparisonSide, ComparisonSide], progress: Progress
     ) -> AbstractContextManager[RoundsElsewhere]:
-        """While the context is open, let the machines that ran the sides measure the comparison; like `taking_part`."""
+        """Let the machines that ran the sides measure the comparison while the context is open; like `taking_part`."""
 
 
 class RoundsElsewhere(Protocol):
