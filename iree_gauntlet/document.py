@@ -204,7 +204,7 @@ class Table:
     most: int = 0
 
     @property
-    def in_text(self) -> Table:
+    def text_form(self) -> Table:
         """The table without columns of drawings."""
         selectors = [column.kind is not ColumnKind.DRAWN for column in self.columns]
         rows = tuple(tuple(compress(row, selectors)) for row in self.rows)
@@ -408,7 +408,7 @@ class Document:
         return replace(self, blocks=tuple(_unfold((*self.blocks, *self.details))), details=())
 
     @property
-    def in_files(self) -> tuple[Block, ...]:
+    def file_blocks(self) -> tuple[Block, ...]:
         """The blocks of files below the answer."""
         remarks = (Notes(self.remarks),) if self.remarks else ()
         return (*remarks, *self.blocks, *self.details)

@@ -58,7 +58,7 @@ _TIMEOUTS = {
 }
 # A resumed session keeps these options unless they are given again; its other options cannot change.
 OVERRIDABLE_OPTIONS = ("force_recompile", *(option.name for option in _TIMEOUTS.values()))
-_KEPT_CONDUCT = ("batch", "baseline", "unapplied_goldens", "counter", "count_cpu", *OVERRIDABLE_OPTIONS)
+_KEPT_EXECUTION = ("batch", "baseline", "unapplied_goldens", "counter", "count_cpu", *OVERRIDABLE_OPTIONS)
 
 
 def option(
@@ -284,7 +284,7 @@ def _disturbed() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class ConductRequest:
+class ExecutionRequest:
     """The execution and judgement of steps."""
 
     jobs: int = option(
@@ -355,7 +355,7 @@ class RunRequest:
     network: NetworkRequest = NetworkRequest()
     shard: ShardRequest = ShardRequest()
     folder: FolderRequest = FolderRequest()
-    conduct: ConductRequest = ConductRequest()
+    execution: ExecutionRequest = ExecutionRequest()
     defaults: Defaults = Defaults()
     stages: tuple[Stage, ...] = option(
         (),
@@ -377,7 +377,7 @@ class RunRequest:
             network=parse_request(NetworkRequest, values),
             shard=parse_request(ShardRequest, values),
             folder=parse_request(FolderRequest, values),
-            conduct=parse_request(ConductRequest, values),
+            execution=parse_request(ExecutionRequest, values),
             defaults=defaults,
             stages=stages or tuple(map(Stage, _parse_values(cls, values).get("stages", ()))),
             instructions=bool(values.get("instructions")),
@@ -393,24 +393,24 @@ class RunRequest:
         """The options that a resumed run keeps, by name."""
         toolchain = {name: value for name, value in asdict(self.toolchain).items() if name != "cache_dir"}
         options = self.execution_options
-        conduct = {name: options[name] for name in _KEPT_CONDUCT}
-        return asdict(self.selection) | toolchain | asdict(self.shard) | conduct | {"instructions": self.instructions}
+        execution = {name: options[name] for name in _KEPT_EXECUTION}
+        return asdict(self.selection) | toolchain | asdict(self.shard) | execution | {"instructions": self.instructions}
 
     @property
     def execution_options(self) -> dict[str, Any]:
         """The options of execution, folder and network, by name."""
-        parts = (self.conduct, self.folder, self.network)
+        parts = (self.execution, self.folder, self.network)
         return {name: value for part in parts for name, value in _collect_options(part).items()}
 
     def with_resumed_options(self, values: Mapping[str, Any]) -> RunRequest:
         """Return the request with the resumed run's options, unless they are given again."""
         overrides = {
             name: value
-            for name, value in collect_changed_options([self.conduct]).items()
+            for name, value in collect_changed_options([self.execution]).items()
             if name in OVERRIDABLE_OPTIONS
         }
         values = {**values, **overrides}
-        parts = {name: getattr(self, name) for name in ("selection", "toolchain", "shard", "conduct")}
+        parts = {name: getattr(self, name) for name in ("selection", "toolchain", "shard", "execution")}
         resumed_parts = {
             name: parse_request(type(part), _collect_options(part) | values) for name, part in parts.items()
         }

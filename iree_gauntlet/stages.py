@@ -67,7 +67,7 @@ class StageRow:
         uncached: reason for never using the cache; empty if the stage uses the cache.
         cores: 0 if a step only waits.
         is_alone: True if no other step of any run may run on the machine at the same time.
-        waits: True if the step waits while a step is alone on the machine, and keeps such steps waiting while it runs.
+        waits_for_benchmarks: True if the step and steps that are alone on the machine wait for each other.
         is_explained: True if `explain` covers failures of the stage.
         in_series: True if the step's flags distinguish series of the history.
         shade: number of the stage's colour on pages, 1 to 6; 0 for none.
@@ -90,7 +90,7 @@ class StageRow:
     uncached: str = ""
     cores: int = 1
     is_alone: bool = False
-    waits: bool = True
+    waits_for_benchmarks: bool = True
     is_explained: bool = False
     in_series: bool = False
     shade: int = 0
@@ -189,7 +189,7 @@ STAGES = {
         limits="Seconds to count instructions",
         maker="counting instructions",
         prefix="count_call: ",
-        waits=False,
+        waits_for_benchmarks=False,
         shade=5,
     ),
     Stage.BENCHMARK: StageRow(

@@ -18,7 +18,7 @@ from iree_gauntlet import pytest_plugin
 from iree_gauntlet.artifacts import parameters
 from iree_gauntlet.requests import (
     CacheRequest,
-    ConductRequest,
+    ExecutionRequest,
     FolderRequest,
     FormatRequest,
     NetworkRequest,
@@ -54,14 +54,14 @@ _INTRODUCTION = """\
 - A number with a unit is above 0; 0 means that the option is left out.
 - A default of – means none; the text says what happens then.
 """
-_TIME_LIMITS = tuple(option.name for option in list_options(ConductRequest) if option.name.startswith("timeout_"))
-_CONDUCT_OPTIONS = tuple(option.name for option in list_options(ConductRequest) if option.name not in _TIME_LIMITS)
+_TIME_LIMITS = tuple(option.name for option in list_options(ExecutionRequest) if option.name.startswith("timeout_"))
+_EXECUTION_OPTIONS = tuple(option.name for option in list_options(ExecutionRequest) if option.name not in _TIME_LIMITS)
 # Several commands take these groups of options; a group that contains another one precedes it.
 _GROUPS = {
     "Selection": ("Which cases of which specs, and where they run.", list_options(SelectionRequest)),
     "IREE": ("Which IREE, and the folder where it is installed.", list_options(ToolchainRequest)),
-    "Conduct": ("How steps are run and judged.", list_options(ConductRequest, *_CONDUCT_OPTIONS)),
-    "Time limits": ("Of steps.", list_options(ConductRequest, *_TIME_LIMITS)),
+    "Execution": ("How steps are run and judged.", list_options(ExecutionRequest, *_EXECUTION_OPTIONS)),
+    "Time limits": ("Of steps.", list_options(ExecutionRequest, *_TIME_LIMITS)),
     "Folder": ("Where a run goes, and whether it continues an earlier one.", list_options(FolderRequest)),
     "Network": ("How files are fetched.", list_options(NetworkRequest)),
     "Shard": ("Which part of a selection.", list_options(ShardRequest)),

@@ -219,7 +219,7 @@ class Cluster:
         for side in sides:
             request = replace(chosen.within(side.folder, side.iree).request, stages=chosen.stages)
             # This machine has already done a requested recompilation.
-            request = replace(request, conduct=replace(request.conduct, force_recompile=False))
+            request = replace(request, execution=replace(request.execution, force_recompile=False))
             shared_runs.append(RunDescription.of(request, side.machine, side.folder))
         name, store = sides[0].folder.parent.name, sides[0].machine.store
         with self._plan(name, chosen.selection, tuple(shared_runs), store, progress, options) as link:
@@ -618,7 +618,7 @@ class DaskLink:
         """Send a worker a heartbeat of the run; a worker that does not answer in time counts as gone until it does."""
         self._silent_addresses.add(address)
         answer = asyncio.ensure_future(
-            self._client.run(ask_worker, "hear", self._run_info.name, workers=[address], on_error="ignore")
+            self._client.run(ask_worker, "note_heartbeat", self._run_info.name, workers=[address], on_error="ignore")
         )
         try:
             if not (await asyncio.wait({answer}, timeout=_SILENCE_TIMEOUT_SECONDS))[0]:

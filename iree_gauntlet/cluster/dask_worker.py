@@ -172,7 +172,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
                 run = self._runs[run_info.name] = await self._start_run(run_info, term)
             return await asyncio.shield(run.ready)
 
-    def hear(self, name: str) -> None:
+    def note_heartbeat(self, name: str) -> None:
         """Note a heartbeat of a run."""
         if (run := self._runs.get(name)) is not None:
             run.heard_at = time.monotonic()
@@ -240,8 +240,8 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         for number, shared_run in enumerate(run_info.runs):
             side_folder = folder / "ab"[number] if run_info.comparison else folder
             request = map_request(shared_run.request, project, side_folder, self.gauntlet_cache, run_info.cwd)
-            execution_options = replace(request.conduct, jobs=resources.jobs)
-            runs.append(replace(shared_run, request=replace(request, conduct=execution_options)))
+            execution = replace(request.execution, jobs=resources.jobs)
+            runs.append(replace(shared_run, request=replace(request, execution=execution)))
         # Paths in messages are mapped back to those of the starting machine.
         path_map = ((map_path(project, "/").rstrip("/"), ""),)
         run.stdin.write(encode(RunOrder(str(folder), tuple(runs), run_info.comparison, resources.devices, path_map)))

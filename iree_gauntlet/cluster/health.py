@@ -233,7 +233,7 @@ class DeviceHealth:
         records = run.machine.cache_dir / "cluster" / "health.json"
         names = {device.uri: device.name for device in devices}
         # Wait for running benchmarks, and block new ones; share the machine otherwise.
-        with run.session.exclusive_machine(exclusive=False):
+        with run.session.hold_machine(exclusive=False):
             folder = run.session.folder / "health"
             checks, errors = make_health_checks(devices, toolchain, run.machine.modules, folder, records)
             errors |= {names[uri]: error for uri, check in checks.items() if (error := check.find_error())}
@@ -245,14 +245,14 @@ class DeviceHealth:
         if check is None:
             return ""
         if current_time - self._checked_at[device] > _CHECK_INTERVAL_SECONDS:
-            with self._session.exclusive_machine(exclusive=False):
+            with self._session.hold_machine(exclusive=False):
                 error = check.find_error()
             if error:
                 return error
             self._checked_at[device] = current_time
         if not for_timing or current_time - self._timed_at[device] < _CHECK_INTERVAL_SECONDS:
             return ""
-        with self._session.exclusive_machine("" if is_cpu(device) else device):
+        with self._session.hold_machine("" if is_cpu(device) else device):
             # A slow device is timed again, because a single slow result may have other causes.
             slowdown = check.find_slowdown() and check.find_slowdown()
         if not slowdown:

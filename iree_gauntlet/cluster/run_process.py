@@ -192,7 +192,7 @@ class RunExecutor:
     def release_machine(self) -> None:
         """While there is no work, release everything that keeps the machine from being quiet."""
         for side in self._sides:
-            side.run.engine.rest()
+            side.run.engine.release_machine()
 
     def abort(self) -> None:
         """End the running steps."""
@@ -303,7 +303,7 @@ def _join_run(order: RunOrder, stack: ExitStack) -> tuple[RunExecutor, dict[str,
         request = shared_run.request
         # The baseline run and its metrics exist only on the machine where the run was started.
         chosen_run = replace(
-            make_setup(replace(request, conduct=replace(request.conduct, baseline=""))), request=request
+            make_setup(replace(request, execution=replace(request.execution, baseline=""))), request=request
         )
         run = stack.enter_context(open_worker_run(chosen_run, Progress()))
         shared_run.require_same_iree(run.machine.toolchain)
@@ -314,7 +314,7 @@ def _join_run(order: RunOrder, stack: ExitStack) -> tuple[RunExecutor, dict[str,
         return RunExecutor(runs, health, path_map), device_errors
     from iree_gauntlet.experiments.compare import make_compare_settings  # noqa: PLC0415 - a run compares nothing
 
-    settings = make_compare_settings(order.comparison, order.runs[0].request.conduct, local=True)
+    settings = make_compare_settings(order.comparison, order.runs[0].request.execution, local=True)
     return ComparisonExecutor(runs, health, path_map, settings, Path(order.folder)), device_errors
 
 
@@ -334,7 +334,7 @@ def main() -> None:
             output.write(None, RunRejectionError(error.on_one_line))
             return
         output.write(None, device_errors)
-        jobs = order.runs[0].request.conduct.jobs
+        jobs = order.runs[0].request.execution.jobs
         pool = stack.enter_context(ThreadPoolExecutor(jobs, thread_name_prefix="step"))
 
         def do_order(number: int, message: Order) -> None:

@@ -19,7 +19,7 @@ from iree_gauntlet.cases import EXPECTED_OUTPUT, Verdict, exit_code_of
 from iree_gauntlet.engine.judging import apply_expectation, judge_process, require_whole_files
 from iree_gauntlet.engine.modules.modules import EntryMetadata, ModuleMaker, read_dispatch_count
 from iree_gauntlet.engine.modules.shared_modules import run_cancellable
-from iree_gauntlet.engine.rounds.machine_lock import QuietStretch
+from iree_gauntlet.engine.rounds.machine_lock import MachineShare
 from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules, confirm_time, get_gpu
 from iree_gauntlet.engine.scheduler import ScheduleLimits, Scheduler
 from iree_gauntlet.errors import NO_ROOM, ArtifactError, ExitCode, GauntletError, MachinesLostError, find_error_path
@@ -120,7 +120,7 @@ class Engine:
     available_memory: Callable[[], int | None] = read_free_memory
     remote_executor: RemoteExecutor | None = None
     results: dict[str, Result] = field(default_factory=dict)
-    _quiet_stretch: QuietStretch = field(init=False)
+    _machine_share: MachineShare = field(init=False)
     _maker: ModuleMaker = field(init=False)
     _performers: dict[Stage, Callable[[Step], Result]] = field(init=False)
     # The errors of expected outputs that could not be fetched, by URL.
@@ -130,7 +130,7 @@ class Engine:
     _memory_time: float = -math.inf
 
     def __post_init__(self) -> None:
-        self._quiet_stretch = QuietStretch(self.session.locks, self.session.progress.waiting)
+        self._machine_share = MachineShare(self.session.locks, self.session.progress.waiting)
         self._maker = ModuleMaker(self.session, self.workbench, self.options.rebuilt_dir)
         self._performers = {
             Stage.FETCH: self._fetch,
@@ -180,11 +180,11 @@ class Engine:
         # fills the gaps.
         compiles = [step for step in steps if step.stage is Stage.COMPILE]
         cached_chains = {step.chain for step in compiles} - {step.chain for step in compiles if not step.cache.hit}
-        sorted_steps = sorted(steps, key=lambda step: step.chain in cached_chains)
+        queue = sorted(steps, key=lambda step: step.chain in cached_chains)
         try:
-            return Scheduler(sorted_steps, finished, limits, self._run_step, self.skip, self.abort, self.rest).run()
+            return Scheduler(queue, finished, limits, self._run_step, self.skip, self.abort, self.release_machine).run()
         finally:
-            self.rest()
+            self.release_machine()
 
     def abort(self) -> None:
         """End all running processes, unless the session is already cancelled."""
@@ -209,9 +209,9 @@ class Engine:
             return Verdict.ERROR
         return self.conclude(step, result)
 
-    def rest(self) -> None:
-        """Report that this run is idle for now, so benchmarks of other runs may begin."""
-        self._quiet_stretch.rest()
+    def release_machine(self) -> None:
+        """Release the machine while this run is idle, so that benchmarks of other runs may begin."""
+        self._machine_share.release()
 
     def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
         """Journal that a step starts, on `worker` if named; with `again`, the journal already has its start."""
@@ -297,13 +297,13 @@ class Engine:
         start = time.monotonic()
         with ExitStack() as stack:
             if exclusive or not step.resources.cores:
-                self._quiet_stretch.rest()
+                self._machine_share.release()
             # A step with cores=0 takes these locks itself, once for each block of its rounds.
             if exclusive and step.resources.cores:
-                stack.enter_context(self.session.exclusive_machine(device))
+                stack.enter_context(self.session.hold_machine(device))
             elif step.resources.cores:
-                if step.stage.row.waits:
-                    stack.enter_context(self._quiet_stretch.hold())
+                if step.stage.row.waits_for_benchmarks:
+                    stack.enter_context(self._machine_share.hold())
                 if accelerator := step.resources.accelerator:
                     stack.enter_context(self.session.locks.device_lock(accelerator, self.session.progress.waiting))
             yield time.monotonic() - start

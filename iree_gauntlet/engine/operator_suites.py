@@ -397,7 +397,7 @@ def _find_limits(flags: tuple[str, ...]) -> tuple[tuple[str, float, float], ...]
         tolerances = parse_tolerances(flags)
     except GauntletError:
         return None
-    return tuple((name, *tolerances.effective(name)) for name in _TOLERANT_TYPES if tolerances.applies_to(name))
+    return tuple((name, *tolerances.get_limits(name)) for name in _TOLERANT_TYPES if tolerances.applies_to(name))
 
 
 @dataclass(frozen=True, slots=True)

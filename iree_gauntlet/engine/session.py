@@ -51,7 +51,7 @@ class Session(Generic[Log]):
         self.supervisor.cancel_all()
 
     @contextmanager
-    def exclusive_machine(self, device: str = "", *, exclusive: bool = True) -> Iterator[None]:
+    def hold_machine(self, device: str = "", *, exclusive: bool = True) -> Iterator[None]:
         """Keep the benchmarks of other runs off the machine, and every other run off `device`, inside the block.
 
         If `exclusive`, steps of other runs that measure nothing wait too.

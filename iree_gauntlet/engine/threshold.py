@@ -139,7 +139,7 @@ def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Res
     """Run the module, write its outputs to files, and compare them by NumPy's rule."""
     try:
         expected_tensors = [tensor and tensor.with_known_type() for tensor in _list_expected(step.required_command)]
-        command, paths = _make_keeping_command(step, expected_tensors)
+        command, paths = _make_output_command(step, expected_tensors)
         # The journal shows the command that is actually run.
         step = replace(step, command=command)
         outcome = processes.run(step)
@@ -221,7 +221,7 @@ def _add_metrics(step: Step, processes: Processes, result: Result, complaints: S
         tolerances = parse_tolerances(step.required_command.argv)
     except GauntletError as error:
         return replace(result, notes=(*result.notes, f"no figures: {error.message}"))
-    command, paths = _make_keeping_command(step, expected_tensors)
+    command, paths = _make_output_command(step, expected_tensors)
     outcome = processes.run(step, command, name="outputs.")
     result = replace(
         result,
@@ -251,7 +251,7 @@ def _add_metrics(step: Step, processes: Processes, result: Result, complaints: S
         )
         return replace(result, notes=(*result.notes, note))
     if not errors:
-        result = replace(result, notes=(*result.notes, *_list_zero_warnings(expected_tensors, tolerances.effective)))
+        result = replace(result, notes=(*result.notes, *_list_zero_warnings(expected_tensors, tolerances.get_limits)))
     arrays = [tensor.array for tensor in expected_tensors if tensor is not None and tensor.array.size]
     has_several_values = sum(array.size for array in arrays) > len(arrays)
     if not errors and has_several_values and all((array == array.flat[0]).all() for array in arrays):
@@ -265,7 +265,7 @@ def _list_zero_warnings(
 ) -> Iterator[str]:
     """Yield a note for each output that is not all zero, but for which all zeros would pass; limits: (atol, rtol)."""
     for index, tensor in enumerate(expected_tensors):
-        if tensor is None or tensor.array.dtype.kind == "c" or tensor.lacks_meaning:
+        if tensor is None or tensor.array.dtype.kind == "c" or tensor.has_unknown_type:
             continue
         atol, rtol = get_limits(tensor.element_type)
         sizes = np.abs(tensor.array.astype(np.float64))
@@ -282,7 +282,7 @@ def _list_expected(command: Command) -> list[Tensor | None]:
     return read_arguments(list_values(command, GOLDEN_FLAG), Path(command.cwd))
 
 
-def _make_keeping_command(step: Step, expected_tensors: Sequence[Tensor | None]) -> tuple[Command, list[Path]]:
+def _make_output_command(step: Step, expected_tensors: Sequence[Tensor | None]) -> tuple[Command, list[Path]]:
     """Return a command that writes the outputs to files, and their paths; types that .npy lacks become raw bytes.
 
     Remove the outputs of an earlier attempt, which could be mistaken for outputs of this attempt.

@@ -24,7 +24,7 @@ from iree_gauntlet.engine.rounds.machine_lock import require_lock_folder
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.formatting import parse_bytes
 from iree_gauntlet.measuring.instructions.counters import find_counter
-from iree_gauntlet.requests import ConductRequest, NetworkRequest, ToolchainRequest
+from iree_gauntlet.requests import ExecutionRequest, NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import find_project_folder
 from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.toolchains.devices import read_host_cpu, targets_host_cpu
@@ -146,7 +146,7 @@ def open_workbench(
     )
 
 
-def make_plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = ConductRequest()) -> PlanContext:
+def make_plan_context(machine: Workbench, run_dir: Path, options: ExecutionRequest = ExecutionRequest()) -> PlanContext:
     """Return the facts that planning needs, from the workbench and the options for running steps."""
     toolchain = machine.toolchain
 
@@ -189,9 +189,9 @@ def make_plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest
         ),
         host_of=lambda flags: read_host_cpu().identity if targets_host_cpu(flags) else "",
         lookup=lookup,
-        counter=cache(partial(find_counter, conduct.counter, conduct.count_cpu)),
-        timeouts=dict(conduct.timeouts),
-        force_recompile=conduct.force_recompile,
+        counter=cache(partial(find_counter, options.counter, options.count_cpu)),
+        timeouts=dict(options.timeouts),
+        force_recompile=options.force_recompile,
         # The user's PYTHONPATH must not replace the importer of the chosen IREE.
         python_env=(("PYTHONPATH", toolchain.compiler.site_packages),)
         if toolchain and os.environ.get("PYTHONPATH")

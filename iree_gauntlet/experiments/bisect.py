@@ -107,7 +107,7 @@ def bisect(bisect_request: BisectRequest, request: RunRequest, presenter: Report
     previous_results: dict[str, CandidateResult] = {}
     if experiment.record:
         outcome = make_bisect_outcome(experiment.record)
-        options = collect_changed_options((bisect_request, request.selection, request.toolchain, request.conduct))
+        options = collect_changed_options((bisect_request, request.selection, request.toolchain, request.execution))
         kept_options = experiment.keep_options(options)
         question = resume_question(
             outcome.opening, parse_request(BisectRequest, kept_options), request.with_resumed_options(kept_options)
@@ -311,7 +311,7 @@ class BlockSource:
         self._presenter, self._question, self._folder = presenter, question, session.folder
         self._rounds = make_round_settings(question.request)
         self._budget = 60 * (question.request.budget or _DEFAULT_MINUTES)
-        self._taker = BlockRunner(session, replace_disturbed=question.setup.request.conduct.replaces_disturbed)
+        self._taker = BlockRunner(session, replace_disturbed=question.setup.request.execution.replaces_disturbed)
         self._progress = session.progress
         self._evidence = evidence
         self._sides: dict[str, ComparisonSide] = {}

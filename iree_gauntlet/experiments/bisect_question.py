@@ -122,7 +122,7 @@ class Question:
             bad=self.bad.label,
             row=record_row(self.row),
             good_is_older=self.good_is_older,
-            kept=ResumeOptions({**asdict(self.request), "disturbed": request.conduct.disturbed, **options}),
+            kept=ResumeOptions({**asdict(self.request), "disturbed": request.execution.disturbed, **options}),
             commit=self.commit,
         )
 
@@ -209,7 +209,7 @@ def _require_metric(bisect_request: BisectRequest, request: RunRequest) -> None:
             f"--metric {metric}: unknown metric", f"Known: {', '.join((*_TIMED_METRICS, *EXACT_METRICS))}."
         )
     elif names := [
-        name for name in collect_changed_options((bisect_request, request.conduct)) if name in _TIMING_OPTIONS
+        name for name in collect_changed_options((bisect_request, request.execution)) if name in _TIMING_OPTIONS
     ]:
         message = f"{format_option(names[0])} is for --metric {' and '.join(_TIMED_METRICS)}"
         raise UsageError(message, f"The metric {metric} is exact: leave it out.")
@@ -415,7 +415,7 @@ def _find_fault(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
 
 def _require_bundle_alone(bisect_request: BisectRequest, request: RunRequest) -> None:
     """Require that no option of models is given: a bundle has its own program, inputs and question."""
-    options = collect_changed_options((request.selection, request.conduct))
+    options = collect_changed_options((request.selection, request.execution))
     options |= {
         name: value
         for name, value in collect_changed_options([bisect_request]).items()

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalEvent
     from iree_gauntlet.progress import Reporter
     from iree_gauntlet.records.event_log import EventLog
-    from iree_gauntlet.requests import ConductRequest
+    from iree_gauntlet.requests import ExecutionRequest
     from iree_gauntlet.steps import Step
 
 
@@ -105,7 +105,7 @@ def compare(
             local_texts = "this machine", "Leave --cluster out"
             location, hint = ("a cluster", "Give --cluster") if opening.elsewhere else local_texts
             raise UsageError(f"{format_path(experiment.folder)} was started on {location}", f"{hint} to continue it.")
-        new_options = collect_changed_options((options, request.selection, request.toolchain, request.conduct))
+        new_options = collect_changed_options((options, request.selection, request.toolchain, request.execution))
         previous = experiment.keep_options(new_options, _MAY_CHANGE)
         budget = {} if "budget" in new_options else {"budget": opening.rules.budget_seconds / 60}
         options, request = (
@@ -118,7 +118,7 @@ def compare(
             f"compare takes two IREEs, not {len(names)}",
             "Such as: compare 3.12.0 3.13.0 --model dtln, or compare installed build:../iree-build --suite cpu.",
         )
-    settings = make_compare_settings(options, request.conduct, local=machines is None)
+    settings = make_compare_settings(options, request.execution, local=machines is None)
     # Report typing mistakes and install missing IREEs now, before hours of work.
     setup = _choose(request, options, machines)
     workbenches = [setup.open_workbench_for(name) for name in names]
@@ -128,7 +128,7 @@ def compare(
         for name, value in (asdict(options) | request.resume_options).items()
         if name not in _REPLACED_OPTIONS
     }
-    kept_fields["disturbed"] = request.conduct.disturbed
+    kept_fields["disturbed"] = request.execution.disturbed
     opening = ComparisonOpening(
         sides={side: SideRecord(asked=iree, folder=side.lower()) for side, iree in zip(SIDE_NAMES, names, strict=True)},
         kept=ResumeOptions(kept_fields),
@@ -319,13 +319,13 @@ class _Comparison:
         chains = {chain for chain, verdict in verdicts.items() if verdict.verdict != Work.SAME}
         cpus = {verdicts[chain].cpu for chain in chains}
         request = self.setup.request
-        if not chains or request.conduct.count_cpu or not all(cpu.endswith(_WITHOUT_FMA) for cpu in cpus):
+        if not chains or request.execution.count_cpu or not all(cpu.endswith(_WITHOUT_FMA) for cpu in cpus):
             return verdicts
         self.presenter.line(
             "\nthe work has changed: counting again with fused multiply-adds, which is slow in valgrind"
         )
-        conduct = replace(request.conduct, count_cpu=cpus.pop().removesuffix(_WITHOUT_FMA))
-        setup = replace(self.setup, request=replace(request, conduct=conduct, chains=frozenset(chains)))
+        execution = replace(request.execution, count_cpu=cpus.pop().removesuffix(_WITHOUT_FMA))
+        setup = replace(self.setup, request=replace(request, execution=execution, chains=frozenset(chains)))
         fma_sides: list[ComparisonSide] = []
         for side in self.sides:
             name, folder = f"{side.name} with FMA", side.folder.with_name(f"{side.folder.name}-fma")
@@ -372,13 +372,13 @@ def _choose(request: RunRequest, options: CompareRequest, machines: ComparingMac
     if options.metric == "instructions":
         if machines is not None:
             raise UsageError("--metric instructions counts on this machine", "Leave --cluster out.")
-        find_counter(request.conduct.counter, request.conduct.count_cpu)
+        find_counter(request.execution.counter, request.execution.count_cpu)
         return replace(setup, stages=(stage,))
     stages = setup.stages
     if options.metric == "time":
         if not options.no_work and machines is None:
             try:
-                find_counter(request.conduct.counter, request.conduct.count_cpu)
+                find_counter(request.execution.counter, request.execution.count_cpu)
                 stages = (*stages, Figure.CALL_INSTRUCTIONS.row.stage)
             except ToolchainError as why_not:
                 messages.note(f"the work is not counted along with the times: {why_not.message}")
@@ -386,7 +386,7 @@ def _choose(request: RunRequest, options: CompareRequest, machines: ComparingMac
     return replace(setup, stages=tuple(dict.fromkeys(stages)))
 
 
-def make_compare_settings(request: CompareRequest, conduct: ConductRequest, *, local: bool) -> CompareSettings:
+def make_compare_settings(request: CompareRequest, execution: ExecutionRequest, *, local: bool) -> CompareSettings:
     """Make the settings of rounds and verdicts; `local`: this machine, whose CPUs are known, measures the rounds."""
     min_change, band = request.least / 100, request.band / 100
     if not 0 < min_change <= band < 1:
@@ -412,7 +412,7 @@ def make_compare_settings(request: CompareRequest, conduct: ConductRequest, *, l
         seed=request.seed,
         least_work=request.least_work / 100,
         outside=(max(OUTSIDE_MARGIN.share, request.least_work / 100), int(OUTSIDE_MARGIN.amount)),
-        replace_disturbed=conduct.replaces_disturbed,
+        replace_disturbed=execution.replaces_disturbed,
     )
     return CompareSettings(request.metric, rules, make_round_settings(request, local=local))
 

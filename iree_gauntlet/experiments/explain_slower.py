@@ -216,7 +216,7 @@ def _explain_slower(notes: CaseNotes, slower: _Slower, machines: tuple[Workbench
             return False
         bundle = _write_bundle(slower, slow, (base, new), folder / "bundle")
         notes.say("running its bundle")
-        with session.exclusive_machine(slow.gpu):
+        with session.hold_machine(slow.gpu):
             code = run_bundle(bundle.folder, new, session.supervisor, folder, base)
     except WaitCancelledError as error:
         raise KeyboardInterrupt from error

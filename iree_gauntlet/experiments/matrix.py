@@ -116,7 +116,7 @@ class _Runs:
                     # The run has handled the signal: send it to the matrix too, which then ignores further ones.
                     signal.raise_signal(signal.SIGINT)
                 codes.append(code)
-                if self.setup.request.conduct.stops_early and code is not ExitCode.OK and position < len(irees):
+                if self.setup.request.execution.stops_early and code is not ExitCode.OK and position < len(irees):
                     stop_reason = f"--fail-fast, and {iree.label} ended with exit code {int(code)}"
                     break
         except KeyboardInterrupt:

@@ -49,8 +49,8 @@ from iree_gauntlet.records.run_folder import (
 )
 from iree_gauntlet.requests import (
     OVERRIDABLE_OPTIONS,
-    ConductRequest,
     Defaults,
+    ExecutionRequest,
     ExplainRequest,
     FolderRequest,
     RunRequest,
@@ -94,10 +94,10 @@ def make_setup(request: RunRequest, machines: Machines | None = None) -> RunSetu
     Raises:
         UsageError, SpecError, NothingSelectedError: the request or a spec is wrong, or nothing matches.
     """
-    if request.conduct.baseline:
+    if request.execution.baseline:
         # Record the baseline's real name, because `latest` may mean another run when this run is resumed.
-        baseline_folder = str(resolve_links(find_named_run(request.conduct.baseline, "--baseline")))
-        request = replace(request, conduct=replace(request.conduct, baseline=baseline_folder))
+        baseline_folder = str(resolve_links(find_named_run(request.execution.baseline, "--baseline")))
+        request = replace(request, execution=replace(request.execution, baseline=baseline_folder))
     selection = select(request.selection, request.defaults)
     selection.require_no_problems()
     return RunSetup(request, selection, request.stages_after(selection.stages), machines)
@@ -190,7 +190,7 @@ def _plan(
 ) -> tuple[Plan, RunShard | None]:
     """Plan what a run has to do, given the record of its earlier part; also return the shard."""
     request, selection, stages = setup.request, setup.selection, setup.stages
-    baseline = request.conduct.baseline
+    baseline = request.execution.baseline
     plan = block_impossible_imports(_plan_selection(setup, machine, record.path.parent), machine)
     if baseline:
         display_path = format_path(Path(baseline))
@@ -234,7 +234,7 @@ def _open_engine(
     machine, run_dir, progress = parts.machine, parts.run_dir, parts.progress
     toolchain = machine.toolchain
     selection, request = setup.selection, setup.request
-    conduct, folder = request.conduct, request.folder
+    execution, folder = request.execution, request.folder
     verdicts: dict[str, Verdict] = {}
     record = parts.record
     only_failed = folder.last_failed or record.run.last_failed
@@ -243,7 +243,7 @@ def _open_engine(
         if not parts.measured_elsewhere:
             steps, verdicts = repeat_changed_steps(plan.steps, verdicts, record, machine.store.verified.sha256)
             plan = replace(plan, steps=steps)
-    batches = make_batches(plan.steps, conduct.batch, machine, run_dir, verdicts)
+    batches = make_batches(plan.steps, execution.batch, machine, run_dir, verdicts)
     plan = replace(plan, steps=batches.steps)
     orphans = () if parts.measured_elsewhere else find_unplanned(plan.steps, record)
     plan = replace(plan, steps=(*plan.steps, *orphans))
@@ -256,7 +256,7 @@ def _open_engine(
         again=tuple(step.id for step in plan.steps if step.id in record.results and step.id not in verdicts),
         kept=ResumeOptions(request.resume_options, asdict(request.defaults), request.stages or None),
         shard=shard,
-        batch=conduct.batch,
+        batch=execution.batch,
     )
     with (
         Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
@@ -288,7 +288,7 @@ def _apply_previous_options(request: RunRequest) -> RunRequest:
     run_dir = resolve_links(Path(folder.run_dir)) if folder.resume and folder.run_dir else None
     previous_dir = run_dir or find_newest_run(find_runs_folder())
     previous = read_run_options(previous_dir)
-    options = collect_changed_options((request.selection, request.toolchain, request.shard, request.conduct))
+    options = collect_changed_options((request.selection, request.toolchain, request.shard, request.execution))
     if folder.last_failed and collect_changed_options([request.selection]):
         return request
     stages = previous.stages or ()
@@ -370,14 +370,14 @@ def _start_run_servers(setup: RunSetup, machine: Workbench) -> AbstractContextMa
     """Start the processes that run modules of operator suites; None if other machines run them."""
     if setup.machines is not None:
         return nullcontext()
-    return start_run_servers(setup.selection.cases.cases, setup.stages, machine, _compute_jobs(setup.request.conduct))
+    return start_run_servers(setup.selection.cases.cases, setup.stages, machine, _compute_jobs(setup.request.execution))
 
 
 def _plan_selection(setup: RunSetup, machine: Workbench, run_dir: Path) -> Plan:
     """Plan all selected steps for a folder."""
-    conduct, selection = setup.request.conduct, setup.selection
-    cases = add_compile_statistics(selection.cases) if conduct.baseline else selection.cases
-    plan = make_plan(cases, setup.stages, make_plan_context(machine, run_dir, conduct))
+    execution, selection = setup.request.execution, setup.selection
+    cases = add_compile_statistics(selection.cases) if execution.baseline else selection.cases
+    plan = make_plan(cases, setup.stages, make_plan_context(machine, run_dir, execution))
     if plan.problems:
         raise SpecError(list(plan.problems))
     return plan
@@ -388,18 +388,18 @@ def _open_session(
     journal: Journal, batches: BatchPlan, request: RunRequest, parts: RunParts
 ) -> Iterator[tuple[Session[Journal], Engine]]:
     """Open a session in a run's folder, and the engine for its steps."""
-    conduct, run_dir = request.conduct, parts.run_dir
-    rebuild_folder = run_dir / "made-again" if conduct.force_recompile else None
+    execution, run_dir = request.execution, parts.run_dir
+    rebuild_folder = run_dir / "made-again" if execution.force_recompile else None
     with open_session(run_dir, journal, parts.progress) as session, ExitStack() as stack:
         session.on_cancel(parts.progress.cancel)
         settings = RunOptions(
-            jobs=_compute_jobs(conduct),
-            fail_fast=conduct.stops_early,
+            jobs=_compute_jobs(execution),
+            fail_fast=execution.stops_early,
             rebuilt_dir=rebuild_folder,
-            lenient=conduct.lenient,
-            all_goldens=conduct.unapplied_goldens == "fail",
+            lenient=execution.lenient,
+            all_goldens=execution.unapplied_goldens == "fail",
             confirm=make_confirm_rules(
-                conduct.verdict, conduct.confirm_seconds, replace_disturbed=conduct.replaces_disturbed
+                execution.verdict, execution.confirm_seconds, replace_disturbed=execution.replaces_disturbed
             ),
         )
         performers: Mapping[Stage, Callable[[Step], Result]] = {}
@@ -437,6 +437,6 @@ def open_worker_run(setup: RunSetup, progress: Progress) -> Iterator[WorkerRun]:
             yield WorkerRun(machine, session, engine, plan.steps)
 
 
-def _compute_jobs(conduct: ConductRequest) -> int:
+def _compute_jobs(execution: ExecutionRequest) -> int:
     """Return how many steps run at once before the benchmarks."""
-    return conduct.jobs or read_machine_facts().cores
+    return execution.jobs or read_machine_facts().cores

@@ -49,7 +49,7 @@ from iree_gauntlet.records.compare_record import (
     TimeFigures,
     TimeVerdictRecord,
 )
-from iree_gauntlet.requests import ConductRequest
+from iree_gauntlet.requests import ExecutionRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -219,8 +219,8 @@ class Rules(ComparisonRules):
     @classmethod
     def of(cls, opening: ComparisonOpening) -> Rules:
         """Read the rules of an earlier comparison."""
-        conduct = ConductRequest(disturbed=opening.options["disturbed"])
-        return cls(**asdict(opening.rules), replace_disturbed=conduct.replaces_disturbed)
+        execution = ExecutionRequest(disturbed=opening.options["disturbed"])
+        return cls(**asdict(opening.rules), replace_disturbed=execution.replaces_disturbed)
 
     def compare_blocks(self, blocks: Sequence[Block]) -> Comparison:
         """Compare B with A by these rules."""

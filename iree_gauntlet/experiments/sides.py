@@ -287,7 +287,7 @@ def explain_differences(
         chain = verdict.chain
         session.progress.status(f"{chain}: looking for where the time went")
         measurements = by_chain[chain].make_measurements(verdict.evidence.cpus or ())
-        with session.exclusive_machine(measurements[0].device):
+        with session.hold_machine(measurements[0].device):
             dispatches = _collect_dispatches(sides, measurements, session.processes, verdict)
         module_paths = [
             [module.path for module in measurement.step.inputs if module.role.startswith("module")]

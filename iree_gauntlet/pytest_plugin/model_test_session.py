@@ -26,7 +26,7 @@ from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.records.outcome import StepOutcome, read_step_outcome
 from iree_gauntlet.reports.details import list_findings
 from iree_gauntlet.reports.live_progress import PlainProgress
-from iree_gauntlet.requests import ConductRequest, ToolchainRequest
+from iree_gauntlet.requests import ExecutionRequest, ToolchainRequest
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.stages import CHECKS
 from iree_gauntlet.steps import Step, make_step_id
@@ -143,8 +143,8 @@ class ModelTestSession:
         )
         required_cases = {case.id: case for test in tests for case in test.required}
         cases = CaseSet(tuple(test.case for test in tests), tuple(required_cases.values()), ())
-        conduct = ConductRequest(force_recompile=settings.force_recompile)
-        plan = make_plan(cases, CHECKS.values(), make_plan_context(self._machine, run_dir, conduct))
+        execution = ExecutionRequest(force_recompile=settings.force_recompile)
+        plan = make_plan(cases, CHECKS.values(), make_plan_context(self._machine, run_dir, execution))
         if plan.problems:
             raise SpecError(list(plan.problems))
         plan = assign_local_devices(block_impossible_imports(plan, self._machine), self._machine)

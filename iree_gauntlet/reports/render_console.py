@@ -84,7 +84,7 @@ def _select_terminal_blocks(block: Block) -> tuple[Block, ...]:
     """Return the parts of a block that a terminal shows."""
     if isinstance(block, Details):
         return block.blocks if block.brief else ()
-    return () if isinstance(block, PageOnly) else (block.in_text if isinstance(block, Table) else block,)
+    return () if isinstance(block, PageOnly) else (block.text_form if isinstance(block, Table) else block,)
 
 
 @contextmanager

@@ -49,7 +49,7 @@ ENDINGS = {ExitCode.OK: "passed", ExitCode.FAILED: "failed", ExitCode.USAGE: "er
 def render_html(document: Document) -> str:
     """Return the page; it ends with a newline."""
     environment = _make_environment()
-    scripts = PageScripts(document.in_files)
+    scripts = PageScripts(document.file_blocks)
     code, _, meaning = document.ending.partition(": ")
     ending = Markup()
     if document.exit_code is not None:

@@ -46,7 +46,7 @@ def render_markdown(document: Document) -> str:
     """Return the complete document; it ends with a newline."""
     endings = (document.ending,) if document.ending else ()
     answer = " · ".join((f"**{escape(document.answer)}**", *map(escape, (*document.facts, *endings))))
-    blocks = (_render_block(block) for block in document.in_files)
+    blocks = (_render_block(block) for block in document.file_blocks)
     return "\n\n".join(filter(None, (f"# {escape(document.title)}", answer, *blocks))) + "\n"
 
 
@@ -72,7 +72,7 @@ def _render_block(block: Block) -> str:
             summary = f"{_DETAILS_START}<summary>{join_lines(title).translate(_HTML)}</summary>"
             markdown = "\n\n".join((summary, *parts, _DETAILS_END))
         case Table():
-            columns, rows = block.in_text.columns, block.in_text.rows
+            columns, rows = block.text_form.columns, block.text_form.rows
             cells = ([_format_cell(column, cell) for column, cell in zip(columns, row, strict=True)] for row in rows)
             right = frozenset(index for index, column in enumerate(columns) if column.right)
             markdown = table([escape(column.heading) for column in columns], cells, right)

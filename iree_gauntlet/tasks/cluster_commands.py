@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cluster.offers import WorkerResources
     from iree_gauntlet.experiments.sides import ComparingMachines
-    from iree_gauntlet.requests import ConductRequest
+    from iree_gauntlet.requests import ExecutionRequest
 
 
 @contextmanager
-def open_cluster(request: ClusterRequest, execution_options: ConductRequest) -> Iterator[ComparingMachines | None]:
+def open_cluster(request: ClusterRequest, execution: ExecutionRequest) -> Iterator[ComparingMachines | None]:
     """Yield the cluster that a run is to use; None for this machine alone.
 
     Raises:
@@ -48,10 +48,10 @@ def open_cluster(request: ClusterRequest, execution_options: ConductRequest) -> 
         yield None
         return
     _require_dask("--cluster")
-    if execution_options.batch:
+    if execution.batch:
         message = "--batch and --cluster exclude each other: which cases make up a batch depends on one machine's cache"
         raise UsageError(message, "Leave --batch out: the workers share the cases one by one.")
-    if execution_options.jobs:
+    if execution.jobs:
         messages.note("-j applies only to this machine: each worker of the cluster has its own --jobs")
     from iree_gauntlet.cluster.connection import Cluster, open_client  # noqa: PLC0415
 

@@ -64,7 +64,7 @@ _EXPLAIN_OPTIONS = list_options(RunRequest, "explain")
 def _run(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
     from iree_gauntlet.experiments.run import execute  # noqa: PLC0415 - `list` must not wait for it
 
-    with open_cluster(cluster, request.conduct) as machines:
+    with open_cluster(cluster, request.execution) as machines:
         return execute(request, console_presenter(), machines)
 
 
@@ -216,7 +216,7 @@ def compare_task(compare_request: CompareRequest, run_request: RunRequest, clust
     """
     from iree_gauntlet.experiments.compare import compare  # noqa: PLC0415
 
-    with open_cluster(cluster, run_request.conduct) as machines:
+    with open_cluster(cluster, run_request.execution) as machines:
         return compare(compare_request, run_request, console_presenter(), machines)
 
 
@@ -257,7 +257,7 @@ def matrix_task(irees: tuple[str, ...], request: RunRequest, cluster: ClusterReq
     """
     from iree_gauntlet.experiments.matrix import matrix  # noqa: PLC0415 - `list` must not wait for it
 
-    with open_cluster(cluster, request.conduct) as machines:
+    with open_cluster(cluster, request.execution) as machines:
         return matrix(irees, request, console_presenter(), machines)
 
 

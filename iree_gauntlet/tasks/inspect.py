@@ -89,7 +89,7 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     run_dir_text = request.folder.run_dir
     run_dir = resolve_links(Path(run_dir_text)) if run_dir_text else find_runs_folder() / f"next-{name}"
     plan, _ = choose_shard(
-        make_plan(cases, stages, make_plan_context(machine, run_dir, request.conduct)), request.shard
+        make_plan(cases, stages, make_plan_context(machine, run_dir, request.execution)), request.shard
     )
     missing_files_text = ""
     if request.network.offline:

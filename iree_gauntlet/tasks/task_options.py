@@ -22,7 +22,7 @@ from iree_gauntlet import messages
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.requests import (
     CacheRequest,
-    ConductRequest,
+    ExecutionRequest,
     FolderRequest,
     NetworkRequest,
     Option,
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 SELECTION = list_options(SelectionRequest)
 CACHE = list_options(CacheRequest)
 TOOLCHAIN = list_options(ToolchainRequest)
-BATCH = list_options(ConductRequest, "batch")
-COUNTING = list_options(ConductRequest, "counter", "count_cpu")
+BATCH = list_options(ExecutionRequest, "batch")
+COUNTING = list_options(ExecutionRequest, "counter", "count_cpu")
 SHARD = list_options(ShardRequest)
 RUNNING = (
-    *(option for option in list_options(ConductRequest) if option not in (*BATCH, *COUNTING)),
+    *(option for option in list_options(ExecutionRequest) if option not in (*BATCH, *COUNTING)),
     *list_options(FolderRequest),
     *list_options(NetworkRequest),
 )

@@ -13,8 +13,8 @@ from iree_gauntlet.requests import (
     SEVERAL,
     CacheRequest,
     ClusterRequest,
-    ConductRequest,
     Defaults,
+    ExecutionRequest,
     FormatRequest,
     NetworkRequest,
     Option,
@@ -430,7 +430,7 @@ def history_confirm_task(request: ConfirmRequest, cluster: ClusterRequest) -> Ex
     """
     from iree_gauntlet.upkeep.history_keep import confirm  # noqa: PLC0415
 
-    with open_cluster(cluster, ConductRequest()) as machines:
+    with open_cluster(cluster, ExecutionRequest()) as machines:
         return confirm(request, console_presenter(), machines)
 
 

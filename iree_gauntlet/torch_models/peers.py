@@ -262,7 +262,7 @@ class PeerScript:
         """Run each program in one start of a peer; other work may run meanwhile, because the times are not used."""
         with tempfile.TemporaryDirectory(prefix="outputs", dir=self.step.folder) as outputs:
             measurement = self.plan_rounds(name, programs, outputs=outputs, compile_threads=None)
-            with session.exclusive_machine(exclusive=False):
+            with session.hold_machine(exclusive=False):
                 result = run_round(replace(measurement, read=lambda _text, _seconds: ()), session.processes, log)
             if result.failure:
                 return [PeerModelResult(error=result.failure)] * len(expected)
@@ -377,7 +377,7 @@ class _PeerMeasurement:
         group = int(self.plan.get("in_flight", 1))
         if not self.iree_ms:
             trial = self._plan_iree(directory, "iree-trial", TRIAL_CALLS * group)
-            with self.session.exclusive_machine(trial.device, exclusive=False):
+            with self.session.hold_machine(trial.device, exclusive=False):
                 result = run_round(trial, self.session.processes, "trial.")
             self._raise_if_cancelled()
             if result.failure:

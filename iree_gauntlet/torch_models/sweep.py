@@ -155,11 +155,11 @@ class MicroRun:
             chains.append(point_chain)
         previous_steps = [step for steps in finished_steps.values() for step in steps]
         previous_results = self.previous.record.results if self.previous else {}
-        again = previous_results.keys() - {step.id for step in previous_steps}
-        event = replace(self._describe_event(run_dir, chains), again=tuple(sorted(again)))
+        retried_step_ids = previous_results.keys() - {step.id for step in previous_steps}
+        event = replace(self._describe_event(run_dir, chains), again=tuple(sorted(retried_step_ids)))
         with open_model_session(run_dir, self.progress, event, previous_steps) as session:
-            recipes = [f"{variant.label}: {variant.refusal}" for variant in self.config.variants if variant.refusal]
-            for reason in dict.fromkeys((*self._missing_device_reasons.values(), *recipes)):
+            refusals = [f"{variant.label}: {variant.refusal}" for variant in self.config.variants if variant.refusal]
+            for reason in dict.fromkeys((*self._missing_device_reasons.values(), *refusals)):
                 self.progress.message(f"not measured: {reason}")
             self._measure_points([chain for chain in chains if chain.id not in finished_steps], len(chains), session)
         return run_dir
@@ -213,7 +213,7 @@ class MicroRun:
         if all(explain_no_roofline(chain.device) for chain in chains):
             return None
         try:
-            with session.exclusive_machine():
+            with session.hold_machine():
                 folder = self.workbench.cache_dir / "machine"
                 return find_roofline(folder, self.workbench.iree.compiler.python, read_machine_facts())
         except WaitCancelledError:

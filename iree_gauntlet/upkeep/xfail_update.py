@@ -340,7 +340,7 @@ def _run_again(run: _Run, chains: Collection[str], request: RunRequest, *, force
     request = replace(
         request,
         folder=FolderRequest(run_dir=str(folder)),
-        conduct=replace(request.conduct, force_recompile=force),
+        execution=replace(request.execution, force_recompile=force),
         chains=frozenset(chains),
     )
     # Standard output is for the diff alone.

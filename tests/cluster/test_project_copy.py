@@ -13,8 +13,8 @@ from iree_gauntlet.cluster.project_copy import ProjectCopy, map_path, map_reques
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.requests import (
-    ConductRequest,
     Defaults,
+    ExecutionRequest,
     FolderRequest,
     RunRequest,
     SelectionRequest,
@@ -93,7 +93,7 @@ def test_a_request_is_read_in_the_copy(tmp_path: Path) -> None:
         toolchain=ToolchainRequest(iree="build:../iree-build", iree_runtime="3.12.0"),
         shard=ShardRequest(shard="1/2"),
         folder=FolderRequest(run_dir="/home/u/runs/r", resume=True),
-        conduct=ConductRequest(jobs=3, lenient=True),
+        execution=ExecutionRequest(jobs=3, lenient=True),
         chains=frozenset({"a"}),
     )
     copy = tmp_path / "copy"
@@ -107,7 +107,7 @@ def test_a_request_is_read_in_the_copy(tmp_path: Path) -> None:
     assert here.folder == FolderRequest(run_dir=str(tmp_path / "run"))
     assert here.shard == ShardRequest()
     assert here.chains is None
-    assert here.conduct == request.conduct
+    assert here.execution == request.execution
 
 
 @pytest.mark.parametrize("option", ["external_file_directory", "module_directory", "suite", "spec_dir", "config"])

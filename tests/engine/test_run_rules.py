@@ -33,7 +33,7 @@ def test_the_small_rule_is_the_large_one(data: st.DataObject) -> None:
     near, far = data.draw(st.sampled_from([0.0, 1e-4, 0.1])), data.draw(st.sampled_from([0.0, 1e-5, 0.1]))
     tolerances = Tolerances(near, near, near, near, far, exact=data.draw(st.booleans()))
     whole = compare_outputs([Tensor(name, mine.shape, mine)], [Tensor(name, wanted.shape, wanted)], tolerances)[0]
-    limits = tolerances.effective(name) if tolerances.applies_to(name) else None
+    limits = tolerances.get_limits(name) if tolerances.applies_to(name) else None
     bits = np.uint16 if name == "bf16" else dtype
     assert are_close(mine.view(bits), wanted.view(bits), limits, name) == whole.passed
     apart = measure_difference(mine, wanted)

@@ -42,7 +42,7 @@ from iree_gauntlet.records.compare_record import (
 )
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.reports.compare_report import list_rows, make_compile_blocks
-from iree_gauntlet.requests import CompareRequest, ConductRequest
+from iree_gauntlet.requests import CompareRequest, ExecutionRequest
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources
@@ -82,7 +82,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def rounds(tmp_path: Path, clock: Clock) -> Iterator[tuple[RoundsLog, dict[str, PairSamples]]]:
     del clock
-    settings = make_compare_settings(CompareRequest(budget=10.0), ConductRequest(), local=False)
+    settings = make_compare_settings(CompareRequest(budget=10.0), ExecutionRequest(), local=False)
     evidence: dict[str, PairSamples] = {}
     with (
         EventLog(tmp_path / "journal.jsonl", lambda: datetime.now(UTC)) as log,
@@ -157,7 +157,7 @@ def test_a_log_without_a_whole_opening_is_told(tmp_path: Path, line: str, says: 
 
 @pytest.mark.parametrize("kind", ["block", "result", "where", "start", "measured", "remark", "later"])
 def test_an_event_that_lacks_what_it_needs_is_told_and_an_unknown_one_passed_over(tmp_path: Path, kind: str) -> None:
-    rules = make_compare_settings(CompareRequest(), ConductRequest(), local=False).rules
+    rules = make_compare_settings(CompareRequest(), ExecutionRequest(), local=False).rules
     rounds = RoundRules(repetitions=1, min_time=1.0, choose=False)
     opening = ComparisonOpening(sides=SIDES_OF_IT, rules=rules, rounds=rounds).as_dict()
     lines = ({"event": "opening", **opening}, {"event": kind})
@@ -171,7 +171,7 @@ def test_an_event_that_lacks_what_it_needs_is_told_and_an_unknown_one_passed_ove
 
 
 def test_a_resumed_comparison_goes_on_with_the_blocks_and_judges_again(tmp_path: Path) -> None:
-    settings = make_compare_settings(CompareRequest(), ConductRequest(), local=False)
+    settings = make_compare_settings(CompareRequest(), ExecutionRequest(), local=False)
     rounds = RoundRules(repetitions=1, min_time=1.0, choose=False)
     opening = ComparisonOpening(sides=SIDES_OF_IT, rules=settings.rules, rounds=rounds).as_dict()
     prepared = ComparisonPreparation(sides=SIDES_OF_IT, models=("cut", "judged", "there", "untouched")).as_dict()
@@ -205,7 +205,7 @@ def test_a_resumed_comparison_goes_on_with_the_blocks_and_judges_again(tmp_path:
 
 def as_events(folder: Path, lines: Sequence[dict[str, Any]]) -> list[JournalEvent]:
     """The events of a comparison's journal that has these lines."""
-    rules = make_compare_settings(CompareRequest(), ConductRequest(), local=False).rules
+    rules = make_compare_settings(CompareRequest(), ExecutionRequest(), local=False).rules
     rounds = RoundRules(repetitions=1, min_time=1.0, choose=False)
     opening = ComparisonOpening(sides=SIDES_OF_IT, rules=rules, rounds=rounds).as_dict()
     folder.mkdir(exist_ok=True)
@@ -378,7 +378,7 @@ def test_a_benchmark_is_the_same_in_a_folder_that_was_moved(tmp_path: Path) -> N
 @given(hosts=st.integers(1, 20), units=st.integers(1, 50), gone=st.floats(0, 1000))
 def test_what_is_left_of_the_time_is_shared(hosts: int, units: int, gone: float) -> None:
     clock = Clock()
-    settings = make_compare_settings(CompareRequest(budget=10.0), ConductRequest(), local=False)
+    settings = make_compare_settings(CompareRequest(budget=10.0), ExecutionRequest(), local=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sides, "time", clock)
         log = RoundsLog(_NoSession(), settings.rules, {}, ())  # type: ignore[arg-type]

@@ -168,9 +168,9 @@ def test_counters_of_the_kernel(tmp_path: Path) -> None:
     after = read_cpu_times(_stat(tmp_path, "150 0 60 1130 10 5 5 20 50 0", "200 0 0 20 0 0 0 0 0 0"))
     first, use = measure_cpu_use(before, after, 0.0, (0,)), measure_cpu_use(before, after, 1.7)
     assert first is not None
-    assert [first.busy_share, first.steal_share, first.unsure] == pytest.approx([0.7 / 2.2, 0.2 / 2.2, 0.03 / 2.2])
+    assert [first.busy_share, first.steal_share, first.share_error] == pytest.approx([0.7 / 2.2, 0.2 / 2.2, 0.03 / 2.2])
     assert use is not None
-    assert [use.busy_share, use.unsure] == pytest.approx([1.0 / 4.4, 0.06 / 4.4])
+    assert [use.busy_share, use.share_error] == pytest.approx([1.0 / 4.4, 0.06 / 4.4])
     assert measure_cpu_use(before, after, 99.0) == replace(use, busy_share=0.0)
     assert measure_cpu_use(before, after, 0.0, (0, 7)) is None
     assert measure_cpu_use(before, before, 0.0) is None
@@ -192,7 +192,7 @@ def test_shares_are_shares_whatever_the_counters_do(before: list[int], after: li
     if use is not None:
         assert 0 <= use.busy_share <= 1
         assert 0 <= use.steal_share <= 1
-        assert 0 <= use.unsure <= 1
+        assert 0 <= use.share_error <= 1
 
 
 def test_systems_without_proc_are_asked_in_their_own_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

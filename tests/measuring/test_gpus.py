@@ -81,7 +81,7 @@ def test_two_gpus_of_nvidia(tmp_path: Path) -> None:
     assert (busy.index, busy.name, busy.uuid) == (0, "NVIDIA H200", "GPU-aaaa")
     assert (busy.clock_mhz, busy.max_clock_mhz, busy.temperature_c) == (1980, 1980, 61)
     assert (busy.utilization_percent, busy.power_w) == (99, 688.21)
-    assert (busy.reasons, busy.ill_reasons, busy.idle) == ((Slowdown.POWER_CAP,), (), False)
+    assert (busy.reasons, busy.slowdown_reasons, busy.idle) == ((Slowdown.POWER_CAP,), (), False)
     assert dict(busy.throttled) == {Slowdown.HEAT: 2.0, Slowdown.POWER_BRAKE: 0.0, Slowdown.POWER_CAP: 5.0}
     assert busy.others == (17, 4242)
     assert (idle.temperature_c, idle.power_w, idle.throttled, idle.others) == (None, None, (), ())

@@ -58,11 +58,11 @@ def test_which_types_may_differ() -> None:
     exact = {name for name in ("f8E5M2", "f8E4M3FN", "i32", "i1", "cf64") if not tolerances.applies_to(name)}
     assert (len(approximate), len(exact)) == (4, 5)
     assert not Tolerances(exact=True).applies_to("f32")
-    assert tolerances.written("i32") == tolerances.effective("i32") == (0.0, 0.0)
+    assert tolerances.written("i32") == tolerances.get_limits("i32") == (0.0, 0.0)
 
 
 def test_thresholds_are_c_floats_but_for_f64() -> None:
     tolerances = Tolerances(f32=0.1, f64=0.1, rtol=0.1)
-    assert tolerances.effective("f32") == (float(np.float32(0.1)), 0.1)
-    assert tolerances.effective("f64") == (0.1, 0.1)
-    assert Tolerances(f16=1e300).effective("f16")[0] == float("inf")
+    assert tolerances.get_limits("f32") == (float(np.float32(0.1)), 0.1)
+    assert tolerances.get_limits("f64") == (0.1, 0.1)
+    assert Tolerances(f16=1e300).get_limits("f16")[0] == float("inf")

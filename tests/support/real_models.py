@@ -82,7 +82,7 @@ class ModelRun:
         actual = [read_output(Path(path)) for role, path in step["outputs"] if role == "actual_output"]
         tolerances = parse_tolerances(argv)
         expected_output = np.load(paths[0])
-        atol, rtol = tolerances.effective("f32")
+        atol, rtol = tolerances.get_limits("f32")
         verdicts = set()
         for description, perturbed_output in _make_perturbations(expected_output, atol, rtol).items():
             output_path = folder / "changed.npy"

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.workers.iree_side.plan_file import answer_plan
+from iree_gauntlet.workers.iree_side.plan_file import run_worker_main
 from tests.support.command_line import LIMIT_SECONDS, CommandResult
 
 if TYPE_CHECKING:
@@ -50,6 +50,6 @@ def run_plan_here(
     plan_path = folder / "plan.json"
     plan_path.write_text(json.dumps(plan))
     capture.readouterr()
-    exit_code = answer_plan(["measure.py", str(plan_path)], measure)
+    exit_code = run_worker_main(["measure.py", str(plan_path)], measure)
     out, err = capture.readouterr()
     return CommandResult(exit_code, out, err)

@@ -12,7 +12,7 @@ from iree_gauntlet.dialects.json_text import read_plain_json
 from iree_gauntlet.errors import ExitCode, SpecError, UsageError
 from iree_gauntlet.experiments import run as execute
 from iree_gauntlet.experiments.run import RunResult
-from iree_gauntlet.requests import ConductRequest, RunRequest
+from iree_gauntlet.requests import ExecutionRequest, RunRequest
 from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
 from iree_gauntlet.upkeep.xfail_update import update
 from tests.support.journal_builder import JournalBuilder
@@ -104,7 +104,7 @@ def _run_alone(project: Path, *cases: tuple[str, str, str, str]) -> None:
 
 def _update(*, write: bool = True, rerun: int = 0) -> ExitCode:
     asked = XfailUpdateRequest(write=write, rerun=rerun)
-    return update(asked, RunRequest(conduct=ConductRequest(jobs=2)))
+    return update(asked, RunRequest(execution=ExecutionRequest(jobs=2)))
 
 
 def _config(project: Path) -> str:
@@ -186,7 +186,7 @@ class _Again:
     def __call__(self, chosen: RunSetup, presenter: Reporter, *, brief: bool) -> RunResult:
         assert brief
         request = chosen.request
-        chains, forced = sorted(request.chains or ()), request.conduct.force_recompile
+        chains, forced = sorted(request.chains or ()), request.execution.force_recompile
         self.asked.append((chains, forced))
         names = [chain.removeprefix("node/").removesuffix("@cpu") for chain in chains]
         presenter.line("progress")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.requests import ConductRequest, RunRequest, collect_changed_options, list_options, parse_request
+from iree_gauntlet.requests import ExecutionRequest, RunRequest, collect_changed_options, list_options, parse_request
 from iree_gauntlet.stages import CHECKS, STAGES, Kind, Stage
 
 
@@ -23,18 +23,20 @@ def test_each_kind_of_case_has_a_check_that_is_planned_for_it() -> None:
 
 
 def test_a_time_limit_is_an_option_of_its_stage() -> None:
-    named = {option.name: option.help for option in list_options(ConductRequest) if option.name.startswith("timeout_")}
+    named = {
+        option.name: option.help for option in list_options(ExecutionRequest) if option.name.startswith("timeout_")
+    }
     assert [*named] == [f"timeout_{stage}" for stage in Stage if stage.row.limits]
     assert named["timeout_count"] == "Seconds to count instructions (default 1800, or the spec's)."
-    request = parse_request(ConductRequest, {"jobs": 2, "timeout_compile": 5.0, "timeout_benchmark": 0.0})
-    assert request == ConductRequest(jobs=2, timeouts=((Stage.COMPILE, 5.0),))
+    request = parse_request(ExecutionRequest, {"jobs": 2, "timeout_compile": 5.0, "timeout_benchmark": 0.0})
+    assert request == ExecutionRequest(jobs=2, timeouts=((Stage.COMPILE, 5.0),))
     assert collect_changed_options([request]) == {"jobs": 2, "timeout_compile": 5.0}
     with pytest.raises(UsageError, match="--timeout-import -1: expected seconds above 0"):
-        parse_request(ConductRequest, {"timeout_import": -1.0})
+        parse_request(ExecutionRequest, {"timeout_import": -1.0})
 
 
 def test_a_resumed_run_keeps_a_time_limit_where_none_is_given() -> None:
-    kept = RunRequest(conduct=ConductRequest(timeouts=((Stage.COMPILE, 5.0), (Stage.IMPORT, 6.0)))).resume_options
+    kept = RunRequest(execution=ExecutionRequest(timeouts=((Stage.COMPILE, 5.0), (Stage.IMPORT, 6.0)))).resume_options
     assert (kept["timeout_compile"], kept["timeout_import"], kept["timeout_count"]) == (5.0, 6.0, 0.0)
-    again = RunRequest(conduct=ConductRequest(timeouts=((Stage.COMPILE, 7.0),))).with_resumed_options(kept)
-    assert dict(again.conduct.timeouts) == {Stage.IMPORT: 6.0, Stage.COMPILE: 7.0}
+    again = RunRequest(execution=ExecutionRequest(timeouts=((Stage.COMPILE, 7.0),))).with_resumed_options(kept)
+    assert dict(again.execution.timeouts) == {Stage.IMPORT: 6.0, Stage.COMPILE: 7.0}

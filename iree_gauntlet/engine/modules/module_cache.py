@@ -359,7 +359,7 @@ class ModuleCache:
             if destination.parent.is_dir():
                 raise EntryGoneError(entry.key) from None
             raise
-        sha256 = self._file_hashes.get(_read_stamp(old_status))
+        sha256 = self._file_hashes.get(_make_stamp(old_status))
         if sha256 and FileState.of(old_status).is_linked_only(FileState.of(new_status)):
             self._remember(source, new_status, sha256)
 
@@ -515,7 +515,7 @@ class ModuleCache:
 
     def _hash(self, path: Path, expected_sha256: str) -> str:
         status = path.stat()
-        stamp = _read_stamp(status)
+        stamp = _make_stamp(status)
         sha256 = self._file_hashes.get(stamp)
         if sha256 is None:
             is_large = status.st_size >= _LARGE_FILE_BYTES
@@ -541,7 +541,7 @@ class ModuleCache:
         return Lookup(None, f"not kept in the cache: {result.note or 'it was removed again'}")
 
     def _remember(self, path: Path, status: os.stat_result, sha256: str) -> None:
-        self._file_hashes[_read_stamp(status)] = sha256
+        self._file_hashes[_make_stamp(status)] = sha256
         if status.st_size >= _LARGE_FILE_BYTES:
             self._verified.remember(path, sha256)
 
@@ -555,7 +555,7 @@ def _read_entry(key: str, folder: Path) -> tuple[ModuleEntry, dict[str, str]]:
     return ModuleEntry(key=key, files=files, **fields), hashes
 
 
-def _read_stamp(status: os.stat_result) -> tuple[int, FileState]:
+def _make_stamp(status: os.stat_result) -> tuple[int, FileState]:
     return status.st_dev, FileState.of(status)
 
 

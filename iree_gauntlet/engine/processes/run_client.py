@@ -269,7 +269,7 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
     def _end(self, worker: RunWorker) -> None:
         """Remove a process that has ended."""
         worker.reap()
-        worker.forget()
+        worker.close_log()
         with self._lock:
             self._workers = self._workers - {worker}
 
@@ -303,7 +303,7 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
     def _prepare_worker(self, worker: RunWorker | None) -> RunWorker | None:
         """Return a process that is ready; None if the servers are cancelled."""
         if worker is not None:
-            if worker.get_ready(_START_TIMEOUT_SECONDS):
+            if worker.wait_until_ready(_START_TIMEOUT_SECONDS):
                 return worker
             # This process was started in advance and is not ready; only a new one shows if processes can run here.
             worker.kill()
@@ -311,7 +311,7 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
         if self._is_cancelled():
             return None
         worker = self._start()
-        if worker.get_ready(_START_TIMEOUT_SECONDS):
+        if worker.wait_until_ready(_START_TIMEOUT_SECONDS):
             return worker
         worker.kill()
         worker.reap()
@@ -411,7 +411,7 @@ class RunWorker:
         self._pending = b""
         try:
             # This file is for the output of cases.
-            self._log: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `forget`
+            self._log: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `close_log`
         except OSError:
             # If the disk is full, use a file in memory.
             self._log = os.fdopen(os.memfd_create("printed"), "w+b", buffering=0)
@@ -444,7 +444,7 @@ class RunWorker:
         self._poll = select.poll()
         self._poll.register(self._responses, select.POLLIN)
 
-    def get_ready(self, timeout: float) -> bool:
+    def wait_until_ready(self, timeout: float) -> bool:
         """Wait until the process serves; return False if it does not in time."""
         self.ready = self._read(time.monotonic() + timeout) is not None
         if self.ready:
@@ -527,6 +527,6 @@ class RunWorker:
             os.close(self._lifeline)
             self._lifeline = -1
 
-    def forget(self) -> None:
+    def close_log(self) -> None:
         """Discard the printed output of the process."""
         self._log.close()

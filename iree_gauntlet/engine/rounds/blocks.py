@@ -249,7 +249,7 @@ class BlockRunner:
         if not self.may_continue(evidence):
             return []
         start = time.monotonic()
-        with self.session.exclusive_machine(next((entry.device for _, entry in block.rounds if entry.device), "")):
+        with self.session.hold_machine(next((entry.device for _, entry in block.rounds if entry.device), "")):
             self.wait_seconds += time.monotonic() - start
             rounds = list(self._list_rounds(block))
         if self.session.cancelled.is_set():

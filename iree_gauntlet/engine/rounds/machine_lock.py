@@ -1,6 +1,6 @@
 """Locks between runs on one machine: a device for one user at a time, and quiet for benchmarks.
 
-`Engine._hold_locks`, `BlockRunner.run` and `Session.exclusive_machine` take them. They are flock(2) locks: the kernel
+`Engine._hold_locks`, `BlockRunner.run` and `Session.hold_machine` take them. They are flock(2) locks: the kernel
 frees them when the holder dies, so no stale lock file can block anyone. Each user has one lock folder per machine, not
 per cache, so runs with different caches and checkouts exclude each other. Runs of different users, and runs in
 containers, do so if `$IREE_GAUNTLET_LOCKS` names one folder for all: docs/explanation/disturbance.md.
@@ -227,7 +227,7 @@ def _describe_holders(pids: tuple[int, ...]) -> str:
 
 
 @dataclass(slots=True)
-class QuietStretch:
+class MachineShare:
     """A shared hold on the machine for many steps; may be used from several threads.
 
     Taking the lock costs a dozen system calls, more than many steps of operator suites, so it is taken once for a
@@ -236,7 +236,7 @@ class QuietStretch:
     stretch ends with the last step that began in it.
 
     The lock is kept between two steps, since a thread usually takes its next step at once. Before doing anything else,
-    a thread calls `rest`; otherwise a benchmark, even one of this run, would wait although no step is running.
+    a thread calls `release`; otherwise a benchmark, even one of this run, would wait although no step is running.
 
     Attributes:
         on_wait: called with a line that names the holder of the lock.
@@ -275,7 +275,7 @@ class QuietStretch:
                 if stretch is not self._current:
                     stretch.end_if_unused()
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Release the lock, unless a step that needs it is running."""
         with self._mutex:
             if self._current is not None and not self._current.steps:

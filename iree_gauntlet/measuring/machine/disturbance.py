@@ -173,7 +173,7 @@ class RoundWatch:
 
 def _is_over(share: float, use: CpuUse, limit: float) -> bool:
     """Return whether a share exceeds its limit by more than the kernel's ticks can account for."""
-    return share - use.unsure > limit
+    return share - use.share_error > limit
 
 
 def _measure_growth(previous: int | None, current: int | None) -> int | None:
@@ -222,9 +222,9 @@ def _find_slowdowns(previous: GpuState | None, gpu: GpuState, seconds: float) ->
             f" ({_percent(_MAX_HEAT)} is tolerated)"
         )
     # Other causes have no counter, so they are known only for the moments of the two readings.
-    reported_causes = (*(previous.ill_reasons if previous else ()), *gpu.ill_reasons)
+    reported_causes = (*(previous.slowdown_reasons if previous else ()), *gpu.slowdown_reasons)
     for reason in dict.fromkeys(reported_causes):
-        if reason not in counted_causes and (reason not in shares or reason in gpu.ill_reasons):
+        if reason not in counted_causes and (reason not in shares or reason in gpu.slowdown_reasons):
             yield f"{gpu.label} is slowed down: {reason}{temperature}"
 
 

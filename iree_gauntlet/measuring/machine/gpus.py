@@ -111,7 +111,7 @@ class GpuState:
         return f"GPU {self.index} ({self.name})" if self.name else f"GPU {self.index}"
 
     @property
-    def ill_reasons(self) -> tuple[Slowdown, ...]:
+    def slowdown_reasons(self) -> tuple[Slowdown, ...]:
         """The reasons that mean heat or a failing power supply."""
         return tuple(reason for reason in self.reasons if reason in _FAULT_REASONS)
 

@@ -68,12 +68,12 @@ class CpuUse:
     Attributes:
         busy_share: the share (0 to 1) of the CPUs' time that other processes used.
         steal_share: the share (0 to 1) of the CPUs' time that a hypervisor gave to other guests.
-        unsure: the possible error of both shares, because the kernel counts in ticks.
+        share_error: the possible error of both shares, because the kernel counts in ticks.
     """
 
     busy_share: float
     steal_share: float
-    unsure: float
+    share_error: float
 
 
 def _read_by_psutil(root: Path, read: Callable[[], _Reading]) -> _Reading | None:
@@ -302,7 +302,7 @@ def measure_cpu_use(
     return CpuUse(
         busy_share=max(0.0, work - own_seconds) / total,
         steal_share=steal / total,
-        unsure=min(1.0, _COUNTER_ERROR_SECONDS * len(numbers) / total),
+        share_error=min(1.0, _COUNTER_ERROR_SECONDS * len(numbers) / total),
     )
 
 
@@ -445,8 +445,8 @@ def _warn_of_heat(state: MachineState) -> Iterator[str]:
             " its cooling"
         )
     for gpu in state.gpus:
-        if gpu.ill_reasons:
+        if gpu.slowdown_reasons:
             yield (
-                f"{gpu.label} is slowed down ({', '.join(gpu.ill_reasons)}): let it cool, and check its cooling"
+                f"{gpu.label} is slowed down ({', '.join(gpu.slowdown_reasons)}): let it cool, and check its cooling"
                 " and power supply"
             )

@@ -184,7 +184,7 @@ class Tensor:
         return replace(self, element_type=element_type, array=self.array.view(dtype))
 
     @property
-    def lacks_meaning(self) -> bool:
+    def has_unknown_type(self) -> bool:
         """True if NumPy cannot interpret the tensor's bits as numbers."""
         return self.array.dtype.type is np.void
 
@@ -196,7 +196,7 @@ class Tensor:
         """
         if self.element_type == "*16":
             return self.with_element_type("bf16")
-        if self.lacks_meaning:
+        if self.has_unknown_type:
             raise TensorError(
                 f"{self.source}: the type of its {self.array.itemsize}-byte values is not given",
                 'store raw bytes as a .bin, and name the type: {"url": …, "meta": {"dtype": …, "shape": […]}}',

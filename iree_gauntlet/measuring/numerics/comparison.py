@@ -69,7 +69,7 @@ def compare_allclose(
     )
     for index, (comparison, output, reference) in enumerate(zip(comparisons, actual, expected, strict=False)):
         result = replace(comparison, type=str(output.type), atol=allclose.atol, rtol=allclose.rtol)
-        fits = reference is not None and output.shape == reference.shape and not output.lacks_meaning
+        fits = reference is not None and output.shape == reference.shape and not output.has_unknown_type
         comparisons[index] = (
             _judge_allclose(result, output.array, reference.array, allclose) if reference and fits else result
         )
@@ -78,7 +78,7 @@ def compare_allclose(
 
 def _make_doubles(tensor: Tensor) -> Tensor:
     """Return the values in double precision, for statistics; bits of no known meaning are not changed."""
-    if tensor.lacks_meaning:
+    if tensor.has_unknown_type:
         return tensor
     return replace(tensor, element_type="f64", array=tensor.array.astype(np.float64))
 
@@ -121,7 +121,7 @@ def _compare_output(index: int, actual: Tensor, reference: Tensor | None, tolera
     if actual.type != reference.type:
         return replace(result, message=_describe_types(actual, reference))
     actual_values, expected_values = actual.array.reshape(-1), reference.array.reshape(-1)
-    limits = tolerances.effective(actual.element_type) if tolerances.applies_to(actual.element_type) else None
+    limits = tolerances.get_limits(actual.element_type) if tolerances.applies_to(actual.element_type) else None
     statistics = _ErrorStatistics(actual.element_type)
     for start in range(0, actual_values.size, PIECE):
         statistics.add(start, actual_values[start : start + PIECE], expected_values[start : start + PIECE], limits)

@@ -61,7 +61,7 @@ class Tolerances:
             return 0.0, 0.0
         return getattr(self, element_type), self.rtol
 
-    def effective(self, element_type: str) -> tuple[float, float]:
+    def get_limits(self, element_type: str) -> tuple[float, float]:
         """Return (atol, rtol) as the tool uses them; except for f64, the tool stores atol in a C float."""
         absolute, relative = self.written(element_type)
         if element_type in _C_FLOAT_FIELDS:

@@ -217,17 +217,17 @@ class ProfileRow:
         """Return the whole number in a field; raise ProfileError if the field has none."""
         value = self.fields.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self.unfit(name, expected)
+            raise self.make_field_error(name, expected)
         return value
 
     def text(self, name: str) -> str:
         """Return the name in a field; raise ProfileError if the field has none."""
         value = self.fields.get(name)
         if not isinstance(value, str) or not value:
-            raise self.unfit(name, "a name")
+            raise self.make_field_error(name, "a name")
         return value
 
-    def unfit(self, name: str, expected: str) -> ProfileError:
+    def make_field_error(self, name: str, expected: str) -> ProfileError:
         """Make the error for a field with an unexpected value."""
         problem = f"is {self.fields[name]!r}" if name in self.fields else "is missing"
         return ProfileError(
@@ -240,7 +240,7 @@ def _read_event(row: ProfileRow) -> tuple[str, int | None]:
     """Return the name and the ns of a dispatch; the ns are None if the dispatch has no valid time."""
     name, is_valid = row.text("key"), row.fields.get("valid")
     if not isinstance(is_valid, bool):
-        raise row.unfit("valid", "true or false")
+        raise row.make_field_error("valid", "true or false")
     if not is_valid:
         return name, None
     if row.fields.get("clock_fit_available") is False:

@@ -15,7 +15,7 @@ from iree_gauntlet.torch_models.declarations import make_failure_problem
 from iree_gauntlet.torch_models.model_registry import BenchmarkModel, Pipeline, make_planned_model
 from iree_gauntlet.torch_models.torch_side.host_pipeline import StageError
 from iree_gauntlet.torch_models.torch_side.torch_tensors import TYPES, find_type_name, make_array, make_tensor
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, get_host_type, hold_bits
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, check_storage_type, get_host_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,4 +122,4 @@ def _get_bits(tensor: Tensor, name: str) -> NDArray[Any]:
     array = make_array(tensor)
     # IREE's integers have no sign, or that of their name: the bits are the same.
     is_same_width = array.dtype.kind in "iu" and array.dtype.itemsize == get_host_type(name).itemsize
-    return hold_bits(array.view(get_host_type(name)) if is_same_width else array, name)
+    return check_storage_type(array.view(get_host_type(name)) if is_same_width else array, name)

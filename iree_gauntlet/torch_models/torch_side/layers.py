@@ -225,9 +225,9 @@ class Int8DynamicLinear(QuantizedLinear):
 
     def product(self, rows: Tensor) -> Tensor:
         """Return the product in f32."""
-        wide = rows.float()
-        step = _find_steps(wide.abs().amax(1, keepdim=True), _INT8_MAX)
-        codes = (wide / step).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8)
+        rows_f32 = rows.float()
+        step = _find_steps(rows_f32.abs().amax(1, keepdim=True), _INT8_MAX)
+        codes = (rows_f32 / step).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8)
         if torch.onnx.is_in_onnx_export():
             # ONNX has this operator, but the exporter of torch 2.13 does not translate `_int_mm` to it.
             shape = (rows.shape[0], self.weight.shape[1])
@@ -308,9 +308,9 @@ def explain_unfit_for_groups(linear: Module, group: int) -> str:
 
 def _quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return a weight in int8, and the step of each output in f32."""
-    wide = weight.detach().float()
-    step = _find_steps(wide.abs().amax(1), _INT8_MAX)
-    return (wide / step[:, None]).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8), step
+    rows_f32 = weight.detach().float()
+    step = _find_steps(rows_f32.abs().amax(1), _INT8_MAX)
+    return (rows_f32 / step[:, None]).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8), step
 
 
 def _find_steps(largest: Tensor, maximum: float) -> Tensor:
@@ -354,9 +354,9 @@ class RootMeanSquareNorm(nn.Module):  # type: ignore[misc]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Normalise tokens; the shape does not change."""
-        wide = tokens.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
-        return (wide * scale).type_as(tokens) * self.weight
+        tokens_f32 = tokens.float()
+        scale = torch.rsqrt(tokens_f32.square().mean(-1, keepdim=True) + self.epsilon)
+        return (tokens_f32 * scale).type_as(tokens) * self.weight
 
 
 class TransformerBlock(nn.Module):  # type: ignore[misc]
@@ -392,7 +392,7 @@ def add_rows(model: Module, shape: tuple[int, ...], dtype: torch.dtype) -> tuple
     return model.to(dtype), (torch.randn(shape, dtype=dtype),)
 
 
-class _Tokens(nn.Module):  # type: ignore[misc]
+class _FirstOutput(nn.Module):  # type: ignore[misc]
     """A wrapper that returns a model's first output, which is usually the last hidden state."""
 
     def __init__(self, model: Module) -> None:
@@ -434,7 +434,7 @@ def make_configured_model(
     model = AutoModel.from_config(config, dtype=dtype, trust_remote_code=False)
     if model.main_input_name != "input_ids" or getattr(config, "is_encoder_decoder", False):
         raise UsageError(f"{path}: {config.model_type} is not a model that takes only tokens")
-    return _Tokens(model), (torch.randint(0, config.vocab_size, (1, tokens)),)
+    return _FirstOutput(model), (torch.randint(0, config.vocab_size, (1, tokens)),)
 
 
 def _set_size(config: Any, name: str, size: int, path: Path) -> None:

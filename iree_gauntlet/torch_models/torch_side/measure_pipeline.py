@@ -43,7 +43,7 @@ if __name__ == "__main__":
 
 from iree_gauntlet.torch_models.torch_side.host_pipeline import PipelineTimes, run_pipeline
 from iree_gauntlet.workers.iree_side.measure_module import Context, ContextPlan, load_contexts, make_metrics
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, read_plan, write_arrays
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, read_arrays, read_plan, run_worker_main, write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -132,4 +132,4 @@ def _run_loop(host: HostModules, contexts: list[Context], types: list[str], grou
 
 
 if __name__ == "__main__":
-    sys.exit(answer_plan(sys.argv, measure))
+    sys.exit(run_worker_main(sys.argv, measure))

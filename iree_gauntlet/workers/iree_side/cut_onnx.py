@@ -57,7 +57,7 @@ from iree_gauntlet.workers.iree_side.import_onnx import (
     load_onnx,
     prepare_file,
 )
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, read_plan, run_worker_main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -235,4 +235,4 @@ def _answer_cut(plan: _CutPlan) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(answer_plan(sys.argv, _answer))
+    sys.exit(run_worker_main(sys.argv, _answer))

@@ -34,7 +34,7 @@ from iree_gauntlet.workers.iree_side.onnx_reference import (
     load_reference,
     read_inputs,
 )
-from iree_gauntlet.workers.iree_side.plan_file import answer_plan, read_plan
+from iree_gauntlet.workers.iree_side.plan_file import read_plan, run_worker_main
 from iree_gauntlet.workers.iree_side.value_errors import judge_values, widen
 
 if TYPE_CHECKING:
@@ -127,4 +127,4 @@ def _answer(document: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(answer_plan(sys.argv, _answer))
+    sys.exit(run_worker_main(sys.argv, _answer))

@@ -51,7 +51,7 @@ if __name__ == "__main__":
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.device_context import DeviceProgram, OpenDevice, device_memory
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, read_plan, write_arrays
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, read_arrays, read_plan, run_worker_main, write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,7 +189,7 @@ def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
 
 
 def measure(document: dict[str, Any]) -> dict[str, Any]:
-    """Measure as a plan requests; return the answer for `answer_plan`."""
+    """Measure as a plan requests; return the answer for `run_worker_main`."""
     plan = read_plan(GenerationPlan, document)
     generations, warm_up = plan.generations, plan.warm_up
     if generations < 1 or warm_up < 0:
@@ -229,4 +229,4 @@ def measure(document: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(answer_plan(sys.argv, measure))
+    sys.exit(run_worker_main(sys.argv, measure))

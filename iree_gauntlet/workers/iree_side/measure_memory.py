@@ -52,7 +52,7 @@ if __name__ == "__main__":
 
 from iree_gauntlet.workers.iree_side.device_context import OpenDevice, device_memory
 from iree_gauntlet.workers.iree_side.measure_module import ContextPlan, load_contexts
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, read_plan
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, read_arrays, read_plan, run_worker_main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -155,7 +155,7 @@ class _MemoryPlan(ContextPlan):
 
 
 def measure(document: dict[str, Any]) -> dict[str, Any]:
-    """Sample memory as a plan requests; return the answer for `answer_plan`."""
+    """Sample memory as a plan requests; return the answer for `run_worker_main`."""
     plan = read_plan(_MemoryPlan, document)
     interval_ms, device_count = plan.interval_ms, len(plan.devices)
     if interval_ms <= 0 or device_count != 1:
@@ -186,4 +186,4 @@ def measure(document: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(answer_plan(sys.argv, measure))
+    sys.exit(run_worker_main(sys.argv, measure))

@@ -58,10 +58,10 @@ if __name__ == "__main__":
 from iree_gauntlet.workers.iree_side.device_context import DeviceProgram, OpenDevice, device_memory
 from iree_gauntlet.workers.iree_side.plan_file import (
     PlanError,
-    answer_plan,
     call_times,
     read_arrays,
     read_plan,
+    run_worker_main,
     write_arrays,
 )
 
@@ -250,7 +250,7 @@ def load_contexts(plan: ContextPlan, inputs: Inputs) -> list[Context]:
 
 
 def measure(document: dict[str, Any]) -> dict[str, Any]:
-    """Measure as a plan requests; return the answer for `answer_plan`."""
+    """Measure as a plan requests; return the answer for `run_worker_main`."""
     plan = read_plan(_ModulePlan, document)
     inputs = read_arrays(plan.inputs)
     start_ns = time.perf_counter_ns()
@@ -291,4 +291,4 @@ def make_metrics(
 
 
 if __name__ == "__main__":
-    sys.exit(answer_plan(sys.argv, measure))
+    sys.exit(run_worker_main(sys.argv, measure))

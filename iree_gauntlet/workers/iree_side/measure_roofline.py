@@ -36,7 +36,7 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, read_plan, run_worker_main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,7 +103,7 @@ def copy_rate(size: int, threads: int, seconds: float, clock: Callable[[], float
 
 
 def measure(document: dict[str, Any]) -> dict[str, Any]:
-    """Measure as a plan requests; return the answer for `answer_plan`."""
+    """Measure as a plan requests; return the answer for `run_worker_main`."""
     plan = read_plan(_RooflinePlan, document)
     sizes, min_bytes = plan.matrix_sizes, 8 * plan.threads
     if not sizes or min(sizes) < 1 or plan.threads < 1 or plan.copy_bytes < min_bytes or plan.seconds < 0:
@@ -118,4 +118,4 @@ def measure(document: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(answer_plan(sys.argv, measure))
+    sys.exit(run_worker_main(sys.argv, measure))

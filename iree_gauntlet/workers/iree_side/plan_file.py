@@ -65,7 +65,7 @@ def get_host_type(name: str) -> np.dtype[Any]:
     return np.dtype(ELEMENT_TYPES[name][1])
 
 
-def hold_bits(array: Array, name: str) -> Array:
+def check_storage_type(array: Array, name: str) -> Array:
     """Make an array contiguous for the runtime; raise a PlanError if its type is not the one that stores the bits."""
     if array.dtype != get_host_type(name):
         raise PlanError(f"contains {array.dtype}, but {name} is stored as {ELEMENT_TYPES[name][1][1:]}")
@@ -101,7 +101,7 @@ def read_arrays(entries: Sequence[Mapping[str, Any]], folder: Path = Path()) -> 
     for entry in entries:
         file, type_name = entry["file"], entry["type"]
         try:
-            arrays.append((hold_bits(np.load(folder / file, allow_pickle=False), type_name), type_name))
+            arrays.append((check_storage_type(np.load(folder / file, allow_pickle=False), type_name), type_name))
         except (OSError, ValueError) as error:
             raise PlanError(f"{file}: cannot be read: {error}") from error
         except PlanError as error:
@@ -125,7 +125,7 @@ def write_arrays(folder: str, name: str, arrays: Iterable[tuple[str, Array | Non
     return entries
 
 
-def answer_plan(argv: Sequence[str], measure: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
+def run_worker_main(argv: Sequence[str], measure: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
     """Run the main function of a worker: read the plan, measure, and print the answer as JSON; return the exit code.
 
     `measure` raises PlanError, OSError, ValueError or KeyError for a plan that cannot be used, and RuntimeError if

@@ -81,7 +81,7 @@ from iree_gauntlet.workers.iree_side.onnx_reference import (
     read_inputs,
     walk_nodes,
 )
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, read_plan, run_worker_main
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value
 from iree_gauntlet.workers.iree_side.trace_dispatches import RawTensor, measure_error
 from iree_gauntlet.workers.iree_side.value_errors import (
@@ -505,4 +505,4 @@ def _answer(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(answer_plan(sys.argv, _answer))
+    sys.exit(run_worker_main(sys.argv, _answer))

@@ -53,7 +53,7 @@ if __name__ == "__main__":
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.device_context import DeviceProgram, OpenDevice
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, get_host_type, read_plan
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, get_host_type, read_plan, run_worker_main
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, make_array, read_value
 from iree_gauntlet.workers.iree_side.value_errors import are_close, find_largest, measure_difference, widen
 
@@ -391,7 +391,7 @@ def _answer(document: dict[str, Any]) -> dict[str, Any]:
 def main(argv: Sequence[str]) -> int:
     """Run the command, or one of its sides; return the exit code."""
     if argv[1:2] != ["--emit"]:
-        return answer_plan(argv, _answer)
+        return run_worker_main(argv, _answer)
     try:
         with os.fdopen(int(argv[2]), "wb") as stream:
             _emit(read_plan(_SidePlan, json.loads(argv[3])), stream)

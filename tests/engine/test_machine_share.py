@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.engine.rounds.machine_lock import LockFolder, MachineLocks, QuietStretch
+from iree_gauntlet.engine.rounds.machine_lock import LockFolder, MachineLocks, MachineShare
 from iree_gauntlet.errors import GauntletError
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Counted(MachineLocks):
+class CountingLocks(MachineLocks):
     """Locks that count how often the machine was asked for."""
 
     asked = 0
@@ -32,8 +32,8 @@ class Counted(MachineLocks):
 
 
 @pytest.fixture
-def locks(tmp_path: Path) -> Counted:
-    return Counted(LockFolder(tmp_path / "locks"), patience=LIMIT_SECONDS, cancelled=threading.Event())
+def locks(tmp_path: Path) -> CountingLocks:
+    return CountingLocks(LockFolder(tmp_path / "locks"), patience=LIMIT_SECONDS, cancelled=threading.Event())
 
 
 @pytest.fixture
@@ -42,13 +42,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def stretch(locks: Counted, clock: Clock) -> Iterator[QuietStretch]:
-    held = QuietStretch(locks, pytest.fail, seconds=1.0, clock=clock)
+def stretch(locks: CountingLocks, clock: Clock) -> Iterator[MachineShare]:
+    held = MachineShare(locks, pytest.fail, seconds=1.0, clock=clock)
     yield held
-    held.rest()
+    held.release()
 
 
-def is_held(locks: Counted, tmp_path: Path) -> bool:
+def is_held(locks: CountingLocks, tmp_path: Path) -> bool:
     """Whether a benchmark of another run would have to wait."""
     other = MachineLocks(LockFolder(tmp_path / "locks"), patience=0.0, cancelled=threading.Event())
     try:
@@ -58,7 +58,9 @@ def is_held(locks: Counted, tmp_path: Path) -> bool:
         return True
 
 
-def test_many_steps_ask_once_until_the_stretch_is_old(stretch: QuietStretch, locks: Counted, clock: Clock) -> None:
+def test_steps_ask_once_until_the_stretch_is_old(
+    stretch: MachineShare, locks: CountingLocks, clock: Clock
+) -> None:
     for _ in range(100):
         with stretch.hold():
             pass
@@ -69,43 +71,45 @@ def test_many_steps_ask_once_until_the_stretch_is_old(stretch: QuietStretch, loc
     assert locks.asked == 2
 
 
-def test_it_is_held_between_steps_and_not_in_a_rest(stretch: QuietStretch, locks: Counted, tmp_path: Path) -> None:
+def test_it_is_held_between_steps_until_release(
+    stretch: MachineShare, locks: CountingLocks, tmp_path: Path
+) -> None:
     with stretch.hold():
         assert is_held(locks, tmp_path)
-        stretch.rest()
+        stretch.release()
         assert is_held(locks, tmp_path)
     assert is_held(locks, tmp_path)
-    stretch.rest()
+    stretch.release()
     assert not is_held(locks, tmp_path)
-    stretch.rest()
+    stretch.release()
 
 
 def test_an_old_stretch_ends_with_its_last_step(
-    stretch: QuietStretch, locks: Counted, clock: Clock, tmp_path: Path
+    stretch: MachineShare, locks: CountingLocks, clock: Clock, tmp_path: Path
 ) -> None:
     with stretch.hold():
         clock.now += 1.0
         with stretch.hold():
             assert locks.asked == 2
-        stretch.rest()
+        stretch.release()
         assert is_held(locks, tmp_path)
     assert not is_held(locks, tmp_path)
 
 
-def test_a_step_that_fails_lets_go_like_any_other(stretch: QuietStretch, locks: Counted, tmp_path: Path) -> None:
+def test_a_step_that_fails_lets_go_like_any_other(stretch: MachineShare, locks: CountingLocks, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), stretch.hold():
         raise RuntimeError
-    stretch.rest()
+    stretch.release()
     assert not is_held(locks, tmp_path)
 
 
 def test_a_benchmark_of_another_run_gets_its_turn_among_endless_small_steps(
-    locks: Counted, clock: Clock, tmp_path: Path
+    locks: CountingLocks, clock: Clock, tmp_path: Path
 ) -> None:
     over, waiting, alone = threading.Event(), threading.Event(), threading.Event()
     turned_away: list[str] = []
     during: list[int] = []
-    stretch = QuietStretch(locks, turned_away.append, seconds=1.0, clock=clock)
+    stretch = MachineShare(locks, turned_away.append, seconds=1.0, clock=clock)
     other = MachineLocks(LockFolder(tmp_path / "locks"), patience=LIMIT_SECONDS, cancelled=threading.Event())
     steps = [0, 0]
 
@@ -114,7 +118,7 @@ def test_a_benchmark_of_another_run_gets_its_turn_among_endless_small_steps(
             with stretch.hold():
                 steps[number] += 1
                 during.extend([number] * alone.is_set())
-        stretch.rest()
+        stretch.release()
 
     def benchmark() -> None:
         with other.quiet_machine(exclusive=True, on_wait=lambda _: waiting.set()):
