@@ -331,6 +331,7 @@ class Case:
         compile_statistics: True if a benchmark also compares its main module's statistics with goldens.
         golden_keys: SKUs of the spec's golden times, for the message that no SKU matches.
         idle_goldens: counts and sizes of the spec under keys that match no case.
+        variant_goldens: goldens of the spec for variants, by the variant's name.
         timeouts: seconds by stage that the spec sets.
         skip_reason: reason to skip all steps of the case.
         blocked_reason: the missing requirement.
@@ -366,6 +367,7 @@ class Case:
     goldens: tuple[Golden, ...] = ()
     golden_keys: tuple[str, ...] = ()
     idle_goldens: tuple[Golden, ...] = ()
+    variant_goldens: tuple[tuple[str, tuple[Golden, ...]], ...] = ()
     expectations: tuple[Expectation, ...] = ()
     markers: frozenset[str] = frozenset()
     timeouts: tuple[tuple[Stage, float], ...] = ()

@@ -9,6 +9,7 @@ from typing import Any
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.stages import Stage  # noqa: TC001 - read at run time
+from iree_gauntlet.variants import Variant  # noqa: TC001 - read at run time
 
 
 class ExperimentKind(StrEnum):
@@ -199,6 +200,7 @@ class RunOpening(Opening):
 
     Attributes:
         again: steps that are repeated, so that their results in earlier parts no longer count.
+        variants: the changes of the flags of the specs.
         batch: number of small programs that are compiled as one; 0 for no batches.
         merged: data of the merged runs, besides their steps.
         micro: the request for a sweep.
@@ -213,6 +215,7 @@ class RunOpening(Opening):
     last_failed: bool = field(default=False, metadata=UNLESS_DEFAULT)
     again: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     shard: RunShard | None = field(default=None, metadata=UNLESS_DEFAULT)
+    variants: tuple[Variant, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     batch: int = field(default=0, metadata=UNLESS_DEFAULT)
     remarks: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     merged: tuple[dict[str, Any], ...] = field(default=(), metadata=UNLESS_DEFAULT)

@@ -17,6 +17,8 @@ from iree_gauntlet.targets import FAMILIES
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
+    from iree_gauntlet.variants import Variant
+
 
 DEFAULT_SUITE = "suites/cpu.toml"
 # The value of `takes` for an option that takes all the words after a task.
@@ -192,6 +194,10 @@ class SelectionRequest:
     rocm_chip: str = option("", "Chip of ROCm targets (default gfx942).")
     sku: str = option("", "Machine whose golden times are checked, such as mi300.")
     device: str = option("", "IREE device instead of the specs', such as hip://1 or local-sync.")
+    variant: tuple[str, ...] = option(
+        (),
+        "Change of the specs' flags: the name of a variant in gauntlet.toml or the suite, or NAME=FLAGS (repeatable).",
+    )
     untrusted: bool = option(
         False,
         "The specs are not trusted: refuse flags that start programs, load code or write elsewhere, files outside of "
@@ -348,6 +354,7 @@ class RunRequest:
         stages: selected stages; empty for the suite's choice.
         instructions: True if they are counted as well.
         chains: selected chains; None for all.
+        variants: the variants that `selection.variant` names; None to look them up.
     """
 
     selection: SelectionRequest = SelectionRequest()
@@ -367,6 +374,7 @@ class RunRequest:
     )
     explain: bool = option(False, "Explain failures after the run, as `explain` does (except expected ones).")
     chains: frozenset[str] | None = None
+    variants: tuple[Variant, ...] | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] = ()) -> RunRequest:
@@ -423,7 +431,8 @@ class CompareRequest:
 
     sides: tuple[str, ...] = option(
         (),
-        "A and B, as for --iree, if no words follow the task: --sides 3.12.0 --sides 3.13.0 with `inv`.",
+        "A and B, as for --iree and each with variants (3.13.0+O3), if no words follow the task: --sides 3.12.0 "
+        "--sides 3.13.0 with `inv`.",
         takes=SEVERAL,
     )
     metric: str = option(

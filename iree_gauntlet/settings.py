@@ -16,6 +16,8 @@ from iree_gauntlet.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from iree_gauntlet.variants import Variant
+
 
 _CMAKE_OPTION = re.compile(r"-D[A-Za-z_]\w*(?::[A-Z]+)?=[^\n]*")
 
@@ -67,6 +69,7 @@ class Configuration:
         nightly_links: page or folder with links to nightly wheels of IREE.
         packages_api: GitHub API of the repository whose CI builds packages for each commit of IREE.
         build_options: CMake options of source builds of IREE.
+        variants: the project's variants of flags; a user's own come first.
         environ: the environment for `$NAME` and credentials.
     """
 
@@ -81,6 +84,7 @@ class Configuration:
     nightly_links: str = "https://iree.dev/pip-release-links.html"
     packages_api: str = "https://api.github.com/repos/iree-org/iree"
     build_options: tuple[str, ...] = ()
+    variants: tuple[Variant, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def find_store_options(self, url: str) -> Mapping[str, str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 
+from iree_gauntlet.dialects.locations import get_url_path
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.settings import find_project_folder
 from iree_gauntlet.system.atomic import add_folder
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.workspace import Selection
     from iree_gauntlet.requests import RunRequest
+    from iree_gauntlet.variants import Variant
 
 
 _FILES_FOLDER = "files"
@@ -54,6 +56,7 @@ def pack_project(selection: Selection, archive: Path) -> ProjectCopy:
         origins = [case.origin, case.flags_origin, *(module.origin for module in case.modules)]
         origin_paths = [Path(origin.file).absolute() for origin in origins if origin is not None]
         files.update(path for path in origin_paths if path.is_file())
+    files.update(Path(path) for variant in selection.variants if (path := get_url_path(variant.tuning_spec)))
     with tarfile.open(archive, "w") as tar:
         # These folders may be empty, but are needed: they identify the project, or the run was started in them.
         for folder in (Path.cwd(), project / "specs", project / "suites"):
@@ -102,6 +105,10 @@ def map_request(request: RunRequest, copy: Path, run_dir: Path, cache_dir: Path,
         kind, colon, folder = iree_option.partition(":")
         return f"{kind}:{os.path.join(cwd, folder)}" if colon and kind in _IREE_KINDS_WITH_FOLDER else iree_option  # noqa: PTH118 - of another machine
 
+    def map_variant(variant: Variant) -> Variant:
+        path = get_url_path(variant.tuning_spec)
+        return replace(variant, tuning_spec=Path(map_path(copy, path)).as_uri()) if path else variant
+
     selection, toolchain = request.selection, request.toolchain
     return replace(
         request,
@@ -123,6 +130,7 @@ def map_request(request: RunRequest, copy: Path, run_dir: Path, cache_dir: Path,
         folder=replace(request.folder, run_dir=str(run_dir), resume=False, last_failed=False),
         shard=type(request.shard)(),
         chains=None,
+        variants=tuple(map(map_variant, request.variants or ())),
     )
 
 

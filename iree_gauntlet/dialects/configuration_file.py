@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field
 from iree_gauntlet.dialects.fields import StrictDocument, about, expect, read_table
 from iree_gauntlet.dialects.locations import BRACKETS_HINT, describe_url_error
 from iree_gauntlet.dialects.spec_file import find_nearest, with_lines
+from iree_gauntlet.dialects.variant_table import WithVariants, make_variants
 from iree_gauntlet.errors import Problem, SpecError, UsageError
 from iree_gauntlet.settings import Configuration, HistorySettings, Mirror, is_cmake_option
 
@@ -115,7 +116,7 @@ class _HistoryTable(StrictDocument):
     least_size: Annotated[float, Field(ge=0, lt=1)] = about(HistorySettings().least_size, "The same for sizes.")
 
 
-class SettingsFile(StrictDocument):
+class SettingsFile(WithVariants):
     """Settings of a project, or of a user."""
 
     mirrors: list[_MirrorTable] = Field(
@@ -172,6 +173,9 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
         nightly_links=toolchains.nightly_links,
         packages_api=toolchains.packages_api.rstrip("/"),
         build_options=tuple(toolchains.source.options),
+        variants=tuple(
+            variant for table, file in zip(tables, files, strict=True) for variant in make_variants(table, file)
+        ),
         environ=environ,
     )
 

@@ -15,6 +15,7 @@ from iree_gauntlet.dialects.fields import ForPeople, StrictDocument, about, expe
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, adjust_case
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, find_unmatched
 from iree_gauntlet.dialects.spec_file import FieldError
+from iree_gauntlet.dialects.variant_table import WithVariants, make_variants
 from iree_gauntlet.errors import Problem, SpecError, UsageError
 from iree_gauntlet.settings import resolve_links
 from iree_gauntlet.stages import DEFAULT_STAGES, SPEC_STAGES, FailureKind, Stage
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from iree_gauntlet.dialects.load import AnySpec
+    from iree_gauntlet.variants import Variant
 
 
 # A suite's name is a part of the names of runs.
@@ -70,7 +72,7 @@ class _ExpectTable(StrictDocument):
         return self
 
 
-class SuiteTable(StrictDocument):
+class SuiteTable(WithVariants):
     """A suite: what is run, where, and what is expected to fail."""
 
     name: Annotated[str, expect("letters, digits, '_', '-' and '.', starting with a letter or digit", _NAME.fullmatch)]
@@ -114,6 +116,7 @@ class Suite:
     configs: tuple[Path, ...]
     includes: tuple[Include, ...]
     expected_failures: tuple[ExpectedFailure, ...]
+    variants: tuple[Variant, ...]
 
 
 def read_suite(path: Path) -> Suite:
@@ -154,6 +157,7 @@ def read_suite(path: Path) -> Suite:
             )
             for index, item in enumerate(table.expect_failure)
         ),
+        variants=make_variants(table, path),
     )
 
 

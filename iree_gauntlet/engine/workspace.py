@@ -21,6 +21,7 @@ from iree_gauntlet.device_kinds import ROCM
 from iree_gauntlet.dialects.locations import get_url_path, is_url, make_flag_problem
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, explain_no_match, find_unmatched_globs
 from iree_gauntlet.dialects.spec_file import make_field_problem, read_toml, with_lines
+from iree_gauntlet.engine.varying import find_variants, vary_cases
 from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
 from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.requests import suggest_each
@@ -39,13 +40,14 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.suite import Suite
     from iree_gauntlet.requests import Defaults, SelectionRequest
     from iree_gauntlet.stages import Stage
+    from iree_gauntlet.variants import Variant
 
 
 _MAX_NAMES = 5
 _MAX_RISKS = 10
 _DIRS_HINT = "Write it relative to the suite's file."
 # These options determine how cases are run, so they do not replace the default suite.
-_EXECUTION_OPTIONS = ("suite", "external_file_directory", "sku", "device", "untrusted")
+_EXECUTION_OPTIONS = ("suite", "external_file_directory", "sku", "device", "variant", "untrusted")
 # Flag names with `-`, as the compiler writes them. `_PROGRAM_FLAGS` name programs that IREE starts; `_CODE_FLAGS` name
 # code that IREE loads into its process, or links into the modules that are run.
 _PROGRAM_FLAGS = re.compile(
@@ -75,13 +77,15 @@ class Selection:
     """The cases and specs that a command works on.
 
     Attributes:
-        name: the name of the suite, or `custom`; part of a run's name.
+        name: the name of the suite, or `custom`, and those of variants (`cpu+O3`); part of a run's name.
         specs: every spec file that was read.
         unselected_configs: a line for each named config whose target was not requested.
         notes: a line for each difference between the selection and what its options alone request.
         device_optional: True to compile cases without running them if their device does not exist.
         source_paths: folders of specs and of the files that they name, the suite's file, and configs.
         risks: flags of the cases that do more than compile and run them.
+        variants: the changes of the cases' flags.
+        known_variants: variants that are found by name before those of the settings.
     """
 
     name: str
@@ -94,6 +98,8 @@ class Selection:
     device_optional: bool = False
     source_paths: tuple[Path, ...] = ()
     risks: tuple[Problem, ...] = ()
+    variants: tuple[Variant, ...] = ()
+    known_variants: tuple[Variant, ...] = ()
 
     def require_no_problems(self) -> None:
         """Raise SpecError if a selected spec has problems."""
@@ -154,9 +160,29 @@ class Selection:
                 problems.append(make_field_problem(file, field, error.message, error.hint))
         return problems
 
+    def knowing(self, texts: Sequence[str]) -> Selection:
+        """Return the selection with the variants that `--variant` takes known by name, each alone and not applied."""
+        variants = [variant for text in texts for variant in find_variants([text], self.known_variants)]
+        return replace(self, known_variants=(*variants, *self.known_variants))
+
+    def with_variants(self, texts: Sequence[str]) -> Selection:
+        """Return the selection with more variants, as `--variant` takes them; errors as in `find_variants`."""
+        if not texts:
+            return self
+        names = [variant.name for variant in self.variants]
+        variants = find_variants((*names, *texts), (*self.known_variants, *self.variants))
+        cases = vary_cases(self.cases, variants, variants[len(names) :])
+        risks = {risk for case in (*cases.cases, *cases.required) for risk in _list_risks(case)}
+        name = _name_selection(self.name.partition("+")[0], variants)
+        return replace(self, name=name, cases=cases, variants=variants, risks=tuple(sorted(risks)))
+
     @property
     def _cases(self) -> tuple[Case, ...]:
         return (*self.cases.cases, *self.cases.required)
+
+
+def _name_selection(suite: str, variants: Sequence[Variant]) -> str:
+    return "+".join((suite, *(variant.name for variant in variants)))
 
 
 def each_once(warnings: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -169,10 +195,17 @@ def each_once(warnings: Iterable[tuple[str, str]]) -> Iterator[str]:
         yield f"{', '.join(file_names)}: {text}"
 
 
-def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool = False) -> Selection:
+def select(
+    request: SelectionRequest,
+    defaults: Defaults,
+    *,
+    for_problems: bool = False,
+    variants: tuple[Variant, ...] | None = None,
+) -> Selection:
     """Read specs and select cases, by the request and the task's defaults.
 
-    With `for_problems`, the command reports problems, including those of files that were not selected.
+    With `for_problems`, the command reports problems, including those of files that were not selected. `variants` are
+    the request's variants; None to look them up.
 
     Raises:
         UsageError: options that exclude each other, or that name something that does not exist.
@@ -221,12 +254,15 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     if not (cases.cases or cases.problems or (for_problems and cases.unselected_problems)):
         unread_files = sorted({problem.file for problem in cases.unselected_problems})
         raise explain_no_match(includes, specs, families, cases.known_markers, cases.other_targets, unread_files)
+    suite_variants = suite.variants if suite else ()
+    variants = find_variants(request.variant, suite_variants) if variants is None else variants
+    cases = vary_cases(cases, variants, variants)
     read_from = tuple(path for path in (*folders, external, modules, *configs, suite and suite.path) if path)
     risks = {risk for case in (*cases.cases, *cases.required) for risk in _list_risks(case)}
     if request.untrusted:
         cases = _block_risky_cases(cases, _list_trusted_folders(request, suite))
     return Selection(
-        name=suite.name if suite else "custom",
+        name=_name_selection(suite.name if suite else "custom", variants),
         stages=suite.stages if suite else DEFAULT_STAGES,
         targets=tuple(targets),
         specs=tuple(spec for spec in specs if isinstance(spec, Spec)),
@@ -236,6 +272,8 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         device_optional=bool(suite and suite.device_optional),
         source_paths=read_from,
         risks=tuple(sorted(risks)),
+        variants=variants,
+        known_variants=suite_variants,
     )
 
 

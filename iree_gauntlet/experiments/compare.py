@@ -33,6 +33,7 @@ from iree_gauntlet.experiments.sides import (
     find_compile_changes,
     find_obstacle,
     find_removed_models,
+    find_unaffected,
     make_pair,
     make_round_settings,
     make_units,
@@ -62,6 +63,7 @@ from iree_gauntlet.records.compare_record import (
 )
 from iree_gauntlet.requests import CompareRequest, RunRequest, collect_changed_options, parse_request
 from iree_gauntlet.settings import format_path
+from iree_gauntlet.variants import split_side
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -112,12 +114,7 @@ def compare(
             parse_request(CompareRequest, asdict(options) | budget | previous),
             request.with_resumed_options(previous),
         )
-    names = options.sides
-    if len(names) != len(SIDE_NAMES):
-        raise UsageError(
-            f"compare takes two IREEs, not {len(names)}",
-            "Such as: compare 3.12.0 3.13.0 --model dtln, or compare installed build:../iree-build --suite cpu.",
-        )
+    names = _complete_sides(options.sides)
     settings = make_compare_settings(options, request.execution, local=machines is None)
     # Report typing mistakes and install missing IREEs now, before hours of work.
     setup = _choose(request, options, machines)
@@ -153,6 +150,22 @@ def compare(
     return experiment.code
 
 
+def _complete_sides(sides: Sequence[str]) -> tuple[str, ...]:
+    """Return both sides; a side that has only variants (`+O3`) gets the IREE of the other one, or the installed one."""
+    if len(sides) == 1 and sides[0].startswith("+"):
+        sides = ("installed", sides[0])
+    if len(sides) != len(SIDE_NAMES):
+        raise UsageError(
+            f"compare takes two IREEs, not {len(sides)}",
+            "Such as: compare 3.12.0 3.13.0 --model dtln, compare installed build:../iree-build --suite cpu, or "
+            "compare 3.13.0 3.13.0+data-tiling.",
+        )
+    irees = [split_side(side)[0] for side in sides]
+    return tuple(
+        f"{irees[1 - index] or 'installed'}{side}" if side.startswith("+") else side for index, side in enumerate(sides)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Comparison:
     """A comparison whose sides have run; its results go into the log."""
@@ -168,10 +181,12 @@ class _Comparison:
         """Compare the instruction counts of both sides."""
         steps, left_out = _make_ready(*self.sides, self.settings.metric)
         left_out |= find_removed_models((*steps, *left_out), events)
+        no_effect = find_unaffected(self.sides, steps)
+        steps = {chain: pair for chain, pair in steps.items() if chain not in no_effect}
         verdicts = self._judge_counts(steps)
         for chain in steps.keys() - verdicts.keys():
             left_out[chain] = "its sides were counted by different counters: start a new comparison"
-        self._write_prepared(verdicts, left_out, {})
+        self._write_prepared(verdicts, left_out, {}, no_effect)
         verdicts = self._count_with_fma(verdicts)
         for chain, work in verdicts.items():
             self.log.write("result", ComparisonVerdict(work=replace(work, reason="")), step=chain)
@@ -193,7 +208,8 @@ class _Comparison:
         metric, rules = self.settings.metric, self.settings.rules
         steps, left_out = _make_ready(*self.sides, metric)
         left_out |= find_changed_models(self.sides, events) | find_removed_models((*steps, *left_out), events)
-        steps = {chain: pair for chain, pair in steps.items() if chain not in left_out}
+        no_effect = find_unaffected(self.sides, steps) if metric == "time" else ()
+        steps = {chain: pair for chain, pair in steps.items() if chain not in (*left_out, *no_effect)}
         benchmarks = {
             chain: {
                 side.name: SideBenchmark(timeout=step.timeout, command=step.required_command, resources=step.resources)
@@ -201,7 +217,7 @@ class _Comparison:
             }
             for chain, pair in (steps.items() if metric == "time" else ())
         }
-        self._write_prepared(steps, left_out, benchmarks)
+        self._write_prepared(steps, left_out, benchmarks, no_effect)
         evidence = collect_samples(events)
         with self.presenter.progress() as progress, open_session(folder, self.log, progress) as session:
             try:
@@ -256,13 +272,19 @@ class _Comparison:
         return verdicts
 
     def _write_prepared(
-        self, models: Iterable[str], left_out: dict[str, str], benchmarks: dict[str, dict[str, SideBenchmark]]
+        self,
+        models: Iterable[str],
+        left_out: dict[str, str],
+        benchmarks: dict[str, dict[str, SideBenchmark]],
+        no_effect: tuple[str, ...],
     ) -> None:
         sides = {
             side.name: SideRecord(asked=side.iree, folder=side.folder.name, toolchain=side.toolchain)
             for side in self.sides
         }
-        event = ComparisonPreparation(sides=sides, models=tuple(models), left_out=left_out, benchmarks=benchmarks)
+        event = ComparisonPreparation(
+            sides=sides, models=tuple(models), left_out=left_out, no_effect=no_effect, benchmarks=benchmarks
+        )
         self.log.write("prepared", event)
 
     def _write_verdicts(self, verdicts: Mapping[str, ModelVerdict]) -> dict[str, WorkVerdict]:

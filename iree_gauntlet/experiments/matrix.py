@@ -15,14 +15,18 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.engine.session import interruptible
+from iree_gauntlet.engine.varying import is_same_file
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, ToolchainError, UsageError
 from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import make_setup, run
 from iree_gauntlet.journal_events import ResumeOptions
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.matrix_outcome import MATRIX, IreeRequest, IreeResolution, MatrixOpening, MatrixResult
 from iree_gauntlet.records.run_folder import keep_if_resumable
 from iree_gauntlet.requests import OVERRIDABLE_OPTIONS, Defaults, RunRequest, SelectionRequest, collect_changed_options
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
+from iree_gauntlet.variants import split_side
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,10 +67,12 @@ def matrix(
             "Give one of them to vary only the other side, or neither.",
         )
     else:
-        named_irees = name_irees(irees)
+        named_irees = name_irees(_combine(irees, request.selection.variant))
     # Report mistakes in the selection before anything is installed.
-    setup = make_setup(request, machines)
-    request, folder = setup.request, experiment.folder
+    variants = request.selection.variant
+    setup = make_setup(replace(request, selection=replace(request.selection, variant=())), machines)
+    setup = replace(setup, selection=setup.selection.knowing(variants))
+    request, folder = replace(setup.request, selection=request.selection), experiment.folder
     options = {name: value for name, value in request.resume_options.items() if name in _RUN_OPTIONS}
     opening = MatrixOpening(
         suite=setup.selection.name,
@@ -166,7 +172,31 @@ class _Runs:
         return code
 
     def _record_result(self, iree: IreeRequest, code: ExitCode, error: str = "", hint: str = "") -> None:
-        self.log.write("result", MatrixResult(exit_code=code, error=error, hint=hint), step=iree.label)
+        result = MatrixResult(exit_code=code, error=error, hint=hint, no_effect=self._find_unaffected(iree))
+        self.log.write("result", result, step=iree.label)
+
+    def _find_unaffected(self, iree: IreeRequest) -> tuple[str, ...]:
+        """Return the chains whose modules are the same bytes as in the run with the same IREE and no variants."""
+        name, variants = split_side(iree.iree)
+        plain = next((other for other in self.irees if other.iree == name), None)
+        if not variants or plain is None:
+            return ()
+        modules, plain_modules = (_list_modules(self.folder / run.folder / JOURNAL) for run in (iree, plain))
+        return tuple(
+            chain
+            for chain, paths in modules.items()
+            if len(paths) == len(plain_modules.get(chain, ()))
+            and all(is_same_file(*pair) for pair in zip(paths, plain_modules[chain], strict=True))
+        )
+
+
+def _list_modules(journal: Path) -> dict[str, list[str]]:
+    """Return the files of the modules that a run planned, by chain; empty without a run."""
+    modules: dict[str, list[str]] = {}
+    for step in read_journal(journal).planned if journal.is_file() else ():
+        if step.stage is Stage.COMPILE:
+            modules.setdefault(step.chain, []).append(step.find_output("module"))
+    return modules
 
 
 def _resume(
@@ -183,6 +213,14 @@ def _resume(
     return opening.irees, request.with_resumed_options(kept_options.options)
 
 
+def _combine(irees: Sequence[str], variants: Sequence[str]) -> Sequence[str]:
+    """Return each IREE with the flags of the specs, then with each variant alone."""
+    if not variants:
+        return irees
+    names = [text.partition("=")[0] for text in variants]
+    return [side for iree in irees or ("installed",) for side in (iree, *(f"{iree}+{name}" for name in names))]
+
+
 def name_irees(values: Sequence[str]) -> tuple[IreeRequest, ...]:
     """Parse the values of `--iree`, in their order, and give each a label and a folder; nothing is installed.
 
@@ -191,13 +229,19 @@ def name_irees(values: Sequence[str]) -> tuple[IreeRequest, ...]:
     """
     if not values:
         raise UsageError("matrix needs IREEs: give --iree once for each", _EXAMPLE)
-    choices = [_parse(value) for value in values]
+    sides = [split_side(value) for value in values]
+    choices = [_parse(iree) if iree or not variants else parse_choice("") for iree, variants in sides]
+    suffixes = ["".join(f"+{name}" for name in variants) for _, variants in sides]
     for index, choice in enumerate(choices):
-        for previous in choices[:index]:
-            if replace(choice, text="") == replace(previous, text=""):
+        for other in range(index):
+            previous = choices[other]
+            if suffixes[index] == suffixes[other] and replace(choice, text="") == replace(previous, text=""):
                 names = f"{previous.text} and {choice.text}" if previous.text != choice.text else choice.text
-                raise UsageError(f"--iree {names}: one IREE is named twice", "Name each once.")
-    labels = [_make_label(choice, choices) for choice in choices]
+                raise UsageError(f"--iree {names}{suffixes[index]}: one IREE is named twice", "Name each once.")
+    distinct_choices = list(dict.fromkeys(choices))
+    labels = [
+        f"{_make_label(choice, distinct_choices)}{suffix}" for choice, suffix in zip(choices, suffixes, strict=True)
+    ]
     folders: list[str] = []
     for label in labels:
         name = folder = _UNSAFE.sub("-", label).strip("-.") or "iree"
@@ -208,7 +252,8 @@ def name_irees(values: Sequence[str]) -> tuple[IreeRequest, ...]:
             folder = f"{name}-{number}"
         folders.append(folder)
     return tuple(
-        IreeRequest(label, choice.text, folder) for choice, label, folder in zip(choices, labels, folders, strict=True)
+        IreeRequest(label, f"{choice.text}{suffix}", folder)
+        for choice, suffix, label, folder in zip(choices, suffixes, labels, folders, strict=True)
     )
 
 

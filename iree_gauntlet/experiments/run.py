@@ -27,6 +27,7 @@ from iree_gauntlet.engine.run_start import (
     repeat_changed_steps,
 )
 from iree_gauntlet.engine.session import Session, open_session
+from iree_gauntlet.engine.varying import require_known_flags
 from iree_gauntlet.engine.workbench import Workbench, make_plan_context, open_workbench
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
@@ -58,6 +59,7 @@ from iree_gauntlet.requests import (
     require_unchanged_options,
 )
 from iree_gauntlet.settings import find_runs_folder, format_path, format_typed_command, resolve_links
+from iree_gauntlet.variants import split_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -98,8 +100,9 @@ def make_setup(request: RunRequest, machines: Machines | None = None) -> RunSetu
         # Record the baseline's real name, because `latest` may mean another run when this run is resumed.
         baseline_folder = str(resolve_links(find_named_run(request.execution.baseline, "--baseline")))
         request = replace(request, execution=replace(request.execution, baseline=baseline_folder))
-    selection = select(request.selection, request.defaults)
+    selection = select(request.selection, request.defaults, variants=request.variants)
     selection.require_no_problems()
+    request = replace(request, variants=selection.variants)
     return RunSetup(request, selection, request.stages_after(selection.stages), machines)
 
 
@@ -256,6 +259,7 @@ def _open_engine(
         again=tuple(step.id for step in plan.steps if step.id in record.results and step.id not in verdicts),
         kept=ResumeOptions(request.resume_options, asdict(request.defaults), request.stages or None),
         shard=shard,
+        variants=selection.variants,
         batch=execution.batch,
     )
     with (
@@ -327,25 +331,49 @@ class RunSetup:
     stages: tuple[Stage, ...]
     machines: Machines | None = None
 
-    def within(self, run_dir: Path, iree: str = "", stages: tuple[Stage, ...] = ()) -> RunSetup:
-        """Return a copy for another folder, resumed if it has a journal; optionally with another IREE or stages."""
-        toolchain = replace(self.request.toolchain, iree=iree or self.request.toolchain.iree)
+    def within(self, run_dir: Path, side: str = "", stages: tuple[Stage, ...] = ()) -> RunSetup:
+        """Return a copy for another folder, resumed if it has a journal; optionally for another side or stages."""
         folder = FolderRequest(run_dir=str(run_dir), resume=keep_if_resumable(run_dir))
-        return replace(
-            self, request=replace(self.request, toolchain=toolchain, folder=folder), stages=stages or self.stages
-        )
+        setup = self.for_side(side)
+        return replace(setup, request=replace(setup.request, folder=folder), stages=stages or self.stages)
 
-    def open_workbench_for(self, iree: str) -> Workbench:
-        """Open the workbench for an IREE, installed if needed; ToolchainError if it is not available."""
-        request = replace(self.request, toolchain=replace(self.request.toolchain, iree=iree))
-        return replace(self, request=request).open_workbench(Progress())
+    def for_side(self, side: str) -> RunSetup:
+        """Return a copy for an IREE with variants, `3.13.0+O3`; an empty IREE is this run's.
+
+        Raises:
+            UsageError: a variant does not exist, or contradicts another one.
+        """
+        iree, names = split_side(side)
+        toolchain = replace(self.request.toolchain, iree=iree or self.request.toolchain.iree)
+        selection = self.selection.with_variants(names)
+        variant = (*self.request.selection.variant, *names)
+        request = replace(
+            self.request,
+            toolchain=toolchain,
+            selection=replace(self.request.selection, variant=variant),
+            variants=selection.variants,
+        )
+        return replace(self, request=request, selection=selection)
+
+    def open_workbench_for(self, side: str) -> Workbench:
+        """Open the workbench for a side, with its IREE installed if needed; ToolchainError if it is not available.
+
+        Raises:
+            UsageError: the IREE does not support a flag of a variant.
+        """
+        return self.for_side(side).open_workbench(Progress())
 
     def open_workbench(self, progress: Progress) -> Workbench:
-        """Open this run's workbench; a run that only fetches needs no IREE."""
+        """Open this run's workbench; a run that only fetches needs no IREE; errors as in `open_workbench_for`."""
         importer = any(module.program.onnx for case in self.selection.cases.cases for module in case.modules)
         request = self.request
         need_iree = not self.stages or any(not stage.row.fetches for stage in self.stages)
-        return open_workbench(request.toolchain, progress, request.network, need_toolchain=need_iree, importer=importer)
+        workbench = open_workbench(
+            request.toolchain, progress, request.network, need_toolchain=need_iree, importer=importer
+        )
+        if workbench.toolchain is not None:
+            require_known_flags(self.selection.variants, workbench.get_flags)
+        return workbench
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from iree_gauntlet.engine.rounds.taken_rounds import (
     make_compile_rounds,
     parse_cpus,
 )
+from iree_gauntlet.engine.varying import is_same_file
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.run import Machines, run
 from iree_gauntlet.experiments.session_verdicts import describe_times
@@ -45,6 +46,7 @@ from iree_gauntlet.records.compare_record import (
 from iree_gauntlet.results import Result
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
+from iree_gauntlet.variants import split_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -216,6 +218,20 @@ def find_removed_models(models: Iterable[str], events: Iterable[JournalEvent]) -
     previous_models = {chain for part in parts for chain in (*part.models, *part.left_out)}
     return dict.fromkeys(
         sorted(previous_models.difference(models)), "the comparison was started with it: its spec is gone"
+    )
+
+
+def find_unaffected(sides: Sequence[ComparisonSide], steps: Mapping[str, tuple[Step, Step]]) -> tuple[str, ...]:
+    """Return the models whose steps run the same bytes in the same way on both sides, which differ only by variants."""
+    (iree_a, variants_a), (iree_b, variants_b) = (split_side(side.iree) for side in sides)
+    if variants_a == variants_b or iree_a != iree_b:
+        return ()
+    return tuple(
+        chain
+        for chain, (step_a, step_b) in steps.items()
+        if _strip_folders(step_a.command) == _strip_folders(step_b.command)
+        and [file.role for file in step_a.inputs] == [file.role for file in step_b.inputs]
+        and all(is_same_file(a.path, b.path) for a, b in zip(step_a.inputs, step_b.inputs, strict=True))
     )
 
 

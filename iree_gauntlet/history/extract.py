@@ -48,7 +48,7 @@ def extract(outcome: RunOutcome) -> list[HistoryRun]:
         HistoryRun(
             run=outcome.run,
             time=outcome.started,
-            cases=tuple(case for chain in chains for case in (*_list_variants(chain), _make_case(chain, outcome))),
+            cases=tuple(case for chain in chains for case in (*_list_recipes(chain), _make_case(chain, outcome))),
             iree=make_iree_version(outcome.toolchain),
             machine=machine,
             suite=outcome.suite,
@@ -94,7 +94,7 @@ def _make_case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
     return HistoryCase(
         model=chain.model,
         submodel=chain.submodel,
-        target=chain.target,
+        target="+".join(filter(None, (chain.target, outcome.variant))),
         sku=chain.sku,
         device=device,
         flags=_format_flags(chain.steps),
@@ -104,7 +104,7 @@ def _make_case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
     )
 
 
-def _list_variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
+def _list_recipes(chain: ChainOutcome) -> Iterator[HistoryCase]:
     """Yield a case for each recipe at a point of a sweep: `lin/4-64-128/int8wo`."""
     with explain_unreadable(f"{chain.id}: its point of a sweep", UNREADABLE_SWEEP):
         points = [PointRecord.from_dict(step.statistics[MICRO]) for step in chain.steps if MICRO in step.statistics]

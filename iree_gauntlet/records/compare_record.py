@@ -118,12 +118,14 @@ class ComparisonPreparation(Recorded):
 
     Attributes:
         left_out: models that cannot be measured, and the reasons.
+        no_effect: models whose modules are the same bytes on both sides, which only variants distinguish.
         benchmarks: benchmarks by model and side, if times are compared.
     """
 
     sides: dict[str, SideRecord]
     models: tuple[str, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
+    no_effect: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     benchmarks: dict[str, dict[str, SideBenchmark]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -111,7 +111,10 @@ class HistoryFigure(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class HistoryCase(Recorded):
-    """A model on a target; `device` is IREE's device, such as `hip`; `flags` is a hash of compile and run flags."""
+    """A model on a target (with variants: `cpu+O3`).
+
+    `device` is IREE's device, such as `hip`; `flags` is a hash of compile and run flags.
+    """
 
     model: str
     submodel: str
@@ -246,6 +249,17 @@ class SeriesKey:
     def case(self) -> str:
         """The chain: `ocr/detector@cpu`."""
         return f"{self.model}/{self.submodel}" + (f"@{self.target}" if self.target else "")
+
+    @property
+    def selection(self) -> dict[str, list[str]]:
+        """The values of the options that select the case: its model, submodel, target and variants."""
+        target, *variants = self.target.split("+")
+        return {"model": [self.model], "submodel": [self.submodel], "target": [target], "variant": variants}
+
+    @property
+    def selection_options(self) -> tuple[str, ...]:
+        """The words of a command line that select the case."""
+        return tuple(word for name, values in self.selection.items() for text in values for word in (f"--{name}", text))
 
     @property
     def quantity(self) -> str:

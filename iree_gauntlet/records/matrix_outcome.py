@@ -17,6 +17,7 @@ from iree_gauntlet.journal_format import JOURNAL, ExperimentRecord, JournalSchem
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.chain_figures import MatrixCell, make_matrix_cell
 from iree_gauntlet.records.outcome import RunOutcome, format_headline, list_record_remarks, read_outcome
+from iree_gauntlet.variants import split_side
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,11 +67,16 @@ class IreeResolution(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixResult(Recorded):
-    """`result`: the end of an IREE's run, after the run's `start`; `error` if the run could not be completed."""
+    """`result`: the end of an IREE's run, after the run's `start`; `error` if the run could not be completed.
+
+    Attributes:
+        no_effect: chains whose modules are the same bytes as without the variants.
+    """
 
     exit_code: ExitCode
     error: str = ""
     hint: str = ""
+    no_effect: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
 
     @property
     def is_kept_on_resume(self) -> bool:
@@ -90,6 +96,7 @@ class MatrixIree:
         problem: the reason for a missing or incomplete run; empty for a complete run.
         exit_code: None if the IREE was left out.
         outcome: the outcome of the run; None without a run.
+        no_effect: chains whose modules are the same bytes as without the variants.
     """
 
     label: str
@@ -100,6 +107,7 @@ class MatrixIree:
     hint: str
     exit_code: ExitCode | None
     outcome: RunOutcome | None
+    no_effect: tuple[str, ...] = ()
 
     @property
     def result_text(self) -> str:
@@ -231,6 +239,7 @@ def _make_iree(request: IreeRequest, folder: Path, record: _MatrixRecord) -> Mat
         hint=hint,
         exit_code=code,
         outcome=outcome,
+        no_effect=result.no_effect if result else (),
     )
 
 
@@ -253,12 +262,12 @@ def _list_remarks(record: _MatrixRecord, irees: tuple[MatrixIree, ...], rows: tu
     yield from list_record_remarks(
         "matrix", "record", len(journal.openings), journal.end, torn=journal.has_truncated_line
     )
-    labels_by_identity: dict[tuple[str, str], list[str]] = {}
+    labels_by_identity: dict[tuple[str, ...], list[str]] = {}
     for iree in irees:
-        key = iree.toolchain.identity, iree.toolchain.runtime_identity
+        key = iree.toolchain.identity, iree.toolchain.runtime_identity, *split_side(iree.text)[1]
         labels_by_identity.setdefault(key, []).append(iree.label)
     for key, labels in labels_by_identity.items():
-        if any(key) and len(labels) > 1:
+        if any(key[:2]) and len(labels) > 1:
             yield f"{' and '.join(labels)} are the same IREE: differences between them are noise"
     hosts = {iree.outcome.machine.host for iree in irees if iree.outcome is not None} - {""}
     if len(hosts) > 1:

@@ -20,6 +20,7 @@ from iree_gauntlet.recorded import UNRECORDED
 from iree_gauntlet.results import Result, find_unapplied_goldens
 from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.steps import BATCH_MODEL
+from iree_gauntlet.variants import name_variants
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -160,6 +161,7 @@ class RunOutcome:
         remarks: notes about the record itself that a reader needs, one line each.
         workers: the machines of a cluster that took part, by the worker's name.
         markers: the marker expression that selected the tests.
+        variant: the names of the variants that changed the models' flags; empty for the specs' flags.
     """
 
     run: str
@@ -185,6 +187,7 @@ class RunOutcome:
     markers: str
     workers: dict[str, MachineInfo]
     made_inputs: int
+    variant: str = ""
 
     @property
     def cases(self) -> tuple[ChainOutcome, ...]:
@@ -264,6 +267,7 @@ def read_outcome(record: JournalRecord) -> RunOutcome:
         remarks=_list_remarks(record, {step.id for step in planned_steps}),
         markers=opening.markers,
         workers=record.workers,
+        variant=name_variants(opening.variants),
     )
 
 

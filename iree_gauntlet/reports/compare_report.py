@@ -40,6 +40,7 @@ from iree_gauntlet.formatting import (
     format_ratio,
     format_span,
     join_lines,
+    pluralize,
 )
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.records.chain_figures import make_matrix_cell
@@ -114,6 +115,8 @@ _TOOLCHAIN_FIELDS = ("compiler", "compiler_commit", "runtime", "runtime_commit",
 _MAX_EXACT_RATIO = 1.2
 # A profile's difference that is larger or smaller by this factor does not explain the measured difference.
 _MAX_PROFILE_RATIO = 2.0
+_NO_EFFECT = "no effect"
+_SAME_BYTES = "the modules of both sides are the same bytes, so nothing was measured"
 _VERDICT_ORDER = (
     "slower",
     "more work",
@@ -124,6 +127,7 @@ _VERDICT_ORDER = (
     "not slower",
     "same",
     "same work",
+    _NO_EFFECT,
     "not measured",
 )
 # Larger changes of a single measurement are pointed out.
@@ -185,6 +189,7 @@ def list_rows(record: ComparisonRecord) -> list[TimeRow]:
         else:
             rows.append(TimeRow(model, "not measured", reason=_explain_missing_verdict(record, model)))
     rows += [TimeRow(model, "not measured", reason=reason) for model, reason in record.prepared.left_out.items()]
+    rows += [TimeRow(model, _NO_EFFECT, reason=_SAME_BYTES) for model in record.prepared.no_effect]
     for row in rows:
         if row.verdict not in _VERDICT_ORDER:
             raise GauntletError(
@@ -357,6 +362,7 @@ def _format_comparison_json(record: ComparisonRecord, rows: Sequence[TimeRow], f
             for model, verdict in (record.verdicts | record.work_verdicts).items()
         },
         "not_measured": {row.model: row.reason for row in rows if row.verdict == "not measured"},
+        "no_effect": record.prepared.no_effect,
         "summary": record.summary.as_dict() if record.summary else {},
         "changes": [asdict(item) for item in figures],
         "where": {model: item.as_dict() for model, item in record.where.items()},
@@ -400,19 +406,21 @@ def _show_comparison(
     margins: tuple[float, ...] = (judging_rules.least, judging_rules.band)
     if by_work:
         margins = (judging_rules.least_work,)
+    yield from make_unaffected_blocks(record.prepared.no_effect, "", _SAME_BYTES)
     columns = {
         name: replace(column, margins=margins) if name == "interval" else column
         for name, column in (_WORK_COLUMNS if by_work else _TIME_COLUMNS).items()
         if name not in _OPTIONAL_COLUMNS or any(getattr(row, name) for row in rows)
     }
-    yield Table(tuple(columns.values()), tuple(tuple(getattr(row, name) for name in columns) for row in rows))
+    shown_rows = tuple(tuple(getattr(row, name) for name in columns) for row in rows if row.verdict != _NO_EFFECT)
+    yield from (Table(tuple(columns.values()), shown_rows),) if shown_rows or not rows else ()
     if len(margins) > 1 and any(row.interval for row in rows):
         yield PageOnly((Paragraph((_LEGEND.format(*(100 * margin for margin in margins)),)),))
     reasons = []
     for row in rows:
         # These are the notes of the cluster worker that measured the model.
         notes = record.measured[row.model].notes if row.model in record.measured else ()
-        if row.verdict not in ("same", "same work") or row.own_way or notes:
+        if row.verdict not in ("same", "same work", _NO_EFFECT) or row.own_way or notes:
             details = "; ".join(filter(None, (row.reason, row.own_way, *notes)))
             reasons.append((Name(row.model), f" {row.verdict}: {details}"))
     if reasons:
@@ -428,6 +436,14 @@ def _show_comparison(
     )
     if notable:
         yield from (Heading("What else changed"), Paragraph((_CHANGE_NOTE,)), Table(_CHANGE_COLUMNS, notable))
+
+
+def make_unaffected_blocks(models: Sequence[str], side: str, explanation: str) -> tuple[Block, ...]:
+    """Return a line about the models on which the variants of a side have no effect; nothing without such models."""
+    names = tuple(part for model in models for part in (", ", Name(model)))[1:]
+    subject = f"{side}: no" if side else "No"
+    text = f"{subject} effect on {pluralize(len(models), 'model')} ({explanation}): "
+    return (Paragraph((text, *names)),) if models else ()
 
 
 def _format_headline(record: ComparisonRecord, rows: Sequence[TimeRow]) -> str:

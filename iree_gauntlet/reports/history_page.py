@@ -215,7 +215,7 @@ def _list_point_actions(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
     yield ("run ", _RUN, ", ", _FILE)
     yield ("IREE ", _IREE, ", ", _DAY)
     yield (f"{COMMIT_COMPARISON_URL}/", ~_COMMIT, "...", _COMMIT)
-    case = shlex.join(("--model", key.model, "--submodel", key.submodel, "--target", key.target))
+    case = shlex.join(key.selection_options)
     yield (f"gauntlet run {case} --iree ", _NAMED)
     if metric := _find_bisect_metric(key):
         yield ("gauntlet bisect --good ", ~_NAMED, " --bad ", _NAMED, f" --metric {metric} {case}")
@@ -233,8 +233,7 @@ def _format_bisect_command(finding: Finding) -> str:
     good, bad = finding.point_before.named, finding.point_after.named
     if not metric or finding.kind is Found.IMPROVEMENT or finding.needs_no_action or not (good and bad) or good == bad:
         return ""
-    words = ["gauntlet", "bisect", "--good", good, "--bad", bad, "--metric", metric, "--model", key.model]
-    return shlex.join([*words, "--submodel", key.submodel, "--target", key.target])
+    return shlex.join(("gauntlet", "bisect", "--good", good, "--bad", bad, "--metric", metric, *key.selection_options))
 
 
 def make_runs_document(runs: Sequence[RunIndexEntry]) -> Document:

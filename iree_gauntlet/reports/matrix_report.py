@@ -41,6 +41,7 @@ from iree_gauntlet.formatting import format_count_change, format_duration, forma
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NO_VALUE, MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, MatrixRow, read_matrix_outcome
+from iree_gauntlet.reports.compare_report import make_unaffected_blocks
 from iree_gauntlet.reports.junit import format_junit, list_suites
 from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance
 
@@ -195,7 +196,9 @@ def _show_changes(matrix: MatrixOutcome) -> Iterator[Block]:
     if len(matrix.irees_with_runs) < 2:
         return
     changes = list_matrix_changes(matrix)
-    yield Heading("What changed between releases")
+    yield Heading("What changed")
+    for iree in matrix.irees:
+        yield from make_unaffected_blocks(iree.no_effect, iree.label, "the modules are the same bytes as without it")
     if not changes:
         yield Paragraph(("Nothing: verdicts, dispatch counts, sizes and times are the same within the margins.",))
     for kind, title in _TITLES.items():

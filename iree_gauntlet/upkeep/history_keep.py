@@ -241,8 +241,7 @@ def confirm(request: ConfirmRequest, presenter: Reporter, machines: ComparingMac
         code = _measure(request, finding, irees, presenter, machines)
     if code is not ExitCode.INTERRUPTED:
         command = ["gauntlet", "bisect", "--good", irees[0], "--bad", irees[1], "--metric", metric]
-        command += ["--model", key.model, "--submodel", key.submodel, "--target", key.target]
-        presenter.line(f"since which release or commit: {shlex.join(command)}")
+        presenter.line(f"since which release or commit: {shlex.join((*command, *key.selection_options))}")
     return code
 
 
@@ -259,12 +258,13 @@ def _measure(
 
     key, start_time = finding.key, datetime.now(UTC)
     folder = find_runs_folder() / f"{start_time:%Y%m%d-%H%M%S}-confirm"
-    selection = {"model": [key.model], "submodel": [key.submodel], "target": [key.target], "sku": key.sku}
-    run_request = RunRequest.of({**selection, "cache_dir": request.cache_dir, "run_dir": str(folder)}, Defaults())
+    values = {**key.selection, "sku": key.sku, "cache_dir": request.cache_dir, "run_dir": str(folder)}
+    run_request = RunRequest.of(values, Defaults())
     compare_request = CompareRequest(sides=irees, metric=_METRICS[key.figure], budget=request.budget)
     code = compare(compare_request, run_request, presenter, machines)
     record = read_comparison(folder)
-    verdict, measurement = record.verdicts.get(key.case), record.measured.get(key.case)
+    chain = key.case.partition("+")[0]
+    verdict, measurement = record.verdicts.get(chain), record.measured.get(chain)
     if verdict is None:
         return code
     confirms = {

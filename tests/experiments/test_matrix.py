@@ -107,7 +107,7 @@ def test_the_reports_are_made_again_from_what_was_recorded(project: Project) -> 
     done = project.gauntlet("report", str(folder))
     assert done.code == 0, done.text
     assert {name: (folder / name).read_bytes() for name in MATRIX_REPORTS} == before
-    assert "What changed between releases" in done.out
+    assert "What changed" in done.out
     assert project.gauntlet("report", folder.name).code == 0
 
 

@@ -1,0 +1,175 @@
+"""The choice of variants by name, and the change of the flags of cases by variants."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.dialects.spec_file import did_you_mean
+from iree_gauntlet.errors import UsageError
+from iree_gauntlet.settings import find_project_folder
+from iree_gauntlet.toolchains.flags import FLAG_RENAMES, translate
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
+from iree_gauntlet.variants import TUNING_SPEC_FLAG, Variant, name_flag, name_variants, parse_variant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from iree_gauntlet.cases import Case, Module
+    from iree_gauntlet.dialects.load import CaseSet
+    from iree_gauntlet.toolchains.flags import FlagSet
+
+
+def find_variants(texts: Sequence[str], suite_variants: Sequence[Variant]) -> tuple[Variant, ...]:
+    """Find the variants of a command line: those of the suite, of the settings, or defined by the text itself.
+
+    Raises:
+        UsageError: a name is unknown or given twice, or two variants set one flag to different values.
+        SpecError: the settings cannot be read.
+    """
+    variants: list[Variant] = []
+    for text in texts:
+        variant = parse_variant(text) or _find_variant(text, suite_variants)
+        if variant.name in (previous.name for previous in variants):
+            raise UsageError(f"variant {variant.name}: given twice", "Name each once.")
+        for previous in variants:
+            _require_no_contradiction(previous, variant)
+        variants.append(variant)
+    return tuple(variants)
+
+
+def _find_variant(name: str, suite_variants: Sequence[Variant]) -> Variant:
+    from iree_gauntlet.dialects.configuration_file import read_configuration  # noqa: PLC0415 - it brings pydantic
+
+    known = {variant.name: variant for variant in read_configuration(find_project_folder(), os.environ).variants}
+    known |= {variant.name: variant for variant in suite_variants}
+    if name not in known:
+        definition = "Define it as [variants.NAME] in the suite or in gauntlet.toml, or write --variant 'NAME=FLAGS'."
+        names = f"Known: {', '.join(sorted(known))}. " if known else ""
+        raise UsageError(f"there is no variant {name!r}{did_you_mean(name, known)}", f"{names}{definition}")
+    return known[name]
+
+
+def _require_no_contradiction(first: Variant, second: Variant) -> None:
+    """Raise UsageError if two variants set or remove the same flag in different ways."""
+    for words, others in (
+        (first.compiler_flags, second.compiler_flags),
+        (first.run_flags, second.run_flags),
+        (first.compiler_flags, second.remove_compiler_flags),
+        (first.remove_compiler_flags, second.compiler_flags),
+    ):
+        other_flags = dict(_group_flags(others))
+        for name, group in _group_flags(words):
+            if name in other_flags and other_flags[name] != group:
+                message = f"variants {first.name} and {second.name}: they treat --{name} differently"
+                raise UsageError(message, f"One has {' '.join(group)}, the other {' '.join(other_flags[name])}.")
+    if first.tuning_spec and second.tuning_spec:
+        raise UsageError(f"variants {first.name} and {second.name}: each has a tuning spec", "Use one of them.")
+
+
+def require_known_flags(variants: Sequence[Variant], flags_of: Callable[[str], FlagSet]) -> None:
+    """Raise UsageError for a variant's flag that an IREE does not support; `flags_of` returns the flags of a tool."""
+    for variant in variants:
+        removed = [name for name, _ in _group_flags(variant.remove_compiler_flags)]
+        for tool, words in (
+            (COMPILE, (*variant.compiler_flags, *((TUNING_SPEC_FLAG + "=",) if variant.tuning_spec else ()))),
+            (RUN_MODULE, variant.run_flags),
+            (BENCHMARK_MODULE, variant.run_flags),
+        ):
+            for unknown in translate(words, flags_of(tool), tool).unknown:
+                raise UsageError(f"variant {variant.name}: {unknown.message}", unknown.hint)
+        known_flags = flags_of(COMPILE)
+        for name in removed:
+            if not known_flags.names.intersection(_list_synonyms(name)):
+                nearest = known_flags.find_nearest(name)
+                hint = f"Did you mean --{nearest}?" if nearest else "Fix the name, or remove it."
+                raise UsageError(f"variant {variant.name}: {COMPILE} does not know --{name}", hint)
+
+
+def vary_cases(cases: CaseSet, variants: Sequence[Variant], added: Sequence[Variant]) -> CaseSet:
+    """Return cases with the flags of the `added` variants, and the goldens of all `variants` together."""
+    name = name_variants(variants)
+
+    def vary(case: Case) -> Case:
+        applied = [variant for variant in added if variant.applies_to(case.target)]
+        if not applied:
+            return case
+        modules, extra_modules = (
+            tuple(_vary_module(module, applied) for module in group) for group in (case.modules, case.extra_modules)
+        )
+        run_flags = case.run_flags
+        for variant in applied:
+            run_flags = replace_flags(run_flags, variant.run_flags)
+        parameters = tuple(
+            replace(
+                archive, generated=replace(archive.generated, module=_vary_module(archive.generated.module, applied))
+            )
+            if archive.generated
+            else archive
+            for archive in case.parameters
+        )
+        return replace(
+            case,
+            modules=modules,
+            extra_modules=extra_modules,
+            parameters=parameters,
+            run_flags=run_flags,
+            goldens=dict(case.variant_goldens).get(name, ()),
+            idle_goldens=(),
+            golden_keys=(),
+        )
+
+    return replace(cases, cases=tuple(map(vary, cases.cases)), required=tuple(map(vary, cases.required)))
+
+
+def _vary_module(module: Module, variants: Sequence[Variant]) -> Module:
+    flags, file_flags = module.flags, module.file_flags
+    for variant in variants:
+        removed = variant.remove_compiler_flags
+        if variant.tuning_spec:
+            removed = (*removed, TUNING_SPEC_FLAG)
+            file_flags = (
+                *(pair for pair in file_flags if pair[0] != TUNING_SPEC_FLAG),
+                (TUNING_SPEC_FLAG, variant.tuning_spec),
+            )
+        flags = replace_flags(flags, variant.compiler_flags, removed)
+    return replace(module, flags=flags, file_flags=file_flags)
+
+
+def replace_flags(words: Sequence[str], new_words: Sequence[str], removed: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return flags in which new ones take the place of those of the same names, or follow all; leave out `removed`."""
+    new_flags: dict[str, list[str]] = {}
+    for name, group in _group_flags(new_words):
+        new_flags.setdefault(name, []).extend(group)
+    places = {synonym: name for name in new_flags for synonym in _list_synonyms(name)}
+    removed_names = {synonym for word in removed for synonym in _list_synonyms(name_flag(word))}
+    result: list[str] = []
+    for name, group in _group_flags(words):
+        if name in places:
+            result += new_flags.pop(places[name], [])
+        elif name not in removed_names:
+            result += group
+    return (*result, *(word for group in new_flags.values() for word in group))
+
+
+def _group_flags(words: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the flags of a command line with their names; words without a dash are the value of the flag before."""
+    start = 0
+    for end in range(1, len(words) + 1):
+        if end == len(words) or words[end].startswith("-"):
+            yield name_flag(words[start]), tuple(words[start:end])
+            start = end
+
+
+def _list_synonyms(name: str) -> set[str]:
+    """Return all names of a flag in the releases of IREE."""
+    renames = [rename for rename in FLAG_RENAMES if name in (rename.old, rename.new)]
+    return {name, *(rename.old for rename in renames), *(rename.new for rename in renames)}
+
+
+def is_same_file(path: str, other: str) -> bool:
+    """Return whether two paths exist and have the same bytes."""
+    return Path(path).is_file() and Path(other).is_file() and (path == other or filecmp.cmp(path, other, shallow=False))

@@ -1,0 +1,97 @@
+"""Variants: named changes of the flags that specs give to IREE's tools, to compare one IREE with itself."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import UsageError
+from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
+from iree_gauntlet.settings import expand_home
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.targets import Target
+
+
+TUNING_SPEC_FLAG = "--iree-codegen-tuning-spec-path"
+# Variants follow an IREE after this character: `3.13.0+data-tiling`.
+_SEPARATOR = "+"
+VARIANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
+_SYNTAX = "For example --variant data-tiling, or --variant 'O3=--iree-opt-level=O3'."
+
+
+@dataclass(frozen=True, slots=True)
+class Variant(Recorded):
+    """A named change of flags.
+
+    Attributes:
+        compiler_flags: flags that replace the spec's flags of the same names, or are added.
+        remove_compiler_flags: names of flags of the spec that are left out, with their dashes.
+        run_flags: the same as `compiler_flags`, for the runtime's tools.
+        tuning_spec: URL of the compiler's tuning spec; empty for none.
+        targets: names of the targets that it applies to; empty for all.
+        origin: the file that defines it; empty for the command line.
+    """
+
+    name: str
+    compiler_flags: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    remove_compiler_flags: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    run_flags: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    tuning_spec: str = field(default="", metadata=UNLESS_DEFAULT)
+    targets: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    description: str = field(default="", metadata=UNLESS_DEFAULT)
+    origin: str = field(default="", metadata=UNLESS_DEFAULT)
+
+    def applies_to(self, target: Target) -> bool:
+        """Return whether the variant changes the flags of cases for a target."""
+        return not self.targets or target.family in self.targets or target.name in self.targets
+
+
+def name_flag(word: str) -> str:
+    """Return the name of a flag, without dashes and value."""
+    return word.lstrip("-").partition("=")[0]
+
+
+def name_variants(variants: Sequence[Variant]) -> str:
+    """Return the name of several variants together, `data-tiling+O3`; empty without variants."""
+    return _SEPARATOR.join(variant.name for variant in variants)
+
+
+def parse_variant(text: str) -> Variant | None:
+    """Parse a variant that is defined on the command line, `NAME=FLAGS`; None for the name of another one.
+
+    Raises:
+        UsageError: the text is neither, or its flags cannot be split into words.
+    """
+    name, equals, flags = text.partition("=")
+    if not VARIANT_NAME.fullmatch(name):
+        raise UsageError(f"--variant {text}: expected a name, or NAME=FLAGS", _SYNTAX)
+    if not equals:
+        return None
+    try:
+        words = tuple(shlex.split(flags))
+    except ValueError as error:
+        raise UsageError(f"--variant {text}: {error}", _SYNTAX) from error
+    if not words or not words[0].startswith("-"):
+        raise UsageError(f"--variant {text}: expected compile flags after {name}=", _SYNTAX)
+    return Variant(name, words)
+
+
+def split_side(text: str) -> tuple[str, tuple[str, ...]]:
+    """Split a side, `3.13.0+data-tiling`, into the IREE and the names of variants.
+
+    A folder that exists keeps the plus signs in its name; the IREE is empty in `+data-tiling`.
+    """
+    iree, separator, names = text.partition(_SEPARATOR)
+    kind, colon, folder = text.partition(":")
+    if colon:
+        parts = folder.split(_SEPARATOR)
+        count = next((n for n in range(len(parts), 0, -1) if expand_home(_SEPARATOR.join(parts[:n])).is_dir()), 1)
+        iree, names = f"{kind}:{_SEPARATOR.join(parts[:count])}", _SEPARATOR.join(parts[count:])
+    if separator and iree != text and not all(map(VARIANT_NAME.fullmatch, names.split(_SEPARATOR))):
+        raise UsageError(f"{text}: expected names of variants after the plus sign", "For example 3.13.0+data-tiling.")
+    return iree, tuple(names.split(_SEPARATOR)) if names else ()
