@@ -6,13 +6,13 @@ URLs are absolute, because a dialect resolves relative paths before it builds a 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure, Statistic  # noqa: TC001 - read by their types
-from iree_gauntlet.recorded import Recorded, RecordError
+from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded, RecordError
 from iree_gauntlet.stages import FailureKind, Kind, Stage
 
 if TYPE_CHECKING:
@@ -260,6 +260,7 @@ class Golden(Recorded):
         statistic: the statistic of a time; other figures have none.
         release: the compiler release that the golden belongs to; empty for every release.
         origin: the golden's location in a spec; an origin without a field names the run that measured the value.
+        variant: the names of the variants that the golden is for; empty for the spec's own flags.
     """
 
     metric: Figure
@@ -269,6 +270,7 @@ class Golden(Recorded):
     sku: str
     release: str
     origin: Origin
+    variant: str = field(default="", metadata=UNLESS_DEFAULT)
 
     @property
     def limit(self) -> float:

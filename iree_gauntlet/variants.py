@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TUNING_SPEC_FLAG = "--iree-codegen-tuning-spec-path"
 # Variants follow an IREE after this character: `3.13.0+data-tiling`.
 _SEPARATOR = "+"
-VARIANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
+VARIANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-]*")
 _SYNTAX = "For example --variant data-tiling, or --variant 'O3=--iree-opt-level=O3'."
 
 

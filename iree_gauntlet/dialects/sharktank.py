@@ -330,7 +330,8 @@ class _BenchmarkReader(SpecReader):
         skip = ""
         if target.chip and target.chip in (*document.specific_chip_to_ignore, *document.specific_rocm_chip_to_ignore):
             skip = f"specific_chip_to_ignore lists {target.chip} ({spec.name})"
-        goldens, unused_goldens = _read_goldens(spec, document, target, "" if is_own_target else f"{target.family}-")
+        prefix = "" if is_own_target else f"{target.family}-"
+        goldens, unused_goldens = _read_goldens(spec, document, target, prefix)
         return replace(
             make_case(spec, _BENCHMARK, Kind.BENCHMARK, target, (*modules, main), document.timeouts),
             parameters=(*parameters, *weights),
@@ -341,6 +342,9 @@ class _BenchmarkReader(SpecReader):
             compile_statistics=True,
             goldens=goldens,
             idle_goldens=unused_goldens,
+            variant_goldens=tuple(
+                (name, _read_goldens(spec, document, target, prefix, name)[0]) for name in document.variants
+            ),
             golden_keys=tuple(document.golden_time or document.golden_time_ms),
             markers=frozenset({*document.markers, "benchmark"}) | _make_target_markers(target),
             skip_reason=skip,
@@ -409,7 +413,7 @@ def _make_run_flags(document: Benchmark) -> tuple[str, ...]:
 
 
 def _read_goldens(
-    spec: Spec, document: Benchmark, target: Target, prefix: str
+    spec: Spec, document: Benchmark, target: Target, prefix: str, variant: str = ""
 ) -> tuple[tuple[Golden, ...], tuple[Golden, ...]]:
     """Read the goldens: times apply to their SKU alone, counts and sizes to the SKU or the complete target family.
 
@@ -419,14 +423,17 @@ def _read_goldens(
     goldens: list[Golden] = []
     unused: list[Golden] = []
     sku = f"{prefix}{target.sku}" if target.sku else ""
-    field = "golden_time" if document.golden_time else "golden_time_ms"
-    times = document.golden_time or document.golden_time_ms
+    table = document.variants[variant] if variant else document
+    path = f"variants.{variant}." if variant else ""
+    field, times = "golden_time_ms", table.golden_time_ms
+    if isinstance(table, Benchmark) and table.golden_time:
+        field, times = "golden_time", table.golden_time
     if sku in times:
-        factor = document.golden_time_tolerance_multiplier.get(sku, 1.0)
-        origin = Origin(spec.name, f"{field}.{sku}")
-        goldens.append(Golden(Figure.TIME, times[sku], factor, Statistic.MEAN, target.sku, "", origin))
+        factor = table.golden_time_tolerance_multiplier.get(sku, 1.0)
+        origin = Origin(spec.name, f"{path}{field}.{sku}")
+        goldens.append(Golden(Figure.TIME, times[sku], factor, Statistic.MEAN, target.sku, "", origin, variant))
     for field, figure in SHARKTANK_GOLDENS.items():
-        values = getattr(document, field)
+        values = getattr(table, field)
         matching_key = next((key for key in (sku, target.family) if key in values), "")
         other_keys = [key for key in values if not prefix and key.partition("-")[0] not in FAMILIES]
         for key in [matching_key] if matching_key else other_keys:
@@ -438,7 +445,8 @@ def _read_goldens(
                 statistic=Statistic.MEAN,
                 sku=target.sku if key == sku else key,
                 release=document.golden_compiler or "",
-                origin=Origin(spec.name, f"{field}.{key}"),
+                origin=Origin(spec.name, f"{path}{field}.{key}"),
+                variant=variant,
             )
             (goldens if matching_key else unused).append(golden)
     return tuple(goldens), tuple(unused)

@@ -180,7 +180,21 @@ class RegressionV2(_Regression, WithTargets):
         return self
 
 
-class Benchmark(_Common):
+class Goldens(StrictDocument):
+    """Goldens of a benchmark."""
+
+    golden_time_ms: _Factors = Field(description="Milliseconds that a run may take, by SKU, or by cpu.")
+    golden_time_tolerance_multiplier: _Factors = Field(
+        description="Limit as a multiple of the golden time, by SKU, or by cpu."
+    )
+    # Those of instructions are ours.
+    __annotations__ |= {
+        name: Annotated[_Counts, Field(description=f"{figure.row.limit}, by SKU, or by cpu.")]
+        for name, figure in SHARKTANK_GOLDENS.items()
+    }
+
+
+class Benchmark(_Common, Goldens):
     """A benchmark of a module that a regression spec, or its own fields, define.
 
     The first generation is for ROCm alone: no `device`, no `benchmark_flags`, and `golden_time`.
@@ -215,16 +229,8 @@ class Benchmark(_Common):
     real_weights_file_path: Text | None = about(None, "A file of weights on this machine.")
     specific_chip_to_ignore: Texts = Field(description="Chips on which it is skipped.")
     specific_rocm_chip_to_ignore: Texts = Field(description="The older name of specific_chip_to_ignore.")
-    golden_time_ms: _Factors = Field(description="Milliseconds that a run may take, by SKU, or by cpu.")
     golden_time: _Factors = Field(description="The older name of golden_time_ms.")
-    golden_time_tolerance_multiplier: _Factors = Field(
-        description="Limit as a multiple of the golden time, by SKU, or by cpu."
-    )
-    # Those of instructions are ours.
-    __annotations__ |= {
-        name: Annotated[_Counts, Field(description=f"{figure.row.limit}, by SKU, or by cpu.")]
-        for name, figure in SHARKTANK_GOLDENS.items()
-    }
+    variants: dict[str, Goldens] = Field(default_factory=dict, description="Goldens of variants, by name.")  # ours
     golden_compiler: GoldenCompiler  # ours
 
     def list_notes(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ def _check_target(text: str) -> str:
     return text
 
 
-_Name = Annotated[str, expect("a name of letters, digits, '_', '-' and '.'", VARIANT_NAME.fullmatch)]
+_Name = Annotated[str, expect("a name of letters, digits, '_' and '-'", VARIANT_NAME.fullmatch)]
 
 
 class _VariantTable(StrictDocument):

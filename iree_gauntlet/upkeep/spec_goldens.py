@@ -149,7 +149,7 @@ def _collect_goldens(selection: Selection, request: SelectionRequest) -> list[tu
     goldens: dict[tuple[str, str, str], Golden] = {}
     for sku_selection in selections:
         for case in sku_selection.cases.cases:
-            for golden in case.goldens:
+            for golden in (*case.goldens, *(golden for _, group in case.variant_goldens for golden in group)):
                 goldens.setdefault((case.chain, golden.origin.file, golden.origin.field), golden)
     order = {case.chain: index for index, case in reversed(list(enumerate(selection.cases.cases)))}
     metrics = list(Figure)
@@ -182,6 +182,7 @@ def _describe_standing(standing: GoldenStatus) -> dict[str, Any]:
         "statistic": golden.statistic.value if golden.field.rule is GoldenRule.TIMED else "",
         "sku": golden.sku,
         "release": golden.release,
+        "variant": golden.variant,
         "golden": golden.value,
         "factor": golden.factor,
         "limit": golden.limit,
@@ -204,7 +205,7 @@ def _make_row(standing: GoldenStatus) -> tuple[Cell, ...]:
     return (
         standing.chain,
         f"{golden.field.name} ({statistic})" if has_statistic else golden.field.name,
-        " ".join(filter(None, (golden.sku, golden.release))) or "all",
+        " ".join(filter(None, (golden.sku, golden.release, golden.variant))) or "all",
         format_number(golden.value),
         f"{golden.factor:g}",
         format_number(golden.limit),
@@ -333,9 +334,11 @@ def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Seq
     """Require that either all counts and sizes of a file change, or none: they share one release."""
     fields = {name for figure in GOLDEN_FIGURES for name in (figure.golden.sharktank, figure.golden.torch)}
     written_fields = set()
-    for name, value in document.items():
-        if name in fields:
-            written_fields |= {f"{name}.{key}" for key in value} if isinstance(value, dict) else {name}
+    tables = {"": document, **{f"variants.{name}.": table for name, table in document.get("variants", {}).items()}}
+    for prefix, table in tables.items():
+        for name, value in table.items():
+            if name in fields:
+                written_fields |= {f"{prefix}{name}.{key}" for key in value} if isinstance(value, dict) else {name}
     unmeasured_fields = sorted(written_fields - {proposal.golden.origin.field for proposal in proposals})
     if unmeasured_fields:
         message = f"{file}: {', '.join(unmeasured_fields)} would come to belong to a release that has not measured it"

@@ -23,6 +23,7 @@ from iree_gauntlet.formatting import format_count
 from iree_gauntlet.measuring.goldens.goldens import covers, parse_release
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
 from iree_gauntlet.targets import FAMILIES
+from iree_gauntlet.variants import name_variants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -295,7 +296,8 @@ def judge_goldens(
 ) -> list[GoldenStatus]:
     """Compare the goldens of each chain with their newest values from `records`, which have the newest journal first.
 
-    Values and goldens are matched as in a run: a time by SKU, a count or a size by compiler release. The present
+    Values and goldens are matched as in a run: a time by SKU, a count or a size by compiler release, and the golden of
+    a variant by the run's variants. The present
     golden is used, even if it is newer than the run or has changed. Values of unfinished runs and of models with wrong
     outputs do not count. Runs are named by their paths in `folder`, the folder of all runs.
     """
@@ -305,11 +307,17 @@ def judge_goldens(
     runs: list[tuple[str, _RunEvidence]] = []
     for record in records:
         figures = _collect_figures(record, lambda step: by_chain.get(step.chain, ()))
-        entries = {(step.chain, golden): (evidence, step, result) for golden, evidence, step, result in figures}
+        variant = name_variants(record.run.variants)
+        entries = {
+            (step.chain, golden): (evidence, step, result)
+            for golden, evidence, step, result in figures
+            if golden.variant == variant
+        }
         runs.append((record.path.parent.relative_to(folder).as_posix(), entries))
     standings = []
     for chain, golden in goldens:
-        rivals = {rival.sku for rival in by_chain[chain] if rival.metric is golden.metric and rival != golden}
+        kind = golden.metric, golden.variant
+        rivals = {rival.sku for rival in by_chain[chain] if (rival.metric, rival.variant) == kind and rival != golden}
         standings.append(_judge_standing(chain, golden, rivals, runs))
     return standings
 
