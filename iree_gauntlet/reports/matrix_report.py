@@ -410,6 +410,7 @@ def format_matrix_json(matrix: MatrixOutcome) -> str:
                 "problem": iree.problem,
                 "hint": iree.hint,
                 "toolchain": iree.toolchain.as_dict(),
+                "no_effect": iree.no_effect,
                 "counts": iree.outcome and {str(verdict): count for verdict, count in iree.outcome.counts.items()},
             }
             for iree in matrix.irees

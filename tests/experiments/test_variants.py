@@ -1,0 +1,182 @@
+"""Variants of flags as a user works with them: in runs, comparisons, matrices, goldens and the history."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.toy_project import FLAGS, Project
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.iree
+
+_SETTINGS = """
+[variants.optimised]
+compiler_flags = ["--iree-opt-level=O3"]
+
+[variants.unchanged]
+compiler_flags = ["--iree-opt-const-eval=true"]
+
+[variants.without-cpu]
+remove_compiler_flags = ["--iree-llvmcpu-target-cpu"]
+
+[variants.elsewhere]
+compiler_flags = ["--iree-opt-level=O3"]
+targets = ["rocm"]
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    # Each test compiles in its own folder, because a module's bytes depend on the path of its program.
+    project = Project(tmp_path, cache="flags")
+    (project.folder / "gauntlet.toml").write_text(_SETTINGS)
+    yield project
+    project.close()
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _plan_compile(project: Project, *words: str) -> list[str]:
+    """Return the flags of the compile that a command plans."""
+    done = project.gauntlet("plan", "--format", "json", *words)
+    assert done.code == 0, done.text
+    (argv,) = (step["argv"] for step in json.loads(done.out)["steps"] if step["step"] == "compile")
+    return [word for word in argv if word.startswith("--iree") and "/runs/" not in word]
+
+
+@pytest.mark.parametrize(
+    ("words", "added", "removed"),
+    [
+        (("--variant", "optimised"), ["--iree-opt-level=O3"], []),
+        (("--variant", "without-cpu"), [], [FLAGS[2]]),
+        (("--variant", "elsewhere"), [], []),
+        (("--variant", "v2=--iree-llvmcpu-target-cpu=x86-64-v2"), ["--iree-llvmcpu-target-cpu=x86-64-v2"], [FLAGS[2]]),
+        (("--variant", "optimised", "--variant", "without-cpu"), ["--iree-opt-level=O3"], [FLAGS[2]]),
+    ],
+)
+def test_a_plan_has_the_flags(project: Project, words: tuple[str, ...], added: list[str], removed: list[str]) -> None:
+    plain, varied = (_plan_compile(project, *options) for options in ((), words))
+    assert [flag for flag in varied if flag not in plain] == added
+    assert [flag for flag in plain if flag not in varied] == removed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--variant", "optimized"), "there is no variant 'optimized'; did you mean 'optimised'?"),
+        (("--variant", "optimised", "--variant", "optimised"), "variant optimised: given twice"),
+        (
+            ("--variant", "optimised", "--variant", "O1=--iree-opt-level=O1"),
+            "variants optimised and O1: they treat --iree-opt-level differently",
+        ),
+        (("--variant", "x=--iree-opt-levl=O1"), "variant x: iree-compile does not know --iree-opt-levl=O1"),
+        (("--variant", "x=O1"), "--variant x=O1: expected compile flags after x="),
+        (("--variant", "x y"), "--variant x y: expected a name, or NAME=FLAGS"),
+        (("--variant", "x=--a 'b"), "--variant x=--a 'b: No closing quotation"),
+    ],
+)
+def test_mistakes_are_errors_before_anything_runs(project: Project, words: tuple[str, ...], message: str) -> None:
+    done = project.gauntlet("run", *words)
+    assert done.code == 2, done.text
+    assert f"error: {message}" in done.err
+    assert not (project.folder / "runs").exists()
+
+
+def test_a_run_names_its_variant_and_its_goldens_are_its_own(project: Project) -> None:
+    project.benchmark(golden_dispatch={"cpu": 0}, variants={"unchanged": {"golden_dispatch": {"cpu": 1}}})
+    done = project.gauntlet("run", "--variant", "unchanged", "--run-dir", "runs/v", "--stages", "compstat")
+    assert done.code == 0, done.text
+    assert "suite custom+unchanged, run v" in done.out
+    (check,) = (
+        check
+        for chain in _read(project.folder / "runs" / "v" / "summary.json")["chains"]
+        for step in chain["steps"]
+        for check in step.get("checks", ())
+        if check["metric"] == "dispatch_count"
+    )
+    assert (check["golden"], check["passed"]) == (1, True)
+    assert 'name="iree-gauntlet custom+unchanged"' in (project.folder / "runs" / "v" / "junit.xml").read_text()
+    plain = project.gauntlet("run", "--run-dir", "runs/plain", "--stages", "compstat")
+    assert plain.code == 1, plain.text
+    # A golden is compared only with runs with its own variant.
+    shown = project.gauntlet("golden.show", "--format", "json")
+    standings = {entry["field"]: entry for entry in json.loads(shown.out)["goldens"]}
+    assert standings["golden_dispatch.cpu"]["verdict"] == "broken"
+    assert standings["variants.unchanged.golden_dispatch.cpu"]["verdict"] == "kept"
+    assert standings["variants.unchanged.golden_dispatch.cpu"]["variant"] == "unchanged"
+
+
+def test_a_golden_of_a_variant_is_updated_from_its_run(project: Project) -> None:
+    project.benchmark(golden_dispatch={"cpu": 1}, variants={"unchanged": {"golden_dispatch": {"cpu": 0}}})
+    assert project.gauntlet("run", "--variant", "unchanged", "--run-dir", "v", "--stages", "compstat").code == 1
+    done = project.gauntlet("golden.update", "--run", "v", "--write")
+    assert done.code == 0, done.text
+    spec = _read(project.benchmarks / "abs_cpu.json")
+    assert spec["variants"] == {"unchanged": {"golden_dispatch": {"cpu": 1}}}
+    assert spec["golden_dispatch"] == {"cpu": 1}
+
+
+def test_a_variant_without_effect_is_not_measured(project: Project) -> None:
+    done = project.gauntlet("compare", "+unchanged", "--run-dir", "c", "--cpus", "all")
+    assert done.code == 0, done.text
+    assert "B = installed+unchanged" in done.out
+    assert "No effect on 1 model (the modules of both sides are the same bytes" in done.out
+    document = _read(project.folder / "c" / "comparison.json")
+    assert (document["no_effect"], document["models"], document["not_measured"]) == (["toy/abs@cpu"], {}, {})
+    # A resumed comparison comes to the same.
+    again = project.gauntlet("compare", "--resume", "--run-dir", "c")
+    assert again.code == 0, again.text
+    assert _read(project.folder / "c" / "comparison.json")["no_effect"] == ["toy/abs@cpu"]
+
+
+def test_a_matrix_has_a_row_for_each_variant(project: Project) -> None:
+    words = ("--variant", "unchanged", "--variant", "v2=--iree-llvmcpu-target-cpu=x86-64-v2", "--stages", "threshold")
+    done = project.gauntlet("matrix", *words, "--run-dir", "m")
+    assert done.code == 0, done.text
+    document = _read(project.folder / "m" / "matrix.json")
+    assert [iree["label"] for iree in document["irees"]] == ["installed", "installed+unchanged", "installed+v2"]
+    assert [iree["no_effect"] for iree in document["irees"]] == [[], ["toy/abs@cpu"], []]
+    assert "installed+unchanged: no effect on 1 model (the modules are the same bytes as without it)" in done.out
+    assert "the same IREE" not in done.text
+    run = json.loads((project.folder / "m" / "installed+v2" / "journal.jsonl").read_text().splitlines()[0])
+    assert run["variants"] == [{"name": "v2", "compiler_flags": ["--iree-llvmcpu-target-cpu=x86-64-v2"]}]
+    again = project.gauntlet("matrix", "--resume", "--run-dir", "m")
+    assert again.code == 0, again.text
+    assert again.out.count("finished earlier with exit code 0: not run again") == 3
+
+
+def test_runs_with_a_variant_are_series_of_their_own(project: Project) -> None:
+    for folder, words in (("plain", ()), ("varied", ("--variant", "unchanged"))):
+        assert project.gauntlet("run", "--run-dir", folder, "--stages", "compstat", *words).code == 0
+        assert project.gauntlet("history.add", folder).code == 0
+    shown = project.gauntlet("history.show", "* dispatches")
+    assert shown.code == 0, shown.text
+    assert [line.split(" (")[0] for line in shown.out.splitlines() if line.startswith("toy/")] == [
+        "toy/abs@cpu dispatches",
+        "toy/abs@cpu+unchanged dispatches",
+    ]
+
+
+def test_a_resumed_run_keeps_its_variant(project: Project) -> None:
+    assert project.gauntlet("run", "--variant", "optimised", "--run-dir", "v", "--stages", "compile").code == 0
+    done = project.gauntlet("run", "--resume", "--run-dir", "v")
+    assert done.code == 0, done.text
+    assert "custom+optimised" in done.out
+    refused = project.gauntlet("run", "--resume", "--run-dir", "v", "--variant", "unchanged")
+    assert refused.code == 2, refused.text
+
+
+def test_a_tuning_spec_of_a_variant_is_an_input_of_the_compile(project: Project) -> None:
+    (project.folder / "tuning.mlir").write_text("module {}")
+    with (project.folder / "gauntlet.toml").open("a") as file:
+        file.write('[variants.tuned]\ntuning_spec = "tuning.mlir"\n')
+    flags = _plan_compile(project, "--variant", "tuned")
+    assert f"--iree-codegen-tuning-spec-path={project.folder}/tuning.mlir" in flags
