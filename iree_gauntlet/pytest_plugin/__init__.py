@@ -73,6 +73,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="What it means if a golden is not applied because it is for another release (default: warn).",
     )
     group.addoption(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="Change of the specs' flags: a variant of gauntlet.toml, or NAME=FLAGS (repeatable).",
+    )
+    group.addoption(
         "--confirm-seconds",
         type=_parse_seconds,
         default=300.0,

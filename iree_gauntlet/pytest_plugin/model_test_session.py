@@ -17,6 +17,7 @@ from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.plan import make_plan
 from iree_gauntlet.engine.run_start import assign_local_devices, block_impossible_imports, make_run_event
 from iree_gauntlet.engine.session import Session, open_session
+from iree_gauntlet.engine.varying import require_known_flags, vary_cases
 from iree_gauntlet.engine.workbench import make_plan_context, open_workbench
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.journal_events import EndEvent
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.dialects.torch_models import TorchTest
     from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules
+    from iree_gauntlet.variants import Variant
 
 
 _LOG = logging.getLogger("iree_gauntlet")
@@ -123,6 +125,7 @@ class SessionSettings:
     confirm: ConfirmRules | None
     all_goldens: bool
     markers: str
+    variants: tuple[Variant, ...]
     command: Sequence[str]
 
 
@@ -143,6 +146,9 @@ class ModelTestSession:
         )
         required_cases = {case.id: case for test in tests for case in test.required}
         cases = CaseSet(tuple(test.case for test in tests), tuple(required_cases.values()), ())
+        variants = settings.variants
+        require_known_flags(variants, self._machine.get_flags)
+        cases = vary_cases(cases, variants, variants)
         execution = ExecutionRequest(force_recompile=settings.force_recompile)
         plan = make_plan(cases, CHECKS.values(), make_plan_context(self._machine, run_dir, execution))
         if plan.problems:
@@ -161,8 +167,9 @@ class ModelTestSession:
         self._began = datetime.now(UTC)
         self._journal = Journal(run_dir / settings.journal, lambda: datetime.now(UTC))
         targets = sorted({test.case.target for test in tests})
-        event = make_run_event(plan, run_dir, self._machine, "pytest", targets, settings.command)
-        self._journal.write_opening(replace(event, markers=settings.markers), plan.steps)
+        suite = "+".join(("pytest", *(variant.name for variant in variants)))
+        event = make_run_event(plan, run_dir, self._machine, suite, targets, settings.command)
+        self._journal.write_opening(replace(event, markers=settings.markers, variants=variants), plan.steps)
         self._session: Session[Journal] | None = None
         self._stack = ExitStack()
 

@@ -19,6 +19,7 @@ from iree_gauntlet.dialects.spec_file import load_json
 from iree_gauntlet.dialects.torch_models import ModuleDefinitions, TorchTest, build_test
 from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, QualityTest, read_valid_markers
 from iree_gauntlet.engine.rounds.taken_rounds import make_confirm_rules
+from iree_gauntlet.engine.varying import find_variants
 from iree_gauntlet.errors import ExitCode, GauntletError, SpecError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.pytest_plugin.model_test_session import CheckFailure, ModelTestSession, SessionSettings
@@ -358,7 +359,8 @@ class ModelTestPlugin:
         """Plan the selected tests.
 
         Raises:
-            UsageError: there is no IREE, its tools lack a flag, or the folder for runs cannot be created.
+            UsageError: there is no IREE, its tools lack a flag, there is no such variant, or the folder for runs cannot
+                be created.
         """
         if self._config.option.collectonly:
             self.pytest_deselected(session.items)
@@ -377,6 +379,7 @@ class ModelTestPlugin:
                 ),
                 all_goldens=self._config.getoption("unapplied_goldens") == "fail",
                 markers=self._config.getoption("markexpr") or "",
+                variants=find_variants(self._config.getoption("variant"), ()),
                 command=self._command,
             )
             torch_tests = [test.test for test in tests]

@@ -426,6 +426,17 @@ def use_tools(project: TorchProject, **scripts: str) -> None:
     (project.folder / "conftest.py").write_text(TOOLS_CONFTEST.format(tools=tools))
 
 
+def test_a_variant_changes_the_flags_of_the_tests(project: TorchProject) -> None:
+    refused = project.pytest("--variant", "O3")
+    assert "there is no variant 'O3'" in refused.text
+    done = project.pytest("--variant", "O3=--iree-opt-level=O3", "-k", "compstat")
+    assert done.code == 0, done.text
+    opening, *_ = project.journal()
+    assert (opening["suite"], opening["variants"][0]["name"]) == ("pytest+O3", "O3")
+    (compile_step,) = (step for step in opening["steps"] if step["stage"] == "compile")
+    assert "--iree-opt-level=O3" in json.dumps(compile_step)
+
+
 def test_the_same_verdicts_by_every_door_and_two_processes_share_modules_and_the_machine(tmp_path: Path) -> None:
     project = TorchProject(tmp_path)
     project.fill()
