@@ -14,6 +14,7 @@ from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure, Statistic  # noqa: TC001 - read by their types
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded, RecordError
 from iree_gauntlet.stages import FailureKind, Kind, Stage
+from iree_gauntlet.variants import has_tuning_flags
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -212,6 +213,11 @@ class Module:
         """The identifier in a plan: modules with the same id are the same module."""
         return f"{self.name}.{self.role}@{self.target.name}"
 
+    @property
+    def is_tuned(self) -> bool:
+        """True if a tuning spec is for it; in an operator suite, most of the cases that share one do not match."""
+        return not self.program.name and has_tuning_flags((*self.flags, *(flag for flag, _ in self.file_flags)))
+
 
 @dataclass(frozen=True, slots=True)
 class SyntheticParameters:
@@ -253,7 +259,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Golden(Recorded):
-    """The expected value of a figure; it passes if measured ≤ value × factor.
+    """The expected value of a figure; it passes if measured ≤ value × factor, or if equal for an exact golden.
 
     Attributes:
         value: the expected value in the metric's unit.
@@ -282,6 +288,10 @@ class Golden(Recorded):
     def field(self) -> GoldenField:
         """The properties that all goldens of the same figure share."""
         return self.metric.golden
+
+    def is_kept(self, measured: float) -> bool:
+        """Return whether a value passes."""
+        return measured == self.value if self.field.is_exact else measured <= self.limit
 
     def __post_init__(self) -> None:
         if self.metric.row.golden is None:
@@ -394,8 +404,14 @@ class Case:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of all checks of the case."""
-        return (self.kind, Kind.COMPSTAT) if self.compile_statistics else (self.kind,)
+        """The kinds of all checks of the case; a tuning spec is checked with the main module's statistics."""
+        has_statistics = self.compile_statistics or any(module.is_tuned for module in self.modules[-1:])
+        return (self.kind, Kind.COMPSTAT) if has_statistics and self.kind is not Kind.COMPSTAT else (self.kind,)
+
+    @property
+    def checks_statistics(self) -> bool:
+        """True if it compares its main module's statistics with goldens."""
+        return self.compile_statistics or self.kind is Kind.COMPSTAT
 
     @property
     def chain(self) -> str:

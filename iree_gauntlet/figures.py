@@ -88,6 +88,7 @@ class GoldenField:
         baseline: the largest factor by which a figure may exceed that of an earlier run; 0 for no comparison.
         is_integer: True if its limit is an integer.
         min_value: the smallest possible value.
+        is_exact: True if a smaller value breaks it too.
         needs_golden: True if a step lists the figure among its checks only if a spec has a golden for it.
     """
 
@@ -100,6 +101,7 @@ class GoldenField:
     baseline: float = 0.0
     is_integer: bool = False
     min_value: float = math.ulp(0.0)
+    is_exact: bool = False
     needs_golden: bool = False
 
     def compute_factor(self, value: float) -> float:
@@ -117,6 +119,7 @@ class Trend:
         position: position of its chart among those of a model.
         effect: the setting for the smallest change that counts; None if the margin decides.
         noisy: True if statistics decide.
+        more_is_better: True if a decrease is a loss.
     """
 
     name: str
@@ -125,6 +128,7 @@ class Trend:
     effect: Effect | None = None
     margin: Margin = Margin()
     noisy: bool = False
+    more_is_better: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +384,35 @@ class Figure(StrEnum):
         compare_title="dispatches",
         change_title="dispatches",
         trend=Trend("dispatches", "", 5),
+    )
+    TUNED_DISPATCHES = FigureRow(
+        "tuned_dispatches",
+        "tuned dispatches",
+        "dispatches",
+        format_count,
+        Stage.COMPSTAT,
+        "tuned_dispatches",
+        Combination.LAST,
+        noun="tuned dispatches",
+        judged_noun="tuned dispatches",
+        optional=True,
+        key_in_summary="tuned_dispatches",
+        golden=GoldenField(
+            "tuned dispatches",
+            GoldenRule.EQUAL,
+            Stage.COMPSTAT,
+            "golden_tuned_dispatches",
+            is_integer=True,
+            is_exact=True,
+        ),
+        limit="Dispatches that the tuning spec matches, neither more nor less",
+        column=Column("tuned", ColumnKind.NUMBER, rank=2),
+        matrix=MatrixView("tuned_dispatches", "tuned", 1, format_count, "Tuned dispatches", "", format_count),
+        matrix_changes=MatrixChanges("tuned dispatches", "Tuned dispatches", 6, Margin()),
+        metric="tuned-dispatches",
+        missing_reason="its flags have no tuning spec",
+        change_title="tuned dispatches",
+        trend=Trend("tuned_dispatches", "", 9, more_is_better=True),
     )
     SIZE = FigureRow(
         "binary_size_bytes",

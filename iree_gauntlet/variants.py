@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 
 TUNING_SPEC_FLAG = "--iree-codegen-tuning-spec-path"
+# The older flag also takes a tuning spec; sharktank's tuner files are such specs.
+TUNER_FILE_FLAG = "--iree-codegen-transform-dialect-library"
+_TUNING_FLAGS = tuple(flag.lstrip("-") for flag in (TUNING_SPEC_FLAG, TUNER_FILE_FLAG))
 # Variants follow an IREE after this character: `3.13.0+data-tiling`.
 _SEPARATOR = "+"
 VARIANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-]*")
@@ -54,6 +57,25 @@ class Variant(Recorded):
 def name_flag(word: str) -> str:
     """Return the name of a flag, without dashes and value."""
     return word.lstrip("-").partition("=")[0]
+
+
+def has_tuning_flags(words: Sequence[str]) -> bool:
+    """Return True if a tuning spec is among the flags of a compile."""
+    return any(word.startswith("-") and name_flag(word) in _TUNING_FLAGS for word in words)
+
+
+def remove_tuning_flags(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a compile without the flags of a tuning spec, and without their values."""
+    result: list[str] = []
+    is_value = False
+    for word in words:
+        if has_tuning_flags((word,)):
+            is_value = "=" not in word
+        elif is_value:
+            is_value = False
+        else:
+            result.append(word)
+    return tuple(result)
 
 
 def name_variants(variants: Sequence[Variant]) -> str:

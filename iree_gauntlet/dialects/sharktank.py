@@ -31,6 +31,7 @@ from iree_gauntlet.dialects.spec import Builder, Collector, SourceFields, Spec, 
 from iree_gauntlet.figures import SHARKTANK_GOLDENS, Figure, Statistic
 from iree_gauntlet.stages import Kind, Stage
 from iree_gauntlet.targets import FAMILIES, Target, compose_chip_flags, flags_for
+from iree_gauntlet.variants import TUNER_FILE_FLAG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 _REGRESSION = "sharktank-regression"
 _BENCHMARK = "sharktank-benchmark"
 _BACKEND_FLAG = "--iree-hal-target-backends"
-_TUNER_FLAG = "--iree-codegen-transform-dialect-library"
 # This is the default ROCm chip of the programs that run these specs today.
 _DEFAULT_CHIP = "gfx942"
 # Benchmarks of the first generation, which are for ROCm alone, run with this flag; their own modules are compiled for
@@ -212,10 +212,10 @@ def _find_tuner(
         return (), (), ""
     field, name = ("tuner_file", target.sku), document.tuner_file[target.sku]
     if is_url(name):
-        return (), ((_TUNER_FLAG, reader.resolve_url(field, name)),), ""
+        return (), ((TUNER_FILE_FLAG, reader.resolve_url(field, name)),), ""
     path = reader.find_external_file(field, name)
     message = f"the tuner file {path} is missing (tuner_file.{target.sku}); {EXTERNAL_HINT}"
-    return (f"{_TUNER_FLAG}={path}",), (), "" if path and path.is_file() else message
+    return (f"{TUNER_FILE_FLAG}={path}",), (), "" if path and path.is_file() else message
 
 
 def _read_v1_fields(document: RegressionV1, target: Target, tuner_flags: tuple[str, ...]) -> _TargetFields:

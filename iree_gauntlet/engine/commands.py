@@ -236,6 +236,32 @@ def make_counted_argv(benchmark: Sequence[str]) -> tuple[str, ...]:
     return (benchmark[0], *_COUNT_FLAGS, *(flag for flag in benchmark[1:] if not flag.startswith(_COUNT_OVERRIDES)))
 
 
+def strip_file_path(word: str) -> str:
+    """Return a word of a benchmark's command without the file's path; the file's content is an ingredient itself."""
+    flag, _, value = word.partition("=")
+    match flag:
+        case "--module":
+            return flag
+        case "--input":
+            return word.partition("@")[0]
+        case "--parameters":
+            scope, separator, _ = value.partition("=")
+            return f"{flag}={scope}=" if separator else flag
+        case _:
+            return word
+
+
+def make_tuning_argv(
+    python: str, compile_argv: Sequence[str], compile_folder: str, folder: str, output: str
+) -> tuple[str, ...]:
+    """Return the command that counts the dispatches which a compile's tuning spec matches.
+
+    Its compiles write to `folder`, since others read the files of the compile.
+    """
+    words = (word.replace(f"={compile_folder}/", f"={folder}/") for word in compile_argv)
+    return (python, "-m", "iree_gauntlet.measuring.profiles.tuned_dispatches", "-o", output, "--", *words)
+
+
 def format_argument(argument: Argument, artifact: Callable[[str], str]) -> str:
     """Format an argument as `value`, `@file` or `value=@file`; a `random:` file needs no value, as its URL has it."""
     if not argument.url:

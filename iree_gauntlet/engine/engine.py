@@ -51,6 +51,7 @@ _MEMORY_POLL_SECONDS = 0.05
 _MEMORY_RESERVE_BYTES = 2 << 30
 _MEMORY_FACTOR = 8
 _MODULE = "module"
+_NO_MATCH = "tuning spec matches no dispatch"
 # The parts of a module with this prefix hold weights.
 _CONSTANTS_PREFIX = "_const"
 
@@ -394,16 +395,29 @@ class Engine:
         )
 
     def _check_compile_statistics(self, step: Step) -> Result:
-        """Compare a module's dispatch count and size with its goldens; report both metrics even without a golden."""
+        """Compare a module's dispatches and size with its goldens; report all metrics even without a golden."""
+        result = self._maker.make(step) if step.command else Result(Verdict.PASSED, notes=step.notes)
+        if result.verdict is not Verdict.PASSED:
+            return result
         statistics: dict[str, Any] = {
             Figure.DISPATCHES.value: read_dispatch_count(Path(step.find_input("statistics").path)),
             Figure.SIZE.value: Path(step.find_input(_MODULE).path).stat().st_size,
         }
+        if step.command or any(golden.metric is Figure.TUNED_DISPATCHES for golden in step.goldens):
+            # Without a tuning spec, none is tuned: a golden must not pass because its flag was lost.
+            statistics[Figure.TUNED_DISPATCHES.value] = result.measure(Figure.TUNED_DISPATCHES) or 0
         cache = self.workbench.modules
-        checks = self._check_metrics(step, Result(Verdict.PASSED, statistics=statistics), step.goldens)
+        result = replace(result, statistics=statistics)
+        checks = self._check_metrics(step, result, step.goldens)
         limits = [check.limit for check in checks if check.metric == Figure.DISPATCHES and check.passed is False]
         changes = [_describe_dispatch_changes(cache, step, limit) for limit in limits if limit is not None]
-        return replace(self._judge(step, checks), statistics=statistics, notes=(*step.notes, *filter(None, changes)))
+        judgement = self._judge(step, checks)
+        if step.command and not result.measure(Figure.TUNED_DISPATCHES):
+            reason = "; ".join(filter(None, (_NO_MATCH, judgement.reason)))
+            judgement = replace(
+                judgement, verdict=Verdict.FAILED, reason=shorten(reason), failure=FailureKind.TUNES_NOTHING
+            )
+        return _adopt(replace(result, notes=(*result.notes, *filter(None, changes))), judgement)
 
     def _count(self, step: Step) -> Result:
         """Count instructions, and compare the counts with their goldens."""
@@ -418,14 +432,7 @@ class Engine:
             counter_text = f"{counter_info.counter}, for {counter_info.cpu or 'the CPU of the spec'}"
             note = f"its golden is valgrind's usual count, but this one is by {counter_text}: measured only"
             checks = [replace(check, note=note) for check in checks]
-        judgement = self._judge(step, checks)
-        return replace(
-            result,
-            verdict=judgement.verdict,
-            reason=judgement.reason,
-            checks=judgement.checks,
-            failure=judgement.failure,
-        )
+        return _adopt(result, self._judge(step, checks))
 
     def _check_metrics(self, step: Step, result: Result, goldens: Sequence[Golden]) -> list[Check]:
         """Compare a step's metrics with the goldens."""
@@ -455,6 +462,13 @@ class Engine:
         )
         verdict = Verdict.INCONCLUSIVE if unused_goldens else Verdict.PASSED
         return Result(verdict, shorten("; ".join(texts)), checks=tuple(checks))
+
+
+def _adopt(result: Result, judgement: Result) -> Result:
+    """Return the result of a step that has made something, with the verdict of the checks on it."""
+    return replace(
+        result, verdict=judgement.verdict, reason=judgement.reason, checks=judgement.checks, failure=judgement.failure
+    )
 
 
 def _describe_dispatch_changes(cache: ModuleCache, step: Step, limit: float) -> str:

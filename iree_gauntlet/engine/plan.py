@@ -29,7 +29,9 @@ from iree_gauntlet.engine.commands import (
     make_parameters_argv,
     make_parameters_role,
     make_threshold_argv,
+    make_tuning_argv,
     makes_dumps,
+    strip_file_path,
 )
 from iree_gauntlet.engine.modules.module_key import join_flags
 from iree_gauntlet.measuring.numerics.tolerances import find_void_tolerances, find_wrong_tolerances
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 FILE_ROLE = "file "
 # A new number invalidates all earlier counts.
 _COUNT_FORMAT = 4
+_TUNING_FORMAT = 1
 _NO_ONNXRUNTIME = "onnxruntime, which makes the expected outputs, is not installed: pip install 'iree-gauntlet[record]'"
 
 
@@ -485,18 +488,19 @@ class _Planner:
             allclose=case.allclose,
         )
 
-    def _plan_compile_statistics(self, case: Case) -> Step:
+    def _plan_compile_statistics(self, case: Case) -> Step | None:
         main = case.modules[-1]
+        others = (other for other in self._chains[case.chain] if other.checks_statistics)
+        if not case.checks_statistics and any(others):
+            # The other case of the chain has the goldens.
+            return None
         folder = self._paths.module_folder(main)
         files = (StepInput("module", f"{folder}/module.vmfb"), StepInput("statistics", f"{folder}/statistics.json"))
-        return self._make_check(
-            case,
-            Stage.COMPSTAT,
-            needs=self._list_module_needs([main]),
-            inputs=files,
-            idle_goldens=case.idle_goldens,
-            notes=case.notes,
+        needs = self._list_module_needs([main])
+        step = self._make_check(
+            case, Stage.COMPSTAT, needs=needs, inputs=files, idle_goldens=case.idle_goldens, notes=case.notes
         )
+        return _complete_tuning(step, self._steps[needs[0]], self._context) if needs and main.is_tuned else step
 
     def _plan_count(self, case: Case) -> Step:
         """Plan the compile of a benchmark's modules for the counter, and the count."""
@@ -663,6 +667,22 @@ def complete_compile(
     return add_build_command(step, argv, {**ingredients, **context.environment}, context, cwd=working_directory)
 
 
+def _complete_tuning(step: Step, compile_step: Step, context: PlanContext) -> Step:
+    """Complete the step that counts the dispatches that a tuning spec matches, which runs the compiler twice."""
+    command = compile_step.required_command
+    output = f"{step.folder}/tuning.json"
+    argv = make_tuning_argv(context.own_python, command.argv, compile_step.folder, step.folder, output)
+    step = replace(
+        step,
+        inputs=(*step.inputs, *compile_step.inputs),
+        outputs=(("tuning", output),),
+        timeout=compile_step.timeout,
+        resources=compile_step.resources,
+    )
+    ingredients = {**dict(compile_step.cache.ingredients), "kind": f"tuning {_TUNING_FORMAT}"}
+    return add_build_command(step, argv, ingredients, context, cwd=command.cwd)
+
+
 def _complete_count(
     step: Step, benchmark: Command, modules: Sequence[str], files: Sequence[StepInput], context: PlanContext
 ) -> Step:
@@ -678,7 +698,7 @@ def _complete_count(
     inputs += [StepInput(f"{FILE_ROLE}module {number}", path) for number, path in enumerate(dependencies)]
     inputs += [replace(file, role=f"{FILE_ROLE}{file.role} {number}") for number, file in enumerate(files)]
     counted_argv = make_counted_argv(benchmark.argv)
-    key_words = [_strip_file_path(word) for word in counted_argv[1:]]
+    key_words = [strip_file_path(word) for word in counted_argv[1:]]
     ingredients = {
         "kind": f"count {_COUNT_FORMAT}",
         "program": "",
@@ -693,21 +713,6 @@ def _complete_count(
     lookup = CacheLookup(reason="known when its module is made", ingredients=tuple(ingredients.items()))
     command = Command(argv, benchmark.cwd)
     return replace(step, command=command, inputs=tuple(inputs), outputs=(("counts", output),), cache=lookup)
-
-
-def _strip_file_path(word: str) -> str:
-    """Return a word of a benchmark's command without the file's path; the file's content is an ingredient itself."""
-    flag, _, value = word.partition("=")
-    match flag:
-        case "--module":
-            return flag
-        case "--input":
-            return word.partition("@")[0]
-        case "--parameters":
-            scope, separator, _ = value.partition("=")
-            return f"{flag}={scope}=" if separator else flag
-        case _:
-            return word
 
 
 def add_build_command(

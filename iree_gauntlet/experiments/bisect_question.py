@@ -231,7 +231,7 @@ def resume_question(opening: BisectOpening, bisect_request: BisectRequest, reque
 def _find_chain(setup: RunSetup, metric: str) -> str:
     """Return the one selected chain with the spec that the metric needs; UsageError if there is not exactly one."""
     kinds = EXACT_METRICS.get(metric, Figure.TIME.row.stage).row.kinds
-    chains = sorted({case.chain for case in setup.selection.cases.cases if case.kind in kinds})
+    chains = sorted({case.chain for case in setup.selection.cases.cases if not {*kinds}.isdisjoint(case.kinds)})
     if not chains:
         raise UsageError(
             f"no selected model has a {kinds[0]} spec, which --metric {metric} needs",

@@ -150,7 +150,8 @@ def _list_figures(chain: ChainOutcome, *, same_machine: bool) -> Iterator[Histor
             # The counted module differs from the timed module, and may exist without it.
             yield HistoryFigure(f"{trend.name}{suffix}", value, golden=golden, limit=limit, flags=counted_flags)
         else:
-            yield HistoryFigure(trend.name, value, golden=golden, limit=limit)
+            more = trend.more_is_better
+            yield HistoryFigure(trend.name, value, golden=golden, limit=limit, more_is_better=more)
 
 
 def _format_flags(steps: Iterable[StepOutcome], *, of_count: bool = False) -> str:

@@ -218,7 +218,7 @@ class ModelTestSession:
         self._journal.close()
 
     def _list_steps(self, case: Case) -> list[Step]:
-        """Return the steps of a case's check, and the check, in an order of dependencies."""
+        """Return the steps of a case's checks, and the checks, in an order of dependencies."""
         steps_by_id: dict[str, Step] = {}
 
         def visit(step: Step) -> None:
@@ -227,7 +227,9 @@ class ModelTestSession:
                     visit(self._steps[need])
             steps_by_id[step.id] = step
 
-        visit(self._steps[make_step_id(case.chain, CHECKS[case.kind])])
+        # The check of its own kind is last.
+        for kind in reversed(case.kinds):
+            visit(self._steps[make_step_id(case.chain, CHECKS[kind])])
         return list(steps_by_id.values())
 
     def _perform(self, steps: Sequence[Step]) -> None:

@@ -363,7 +363,7 @@ def _judge(golden: Golden, evidence: GoldenEvidence, result: Result) -> tuple[Go
     if result.verdict is Verdict.INCONCLUSIVE:
         return GoldenVerdict.INCONCLUSIVE, result.reason
     # Prefer the run's own check of this golden, since further rounds may not have confirmed the breach.
-    is_broken = evidence.measured > golden.limit if recorded_pass is None else not recorded_pass
+    is_broken = not (golden.is_kept(evidence.measured) if recorded_pass is None else recorded_pass)
     if is_broken:
         return GoldenVerdict.BROKEN, evidence.rejection
     is_loose = evidence.measured < _MIN_USED_FRACTION * golden.value

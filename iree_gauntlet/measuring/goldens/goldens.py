@@ -53,8 +53,9 @@ def describe_check(check: Check) -> str:
         return f"{title} {measured_text} ({check.note})"
     source = f"golden {_format_value(check, check.golden)} × {check.factor:g}, " if check.factor != 1 else ""
     distance = abs(check.measured - check.limit)
-    percentage = f", {'-' if check.passed else '+'}{100 * distance / check.limit:.1f} %" if check.limit > 0 else ""
-    relation = "equals" if not distance else "is below" if check.passed else "exceeds"
+    is_below = check.measured < check.limit
+    percentage = f", {'-' if is_below else '+'}{100 * distance / check.limit:.1f} %" if check.limit > 0 else ""
+    relation = "equals" if not distance else "is below" if is_below else "exceeds"
     difference = f" by {_format_value(check, distance)}{percentage}" if distance else ""
     limit = _format_value(check, check.limit)
     return f"{title} {measured_text} {relation} the limit {limit}{difference} ({source}{check.note})"
@@ -155,7 +156,7 @@ def _check_golden(golden: Golden, measured: float, statistic: str, sku: str, rel
         golden=golden.value,
         factor=golden.factor,
         limit=golden.limit,
-        passed=measured <= golden.limit,
+        passed=golden.is_kept(measured),
     )
 
 
