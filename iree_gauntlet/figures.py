@@ -24,13 +24,13 @@ class Statistic(StrEnum):
 
 
 class GoldenRule(Enum):
-    """The rule by which a golden is judged, and by which a new one is proposed.
+    """The rule by which a golden is judged, and by which a new golden is proposed.
 
     TIMED: a noisy time for the machines of one SKU: mean or minimum of the repetitions, confirmed by further rounds.
     EQUAL: an exact value; any other value becomes the proposal.
     WITHIN: an exact value; a value outside of the margin becomes the proposal.
     ROOM: an exact value plus the headroom that a user requests.
-    ERROR: no spec has it; the baseline is the value of an earlier run.
+    ERROR: no spec has such a golden; the baseline is the value of an earlier run.
     """
 
     TIMED = auto()
@@ -44,8 +44,8 @@ class Combination(Enum):
     """The way to combine the results of a chain's steps into one figure.
 
     MAIN: the value that was compared with a golden, otherwise the value of the main module's compile.
-    LAST: the value of the last step that has it.
-    LARGEST, SUM: over all steps; no value if a step failed or lacks it.
+    LAST: the value of the last step that has the figure.
+    LARGEST, SUM: over all steps; no value if a step failed or lacks the figure.
     WORST: the largest value; NaN is above all others.
     """
 
@@ -298,7 +298,7 @@ class Figure(StrEnum):
         golden=GoldenField("ms", GoldenRule.TIMED, Stage.BENCHMARK),
         column=Column("time", ColumnKind.NUMBER, "ms", rank=1),
         matrix=MatrixView("time_ms", "time ms", 0, format_milliseconds, "Run time", "ms", format_milliseconds),
-        # The IREEs were measured one after the other, so smaller differences mean little.
+        # A matrix measures IREEs one after the other, so smaller differences mean little.
         matrix_changes=MatrixChanges("time", "Run time (25 % and more; not confirmed)", 5, Margin(0.25)),
         metric="time",
         change_title="time ms",

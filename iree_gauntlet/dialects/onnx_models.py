@@ -1,4 +1,4 @@
-"""The suite of ONNX models: each test fetches, imports and compiles a model, and compares it with onnxruntime.
+"""The suite of ONNX models: each test fetches, imports, compiles and runs a model, and compares it with onnxruntime.
 
 The source of facts about configs is `onnx_models/conftest.py` in iree-test-suites.
 
@@ -85,7 +85,7 @@ class ModelsConfig(Config):
 
     @property
     def outcomes(self) -> Mapping[str, str]:
-        """The expected outcome of each listed test, and of all others as `default`."""
+        """The expected outcome of each listed test, and as `default` the outcome of all other tests."""
         return self.document.tests_and_expected_outcomes if self.document else {}
 
     @property

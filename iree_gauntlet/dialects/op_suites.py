@@ -468,7 +468,7 @@ def _find_configs(root: str) -> tuple[Path, ...]:
 def _find_root(folder: CaseFolder, candidates: set[str]) -> str:
     """Return the nearest folder above a case that has configs; the spec folder if there is none."""
     is_inside = folder.path.startswith(f"{folder.spec_folder}/")
-    # Start above the case, because its own folder contains no configs of a suite.
+    # Start above the case's folder, because that folder contains no configs of a suite.
     path = folder.path.rpartition("/")[0]
     while path:
         if path in candidates:

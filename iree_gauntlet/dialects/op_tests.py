@@ -299,7 +299,7 @@ def _make_inputs(document: TorchOp) -> tuple[Argument, ...]:
 
 
 def _format_scalar(number: float, meta: TensorMeta | None = None) -> str:
-    """Format a number for the tools, with the type in `meta`, or without it with NumPy's type."""
+    """Format a number for the tools, with the type in `meta`; without `meta`, with the number's type in NumPy."""
     if meta is not None:
         element_type, tensor_type = ELEMENT_TYPES[meta.dtype], format_tensor_type(meta.shape, meta.dtype)
     else:

@@ -54,7 +54,7 @@ class Sharktank(Builder[Spec]):
 
     sources: ClassVar = {
         _REGRESSION: SourceFields("inputs[{}].source", "outputs[{}].source", "real_weights", ("mlir", "pipeline_mlir")),
-        # A benchmark's weights are those of its regression.
+        # A benchmark takes the weights of its regression.
         _BENCHMARK: SourceFields(programs=("mlir_url", "mlir_file_url")),
     }
 
@@ -308,7 +308,7 @@ class _BenchmarkReader(SpecReader):
             parameters.extend((regression and regression.parameters) or (Parameters("model"),))
         submodel = document.submodel_name or spec.submodel
         pair = find(f"{spec.model}_{submodel}")
-        # A pipeline has no weights besides those of its modules.
+        # A pipeline has only the weights of its modules.
         is_pipeline = document.compilation_required and document.modules
         weights = () if is_pipeline else self._find_weights(pair)
         module_name = f"{spec.model}_{spec.submodel}"
@@ -411,7 +411,7 @@ def _make_run_flags(document: Benchmark) -> tuple[str, ...]:
 def _read_goldens(
     spec: Spec, document: Benchmark, target: Target, prefix: str
 ) -> tuple[tuple[Golden, ...], tuple[Golden, ...]]:
-    """Return the goldens that apply to the target, and unused ones: counts and sizes that only other SKUs have.
+    """Return the goldens that apply to the target, and unused goldens: counts and sizes that only other SKUs have.
 
     Times apply only to their SKU, counts and sizes to their SKU or to the complete target family.
     """

@@ -155,7 +155,7 @@ class Collector:
     case_problems: set[Problem] = field(default_factory=set)
 
     def matches(self, markers: Collection[str], includes: Iterable[Include]) -> bool:
-        """Return whether markers satisfy any of the includes that a spec's names match."""
+        """Return whether markers satisfy the marker expression of any of some includes."""
         return any(self.expressions[include].matches(markers) for include in includes)
 
     def add(self, case: Case, includes: Iterable[Include]) -> bool:
@@ -184,7 +184,7 @@ class Builder(Generic[_Spec]):
         self.collector = collector
 
     def add(self, spec: _Spec, includes: Sequence[Include]) -> None:
-        """Add the cases of a spec; if it is not selected, only its problems."""
+        """Add the cases of a spec; if the spec is not selected, add only its problems."""
         raise NotImplementedError
 
     def finish(self) -> None:

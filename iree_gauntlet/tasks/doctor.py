@@ -268,7 +268,7 @@ def _check_configuration() -> Iterator[DoctorFinding]:
 
 
 def _find_requested_toolchain(request: ToolchainRequest) -> Toolchain | ToolchainError:
-    """Return the IREE of `--iree`, without installing it; unreadable settings are reported by another check."""
+    """Return the IREE of `--iree`, without installing it; another check reports settings that cannot be read."""
     try:
         configuration = read_configuration(find_project_folder(), os.environ)
     except GauntletError:

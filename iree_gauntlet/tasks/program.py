@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.requests import Option
 
 
-# The flags that stand between a task and its words, and that say how to take these words.
+# The flags that may stand between a task and its words; they tell what the words name.
 _WORD_FLAGS = ("--slower", "--index")
-# The forms in which tasks with two IREEs, which have no --iree, name them.
+# The forms in which tasks without --iree, which have two IREEs, take their IREEs.
 _IREE_USAGE = {"compare": "compare A B", "bisect": "--good A --bad B"}
 # The options of Invoke that have a meaning here; Invoke's other options affect shell commands of tasks.
 _CORE_OPTIONS = ("complete", "help", "list", "list-depth", "list-format", "print-completion-script", "version")
@@ -125,7 +125,7 @@ def _require_nonempty_values(context: ParserContext) -> None:
 def _add_option_names(argv: Sequence[str]) -> list[str]:
     """Return the command line with option names before the words that follow a task.
 
-    They are needed because Invoke does not support optional words, and a positional argument takes only one word.
+    Invoke needs these names: it does not support optional words, and its positional arguments take only one word.
     """
     words = list(argv)
     match = next(((index, option) for index, word in enumerate(words) if (option := _find_option(word))), None)
@@ -151,7 +151,7 @@ def _add_option_names(argv: Sequence[str]) -> list[str]:
 
 
 def _find_option(task: str) -> Option | None:
-    """Return the option whose values are the words after a task; None without such an option, or if it is no task."""
+    """Return the option whose values are the words after a task; None if `task` has no such option, or is no task."""
     return namespace[task].words_option if task in namespace.task_names else None
 
 
@@ -215,7 +215,7 @@ def _describe_foreign_option(word: str, task: str) -> str:
 
 
 def _describe_unknown_word(word: str, text: str) -> str:
-    """Describe a word that is no option: it may be an option's second value, or an unknown task."""
+    """Describe a misplaced word without dashes: an option's second value, or an unknown task."""
     previous = sys.argv[sys.argv.index(word) - 1] if word in sys.argv else ""
     if previous.startswith("-") and sys.argv.count(previous) > 1:
         return f"{previous} can be given once"

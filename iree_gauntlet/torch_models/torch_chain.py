@@ -88,7 +88,7 @@ _FIDELITY_TYPES = {"HiFi4": "f32", "HiFi3": "f16", "HiFi2": "bf16", "LoFi": "bf1
 
 @dataclass(frozen=True, slots=True)
 class TorchPython(Recorded):
-    """A Python that has torch; `paths` are its package folders, for a Python of the same version without torch."""
+    """A Python that has torch; from its package folders, `paths`, another Python of its version can import torch."""
 
     path: str
     python: str

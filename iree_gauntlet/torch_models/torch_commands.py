@@ -72,7 +72,7 @@ _OPTION_NAMES = {"force_num_layers": "layers", "microbatch": "microbatch"}
 
 
 def bench(options: BenchOptions) -> ExitCode:
-    """Benchmark a model, or list the available ones."""
+    """Benchmark a model, or list the available models."""
     folders = _find_folders(options)
     skipped_problems: list[Problem] = []
     models = discover(folders, skipped_problems)

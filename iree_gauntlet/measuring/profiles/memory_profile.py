@@ -76,7 +76,7 @@ class MemoryProfile(Recorded):
 
     @property
     def program_bytes(self) -> int:
-        """The peak minus the memory before the program was loaded, which is that of Python, the runtime and inputs."""
+        """The peak minus the memory before the program was loaded (of Python, the runtime and the inputs)."""
         return self.peak_bytes - self.phases[0].begin_bytes
 
     def as_dict(self) -> dict[str, Any]:

@@ -70,7 +70,7 @@ _WORK_PER_OPERATOR = 1e6
 _MAX_VALUES = 1 << 15
 _MIN_VALUES = 64
 # A value may flip if its distance from a kink is less than a factor times the rms of its errors. Each such value has a
-# trial, unless more than _MAX_FLIPS may flip: then one in ten flips in any run, so flips are part of the noise.
+# trial, unless more than _MAX_FLIPS may flip: then one in ten flips in any run, so flips are noise like any other.
 _MAX_FLIP_DISTANCE = 4.0
 _MAX_FLIPS = 64
 _RELUS = {torch.ops.aten.relu, torch.ops.aten.relu_}
@@ -255,7 +255,7 @@ class _FormatMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not ther
         if self._error == "sums" and func.overloadpacket in _REDUCTIONS:
             products = args[0].numel() / max(1, floats[0].numel())
             if func.overloadpacket in _SUMS:
-                # If its terms cancel, a sum has the errors of the terms.
+                # A sum whose terms cancel still has the errors of all terms.
                 scale = math.sqrt(products) * float(args[0].double().square().mean().sqrt())
                 scale /= 1.0 if func.overloadpacket is torch.ops.aten.sum else max(1.0, products)
         wide_args, wide_kwargs = tree_map(lambda leaf: _widen(leaf, dtype), (args, kwargs))

@@ -261,7 +261,7 @@ def trace_step(
     gradients of the named parameters, or the new sums. Weights are attributes of the module with their own names, and
     are not copied. Other changes by training, such as those of running statistics, are omitted.
     """
-    # Trace in two passes: the first resolves branches on the inputs' values, which the second could not trace.
+    # Trace in two passes: the first pass resolves branches on the inputs' values, which the second could not trace.
     forward = torch.export.export(module, tuple(inputs), strict=False).module(check_guards=False)
     weights = dict(forward.named_parameters())
     buffers = dict(forward.named_buffers())
@@ -273,7 +273,7 @@ def trace_step(
         targets: list[Tensor],
         before: list[Tensor],
     ) -> list[Tensor]:
-        # The module may change its buffers, hence the copies.
+        # Copy the buffers, because the module may change them.
         state = {**weights, **{name: buffer.clone() for name, buffer in buffers.items()}}
         outputs = torch.func.functional_call(forward, state, tuple(inputs))
         loss = _compute_loss(tree_leaves(outputs), targets)

@@ -60,7 +60,7 @@ class TorchModel(ABC):
 
     @abstractmethod
     def call(self) -> Sequence[Tensor]:
-        """Run one call (this is measured), and return its result."""
+        """Run one call, as it is measured, and return the call's result."""
 
     def outputs(self, first_result: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the outputs to be checked: the first call's result, or the outputs of another run."""

@@ -69,9 +69,9 @@ def write_arrays(tensors: Sequence[Tensor], folder: Path, stem: str) -> tuple[Ar
 def convert(modules: Sequence[Module], form: DataFormat) -> float:
     """Round the weights of modules to a data format, in place, and cast the modules to its element type.
 
-    Weights are all floating parameters, and the floating buffers that a module saves (`state_dict`). Running statistics
-    of normalisations are only cast, as a small variance that shares its exponent with a large variance would be rounded
-    to zero. Tables that a module computes itself are also only cast.
+    Weights are all floating parameters, and the floating buffers that a module saves (`state_dict`). Tables that a
+    module computes itself are only cast. So are running statistics of normalisations, which are measured, not learnt:
+    a small variance that shares its exponent with a large variance would be rounded to zero.
 
     Returns:
         The rms of the rounding errors divided by the rms of the weights; 0 without weights.
