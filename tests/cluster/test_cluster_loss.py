@@ -1,4 +1,4 @@
-"""Clusters that lose workers, the run or themselves, for minutes: what is left comes to the same."""
+"""Clusters that lose workers, the run or the scheduler for minutes: the results are the same as without a loss."""
 
 from __future__ import annotations
 

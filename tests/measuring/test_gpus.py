@@ -1,4 +1,4 @@
-"""What the vendors' tools say of GPUs, and what they do when they are sick: tools of the recorded shapes on PATH."""
+"""Reading GPUs' states with the vendors' tools, also faulty ones; fakes on PATH print recorded output."""
 
 from __future__ import annotations
 
