@@ -6,7 +6,7 @@
 `pack` needs pip and this toolkit (`gauntlet` of the same Python). `run` needs a copy of FOLDER, and only a Python of
 the packed version. FOLDER gets `packages.tar.xz` (IREE and the toolkit's dependencies) and `artifacts.tar` (the models'
 files). `run` performs the parts one after the other, each with its own time limit, and exits with their worst exit
-code. After each part it saves the reports in OUTPUT, so an early end loses little: `console.txt`, `parts.json`,
+code. It writes its reports into OUTPUT as it goes, so an early end loses little: `console.txt`, `parts.json`,
 `nvidia-smi.csv`, `runs.tar.gz`, and from the models' run `junit.xml`, `summary.md` and `journal.jsonl`.
 """
 

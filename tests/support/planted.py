@@ -60,7 +60,7 @@ class Network:
 
     @property
     def contraction_count(self) -> int:
-        """The number of contractions: the layers, and in training the gradients of weights and of layers' inputs."""
+        """The number of contractions: the layers, and in training the gradients of weights and later layers' inputs."""
         return 3 * _LAYER_COUNT - 1 if self.training else _LAYER_COUNT
 
     def cast(self, values: NDArray[Any]) -> NDArray[np.float64]:
