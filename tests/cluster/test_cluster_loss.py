@@ -1,4 +1,4 @@
-"""Clusters that lose workers, the run or the scheduler for minutes: the results are the same as without a loss."""
+"""Clusters that lose workers, their run or all processes, for minutes: the remaining results are the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading GPUs' states with the vendors' tools, also faulty ones; fakes on PATH print recorded output."""
+"""Reading GPUs' states with the vendors' tools, also broken ones; fakes on PATH print output in the recorded form."""
 
 from __future__ import annotations
 
