@@ -58,9 +58,7 @@ def is_held(locks: CountingLocks, tmp_path: Path) -> bool:
         return True
 
 
-def test_steps_ask_once_until_the_stretch_is_old(
-    stretch: MachineShare, locks: CountingLocks, clock: Clock
-) -> None:
+def test_steps_ask_once_until_the_stretch_is_old(stretch: MachineShare, locks: CountingLocks, clock: Clock) -> None:
     for _ in range(100):
         with stretch.hold():
             pass
@@ -71,9 +69,7 @@ def test_steps_ask_once_until_the_stretch_is_old(
     assert locks.asked == 2
 
 
-def test_it_is_held_between_steps_until_release(
-    stretch: MachineShare, locks: CountingLocks, tmp_path: Path
-) -> None:
+def test_it_is_held_between_steps_until_release(stretch: MachineShare, locks: CountingLocks, tmp_path: Path) -> None:
     with stretch.hold():
         assert is_held(locks, tmp_path)
         stretch.release()
