@@ -1,4 +1,4 @@
-"""The design's rules about who may know whom, checked on the source."""
+"""The design's rules about the imports between rooms, checked on the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run reads, packed and unpacked elsewhere."""
+"""Copies of a run's files: packed where the run starts, and unpacked on another machine."""
 
 from __future__ import annotations
 
