@@ -27,7 +27,9 @@ ROOMS = {
     # The words: they import each other alone.
     **dict.fromkeys(("cases", "diagnostics", "document", "errors", "figures", "formatting", "stages"), 0),
     **dict.fromkeys(("journal_events", "journal_format", "messages", "progress", "recorded", "requests"), 0),
-    **dict.fromkeys(("cache_folders", "device_kinds", "results", "settings", "steps", "targets", "__version__"), 0),
+    **dict.fromkeys(
+        ("cache_folders", "device_kinds", "results", "settings", "steps", "targets", "variants", "__version__"), 0
+    ),
     "system": 1,
     **dict.fromkeys(("artifacts", "dialects", "measuring", "records", "toolchains"), 2),
     **dict.fromkeys(("engine", "history"), 3),

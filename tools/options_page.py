@@ -221,10 +221,10 @@ def _format_action(action: Action) -> str:
 
 
 def _format_pytest_option(names: Iterable[str], attributes: Mapping[str, Any]) -> str:
-    is_switch = "action" in attributes
+    is_switch = attributes.get("action") == "store_true"
     choices = ", ".join(f"`{choice}`" for choice in attributes.get("choices", ()))
     value = choices or ("switch" if is_switch else attributes["metavar"].lower())
-    default = f"`{attributes['default']}`" if "default" in attributes else "off" if is_switch else "–"
+    default = f"`{attributes['default']}`" if attributes.get("default") else "off" if is_switch else "–"
     return _format_row(names, value, default, attributes["help"])
 
 
