@@ -31,6 +31,7 @@ from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.machine.machine_state import list_benchmark_warnings, read_free_memory
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.measuring.profiles.dispatch_profile import find_dispatch_names, find_new_and_gone
+from iree_gauntlet.measuring.profiles.tuned_dispatches import read_tuned_dispatches
 from iree_gauntlet.results import CacheUse, Check, FetchedFile, Result, find_unapplied_goldens, shorten
 from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
@@ -51,7 +52,6 @@ _MEMORY_POLL_SECONDS = 0.05
 _MEMORY_RESERVE_BYTES = 2 << 30
 _MEMORY_FACTOR = 8
 _MODULE = "module"
-_NO_MATCH = "tuning spec matches no dispatch"
 # The parts of a module with this prefix hold weights.
 _CONSTANTS_PREFIX = "_const"
 
@@ -399,25 +399,26 @@ class Engine:
         result = self._maker.make(step) if step.command else Result(Verdict.PASSED, notes=step.notes)
         if result.verdict is not Verdict.PASSED:
             return result
+        tuned = read_tuned_dispatches(Path(step.find_output("tuning"))) if step.command else None
         statistics: dict[str, Any] = {
             Figure.DISPATCHES.value: read_dispatch_count(Path(step.find_input("statistics").path)),
             Figure.SIZE.value: Path(step.find_input(_MODULE).path).stat().st_size,
         }
-        if step.command or any(golden.metric is Figure.TUNED_DISPATCHES for golden in step.goldens):
-            # Without a tuning spec, none is tuned: a golden must not pass because its flag was lost.
-            statistics[Figure.TUNED_DISPATCHES.value] = result.measure(Figure.TUNED_DISPATCHES) or 0
+        if tuned or any(golden.metric is Figure.TUNED_DISPATCHES for golden in step.goldens):
+            # A golden must not pass because the flag of the tuning spec was lost.
+            statistics[Figure.TUNED_DISPATCHES.value] = len(tuned.matched) if tuned else 0
         cache = self.workbench.modules
         result = replace(result, statistics=statistics)
         checks = self._check_metrics(step, result, step.goldens)
-        limits = [check.limit for check in checks if check.metric == Figure.DISPATCHES and check.passed is False]
-        changes = [_describe_dispatch_changes(cache, step, limit) for limit in limits if limit is not None]
+        broken = {check.metric: check.limit for check in checks if check.passed is False}
+        limit = broken.get(Figure.DISPATCHES)
+        notes = [] if limit is None else [_describe_dispatch_changes(cache, step, limit)]
+        notes += [tuned.description] if tuned and Figure.TUNED_DISPATCHES in broken else []
         judgement = self._judge(step, checks)
-        if step.command and not result.measure(Figure.TUNED_DISPATCHES):
-            reason = "; ".join(filter(None, (_NO_MATCH, judgement.reason)))
-            judgement = replace(
-                judgement, verdict=Verdict.FAILED, reason=shorten(reason), failure=FailureKind.TUNES_NOTHING
-            )
-        return _adopt(replace(result, notes=(*result.notes, *filter(None, changes))), judgement)
+        if tuned and not tuned.matched:
+            reason = shorten("; ".join(filter(None, ("tuning spec matches no dispatch", judgement.reason))))
+            judgement = replace(judgement, verdict=Verdict.FAILED, reason=reason, failure=FailureKind.TUNES_NOTHING)
+        return _adopt(replace(result, notes=(*result.notes, *filter(None, notes))), judgement)
 
     def _count(self, step: Step) -> Result:
         """Count instructions, and compare the counts with their goldens."""

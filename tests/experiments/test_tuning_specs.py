@@ -68,6 +68,19 @@ def test_a_spec_that_matches_is_counted_once(project: Project) -> None:
     assert (again["statistics"]["tuned_dispatches"], again["cache"]["hit"]) == (1, True)
 
 
+def test_dispatches_that_do_not_match_are_not_counted(project: Project) -> None:
+    program = _MATMULS.replace("return %twice", "%sizes = math.absf %a : tensor<64x256xf32>\n  return %twice, %sizes")
+    types = "tensor<64x256xf32>"
+    program = program.replace(f"-> {types} {{\n  %zero", f"-> ({types}, {types}) {{\n  %zero")
+    (project.regressions / "abs.mlir").write_text(program.replace(f"%sizes : {types}", f"%sizes : {types}, {types}"))
+    _use_flag(project, "matches")
+    done = project.gauntlet("run", "--stages", "compstat")
+    assert done.code == 0, done.text
+    tuned = json.loads((project.newest / "steps" / "toy" / "abs.cpu" / "compstat" / "tuning.json").read_text())
+    assert (len(tuned["matched"]), tuned["dispatches"]) == (1, 2)
+    assert "elementwise" in tuned["matched"][0]
+
+
 def test_a_model_without_tuning_spec_has_no_such_figure(project: Project) -> None:
     done = project.gauntlet("run", "--stages", "compstat")
     assert done.code == 0, done.text
@@ -117,6 +130,7 @@ def test_a_golden_is_exact(project: Project, golden: int, code: int) -> None:
     relation = {1: "", 2: "is below the limit 2 by 1, -50.0 %", 0: "exceeds the limit 0 by 1"}[golden]
     assert result["reason"].startswith(f"tuned dispatches 1 {relation}" if relation else "")
     assert result.get("failure") == ("misses a golden" if code else None)
+    assert any("the tuning spec matches 1 of 1 dispatches: abs_dispatch_0" in note for note in result["notes"]) == code
 
 
 def test_a_golden_without_tuning_spec_is_broken(project: Project) -> None:

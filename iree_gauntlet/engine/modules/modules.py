@@ -22,7 +22,6 @@ from iree_gauntlet.engine.modules.shared_modules import SharedLookup
 from iree_gauntlet.engine.plan import FILE_ROLE
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.instructions.counters import read_counts
-from iree_gauntlet.measuring.profiles.tuned_dispatches import read_tuned_dispatches
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import CacheUse, Result, UnsupportedOperator, shorten
 from iree_gauntlet.stages import FailureKind
@@ -288,8 +287,6 @@ class ModuleMaker:
                 metrics |= {"instructions": counts.instructions, "calls": counts.calls}
                 metrics |= {"instructions_outside": counts.outside} if counts.dispatches else {}
                 metrics |= {name: ingredients[name] for name in ("counter", "cpu")}
-            case "tuning":
-                metrics |= {"tuned_dispatches": len(read_tuned_dispatches(output).matched)}
             case "module":
                 metrics |= {"binary_size_bytes": output.stat().st_size}
                 if path := dict(step.outputs).get("statistics"):

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.formatting import list_first
 from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.variants import remove_tuning_flags
@@ -38,6 +39,7 @@ _PHASE_FLAGS = ("--compile-to=executable-configurations", "--mlir-elide-elements
 # Executables, their variants for devices, and functions have names that repeat in others.
 _SYMBOL = re.compile(r"\s*(hal\.executable|hal\.executable\.variant|func\.func) (?:\w+ )?@(\"[^\"]*\"|[\w$.-]+)")
 _CONFIGURATION = re.compile(r"\b(?:lowering_config|translation_info) = ")
+_MAX_NAMES = 8
 _BRACKET = re.compile(r"[<({\[]|(?<!-)[>)}\]]|,")
 
 
@@ -47,6 +49,12 @@ class TunedDispatches(Recorded):
 
     matched: tuple[str, ...]
     dispatches: int
+
+    @property
+    def description(self) -> str:
+        """The matched dispatches in one line: `the tuning spec matches 1 of 12 dispatches: main_dispatch_3`."""
+        names = f": {list_first(self.matched, _MAX_NAMES)}" if self.matched else ""
+        return f"the tuning spec matches {len(self.matched)} of {self.dispatches} dispatches{names}"
 
 
 def main(arguments: Sequence[str]) -> int:
