@@ -29,7 +29,7 @@ from iree_gauntlet.reports.details import list_findings
 from iree_gauntlet.reports.live_progress import PlainProgress
 from iree_gauntlet.requests import ExecutionRequest, ToolchainRequest
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.stages import CHECKS
+from iree_gauntlet.stages import CHECKS, Stage
 from iree_gauntlet.steps import Step, make_step_id
 
 if TYPE_CHECKING:
@@ -227,9 +227,10 @@ class ModelTestSession:
                     visit(self._steps[need])
             steps_by_id[step.id] = step
 
-        # The check of its own kind is last.
-        for kind in reversed(case.kinds):
-            visit(self._steps[make_step_id(case.chain, CHECKS[kind])])
+        # With a tuning spec, each test has a check of its dispatches. The check of the test's own kind is last.
+        for stage in (Stage.COMPSTAT, CHECKS[case.kind]):
+            if step := self._steps.get(make_step_id(case.chain, stage)):
+                visit(step)
         return list(steps_by_id.values())
 
     def _perform(self, steps: Sequence[Step]) -> None:

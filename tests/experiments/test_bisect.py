@@ -39,6 +39,7 @@ from tests.support.places import ROOT
 from tests.support.processes import wait_until
 from tests.support.recorded_noise import make_blocks
 from tests.support.toy_project import Project
+from tests.support.tuning_specs import MATMULS, write_cpu_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -429,6 +430,18 @@ def test_a_planted_change_of_size_is_found(project: Builds, monkeypatch: pytest.
     assert "bisect --resume" not in next((project.folder / "runs").glob("*/bisect.md")).read_text(), "what began it"
     other = project.gauntlet("bisect", "--resume", "--metric", "error")
     assert (other.code, "--metric error: runs" in other.err) == (2, True)
+
+
+@pytest.mark.iree
+def test_a_change_of_what_a_tuning_spec_matches_is_found(project: Builds) -> None:
+    (project.regressions / "abs.mlir").write_text(MATMULS)
+    (project.folder / "tuning.mlir").write_text(write_cpu_spec("linalg.matmul"))
+    variant = f"tuned=--iree-codegen-tuning-spec-path={project.folder}/tuning.mlir"
+    # Then the program has no operation of that name, and the candidates fail.
+    row = project.row(2, "--iree-opt-generalize-matmul", count=3)
+    done = project.bisect(row, "--metric", "tuned-dispatches", "--variant", variant)
+    assert done.code == 0, done.text
+    assert [item["value"] for item in project.found["candidates"]] == [1, 1, 0]
 
 
 @pytest.mark.iree

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.toy_project import FLAGS, Project
-from tests.support.tuning_specs import write_cpu_spec, write_gfx942_spec
+from tests.support.tuning_specs import MATMULS, write_cpu_spec, write_gfx942_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,18 +19,6 @@ pytestmark = pytest.mark.iree
 _STEP = "toy/abs@cpu:compstat"
 _SPEC_FLAG = "--iree-codegen-tuning-spec-path"
 _NO_MATCH = "tuning spec matches no dispatch"
-# Both calls of the matmul are one dispatch.
-_MATMULS = """func.func @abs(%a: tensor<64x256xf32>, %b: tensor<256x256xf32>) -> tensor<64x256xf32> {
-  %zero = arith.constant 0.0 : f32
-  %empty = tensor.empty() : tensor<64x256xf32>
-  %start = linalg.fill ins(%zero : f32) outs(%empty : tensor<64x256xf32>) -> tensor<64x256xf32>
-  %once = linalg.matmul ins(%a, %b : tensor<64x256xf32>, tensor<256x256xf32>)
-      outs(%start : tensor<64x256xf32>) -> tensor<64x256xf32>
-  %twice = linalg.matmul ins(%once, %b : tensor<64x256xf32>, tensor<256x256xf32>)
-      outs(%start : tensor<64x256xf32>) -> tensor<64x256xf32>
-  return %twice : tensor<64x256xf32>
-}
-"""
 
 
 @pytest.fixture
@@ -57,11 +45,13 @@ def _summarise(project: Project) -> dict[str, Any]:
 
 
 def test_a_spec_that_matches_is_counted_once(project: Project) -> None:
+    # The cache may have the module alone.
+    assert project.gauntlet("run", "--variant", "matches", "--stages", "compile").code == 0
     done = project.gauntlet("run", "--variant", "matches", "--stages", "compstat")
     assert done.code == 0, done.text
     result = project.result(_STEP)
     assert result["statistics"]["tuned_dispatches"] == 1
-    assert result["cache"]["hit"] is False
+    assert (project.result("toy/abs@cpu:compile")["cache"]["hit"], result["cache"]["hit"]) == (True, False)
     assert _summarise(project)["tuned_dispatches"]["measured"] == 1
     assert project.gauntlet("run", "--variant", "matches", "--stages", "compstat").code == 0
     again = project.result(_STEP)
@@ -69,7 +59,7 @@ def test_a_spec_that_matches_is_counted_once(project: Project) -> None:
 
 
 def test_dispatches_that_do_not_match_are_not_counted(project: Project) -> None:
-    program = _MATMULS.replace("return %twice", "%sizes = math.absf %a : tensor<64x256xf32>\n  return %twice, %sizes")
+    program = MATMULS.replace("return %twice", "%sizes = math.absf %a : tensor<64x256xf32>\n  return %twice, %sizes")
     types = "tensor<64x256xf32>"
     program = program.replace(f"-> {types} {{\n  %zero", f"-> ({types}, {types}) {{\n  %zero")
     (project.regressions / "abs.mlir").write_text(program.replace(f"%sizes : {types}", f"%sizes : {types}, {types}"))
@@ -160,7 +150,7 @@ def test_a_comparison_with_a_spec_that_matches_nothing_has_no_effect(project: Pr
 
 def _compile_for(project: Project, chip: str) -> Any:
     """Compile two matmuls for a chip of which there is no device."""
-    (project.regressions / "abs.mlir").write_text(_MATMULS)
+    (project.regressions / "abs.mlir").write_text(MATMULS)
     (project.regressions / "abs_cpu.json").unlink()
     (project.benchmarks / "abs_cpu.json").unlink()
     spec = {

@@ -25,6 +25,7 @@ from tests.support.places import SHARED
 from tests.support.processes import find_processes, wait_until
 from tests.support.spec_trees import BENCHMARK, HIP_SPEC, write_tree
 from tests.support.torch_project import CPU, TorchProject
+from tests.support.tuning_specs import write_cpu_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -435,6 +436,15 @@ def test_a_variant_changes_the_flags_of_the_tests(project: TorchProject) -> None
     assert (opening["suite"], opening["variants"][0]["name"]) == ("pytest+O3", "O3")
     (compile_step,) = (step for step in opening["steps"] if step["stage"] == "compile")
     assert "--iree-opt-level=O3" in json.dumps(compile_step)
+
+
+def test_a_tuning_spec_that_matches_nothing_fails_the_test(project: TorchProject) -> None:
+    (project.folder / "stale.mlir").write_text(write_cpu_spec("linalg.conv_2d"))
+    project.quality("toy/quality")
+    variant = f"stale=--iree-codegen-tuning-spec-path={project.folder}/stale.mlir"
+    done = project.pytest("--variant", variant, "-k", "quality")
+    assert done.code == 1, done.text
+    assert "tuning spec matches no dispatch" in done.text
 
 
 def test_the_same_verdicts_by_every_door_and_two_processes_share_modules_and_the_machine(tmp_path: Path) -> None:
