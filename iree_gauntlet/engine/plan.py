@@ -674,6 +674,8 @@ def _complete_tuning(step: Step, compile_step: Step, context: PlanContext) -> St
     argv = make_tuning_argv(context.own_python, command.argv, compile_step.folder, step.folder, output)
     step = replace(
         step,
+        # A worker of a cluster may have the module alone, and this compiles its program again.
+        needs=(*step.needs, *compile_step.needs),
         inputs=(*step.inputs, *compile_step.inputs),
         outputs=(("tuning", output),),
         timeout=compile_step.timeout,

@@ -18,6 +18,7 @@ from tests.support.faulty_iree import write_build_tree
 from tests.support.local_cluster import HangingTools, LocalCluster, local_cluster, read_results, start_command
 from tests.support.operator_suite import OperatorSuite
 from tests.support.processes import wait_until
+from tests.support.tuning_specs import write_cpu_spec
 
 if TYPE_CHECKING:
     import subprocess
@@ -93,6 +94,16 @@ def test_a_run_says_what_it_says_here(cluster: LocalCluster, project: Project) -
     wait_until(
         lambda: [path for path in cluster.output_path.parent.glob("cache/cluster/*/runs/*/*") if path.is_dir()] == []
     )
+
+
+def test_tuned_dispatches_are_counted_there(cluster: LocalCluster, project: Project) -> None:
+    (project.folder / "tuning.mlir").write_text(write_cpu_spec())
+    (project.folder / "gauntlet.toml").write_text('[variants.tuned]\ntuning_spec = "tuning.mlir"\n')
+    words = ("run", "--variant", "tuned", "--stages", "compstat", "--run-dir", "there")
+    done = project.gauntlet(*words, "--cluster", cluster.address)
+    assert done.code == 0, done.text
+    result = read_results(project.folder / "there")["toy/abs@cpu:compstat"]
+    assert (result.statistics["tuned_dispatches"], bool(result.worker)) == (1, True)
 
 
 def test_expected_outputs_come_from_where_the_run_was_started_or_are_errors_of_their_comparison(
