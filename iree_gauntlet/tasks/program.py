@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # These flags precede the words that they describe.
 _WORD_FLAGS = ("--slower", "--index")
 # Tasks without --iree, and with two IREEs, name them in these forms.
-_IREE_USAGE = {"compare": "compare A B", "bisect": "--good A --bad B"}
+_IREE_USAGE = {"compare": "compare A B"}
 # These options of Invoke have a meaning here; its others affect shell commands of tasks.
 _CORE_OPTIONS = ("complete", "help", "list", "list-depth", "list-format", "print-completion-script", "version")
 # These match messages of Invoke.

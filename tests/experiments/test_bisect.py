@@ -248,6 +248,10 @@ class _Rounds(BlockSource):
         times = np.exp(self._chance.normal(0, self._spread, (4 * MAX_SPEC_BLOCKS, 5)))
         return compare_in_spec_way(make_blocks(times, 1, self.own), DEFAULT_MIN_EFFECT, DEFAULT_EQUIVALENCE_MARGIN)
 
+    def find_twin(self, candidate: Candidate) -> str:
+        del candidate
+        return ""
+
     def find_problem(self, candidate: Candidate) -> str:
         return "void: the good end differs from itself" if candidate.label in self.void else ""
 
