@@ -411,9 +411,10 @@ class ExactJudge:
         if result.value is None:
             return result
         ends = self._good, self._bad
-        is_third = not any(self._is_same(end, result.value) for end in ends)
-        if METRICS.get(self._name) is Figure.ERROR:
-            # This metric has a tolerance, because compilers round in different orders.
+        same = [self._is_same(end, result.value) for end in ends]
+        is_third = not any(same)
+        # Compilers round in different orders, so errors are never equal; and both ends may be within the margin.
+        if METRICS.get(self._name) is Figure.ERROR or all(same):
             is_third = matches_neither_end(result.value, *ends)
         return replace(result, bad=is_nearer_to_bad(result.value, *ends), third=is_third)
 

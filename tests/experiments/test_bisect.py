@@ -215,6 +215,13 @@ def test_what_was_judged_is_not_judged_again(tmp_path: Path) -> None:
     assert (sorted(bisects.asked), again.answer) == (["d", "e", "g"], before.answer)
 
 
+def test_between_ends_that_differ_by_little_more_than_the_margin_a_value_is_that_of_neither(tmp_path: Path) -> None:
+    """Each of the sizes is within 0.1 % of its neighbours."""
+    bisects = Bisects(tmp_path)
+    found, _ = bisects.run(bisects.exact([1_000_000, 1_000_000, 1_000_000, 1_000_700, *[1_001_200] * 3]))
+    assert found.results["d"].verdict_text == "nearer to bad"
+
+
 class _Rounds(BlockSource):
     """Blocks of synthetic times: good against a candidate that takes so many times as long."""
 

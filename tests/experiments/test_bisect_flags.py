@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.dialects.load import CaseSet
+from iree_gauntlet.engine.varying import split_variant
 from iree_gauntlet.engine.workspace import Selection
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.experiments.bisect import BisectSearch, BlockSource, RoundsJudge
@@ -25,11 +26,12 @@ from iree_gauntlet.records.bisect_outcome import BisectOutcome, CandidateResult,
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.requests import BisectRequest, RunRequest
+from iree_gauntlet.toolchains.flags import FlagSet
 from iree_gauntlet.variants import Variant
 from tests.support.faulty_iree import SyntheticBuild, write_build_tree
 from tests.support.hanging import HANG
 from tests.support.processes import wait_until
-from tests.support.toy_project import Project
+from tests.support.toy_project import FLAGS, Project
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -194,6 +196,36 @@ def test_a_record_that_was_cut_short_says_so(tmp_path: Path) -> None:
             assert "--resume continues it" in make()
 
 
+_KNOWN = FlagSet(
+    frozenset({"iree-opt-level", "iree-opt-a", "iree-opt-b"}),
+    frozenset({"iree-opt-level"}),
+    frozenset({(name, "O0", "false") for name in ("iree-opt-a", "iree-opt-b")} | {("iree-opt-b", "O2", "true")}),
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (("--x=1", "--y", "2", "--x=3"), ["--x=1 --x=3", "--y 2"]),
+        (("--iree-opt-level=O1",), ["--iree-opt-a=false", "--iree-opt-b=false", "--iree-opt-level=O1"]),
+        (("--iree-opt-level", "O3", "--x"), ["--iree-opt-a=false", "--iree-opt-b=true", "--iree-opt-level O3", "--x"]),
+        # What the variant sets itself is not the level's.
+        (("--iree-opt-b=false", "--iree-opt-level=O2"), ["--iree-opt-b=false", "--iree-opt-a=false"]),
+        (("--iree-opt-level=O2", "--iree-part-opt-level=O0"), ["--iree-opt-level=O2", "--iree-part-opt-level=O0"]),
+        (("--iree-opt-level=Os",), ["--iree-opt-level=Os"]),
+    ],
+)
+def test_the_flags_of_a_variant(flags: tuple[str, ...], parts: list[str]) -> None:
+    variant = Variant("v", flags, ("--z", "--w"), ("--run=1",), "file:///t.mlir", ("cpu",))
+    split = split_variant(variant, CaseSet((), (), ()), _KNOWN)
+    changes = [part.changes for part in split]
+    assert changes[: len(parts)] == parts
+    others = ["removing --z", "removing --w", "--run=1", "--iree-codegen-tuning-spec-path=file:///t.mlir"]
+    assert changes[-4:] == others
+    assert [part.name for part in split] == [f"v-{number}" for number in range(1, len(split) + 1)]
+    assert {part.targets for part in split} == {("cpu",)}
+
+
 class _Times(BlockSource):
     """No times: each set of flags has the module of one of the ends."""
 
@@ -256,12 +288,6 @@ compiler_flags = ["--iree-opt-const-eval=true"]
 [variants.elsewhere]
 compiler_flags = ["--iree-opt-const-eval=true", "--iree-opt-level=O3"]
 targets = ["rocm"]
-
-[variants.mixed]
-compiler_flags = ["--iree-opt-const-eval=true"]
-remove_compiler_flags = ["--iree-llvmcpu-target-cpu"]
-run_flags = ["--task_topology_max_group_count=1"]
-tuning_spec = "tuning.mlir"
 """
 
 
@@ -356,6 +382,15 @@ def test_a_level_is_searched_by_the_flags_that_it_sets(project: Project) -> None
     assert "--iree-opt-outer-dim-concat=true" in document["flags"]
     assert document["flags"][-1] == "--iree-opt-level=O3"
     assert document["answer"] == "--iree-opt-outer-dim-concat=true alone makes the difference"
+
+
+@pytest.mark.iree
+def test_a_level_leaves_alone_what_a_spec_sets(project: Project) -> None:
+    project.regression("mm", inputs=[{"value": _INPUT}], compiler_flags=[*FLAGS, "--iree-opt-outer-dim-concat=false"])
+    done = _bisect(project, "O1=--iree-opt-level=O1", "dispatches")
+    assert done.code == 1, done.text
+    assert "--iree-opt-strip-assertions=true" in _read(project)["flags"]
+    assert "outer-dim-concat" not in done.out
 
 
 @pytest.mark.iree
