@@ -69,8 +69,8 @@ _PASS_FAIL_METRICS: Sequence[str] = (*_PASS_FAIL_STAGES, _BUNDLE_METRIC)
 _BUNDLE_FOLDER = "bundle"
 # The environment that a bundle in a folder may have installed for itself.
 _ENVIRONMENT_FOLDER = "env"
-# Options that are not recorded, because each candidate has its own IREE and runs the whole model.
-_OMITTED_OPTIONS = ("iree", "shard", "shard_costs", "batch")
+# Options that are not recorded, because each candidate runs the whole model.
+_OMITTED_OPTIONS = ("shard", "shard_costs", "batch")
 _PULL_REQUEST = re.compile(r"\(#(\d+)\)\s*$|^Merge pull request #(\d+) ")
 
 

@@ -353,6 +353,8 @@ def test_two_flags_make_a_model_wrong_together(project: Project) -> None:
     assert (again.code, answer in again.out, "bisecting" in again.out) == (0, True, False), again.text
     other = project.gauntlet("bisect", "--resume", "--run-dir", "found", "--flags", "harmless")
     assert (other.code, "--flags harmless: " in other.err) == (2, True), other.text
+    other = project.gauntlet("bisect", "--resume", "--run-dir", "found", "--iree", "path")
+    assert (other.code, "--iree path: found was started without it" in other.err) == (2, True), other.text
 
 
 @pytest.mark.iree
