@@ -49,7 +49,7 @@ def matrix(session: nox.Session) -> None:
     irees = list(itertools.takewhile(lambda word: not word.startswith("-"), session.posargs))
     options = session.posargs[len(irees) :]
     session.install("-e", ".", "pip")
-    # A resumed matrix keeps its IREEs.
+    # A resumed matrix keeps its IREEs, so none are passed.
     releases = irees or ([] if "--resume" in options else _RELEASES)
     selection = () if options else ("--suite", "suites/releases.toml")
     session.run("gauntlet", "matrix", *(word for iree in releases for word in ("--iree", iree)), *selection, *options)
@@ -72,7 +72,7 @@ def suite_source(session: nox.Session) -> None:
         if build:
             session.error("--commit is of a checkout: set IREE_SOURCE_DIR in place of IREE_BUILD_DIR")
         iree, words = f"{iree}@{words[1]}", words[2:]
-    # onnx and NumPy are for a build's Python bindings, if CMake has recorded no Python for them.
+    # A build's Python bindings need onnx and NumPy, unless CMake has recorded a Python for the bindings.
     session.install("-e", ".[source]", "onnx", "pip")
     session.run("gauntlet", "run", "--iree", iree, *(words or _DEFAULT_SUITE))
 
@@ -187,7 +187,7 @@ def lint(session: nox.Session) -> None:
 
 
 def _install_test_tools(session: nox.Session, *extras: str) -> None:
-    # The tests start hundreds of programs: without cached bytecode, each would compile all modules again.
+    # The tests start hundreds of programs: without cached bytecode, each program would compile all modules again.
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
     extra_list = ",".join(("cluster", "iree", "record", *extras))
     session.install("-e", f".[{extra_list}]", "pip", *nox.project.dependency_groups(_load_project(), "test"))

@@ -1,10 +1,10 @@
 """Measures how often rules about histories are right: `python benchmarks/change_points.py` prints the docs' tables.
 
-Series of 60 runs are drawn from the recordings in tests/data/noise and from five kinds of synthetic noise. Nothing
-changes in them (each report is false), or one step is added: +4 % or +2 % with 20 runs after it, +4 % with 5. A step
-counts as found if a rule reports one within two runs of it. Seeded: the same recordings give the same tables.
+Series of 60 runs are drawn from the recordings in tests/data/noise and from five kinds of synthetic noise. A series has
+no change (so each report is false) or one added step: +4 % or +2 % with 20 runs after it, or +4 % with 5. A step counts
+as found if a rule reports a step within two runs of it. Seeded: the same recordings give the same tables.
 
-Peers run in separate environments, given by their Pythons:
+The peers run in environments of their own; options name the Pythons of these environments:
 
     uv venv /tmp/asv && VIRTUAL_ENV=/tmp/asv uv pip install asv
     uv venv /tmp/otava && VIRTUAL_ENV=/tmp/otava uv pip install apache-otava
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def _is_step(values: Sequence[float], step: int) -> bool:
-    """Return True if a split at the known step passes the tests and the minimum effect, an upper bound of detection."""
+    """Return True if a split at the known step passes the tests and the minimum effect: an upper bound of detection."""
     (change,) = _Series(values, ()).measure_changes([step])
     return change.p_value < _MAX_P_VALUE and abs(change.effect) >= _MIN_EFFECT
 

@@ -1,12 +1,12 @@
 """Measures a cluster's cost for a step: `python benchmarks/cluster.py [CASES]`, in an environment with `cluster`.
 
-Synthetic operator cases as in `operator_scale.py`, each a compile and a threshold step, which return at once, so that
-all the time is that of the toolkit and of Dask.
+The cases are synthetic as in `operator_scale.py`. Each has a compile and a threshold step that return at once, so all
+the time is that of the toolkit and of Dask.
 
-`here` is the engine of one machine. `4 workers` is a real scheduler and four real workers, separate processes that each
-have a process for the run, which answers at once; the memory of driver and scheduler is read at each fifth. The second
-table is about the driver alone, with workers that answer in simulated time: its time for one step, and the shortest
-average step of all hosts that it can keep up with.
+`here` is the engine of one machine. `4 workers` is a real scheduler and four real worker processes, each with a run
+process that answers at once; the memory of driver and scheduler is read after each fifth of the orders. The second
+table is about the driver alone, with workers that answer in simulated time: the driver's time for one step, and the
+shortest average step with which it can keep all hosts busy.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _build_steps(count: int, run_dir: Path) -> list[Step]:
 
 
 def _time_on_workers(count: int) -> tuple[float, dict[str, list[int]]]:
-    """Return the seconds, and the memory of driver and scheduler at each fifth."""
+    """Return the seconds, and the memory of driver and scheduler after each fifth of the orders."""
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         folder, run_dir = Path(directory), Path(directory) / "runs" / "there"
         run_dir.mkdir(parents=True)
@@ -136,7 +136,7 @@ def _time_on_workers(count: int) -> tuple[float, dict[str, list[int]]]:
 
 
 class _LinkObserver:
-    """A link that calls a function after every so many orders."""
+    """A link that calls a function after every `interval` orders."""
 
     def __init__(self, link: DaskLink, interval: int, callback: Any) -> None:
         self._link = link
@@ -190,14 +190,14 @@ async def _run_worker(address: str, name: str, cache: str) -> None:
     )
     # No copy of a project can be fetched, so the folder is created in advance.
     project = Path(cache) / "cluster" / name / "projects" / ("0" * 64)
-    # The run was started in the common parent folder of the caches.
+    # The run was started in the parent folder of all caches.
     (project / "files" / Path(cache).parents[1].relative_to("/")).mkdir(parents=True)
     await worker
     await worker.finished()
 
 
 def _answer_at_once() -> None:
-    """Be the process of a run that plans nothing and answers at once."""
+    """Act as the process of a run: plan nothing, and answer each order at once."""
     requests, output = sys.stdin.buffer, sys.stdout.buffer
     requests.readline()
     output.write(encode((None, {})))

@@ -1,7 +1,7 @@
 """Measures the errors of data formats: `python benchmarks/data_formats.py [ROWS]` prints the table of the docs page.
 
-Weights are ROWS times 4,096 normal numbers (default 1,024), in blocks of 16 along a row, with a seed: the table is the
-same on every machine. Seconds are the time to round them on this machine, the best of three.
+The weights are ROWS (default 1,024) times 4,096 normal numbers, in blocks of 16 along a row. They come from a seed: the
+table is the same on every machine. Seconds are the time to round the weights on this machine, the best of three.
 """
 
 from __future__ import annotations

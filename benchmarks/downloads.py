@@ -1,14 +1,14 @@
 """Measures the cost of a download: `python benchmarks/downloads.py [--megabytes 2000] [--rounds 3] [--folder DIR]`.
 
-One large blob from Azurite (the Azure storage emulator, a separate process on this machine), fetched by
+Three clients fetch one large blob from Azurite (the Azure storage emulator, a separate process on this machine):
 
-- ours: `ArtifactStore.fetch` with a pinned hash, which it checks, and made durable (fsync) before it is published;
+- ours: `ArtifactStore.fetch`, which checks a pinned hash, and makes the file durable (fsync) before publishing it;
 - azure: azure-storage-blob's `download_blob(max_concurrency=4).readinto(file)`, which checks and syncs nothing;
 - pooch: `pooch.retrieve(url, known_hash=…)`, which checks the hash and syncs nothing.
 
-In turn (A B C, C B A, …), each in a fresh process. Wall time is the call's, CPU time (user and system) and peak memory
-(VmHWM) are the entire process's, start of Python and imports included. Finally the second use: the time of `fetch`
-alone in a fresh process, with the file present and verified. Needs the tests' dependencies, and Node.js for Azurite.
+They take turns (A B C, C B A, …), each in a fresh process. Wall time is the call's. CPU time (user and system) and peak
+memory (VmHWM) are the entire process's, with Python's start and the imports. The last row is a second use: the time of
+`fetch` alone in a fresh process if the file is present and verified. Needs the tests' dependencies, and Node.js.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measures the cost of a large history: `python benchmarks/history.py` creates 100,000 figures and evaluates them.
 
-500 runs of 50 models with four figures each, two of them with noise: 200 series. Adding, indexing, reading and judging
-are timed separately; the peer reads the same files with `json.loads` alone.
+There are 500 runs of 50 models with four figures each, of which two have noise: 200 series. Adding, indexing, reading
+and judging are timed separately; the peer reads the same files with `json.loads` alone.
 """
 
 from __future__ import annotations

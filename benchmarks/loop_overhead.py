@@ -1,8 +1,8 @@
 """Measures the cost of our measuring loop: `python benchmarks/loop_overhead.py`, with IREE and the toolkit.
 
 The peer is a loop written by hand over `iree.runtime`: push the inputs, invoke the function, copy the output back.
-Both call the same module on the same device in one process, in turns of 10 calls whose order alternates. The ratio is
-the median over turns of our time to the peer's, for programs with different numbers of small matrix products.
+Both loops call the same module on the same device in one process, in turns of 10 calls whose order alternates. The
+ratio is the median over turns of our time divided by the peer's. Programs differ in their number of matrix products.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compares all models of specs/models with torch and onnxruntime: `python benchmarks/models.py [MODEL/CONFIG …]`.
 
-Runs `gauntlet bench … --against torch-eager --against onnxruntime` for each (two minutes a model, more for large ones)
-and prints a table of the results in perf.json. Without names, it runs the first configuration of each model.
+Runs `gauntlet bench … --against torch-eager --against onnxruntime` for each model (two minutes, more for large models)
+and prints a table of the results in perf.json. Without names, the first configuration of each model is run.
 `--compiled` adds torch.compile to the comparison.
 """
 

@@ -1,11 +1,11 @@
 """Measures the engine's cost for a case: `python benchmarks/operator_scale.py [CASES]`, with the toolkit installed.
 
-Synthetic operator cases, CASES / 10 and CASES (10,000) of them, each a compile and a threshold step, every fifth an
-expected compile failure. The steps return at once, so that all the time is the toolkit's: scheduling, the journal with
-its syncs, locks, the console's lines, and then the reports. `engine -j 2` has two threads that only contend for shared
-state, above all for Python's lock: the worst case. Each number of cases runs in a separate process; peak memory is the
-kernel's (`VmHWM`, reset before each part). `ratio` is the cost of a case divided by that at the smaller number: 1 if
-the cost of a case does not depend on their number.
+There are CASES / 10 and then CASES (10,000) synthetic cases. Each has a compile and a threshold step, and every fifth
+is an expected compile failure. The steps return at once, so all the time is the toolkit's: scheduling, the journal with
+its syncs, locks, the console's lines, and then the reports. `engine -j 2` is the worst case: its two threads only
+contend for shared state, above all for Python's lock. Each number of cases runs in a separate process. Peak memory is
+the kernel's (`VmHWM`, reset before each part). `ratio` is the cost of a case divided by that cost for fewer cases: 1 if
+it does not depend on the number of cases.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def make_threshold_result(step: Step) -> Result:
 
 
 def make_steps(number: int, run_dir: Path) -> tuple[Step, Step]:
-    """Build the two steps of a case, as large as those of the ONNX suite."""
+    """Build the two steps of a case, as large as steps of the ONNX suite."""
     name = f"test_operator_{number}_with_attributes"
     model = "onnx/node/generated"
     chain = f"{model}/{name}@{_CONFIG}"

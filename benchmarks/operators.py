@@ -1,10 +1,10 @@
 """Compares runs of operator suites: `python benchmarks/operators.py SUITE [--config FILE] [--every N] [--rounds R]`.
 
-SUITE is a folder of operator cases with its `configs` (docs/reference/operator-suites.md). The peer is what the
-suites' own README runs: pytest with xdist on two processes, and for each case the wrapper scripts `iree-compile` and
-`iree-run-module` one after the other, started by a shell in the case's folder. Needs pytest-xdist.
+SUITE is a folder of operator cases with `configs` (docs/reference/operator-suites.md). The peer is the runner in the
+suites' README: pytest with xdist on two processes. For each case, a shell in the case's folder starts the wrapper
+scripts `iree-compile` and `iree-run-module` one after the other. Needs pytest-xdist.
 
-The ways alternate, round by round, each with its own caches:
+Five ways to run the suite alternate, round by round, each with its own caches:
 
 1. the peer, which caches nothing;
 2. cold, exact: `gauntlet run -j 2` with an empty cache;
@@ -12,8 +12,8 @@ The ways alternate, round by round, each with its own caches:
 4. one case edited: the same command again, after a comment was added to one program;
 5. cold, `--batch 32`, with an empty cache.
 
-Times are wall seconds of the whole command, its start and its reports included, and CPU seconds (user and system)
-of all its processes. The verdicts of every way are compared, case by case.
+Times are wall seconds of the whole command, with its start and its reports, and CPU seconds (user and system) of
+all its processes. The verdicts of every way are compared, case by case.
 """
 
 from __future__ import annotations

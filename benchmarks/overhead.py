@@ -1,6 +1,6 @@
 """Measures the toolkit's overhead: `python benchmarks/overhead.py` in an environment with IREE and the toolkit.
 
-Three times, each compared with a peer's, alternating in one run:
+Three times are measured, each in alternation with the time of a peer:
 
 1. starting a process: `Supervisor.run` (group, time limit, rusage, private TMPDIR) against `subprocess.run`;
 2. a module from the cache (lookup, checksum, hard link) against compiling it again;
@@ -101,7 +101,7 @@ def _measure_module(folder: Path, run_dir: Path) -> tuple[list[float], list[floa
 
 
 def _measure_warm_run(folder: Path) -> tuple[list[float], list[float]]:
-    """Measure the wall time of a run's steps, and of their commands alone, both without the start of Python."""
+    """Measure the wall time of a run's steps, and of the steps' commands alone, both without the start of Python."""
     toolkit_times, peer_times = [], []
     for number in range(_WARM_ROUNDS):
         record = read_journal(_run_gauntlet(folder, f"warm{number}") / "journal.jsonl")

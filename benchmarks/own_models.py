@@ -3,11 +3,11 @@
     python benchmarks/own_models.py [N] [--folder DIR] [--jobs 2]
 
 The models are the 1,884 test cases of the package `onnx` (`onnx.backend.test.case.node`), or N of them, evenly spread.
-Each is added as a user would: `gauntlet init --program`, without other options. One `gauntlet run` evaluates all. In
-addition, iree-run-module compares IREE's outputs for ONNX's own inputs with ONNX's expected outputs, with the tolerance
-that ONNX sets for each. Prints the number of verdicts, the reasons for rejected models, and every verdict that
-contradicts the comparison: passed although it is wrong, or wrong numbers although it is right. The reason may be only
-that the inputs differ: noise instead of ONNX's.
+Each model is added as a user would add it: `gauntlet init --program`, without other options. One `gauntlet run`
+evaluates all models. In the direct comparison, iree-run-module compares IREE's outputs for ONNX's own inputs with
+ONNX's expected outputs, within ONNX's tolerance for the model. Prints the number of verdicts, the reasons for rejected
+models, and every contradiction: the verdict is passed although the comparison fails, or wrong numbers although it
+passes. The only reason of a contradiction may be that the inputs differ, since the toolkit's inputs are noise.
 
 All models take an hour on 2 cores. Needs the extras `iree` and `record`.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 _GAUNTLET = (sys.executable, "-m", "iree_gauntlet")
-# These are the default tolerance of ONNX's tests, and absolute ones for coarser types.
+# The default relative tolerance of ONNX's tests, and absolute tolerances for coarser types.
 _RTOL = 1e-3
 _ATOL = {"f16": 1e-2, "bf16": 5e-2}
 
@@ -64,7 +64,7 @@ class Model:
 
     @property
     def rejection(self) -> str:
-        """The category of the reason why it has no expected outputs; empty if it has them."""
+        """The category of the reason why the model has no expected outputs; empty if it has them."""
         if self.init_code == 0:
             return ""
         lines = [line for line in self.init_output.splitlines() if line.startswith("error:")]
@@ -138,7 +138,7 @@ def _run_models(models: list[Model], project: Path) -> None:
     """Run all models that have expected outputs, and store their verdicts."""
     for model in models:
         if model.init_code:
-            # The spec may exist without outputs.
+            # The spec may exist although its expected outputs do not.
             (project / "specs" / "regression_tests" / model.program.stem / "model_cpu.json").unlink(missing_ok=True)
     run_dir = project / "runs" / "all"
     if not (run_dir / "summary.json").exists():
@@ -190,7 +190,7 @@ def _write_tensor(path: Path, tensor: Any) -> str:
     array = onnx.numpy_helper.to_array(tensor) if isinstance(tensor, onnx.TensorProto) else np.asarray(tensor)
     path.write_bytes(pack_bytes(array))
     shape_and_type = "x".join([*map(str, array.shape), ELEMENT_TYPES[array.dtype.name]])
-    # The tool rejects an empty file.
+    # iree-run-module rejects an empty file.
     return f"{shape_and_type}=@{path.name}" if array.size else shape_and_type
 
 
@@ -217,7 +217,7 @@ def _print_results(models: list[Model]) -> int:
         for model in valid_models
         if (model.verdict == "passed" and model.direct not in ("right", "not comparable"))
         or (model.verdict == "failed: threshold" and model.direct == "right")
-        # A crash of the compiler or the runtime is an error, and right if the direct comparison fails too.
+        # A crash of the compiler or the runtime gives an error, which is right if the direct comparison fails too.
         or (model.verdict.startswith("error") and not model.direct.startswith("does not"))
         or not model.verdict
     ]

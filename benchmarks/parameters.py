@@ -1,14 +1,14 @@
 """Measures the cost of synthetic weights: `python benchmarks/parameters.py [GB]` with IREE and the toolkit.
 
-A program of a few GB of parameters is written as text and as bytecode, with a constant of 200 MB inside. Each
-row is one child process, whose peak memory is the kernel's (`ru_maxrss`):
+A program with a few GB of parameters and a constant of 200 MB is written as text and as bytecode. Each row of the
+table is one child process, whose peak memory is the kernel's (`ru_maxrss`):
 
-1. finding the parameters, in both forms; the peer is `iree-opt` reading the program;
+1. finding the parameters, in both forms of the program; the peer is `iree-opt` reading the program;
 2. an archive of random weights for each of f32, bf16, f16 and i8; the peer is NumPy's `default_rng().normal`,
    parameter by parameter, stored through `iree.runtime.ParameterIndex`;
 3. an archive of one value.
 
-The speed of the disk, measured by writing zeros with fsync, limits all writers.
+All writers are limited by the disk's speed, which is measured by writing zeros with fsync.
 """
 
 from __future__ import annotations

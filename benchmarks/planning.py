@@ -2,14 +2,14 @@
 
 Three trees are written to a temporary folder, each with a tenth of the specs and with all of them (10,000):
 
-1. torch models: a module definition for each group of quality, benchmark and compstat tests that load it, each module
-   with separate files; the definitions are not part of the number of specs;
-2. the same with every file pinned in the registry, so that the plan looks up every module in the cache;
+1. torch models: each module definition has separate files, and is loaded by a quality, a benchmark and a compstat test;
+   the definitions do not count as specs;
+2. the same, with every file pinned in the registry, so that the plan looks up every module in the cache;
 3. sharktank: a regression and a benchmark for each module.
 
-`plan --format json` and `lint` are separate processes, as a user starts them; the peer, also a process, reads the same
-JSON files one by one and keeps nothing in memory. Peak memory is the kernel's (`ru_maxrss`), which is at least the size
-of this program when it starts the child: 50 MB or less.
+`plan --format json` and `lint` are separate processes, as a user starts them. The peer is also a process; it reads the
+same JSON files one by one and keeps nothing in memory. Peak memory is the kernel's (`ru_maxrss`); it is never below the
+size of this program at the child's start, 50 MB or less.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _measure(
     if pin:
         _pin_files(project, urls)
     selection = ["--spec-dir", str(specs), "--target", "cpu"]
-    # This plan fills the cache with the flags of the tools.
+    # This plan fills the cache with the tools' flags.
     _run_process(project, ["-c", _GAUNTLET_PROGRAM, "plan", *selection, "--model", "model-0"])
     peer = _run_process(project, ["-c", _PEER_PROGRAM, str(specs)])
     plan = _run_process(project, ["-c", _GAUNTLET_PROGRAM, "plan", *selection, "--format", "json"])

@@ -1,10 +1,10 @@
 """Tests `bench` with planted errors: `python benchmarks/planted_errors.py [--formats FORMAT …] [MODEL/CONFIG …]`.
 
-Each data format has a small network whose convolution is right, 1 % and 0.1 % too large in the compiled program, for
-inference and training. A row shows if the errors are found, and the right network's deviation from the model in its
-format, next to the allowed one. Rows of the named shipped models follow, without errors. A row takes up to a minute,
-that of a shipped model minutes. The default formats are Fp32 and Fp16_b; `--formats all` selects all. Needs
-`pip install -e '.[iree,models]'`.
+In each data format, a small network is compiled with a right convolution, and with convolutions that are 1 % and 0.1 %
+too large, for inference and training. A row shows whether the errors are found, and the right network's deviation from
+the model in its format, next to the allowed deviation. Rows of the named shipped models follow, without errors. A row
+takes up to a minute, a shipped model's row several. The default formats are Fp32 and Fp16_b; `--formats all` selects
+all. Needs `pip install -e '.[iree,models]'`.
 """
 
 from __future__ import annotations

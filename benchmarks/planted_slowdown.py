@@ -1,11 +1,11 @@
 """Searches for a planted slowdown: `python benchmarks/planted_slowdown.py [FACTOR] [--compare]`.
 
-Run it in the checkout. It creates seven builds of the installed IREE, b0 to b6; from b3 on `iree-benchmark-module`
-reports times that are longer by FACTOR (default: 1.07). Then `gauntlet bisect` searches for the first of these builds,
-by time. That takes some five minutes, and prints the output shown in `docs/how-to/bisect.md`.
+Run it in the checkout. It creates seven builds of the installed IREE, b0 to b6; from b3 on, `iree-benchmark-module`
+reports times that are longer by FACTOR (default: 1.07). Then `gauntlet bisect` searches for the first slow build, by
+time. The search takes some five minutes, and prints the output shown in `docs/how-to/bisect.md`.
 
-With `--compare`, `gauntlet compare` compares the last build with the first for all models of the suite cpu, within 12
-minutes: at a factor of 1 all of them should be the same, at 1.05 or 1.03 slower.
+With `--compare`, `gauntlet compare` compares the last build with the first instead, for all models of the suite cpu,
+within 12 minutes. At a factor of 1 all models should be the same; at 1.05 or 1.03 all should be slower.
 """
 
 from __future__ import annotations

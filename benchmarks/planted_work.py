@@ -1,11 +1,11 @@
 """Searches for planted changes of work: `python benchmarks/planted_work.py [--times N]`.
 
-Run it in the checkout. In B, the largest activation of each model of the suite cpu is replaced: B's compiler gets the
-program with one line changed. `gauntlet compare --metric instructions` has to find the change, with its sign, and the
-dispatch whose place in the program is that line, or an adjacent one if it was fused.
+Run it in the checkout. In B, the largest activation of each model of the suite cpu is replaced: B's compiler changes
+one line of the program that it gets. `gauntlet compare --metric instructions` has to find the change, its sign, and its
+dispatch, whose place in the program must be the changed line, or an adjacent line if the activation was fused.
 
-With `--times N` every model's instructions are counted N times instead, without a cache: the output is the range of the
-counts of a call, and of its dispatches.
+With `--times N`, every model's instructions are counted N times instead, without a cache. The output is the range of
+the counts of a call and of its dispatches.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ os.execv({real!r}, [{real!r}, *words])
 
 
 def main() -> None:
-    """Count or plant; only folders in `runs/` remain."""
+    """Count instructions or plant changes; only folders in `runs/` remain."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=0)
     options = parser.parse_args()
@@ -91,7 +91,7 @@ def _plant_and_compare(gauntlet: str, folder: Path) -> None:
     compiler.chmod(0o755)
     run_dir = folder / "compared"
     arguments = [gauntlet, "compare", release, f"venv:{folder / 'b'}", "--metric", "instructions", *_SUITE]
-    # Instructions for a given CPU are counted once.
+    # With `--count-cpu`, instructions are counted once.
     arguments += ["--count-cpu", "x86-64-v3,-fma", "--cache-dir", str(cache), "--run-dir", str(run_dir)]
     subprocess.run(arguments, check=False)
     document = json.loads((run_dir / "comparison.json").read_text())

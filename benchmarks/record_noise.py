@@ -1,14 +1,14 @@
 """Records the noise of benchmark rounds: `python benchmarks/record_noise.py RUN_FOLDER OUTPUT_FOLDER`.
 
-A round is one process start of `iree-benchmark-module` with its own warm-up. The command lines are those in the
-journal of a finished run, so that the modules exist; each model is started many times under three conditions:
+A round is one process start of `iree-benchmark-module` with its own warm-up. The command lines come from the journal
+of a finished run, so their modules exist. Each model is started many times under three conditions:
 
-- `quiet`: one worker thread, pinned to a CPU, at real-time priority (needs the privilege; Linux): other work of the
-  machine does not get the CPU, but still shares its caches, memory and hypervisor;
+- `quiet`: one worker thread, pinned to a CPU, at real-time priority (on Linux, with the privilege for it). Other
+  work of the machine does not get this CPU, but still shares its caches, memory and hypervisor;
 - `neighbour`: as `quiet`, while a process on another CPU copies memory in bursts;
 - `shared`: as many worker threads as CPUs, unpinned, ordinary priority, together with other work.
 
-The files contain times and their timestamps, and no names of hosts or paths. `benchmarks/verdicts.py` reads them.
+The files contain times and their timestamps, but no names of hosts and no paths. `benchmarks/verdicts.py` reads them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measures how often rules are right: `python benchmarks/verdicts.py` prints the tables of the docs' statistics page.
 
-Sessions are simulated from the recordings in tests/data/noise: A and B are the same program, B's times multiplied by
-1 (every alarm is false), 1.02, 1.03, 1.05 and 1.10. The rules of other tools get the same machine time: as many
-rounds as the sequential rule used in that session. Seeded: the same recordings give the same tables.
+Sessions are simulated from the recordings in tests/data/noise. A and B are the same program, and B's times are
+multiplied by 1 (every alarm is false), 1.02, 1.03, 1.05 and 1.10. The rules of other tools get as many rounds as the
+sequential rule used in the session. Seeded: the same recordings give the same tables.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _is_confirmed(rounds: NDArray[np.float64], golden: float, plan: SequentialPl
 
 
 def _test_mann_whitney(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
-    """Test if B is larger at two-sided 0.05 (Mann and Whitney, 1947; normal approximation, as in compare.py)."""
+    """Test whether B is larger at two-sided 0.05 (Mann and Whitney, 1947; normal approximation, as in compare.py)."""
     all_times = np.concatenate([a, b])
     _, inverse, counts = np.unique(all_times, return_inverse=True, return_counts=True)
     midranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
@@ -171,7 +171,7 @@ def _test_mann_whitney(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
 
 
 def _print_coverage(recordings: list[Recording], count: int) -> None:
-    """Print how often 95 % intervals of an A/A comparison contain 0, over all recordings and models."""
+    """Print how often 95 % intervals of A against A contain 0, over all recordings and models."""
     methods: dict[str, Callable[[NDArray[np.float64], int, int], tuple[float, float]]] = {
         "Student's t": lambda rounds, blocks, seed: _compute_student_interval(_ratios(rounds, blocks, seed)),
         "percentile bootstrap of blocks": lambda rounds, blocks, seed: _bootstrap(_ratios(rounds, blocks, seed), seed),

@@ -1,9 +1,9 @@
 """Measures instructions and times of the pretrained models for several releases: `python benchmarks/work_and_time.py`.
 
-Run it in the checkout, on a quiet machine. It runs suite cpu with seven releases: instructions are counted once, times
-are the minimum repetition of three rounds. It prints the change of both from each release to the next; then how often a
-change of time by 5 % and more has a change of work of the same sign (by 0.1 % and more), and how often the work changes
-without the time. With `--folder`, measurements are kept there, and a later run continues with them.
+Run it in the checkout, on a quiet machine. It runs the suite cpu with seven releases. Instructions are counted once; a
+time is the minimum repetition of three rounds. It prints the changes of both from each release to the next, how often a
+change of time by 5 % or more goes with a change of work by 0.1 % or more in the same direction, and how often work
+changes without time. With `--folder`, measurements are kept there, and a later run continues with them.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def find_cache_folder(cache_dir: str) -> Path:
 def find_toolchains_folder() -> Path:
     """Find the folder of all IREEs: $IREE_GAUNTLET_TOOLCHAINS, or `toolchains/` of $IREE_GAUNTLET_CACHE.
 
-    If neither is set, it is `toolchains/` of the user's cache folder.
+    If neither variable is set, it is `toolchains/` of the user's cache folder.
     """
     if path := os.environ.get(TOOLCHAINS_VARIABLE, ""):
         return resolve_links(expand_home(path))
@@ -43,7 +43,7 @@ def _find_user_cache() -> Path:
     try:
         return expand_home(str(user_cache_path("iree-gauntlet")))
     except RuntimeError:
-        # Some releases of platformdirs fail without a home.
+        # Some releases of platformdirs fail without a home folder.
         return expand_home("~/.cache/iree-gauntlet")
 
 

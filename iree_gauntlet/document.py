@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
 
-# Pictures use these colours for nothing else.
+# The colours of drawings and their background. Pictures use these colours for nothing else.
 INK = "#1b1b1b"
 PAPER = "#fefefe"
 _NOTHING = "–"
@@ -95,7 +95,7 @@ class IntervalBar:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A drawing of bars from 0 on the scale of their column; the last one has the colour of `word`."""
+    """A drawing of bars from 0 on the scale of their column; the last bar has the colour of `word`."""
 
     values: tuple[float, ...]
     word: str = ""
@@ -107,7 +107,7 @@ class Sparkline:
 
     Attributes:
         values: values from the oldest to the newest.
-        url: target of its link.
+        url: target of the sparkline's link; empty for none.
     """
 
     values: tuple[float, ...]
@@ -126,12 +126,12 @@ class Column:
     """A column of a table.
 
     Attributes:
-        kind: the kind of its cells: text for `TEXT`, `NAME` and `VERDICT`, otherwise a number, which is in seconds for
-            `DURATION` and a fraction for `SHARE`. Text instead of a number is shown unchanged. Only pages show
-            `DRAWN`.
+        kind: the kind of the cells. `TEXT`, `NAME` and `VERDICT` are text. The other kinds are numbers: seconds for
+            `DURATION`, a fraction for `SHARE`. Text instead of a number is shown unchanged. Only pages show `DRAWN`
+            columns.
         unit: unit of a `NUMBER`, after the title; empty for a count.
         rank: narrow tables drop the columns of highest rank first; columns of rank 0 stay.
-        margins: tolerated differences of a ratio: the outer ones are drawn as a band, the inner ones as lines.
+        margins: tolerated differences of a ratio: the outer margins are drawn as a band, the inner margins as lines.
     """
 
     title: str
@@ -146,18 +146,18 @@ class Column:
         return f"{self.title} {self.unit}".rstrip()
 
     def word(self, cell: Cell) -> str:
-        """Return the word that determines a cell's colours; the part of a verdict after a colon is its source."""
+        """Return the word that determines a cell's colours: of a verdict with a source, the part before the colon."""
         if isinstance(cell, ColouredCell | LimitBar):
             return cell.word
         return cell.partition(":")[0] if self.kind is ColumnKind.VERDICT and isinstance(cell, str) else ""
 
     @property
     def right(self) -> bool:
-        """True if its cells are aligned to the right."""
+        """True if the column's cells are aligned to the right."""
         return self.kind in (ColumnKind.NUMBER, ColumnKind.DURATION, ColumnKind.SHARE)
 
     def format_cell(self, cell: Cell) -> str:
-        """Format a cell on one line; an unknown value, None, is a dash."""
+        """Format a cell on one line; None, an unknown value, becomes a dash."""
         if cell is None:
             return _NOTHING
         if isinstance(cell, IntervalBar | Bars):
@@ -189,7 +189,7 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list; a terminal shows `most` items, or all of them for 0."""
+    """A list; a terminal shows at most `most` items (0: all items)."""
 
     items: tuple[Text, ...]
     most: int = 0
@@ -197,7 +197,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows with a cell for each column; a terminal shows `most` rows, or all of them for 0."""
+    """Rows with a cell for each column; a terminal shows at most `most` rows (0: all rows)."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
@@ -258,10 +258,10 @@ class Chart:
 
     Attributes:
         text: alternative text.
-        origins: the origin of each figure, in words; the first two appear beside the figure.
-        says: lines about a figure, in parts: text, and indices of words of its origin (`~0` is the first word of the
-            previous figure's origin). A line is left out if such a word is empty, or the same in both origins; a line
-            that begins with `https://` is a link.
+        origins: the origin of each figure, in words; the first two words appear beside the figure.
+        says: lines about a figure, in parts: a part is text, or the index of a word in the figure's origin (`~0` is the
+            first word in the previous figure's origin). A line is left out if such a word is empty, or the same in both
+            origins. A line that begins with `https://` is a link.
         level: value of a horizontal line.
         changes: index of the first figure after each step, and True if the step is harmless.
         disturbed: indices of figures that are drawn hollow.
@@ -299,7 +299,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A point on a line; a point without a value is drawn beside it."""
+    """A point on a line; a point without a value is drawn beside the line."""
 
     name: str
     text: str
@@ -309,7 +309,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A drawing on a page of consecutive values with their names and verdicts.
+    """A page's drawing of consecutive values with their names and verdicts.
 
     Attributes:
         text: alternative text.
@@ -330,7 +330,7 @@ class PageOnly:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Details that files fold below a title; a terminal shows them if they are `brief`."""
+    """Details that files fold below a title; a terminal shows only `brief` details."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -346,8 +346,8 @@ class Provenance:
 
     Attributes:
         started: `2026-11-27 09:26 UTC`.
-        command: the command line to repeat it.
-        seconds: duration; None if it has not finished.
+        command: the command line that repeats the command.
+        seconds: duration; None if the command has not finished.
     """
 
     started: str = ""
@@ -361,7 +361,7 @@ class Provenance:
 
     @property
     def duration(self) -> str:
-        """The duration, `3 min 05 s`; empty if it has not finished."""
+        """The duration, `3 min 05 s`; empty if the command has not finished."""
         return "" if self.seconds is None else format_duration(self.seconds)
 
 
@@ -370,14 +370,14 @@ class Document:
     """A report.
 
     Attributes:
-        title: its subject; empty for a list, which only a terminal shows.
+        title: the report's subject; empty for a list, which only a terminal shows.
         answer: the result in one line, below the title in files and at the end of a terminal's output.
         facts: the evidence for the answer, a few words each.
         details: blocks that only files show.
-        exit_code: exit code of the command; None if it has not finished.
-        remarks: important notes, one line each: below the answer in files, above it on a terminal.
-        meaning: meaning of the exit code, if it differs from the usual one.
-        memory: data for the next page in its place, stored invisibly in pages only.
+        exit_code: exit code of the command; None if the command has not finished.
+        remarks: important notes, one line each: below the answer in files, above the answer on a terminal.
+        meaning: meaning of the exit code, if it differs from the usual meaning.
+        memory: data for the page that will replace this page; only pages store these data, invisibly.
     """
 
     title: str
@@ -404,7 +404,7 @@ class Document:
 
     @property
     def unfolded_document(self) -> Document:
-        """The content of files for a terminal: all rows, and nothing folded."""
+        """The document for a terminal with the content of files: all rows, and nothing folded."""
         return replace(self, blocks=tuple(_unfold((*self.blocks, *self.details))), details=())
 
     @property

@@ -1,4 +1,4 @@
-"""The figures that are measured for a model, with one row for each figure, which all parts of the package read."""
+"""The figures that are measured for a model; all parts of the package read a figure's properties from its row."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Statistic(StrEnum):
 
 
 class GoldenRule(Enum):
-    """The rule by which a golden is judged, and by which a new one is proposed.
+    """The rule by which a golden is judged, and by which a new golden is proposed.
 
     TIMED: a noisy time for the machines of one SKU: mean or minimum of the repetitions, confirmed by further rounds.
     EQUAL: an exact value; any other value becomes the proposal.
     WITHIN: an exact value; a value outside of the margin becomes the proposal.
     ROOM: an exact value plus the headroom that a user requests.
-    ERROR: no spec has it; the baseline is the value of an earlier run.
+    ERROR: no spec has such a golden; the baseline is the value of an earlier run.
     """
 
     TIMED = auto()
@@ -43,9 +43,9 @@ class GoldenRule(Enum):
 class Combination(Enum):
     """The way to combine the results of a chain's steps into one figure.
 
-    MAIN: the value that was compared with a golden, otherwise that of the main module's compile.
-    LAST: the value of the last step that has it.
-    LARGEST, SUM: over all steps; no value if a step failed or lacks it.
+    MAIN: the value that was compared with a golden, otherwise the value of the main module's compile.
+    LAST: the value of the last step that has the figure.
+    LARGEST, SUM: over all steps; no value if a step failed or lacks the figure.
     WORST: the largest value; NaN is above all others.
     """
 
@@ -82,11 +82,11 @@ class GoldenField:
 
     Attributes:
         name: the figure's name in `golden.show`.
-        stage: the step that compares the figure with it.
-        sharktank, torch: names of its field in specs of these dialects; empty if they have none.
+        stage: the stage that compares the figure with the golden.
+        sharktank, torch: names of the golden's field in specs of these dialects; empty if they have no such field.
         margin: the largest excess that passes.
-        baseline: the largest factor by which a figure may exceed that of an earlier run; 0 for no comparison.
-        is_integer: True if its limit is an integer.
+        baseline: the largest factor by which a figure may exceed an earlier run's figure; 0 for no comparison.
+        is_integer: True if the golden's limit is an integer.
         min_value: the smallest possible value.
         needs_golden: True if a step lists the figure among its checks only if a spec has a golden for it.
     """
@@ -112,9 +112,9 @@ class Trend:
     """A figure in a history.
 
     Attributes:
-        name: the name of its series.
+        name: the name of the figure's series.
         unit: empty for a count and an error.
-        position: position of its chart among those of a model.
+        position: the chart's position among a model's charts.
         effect: the setting for the smallest change that counts; None if the margin decides.
         noisy: True if statistics decide.
     """
@@ -129,7 +129,7 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class MatrixView:
-    """A figure in a matrix: in its files, and as a column of its table and a map of models and IREEs, shaded by ratios.
+    """A figure in a matrix: in files, as a column of the table, and as a map of models and IREEs, shaded by ratios.
 
     Attributes:
         key: the key in `matrix.json` and `matrix.csv`.
@@ -156,8 +156,8 @@ class MatrixChanges:
     Attributes:
         word: the key in JSON.
         title: the heading of the list.
-        place: position of the list among the others.
-        margin: changes within it are not listed.
+        place: position of the list among the other lists.
+        margin: changes within the margin are not listed.
     """
 
     word: str
@@ -175,24 +175,24 @@ class FigureRow:
         title: the subject of a sentence.
         unit: the unit of goldens and checks; empty for an error.
         write: the format of the number for people, without its unit.
-        stage: the stage whose result has it.
-        statistic: its name among the statistics of that result; empty if it is derived otherwise.
+        stage: the stage whose result has the figure.
+        statistic: the name among the statistics of that result; empty if the figure is derived otherwise.
         combination: the way to combine the results of a chain.
-        list_name: its name in a list of figures, if it differs from the title.
+        list_name: the name in a list of figures, if it differs from the title.
         noun: the counted things, if they differ from the unit.
-        judged_noun: its noun in the sentence that counts judged figures; empty if it does not appear there.
-        optional: True if it is present only on request.
-        key_in_summary: the key in `summary.json`; empty if it is absent there or has another form.
-        golden: None if it has no goldens.
+        judged_noun: the noun in the sentence that counts judged figures; empty if the figure does not appear there.
+        optional: True if the figure is present only on request.
+        key_in_summary: the key in `summary.json`; empty if the figure is absent there or has another form.
+        golden: None if the figure has no goldens.
         limit: the limit of a golden, as the schema of specs describes it.
-        column: its column in the table of a run.
-        matrix: None if a matrix does not show it.
-        metric: the metric of `bisect`, and of `compare` if that measures it.
-        margin: values within it are equal for `bisect`; None if equal values agree in all digits.
+        column: the column in the table of a run.
+        matrix: None if a matrix does not show the figure.
+        metric: the name as a metric of `bisect` and, if `compare` measures the figure, of `compare`.
+        margin: for `bisect`, values whose difference is within the margin are equal; None: only if all digits agree.
         missing_reason: the reason for a missing value, in a message of `bisect`.
-        compare_title: its name in `compare` beside a measured figure; empty if it does not appear there.
-        change_title: its name in a list of changes since the previous run; empty if it does not appear there.
-        change_margin: changes within it are not listed.
+        compare_title: the name in `compare` beside a measured figure; empty if the figure does not appear there.
+        change_title: the name in a list of changes since the previous run; empty if the figure does not appear there.
+        change_margin: changes within the margin are not listed.
     """
 
     key: str
@@ -226,7 +226,7 @@ class FigureRow:
 OUTSIDE_MARGIN = Margin(0.01, 2_000)
 # The margin of golden instruction counts, and of changes in reports.
 _WORK_MARGIN = Margin(0.001)
-# Smaller differences do not count for a call whose dispatches are unknown, and for the sum of its dispatches.
+# Smaller differences do not count for a call with unknown dispatches, and for the sum of a call's dispatches.
 CALL_MARGIN = Margin(0.0001)
 
 
@@ -255,14 +255,14 @@ class Figure(StrEnum):
 
     @property
     def golden(self) -> GoldenField:
-        """Its golden field; TypeError if it has none."""
+        """The figure's golden field; TypeError if it has none."""
         if self.row.golden is None:
             raise TypeError(f"{self} has no golden")
         return self.row.golden
 
     @property
     def word(self) -> str:
-        """Its name in a list of figures."""
+        """The figure's name in a list of figures."""
         return self.row.list_name or self.row.title
 
     def describe(self, value: float) -> str:
@@ -277,12 +277,12 @@ class Figure(StrEnum):
 
     @property
     def is_counted(self) -> bool:
-        """True if it needs modules of its own, and is comparable only between counters of one kind."""
+        """True if the figure needs modules of its own, and can be compared only between counters of the same kind."""
         return self.row.stage.row.alongside is not None
 
     @property
     def is_compared_in_rounds(self) -> bool:
-        """True if it is noisy, so that `compare` and `bisect` measure it in rounds."""
+        """True if the figure is noisy: `compare` and `bisect` then measure it in rounds."""
         return bool(self.row.metric) and not self.is_exact
 
     TIME = FigureRow(
@@ -298,7 +298,7 @@ class Figure(StrEnum):
         golden=GoldenField("ms", GoldenRule.TIMED, Stage.BENCHMARK),
         column=Column("time", ColumnKind.NUMBER, "ms", rank=1),
         matrix=MatrixView("time_ms", "time ms", 0, format_milliseconds, "Run time", "ms", format_milliseconds),
-        # The IREEs were measured one after the other, so smaller differences mean little.
+        # A matrix measures IREEs one after the other, so smaller differences mean little.
         matrix_changes=MatrixChanges("time", "Run time (25 % and more; not confirmed)", 5, Margin(0.25)),
         metric="time",
         change_title="time ms",
@@ -497,10 +497,10 @@ class Figure(StrEnum):
     )
 
 
-# Figures with goldens, and those by the fields of sharktank's benchmarks.
+# The figures with goldens, and the figures by their golden's field in sharktank's benchmarks.
 GOLDEN_FIGURES = tuple(figure for figure in Figure if figure.row.golden)
 SHARKTANK_GOLDENS = {figure.golden.sharktank: figure for figure in GOLDEN_FIGURES if figure.golden.sharktank}
-# The metrics of `bisect`; if two figures have one metric, the last one counts.
+# The figures by their metric in `bisect`; if two figures have the same metric, the last figure counts.
 METRICS = {figure.row.metric: figure for figure in Figure if figure.row.metric}
 FIGURES: Mapping[str, Figure] = {figure.value: figure for figure in Figure}
 # The order of columns in tables.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-# Terminals without Unicode show these signs.
+# Replacements of signs for terminals without Unicode.
 _PLAIN_SIGNS = str.maketrans("✓✗▲▼≈·–", "+x^v~.-")
 _LOG = logging.getLogger("iree_gauntlet.messages")
 _LOG.propagate = False
@@ -36,17 +36,17 @@ def warn(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a note, unless quiet."""
+    """Print a note, unless the level is quiet."""
     _LOG.info("note: %s", text)
 
 
 def report_progress(text: str) -> None:
-    """Print the current activity, if it takes time, unless quiet."""
+    """Print the current activity, which takes time, unless the level is quiet."""
     _LOG.info("%s", text)
 
 
 def print_detail(text: str) -> None:
-    """Print a detail, if verbose."""
+    """Print a detail if the level is verbose."""
     _LOG.debug("%s", text)
 
 
@@ -72,7 +72,7 @@ def set_verbosity(*, quiet: bool, verbose: bool) -> Iterator[None]:
 
 
 def write_text(stream: TextIO, text: str) -> None:
-    """Write and flush text in any encoding: missing signs become plain ones, other missing characters `?`."""
+    """Write and flush text; signs that the stream's encoding lacks become plain, other such characters become `?`."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)

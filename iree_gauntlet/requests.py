@@ -352,8 +352,8 @@ class RunRequest:
     Attributes:
         defaults: the default selection.
         stages: selected stages; empty for the suite's choice.
-        instructions: True if they are counted as well.
-        chains: selected chains; None for all.
+        instructions: True if the instructions of a call are counted as well.
+        chains: selected chains; None means all chains.
         variants: the variants that `selection.variant` names; None to look them up.
     """
 
@@ -378,7 +378,7 @@ class RunRequest:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] = ()) -> RunRequest:
-        """Create a request from a command line, or from a task's own `stages`; errors as in `parse_request`."""
+        """Create a request from a command line; a task's own `stages` have priority. Errors as in `parse_request`."""
         return cls(
             selection=parse_request(SelectionRequest, values),
             toolchain=parse_request(ToolchainRequest, values),
@@ -393,7 +393,7 @@ class RunRequest:
         )
 
     def stages_after(self, default_stages: Sequence[Stage]) -> tuple[Stage, ...]:
-        """Return the selected stages, given the usual choice of the suite or the toolkit."""
+        """Return the selected stages, or `default_stages`, which are the suite's or the toolkit's choice."""
         return tuple(dict.fromkeys((*(self.stages or default_stages), *((Stage.COUNT,) if self.instructions else ()))))
 
     @property
@@ -411,7 +411,7 @@ class RunRequest:
         return {name: value for part in parts for name, value in _collect_options(part).items()}
 
     def with_resumed_options(self, values: Mapping[str, Any]) -> RunRequest:
-        """Return the request with the resumed run's options, unless they are given again."""
+        """Return the request with a resumed run's options, except those that the new command line may override."""
         overrides = {
             name: value
             for name, value in collect_changed_options([self.execution]).items()
@@ -536,12 +536,12 @@ class MicroRequest:
 def require_unchanged_options(
     kind: str, folder: object, changed_options: Mapping[str, Any], kept_options: Mapping[str, Any]
 ) -> None:
-    """Require that the given options of a resumed session equal those that it keeps, except `OVERRIDABLE_OPTIONS`.
+    """Require that options of the command line equal a resumed session's options, except `OVERRIDABLE_OPTIONS`.
 
-    `kind` is `run` or `matrix`; `changed_options` are those that differ from their defaults.
+    `kind` is `run` or `matrix`. `changed_options` are the command line's options that differ from their defaults.
 
     Raises:
-        UsageError: an option has another value.
+        UsageError: an option has another value in the resumed session.
     """
     for name, value in changed_options.items():
         if name not in kept_options or name in OVERRIDABLE_OPTIONS:

@@ -42,7 +42,7 @@ class HistorySettings:
 
     Attributes:
         store: a folder, `git:REPOSITORY#BRANCH`, or an object store.
-        add: True if every run adds itself at its end.
+        add: True if every run is added to the history at its end.
         least_time: smallest relative change of a time that counts.
         least_other: smallest relative change of memory and compile times that counts.
     """
@@ -142,7 +142,7 @@ def read_file(path: Path) -> bytes:
 
 
 def require_users_own_file(path: Path) -> None:
-    """Raise a UsageError for a file to be changed that belongs to the installed toolkit."""
+    """Raise a UsageError if a file that is to be changed belongs to the installed toolkit."""
     shipped_folder = Path(__file__).parent / "shipped"
     if resolve_links(path).is_relative_to(shipped_folder.resolve()):
         message = f"{path.name} in {path.parent} is part of the toolkit and must not be changed"
@@ -175,5 +175,5 @@ def format_typed_command() -> list[str]:
 
 
 def format_path(path: Path) -> Path:
-    """Return a path relative to the working folder, if it is inside of it."""
+    """Return a path, relative to the working folder if the path is inside of that folder."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

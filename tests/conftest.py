@@ -1,4 +1,4 @@
-"""What all tests share: a folder of the session, locks of each process, a GPU, servers of each kind, and signals."""
+"""Shared parts of all tests: a folder for the session, locks for each process, a GPU, servers of each kind, signals."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.journal_events import Device
 
-# How long one test may take. In pyproject.toml it would be an unknown option to who runs model tests with pytest alone.
+# The time limit of a test. It is not in pyproject.toml: without pytest-timeout, the option would be unknown there.
 _SECONDS = 600
-# What a user has set must not reach the tests.
+# Variables of a user with these prefixes must not reach the tests.
 _USERS_OWN = ("IREE_GAUNTLET_", "GITHUB_", "GH_", "AWS_", "AZURE_", "GOOGLE_", "HF_")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-timeout looks
+@pytest.hookimpl(tryfirst=True)  # before pytest-timeout reads the limit
 def pytest_configure(config: pytest.Config) -> None:
-    """Give the processes of this session a folder, each of them locks of its own, and Ctrl-C back.
+    """Give the session a folder and each of its processes its own locks, and restore the handling of Ctrl-C.
 
-    A shell without job control starts what runs in its background with SIGINT ignored, and so would be the programs
-    that tests start.
+    A shell without job control lets its background processes ignore SIGINT, and programs that tests start would
+    inherit this.
     """
     for name in [name for name in os.environ if name.startswith(_USERS_OWN)]:
         del os.environ[name]
     worker = getattr(config, "workerinput", {}).get("workerid", "")
     if not worker:
         os.environ[SESSION_FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="iree-gauntlet-tests-")
-    # Benchmarks of one process would else keep all others from compiling.
+    # With shared locks, benchmarks of one process would keep all other processes from compiling.
     os.environ[LOCKS_VARIABLE] = str(Path(os.environ[SESSION_FOLDER_VARIABLE]) / f"locks{worker}")
-    # Of torch, next to other tests: threads that wait in a loop would take what these need.
+    # Torch's waiting threads must sleep: threads that wait in a loop would slow other tests down.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    # No settings of the user's; those of a test's project are read.
+    # Tests read the settings of their projects, not those of the user.
     os.environ["XDG_CONFIG_HOME"] = str(Path(os.environ[SESSION_FOLDER_VARIABLE]) / "config")
-    # No IREEs of the user's, and none for them: neither in their cache nor on their PATH. What others keep there stays.
+    # Tests use no IREE of the user's, neither in the cache nor on PATH, and add none. uv and pip keep their caches.
     home = os.path.expanduser("~")  # noqa: PTH111  Path's raises for a user without one
     caches = Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache")
     if caches.is_absolute():
@@ -82,7 +82,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def plain_folder() -> Iterator[Path]:
-    """A folder whose path a shell leaves alone, whatever that of `tmp_path` has."""
+    """A folder whose path needs no quotes in a shell, even if the path of `tmp_path` needs them."""
     with TemporaryDirectory() as folder:
         yield Path(folder)
 
@@ -97,7 +97,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
 
 @pytest.fixture(scope="session")
 def vulkan() -> Device:
-    """A Vulkan device, Mesa's in software at least; tests that ask for it are skipped where there is none."""
+    """A Vulkan device, such as Mesa's in software; tests that use it are skipped if there is none."""
     try:
         return find_device(find_installed(), "vulkan")
     except ToolchainError:
@@ -124,7 +124,7 @@ def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file is taken as written long before it is hashed, so that its hash is remembered."""
+    """Treat every file as written long before it is hashed, so that its hash is remembered."""
     monkeypatch.setattr(hashing, "_CLOCK_TICK_NS", -(10**9))
     monkeypatch.setattr(cache_cleaning, "_SETTLED_SECONDS", -1.0)
 
@@ -138,6 +138,6 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def needs_torch() -> Any:
-    import torch  # noqa: PLC0415 - not for those who have none
+    import torch  # noqa: PLC0415 - torch may be missing
 
     return torch

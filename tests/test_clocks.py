@@ -1,4 +1,4 @@
-"""No verdict of a test depends on real time: what reads a clock or sleeps under `tests/` is listed here, with why."""
+"""No verdict of a test depends on real time: every use of a clock or a sleep in `tests/` is listed with a reason."""
 
 from __future__ import annotations
 

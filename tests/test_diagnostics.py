@@ -1,4 +1,4 @@
-"""Failures with one cause are one group; what the compiler said was recorded from operator cases that fail."""
+"""Failures with one cause form one group; the compiler's messages were recorded from failing operator cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a session says what was not here, once for each thing."""
+"""The end of a session's output: each missing requirement is listed once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our own warnings are errors, those of other packages are not."""
+"""Warnings of our own code are errors; warnings of other packages are not."""
 
 from __future__ import annotations
 

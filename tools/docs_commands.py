@@ -1,11 +1,11 @@
-"""Runs the command lines of README and docs as they are printed, in fresh environments with just the extras they name.
+"""Runs the command lines of README and docs as printed, in fresh environments with only the extras that a page names.
 
     python tools/docs_commands.py [PAGE …]
 
-Each page has a clone of the checkout and an empty home; the pages of docs/start share one, since they are one example.
-A page's own `pip install` lines set up its environment, or `-e '.[iree]'` if it has none; `iree-gauntlet` is installed
-from this checkout's wheel. `NOT_RUN` lists the commands that are not run, with the reasons. Exits with 1 if a command
-fails.
+Each page gets its own clone of the checkout and its own empty home. The pages of docs/start form one example, so they
+share a clone and a home. A page's `pip install` lines set up its environment; a page without such lines gets
+`-e '.[iree]'`. `iree-gauntlet` is installed from this checkout's wheel. `NOT_RUN` lists the commands that are not run,
+with the reasons. Exits with 1 if a command fails.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Command:
     """A command line of a page.
 
     Attributes:
-        text: the command as printed, without the prompt; several lines if it continues.
+        text: the command as printed, without the prompt; a continued command has several lines.
     """
 
     page: str
@@ -110,7 +110,7 @@ def _split(page: str, first_line: int, block: str, *, prompt: bool) -> Iterator[
 
 
 def _continues(text: str) -> bool:
-    """Return True if a command continues after its last line."""
+    """Return True if a command continues on the next line."""
     heredoc = _HEREDOC.search(text)
     if heredoc:
         return not text.endswith(f"\n{heredoc[1]}")
@@ -151,7 +151,7 @@ def main(pages: Sequence[str]) -> int:
 
 
 def _group_by_clone(pages: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Group pages by the clone that they share; a page of the example includes the pages before it."""
+    """Yield groups of pages that share a clone; the group of the example starts with its first page."""
     last_index = max((_START_PAGES.index(page) for page in pages if page in _START_PAGES), default=-1)
     if last_index >= 0:
         yield _START_PAGES[: last_index + 1]
@@ -159,7 +159,7 @@ def _group_by_clone(pages: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 class _Environments:
-    """Environments by the commands that install into them; each is created once."""
+    """A cache of environments, one for each list of install commands."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -178,7 +178,7 @@ class _Environments:
 
 
 def _run(commands: Sequence[Command], environment: Path, work_dir: Path) -> int:
-    """Run commands in one shell and clone until one fails, print each, and return the number of successes."""
+    """Run commands in one shell and clone until a command fails; print all results; return the number of successes."""
     home, clone, codes_file = work_dir / "home", work_dir / "iree-gauntlet", work_dir / "codes"
     home.mkdir()
     subprocess.run(["git", "clone", "--quiet", str(CHECKOUT), str(clone)], check=True)

@@ -2,11 +2,11 @@
 
     sudo python tools/elsewhere.py [NAME …] [-- pytest options]
 
-Tests a clone of HEAD. Its path and those of the tests' files contain blanks and belong to an unknown user, who may only
-read the packages. (The packages' path has no blanks, since the compiler would not find its linker there.) The first of
-`MACHINES` runs all tests, the others those that need IREE. `host` is resolved by `tools/host_cpu.c`, a library loaded
-in place of the compiler's. Exits with 1 if a test fails. Needs Linux on x86-64, root, git, a C compiler, and the
-locales of `MACHINES` (`apt install gcc git locales`).
+The tests run in a clone of HEAD. The clone and the tests' files have paths with blanks and belong to an unknown user,
+who may only read the packages. (The packages' path has no blanks: the compiler cannot find its linker in such a path.)
+The first of `MACHINES` runs all tests, the others only the tests that need IREE. `tools/host_cpu.c` is a library that
+replaces the compiler's and resolves `host`. Exits with 1 if a test fails. Needs Linux on x86-64, root, git, a C
+compiler, and the locales of `MACHINES` (`apt install gcc git locales`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["MACHINES", "Machine", "main"]
 
 _CHECKOUT = Path(__file__).resolve().parent.parent
-# No user of the system has this id: it has no name, no group and no entry in /etc/passwd.
+# No account has this id, so the user has no name, no group and no entry in /etc/passwd.
 _USER_ID = 64_321
 _IREE_TESTS = ("-m", "iree and not stress and not measure and not models")
-# These variables are needed to reach package registries; the rest of the environment is replaced.
+# Only these variables of the environment are kept: they are needed to reach package registries.
 _KEPT_VARIABLE = re.compile(r"(PIP|UV(?!_PYTHON)|NPM_CONFIG|SSL|REQUESTS|CURL|NODE_EXTRA)_\w+|\w+_proxy", re.IGNORECASE)
 _LIBRARY_NAME, _ORIGINAL_NAME = b"libIREECompiler.so", b"libIREECompilez.so"
 
@@ -44,7 +44,7 @@ class Machine:
     Attributes:
         cpu: the CPU that `host` resolves to; modules compiled for it run on this machine.
         zone, locale, umask: the user's settings.
-        home: True if the user has a home, whose path contains blanks; otherwise HOME is not set.
+        home: True if the user has a home, whose path contains blanks; False if HOME is unset.
         cores: number of this machine's cores that the tests may use; 0 for all.
         pytest: options that select the tests; empty for all.
     """
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     codes = []
     with tempfile.TemporaryDirectory(prefix="elsewhere-") as directory:
-        # The unknown user needs access to its files below this directory.
+        # The unknown user must be able to reach its files below this directory.
         Path(directory).chmod(0o755)
         sandbox = Sandbox(Path(directory) / "a path with blanks")
         sandbox.create()
@@ -113,7 +113,7 @@ class Sandbox:
         return self.folder.with_name("packages") / "bin" / "python"
 
     def create(self) -> None:
-        """Clone the checkout and install the tests' packages, with a writable copy of IREE's compiler library."""
+        """Clone the checkout, install the tests' packages, and rename IREE's compiler library."""
         self.folder.mkdir()
         _call("git", "clone", "-q", "--no-hardlinks", _CHECKOUT, self.checkout)
         _call("uv", "venv", "-q", "--python", _find_python(), self.python.parent.parent)
@@ -121,7 +121,7 @@ class Sandbox:
         group = f"{self.checkout / 'pyproject.toml'}:test"
         _call("uv", "pip", "install", "-q", "--python", self.python, "-e", extras, "pip", "--group", group)
         for path in self._tools.glob("libIREECompiler.so"):
-            # The file itself stays as it is: it may be a hard link into the cache of uv.
+            # The installed file must not be changed in place: it may be a hard link into uv's cache.
             content = path.read_bytes()
             path.unlink()
             # The first occurrence is the library's soname.
@@ -142,7 +142,7 @@ class Sandbox:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
         cpuinfo.write_text(re.sub(r"(?m)^(model name\s*:).*", rf"\1 {machine.cpu} elsewhere", text), encoding="utf-8")
         env = {name: value for name, value in os.environ.items() if _KEPT_VARIABLE.fullmatch(name)}
-        # The user may not read Pythons below root's home.
+        # The unknown user cannot read Pythons below root's home.
         paths = [path for path in os.environ["PATH"].split(":") if not Path(path).is_relative_to(Path.home())]
         env |= {"PATH": ":".join((str(self.python.parent), *paths)), "TZ": machine.zone, "LC_ALL": machine.locale}
         env |= {"HOME": str(home)} if machine.home else {}

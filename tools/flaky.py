@@ -1,9 +1,9 @@
-"""Hunts for flaky tests: runs them N times, each time in another order, next to busy loops and a disk load.
+"""Finds flaky tests: runs all tests N times, each time in another order, next to busy loops and a disk load.
 
     python tools/flaky.py 5 [pytest options …]
 
-Names every test whose outcome varied, with the seeds of the runs: `pytest --randomly-seed=…` repeats an order. Exits
-with 1 if there is such a test, or one that failed each time.
+Names every test whose outcome varied, with the seeds of the runs; `pytest --randomly-seed=SEED` repeats a run's order.
+Exits with 1 if an outcome varied, or if a test always failed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from xml.etree import ElementTree as ET
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# The programs end with their parent process, even if it is killed.
+# Both programs end with their parent process, even if the parent is killed.
 _SPIN = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 # The program writes 64 MiB again and again, each time with fsync.
 _WRITER = """

@@ -1,13 +1,13 @@
-"""The gauntlet on a GPU of a machine that has no network: packs what is needed here, and runs all of it there.
+"""Runs the gauntlet on a GPU machine without a network: packs the files here, and runs parts of the gauntlet there.
 
-    python3 tools/gpu_machine.py pack FOLDER        where there is a network
-    python3 tools/gpu_machine.py run FOLDER OUTPUT  there, in a copy of this checkout and of the folder
+    python3 tools/gpu_machine.py pack FOLDER        on a machine with a network
+    python3 tools/gpu_machine.py run FOLDER OUTPUT  on the GPU machine, in a copy of this checkout
 
-`pack` needs pip and this toolkit (`gauntlet` of the same Python), `run` no more than a Python of the version that was
-packed for. The folder gets `packages.tar.xz`, IREE and what this toolkit needs, and `artifacts.tar`, the models' files.
-`run` does the parts one after the other, each within its own time, and keeps reports in OUTPUT as it goes, so that what
-ends it early loses little: `console.txt`, `parts.json`, `nvidia-smi.csv`, `runs.tar.gz`, and of the models' run
-`junit.xml`, `summary.md` and `journal.jsonl`. It ends with the worst exit code of its parts.
+`pack` needs pip and this toolkit (`gauntlet` of the same Python). `run` needs a copy of FOLDER, and only a Python of
+the packed version. FOLDER gets `packages.tar.xz` (IREE and the toolkit's dependencies) and `artifacts.tar` (the models'
+files). `run` performs the parts one after the other, each with its own time limit, and exits with their worst exit
+code. It writes its reports into OUTPUT as it goes, so an early end loses little: `console.txt`, `parts.json`,
+`nvidia-smi.csv`, `runs.tar.gz`, and from the models' run `junit.xml`, `summary.md` and `journal.jsonl`.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PACKAGES, MODELS, ARTIFACTS, OPERATORS = "packages.tar.xz", "models.json", "artifacts.tar", "operators.tar.xz"
-# The models are small and of several kinds: sound, bytes of a file, pictures.
+# These models are small, and take several kinds of input: sound, bytes of a file, pictures.
 _MODELS = ("dtln/*", "magika/*", "speechmos/dnsmos_p808", "rapidocr/cls", "ppocr_v4/det")
-# With these tags, pip accepts x86-64 wheels for another machine; it compares their spelling.
+# With these tags, pip accepts x86-64 wheels for another machine. pip compares spellings, so all of them are listed.
 _GLIBC_TAGS = ("_2_34", "_2_31", "_2_28", "_2_27", "_2_24", "_2_17", "2014", "_2_12", "2010", "_2_5", "1")
-# A run starts none of these files of IREE's packages.
+# These files of IREE's packages are not packed, since no part of a run starts them.
 _UNUSED_FILES = (
     "iree/_runtime_libs_tracy/",
     *(f"iree/_runtime_libs/iree-{name}" for name in ("benchmark-executable", "benchmark-replay", "run-replay")),
 )
-# Nothing uses these packages without a network.
+# These packages are of no use without a network, so they are not packed.
 _NETWORK_PACKAGES = ("obstore", "uv")
-# The machine's own Python runs this program, which prints the packages that the toolkit needs and that are missing.
+# The GPU machine's Python runs this program, which prints the toolkit's dependencies that are not installed.
 _MISSING_PROGRAM = """
 import re, sys
 from importlib.metadata import PackageNotFoundError, requires
@@ -65,7 +65,7 @@ while wanted:
     except PackageNotFoundError:
         print(name)
 """
-# The filters suit 336 MB of x86-64 code: the archive is a third smaller than the wheel.
+# The packages hold 336 MB of x86-64 code. With these filters, the archive is a third smaller than the wheel.
 _FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "pb": 0}]
 _TIMEOUT_CODE = 124
 _RUN_FILES = ("journal.jsonl", "junit.xml", "summary.md", "summary.json", "comparison.md", "comparison.json")
@@ -175,7 +175,7 @@ def _remove_package(site: Path, name: str) -> None:
 
 
 def unpack(folder: Path) -> None:
-    """Create an environment below the folder: first the packed packages, then the machine's own."""
+    """Create an environment below the folder: packed packages take precedence over the machine's own."""
     if (folder / "env" / "ready").is_file():
         return
     with tarfile.open(folder / PACKAGES) as archive:
@@ -206,7 +206,7 @@ class Part:
     """One part of the run.
 
     Attributes:
-        name: its name for `--part` and in the reports.
+        name: the part's name, for `--part` and in the reports.
         perform: a function that gets the time limit in seconds and returns an exit code.
     """
 
@@ -216,7 +216,7 @@ class Part:
 
 
 class Parts:
-    """All parts of a run and their reports; `folder` is one that `unpack` has prepared."""
+    """All parts of a run and their reports; `unpack` must have prepared `folder`."""
 
     def __init__(self, folder: Path, output: Path, target: str, sku: str) -> None:
         self.folder, self.output, self.target, self.sku = folder, output, target, sku
@@ -251,7 +251,7 @@ class Parts:
         yield make("micro", 90, "micro", *recipes, *device)
 
     def run(self, names: Sequence[str]) -> int:
-        """Run the parts, or only the given ones, and return the worst exit code."""
+        """Run the named parts, or all if none is named, and return the worst exit code."""
         worst_code = 0
         with (self.output / "nvidia-smi.csv").open("w") as file, _log_gpu_state(file):
             for part in self.list_parts():
@@ -276,7 +276,7 @@ class Parts:
             file.write(f"{text}\n")
 
     def run_gauntlet(self, arguments: Sequence[str], timeout: float) -> int:
-        """Run a command of the toolkit and return its exit code; 124 after a timeout."""
+        """Run a command of the toolkit and return its exit code, or 124 after a timeout."""
         return self.run_command(timeout, (self.python, "-m", "iree_gauntlet", *arguments))
 
     def run_command(self, timeout: float, argv: Sequence[str]) -> int:
@@ -307,7 +307,7 @@ class Parts:
             backend = "--iree-hal-local-target-device-backends=llvm-cpu"
             name, device, compile_flags = "cpu", "local-task", ["--iree-hal-target-device=local", backend]
         config = self.folder / f"{name}.json"
-        # The f64 cases are computed in f64, like their expected outputs.
+        # Compute the f64 cases in f64, as their expected outputs were computed.
         compile_flags.append("--iree-input-demote-f64-to-f32=false")
         flags = {"iree_compile_flags": compile_flags, "iree_run_module_flags": [f"--device={device}"]}
         config.write_text(json.dumps({"config_name": name, **flags}))
@@ -321,7 +321,7 @@ class Parts:
         return self.run_gauntlet(arguments, timeout)
 
     def run_concurrently(self, timeout: float) -> int:
-        """Start two runs at once, whose benchmarks have to take turns."""
+        """Start two runs at the same time; their benchmarks have to take turns."""
         argv = (self.python, "-m", "iree_gauntlet", "run", *self.selection, "--model", self.model)
         with (self.output / "console.txt").open("ab") as file:
             second_run = self.start(argv, file)
@@ -371,11 +371,11 @@ def _wait_or_kill(process: subprocess.Popen[bytes], limit: float) -> int:
     try:
         code = process.wait(limit)
     except subprocess.TimeoutExpired:
-        # The signal is that of Ctrl-C, so that reports are written.
+        # SIGINT, the signal of Ctrl-C, lets the process write its reports.
         os.killpg(process.pid, signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             process.wait(20)
-        # Processes that ignore the signal are killed.
+        # Kill the processes that ignored SIGINT.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -408,7 +408,7 @@ def _read_gpu_memory() -> str:
 
 @contextmanager
 def _log_gpu_state(file: TextIO) -> Iterator[None]:
-    """Let the driver write the GPU's state every second."""
+    """Let nvidia-smi write the GPU's state every second during the block."""
     if shutil.which(_SMI) is None:
         yield
         return

@@ -3,9 +3,9 @@
     python tools/llama_block.py export    torch module → ONNX → modules/block.mlir, its parameters outside
     python tools/llama_block.py golden    prompt, expected output and provenance, with a NumPy reference
 
-`export` needs torch, onnxscript and IREE's compiler with its `onnx` extra, in the versions that the
-provenance names for the same bytes; `golden` needs IREE's runtime alone. Both need the toolkit itself, which
-makes the weights: values from a seed for the parameters that the program names. No weights are checked in.
+`export` needs torch, onnxscript and IREE's compiler with its `onnx` extra. It writes the same bytes again only with the
+versions that the provenance names. `golden` needs only IREE's runtime. Both need the toolkit itself, which generates
+the program's weights from a seed; no weights are checked in.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ SCOPE = "model"
 FUNCTION = "prefill"
 WEIGHT_SEED = 42
 PROMPT_SEED = 7
-TOLERANCE = 1e-5  # absolute, as --expected_f32_threshold; the largest measured error is some twenty times smaller
+TOLERANCE = 1e-5  # absolute, like --expected_f32_threshold; about twenty times the largest measured error
 _PACKAGES = ("torch", "onnxscript", "onnx-ir", "onnx", "iree-base-compiler")
-_UNUSED_TOOL = "iree-opt"  # never started for a program that is text
+_UNUSED_TOOL = "iree-opt"  # never started, since the program is text
 
 
 class BlockError(GauntletError):
@@ -56,7 +56,7 @@ class BlockError(GauntletError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; report errors that a user can fix on standard error.
+    """Run a command; print errors that a user can fix to standard error.
 
     Returns:
         The exit code.
@@ -79,15 +79,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_prompt(architecture: Architecture, seed: int = PROMPT_SEED) -> NDArray[np.int64]:
-    """Return token ids from a seed, (1, sequence); the words of PCG64 are the same in every NumPy."""
+    """Return seeded token ids, (1, sequence); PCG64 gives the same words in every version of NumPy."""
     words = np.random.PCG64(seed).random_raw(architecture.sequence)
     return (np.asarray(words, dtype=np.uint64) % architecture.vocabulary).astype(np.int64)[np.newaxis]
 
 
 def check_output(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return an output unchanged, after checking that it is suited to a comparison.
+    """Check that an output is suited to a comparison, and return it unchanged.
 
-    Raises BlockError: it is not finite, or so small that any other output would pass the tolerance too.
+    Raises BlockError: a value is not finite, or the values vary so little that any output would pass the tolerance.
     """
     if not np.isfinite(values).all():
         raise BlockError("the expected output holds NaN or infinity", "Check the architecture and the weights.")
@@ -135,10 +135,10 @@ def _import_package(package: str) -> ModuleType:
 
 
 def _build_torch_module(torch: Any, architecture: Architecture) -> Any:
-    """Build the torch module; each parameter has its name of `list_parameter_shapes`."""
+    """Build the torch module; its parameters have the names of `list_parameter_shapes`."""
     functional = torch.nn.functional
 
-    class Decoder(torch.nn.Module):  # type: ignore[misc]  # torch is optional here, and untyped for that
+    class Decoder(torch.nn.Module):  # type: ignore[misc]  # torch is optional, so mypy has no types for it
         """The decoder for one prompt."""
 
         def forward(self, tokens: Any) -> Any:
@@ -181,7 +181,7 @@ def _build_torch_module(torch: Any, architecture: Architecture) -> Any:
 
 
 def _register_parameters(torch: Any, module: Any, architecture: Architecture) -> None:
-    generator = torch.Generator().manual_seed(0)  # different values: equal parameters might be merged
+    generator = torch.Generator().manual_seed(0)  # random values, since equal parameters might be merged
     for name, shape in list_parameter_shapes(architecture).items():
         *parents, leaf = name.split(".")
         owner = module
@@ -263,7 +263,7 @@ def _record_golden(folder: Path, architecture: Architecture, program: Path, arch
     target = folder / "block_quality_cpu"
     target.mkdir(parents=True, exist_ok=True)
     prompt_file, output_file = target / "input_0.npy", target / "output_0.npy"
-    # An integer .npy works as an input; as an expected output it would never match, since si64 is not i64 there.
+    # An integer .npy works as an input, but not as an expected output: the comparison distinguishes si64 and i64.
     write_atomic(prompt_file, _encode_npy(tokens))
     write_atomic(output_file, _encode_npy(output))
     provenance = {
@@ -283,12 +283,12 @@ def _record_golden(folder: Path, architecture: Architecture, program: Path, arch
         ],
         "tolerance": TOLERANCE,
     }
-    # One field encloses all: a JSON file with a test's fields at its top would be read as a test without a type.
+    # The field `provenance` encloses all others: with a test's fields at its top, the file would be read as a test.
     return [prompt_file, output_file, _write_json(target / "provenance.json", {"provenance": provenance})]
 
 
 def _load_weights(archive: Path, architecture: Architecture) -> Mapping[str, NDArray[np.float32]]:
-    """Load an archive's weights with IREE's own reader, independent of the code that wrote them."""
+    """Load an archive's weights with IREE's own reader, which shares no code with the writer."""
     runtime = _import_runtime()
     index = runtime.ParameterIndex()
     try:

@@ -1,16 +1,16 @@
 """A small decoder language model in NumPy: its architecture, its parameters, and its forward pass.
 
-The expected output is computed with it. It shares no code with torch, ONNX or IREE, and computes in
-float64, so that its own rounding is far below any tolerance that makes sense for float32.
+This model computes the expected output of llama_block. It shares no code with torch, ONNX or IREE. It computes in
+float64, so its rounding errors are far below any sensible tolerance for float32.
 
-The model is of the Llama family: token embedding; per layer a pre-norm causal attention with grouped heads
-and rotary positions, then a pre-norm SwiGLU; a last norm and an untied head. Two things differ from Llama,
-both so that weights drawn from normal(0, 0.01) leave something to be tested:
+The model is of the Llama family: a token embedding; in each layer a pre-norm causal attention with grouped heads and
+rotary positions, then a pre-norm SwiGLU; at the end a norm and an untied head. It differs from Llama in two points, so
+that a test finds errors even with weights drawn from normal(0, 0.01):
 
-* A norm's gain is `1 + weight`, as in Gemma. With the weight alone each norm would damp the signal a hundred
-  times, and the output would sink below every tolerance.
-* Queries and keys are normalised per head, as in Qwen 3. Without it such weights give scores near zero,
-  attention is an even average for any positions, and an error in it would remain undetected.
+* A norm's gain is `1 + weight`, as in Gemma. With a gain of `weight`, each norm would make the signal a hundred times
+  smaller, and the output would be below every tolerance.
+* Queries and keys are normalised per head, as in Qwen 3. Without this, all scores would be near zero and attention
+  would be an even average over any positions, which would hide an error of attention.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def read_architecture(path: Path) -> Architecture:
 
 
 def list_parameter_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Return every parameter's shape by name; matrices are (inputs, outputs), so that `x @ matrix` applies them."""
+    """Return every parameter's shape by name; a matrix is (inputs, outputs), for `x @ matrix`."""
     hidden_size, width = architecture.hidden, architecture.head_width
     queries, keys = architecture.heads * width, architecture.key_value_heads * width
     shapes: dict[str, tuple[int, ...]] = {"token_embedding": (architecture.vocabulary, hidden_size)}
@@ -119,12 +119,12 @@ def list_parameter_shapes(architecture: Architecture) -> dict[str, tuple[int, ..
 def compute_logits(
     architecture: Architecture, weights: Mapping[str, NDArray[Any]], tokens: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Compute the scores of every next token, for every position of a prompt.
+    """Compute the score of every possible next token at every position of a prompt.
 
-    `weights`: by the names of `list_parameter_shapes`.
+    `weights` are keyed by the names of `list_parameter_shapes`.
 
     Returns:
-        (batch, positions, vocabulary).
+        Scores of shape (batch, positions, vocabulary).
     """
     exact_weights = {name: np.asarray(weight, dtype=np.float64) for name, weight in weights.items()}
     stream = exact_weights["token_embedding"][tokens]

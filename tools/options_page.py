@@ -2,7 +2,7 @@
 
     python tools/options_page.py
 
-Needs pytest next to the toolkit: the plugin's options are on the page as well.
+Needs pytest besides the toolkit, since the page also lists the pytest plugin's options.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _INTRODUCTION = """\
 """
 _TIME_LIMITS = tuple(option.name for option in list_options(ExecutionRequest) if option.name.startswith("timeout_"))
 _EXECUTION_OPTIONS = tuple(option.name for option in list_options(ExecutionRequest) if option.name not in _TIME_LIMITS)
-# Several commands take these groups of options; a group that contains another one precedes it.
+# Several commands take these groups of options. A group that contains another group precedes that group.
 _GROUPS = {
     "Selection": ("Which cases of which specs, and where they run.", list_options(SelectionRequest)),
     "IREE": ("Which IREE, and the folder where it is installed.", list_options(ToolchainRequest)),
@@ -112,7 +112,7 @@ def _format_command(name: str, task: GauntletTask) -> Iterator[str]:
 
 
 def _group_options(options: Sequence[Option]) -> tuple[list[str], list[Option]]:
-    """Return the titles of the complete groups, and the other options with those whose help differs."""
+    """Return the titles of complete groups, and the other options, with those whose help differs from the group's."""
     rest = list(options)
     with_other_help: list[Option] = []
     titles = []
@@ -221,10 +221,10 @@ def _format_action(action: Action) -> str:
 
 
 def _format_pytest_option(names: Iterable[str], attributes: Mapping[str, Any]) -> str:
-    is_switch = "action" in attributes
+    is_switch = attributes.get("action") == "store_true"
     choices = ", ".join(f"`{choice}`" for choice in attributes.get("choices", ()))
     value = choices or ("switch" if is_switch else attributes["metavar"].lower())
-    default = f"`{attributes['default']}`" if "default" in attributes else "off" if is_switch else "–"
+    default = f"`{attributes['default']}`" if attributes.get("default") else "off" if is_switch else "–"
     return _format_row(names, value, default, attributes["help"])
 
 

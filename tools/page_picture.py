@@ -15,7 +15,7 @@ _WIDTH, _HEIGHT = 1180, 900
 
 
 def main() -> None:
-    """Open a page at the heading that a third argument names, zoom its first chart, and save a screenshot."""
+    """Save a screenshot of a page; a third argument names a heading to start at, and its first chart is zoomed."""
     page_file, picture, *model = sys.argv[1:]
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:

@@ -45,7 +45,7 @@ RELEASE_TEXTS = (
 
 
 def write_release_texts(checkout: Path) -> None:
-    """Write the texts of the first release into pages and workflows of a checkout: `release.py --first`."""
+    """Apply `RELEASE_TEXTS` to a checkout's pages and workflows, for `release.py --first`."""
     texts = {name: (checkout / name).read_text(encoding="utf-8") for name, _, _ in RELEASE_TEXTS}
     for name, current, replacement in RELEASE_TEXTS:
         if texts[name].count(current) != 1:

@@ -1,6 +1,6 @@
 """Prints the notes of a release from CHANGELOG.md: `python tools/release_notes.py v0.1.0`.
 
-Exits with 1 if the version differs from the package's, or the changelog has no notes of it.
+Exits with 1 if the version is not the package's, or if the changelog has no notes of this version.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 
 
 def extract_notes(version: str, changelog: str) -> str:
-    """Return the section of a version, dated or not, or an empty string."""
+    """Return the section of a version, which need not have a date yet, or an empty string."""
     heading = re.compile(rf"^## \[(?:Unreleased\]: )?{re.escape(version)}(?=[\]\s]|$).*$", re.MULTILINE)
     match = heading.search(changelog)
     if match is None:
         return ""
     remainder = changelog[match.end() :]
     section = remainder.split("\n## ", 1)[0]
-    # Links to pages of the repository do not work on a release's page.
+    # Only a link's text is kept: links to pages of the repository do not work on a release's page.
     return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", section).strip() + "\n"
 
 

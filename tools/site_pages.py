@@ -1,8 +1,8 @@
-"""Builds the docs as a site, by Zensical with its defaults: `python tools/site_pages.py [FOLDER]`, by default `site`.
+"""Builds the docs as a site, with Zensical's defaults: `python tools/site_pages.py [FOLDER]` (`site` by default).
 
-The pages are a copy of docs/, with the changelog and CONTRIBUTING.md added; docs/ stays as it is. Links to other files
-of the repository lead to $GITHUB_REPOSITORY, if that is set. The navigation is that of docs/README.md. Exits with 1 if
-a page links to a page, an anchor or a picture that does not exist.
+The pages are a copy of docs/, with the changelog and CONTRIBUTING.md added; docs/ itself is not changed. Links to other
+files of the repository lead to $GITHUB_REPOSITORY; if this variable is unset, only their text remains. The navigation
+is that of docs/README.md. Exits with 1 if a link leads to a page, an anchor or a picture that does not exist.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["build_navigation", "copy_pages", "find_broken_links"]
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-# These pages are outside of docs/; the values are their paths in the site.
+# These pages are outside of docs/; each has a path in the site.
 _ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
@@ -54,7 +54,7 @@ def main() -> int:
 def copy_pages(checkout: Path, docs: Path, repository: str = "") -> None:
     """Write the pages of the site into `docs`, a new directory.
 
-    `repository`: the URL of the repository's files; if empty, they are not linked.
+    `repository`: the URL of the repository's files; if empty, only the text of links to them remains.
     """
     shutil.copytree(checkout / "docs", docs)
     (docs / "README.md").rename(docs / "index.md")
@@ -62,7 +62,7 @@ def copy_pages(checkout: Path, docs: Path, repository: str = "") -> None:
         shutil.copyfile(checkout / name, docs / page)
     for path in sorted(docs.rglob("*.md")):
         site_path = path.relative_to(docs).as_posix()
-        # Links are relative to the page's path in the checkout.
+        # Links are relative to the page's path in the checkout, which differs from its path in the site.
         origin = {page: name for name, page in _ROOT_PAGES.items()}.get(site_path, f"docs/{site_path}")
         text = path.read_text(encoding="utf-8")
         path.write_text(_rewrite_links(text, site_path, origin, checkout, repository), encoding="utf-8")
@@ -82,11 +82,11 @@ def build_navigation(index: str) -> list[dict[str, object]]:
 
 
 def find_broken_links(site: Path) -> Iterator[str]:
-    """Yield a message about each link of a built site that leads nowhere."""
+    """Yield a message about each broken link of a built site."""
     pages = {path: _Page.read(path) for path in sorted(site.rglob("*.html"))}
     for path, page in pages.items():
         if path.name == "404.html":
-            # This page is shown at any address.
+            # This page is shown at any address, so its relative links are not checked.
             continue
         for link in page.links:
             parts = urlsplit(link)
@@ -158,7 +158,7 @@ def _build_settings() -> str:
     lines = ["[project]", 'site_name = "IREE Gauntlet"', "use_directory_urls = false"]
     lines.append('site_description = "Every ML model runs the gauntlet: compile, threshold, benchmark, on any IREE."')
     lines.append(f"nav = {_format_toml(build_navigation(index))}")
-    # Only the reader's own fonts are used: a page loads nothing from third parties.
+    # Without web fonts, a page loads nothing from third parties.
     lines += ["[project.theme]", "font = false"]
     return "\n".join((*lines, ""))
 

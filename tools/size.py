@@ -24,7 +24,7 @@ MANY_PARAMETERS = 7
 CRUMB_LINES = 6
 PARCEL_FIELDS = 2
 
-# Each column of the table has a description of its count.
+# Columns of the table of sizes, with descriptions.
 COLUMNS = {
     "files": "files",
     "lines": "lines in all",
@@ -52,7 +52,7 @@ WORD_COLUMNS = {
     "fragments": "of them those that begin with What or Of",
     "verbal": "classes whose name begins or ends with a participle",
 }
-# A function's name begins with one of these words, so that a call reads as an action or a question.
+# A function's name should begin with one of these words, so that a call reads as an action or a question.
 _VERBS = """
     abandon abort acquire add adjust adopt advance allow announce answer append applies apply archive are
     arrange as ask assume await batch become begin bind bisect blame block bootstrap bound breaks bring build
@@ -77,7 +77,7 @@ _VERBS = """
     without work works wrap write yield
 """
 VERBS = frozenset(_VERBS.split())
-# `_IRREGULAR` has participles without -ed, `_NO_PARTICIPLES` other words with -ed.
+# `_IRREGULAR` lists participles without -ed, `_NO_PARTICIPLES` words with -ed that are no participles.
 _IRREGULAR = """
     beaten become begun bent borne bought bred broken brought built caught chosen come dealt done drawn driven dug eaten
     fallen felt flown forgotten fought found frozen given gone got grown heard held hidden hung kept known lain laid
@@ -119,7 +119,7 @@ class Size:
     """The counts of a package.
 
     Attributes:
-        rooms: the count of each column by room (a folder of the package, or `.`).
+        rooms: the counts of all columns for each room (a folder of the package, or `.`).
     """
 
     rooms: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -191,7 +191,7 @@ def find_code_lines(text: str) -> set[int]:
 
 
 def _mark_lines(match: re.Match[str]) -> str:
-    """Replace a string by a mark in each line, and a comment by nothing."""
+    """Replace each line of a string by a mark, and remove a comment."""
     return "" if match["comment"] else "\n".join("x" * (match[0].count("\n") + 1))
 
 
@@ -238,7 +238,7 @@ def _find_places(nodes: Sequence[ast.AST]) -> dict[str, list[tuple[int, str]]]:
 
 
 def _find_words(nodes: Sequence[ast.AST], text: str) -> dict[str, list[tuple[int, str]]]:
-    """Find the names and sentences that each of `WORD_COLUMNS` counts: their lines and texts."""
+    """Find the lines and texts of the names and sentences that each of `WORD_COLUMNS` counts."""
     names = [name for node in nodes if isinstance(node, _Scope) for name in _list_bindings(node)]
     words = [(line, name, name.strip("_")) for line, name in names]
     nodes_with_docstring = [node for node in nodes if isinstance(node, _DocstringNode) and ast.get_docstring(node)]
@@ -276,7 +276,7 @@ def _has_participle(name: str) -> bool:
 
 
 def _list_bindings(scope: _Scope) -> list[tuple[int, str]]:
-    """List (line, name) of each name that a scope binds once, without functions, classes and imports."""
+    """List (line, name) of the names that a scope binds, each once; functions, classes and imports are left out."""
     bindings: dict[str, int] = {}
     if not isinstance(scope, ast.Module | ast.ClassDef):
         bindings |= {
@@ -295,7 +295,7 @@ def _list_bindings(scope: _Scope) -> list[tuple[int, str]]:
 
 
 def _list_comments(text: str) -> list[tuple[int, str]]:
-    """List (line, text) of each comment; consecutive lines are one, and directives to tools are left out."""
+    """List (line, text) of each comment; consecutive lines form one comment, and directives to tools are left out."""
     comments: list[tuple[int, str]] = []
     last_line = 0
     for match in _TEXTS.finditer(text):

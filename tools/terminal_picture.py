@@ -1,7 +1,7 @@
 """Runs a command in a terminal and draws the resulting screen: `python tools/terminal_picture.py`.
 
-Needs `pip install pyte`, a software terminal. Writes docs/pictures/run.svg, the README's picture, in a copy of the
-project with one golden changed, so that a step fails.
+Needs `pip install pyte`, a software terminal. Writes the README's picture, docs/pictures/run.svg. The command runs in a
+copy of the project with one golden changed, so that a step fails.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def draw_svg(screen: pyte.Screen, command: Sequence[str]) -> str:
     console = Console(record=True, width=_COLUMNS, file=io.StringIO())
     for line in lines:
         console.print(line, no_wrap=True, crop=True)
-    # Rich's fonts come from third-party servers; the reader's own suffice.
+    # Rich's fonts come from third-party servers, so they are removed; the reader's own fonts suffice.
     return re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="IREE Gauntlet"), flags=re.DOTALL)
 
 

@@ -1,6 +1,6 @@
-"""The suite of ONNX models: each test fetches, imports and compiles a model, and compares it with onnxruntime.
+"""The suite of ONNX models: each test fetches, imports, compiles and runs a model, and compares it with onnxruntime.
 
-Facts about its configs: iree-test-suites, `onnx_models/conftest.py`.
+The source of facts about configs is `onnx_models/conftest.py` in iree-test-suites.
 
 The reader supports module constants, `pytest.mark.parametrize` over one name, marks, and the `model_url` argument of
 `compare_between_iree_and_onnxruntime`; `conftest.py` gives the base of relative URLs.
@@ -85,7 +85,7 @@ class ModelsConfig(Config):
 
     @property
     def outcomes(self) -> Mapping[str, str]:
-        """The expected outcome of each listed test, and of all others as `default`."""
+        """The expected outcome of each listed test, and as `default` the outcome of all other tests."""
         return self.document.tests_and_expected_outcomes if self.document else {}
 
     @property
@@ -94,7 +94,7 @@ class ModelsConfig(Config):
         return [test for test in self.outcomes if test != "default"]
 
     def find_skip_reason(self, test: str) -> str:
-        """Return why a test is skipped; empty where it runs. Upstream's default is to skip."""
+        """Return why a test is skipped; empty if it runs. By default, tests are skipped, as upstream."""
         if self.outcomes.get(test, self.outcomes.get("default", "skip")) != "skip":
             return ""
         reason = self._find_comment(test) or "skip" if test in self.outcomes else "not listed"
@@ -118,9 +118,9 @@ _ModelSuite = ConfigSuite[ModelsConfig]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSpec(ConfigSpec):
-    """A test of a model, with its complete URL; or, without a document, a file without any readable test.
+    """A test of a model, with the model's complete URL; without a document, a test or file that cannot be read.
 
-    Its model is the file of tests, with the model's folder from its name; its stem is the model's file.
+    `model` is the test file's kind and the model's folder (`classification/mnist/model`), `stem` the model's file name.
     """
 
     dialect = "onnx_models"
@@ -131,7 +131,7 @@ class ModelSpec(ConfigSpec):
 
 
 def is_models_suite(folder: Path, *, is_spec_folder: bool) -> bool:
-    """Return whether a folder is the suite, or IREE's folder of configs for it."""
+    """Return whether a folder is the suite, or IREE's folder of configs for the suite."""
     if folder.name == _MODELS_FOLDER:
         return bool(_find_configs(folder) or _find_test_files(folder))
     return is_spec_folder and bool(_find_configs(folder))
@@ -142,7 +142,7 @@ def read_model_specs(
 ) -> list[ModelSpec]:
     """Return the tests of suites of ONNX models, in a stable order; UsageError if the model folder does not exist.
 
-    Requested configs, and a folder or URL of all models, replace those of the suites.
+    `overrides` replace the suites' configs. `model_root`, a folder or URL with all models, replaces the suites' URLs.
     """
     prefix = f"{working_folder.rstrip('/')}/"
     base_override = _parse_base(model_root)
@@ -172,7 +172,7 @@ def read_model_specs(
 
 
 class OnnxModels(ConfigBuilder[ModelSpec]):
-    """The builder of a case for each config whose target is requested."""
+    """The builder of a test's cases, one for each config whose target is requested."""
 
     sources: ClassVar = {ModelSpec.dialect: SourceFields()}
 
@@ -200,7 +200,7 @@ class OnnxModels(ConfigBuilder[ModelSpec]):
                 device=find_devices(run_flags),
                 run_flags=run_flags,
                 order=ArgumentOrder.MODULES_FIRST,
-                # pytest uses the first of several marks that expect a failure, which is the file's own.
+                # pytest applies the first mark that expects a failure: the file's marks precede the config's.
                 expectations=expectations or config.find_expectations(test.name),
                 markers=make_markers(target, Kind.QUALITY) | test.markers,
                 skip_reason=skip or config.find_skip_reason(test.name),
@@ -210,7 +210,7 @@ class OnnxModels(ConfigBuilder[ModelSpec]):
 
 
 def _check_names(configs: Sequence[ModelsConfig], test_names: set[str]) -> list[ModelsConfig]:
-    """Add the problems of the configs' names, and of unknown tests where the suite's tests are known."""
+    """Add problems of configs: names that conflict and, if the suite's tests are known, unknown tests."""
     first_configs: dict[str, ModelsConfig] = {}
     results, hint = [], "Correct or remove the entry."
     for config in configs:
@@ -229,7 +229,7 @@ def _check_names(configs: Sequence[ModelsConfig], test_names: set[str]) -> list[
 
 
 def _make_spec(suite: _ModelSuite, name: str, test: OnnxModelTest, base: str, base_override: str) -> ModelSpec:
-    """Make the spec of a test; `base_override` replaces the suite's base, and that of a complete URL."""
+    """Make a test's spec; `base_override` replaces the suite's base URL, and the repository in a complete URL."""
     # `…/classification_models_test.py::test_models[mnist/model/mnist-12.onnx]` is the model
     # `classification/mnist/model` with the submodel `mnist-12`; `…::test_mnist` is `classification` with `mnist`.
     file, _, function = test.name.partition("::")
@@ -259,7 +259,7 @@ def _get_file_kind(file: str) -> str:
 
 
 def _read_named_tests(config: ModelsConfig) -> tuple[list[OnnxModelTest], list[Problem]]:
-    """Return the tests that a config names, where the suite's own files are not available."""
+    """Return the tests that a config names, and problems, for configs without the suite's own files."""
     matches = {name: match for name in config.tests if (match := _TEST_NAME.fullmatch(name))}
     tests = [OnnxModelTest(name, f"{match[1]}/{match[2]}") for name, match in matches.items()]
     unknown_tests = [name for name in config.tests if name not in matches]
@@ -292,7 +292,7 @@ def _parse_base(model_root: str) -> str:
 
 
 def _find_configs(root: Path) -> list[Path]:
-    """Find the configs of a suite, or of IREE's folder for it."""
+    """Find the configs in a suite, or in IREE's folder of configs."""
     return [
         path for folder in (root / _CONFIGS, root) for path in sorted(folder.glob("*.json")) if has_word(path, OUTCOMES)
     ]
@@ -313,9 +313,9 @@ class OnnxModelTest:
     """A test of one model.
 
     Attributes:
-        name: pytest's: `tests/…_test.py::test_models[mnist/model/mnist-12.onnx]`.
-        skip: the reason for skipping it; empty if it runs.
-        failing_stage: the stage at which it is expected to fail.
+        name: pytest's name, `tests/…_test.py::test_models[mnist/model/mnist-12.onnx]`.
+        skip: the reason for skipping the test; empty if the test runs.
+        failing_stage: the stage at which the test is expected to fail; None if it is expected to pass.
     """
 
     name: str
@@ -375,7 +375,7 @@ def _read_base(conftest: Path) -> str:
     try:
         tree = ast.parse(read_file(conftest))
     except (OSError, SyntaxError, ValueError, RecursionError):
-        # Relative URLs came with the newest suite; its tests show problems of a checkout.
+        # Use the newest suite's base: older suites have no relative URLs. Tests show whether a checkout is broken.
         return _DEFAULT_BASE_URL
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _join_names(node.func) in _BASE_URLS:
@@ -401,7 +401,7 @@ def _read_function(function: ast.FunctionDef, constants: Mapping[str, str], file
         if model_url is None:
             raise _UnreadableError(calls[0], "its model_url cannot be read as text without running it")
         name = f"{file}::{function.name}" + (f"[{parameter_id}]" if parameter_marks else "")
-        # This is the order in which pytest keeps them.
+        # Pytest keeps marks in this order.
         yield _apply_marks(OnnxModelTest(name, model_url), [*reversed(marks), *own_marks])
 
 
@@ -424,7 +424,7 @@ def _read_parameters(decorator: ast.expr) -> Iterator[tuple[str, dict[str, str],
 
 
 def _apply_marks(test: OnnxModelTest, marks: Sequence[ast.expr]) -> OnnxModelTest:
-    """Apply a test's marks; the first of several that expect a failure counts, as for pytest."""
+    """Apply a test's marks; as in pytest, only the first mark that expects a failure counts."""
     markers: set[str] = set()
     skip, failing_stage, failure_reason = test.skip, test.failing_stage, ""
     for node in marks:
@@ -440,7 +440,7 @@ def _apply_marks(test: OnnxModelTest, marks: Sequence[ast.expr]) -> OnnxModelTes
             if not exception:
                 raise _UnreadableError(node, "xfail does not name the exception, which would show the stage that fails")
             if exception not in _STAGES_BY_EXCEPTION:
-                # The suite's own error occurs before IREE runs.
+                # Other exceptions are errors of the suite itself, before IREE runs.
                 skip = skip or f"the suite expects {exception}: it cannot test this model"
             elif failing_stage is None:
                 failing_stage, failure_reason = _STAGES_BY_EXCEPTION[exception], reason or f"xfail: {exception}"
@@ -458,7 +458,7 @@ def _get_mark_name(node: ast.expr) -> str:
 
 
 def _join_names(node: ast.expr | None) -> str:
-    """Return `pytest.mark.skip` for an expression of names and dots; empty for any other."""
+    """Return `pytest.mark.skip` for an expression of names and dots; empty for other expressions."""
     if isinstance(node, ast.Attribute):
         prefix = _join_names(node.value)
         return f"{prefix}.{node.attr}" if prefix else ""
@@ -470,7 +470,7 @@ def _find_keyword(call: ast.Call | None, name: str) -> ast.expr | None:
 
 
 def _read_text(node: ast.expr | None, names: Mapping[str, str]) -> str | None:
-    """Evaluate an expression of literals, names, and sums of them; None for any other."""
+    """Evaluate an expression of text literals, names and sums; None for other expressions."""
     match node:
         case ast.Constant(value=str() as text):
             return text

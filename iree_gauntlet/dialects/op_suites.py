@@ -1,10 +1,10 @@
-"""Suites of operators: their cases, and the configs that compile, run, skip them and list their expected failures.
+"""Suites of operators: their cases, and configs with flags, skipped cases and expected failures.
 
-A case is a folder with `run_module_io_flags.txt` (ONNX operators) or `run_module_io.json` (torch operators). Its root
-is the closest folder at or above it with configs: JSON files in a folder `configs`. An entry of their lists names
-a case relative to that root; the comment on its line is the reason in reports.
+A case is a folder with `run_module_io_flags.txt` (ONNX operators) or `run_module_io.json` (torch operators). A case's
+root is the nearest folder above the case that has configs: JSON files in a folder `configs`. An entry of a config's
+lists names a case relative to the root; the comment on the entry's line is the reason in reports.
 
-Facts: iree-test-suites, `onnx_ops/conftest.py` and `torch_ops/common.py`.
+The sources of facts are `onnx_ops/conftest.py` and `torch_ops/common.py` in iree-test-suites.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ ELEMENT_TYPES = {
     "float8_e5m2": "f8E5M2",
     "float8_e5m2fnuz": "f8E5M2FNUZ",
 }
-# `f8E4M3FN` and `f8e4m3fn` are accepted for the long names.
+# Instead of long names, such as of `f8E4M3FN`, IREE's names are accepted, also in lower case (`f8e4m3fn`).
 _NAMES_BY_ALIAS = {iree.lower(): name for name, iree in ELEMENT_TYPES.items() if iree.startswith("f8")}
 _ALIASES = (*(iree for iree in ELEMENT_TYPES.values() if iree.startswith("f8")), *_NAMES_BY_ALIAS)
 _EXAMPLE = """{
@@ -80,8 +80,8 @@ _EXAMPLE = """{
   "iree_run_module_flags": ["--device=local-sync"]
 }"""
 _RUN_STAGES = tuple(stage for stage in Stage if stage.row.runs_modules)
-# The stages that the entries of each list skip, and those at which they are expected to fail, with the kinds of
-# failure.
+# The stages that each list's entries skip; and the stages at which each list's entries are expected to fail, with the
+# kinds of failure.
 _SKIP_LISTS: dict[str, tuple[Stage, ...]] = {
     "skip_compile_tests": (Stage.COMPILE, *_RUN_STAGES),
     "skip_run_tests": _RUN_STAGES,
@@ -95,7 +95,7 @@ _FAILURE_LISTS: dict[str, tuple[tuple[Stage, ...], tuple[FailureKind, ...]]] = {
     "expected_run_failures": (_RUN_STAGES, _OTHER_FAILURE_KINDS),
 }
 _CASE_LISTS = (*_SKIP_LISTS, *_FAILURE_LISTS)
-# Finding the nearest of thousands of names is slow.
+# Suggestions are limited, because it is slow to find the nearest of thousands of names.
 _MAX_SUGGESTIONS = 10
 _NUMBER_OR_FILE: dict[str, Any] = {
     "anyOf": [{"type": ["number", "boolean", "null"]}, {"type": "string", "pattern": r"\.(npy|bin)$"}]
@@ -103,9 +103,9 @@ _NUMBER_OR_FILE: dict[str, Any] = {
 FLAGFILE = "run_module_io_flags.txt"
 TORCH_FILE = "run_module_io.json"
 CONFIGS = "configs"
-# The suites of torch operators had the last one in an earlier format.
+# The last file is of an earlier format of the suites of torch operators.
 _CASE_FILES = (FLAGFILE, TORCH_FILE, "run_module_io_flags.json")
-# The torch variant's cases are in this folder of the root, and its configs leave it out.
+# The folder of the torch variant's cases, below the root; the torch variant's configs omit it.
 _GENERATED_PREFIX = "generated/"
 
 
@@ -178,7 +178,7 @@ def _find_unmatched(config: SuiteConfig, case_names: Collection[str], roots: Seq
     """Find entries that name no case: misspelt, outdated, or of a part of the suite that is not present."""
 
     def is_case(entry: str) -> bool:
-        """Return whether an entry is the folder of a case, also one outside of the spec folder."""
+        """Return whether an entry is a case's folder, which may be outside of the spec folder."""
         if entry in case_names or entry.startswith("/") or ".." in entry.split("/"):
             return entry in case_names
         paths = [f"{root}/{folder}{entry}" for root in roots for folder in ("", _GENERATED_PREFIX)]
@@ -188,7 +188,7 @@ def _find_unmatched(config: SuiteConfig, case_names: Collection[str], roots: Seq
         key: [(index, entry) for index, entry in enumerate(getattr(config.document, key, ())) if not is_case(entry)]
         for key in (*_CASE_LISTS, "golden_times_ms")
     }
-    # More than these are no typing errors: a part of the suite is missing. Each suggestion is slow.
+    # If there are more unmatched entries, a part of the suite is missing: suggestions would be slow and useless.
     suggests = sum(map(len, entries_by_list.values())) <= _MAX_SUGGESTIONS
     for key, entries in entries_by_list.items():
         lines = find_item_lines(config.text, [key]) if entries else []
@@ -203,7 +203,7 @@ def _find_unmatched(config: SuiteConfig, case_names: Collection[str], roots: Seq
 
 
 def _suggest_case(entry: str, case_names: Collection[str]) -> str:
-    """Suggest the case that is spelled most like an entry: one of the same folder if there are any."""
+    """Suggest the case that is spelled most like an entry; if the entry's folder has cases, only one of these."""
     folder, _, name = entry.rpartition("/")
     siblings = {case.rpartition("/")[2]: case for case in case_names if case.rpartition("/")[0] == folder}
     return siblings.get(find_nearest(name, siblings), "") if siblings else find_nearest(entry, case_names)
@@ -382,10 +382,10 @@ class CaseFolder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpSpec(ConfigSpec):
-    """The folder of a case, which is read when it is selected.
+    """The folder of a case, which is read only if the case is selected.
 
-    Problems of a case block no other case, and are found when its cases are made: they are no problems of
-    the spec. Its model is the path of the folder above it, relative to the suite's root, its stem the folder's name.
+    Problems of a case block no other case. They are found when cases are built, so the spec does not have them.
+    `model` is the parent folder's path, relative to the suite's root; `stem` is the folder's name.
     """
 
     dialect = DIALECT
@@ -405,16 +405,16 @@ class OpSpec(ConfigSpec):
 
 
 def is_case_folder(files: Iterable[str]) -> bool:
-    """Return whether a folder with these files is one of a case."""
+    """Return whether a folder with these files is a case's folder."""
     return any(name in _CASE_FILES for name in files)
 
 
 def read_op_specs(
     folders: Sequence[CaseFolder], with_configs: Iterable[str], overrides: Sequence[Path], working_folder: str
 ) -> list[OpSpec]:
-    """Return the cases of operator suites, in a stable order; UsageError where a requested config does not exist.
+    """Return the cases of operator suites, in a stable order; UsageError if a requested config does not exist.
 
-    Requested configs replace those in the `configs` of each root.
+    The requested configs, `overrides`, replace the configs of each root.
     """
     candidates = {path for path in with_configs if _find_configs(path)}
     roots_by_parent: dict[str, str] = {}
@@ -435,7 +435,7 @@ def read_op_specs(
         ]
         roots = _choose_roots_by_entries(roots, candidates, frozenset().union(*entries))
     keys = {folder.path: _list_case_keys(folder, root) for root, group in roots.items() for folder in group}
-    # A requested config in another root's `configs` folder does not apply to a root.
+    # A requested config in the `configs` folder of one root does not apply to other roots.
     config_folders = {root: resolve_links(Path(root, CONFIGS)) for root in roots}
     by_root: dict[str, tuple[Path, ...]] = {}
     for root in roots:
@@ -460,15 +460,15 @@ def read_op_specs(
 
 def _find_configs(root: str) -> tuple[Path, ...]:
     """Find the configs of a folder; other JSON files in it are ignored."""
-    # Any of the required fields identifies a config: a misspelt one is reported when it is read, as is a broken link.
+    # A file with any of the required fields is a config; misspelt fields and broken links are reported on reading.
     paths = sorted(Path(root, CONFIGS).glob("*.json"))
     return tuple(path for path in paths if has_word(path, *SuiteDocument.model_fields) or not path.exists())
 
 
 def _find_root(folder: CaseFolder, candidates: set[str]) -> str:
-    """Return the nearest folder above a case that holds configs; the spec folder where none does."""
+    """Return the nearest folder above a case that has configs; the spec folder if there is none."""
     is_inside = folder.path.startswith(f"{folder.spec_folder}/")
-    # The search starts above the case: its own folder holds no configs of a suite.
+    # Start above the case's folder, because that folder contains no configs of a suite.
     path = folder.path.rpartition("/")[0]
     while path:
         if path in candidates:
@@ -484,7 +484,7 @@ def _find_root(folder: CaseFolder, candidates: set[str]) -> str:
 def _choose_roots_by_entries(
     roots: Mapping[str, Sequence[CaseFolder]], candidates: Collection[str], entries: Collection[str]
 ) -> dict[str, list[CaseFolder]]:
-    """Replace each root that is only the spec folder by the folder from which most entries name its cases."""
+    """Replace each root without configs by the folder relative to which most entries name its cases."""
     new_roots: dict[str, list[CaseFolder]] = {}
     for root, case_folders in roots.items():
         votes: Counter[str] = Counter()
@@ -495,9 +495,9 @@ def _choose_roots_by_entries(
                     "/".join(parts[:depth]) for depth in range(1, len(parts)) if "/".join(parts[depth:]) in entries
                 )
         best_root = votes.most_common(1)[0][0] if votes else root
-        # The torch variant's entries leave out `generated/`.
+        # Drop `generated`, which entries of the torch variant omit.
         best_root = best_root.removesuffix(f"/{_GENERATED_PREFIX[:-1]}")
-        # Cases outside of the new root keep their old one.
+        # Cases outside of the new root keep their old root.
         for folder in case_folders:
             is_below = folder.path.startswith(f"{best_root}/")
             new_roots.setdefault(best_root if is_below else root, []).append(folder)
@@ -505,8 +505,8 @@ def _choose_roots_by_entries(
 
 
 def _list_case_keys(folder: CaseFolder, root: str) -> tuple[str, ...]:
-    """List a case's names: its path from the root; of the torch variant also without `generated/`, and its end."""
-    # torch_ops/common.py names a case by its last folders, whatever its root.
+    """List a case's names: its path from the root; for the torch variant, also without `generated/`, and its end."""
+    # torch_ops/common.py names a case by its last two folders, independently of the root.
     path = folder.path[len(root) :].lstrip("/")
     if TORCH_FILE not in folder.files:
         return (path,)
@@ -516,7 +516,7 @@ def _list_case_keys(folder: CaseFolder, root: str) -> tuple[str, ...]:
 def _read_configs(
     paths_by_root: Mapping[str, tuple[Path, ...]], keys: Mapping[str, Sequence[tuple[str, ...]]], prefix: str
 ) -> dict[Path, SuiteConfig]:
-    """Read each config that the roots use once, and check it against the cases of all of them."""
+    """Read each config once, and check it against the cases of all roots that use it."""
     roots_of: dict[Path, list[str]] = {}
     renames: dict[Path, SuiteConfig] = {}
     for root, paths in paths_by_root.items():
@@ -527,7 +527,7 @@ def _read_configs(
             raise UsageError(f"config {path} does not exist", f"A config is a JSON file, for example:\n{_EXAMPLE}")
     by_path = {path: _read_op_config(path, str(path).removeprefix(prefix)) for path in roots_of}
     for paths in paths_by_root.values():
-        # A config of several roots is named by its file where one of them has another config of that name.
+        # A config is named by its file if any of its roots has another config with the same name.
         unique = make_names_unique([by_path[path] for path in paths])
         renames |= {path: config for path, config in zip(paths, unique, strict=True) if config is not by_path[path]}
     by_path |= renames

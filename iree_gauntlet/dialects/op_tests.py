@@ -1,4 +1,4 @@
-"""Cases of operator suites, one for each config: compiled and run in their folders, with their flagfile's flags."""
+"""Cases of operator suites, one for each config; each case runs in its folder, with the flags of its flagfile."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ if TYPE_CHECKING:
 
 
 _TIMEOUTS = tuple((stage, row.operator_timeout) for stage, row in STAGES.items() if row.operator_timeout is not None)
-# This pattern replaces the program's name if there is not exactly one.
+# The pattern instead of the program's name if a folder does not contain exactly one program.
 _ANY_PROGRAM = "*.mlir*"
 _FUNCTION = re.compile(r'^\s*(?:func\.func|util\.func)\s+(?:public\s+)?@(?:"([^"\n]+)"|([\w.$-]+))', re.MULTILINE)
-# iree-run-module compares by these flags; the measuring tool has none of them.
+# Prefixes of flags by which iree-run-module compares outputs; the measuring tool does not have these flags.
 _COMPARISON_FLAG_PREFIXES = ("expected_", "equality_mode")
 _OUTPUT_PREFIX = "--output="
 _FLAG_SYNTAX = re.compile(r"--\s*([A-Za-z_][\w.-]*)\s*(?:=\s*(.*))?")
-# `3x4xf32=@file.bin`, `@file.npy`, and `+file.npy` for the next array of a file.
+# Matches `3x4xf32=@file.bin`, `@file.npy`, and `+file.npy` for the next array of a file.
 _FILE_ARGUMENT = re.compile(r"(?:([^@+*=]*)=)?[@+*](.+)")
 _ARGUMENT_FLAGS = ("input", "expected_output")
-# The tools read `4x2xf8e4m3fn` as a type of 8 bits that equals no other.
+# Matches lower-case types such as `4x2xf8e4m3fn`, which the tools read as an 8-bit type that equals no other type.
 _SMALL_FLOAT = re.compile(r"((?:\d+x)*f)([468]e\w+)(?==|\Z)")
 
 
@@ -67,7 +67,7 @@ class OpInputs:
     """The content of a case's folder, which all configs share.
 
     Attributes:
-        program: name of the program's file; a pattern if there is not exactly one.
+        program: name of the program's file; a pattern if the folder does not contain exactly one program.
     """
 
     program: str = _ANY_PROGRAM
@@ -84,7 +84,7 @@ class OpInputs:
 
 
 class OpTests(ConfigBuilder[OpSpec]):
-    """The builder of a case for each config whose target is requested, and a benchmark if it has a golden time."""
+    """The builder of a folder's cases: one for each requested config, and a benchmark if it has a golden time."""
 
     sources: ClassVar = {OpSpec.dialect: SourceFields("flat_args[{}]", "expected_output[{}]")}
 
@@ -121,10 +121,10 @@ def _make_cases(
         flags = tuple(with_variables(flag, values) for flag in flags)
     origin, flags_origin = Origin(spec.name), Origin(config.name)
     module = Module(f"{spec.model}/{spec.stem}", MAIN, target, program, flags, origin, flags_origin=flags_origin)
-    # Each table may have the case under any of its names.
+    # The config may have the case under any of its names.
     expectations = next((config.expectations[key] for key in spec.keys if key in config.expectations), ())
     if not op.benchmark:
-        # A case that is compared too can still be measured if it gives wrong numbers.
+        # A case with wrong numbers can still be measured: of the benchmark's failures, expect only crashes.
         expectations = tuple(
             expectation
             for expectation in expectations
@@ -178,7 +178,7 @@ def _make_benchmark(case: Case, spec: OpSpec, op: OpInputs, config: str, documen
         for flags in (case.run_flags, case.own_flags)
     )
     if not any(flag.startswith("--function=") for flag in (*flags, *own_flags)):
-        # The measuring tool needs the name of a function with arguments.
+        # If a function has arguments, the measuring tool needs the function's name.
         name = _find_first_function(f"{spec.folder.path}/{op.program}")
         flags = (f"--function={name}", *flags) if name else flags
     return replace(
@@ -196,12 +196,12 @@ def _make_benchmark(case: Case, spec: OpSpec, op: OpInputs, config: str, documen
 
 
 def _parse_output(value: str) -> Argument:
-    """Parse an output file to its name alone: it is written into the step's folder, never into the suite."""
+    """Reduce an output's file to its name, so that it is written into the step's folder, never into the suite."""
     return Argument(value[0] + value[1:].rpartition("/")[2] if value[:1] in ("@", "+") else value)
 
 
 def _find_first_function(path: str) -> str:
-    """Return the first function of a program's text; empty if the program is bytecode, or has none."""
+    """Return the first function of a program's text; empty if the program is bytecode or has no function."""
     try:
         text = read_file(Path(path)).decode()
     except (OSError, UnicodeDecodeError):
@@ -211,7 +211,7 @@ def _find_first_function(path: str) -> str:
 
 
 def _make_invalid(spec: OpSpec, *problems: Problem, warnings: Sequence[Problem] = ()) -> OpInputs:
-    """Make the inputs of a case whose file cannot be used: its program may be valid."""
+    """Make the inputs of a case whose file of flags cannot be used; its program may still compile."""
     program = _find_program(spec)
     return OpInputs(program, problems=problems, compiles=program != _ANY_PROGRAM, warnings=tuple(warnings))
 
@@ -221,7 +221,7 @@ def _list_programs(spec: OpSpec) -> list[str]:
 
 
 def _find_program(spec: OpSpec) -> str:
-    """Return the one program of a folder; a pattern if there is not exactly one."""
+    """Return the only program of a folder; a pattern if the folder does not contain exactly one program."""
     programs = _list_programs(spec)
     return programs[0] if len(programs) == 1 else _ANY_PROGRAM
 
@@ -288,7 +288,7 @@ def _make_inputs(document: TorchOp) -> tuple[Argument, ...]:
     for argument in document.flat_args:
         if isinstance(argument, FormulaArgument):
             formula = argument.Formula
-            # A plus would be decoded as a space: 1e+16.
+            # Quote the numbers, because the plus of 1e+16 would be decoded as a space.
             values = f"coeff={quote(repr(formula.coeff))}&offset={quote(repr(formula.offset))}"
             base_url = f"random://formula/{format_tensor_type(formula.shape, formula.dtype)}"
             arguments.append(Argument(url=f"{base_url}?seed={document.seed}&skip={draw_count}&{values}"))
@@ -299,7 +299,7 @@ def _make_inputs(document: TorchOp) -> tuple[Argument, ...]:
 
 
 def _format_scalar(number: float, meta: TensorMeta | None = None) -> str:
-    """Format a plain number for the tools: with the type that NumPy gives it, or with the given one."""
+    """Format a number for the tools, with the type in `meta`; without `meta`, with the number's type in NumPy."""
     if meta is not None:
         element_type, tensor_type = ELEMENT_TYPES[meta.dtype], format_tensor_type(meta.shape, meta.dtype)
     else:
@@ -318,7 +318,7 @@ class _CaseReader:
         self.problems: list[Problem] = []
 
     def check_local_file(self, field: list[str | int], name: str) -> None:
-        """Check a file of the case's folder."""
+        """Check that a file is in the case's folder."""
         if is_outside(name):
             self._add_problem(field, f"{name!r} is outside of the case's folder", "Put the file into the folder.")
         elif name not in self._spec.folder.files and not Path(self._spec.folder.path, name).is_file():
@@ -352,11 +352,11 @@ class _CaseReader:
 
 @dataclass(frozen=True, slots=True)
 class FlagLine:
-    """A line that is a flag.
+    """A line of a flagfile that is a flag.
 
     Attributes:
-        number: of the line, 1-based.
-        value: as written, with quotes, which the tools drop for some flags. None where it has none.
+        number: the line's number, from 1.
+        value: the value as written; quotes are kept, although the tools drop them for some flags. None: no value.
     """
 
     number: int
@@ -370,7 +370,7 @@ class FlagLine:
 
 
 def read_flagfile(text: str, file: str) -> tuple[list[FlagLine], list[Problem]]:
-    """Parse the flags of a flagfile, in order, with its problems."""
+    """Return the flags of a flagfile, in order, and the file's problems."""
     flags: list[FlagLine] = []
     problems: list[Problem] = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -394,7 +394,7 @@ def read_flagfile(text: str, file: str) -> tuple[list[FlagLine], list[Problem]]:
 
 
 def _check_flag(flag: FlagLine) -> tuple[str, str] | None:
-    """Return the problem of a single flag, and the hint."""
+    """Return a flag's problem and a hint; None if the flag is valid."""
     if flag.name == "flagfile":
         return "a flagfile inside a flagfile is not read", "Write its flags here."
     if flag.name not in _ARGUMENT_FLAGS:
@@ -414,7 +414,7 @@ def _check_flag(flag: FlagLine) -> tuple[str, str] | None:
 
 
 def find_argument_file(flag: FlagLine) -> str:
-    """Return the file that an argument is read from; empty where its value is complete."""
+    """Return the file from which an argument is read; empty if the flag itself has the values."""
     match = _FILE_ARGUMENT.fullmatch(flag.value or "") if flag.name in _ARGUMENT_FLAGS else None
     return match[2] if match else ""
 

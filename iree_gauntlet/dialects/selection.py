@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 _MAX_DEPTH = 100  # The limit on parentheses and `not` is well below what the interpreter's stack allows.
-# A marker may contain the same characters as for pytest.
+# Markers may contain the characters that pytest allows.
 _OPERATORS = {"and", "or", "not", "(", ")"}
 _TOKEN = re.compile(r"\s*(?:(\()|(\))|([\w:+\-.\[\]\\/]+))")
 
 
 class Selectable(Protocol):
-    """The fields of a spec that selection uses, whatever its dialect; an `AnySpec` has them."""
+    """The fields of specs that selection uses, in every dialect; each `AnySpec` has them."""
 
     @property
     def model(self) -> str:
@@ -45,7 +45,7 @@ class Selectable(Protocol):
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The families of targets that it may be for."""
+        """The families of targets for which the spec may be."""
 
     @property
     def is_test(self) -> bool:
@@ -54,7 +54,7 @@ class Selectable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Include:
-    """Globs that a spec has to match, all of them; `*` matches everything."""
+    """Globs, all of which a spec must match; `*` matches everything."""
 
     model: str = "*"
     submodel: str = "*"
@@ -64,7 +64,7 @@ class Include:
 
     def matches_spec(self, spec: Selectable) -> bool:
         """Return whether the names of a spec match; markers are ignored."""
-        # An invalid file is matched by either form of its name: its problems are shown.
+        # Match an invalid file by its stem, too, so that its problems are shown.
         submodels = {spec.submodel} | ({spec.stem} if spec.document is None else set())
         return (
             (self.outer is None or self.outer.matches_spec(spec))
@@ -75,7 +75,7 @@ class Include:
 
 
 class MarkerExpression:
-    """A boolean expression over words, as pytest's `-m`: `and`, `or`, `not`, parentheses; else a UsageError."""
+    """A boolean expression over words with `and`, `or`, `not` and parentheses, like pytest's `-m`; or a UsageError."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -91,12 +91,12 @@ class MarkerExpression:
         if sum(symbol in ("(", "not") for symbol in tokens) > _MAX_DEPTH:
             self._fail(f"more than {_MAX_DEPTH} uses of 'not' or '('")
         self._check_order(tokens)
-        # Python's operators mean the same; an empty expression matches everything.
+        # Compile as Python, whose operators mean the same. An empty expression matches everything.
         terms = [symbol if symbol in _OPERATORS else f"({symbol!r} in markers)" for symbol in tokens]
         self._code = compile(" ".join(terms) or "True", "<markers>", "eval")
 
     def matches(self, markers: Collection[str]) -> bool:
-        """Return whether a set of markers satisfies it."""
+        """Return whether a set of markers satisfies the expression."""
         return bool(eval(self._code, {"__builtins__": {}, "markers": markers}))  # noqa: S307 - the tokens are checked
 
     def _check_order(self, tokens: Sequence[str]) -> None:
@@ -137,7 +137,7 @@ def explain_no_match(
     tests = [spec for spec in specs if spec.is_test]
     outer_includes = [include.outer or Include() for include in includes]
     suite_tests = [spec for spec in tests if any(include.matches_spec(spec) for include in outer_includes)]
-    # Tests of torch models may be for any target until their modules are read; `other_targets` then has their targets.
+    # Until its modules are read, a torch model's test has all families; `other_targets` has the target found then.
     target_tests = [
         spec
         for spec in suite_tests
@@ -167,7 +167,7 @@ def explain_no_match(
 
 
 def find_unmatched_globs(includes: Sequence[Include], specs: Sequence[Selectable]) -> list[Include]:
-    """Find includes with a glob, one of several, that matches no spec in any of them: a typing error."""
+    """Find includes with a mistyped glob: one of several globs for a name, with which no include matches a spec."""
     idle_includes: list[Include] = []
     for name in ("model", "submodel", "filename"):
         by_glob: dict[str, list[Include]] = {}
@@ -180,7 +180,7 @@ def find_unmatched_globs(includes: Sequence[Include], specs: Sequence[Selectable
 
 
 def find_unmatched(include: Include, specs: Sequence[Selectable]) -> str:
-    """Describe the glob that matches no spec, with similar names; empty where each of them matches one."""
+    """Describe the globs of an include that match no spec, with similar names; empty if each glob matches a spec."""
     models = sorted({spec.model for spec in specs})
     if not any(fnmatchcase(model, include.model) for model in models):
         return _describe_unmatched("model", include.model, models) if include.model != "*" else ""

@@ -1,8 +1,8 @@
 """Conversion of sharktank's specs to cases: regression tests of both generations, and benchmarks of their modules.
 
-Commands are those of existing programs: compile with the flags as written plus the target's, then
-`iree-run-module --device --module --function`, threshold flags, inputs, expected outputs, parameters, and the
-pipeline module.
+Commands are those of existing programs. A compile has the spec's flags as written, then the target's flags. A run is
+`iree-run-module --device --module --function`, with threshold flags, inputs, expected outputs, parameters and the
+pipeline's module, in this order.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ _REGRESSION = "sharktank-regression"
 _BENCHMARK = "sharktank-benchmark"
 _BACKEND_FLAG = "--iree-hal-target-backends"
 _TUNER_FLAG = "--iree-codegen-transform-dialect-library"
-# This is the default ROCm chip of the programs that run these specs today.
+# The default ROCm chip of the programs that run these specs today.
 _DEFAULT_CHIP = "gfx942"
-# Benchmarks of the first generation, which are for ROCm alone, run with this flag; their own modules are compiled for
-# ROCm.
+# The flag with which benchmarks of the first generation run. These benchmarks, and the modules that they compile, are
+# for ROCm only.
 _FIRST_GENERATION_FLAG = "--device_allocator=caching"
 
 
 class Sharktank(Builder[Spec]):
-    """The builder of sharktank's cases; regressions are built on first use: benchmarks look up modules among them."""
+    """The builder of sharktank's cases; a regression is built on first use, as benchmarks use regressions' modules."""
 
     sources: ClassVar = {
         _REGRESSION: SourceFields("inputs[{}].source", "outputs[{}].source", "real_weights", ("mlir", "pipeline_mlir")),
-        # A benchmark's weights are those of its regression.
+        # A benchmark takes the weights of its regression.
         _BENCHMARK: SourceFields(programs=("mlir_url", "mlir_file_url")),
     }
 
@@ -75,7 +75,7 @@ class Sharktank(Builder[Spec]):
         """Add the cases of a spec on its targets."""
         families = {*spec.families}
         if isinstance(spec.document, Benchmark):
-            # It also runs on the further targets of the regression that defines its module.
+            # A benchmark also runs on the further targets of the regression that defines its module.
             name = f"{spec.model}_{spec.document.submodel_name or spec.submodel}"
             families |= {
                 family
@@ -102,7 +102,7 @@ class Sharktank(Builder[Spec]):
                 self.collector.add(case, includes)
 
     def finish(self) -> None:
-        """Add the regressions whose modules the cases use, if these are not selected themselves."""
+        """Add the regressions that are not selected, but whose modules the cases use."""
         cases = self.collector.cases
         module_ids = {module.id for case in cases if case.kind is not Kind.BENCHMARK for module in case.modules}
         for case in cases:
@@ -127,10 +127,10 @@ class Sharktank(Builder[Spec]):
         return self._built[key]
 
     def _find(self, target: Target, name: str) -> Case | None:
-        """Find the case of a regression, whose modules others may use."""
+        """Find a regression's case by its model and submodel; benchmarks may use its modules."""
         specs = self._by_name.get((name, target.family), [])
         if not specs:
-            # An unreadable spec may be the intended one: its problems are what the user needs.
+            # An unreadable spec may be the intended spec, so report its problems.
             invalid_specs = [spec for spec in self._unread.get(name, []) if target.family in spec.families]
             self.collector.problems.update(problem for spec in invalid_specs for problem in spec.problems)
             return None
@@ -158,7 +158,7 @@ class _TargetFields:
 
 
 def _build_regression(reader: SpecReader, target: Target) -> list[Case]:
-    """Build a spec's cases on a target: that of the main module, and that of a pipeline which is only compiled."""
+    """Build a spec's cases on a target: the main module's case, and another if the pipeline is only compiled."""
     spec, document = reader.spec, reader.spec.document
     assert isinstance(document, RegressionV1 | RegressionV2), "only these are built"
     tuner, file_flags, blocked_reason = _find_tuner(reader, document, target)
@@ -207,7 +207,7 @@ def _build_regression(reader: SpecReader, target: Target) -> list[Case]:
 def _find_tuner(
     reader: SpecReader, document: RegressionV1 | RegressionV2, target: Target
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...], str]:
-    """Find the SKU's tuner file: a flag with a local file, or one with a URL's file; and what blocks the compile."""
+    """Return the SKU's tuner flag with a local file, or the flag and its URL; and a reason if the file is missing."""
     if target.kind is not ROCM or target.sku not in document.tuner_file:
         return (), (), ""
     field, name = ("tuner_file", target.sku), document.tuner_file[target.sku]
@@ -285,17 +285,17 @@ def _read_arguments(reader: SpecReader, field: str, blobs: list[Blob]) -> tuple[
 
 
 class _BenchmarkReader(SpecReader):
-    """A reader of a benchmark spec on a target; it also collects what is missing."""
+    """A reader of a benchmark spec on a target, which also collects missing modules and files."""
 
     def __init__(self, spec: Spec, document: Benchmark, target: Target) -> None:
         super().__init__(spec)
         self._document = document
         self._target = target
-        # The first item is the field with the name; it is empty for external files, which may be in another folder.
+        # (field, message) of missing things; the field is empty for external files, which may be in another folder.
         self._missing: list[tuple[str, str]] = []
 
     def build(self, find: Callable[[str], Case | None]) -> Case | None:
-        """Build its case, with modules of regressions by their names; None where it cannot be used."""
+        """Build the benchmark's case, or None if the spec has problems; `find` returns a regression's case by name."""
         spec, document, target = self.spec, self._document, self._target
         modules: list[Module] = []
         parameters: list[Parameters] = []
@@ -308,7 +308,7 @@ class _BenchmarkReader(SpecReader):
             parameters.extend((regression and regression.parameters) or (Parameters("model"),))
         submodel = document.submodel_name or spec.submodel
         pair = find(f"{spec.model}_{submodel}")
-        # A pipeline has no weights besides those of its modules.
+        # A pipeline has only the weights of its modules.
         is_pipeline = document.compilation_required and document.modules
         weights = () if is_pipeline else self._find_weights(pair)
         module_name = f"{spec.model}_{spec.submodel}"
@@ -318,7 +318,7 @@ class _BenchmarkReader(SpecReader):
             role = "benchmark" if find(module_name) else MAIN
             main = self._read_module(Module(module_name, role, target, Program(""), (), Origin(spec.name)))
             if weights and weights[0].splat_of:
-                # The pair's archive belongs to its program: this one generates its own.
+                # The regression's archive is for the regression's program: generate another for this program.
                 main, weights = replace(main, splat=True), (replace(weights[0], splat_of=main.id),)
             if not is_own_target:
                 main = replace(main, flags=flags_for(target, main.flags))
@@ -371,7 +371,7 @@ class _BenchmarkReader(SpecReader):
         return replace(module, program=Program(url), flags=flags, origin=Origin(self.spec.name, field))
 
     def _find_weights(self, pair: Case | None) -> tuple[Parameters, ...]:
-        """Find the named file, or else the paired regression's archive, or another file that it downloads."""
+        """Find the weights: a file on this machine, the paired regression's archive, or a file that it downloads."""
         document, spec = self._document, self.spec
         if document.real_weights_file_path:
             path = self.find_machine_file(["real_weights_file_path"], document.real_weights_file_path)
@@ -402,7 +402,7 @@ def _get_file_name(url: str) -> str:
 
 
 def _make_run_flags(document: Benchmark) -> tuple[str, ...]:
-    """Make flags of two fields of older files, then append the written ones; a flag in both occurs once."""
+    """Return `benchmark_flags`, preceded by flags for two fields of older files; a flag in both occurs once."""
     flag_names = {flag.lstrip("-").split("=")[0] for flag in document.benchmark_flags}
     flags = [] if document.device else [_FIRST_GENERATION_FLAG]
     if document.benchmark_repetitions is not None and "benchmark_repetitions" not in flag_names:
@@ -415,9 +415,9 @@ def _make_run_flags(document: Benchmark) -> tuple[str, ...]:
 def _read_goldens(
     spec: Spec, document: Benchmark, target: Target, prefix: str, variant: str = ""
 ) -> tuple[tuple[Golden, ...], tuple[Golden, ...]]:
-    """Read the goldens: times apply to their SKU alone, counts and sizes to the SKU or the complete target family.
+    """Return the goldens that apply to the target, and unused goldens: counts and sizes that only other SKUs have.
 
-    Return also the counts and sizes of a spec's own target that are under other keys alone.
+    Times apply only to their SKU, counts and sizes to their SKU or to the complete target family.
     """
     # The keys of a further target have its family before the SKU: `vulkan-mi300`.
     goldens: list[Golden] = []

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 _Counts = Annotated[dict[str, Count], Field(default_factory=dict)]
 _Factors = Annotated[dict[str, Positive], Field(default_factory=dict)]
-# Any of these fields names a benchmark's program.
+# The fields that may name a benchmark's program.
 PROGRAMS = ("mlir_file_name", "mlir_file_path", "mlir_url", "mlir_file_url")
 _NEWER_NAMES = {"golden_time": "golden_time_ms", "specific_rocm_chip_to_ignore": "specific_chip_to_ignore"}
 # The names of spec files end in one of these families.
@@ -70,7 +70,7 @@ _BLOB_FIELDS = ("source", "value")
 
 
 def _require(name: str) -> dict[str, Any]:
-    """Make the condition of a JSON Schema that a text is present and not empty."""
+    """Return the condition of a JSON Schema that a text field is present and not empty."""
     return {"required": [name], "properties": {name: {"type": "string", "minLength": 1}}}
 
 
@@ -92,7 +92,7 @@ class Blob(StrictDocument):
     @model_validator(mode="before")
     @classmethod
     def _drop_empty(cls, document: object) -> object:
-        """Drop a field that is empty beside the other, as sharktank's page writes both."""
+        """Drop an empty field if the other field is given, because sharktank's page writes both fields."""
         if isinstance(document, dict) and any(document.get(name) for name in _BLOB_FIELDS):
             return {name: value for name, value in document.items() if name not in _BLOB_FIELDS or value != ""}
         return document
@@ -187,7 +187,7 @@ class Goldens(StrictDocument):
     golden_time_tolerance_multiplier: _Factors = Field(
         description="Limit as a multiple of the golden time, by SKU, or by cpu."
     )
-    # Those of instructions are ours.
+    # The goldens of instructions are ours.
     __annotations__ |= {
         name: Annotated[_Counts, Field(description=f"{figure.row.limit}, by SKU, or by cpu.")]
         for name, figure in SHARKTANK_GOLDENS.items()
@@ -286,13 +286,13 @@ def read_sharktank_specs(tree: SpecTree, root: Path) -> Iterator[Spec]:
     models = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     files = [path for model in models for path in _list_json(model)]
     if root.name in ROOT_NAMES:
-        # A file outside of the models' folders may have been meant as a spec.
+        # Warn about files outside of the models' folders, which may be meant as specs.
         message = f"is not read: specs must be in their model's folder, {shorten_path(root)}/MODEL/"
         for path in _list_json(root):
             spec = _make_spec(tree, root, path, None)
             yield replace(spec, warnings=(Problem(spec.name, 0, "", message, "Move it there."),))
     if not files and root == tree.folder:
-        # It is the folder of one model, perhaps of a root whose files it may name.
+        # The root is the folder of one model. Its parent may be the real root, whose files the specs may name.
         root, files = root.parent, _list_json(root)
         tree = replace(tree, folder=root) if root.name in ROOT_NAMES else tree
     yield from (_read_sharktank(tree, root, path) for path in files)
@@ -337,7 +337,7 @@ def _make_spec(
     problems: Sequence[Problem] = (),
     words: frozenset[str] | None = None,
 ) -> Spec:
-    """Make a spec with the parts of its file's name: the stem ends in the target family since generation 2."""
+    """Make a spec, with names from its file's path; since generation 2, the stem ends in the target family."""
     head, _, family = path.stem.rpartition("_")
     has_family = family in _FAMILIES_IN_NAMES
     submodel = head if head and has_family and not isinstance(document, RegressionV1) else path.stem

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.targets import Target
 
 
-# These are dialects of specs in files; their cases have the names of `Builder.sources`.
+# The dialects of spec files; the dialects of their cases are the keys of `Builder.sources`.
 SHARKTANK = "sharktank"
 TORCH_MODELS = "torch-models"
 TORCH_ROOT = "torch_models"
@@ -30,7 +30,7 @@ ROOT_NAMES = ("regression_tests", "quality_tests", "benchmarks", TORCH_ROOT)
 
 @dataclass(frozen=True, slots=True)
 class SourceFields:
-    """The fields of a format that name sources; `{}` is replaced by an index, and an empty field names none."""
+    """The fields of a format that name sources; `{}` stands for an index, and an empty text means no field."""
 
     inputs: str = ""
     outputs: str = ""
@@ -39,7 +39,7 @@ class SourceFields:
 
     @property
     def names(self) -> set[str]:
-        """The last parts of all of these fields' names."""
+        """The last parts of all fields' names."""
         fields = (self.inputs, self.outputs, self.parameters, *self.programs)
         return {field.rpartition(".")[2] for field in fields if field}
 
@@ -49,7 +49,7 @@ class SpecTree:
     """A folder of specs.
 
     Attributes:
-        modules: the folder of module definitions; None for the root of a spec, or the folder above it.
+        modules: the folder of module definitions; None means a spec's root or, after it, the folder above that root.
         variables: names and values of the variables that may occur as `${NAME}` in flags.
     """
 
@@ -65,8 +65,8 @@ class Spec:
 
     Attributes:
         dialect: a name such as `SHARKTANK`.
-        document: None if it is invalid.
-        words: its kind's name and its markers, which marker expressions select; None if they are unreadable.
+        document: the parsed content; None if it is invalid.
+        words: the words for marker expressions: the spec's kind and its markers; None if the markers are invalid.
     """
 
     tree: SpecTree
@@ -85,7 +85,7 @@ class Spec:
 
     @property
     def text(self) -> str:
-        """The file's content, to find lines in: read again, as nearly no spec has problems."""
+        """The file's content, to find problems' lines; it is read again, as nearly no spec has problems."""
         try:
             return read_file(self.path).decode("utf-8-sig")
         except (OSError, UnicodeDecodeError):
@@ -93,12 +93,12 @@ class Spec:
 
     @property
     def is_torch(self) -> bool:
-        """True if it is in a tree of torch models."""
+        """True if the spec is in a tree of torch models."""
         return self.dialect == TORCH_MODELS
 
     @property
     def is_test(self) -> bool:
-        """True for a test: neither a module that tests load, nor a file in a place where no spec is read."""
+        """True unless the spec is a module definition, or a file at a place where specs are not read."""
         return not self.defines_module and not (self.document is None and self.warnings and not self.problems)
 
     @property
@@ -108,7 +108,7 @@ class Spec:
 
 
 def read_marker_words(content: Mapping[str, Any], kind: str) -> frozenset[str] | None:
-    """Return the name of a spec's kind and its markers; None where these are no words."""
+    """Return the name of a spec's kind and its markers; None if the markers are not a list of texts."""
     markers = content.get("markers", [])
     is_list = isinstance(markers, list) and all(isinstance(marker, str) for marker in markers)
     return frozenset({kind, *markers}) if is_list else None
@@ -117,7 +117,7 @@ def read_marker_words(content: Mapping[str, Any], kind: str) -> frozenset[str] |
 def make_case(
     spec: Spec, dialect: str, kind: Kind, target: Target, modules: tuple[Module, ...], timeouts: Mapping[str, float]
 ) -> Case:
-    """Make a case with the fields that it has of its spec in every dialect."""
+    """Make a case with the fields that all dialects take from a spec."""
     return Case(
         dialect=dialect,
         model=spec.model,
@@ -140,7 +140,7 @@ def make_duplicate(name: str, target: Target, file: str, first: str) -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """The result of a selection, as the dialects collect it; `CaseSet` has it in order."""
+    """The result of a selection, to which all dialects add their parts; `CaseSet` is the sorted result."""
 
     targets: Sequence[Target]
     expressions: Mapping[Include, MarkerExpression]
@@ -155,11 +155,11 @@ class Collector:
     case_problems: set[Problem] = field(default_factory=set)
 
     def matches(self, markers: Collection[str], includes: Iterable[Include]) -> bool:
-        """Return whether markers satisfy any of the parts of the selection that a spec's names match."""
+        """Return whether markers satisfy the marker expression of any of some includes."""
         return any(self.expressions[include].matches(markers) for include in includes)
 
     def add(self, case: Case, includes: Iterable[Include]) -> bool:
-        """Add a case if its markers are selected too; return whether they are."""
+        """Add a case if its markers are selected too; return whether it was added."""
         self.known_markers.update(case.markers)
         matches = self.matches(case.markers, includes)
         if matches:
@@ -174,7 +174,7 @@ class Builder(Generic[_Spec]):
     """A builder of the cases of one dialect's specs.
 
     Attributes:
-        sources: the fields that name sources, by the names that its cases have for the dialect.
+        sources: the fields that name sources, by the dialect's name in cases.
     """
 
     sources: ClassVar[Mapping[str, SourceFields]]
@@ -184,7 +184,7 @@ class Builder(Generic[_Spec]):
         self.collector = collector
 
     def add(self, spec: _Spec, includes: Sequence[Include]) -> None:
-        """Add the cases of a spec; if it is not selected, only its problems."""
+        """Add the cases of a spec; if the spec is not selected, add only its problems."""
         raise NotImplementedError
 
     def finish(self) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
 
-# A schema's names of a union's branches have this prefix: they are no part of a field's path.
+# The prefix of a schema's names for the branches of a union, which are not part of a field's path.
 BRANCH = "#branch "
 _MAX_DEPTH = 32
 # TOML strings may contain the character 0 as an escape.
@@ -32,7 +32,7 @@ _ARRAY_TABLE = re.compile(r"(\w+)\[(\d+)\]")
 
 
 class FieldError(ValueError):
-    """A validator's error at a field or item of a document or list; None for the value itself."""
+    """A validator's error; `field` is a document's field or a list's index, None the complete value."""
 
     def __init__(self, field: str | int | None, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class FieldError(ValueError):
 def load_json(
     path: Path, name: str, plain: Callable[[str], str] | None = None
 ) -> tuple[dict[str, Any] | None, str, list[Problem]]:
-    """Return the JSON object of a file or None, its text (for `find_line`), and its problems."""
+    """Return a file's JSON object or None, the file's text (for `find_line`), and its problems."""
     text = ""
     try:
         text = read_text(path, name)
@@ -57,7 +57,7 @@ def load_json(
 
 
 def shorten_path(path: Path) -> str:
-    """Return the path relative to the working folder if it is below it."""
+    """Return a path; if it is below the working folder, return it relative to that folder."""
     return str(path).removeprefix(f"{str(Path.cwd()).rstrip('/')}/")
 
 
@@ -86,7 +86,7 @@ def read_byte_order_mark(path: Path) -> str:
 
 
 def _make_error(name: str, line: int, message: str, hint: str, field: str = "") -> SpecError:
-    """Make the error of a complete file; line 0 if it is unknown."""
+    """Make the error of a complete file; line 0 means that the line is unknown."""
     return SpecError([Problem(name, line, field, message, hint)])
 
 
@@ -104,7 +104,7 @@ def _parse(text: str, name: str) -> dict[str, Any]:
         raise SpecError([_make_number_problem(name, error)]) from error
     if not isinstance(document, dict):
         raise _make_error(name, 1, f"expected a JSON object, found {_describe_value(document)}", "A spec is {…}.")
-    # The document is only searched if the text can contain the mistake.
+    # Search the document only if the text has enough brackets to be nested too deeply.
     if text.count("{") + text.count("[") >= _MAX_DEPTH and _is_deeper(document, _MAX_DEPTH):
         raise too_deep
     if "\\u" in text:
@@ -160,7 +160,7 @@ def find_nearest(word: str, valid_words: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, valid_words: Iterable[str]) -> str:
-    """Return the question to append to a message about an unknown word; empty where no valid one is spelled like it."""
+    """Return a question to append to a message about an unknown word; empty if no valid word is spelled like it."""
     nearest = find_nearest(word, valid_words)
     return f"; did you mean {nearest!r}?" if nearest else ""
 
@@ -168,9 +168,9 @@ def did_you_mean(word: str, valid_words: Iterable[str]) -> str:
 def drop_unknown_fields(
     content: dict[str, Any], valid_fields: Collection[str], name: str, text: str
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Drop the fields that a document's format may have gained, with a warning for each.
+    """Drop unknown fields, with a warning for each, as newer versions of the format may have them.
 
-    A field that is spelled nearly as a known one stays, and is an error when the document is validated.
+    A field that is spelled nearly like a known field stays, so that the document's validation reports it.
     """
     unknown = [field for field in content if field not in valid_fields and not find_nearest(field, valid_fields)]
     hint = f"Known fields: {', '.join(sorted(valid_fields))}."
@@ -179,12 +179,12 @@ def drop_unknown_fields(
 
 
 def make_problem_at(name: str, text: str, path: Sequence[str | int], message: str, hint: str = "") -> Problem:
-    """Make a problem at a field of a JSON text; an empty text gives no line."""
+    """Make a problem at a field of a JSON text; the line is unknown if the text is empty."""
     return Problem(name, find_line(text, path) if text else 0, _join_path(path), message, hint)
 
 
 def make_field_problem(file: str, field: str, message: str, hint: str = "") -> Problem:
-    """Make a problem at a field of a file, with its line if that is a JSON file with the field."""
+    """Make a problem at a field of a file; the line is known if the file is JSON and has the field."""
     document, text, _ = load_json(Path(file), file, without_comments)
     try:
         return make_problem_at(file, text, find_path(document, field), message, hint)
@@ -193,7 +193,7 @@ def make_field_problem(file: str, field: str, message: str, hint: str = "") -> P
 
 
 def iterate_file_strings(path: Path, keys: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield (field, text) of the strings under some keys, at any depth, of a JSON file that may not be a valid spec."""
+    """Yield (field, text) of a JSON file's strings under some keys, at any depth; the file may be an invalid spec."""
     for location, value in find_strings(load_json(path, str(path), without_comments)[0]):
         if location[-1] in keys:
             yield _join_path(location), value
@@ -221,7 +221,7 @@ def make_problems(
     """
     problems = []
     for details in error.errors(include_url=False):
-        # These parts of pydantic's are no part of a field's path.
+        # Drop the parts that pydantic adds to a field's path.
         pydantic_parts = (BRANCH, "[key]")
         location = [part for part in details["loc"] if not (isinstance(part, str) and part.startswith(pydantic_parts))]
         cause = details.get("ctx", {}).get("error")
@@ -325,7 +325,7 @@ def _describe_value(value: object) -> str:
 
 
 def read_toml(path: Path, kind: str = "spec files") -> tuple[str, dict[str, Any]]:
-    """Read a TOML file; return its text and content; SpecError if it cannot be read, or is no TOML."""
+    """Read a TOML file, and return its text and content; SpecError if it cannot be read or is not TOML."""
     name = str(path)
     text = read_text(path, name, kind)
     try:
@@ -347,13 +347,13 @@ def read_toml(path: Path, kind: str = "spec files") -> tuple[str, dict[str, Any]
 
 
 def with_lines(problems: Iterable[Problem], text: str) -> list[Problem]:
-    """Find the lines of fields: TOML's reader keeps no positions."""
+    """Return the problems with the lines of their fields, because TOML's reader keeps no positions."""
     lines = [line.strip() for line in text.splitlines()]
     return [replace(problem, line=_find_line(problem.field, lines)) for problem in problems]
 
 
 def _find_line(field: str, lines: list[str]) -> int:
-    """Find a field in its table of an array (`include[1].model`), else the only line that begins with its last word."""
+    """Find a field's line in its table of an array (`include[1].model`), or the only line that begins with its name."""
     table, _, last_part = field.rpartition(".")
     word = last_part.split("[")[0]
     array = _ARRAY_TABLE.fullmatch(table or field)

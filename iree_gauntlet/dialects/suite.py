@@ -180,7 +180,7 @@ def find_useless_includes(suite: Suite, specs: Iterable[AnySpec]) -> list[Proble
 
 
 def add_expected_failures(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, list[str]]:
-    """Add the expected failures of suites that select the cases too; return also a line for each that applies."""
+    """Add suites' expected failures to the cases of their folders; also return a line for each suite that applies."""
     new_cases: dict[str, Case] = {}
     notes = []
     for suite in suites:
@@ -207,7 +207,7 @@ def add_expected_failures(suites: Sequence[Suite], cases: CaseSet) -> tuple[Case
 
 
 def find_unselected_failures(suite: Suite, cases: CaseSet) -> list[Problem]:
-    """Find a suite's expected failures that match no selected case: they have no effect."""
+    """Find a suite's expected failures that have no effect, because they match no selected case."""
     names = {f"{case.model}/{case.submodel}" for case in (*cases.cases, *cases.required)}
     useless = [entry for entry in suite.expected_failures if not any(fnmatchcase(name, entry.case) for name in names)]
     message, hint = "is a case that no [[include]] selects", "Add an include that selects it, or remove the entry."

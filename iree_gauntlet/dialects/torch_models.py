@@ -1,7 +1,7 @@
 """Conversion of torch models' tests to cases.
 
-Commands follow iree-test-suites: modules in load order, then parameters, inputs, outputs, expected outputs,
-and the run arguments as written, in the external-files folder.
+Commands follow iree-test-suites, and run in the folder of external files. They have the modules in load order, then
+parameters, inputs, outputs, expected outputs, and the run arguments as written.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class TorchTest:
 
     @property
     def required(self) -> tuple[Case, ...]:
-        """The cases of the modules that it needs."""
+        """The cases of the modules that the test needs."""
         return tuple(definition.case for definition in self.definitions)
 
     def expand_targets(self, targets: Sequence[Target]) -> Iterator[TorchTest]:
-        """Yield the test on those of some targets that all of its modules list as further ones, without its goldens.
+        """Yield the test, without goldens, on each target that all of its modules list as a further target.
 
-        A test that exists for its goldens has no other target.
+        Tests that exist for their goldens have no further targets.
         """
         for target in targets:
             if self.case.kind is Kind.COMPSTAT or self.case.golden_keys or target.covers(self.case.target):
@@ -108,7 +108,7 @@ class TorchTest:
 def build_test(
     spec: Spec, modules: ModuleDefinitions, targets: Sequence[Target]
 ) -> tuple[TorchTest | None, list[Problem]]:
-    """Build a test, also for a target that is not requested; None and its problems where nothing can be run."""
+    """Build a test, even if its target is not requested; return None and the problems if it cannot be run."""
     document = spec.document
     assert isinstance(document, QualityTest | BenchmarkTest | CompstatTest), "only these are built"
     reader = _TestReader(spec, modules)
@@ -124,7 +124,7 @@ def build_test(
     if reader.problems:
         return None, reader.problems
     used_modules = tuple(module for module in modules_found if module)
-    # One of several modules may name no device: a scheduler has nothing for a chip.
+    # Prefer a module's target with a chip, because other modules, such as a scheduler, may name no device.
     target = max(
         (module.target for module in used_modules), key=lambda target: (bool(target.chip), not target.kind.is_cpu)
     )
@@ -152,7 +152,7 @@ def build_test(
 
 
 class TorchTests(Builder[Spec]):
-    """The builder of torch models' tests; of a module definition, only its problems are added."""
+    """The builder of torch models' tests; for a module definition, it adds only problems and warnings."""
 
     sources: ClassVar = {
         TORCH_MODELS: SourceFields("inputs[{}].url", "expected_outputs[{}].url", "weights[{}].url", ("mlir",))
@@ -166,11 +166,11 @@ class TorchTests(Builder[Spec]):
         """Add the cases of a test."""
         collector = self.collector
         if spec.defines_module:
-            # Its problems are reported by the tests that load it.
+            # The tests that load a definition report its problems.
             collector.unselected_problems.update(spec.problems or self._modules.build_definition(spec.path, spec)[1])
             collector.warnings.update(spec.warnings)
             return
-        # These are the targets that its markers name, such as `hip`; without any, it may be for any target.
+        # The targets that the test's markers name, such as `hip`. Without them, the test may be for any target.
         marker_targets = [target for word in spec.words or () if (target := parse_target(word))]
         for_target = not marker_targets or any(
             target.covers(marker_target) for target in collector.targets for marker_target in marker_targets
@@ -195,11 +195,11 @@ class TorchTests(Builder[Spec]):
                     self._require(case)
 
     def finish(self) -> None:
-        """Add the warnings of definitions outside of the specs."""
+        """Add the warnings of module definitions that are not among the specs."""
         self.collector.warnings.update(self._modules.warnings)
 
     def _require(self, case: Case) -> None:
-        """Add a module's case: a name means one definition, also over several trees."""
+        """Add a module's case; another definition with the same name, also in another tree, is a problem."""
         first = self.collector.required.setdefault(case.id, case)
         if first.origin.file != case.origin.file:
             name = f"module {case.modules[0].name}"
@@ -256,7 +256,7 @@ def _read_goldens(spec: Spec, document: QualityTest | BenchmarkTest | CompstatTe
 
 @dataclass(frozen=True, slots=True)
 class ModuleCase:
-    """A parsed module definition: the case that compiles it."""
+    """A parsed module definition, with the case that compiles it."""
 
     case: Case
     document: ModuleDefinition
@@ -267,7 +267,7 @@ class ModuleCase:
         return self.case.modules[0]
 
     def replace_target(self, target: Target) -> ModuleCase:
-        """Return the case on one of its further targets."""
+        """Return the module on one of its further targets."""
         module = replace(self.module, target=target, flags=self.document.flags_for(target, self.module.flags))
         return replace(self, case=replace(self.case, target=target, modules=(module,)))
 
@@ -277,17 +277,17 @@ class ModuleDefinitions:
 
     def __init__(self, specs: Iterable[Spec]) -> None:
         self._specs = {spec.path: spec for spec in specs}
-        # Each file has one module with one name, whichever test requests it first, and its problems.
+        # By file: its module and its problems. The module's name does not depend on the test that names it first.
         self._defined: dict[Path, tuple[ModuleCase | None, Sequence[Problem]]] = {}
         self._names: dict[Path, list[str]] = {}
-        # The warnings are of definitions that are not among the specs.
+        # Warnings of definitions that are not among the specs.
         self.warnings: set[Problem] = set()
 
     def find(self, reader: SpecReader, field: Sequence[str | int], name: str) -> ModuleCase | None:
-        """Find the module that a test names; the reader collects problems of the name or the definition."""
+        """Find the module that a test names; add problems of the name or the definition to the reader."""
         spec = reader.spec
         folders = _find_module_folders(spec)
-        # iree-test-suites parses the text after a dot as a suffix: `clip.v2` is its `clip.json`.
+        # iree-test-suites replaces the text after a dot as if it were a suffix: there `clip.v2` means `clip.json`.
         files = (f"{name}.json", PurePosixPath(name).with_suffix(".json"))
         candidates = (folder / file for file in files for folder in folders)
         path = next((path for path in candidates if os.path.isfile(path)), None)  # noqa: PTH113 - a name may be too long
@@ -308,7 +308,7 @@ class ModuleDefinitions:
         return module_case
 
     def build_definition(self, path: Path, spec: Spec) -> tuple[ModuleCase | None, Sequence[Problem]]:
-        """Build the module of a definition that a spec names, or is; return it with its problems."""
+        """Build a definition's module, and return it with its problems; the spec names the definition or is one."""
         if path not in self._defined:
             folders = _find_module_folders(spec)
             definition = self._specs.get(path) or read_module_definition(spec.tree, folders[0], path)
@@ -361,7 +361,7 @@ def _build_module(reader: SpecReader, folders: Sequence[Path]) -> ModuleCase | N
 
 
 def _find_lfs_pointer(document: ModuleDefinition, url: str) -> str:
-    """Return why a file of Git LFS cannot be compiled yet; empty where it can, or does not exist."""
+    """Return a reason if a definition's program is still a pointer of Git LFS; otherwise empty."""
     if document.type != "git-lfs" or not url.startswith("file:"):
         return ""
     path = Path(get_url_path(url))

@@ -1,7 +1,7 @@
 """The documents of the torch-models dialect: module definitions, and quality, benchmark and compstat tests.
 
-Each field has the meaning of iree-test-suites' `torch_models`; fields marked *ours* are additions that
-it ignores.
+Each field has the meaning that iree-test-suites' `torch_models` gives it; fields marked *ours* are additions, which
+iree-test-suites ignores.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-# These stages belong to a definition; every other stage has its own step of a test.
+# The stages of a module definition; every other stage is a step of a test.
 _MODULE_STAGES = [str(stage) for stage in Stage if Kind.COMPILE in stage.row.kinds]
-# To pytest, these words do something else than mark, in a suite that pytest runs too.
+# Words that are more than marks to pytest, which may run the same suite.
 _PYTEST_WORDS = ("parametrize", "usefixtures", "filterwarnings", "skipif", "timeout", "tryfirst", "trylast")
 
 
-# Weights of a type need these fields; it allows no others.
+# The fields that weights of each type must have; other fields are not allowed.
 _FIELDS_BY_WEIGHT_TYPE = {"url": ("url",), "random": ("module", "seed"), "splat": ("module", "value")}
 _WEIGHT_FIELDS = ("url", "module", "seed", "value")
 _ONE_MODULE: dict[str, Any] = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1}]
 }
 _TORCH_HINT = "docs/reference/torch-models.md lists the fields of tests and module definitions."
-# A JSON file has these fields only where it is meant as a test.
+# Fields that a JSON file has only if it is meant as a test.
 _TEST_FIELDS = frozenset(
     {
         "modules",
@@ -303,7 +303,7 @@ _TORCH_FIELDS = frozenset().union(*(kind.model_fields for kind in (ModuleDefinit
 
 
 def read_valid_markers(content: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the valid markers of a test, and its type, although other fields or some of them are invalid."""
+    """Return a test's valid markers and its type, even if other markers or fields are invalid."""
     words = content.get("markers")
     markers = []
     for word in (*(words if isinstance(words, list) else ()), content.get("type")):
@@ -313,7 +313,7 @@ def read_valid_markers(content: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _choose_document(content: dict[str, Any]) -> type[_TorchDocument] | str | None:
-    """Choose the type of a JSON object; None for neither test nor definition; a message if `type` does not decide."""
+    """Choose a JSON object's document type; None if it is no test or definition; a message if `type` is wrong."""
     has_module_fields = not content.keys().isdisjoint({"mlir", "compiler_flags"})
     has_test_fields = not content.keys().isdisjoint(_TEST_FIELDS)
     if "type" not in content:
@@ -386,5 +386,5 @@ def read_module_definition(tree: SpecTree, root: Path, path: Path) -> Spec:
 
 
 def _name_model(root: Path, path: Path) -> str:
-    """Return the path of a file's folder below the root: models may be nested deeper."""
+    """Return a model's name: the path from the root to the file's folder, as models' folders may be nested."""
     return "/".join(path.parts[len(root.parts) : -1]) or root.name

@@ -1,7 +1,7 @@
-"""Hand-written YAML files: plain values, the line of each, and validation by a pydantic model.
+"""Hand-written YAML files: plain values, their lines, and validation by a pydantic model.
 
-Anchors, aliases and merge keys (`<<`) work as in YAML 1.1. Duplicate fields, of which YAML readers let the
-last one win, are errors; so are numbers that YAML reads as others than they look: 010 is 8, and 2:30 is 150.
+Anchors, aliases and merge keys (`<<`) work as in YAML 1.1. Duplicate fields are errors, although YAML readers take the
+last one. Numbers whose value differs from their look are errors too: YAML reads 010 as 8, and 2:30 as 150.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class YamlFile:
         return document
 
     def find_line(self, path: Sequence[str | int]) -> int:
-        """Return the line (1-based) of a field's name, or of a list's item; its nearest parent's if absent."""
+        """Return the line (from 1) of a field's name or a list's item; if it is absent, that of its nearest parent."""
         return self._find(path)[1]
 
     def _read_scalar(self, path: Sequence[str | int]) -> str:
-        """Return a string, number or other scalar as written in the file; empty for a long one, and for others."""
+        """Return a scalar, such as a string or number, as written in the file; empty for long or other values."""
         node, _ = self._find(path)
         return str(node.value) if isinstance(node, yaml.ScalarNode) and len(node.value) <= _MAX_SCALAR_CHARS else ""
 
@@ -63,7 +63,7 @@ class YamlFile:
         for part in path:
             children: dict[object, tuple[yaml.Node, int]] = {}
             if isinstance(node, yaml.MappingNode):
-                # The pairs from `<<` precede the written ones, which override them.
+                # The mapping's own pairs come after the pairs from `<<`, and override them.
                 children = {key.value: (value, _count_line(key)) for key, value in node.value}
             elif isinstance(node, yaml.SequenceNode):
                 children = {index: (item, _count_line(item)) for index, item in enumerate(node.value)}
@@ -74,7 +74,7 @@ class YamlFile:
 
 
 def read_yaml(path: Path, kind: str, example: str) -> YamlFile:
-    """Read a YAML file; SpecError if it cannot be read, is no YAML, or contains more than plain data."""
+    """Read a YAML file; SpecError if it cannot be read, is not YAML, or contains more than plain data."""
     name = str(path)
     try:
         loader = _Loader(read_text(path, name, kind))
@@ -97,7 +97,7 @@ def read_yaml(path: Path, kind: str, example: str) -> YamlFile:
 
 @dataclass(frozen=True, slots=True)
 class _UnusualScalar:
-    """A number that differs from its text, a date, or another unusual scalar: no field accepts it."""
+    """A scalar that no field accepts, such as a date, or a number whose value differs from its text."""
 
     text: str
 
@@ -123,7 +123,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge with `<<`; of several mappings the first one wins, as YAML requires (in PyYAML 6.0.4 the last one)."""
+        """Merge the mappings of `<<`; the first mapping wins, as YAML requires (in PyYAML 6.0.4 the last wins)."""
         for index, (key, merge_value) in enumerate(node.value):
             if key.tag == f"{_TAG}merge" and isinstance(merge_value, yaml.SequenceNode):
                 if not all(isinstance(mapping, yaml.MappingNode) for mapping in merge_value.value):
@@ -136,7 +136,7 @@ class _Loader(yaml.SafeLoader):
         super().flatten_mapping(node)
 
     def construct_plain(self, node: yaml.ScalarNode) -> object:
-        """Construct a value as YAML defines it, if its text is the usual one."""
+        """Construct a value as YAML defines it; return an `_UnusualScalar` if its text is unusual."""
         text = str(self.construct_scalar(node))
         kind = node.tag.removeprefix(_TAG)
         is_usual = kind != "timestamp" and (kind != "int" or _PLAIN_INTEGER.fullmatch(text))

@@ -157,6 +157,8 @@ def vary_cases(cases: CaseSet, variants: Sequence[Variant], added: Sequence[Vari
             golden_keys=(),
         )
 
+    if not added:
+        return cases
     return replace(cases, cases=tuple(map(vary, cases.cases)), required=tuple(map(vary, cases.required)))
 
 

@@ -1,6 +1,6 @@
-"""The commands of clusters, and the connection of a run to one.
+"""The commands of clusters, and the connection of a run to a cluster.
 
-Dask is an extra, and imported when it is needed: `--list` must be quick.
+Dask is an optional dependency. It is imported only when it is needed, because `--list` must be quick.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def cluster_status_task(request: StatusRequest, output: FormatRequest) -> ExitCo
     with open_client(address, request) as client:
         descriptions = client.run(ask_worker, "describe", on_error="ignore")
         offers = [WorkerResources.from_dict(offer) for _, offer in sorted(descriptions.items()) if offer is not None]
-        # Workers forget a killed run within a minute; the scheduler does not.
+        # Ask the workers, which forget a killed run within a minute, unlike the scheduler.
         run_lists = client.run(ask_worker, "list_runs", on_error="ignore").values()
         active = {name for names in run_lists for name in names or ()}
         runs = {
@@ -169,7 +169,7 @@ def _measure(request: OfferRequest) -> WorkerResources:
     from iree_gauntlet.engine.workbench import open_workbench  # noqa: PLC0415
 
     devices = [parse_device(text) for text in request.device]
-    # The requested IREE is installed, or an error reports that there is none.
+    # Install the requested IREE; without such an IREE, there is an error.
     machine = open_workbench(request, Progress(), need_toolchain=bool(request.iree))
     resources = measure_worker_resources(request.name, request.jobs, devices, machine.toolchain, machine.cache_dir)
     return resources if request.name else replace(resources, name=f"{resources.name}-{os.getpid()}")

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 _MIN_FREE_DISK_BYTES = 5 * 2**30
-# The toolkit uses these packages, for these purposes.
+# The packages that the toolkit uses, and their purposes.
 _PACKAGE_PURPOSES = (
     ("invoke", "the tasks"),
     ("pooch", "fetching artifacts"),
@@ -71,8 +71,8 @@ class DoctorFinding:
     """The result of one check.
 
     Attributes:
-        status: `ok`; `warn` for something that works but should be changed; `missing` for something required that is
-            not there; `info` for something optional or informative.
+        status: `ok`; `warn` for things that work but should be changed; `missing` for required things that are absent;
+            `info` for optional or informative things.
     """
 
     area: str
@@ -82,7 +82,7 @@ class DoctorFinding:
 
 
 def diagnose(toolchain: Toolchain | ToolchainError, cache_dir: Path) -> list[DoctorFinding]:
-    """Check a run's requirements; `toolchain` is an IREE, or the error if there is none; the cache need not exist."""
+    """Check a run's requirements; `toolchain` is an IREE, or the error without one. The cache need not exist."""
     findings = [DoctorFinding("python", "ok", f"Python {platform.python_version()}: {sys.executable}")]
     if isinstance(toolchain, ToolchainError):
         findings.append(DoctorFinding("iree", "missing", toolchain.message, toolchain.hint))
@@ -136,7 +136,7 @@ def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
         try:
             yield check()
         except ToolchainError as problem:
-            # A tool that fails to answer is a finding, too.
+            # Report a tool that fails to answer.
             yield DoctorFinding(area, "missing", problem.message, problem.hint)
 
 
@@ -242,7 +242,7 @@ def _check_toolchains(folder: Path) -> DoctorFinding:
 
 
 def _find_existing_parent(folder: Path) -> Path:
-    """Return the folder, or its nearest existing parent: the folder may not have been created yet."""
+    """Return the folder; if it has not been created yet, return its nearest existing parent."""
     return next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
 
 
@@ -268,7 +268,7 @@ def _check_configuration() -> Iterator[DoctorFinding]:
 
 
 def _find_requested_toolchain(request: ToolchainRequest) -> Toolchain | ToolchainError:
-    """Return the IREE of `--iree`, without installing it; unreadable settings are reported by another check."""
+    """Return the IREE of `--iree`, without installing it; another check reports settings that cannot be read."""
     try:
         configuration = read_configuration(find_project_folder(), os.environ)
     except GauntletError:

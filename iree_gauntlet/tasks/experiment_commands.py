@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
 
-# These are the sharktank programs' defaults, so that their command lines have the same meaning here.
+# The defaults of sharktank's programs, so that their command lines mean the same here.
 _THRESHOLD_DEFAULTS = Defaults(model="sdxl", targets=(CPU.family, ROCM.family), sku="mi300")
 _BENCHMARK_DEFAULTS = Defaults(model="sdxl", targets=(ROCM.family,), sku="mi300")
 _DEFAULTS = Defaults(suite=DEFAULT_SUITE)
@@ -181,7 +181,7 @@ def devices_task(toolchain: ToolchainRequest, output: FormatRequest) -> ExitCode
 
 
 def _list_running_options(*names: str, **help_by_name: str) -> tuple[Option, ...]:
-    """Return options of a run; `help_by_name` replaces the help of some."""
+    """Return options of a run; `help_by_name` replaces the help of some of these options."""
     options = (option for option in RUNNING if option.name in (*names, *help_by_name))
     return tuple(replace(option, help=help_by_name.get(option.name, option.help)) for option in options)
 
@@ -235,7 +235,7 @@ def compare_task(compare_request: CompareRequest, run_request: RunRequest, clust
             *CACHE,
             *(replace(option, help=f"{option.help[:-1]}: the same in all runs.") for option in _TOOL_OPTIONS),
             *_list_running_options(
-                # The failures of one run are known; a matrix has several runs.
+                # Omit --last-failed, which is for the failures of one run: a matrix has several runs.
                 *(option.name for option in RUNNING if option.name != "last_failed"),
                 fail_fast="Stop at the first failure, and after the first IREE that fails.",
                 resume="Continue the newest matrix (or --run-dir): finished IREEs are kept, and the interrupted one "
@@ -345,7 +345,7 @@ def bundle_run_task(bundle: str, toolchain: ToolchainRequest) -> ExitCode:
 
 
 def _make_option(option: BenchOption) -> Option:
-    """Return an option for Invoke, which allows one letter as a short name; longer ones (-df) are expanded before."""
+    """Return an option for Invoke, which allows one letter as a short name; longer names (-df) are expanded earlier."""
     has_letter = len(option.short) == 1
     help_text = option.help.rstrip(".")
     help_text += f": {', '.join(option.choices)}" if option.choices else ""

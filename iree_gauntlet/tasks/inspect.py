@@ -71,7 +71,7 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
 
 @pause_collector()
 def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
-    """Print the steps that would run, and for each the reason why it would or would not come from the cache."""
+    """Print the steps that would run, and for each step why it would or would not come from the cache."""
     # The planner's context imports pydantic, numpy and the caches; `list` does without them.
     from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
     from iree_gauntlet.engine.workbench import make_plan_context, open_workbench  # noqa: PLC0415
@@ -83,7 +83,7 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     for note in selection.notes:
         messages.note(note)
     name, cases, stages = selection.name, selection.cases, request.stages_after(selection.stages)
-    # The specs take more memory than the steps, which reuse it.
+    # Free the specs, so that the steps can reuse their memory.
     del selection
     machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False, read_only=True)
     run_dir_text = request.folder.run_dir
@@ -129,7 +129,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
 
     selection = select(request, Defaults(targets=FAMILIES), for_problems=True)
     _warn(selection.file_warnings(with_lint=True))
-    # An unselected broken file is an error, too.
+    # Broken files that are not selected are errors, too.
     selected = selection.cases
     problems = [*selected.problems, *selected.unselected_problems, *selected.case_problems]
     problems += selection.source_problems(problems)
@@ -145,7 +145,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
         problems += project_problems
     sound = [case for case in cases if case.origin.file not in broken_files]
     problems += [*_list_missing_files(sound), *{problem for case in sound for problem in list_unreadable_arrays(case)}]
-    # A benchmark's references to a regression of the same name resolve once the regression can be read.
+    # Omit a benchmark's references to a regression with problems: they resolve when the regression can be read.
     pairs = {_get_pair(problem.file) for problem in problems}
     blocked = [case for case in sound if case.blocked_reason and _get_pair(case.origin.file) not in pairs]
     problems += _list_unresolved_references(blocked)
@@ -163,7 +163,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
             problems += flag_problems
     for line in each_once(sorted(warnings)):
         sys.stdout.write(f"warning: {line}\n")
-    # The store is only for lookups; no file is fetched.
+    # Use the store only for lookups; it fetches no files.
     store = ArtifactStore(find_cache_folder(""), Registry())
     doubts = [
         *find_unused_golden_keys(selection.specs, cases, request.sku),
@@ -172,7 +172,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
         *_list_tolerance_problems(selected.cases, find_void_tolerances),
     ]
     is_partial = any((request.model, request.submodel, request.filename, request.markers))
-    # For a part of a suite, `file_warnings` has reported the number of entries without a case.
+    # If only a part of a suite is present, `file_warnings` has already reported the number of unmatched entries.
     unmatched_entries = (
         () if is_partial or len(selected.unmatched_entries) > len(selected.cases) else selected.unmatched_entries
     )
@@ -203,18 +203,18 @@ def _list_weights(case: Case) -> Iterator[tuple[str, str]]:
 
 
 def _get_pair(file: str) -> tuple[str, ...]:
-    """Return the end of a file's name, which a regression and its benchmark have in common."""
+    """Return the end of a file's path, which is the same for a regression and its benchmark."""
     return tuple(file.split("/")[-2:])
 
 
 def _list_unresolved_references(cases: Iterable[Case]) -> list[Problem]:
-    """Return problems of references that no spec defines, or whose path does not exist."""
+    """Return problems of references to things that no spec defines, or to paths that do not exist."""
     references = {(case.origin.file, case.blocked_field, case.blocked_reason) for case in cases if case.blocked_field}
     return [make_field_problem(*reference) for reference in sorted(references)]
 
 
 def _list_missing_files(cases: Iterable[Case]) -> list[Problem]:
-    """Return problems of files that specs refer to by path, and that do not exist."""
+    """Return problems of files that specs name by path, but that do not exist."""
     from iree_gauntlet.artifacts.sources import describe_missing_file  # noqa: PLC0415
 
     missing_files = {
@@ -235,7 +235,7 @@ def _warn(warnings: Iterable[str]) -> None:
 
 
 def _list_flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tuple[list[Problem], list[str]]:
-    """Return problems of flags that the installed tools lack, and notes on those that have another spelling."""
+    """Return problems of flags that the installed tools lack, and notes on flags with another spelling in the tools."""
     from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
     from iree_gauntlet.engine.workbench import make_plan_context, open_workbench  # noqa: PLC0415
 
@@ -249,13 +249,13 @@ def _list_flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tu
 
 
 def _list_tolerance_problems(cases: Iterable[Case], find: Callable[[Case], Iterator[FlagFinding]]) -> list[Problem]:
-    """Return the problems of the cases' tolerances, each flag of a file once."""
+    """Return the problems of the cases' tolerances; each flag of a file occurs once."""
     findings = dict.fromkeys(finding for case in cases for finding in find(case))
     return [make_flag_problem(finding.file, finding.flag, finding.message, finding.hint) for finding in findings]
 
 
 def _format_plan_lines(header: Mapping[str, Any], plan: Plan) -> Iterator[str]:
-    """Yield a plan as one JSON object, a line for each step: a long plan is never completely in memory."""
+    """Yield a plan as one JSON object, a line for each step, so that a long plan is never completely in memory."""
     write = partial(json.dumps, ensure_ascii=False)
     yield "{\n"
     for name, value in header.items():
@@ -280,7 +280,7 @@ def _collect_step_record(step: Step) -> dict[str, Any]:
         "argv": list(step.command.argv) if step.command else [],
         "cwd": step.command.cwd if step.command else "",
         "env": dict(step.command.env) if step.command else {},
-        # `asdict` makes deep copies: a third of the time of a plan with thousands of steps.
+        # Avoid `asdict`, whose deep copies take a third of the time of a plan with thousands of steps.
         "inputs": [
             {"role": item.role, "path": item.path, "url": item.url, "sha256": item.sha256} for item in step.inputs
         ],

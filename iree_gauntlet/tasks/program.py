@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from iree_gauntlet.requests import Option
 
 
-# These flags precede the words that they describe.
+# The flags that may stand between a task and its words; they tell what the words name.
 _WORD_FLAGS = ("--slower", "--index")
-# Tasks without --iree, and with two IREEs, name them in these forms.
+# The forms in which tasks without --iree, which have two IREEs, take their IREEs.
 _IREE_USAGE = {"compare": "compare A B"}
-# These options of Invoke have a meaning here; its others affect shell commands of tasks.
+# The options of Invoke that have a meaning here; Invoke's other options affect shell commands of tasks.
 _CORE_OPTIONS = ("complete", "help", "list", "list-depth", "list-format", "print-completion-script", "version")
-# These match messages of Invoke.
+# Match messages of Invoke.
 _UNKNOWN_WORD = re.compile(r"No idea what '(.*)' is!")
 _MISSING_WORDS = re.compile(r"'(.*)' did not receive required positional arguments")
 _MISSING_VALUE = re.compile(r"Flag <Argument: ([\w-]+).*> needed value")
 _BENCH_TASK = "bench"
-# These options name an IREE.
+# The options that name an IREE.
 _IREE_OPTIONS = frozenset({"iree", "iree-compiler", "iree-runtime"})
 
 
@@ -62,10 +62,10 @@ namespace = _make_namespace()
 
 
 class _Gauntlet(Program):
-    """Invoke's program with this toolkit's exit code for usage errors, and only those of its options with an effect."""
+    """Invoke's program with the toolkit's exit code for usage errors, and only with options that have an effect."""
 
     def core_args(self) -> list[Argument]:
-        """Return Invoke's own options, except those for shell commands of tasks: there are none here."""
+        """Return Invoke's own options, except options for shell commands, because no task has shell commands."""
         return [argument for argument in super().core_args() if argument.name in _CORE_OPTIONS]
 
     @property
@@ -79,13 +79,13 @@ class _Gauntlet(Program):
         """Parse the options before the first task."""
         words = sys.argv if argv is None else argv
         with _explain_usage_errors(words):
-            # The short names of `bench` with several letters are expanded, as Invoke does not support them.
+            # Expand short names with several letters, which `bench` has and Invoke does not support.
             if words[1:2] == [_BENCH_TASK]:
                 words = [*words[:2], *expand_option_names(words[2:], dashes=True)]
             super().parse_core(_add_option_names(words))
 
     def _make_parser(self) -> Parser:
-        """Return Invoke's parser with only the tasks on the command line: it copies all options of each task."""
+        """Return Invoke's parser with only the command line's tasks, because it copies all options of its tasks."""
         if "--complete" in self.argv:
             return super()._make_parser()
         task_names = [name for name in namespace.task_names if any(name in word for word in self.argv)]
@@ -106,7 +106,7 @@ class _Gauntlet(Program):
 
 
 def _require_nonempty_values(context: ParserContext) -> None:
-    """Raise an error for a typed 0 or empty IREE: they must not be confused with a default."""
+    """Raise an error for a typed 0 or a typed empty IREE, which would otherwise mean the default."""
     units = {item.name: item.unit for item in namespace[context.name].options if item.unit and not item.default}
     for argument in (argument for argument in context.args.values() if argument.got_value and not argument.value):
         unit = units.get(str(argument.attr_name or argument.name).replace("-", "_"))
@@ -123,9 +123,9 @@ def _require_nonempty_values(context: ParserContext) -> None:
 
 
 def _add_option_names(argv: Sequence[str]) -> list[str]:
-    """Return a command line in which each word after a task that takes words is the value of its option.
+    """Return the command line with option names before the words that follow a task.
 
-    Invoke does not support optional words, and a positional argument takes only one.
+    Invoke needs these names: it does not support optional words, and its positional arguments take only one word.
     """
     words = list(argv)
     match = next(((index, option) for index, word in enumerate(words) if (option := _find_option(word))), None)
@@ -138,7 +138,7 @@ def _add_option_names(argv: Sequence[str]) -> list[str]:
     while end < len(words) and not words[end].startswith("-"):
         end += 1
     if end == begin:
-        # Without a folder, the page is that of the project's runs.
+        # Without a folder, make the page of the project's runs.
         return [*words[:begin], "", *words[begin:]] if words[start:begin] == ["report", "--index"] else words
     if option.takes != SEVERAL and end > begin + 1:
         message = f"{task} takes one {option.takes}, not {shlex.join(words[begin:end])}"
@@ -151,7 +151,7 @@ def _add_option_names(argv: Sequence[str]) -> list[str]:
 
 
 def _find_option(task: str) -> Option | None:
-    """Return the option whose values are the words after a task; None for a task without one, and for other words."""
+    """Return the option whose values are the words after a task; None if `task` has no such option, or is no task."""
     return namespace[task].words_option if task in namespace.task_names else None
 
 
@@ -163,7 +163,7 @@ def _explain_usage_errors(argv: Sequence[str]) -> Iterator[None]:
         sys.stderr.write(f"error: {error}\n")
         raise Exit(code=int(ExitCode.USAGE)) from error
     except (ParseError, ValueError) as error:
-        # Python raises a ValueError if an option's value is no number; its message ends with that value.
+        # Python raises a ValueError if an option's value is no number; the message ends with that value.
         message = (
             _describe_parse_error(error)
             if isinstance(error, ParseError)
@@ -208,14 +208,14 @@ def _describe_parse_error(error: ParseError) -> str:
 
 
 def _describe_foreign_option(word: str, task: str) -> str:
-    """Describe an option that only other tasks have; empty for any other option."""
+    """Describe --iree and --cluster for tasks that do not have them; empty for other options."""
     if word == "--iree" and task in _IREE_USAGE:
         return f"{task} has no --iree: name them as {_IREE_USAGE[task]}"
     return f"{task} does not run on a cluster" if word == "--cluster" and task else ""
 
 
 def _describe_unknown_word(word: str, text: str) -> str:
-    """Describe a word that is no option: the second value of an option, or an unknown task."""
+    """Describe a misplaced word without dashes: an option's second value, or an unknown task."""
     previous = sys.argv[sys.argv.index(word) - 1] if word in sys.argv else ""
     if previous.startswith("-") and sys.argv.count(previous) > 1:
         return f"{previous} can be given once"
@@ -237,13 +237,13 @@ def _find_nearest(word: str, candidates: Iterable[str]) -> str:
 
 
 def _complete_value(argv: Sequence[str]) -> list[str]:
-    """Return completions for the words of a line, passed as words or as one; for all others, Invoke is used."""
+    """Return completions of options' values; `argv` is a line as one or several words. Invoke completes all else."""
     words = [part for word in argv for part in word.split()]
     task = next((word for word in words[1:] if word in namespace.task_names), "")
     try:
         return option_values(words, namespace[task].options) if task else []
     except GauntletError:
-        # A folder of specs is unreadable: completion prints no message, and `list` reports it.
+        # Do not print an error, such as of unreadable specs, during completion; `list` reports it.
         return []
 
 
@@ -267,7 +267,7 @@ def _run_command_line() -> ExitCode:
         _Gauntlet(name="gauntlet", binary="gauntlet", namespace=namespace, version=__version__).run()
     except SystemExit as exit_error:
         if isinstance(exit_error.__context__, KeyboardInterrupt):
-            # Invoke exits with 1 if Ctrl-C is pressed before a task has begun.
+            # Invoke would exit with 1 if Ctrl-C is pressed before a task has begun.
             raise KeyboardInterrupt from exit_error
         return ExitCode(int(exit_error.code or 0))
     return ExitCode.OK

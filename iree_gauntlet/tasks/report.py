@@ -1,4 +1,4 @@
-"""Make the reports of an experiment again from its records only; also of a journal merged from several."""
+"""Make the reports of an experiment again, from its records only, or from a journal merged from several journals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MAX_LISTED = 5
 
 
 def write_runs_page(folder_names: Sequence[str]) -> ExitCode:
-    """Make the page of a folder of runs, by default the project's."""
+    """Make the page of a folder of runs, by default of the project's runs."""
     if len(folder_names) > 1:
         raise UsageError(
             f"report --index takes one folder, not {shlex.join(folder_names)}", "Name the folder that has the runs."
@@ -52,12 +52,12 @@ def write_runs_page(folder_names: Sequence[str]) -> ExitCode:
 def report(runs: Sequence[str], merge: str = "", *, lenient: bool = False) -> ExitCode:
     """Make the reports of a run, a comparison, a matrix or a bisection again; return its exit code.
 
-    Runs are folders or names, by default the working folder; several are merged into the folder `merge`, with `lenient`
-    even of different IREEs.
+    `runs` are folders or names, by default the working folder. Several runs are merged into the folder `merge`;
+    `lenient` also allows runs with different IREEs.
 
     Raises:
-        UsageError: there is no such run, or several that cannot be merged.
-        GauntletError: its record cannot be read.
+        UsageError: there is no such run, or the runs cannot be merged.
+        GauntletError: a run's record cannot be read.
     """
     if merge:
         folder = Path(merge)
@@ -69,7 +69,7 @@ def report(runs: Sequence[str], merge: str = "", *, lenient: bool = False) -> Ex
     reports = write_reports(folder)
     reports.print(format_path(folder), sys.stdout, environ=os.environ)
     if merge:
-        # Each part's result is in its own job's summary.
+        # Append only a merged result: in CI, each part's result is in the summary of the part's own job.
         reports.append_to_step_summary(os.environ)
     if reports.sweep:
         write_micro_reports(reports.sweep, folder, sys.stdout)
@@ -98,7 +98,7 @@ def _locate_folder(folder_name: str) -> Path:
 
 
 def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
-    """Make a run's folder from the journals of several runs, with the logs that they refer to."""
+    """Make a run's folder from the journals of several runs, with the logs that these journals name."""
     real_paths = [resolve_links(folder) for folder in folders]
     for index, folder in enumerate(folders):
         if real_paths[index] in real_paths[:index]:
@@ -112,7 +112,7 @@ def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
         into.mkdir(parents=True, exist_ok=True)
         for record in records:
             _link_logs(record, into)
-        # The journal is written last, so that a folder that looks like a run is complete.
+        # Write the journal last: a folder with a journal is then complete.
         write_atomic(into / JOURNAL, journal)
     except OSError as error:
         raise GauntletError(
@@ -124,7 +124,7 @@ def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
 
 
 def _link_logs(record: JournalRecord, into: Path) -> None:
-    """Link the logs that a journal refers to into the new folder, under the same names."""
+    """Link the logs that a journal names into the new folder, under the same names."""
     source = resolve_links(record.path.parent)
     for log in dict.fromkeys(result.log for result in record.results.values()):
         path = resolve_links(source / log)
@@ -136,7 +136,7 @@ def _link_logs(record: JournalRecord, into: Path) -> None:
             os.link(path, target)
         except FileExistsError:
             continue
-        except OSError:  # another file system, or one without links
+        except OSError:  # another file system, or a file system without links
             shutil.copyfile(path, target)
 
 
@@ -144,7 +144,7 @@ def _merge_openings(records: Sequence[JournalRecord], name: str, *, lenient: boo
     """Return the opening of one run that covers several runs, with remarks for the reader.
 
     Raises:
-        UsageError: they are not parts of one run: they have other suites, IREEs or shards.
+        UsageError: the runs are not parts of one run, because their suites, IREEs or shards do not fit together.
     """
     _require_one_suite(records)
     runs = [record.run for record in records]
@@ -156,7 +156,7 @@ def _merge_openings(records: Sequence[JournalRecord], name: str, *, lenient: boo
         remarks.append(f"{words} {'are' if len(missing) > 1 else 'is'} missing: this run is incomplete")
     kept = runs[0].kept
     if kept is not None:
-        # The options apply to all shards: the merged run is complete (for `--last-failed`).
+        # Drop the shard's options, because the merged run has all shards (for `--last-failed`).
         kept = replace(kept, options={**kept.options, "shard": "", "shard_costs": ""})
     return replace(
         runs[0],
@@ -233,7 +233,7 @@ def _find_missing_shards(records: Sequence[JournalRecord]) -> tuple[tuple[int, .
 
 
 def _collect_steps(records: Sequence[JournalRecord]) -> list[dict[str, Any]]:
-    """Return the steps of all runs, by their chains."""
+    """Return the steps of all runs, sorted by chain."""
     record_by_chain: dict[str, JournalRecord] = {}
     for record in records:
         for chain in dict.fromkeys(step.chain for step in record.planned):
@@ -248,7 +248,7 @@ def _collect_steps(records: Sequence[JournalRecord]) -> list[dict[str, Any]]:
 
 
 def _merge_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge information: a common value stays, different texts are joined, different numbers are left out."""
+    """Merge facts about runs: a common value stays, different texts are joined, different numbers are left out."""
     merged_info: dict[str, Any] = {}
     for name in dict.fromkeys(name for info in infos for name in info):
         values = list({str(info[name]): info[name] for info in infos if name in info}.values())
@@ -260,7 +260,7 @@ def _merge_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _describe_part(record: JournalRecord) -> dict[str, Any]:
-    """Return a part's information that is kept in addition to its steps."""
+    """Return the facts about a part that the merged run keeps in addition to the part's steps."""
     run, end = record.run, record.end
     return {
         "run": run.name,

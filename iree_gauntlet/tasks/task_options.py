@@ -1,7 +1,7 @@
 """Define Invoke tasks: tables of options, tasks made from functions, and exit codes.
 
-For completion, a shell passes the complete words of the line, without one that has not begun; bash splits `--model=x`
-into three words.
+For completion, a shell passes the words of the line; if the last word has not begun, there is no empty word for it.
+Bash splits `--model=x` into three words.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ OUTPUT = list_options(OutputRequest)
 
 
 def with_defaults(options: tuple[Option, ...], **defaults: str) -> tuple[Option, ...]:
-    """Name one task's defaults in the help of options; they apply if no suite is passed."""
+    """Add one task's defaults to the help of options; these defaults apply if no suite is passed."""
     return tuple(
         replace(option, help=f"{option.help} Default without --suite: {defaults[option.name]}.")
         if option.name in defaults
@@ -76,7 +76,7 @@ def with_defaults(options: tuple[Option, ...], **defaults: str) -> tuple[Option,
 
 
 def _format_help(option: Option) -> str:
-    """Return an option's help, with its default if that is informative and not in the text already."""
+    """Return an option's help, with the default if it is informative and not in the help already."""
     if option.default in (None, "", 0) or isinstance(option.default, bool | list) or "default" in option.help:
         return option.help
     is_number = isinstance(option.default, int | float)
@@ -92,7 +92,7 @@ class TaskPart:
 
 
 def part_of(request: type, *names: str) -> TaskPart:
-    """Return a part with options of a request: those in `names`, or all."""
+    """Return a part with the options `names` of a request; without names, with all options."""
     return TaskPart(list_options(request, *names), partial(parse_request, request))
 
 
@@ -117,11 +117,11 @@ def _make_argument(option: Option) -> Argument:
 
 
 class _Words(Argument):
-    """A positional argument that takes a word, with and without `inv`, and that can be repeated by its name."""
+    """A positional argument for one word; more words can follow as options with the argument's name."""
 
     @property
     def value(self) -> Any:
-        """The words; None without any, so that Invoke reports the argument as missing."""
+        """The words; None instead of no words, so that Invoke reports the argument as missing."""
         return self._value or None
 
     @value.setter
@@ -134,9 +134,9 @@ class GauntletTask(Task[Any]):
     """A task whose function gets the values that its parts read from the command line.
 
     Attributes:
-        group: the part of its name before the dot; empty if there is none.
-        usage: its usage, if an option is passed without `--`; otherwise empty.
-        words_option: the option that gets the words after the task as its values; None if there is none.
+        group: the part of the task's name before the dot; empty if the name has no dot.
+        usage: the usage of a task that takes words without `--`; otherwise empty.
+        words_option: the option that gets the words after the task as its values; None if no option does.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class GauntletTask(Task[Any]):
             Exit: its exit code is not 0.
         """
         if any(values[name] in ("--help", "-h", ["--help"], ["-h"]) for name in self.positional):
-            # Invoke parses a request for help as the value.
+            # Invoke takes `--help` for the value of a positional argument.
             option_lines = [
                 f"  {format_option(option.name)}\n      {_format_help(option)}"
                 for option in self.options
@@ -171,7 +171,7 @@ class GauntletTask(Task[Any]):
             lines = "\n".join([inspect.getdoc(self) or "", "", "Options:", *option_lines])
             sys.stdout.write(f"Usage: {self.usage}\n\nDocstring:\n  {lines}\n")
             return
-        # Invoke disables bytecode for all later imports: each start would compile them again.
+        # Enable bytecode again: Invoke disables it, so that each start would compile all later imports again.
         sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
 
         with messages.set_verbosity(quiet=values["quiet"], verbose=values["verbose"]):
@@ -189,19 +189,19 @@ def _make_part(part: TaskPart | Option | type) -> TaskPart:
 def gauntlet_task(
     name: str, *parts: TaskPart | Option | type, usage: str = ""
 ) -> Callable[[Callable[..., ExitCode]], GauntletTask]:
-    """Return a decorator that makes a task of a function, which gets a request for each part, or an option's value."""
+    """Return a decorator that makes a function a task; for each part, it gets a request or an option's value."""
     return lambda command: GauntletTask(command, name, parts, usage)
 
 
 def console_presenter() -> Reporter:
-    """Return a presenter on standard output; it imports the reports, for which `--list` must not wait."""
+    """Return a presenter on standard output; the reports are imported here, because `--list` must not wait for them."""
     from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
 
     return ConsolePresenter(sys.stdout)
 
 
 def run_to_exit_code(command: Callable[[], ExitCode]) -> ExitCode:
-    """Run a command and return its exit code; print user errors, and faults of the toolkit, as messages."""
+    """Run a command and return its exit code; print errors of users and faults of the toolkit as messages."""
     open_standard_streams()
     try:
         code = command()
@@ -216,7 +216,7 @@ def run_to_exit_code(command: Callable[[], ExitCode]) -> ExitCode:
         if output_error is None or not isinstance(error, OSError):
             code = _print_error(make_unexpected_error(error))
         elif isinstance(output_error, BrokenPipeError):
-            # The reader of the output has closed it (`| head`): there is nothing left to report.
+            # The reader of the output, such as `| head`, has closed it: there is nothing left to report.
             code = ExitCode.OK
         else:
             code = _print_error(
@@ -231,7 +231,7 @@ def _print_error(error: GauntletError) -> ExitCode:
     if "GITHUB_ACTIONS" in os.environ:
         from iree_gauntlet.reports.github import format_error_command  # noqa: PLC0415 - only for an error in CI
 
-        # A closed output has been reported already, or is not the cause.
+        # Ignore a closed output: it has been reported already, or is not the cause.
         with suppress(OSError):
             sys.stdout.write(format_error_command(str(error), os.environ))
             sys.stdout.flush()
@@ -251,7 +251,7 @@ def option_values(words: Sequence[str], options: Iterable[Option]) -> list[str]:
         name, prefix = previous_word, ""
     option = next((option for option in options if format_option(option.name) == name), None)
     values = _list_values(option) if option else []
-    # The value is complete: the next word is something else.
+    # If the last word is a complete value, the next word is not a value of this option.
     return [] if last_word in values else [f"{prefix}{value}" for value in values]
 
 

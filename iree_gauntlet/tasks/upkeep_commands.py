@@ -1,6 +1,6 @@
 """The commands for goldens, caches, toolchains, reports and histories, as the command line defines them.
 
-Their implementations are imported when they run: `--list` must be quick.
+A command's implementation is imported only when the command runs, because `--list` must be quick.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ if TYPE_CHECKING:
 
 _NETWORK_OPTIONS = list_options(NetworkRequest)
 _RECORD_PART = run_part((*SELECTION, *CACHE, *_NETWORK_OPTIONS), Defaults())
-# These options of commands apply to a run that is repeated: its checks may fail because of their time limits.
+# The options for repeating a run; they include the checks' time limits, which can be why a check failed.
 _RERUN_OPTIONS = ("jobs", "offline", *(f"timeout_{stage}" for stage in CHECKS.values()))
 
 
 def _make_words_option(name: str, text: str) -> Option:
-    """Return an option whose values are the words after the task; there must be at least one."""
+    """Return an option whose values are the words after the task; at least one word is required."""
     return Option(name, None, text, takes=SEVERAL)
 
 
@@ -140,7 +140,7 @@ def golden_update_task(selection: SelectionRequest, request: GoldenUpdateRequest
 @gauntlet_task(
     "xfail.update",
     XfailUpdateRequest,
-    # The suite is the one that changes; the run defines the selection.
+    # --suite names the suite that is changed; the run determines the selection.
     run_part((*CACHE, *(option for option in RUNNING if option.name in _RERUN_OPTIONS)), Defaults()),
 )
 def xfail_update_task(update_request: XfailUpdateRequest, run_request: RunRequest) -> ExitCode:

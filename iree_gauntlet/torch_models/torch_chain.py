@@ -61,34 +61,34 @@ python = ".".join(map(str, sys.version_info[:3]))
 print(json.dumps({"python": python, "versions": found, "paths": list(places)}))
 """
 PLAN_FILE = "plan.json"
-# torch.onnx.export's name of its graph, which becomes the imported function's.
+# The name that torch.onnx.export gives to graphs, and so the name of the imported function.
 FUNCTION = "main_graph"
 _MODULE_FILE = "module.vmfb"
 _PARAMETERS_FILE = "model.irpa"
-# The fields of plans that are paths: a model depends on the files' content instead.
+# A plan's fields that are paths. Keys have no paths: a model depends on the files' content.
 _PATH_FIELDS = ("output", "models_dirs", "plugins")
-# Torch's threads would otherwise wait actively for each other, at five times the CPU time on a busy machine.
+# By default torch's threads wait actively for each other, which takes five times the CPU time on a busy machine.
 _TORCH_ENV = (("OMP_WAIT_POLICY", "passive"),)
 MODULE_WORKER = "measure_module.py"
 GENERATIVE_WORKER = "measure_generative.py"
 PIPELINE_WORKER = "measure_pipeline.py"
 _OPT_LEVEL_FLAG = "iree-opt-level"
 _MAX_OPT_LEVEL = 3
-# From this level on the compiler rewrites matrix products as generic operations before the pass that narrows products'
-# inputs, which then finds none.
+# From this level on, the compiler rewrites matrix products as generic operations first. The pass that narrows the
+# inputs of matrix products then finds no products.
 _GENERALIZING_LEVEL = 2
 _GENERALIZE_FLAG = "iree-opt-generalize-matmul"
 _NARROW_TYPE_FLAG = "iree-global-opt-demote-contraction-inputs-type"
 _NARROW_OPERATIONS_FLAG = "iree-global-opt-demote-contraction-inputs-operations"
-# Up to 3.11 the compiler narrows to bf16 only.
+# The flag of IREE up to 3.11, whose compiler narrows to bf16 only.
 _NARROW_TO_BF16_FLAG = "iree-global-opt-enable-demote-contraction-inputs-to-bf16"
-# The widest is first. The compiler offers two narrower types, so that the lowest two fidelities are the same.
+# From the widest to the narrowest. The compiler offers only two narrow types, so the lowest two fidelities are equal.
 _FIDELITY_TYPES = {"HiFi4": "f32", "HiFi3": "f16", "HiFi2": "bf16", "LoFi": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
 class TorchPython(Recorded):
-    """A Python that has torch; `paths` are its package folders, for a Python of the same version without torch."""
+    """A Python that has torch; from its package folders, `paths`, another Python of its version can import torch."""
 
     path: str
     python: str
@@ -97,22 +97,22 @@ class TorchPython(Recorded):
 
     @property
     def identity(self) -> str:
-        """A text that changes when its builds may change."""
+        """A text that changes whenever the models built in this Python may change."""
         return " ".join(
             [f"python {self.python}", *(f"{name} {version}" for name, version in sorted(self.versions.items()))]
         )
 
 
 def make_torch_argv(python: str, module: str) -> tuple[str, ...]:
-    """Return the command of a module of `torch_side/` in a Python (see `torch_process.py`), without its plan.
+    """Return the command that runs a module of `torch_side/` in a Python, without the plan (see `torch_process.py`).
 
-    Python may write bytecode of torch and other packages, as installers such as uv do not: it saves 15 s per start.
+    Python may write bytecode (no -B): uv installs packages without bytecode, which costs torch 15 s at each start.
     """
     return (python, str(_TORCH_SIDE / "torch_process.py"), f"{_PACKAGE}.torch_side.{module}")
 
 
 def find_torch_python(python_option: str) -> TorchPython:
-    """Return the Python of `--torch-python`, or the toolkit's if that has torch."""
+    """Return the Python of `--torch-python`; without the option, the toolkit's Python."""
     path = shutil.which(python_option) if python_option else sys.executable
     if path is None:
         raise UsageError(
@@ -154,9 +154,9 @@ def choose_target(device: str, chip: str) -> Target:
 
 
 def choose_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, ...]:
-    """Return a benchmark's devices, one for each context; if there are fewer, devices are repeated.
+    """Return a benchmark's devices, one for each context; if there are fewer devices than contexts, they repeat.
 
-    A `device` with an ordinal is a single one; 0 `chips` means all devices.
+    A `device` with an ordinal means that device only. `chips` is the number of contexts; 0 means all devices.
     """
     available = check_device(toolchain, device)
     if not available.ok:
@@ -171,7 +171,7 @@ def choose_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class CompilerOptions:
-    """The flags for an option; `contraction_type` is the type to which inputs of f32 products are narrowed, if any."""
+    """The flags for an option; `contraction_type`: the type to which inputs of f32 products are narrowed, or empty."""
 
     flags: tuple[str, ...] = ()
     contraction_type: str = ""
@@ -179,7 +179,7 @@ class CompilerOptions:
 
 
 def find_opt_level_flags(level: int | None, compiler_flags: FlagSet) -> CompilerOptions:
-    """Return the optimisation level's flags: 0 to 3 are O0 to O3, 4 is O3 too; None is the compiler's default."""
+    """Return an optimisation level's flags: 0 to 3 mean O0 to O3, 4 also means O3, None the compiler's default."""
     if level is None:
         return CompilerOptions()
     if _OPT_LEVEL_FLAG not in compiler_flags.names:
@@ -196,8 +196,8 @@ def find_opt_level_flags(level: int | None, compiler_flags: FlagSet) -> Compiler
 def find_fidelity_flags(fidelity: str, form: DataFormat, level: int | None, compiler_flags: FlagSet) -> CompilerOptions:
     """Return math fidelity's flags, which narrow inputs of f32 matrix products; sums stay f32.
 
-    HiFi4 narrows nothing, HiFi3 to f16, HiFi2 and LoFi to bf16. With a compiler that supports only bf16, HiFi3 stays
-    f32, as a fidelity is a lower bound. f16 and bf16 products are unchanged, whatever the fidelity.
+    HiFi4 narrows nothing, HiFi3 narrows to f16, HiFi2 and LoFi to bf16. A fidelity is a lower bound, so HiFi3 means f32
+    if the compiler can narrow to bf16 only. Products of f16 and bf16 are the same at every fidelity.
     """
     narrow_type = _FIDELITY_TYPES[fidelity]
     if narrow_type == "f32":
@@ -231,7 +231,7 @@ def find_fidelity_flags(fidelity: str, form: DataFormat, level: int | None, comp
 
 @dataclass(frozen=True, slots=True)
 class CompiledProgram:
-    """A compiled program with its build; the archive of its weights has the scope `model`."""
+    """A compiled program with its build; `parameters` is the archive of its weights, with the scope `model`."""
 
     module: Path
     parameters: Path
@@ -239,12 +239,12 @@ class CompiledProgram:
     program: ProgramBuild
 
     def describe_arrays(self, arrays: Sequence[Array]) -> list[dict[str, str]]:
-        """Return arrays of the build in the form of plans."""
+        """Return arrays of the build in the form that plans have."""
         return [{"file": str(self.export_folder / array.file), "type": array.type} for array in arrays]
 
     @property
     def call_plan(self) -> dict[str, Any]:
-        """The module, parameters and function, in the form of measuring programs' plans."""
+        """The module, parameters and function, in the form that plans of measuring programs have."""
         parameters = [["model", str(self.parameters)]]
         return {"modules": [str(self.module)], "parameters": parameters, "function": FUNCTION}
 
@@ -309,7 +309,7 @@ class TorchChain(ABC):
 
     @property
     def gpus(self) -> tuple[Device, ...]:
-        """The device that it runs on, unless that is the CPU."""
+        """The device on which the model runs; empty if it is the CPU."""
         return () if is_cpu(self.device) else (find_device(self.toolchain, self.device),)
 
     def folder(self, stage: Stage, role: str = MAIN) -> Path:
@@ -332,7 +332,7 @@ class TorchChain(ABC):
         return make_step(self.case, stage, self.context, role)
 
     def plan_export(self, role: str, plan: ModelPlan, key_fields: Mapping[str, str], sources: Sequence[Path]) -> Step:
-        """Plan a model's build and export by torch; in the key, `key_fields` replace the plan's path fields."""
+        """Plan a model's build and export by torch; in the cache key, `key_fields` replace the plan's path fields."""
         step = replace(self.step(Stage.EXPORT, role), inputs=tuple(StepInput("program", str(path)) for path in sources))
         plan_fields = {name: str(value) for name, value in asdict(plan).items() if name not in _PATH_FIELDS}
         tool_inputs = {"builder": _hash_builder(self.builder, self.loaded_files), "torch": self.torch.identity}
@@ -367,29 +367,29 @@ class TorchChain(ABC):
     def plan_run(
         self, stage: Stage, inputs: Sequence[StepInput], needs: tuple[str, ...] = (), role: str = MAIN
     ) -> Step:
-        """Plan a step that runs modules on the device, and is never cached."""
+        """Plan a step that runs modules on the device; its result is never cached."""
         step = replace(self.step(stage, role), needs=needs, inputs=tuple(inputs))
         for gpu in self.gpus:
             step = step.place_on(gpu)
         return step
 
     def plan_rounds(self, inputs: Sequence[StepInput], needs: tuple[str, ...] = (), role: str = MAIN) -> Step:
-        """Plan a step that measures in rounds; it locks the machine itself for each block of them."""
+        """Plan a step that measures in rounds, and that locks the machine itself for each block of rounds."""
         step = self.plan_run(Stage.BENCHMARK, inputs, needs, role)
         return replace(step, resources=replace(step.resources, cores=0, exclusive=False))
 
 
 def find_builder_files(builder: str, loaded_files: Sequence[Path] = ()) -> tuple[Path, ...]:
-    """Return this package's files that affect a build: a module of `torch_side/`, the loaded files, and their imports.
+    """Return this package's files that affect a build: the builder in `torch_side/`, `loaded_files`, and their imports.
 
-    Other packages are excluded: they only read and write files for it.
+    The toolkit's other packages are excluded, because the builder uses them only to read and write files.
     """
     return find_imported_files([_TORCH_SIDE / f"{builder}.py", *loaded_files], _PACKAGE_FOLDER, _PACKAGE)
 
 
 @cache
 def _hash_builder(builder: str, loaded_files: tuple[Path, ...]) -> str:
-    """Return a hash that changes with the toolkit's code that builds models."""
+    """Return a hash of the toolkit's code that builds models."""
     return hash_files(find_builder_files(builder, loaded_files), _PACKAGE_FOLDER)
 
 
@@ -412,7 +412,7 @@ def hash_files(paths: Sequence[Path], root: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTimes(Recorded):
-    """Times from a measuring program: of calls, or of generations (`prefill_ms`, `decode_ms`)."""
+    """Times from a measuring program: of calls (`call_ms`), or of generations (`prefill_ms`, `decode_ms`)."""
 
     total_s: float = 0.0
     calls: int = 0
@@ -423,7 +423,7 @@ class CallTimes(Recorded):
 
     @property
     def times_ms(self) -> tuple[float, ...]:
-        """The times of all calls, or generations."""
+        """The times of all calls, or of all generations."""
         if self.prefill_ms:
             return tuple(prefill + sum(decode) for prefill, decode in zip(self.prefill_ms, self.decode_ms, strict=True))
         return tuple(value for context in self.call_ms for value in context)
@@ -431,7 +431,7 @@ class CallTimes(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallMeasurement(CallTimes):
-    """The result of a measuring program; the programs document its fields."""
+    """The result of a measuring program, in whose docstring the fields are described."""
 
     load_ms: float
     overhead_us: float
@@ -446,7 +446,7 @@ class CallMeasurement(CallTimes):
 
 
 def make_worker_command(chain: TorchChain, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> Command:
-    """Return a measuring program's command in the toolchain's Python; `name` is the prefix of the plan's name."""
+    """Return a measuring program's command in the toolchain's Python; the plan is written to `{name}plan.json`."""
     folder = _TORCH_SIDE if script == PIPELINE_WORKER else Path(iree_side.__file__).parent
     argv = (chain.toolchain.compiler.python, "-B", str(folder / script))
     return write_planned_command(step, argv, plan, f"{name}plan", chain.context.env)
@@ -455,7 +455,7 @@ def make_worker_command(chain: TorchChain, step: Step, script: str, plan: Mappin
 def write_planned_command(
     step: Step, argv: Sequence[str], plan: Mapping[str, Any], name: str, env: tuple[tuple[str, str], ...]
 ) -> Command:
-    """Write a command's plan into the step's folder under a name, and return the command with its path appended."""
+    """Write a plan to NAME.json in the step's folder, and return the command with that path as its last argument."""
     folder = Path(step.folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"

@@ -72,7 +72,7 @@ _OPTION_NAMES = {"force_num_layers": "layers", "microbatch": "microbatch"}
 
 
 def bench(options: BenchOptions) -> ExitCode:
-    """Benchmark a model, or list the available ones."""
+    """Benchmark a model, or list the available models."""
     folders = _find_folders(options)
     skipped_problems: list[Problem] = []
     models = discover(folders, skipped_problems)
@@ -99,7 +99,7 @@ def bench(options: BenchOptions) -> ExitCode:
     )
     plan = check_options(model, build_plan)
     options = replace(options, config=plan.config or "")
-    # Errors of the command line are reported before anything is started.
+    # Report errors of the command line before any process starts.
     device = options.device or CPU.device
     target = choose_target(device, options.target)
     locks = find_cache_folder(options.cache_dir) / "locks"
@@ -156,7 +156,7 @@ def _run(
     run_dir: Path,
     progress: Progress,
 ) -> tuple[BuildRecord | None, ExitCode]:
-    """Export, import, compile, check and measure the model; the journal records everything."""
+    """Export, import, compile, check and measure the model, and write the journal."""
     plan = Plan((chain.export(),), devices=chain.gpus)
     event = make_run_event(plan, run_dir, workbench, DIALECT, [chain.target], format_typed_command())
     event = replace(event, kind=ExperimentKind.BENCH)
@@ -202,7 +202,7 @@ def _require_work(options: BenchOptions, chips: int) -> None:
 
 
 def _make_model_list(models: Mapping[str, BenchmarkModel], folders: Sequence[Path]) -> Document:
-    """Return a list with a row for each model and configuration."""
+    """List the models and their configurations: one row for each configuration."""
     rows: list[tuple[Cell, ...]] = []
     for model in models.values():
         accepts = ", ".join(option for name, option in _OPTION_NAMES.items() if name in model.accepts) or None

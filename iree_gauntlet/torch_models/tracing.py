@@ -1,8 +1,8 @@
 """A trace of a benchmark's program: `--trace light` and `--trace verbose`.
 
-It is a separate run after the measured one, by the native `iree-benchmark-module` of the same toolchain, under the
-runtime's profiler: its times show the parts of a call, and are no evidence of its speed. Without a trace, the reason
-is reported instead, and the benchmark remains valid.
+After the measured run, `iree-benchmark-module` of the same toolchain runs the program again, under the runtime's
+profiler. A trace shows how a call's time is distributed, but not how fast the program is. If tracing fails, the reason
+is reported, and the benchmark remains valid.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _COLUMNS = (
 )
 _MAX_NAME_CHARS = 80
 _NS_PER_MS = 1e6
-# The first part of a name that has sizes, `128x2x64` or `4xDxf32`, and the types after it.
+# Matches the first sizes in a name (`128x2x64`, `4xDxf32`), and the types after them.
 _SHAPE_PATTERN = re.compile(r"(?:^|_)(?P<shape>(?:\d+|D)(?:x(?:\d+|D))*(?:x[a-z]+\d+\w*?)?(?:_[a-z]+\d+[^_]*)?)(?=_|$)")
 VERBOSE = "verbose"
 _VIEWER_URL = "https://ui.perfetto.dev"
 _PROFILE_TOOL = "iree-profile"
-# The number of rows on the console; the files have all of them.
+# The maximum of rows on the console; the files have all rows.
 _MAX_ROWS = 10
-# Element types that a .npy file supports; all others have to be raw bytes.
+# The element types for which the tool reads .npy files; inputs of other types are passed as raw bytes.
 _NPY_TYPES = frozenset(
     {"i1", "f16", "f32", "f64"} | {f"{sign}i{bits}" for sign in ("", "s", "u") for bits in (8, 16, 32, 64)}
 )
@@ -57,13 +57,13 @@ _NPY_TYPES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """All dispatches of one function of a program.
+    """The dispatches of one function of a program.
 
     Attributes:
         name: the compiler's name, `main$async_dispatch_12_matmul_256x256x256_f32`.
-        shape: sizes and types of its loops, from the name (`256x256x256 f32`); empty if it has none.
+        shape: sizes and types of the function's loops, from the name (`256x256x256 f32`); empty if the name has none.
         kind: `matmul`, `conv`, `elementwise` …
-        ns: its time in one call, in ns: the median over the calls of the trace.
+        ns: nanoseconds of these dispatches in one call; the median over the traced calls.
     """
 
     name: str
@@ -82,7 +82,7 @@ class TraceTable:
     rows: tuple[TraceRow, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the table for the journal and files; times are ns in one call."""
+        """Return the table for the journal and files, with times in ns per call."""
         profile = self.profile
         return {
             "calls": profile.invocations,
@@ -96,7 +96,7 @@ class TraceTable:
 
 
 def make_trace_table(profile: DispatchProfile) -> TraceTable:
-    """Return the rows of a profile, the slowest first, and at equal times in the program's order."""
+    """Return the rows of a profile, the slowest first; rows with equal times are in the program's order."""
     total_ns = profile.elapsed_ns or profile.dispatched_ns
     rows = [
         TraceRow(
@@ -149,7 +149,7 @@ def _make_figures(table: TraceTable, ns: int, count: Cell) -> tuple[Cell, ...]:
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """Split a name from its sizes and types: `…_dispatch_12_matmul` and `256x256x256 f32`."""
+    """Split a dispatch's name into `…_dispatch_12_matmul` and the sizes and types, `256x256x256 f32`."""
     work = parse_dispatch_name(name).work
     match = _SHAPE_PATTERN.search(work)
     if match is None or work == name:
@@ -168,8 +168,8 @@ class Trace:
     """The result of tracing a program.
 
     Attributes:
-        files: written files by role: `table` (text), `data` (the same as JSON), `perfetto`, `profile`.
-        log: path of the log of the last tool, relative to the run's folder; empty if no tool was started.
+        files: written files by role: `table` (text), `data` (the table as JSON), `perfetto`, `profile`.
+        log: the last tool's log, relative to the run's folder; empty if no tool was started.
     """
 
     name: str
@@ -182,7 +182,7 @@ class Trace:
     log: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the trace for the journal, the file of results and the trace's file; times are ns in one call."""
+        """Return the trace for the journal, the file of results and the trace's file, with times in ns per call."""
         return {
             "program": self.name,
             "level": self.level,
@@ -198,8 +198,8 @@ class Trace:
 def make_benchmark_command(tool: str, folder: Path, program: CompiledProgram, device: str) -> Command:
     """Return the command of `iree-benchmark-module` for a program of a model.
 
-    Inputs whose type a .npy file lacks (bf16) are written to `folder` as raw bytes: in a .npy file for them, the tool
-    would read the header as values.
+    Inputs whose type .npy files do not support (bf16) are written to `folder` as raw bytes. The tool would read the
+    header of a .npy file as values of such an input.
     """
     inputs = program.program.inputs
     argv = (
@@ -225,9 +225,9 @@ def trace(
 ) -> Trace:
     """Run a program under the profiler and write its dispatches.
 
-    The caller ensures that the machine and the device are idle. The step has the command of
-    `make_benchmark_command`; the tools' files go into its folder, `.trace.txt`, `.trace.json` and `.perfetto.json` to
-    `path`, whose last part is the program's name. `call_ms` determines the number of calls, 5 to 100.
+    The caller ensures that the machine and the device are idle. The step's command is that of
+    `make_benchmark_command`, and its folder gets the tools' files. `path` is a folder and the program's name: the files
+    PATH.trace.txt, PATH.trace.json and PATH.perfetto.json are written. `call_ms` determines how many calls (5 to 100).
     """
     folder, name = path.parent, path.name
     prefix = f"{name}.profile."
@@ -262,7 +262,7 @@ def make_result(traces: Sequence[Trace], statistics: dict[str, Any]) -> Result:
 
 
 def format_console_lines(trace: Trace) -> list[str]:
-    """Return a trace's console lines: the ten slowest functions, and one line for all others."""
+    """Return a trace's console lines: the slowest functions, and one line for all others."""
     if trace.table is None:
         return [f"no trace of {trace.name}: {join_lines(trace.reason)}"]
     lines = _add_headline(trace, format_table(trace.table, _MAX_ROWS))

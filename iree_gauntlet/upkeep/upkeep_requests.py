@@ -24,7 +24,7 @@ class BuildRequest(CacheRequest):
     commit: str = option("", "Build this commit, tag or branch, in place of the work tree.")
     runtime_only: bool = option(False, "Build only the runtime, for use with another compiler.")
     bindings: bool = option(False, "Also build the Python bindings, which import ONNX programs.")
-    # This field must be the last one, as it hides the function of its name.
+    # This field must be the last field, because it hides the function `option`.
     option: tuple[str, ...] = option((), "An option of CMake, such as -DIREE_TARGET_BACKEND_CUDA=ON (repeatable).")
 
 
@@ -50,7 +50,7 @@ class LockRequest(CacheRequest):
 
 @dataclass(frozen=True, slots=True)
 class GoldenShowRequest(FormatRequest):
-    """The runs that `golden.show` shows goldens with."""
+    """The runs whose figures `golden.show` shows beside goldens."""
 
     last: int = option(20, "Number of newest runs to search.", unit="a number of runs")
 
@@ -87,7 +87,7 @@ class XfailUpdateRequest:
 
 @dataclass(frozen=True, slots=True)
 class InitRequest:
-    """A new project, or one that gets another model."""
+    """A new project, or an existing project that gets another model."""
 
     folder: str = option("", "Folder, if no word follows the task (default: the current one).", takes="folder")
     program: str = option("", "An ONNX file: its spec is written instead of an example's.")
@@ -133,7 +133,7 @@ class AddRequest(HistoryRequest):
 
 @dataclass(frozen=True, slots=True)
 class ImportRequest(HistoryRequest):
-    """The files of other tools that are added, and facts that they lack."""
+    """The files of other tools that are added, and facts that these files lack."""
 
     files: tuple[str, ...] = option(
         (), "Files: job_summary.json, Google Benchmark's JSON, data.js, asv's results.", takes=SEVERAL

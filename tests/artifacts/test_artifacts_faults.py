@@ -1,4 +1,4 @@
-"""What goes wrong on networks and disks: every fault ends, is named, and leaves nothing half-written."""
+"""Faults of networks and disks: each ends the fetch with a named error, and leaves no half-written file."""
 
 from __future__ import annotations
 

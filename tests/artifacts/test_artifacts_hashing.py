@@ -1,4 +1,4 @@
-"""Remembered hashes hold exactly as long as the file is the one that was hashed."""
+"""Remembered hashes: valid only as long as the file is unchanged since its hashing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files out of wheels that are built here, through the real pip where it is pip that matters."""
+"""Files from wheels that the tests build; the real pip downloads wheels where its behaviour matters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry reads what Pooch reads, and says where a line is wrong."""
+"""The registry: it reads the same files as Pooch, and errors name the wrong line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names in the store: a function of the URL that never escapes and never collides."""
+"""Names in the store: each depends only on the URL, stays in its folder, and differs for different sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store over a real server: fetched once, verified, pinned, remembered."""
+"""The store with a real server: files are fetched once, verified, pinned and remembered."""
 
 from __future__ import annotations
 

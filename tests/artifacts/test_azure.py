@@ -1,4 +1,4 @@
-"""Azure blobs, from Azurite: public and private containers, by every kind of credentials, and without."""
+"""Azure blobs, from Azurite: public and private containers, with credentials of every kind and without."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Downloads from Azurite through a proxy with faults: what users see, what is on disk after, that it heals.
+"""Downloads from Azurite through a proxy with faults: messages, files that remain, and recovery.
 
-Every fault is a row of docs/reference/failures.md; what is said here is what the page says.
+Every fault is a row of docs/reference/failures.md, and the tests compare the messages with that page.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers of servers that are damaged, endless, or not the file: an error of that file, which leaves nothing behind."""
+"""Damaged, endless or wrong responses of servers: each is an error of one file, and leaves nothing behind."""
 
 from __future__ import annotations
 

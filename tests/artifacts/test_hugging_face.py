@@ -1,4 +1,4 @@
-"""The Hugging Face hub, in small: it redirects to a store at another host, says the hash, and wants a token."""
+"""A small Hugging Face hub: it redirects to a store on another host, gives the hash, and requires a token."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Nothing half-written ever reads as whole: downloads killed with SIGKILL, at any moment.
+"""Downloads that are killed with SIGKILL at any moment: a half-written file never passes for a complete one.
 
-`kill_driver.py` says how they die. GAUNTLET_KILL_SEED repeats a run.
+`kill_driver.py` describes the kills. GAUNTLET_KILL_SEED repeats a run.
 """
 
 from __future__ import annotations

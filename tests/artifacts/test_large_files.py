@@ -1,4 +1,4 @@
-"""Files of gigabytes: over the bounds of 32 bits, cut, killed, resumed, and never in memory as a whole."""
+"""Files of gigabytes: beyond 32-bit sizes, cut, killed and resumed, and never entirely in memory."""
 
 from __future__ import annotations
 

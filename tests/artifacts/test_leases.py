@@ -1,4 +1,4 @@
-"""Leases: seen while their process lives, gone with it however it dies, and never overtaken by a collection."""
+"""Leases: visible while their process lives, gone after any death of it, and respected by every collection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mirrors come first and are never trusted; and servers of every kind give the same file."""
+"""Mirrors: they come before the origin and are never trusted; servers of every kind give the same file."""
 
 from __future__ import annotations
 

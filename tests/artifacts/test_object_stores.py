@@ -1,4 +1,4 @@
-"""S3 from moto, Google's storage from gcp-storage-emulator: in parts, resumed, public and private."""
+"""Objects of S3 (moto) and of Google storage (gcp-storage-emulator): in parts, resumed, public and private."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files beside an ONNX file, as planning finds them without ONNX's library: what that library wrote is the judge."""
+"""External data files of ONNX files, found without ONNX's library; files that this library wrote are the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters in MLIR bytecode, against the compiler that writes it."""
+"""Parameters in MLIR bytecode, which the real compiler writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters in MLIR text: whatever the text, in whatever pieces it comes."""
+"""Parameters in MLIR text: any text, read in pieces of any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameter archives, read back by IREE's own tools and a program that runs with them; their command."""
+"""Parameter archives and the command that makes them; IREE's tools and a real program read the archives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of parameters: the same bytes everywhere, in the type's range, of the right distribution."""
+"""Values of parameters: the same bytes on every machine, in the type's range, with the right distribution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left of a download can be relied upon, however it was left."""
+"""Partial downloads: the state on disk can be relied upon, however the download ended."""
 
 from __future__ import annotations
 

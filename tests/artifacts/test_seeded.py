@@ -1,4 +1,4 @@
-"""`random://` sources: the same bytes everywhere, and every mistake named."""
+"""`random://` sources: the same bytes on every machine, and a message for every mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real times: a server that is slow for longer than it may be silent."""
+"""A server that sends slowly for longer than the limit on silence, in real time."""
 
 from __future__ import annotations
 

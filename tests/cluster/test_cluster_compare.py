@@ -1,4 +1,4 @@
-"""Comparisons whose rounds workers take: with the real tools, but for benchmarks, whose times are synthetic."""
+"""Comparisons on workers, with the real tools, except for benchmarks, whose times are synthetic."""
 
 from __future__ import annotations
 

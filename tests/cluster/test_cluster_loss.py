@@ -1,4 +1,4 @@
-"""Clusters that lose workers, the run or themselves, for minutes: what is left comes to the same."""
+"""Clusters that lose workers, their run or all processes, for minutes: the remaining results are the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which step goes to which worker."""
+"""The assignment of steps to workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices are asked for what is known, before they are believed."""
+"""Health checks of devices: before use, their results and times are compared with known ones."""
 
 from __future__ import annotations
 

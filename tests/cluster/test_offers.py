@@ -1,4 +1,4 @@
-"""What a worker offers is what was found."""
+"""Workers' offers: they contain only devices, releases and measurements that were found on the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of living workers, and of dead ones."""
+"""Folders of living workers, and of dead workers."""
 
 from __future__ import annotations
 

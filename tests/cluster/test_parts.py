@@ -1,4 +1,4 @@
-"""What a cluster says of a plan before anything runs."""
+"""Messages of a cluster about a plan, before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run reads, packed and unpacked elsewhere."""
+"""Copies of a run's files: packed where the run starts, and unpacked on another machine."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from iree_gauntlet.requests import (
     ShardRequest,
     ToolchainRequest,
 )
+from iree_gauntlet.variants import Variant
 
 if TYPE_CHECKING:
     from tests.support.toy_project import Project
@@ -95,6 +96,7 @@ def test_a_request_is_read_in_the_copy(tmp_path: Path) -> None:
         folder=FolderRequest(run_dir="/home/u/runs/r", resume=True),
         execution=ExecutionRequest(jobs=3, lenient=True),
         chains=frozenset({"a"}),
+        variants=(Variant("tuned", tuning_spec="file:///data/tuning.mlir"), Variant("O3", ("--iree-opt-level=O3",))),
     )
     copy = tmp_path / "copy"
     here = map_request(request, copy, tmp_path / "run", tmp_path / "cache", "/home/u/project")
@@ -108,6 +110,9 @@ def test_a_request_is_read_in_the_copy(tmp_path: Path) -> None:
     assert here.shard == ShardRequest()
     assert here.chains is None
     assert here.execution == request.execution
+    tuned, optimised = here.variants or ()
+    assert tuned.tuning_spec == f"file://{copy}/files/data/tuning.mlir"
+    assert optimised == Variant("O3", ("--iree-opt-level=O3",))
 
 
 @pytest.mark.parametrize("option", ["external_file_directory", "module_directory", "suite", "spec_dir", "config"])

@@ -1,4 +1,4 @@
-"""What a worker says, in the words of where the run was started."""
+"""Paths in workers' messages: replaced by those of the machine where the run was started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan on workers that come, go and die: every step once in the record, whatever happens."""
+"""A plan on workers that come, go and die: the record has every step once."""
 
 from __future__ import annotations
 

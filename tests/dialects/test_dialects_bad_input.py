@@ -1,4 +1,4 @@
-"""Every mistake in a spec file is named: file, line, field, what was found, what is expected."""
+"""Mistakes in spec files: each message names file, line, field, the actual value and the expected one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command lines that specs mean: written here by hand from the documents of today's programs."""
+"""Command lines of specs; the expected lines are written by hand from the documents of today's programs."""
 
 from __future__ import annotations
 

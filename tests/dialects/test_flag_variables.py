@@ -1,4 +1,4 @@
-"""Variables in the flags of specs: a few of the environment's, in the places that upstream's programs read."""
+"""Environment variables in specs' flags: a few are allowed, in the places where upstream's programs read them."""
 
 from __future__ import annotations
 

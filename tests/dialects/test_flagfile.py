@@ -1,4 +1,4 @@
-"""Flagfiles as IREE's tools read them, and every mistake with its line."""
+"""Flagfiles: read as IREE's tools read them; messages about mistakes name the line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`targets`: one spec on several targets."""
+"""The field `targets`: one spec on several targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An edit of a spec changes one value, and not one other character."""
+"""Edits of specs: each changes one value, and no other character."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The llama block: its files belong together, and its expected output tells a right program from a wrong one."""
+"""The llama block: its files fit together, and its expected output distinguishes right programs from wrong ones."""
 
 from __future__ import annotations
 

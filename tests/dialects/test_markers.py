@@ -1,4 +1,4 @@
-"""Marker expressions mean what pytest's `-m` means; where they do not, it is on purpose and listed here."""
+"""Marker expressions: the same meaning as in pytest's `-m`; the deliberate differences are listed here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite of ONNX models, read: its test files and configs as cases, and the commands of upstream's runner."""
+"""The suite of ONNX models: its test files and configs become cases with the commands of upstream's runner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of expected failures change where they stand in a config; whatever else its author wrote stays."""
+"""Edits of the lists of expected failures in configs: the rest of the author's text stays as it was."""
 
 from __future__ import annotations
 

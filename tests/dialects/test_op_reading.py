@@ -1,4 +1,4 @@
-"""Configs of operator suites and the folders of their cases: what they say, and every mistake with its place."""
+"""Configs of operator suites and folders of their cases: their content, and mistakes with their places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operator suites as cases and steps: the commands of upstream's own runner, and what the corpus means."""
+"""Operator suites as cases and steps: the commands of upstream's runner, and the outcomes for the corpus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch operators: NumPy's own values as arguments, NumPy's own rule for outputs, and every mistake with its place."""
+"""Torch operators: arguments with NumPy's values, outputs by NumPy's rule, and mistakes with their places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which specs and cases a command means, and what is said when none fits."""
+"""The selection of specs and cases by a command, and the messages if nothing is selected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of every sharktank file of the corpus: derived from the JSON itself, as today's programs have them."""
+"""The commands of every sharktank file of the corpus, derived from the JSON as today's programs derive them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sharktank's files as they are found: of several generations, of one model alone, with paths of another machine."""
+"""sharktank's real files: of several generations, of a single model, with paths of other machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped specs agree with what was recorded for them."""
+"""The shipped specs: they agree with their recorded inputs and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Suites: what a TOML file says, and every mistake in it."""
+"""Suites: the content of a TOML file, and every mistake in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every mistake in a file of torch models is named, and none is taken for something else."""
+"""Mistakes in files of torch models: each has a message, and no wrong file is taken for something else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command lines that torch models mean: derived from the JSON itself, as today's program has them."""
+"""Command lines of torch models, derived from the JSON as today's program derives them."""
 
 from __future__ import annotations
 

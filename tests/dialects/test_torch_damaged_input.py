@@ -1,4 +1,4 @@
-"""A valid file of torch models, spoiled somewhere: by any value, by any JSON, by damaged text."""
+"""Valid files of torch models with damage at some place: wrong values, arbitrary JSON, damaged text."""
 
 from __future__ import annotations
 

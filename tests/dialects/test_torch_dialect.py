@@ -1,4 +1,4 @@
-"""What torch models' tests mean apart from their commands: targets, selection, markers and modules."""
+"""Properties of torch models' tests other than their commands: targets, selection, markers and modules."""
 
 from __future__ import annotations
 

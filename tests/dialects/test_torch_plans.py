@@ -1,4 +1,4 @@
-"""What is planned for torch models: pointers of Git LFS, shared archives, and what a stage or a test needs."""
+"""Plans for torch models: pointers of Git LFS, shared archives, and the needs of stages and tests."""
 
 from __future__ import annotations
 

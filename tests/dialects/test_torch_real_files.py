@@ -1,4 +1,4 @@
-"""What files of torch models that others wrote have in them, and means what their programs make of it."""
+"""Peculiarities of files of torch models that others wrote: each means the same as to the others' programs."""
 
 from __future__ import annotations
 

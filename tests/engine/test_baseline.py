@@ -1,4 +1,4 @@
-"""Runs that are held against an earlier one: which steps, by what figures, and what an earlier run does not say."""
+"""Runs that are compared with an earlier run: the compared steps and figures, and gaps of the earlier run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of a plan: which compiles are put together."""
+"""Batches of a plan: the compiles that are put together."""
 
 from __future__ import annotations
 

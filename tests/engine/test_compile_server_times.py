@@ -1,4 +1,4 @@
-"""When the compile server asks a compile to end, kills it, and gives it up: on a clock that the tests set."""
+"""Times at which the compile server asks a compile to end, kills it and gives it up, on a clock that tests set."""
 
 from __future__ import annotations
 

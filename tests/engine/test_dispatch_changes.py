@@ -1,4 +1,4 @@
-"""A broken dispatch golden names the dispatches, against the newest module that kept it: with the real compiler."""
+"""The dispatches that break a dispatch golden, found by comparison with the newest module that kept the golden."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What executes steps in place of the engine's own way, and what the engine tells of it."""
+"""Performers, which execute steps in place of the engine, and the facts that the engine gives them."""
 
 from __future__ import annotations
 

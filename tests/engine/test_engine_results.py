@@ -1,4 +1,4 @@
-"""Which ends of a process count against the product, and what an expected failure makes of them."""
+"""The ends of processes that count against the product, and the effect of expected failures on them."""
 
 from __future__ import annotations
 

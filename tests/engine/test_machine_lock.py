@@ -1,4 +1,4 @@
-"""The machine's locks: who keeps whom out, where they lie, and for which users."""
+"""The machine's locks: exclusion between their holders, their place, and the users that they serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine's shared lock, taken once for many small steps, and let go of for those who wait."""
+"""The machine's shared lock: taken once for many small steps, and released for waiting processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of modules: what counts, what does not, and how a change is described."""
+"""Modules' keys: the ingredients that count or not, and descriptions of changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planning: which steps, on what they wait, what they read, and nothing of the context touched."""
+"""Planning: the steps, their needs and inputs, all without a change of the context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiling a benchmark with the real tools, and the reasons where there is no profile."""
+"""Profiles of a benchmark with the real tools, and the reasons for missing profiles."""
 
 from __future__ import annotations
 

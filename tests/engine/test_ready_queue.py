@@ -1,4 +1,4 @@
-"""What may run now, against the rule written down plainly; and at a cost that does not grow with the plan."""
+"""The queue of ready steps: it follows a plain form of its rule, and its cost per step does not grow with the plan."""
 
 from __future__ import annotations
 

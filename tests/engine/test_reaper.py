@@ -1,4 +1,4 @@
-"""When a process is asked to end, when it is killed, and when it is given up: on a clock that the tests set."""
+"""Times at which a process is asked to end, is killed and is given up, on a clock that the tests set."""
 
 from __future__ import annotations
 

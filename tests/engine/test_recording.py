@@ -1,4 +1,4 @@
-"""Expected outputs of torch models, recorded with onnxruntime as a user has them recorded."""
+"""Expected outputs of torch models, recorded with onnxruntime by the command for users."""
 
 from __future__ import annotations
 

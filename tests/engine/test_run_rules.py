@@ -1,4 +1,4 @@
-"""The rules of a run server: it compares and reads as the toolkit does."""
+"""The rules of a run server: it compares outputs and reads files as the toolkit does."""
 
 from __future__ import annotations
 

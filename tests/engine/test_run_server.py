@@ -1,4 +1,4 @@
-"""The run servers: the tool's own verdicts, case by case, and what hurts one case hurts no other."""
+"""The run servers: the tool's own verdicts for each case, and no effect of a broken case on other cases."""
 
 from __future__ import annotations
 

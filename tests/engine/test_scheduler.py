@@ -1,4 +1,4 @@
-"""Which step runs when."""
+"""The order in which steps run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a short process costs under the supervisor: a figure for people, not a verdict."""
+"""The cost of a short process under the supervisor: a printed figure without a verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags of a stranger's spec that could do harm are named, and `--untrusted` runs none of them."""
+"""Flags of a stranger's spec that could do harm: the toolkit names them, and `--untrusted` runs none of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A compile that fails names the operator of the model first, by what the real compiler prints."""
+"""A failed compile's message: it names the model's operator first, as read from the real compiler's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPUs that rounds may be pinned to, and which of them is steadiest."""
+"""The CPUs to which rounds may be pinned, and the choice of the steadiest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped suites, run as a user runs them: all pretrained models out of PyPI wheels, from an empty cache."""
+"""The shipped suites as a user runs them: all pretrained models from PyPI wheels, with an empty cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bisect --bundle`: since which IREE does a bundle fail? Its script tells by the folder of the tools that it gets."""
+"""`bisect --bundle`: the first IREE with which a bundle fails; the bundle's script gets the folder of the tools."""
 
 from __future__ import annotations
 

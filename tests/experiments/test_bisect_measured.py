@@ -1,4 +1,4 @@
-"""`bisect` by real times, with a slowdown that was planted: for a machine that does nothing else."""
+"""`bisect` by real times with a planted slowdown, on a machine without other work."""
 
 from __future__ import annotations
 

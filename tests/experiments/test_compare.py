@@ -1,6 +1,6 @@
-"""`compare A B` with the real tools, but for benchmarks: their times are synthetic, so that every verdict is certain.
+"""`compare A B` with the real tools, except for benchmarks: their times are synthetic, so every verdict is certain.
 
-`test_compare_measured.py` measures real ones.
+`test_compare_measured.py` measures real times.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`compare A B` in real rounds, with differences that were planted: for a machine that does nothing else."""
+"""`compare A B` in real rounds with planted differences, on a machine without other work."""
 
 from __future__ import annotations
 

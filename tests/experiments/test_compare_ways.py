@@ -1,4 +1,4 @@
-"""Where rounds are taken: on the CPUs on which the program is steadiest, with synthetic times that depend on them."""
+"""The CPUs for rounds: those on which the program is steadiest, with synthetic times that depend on the CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules that differ by what costs nothing do the same work; a dispatch that does a little more is found beside it."""
+"""Modules whose differences cost nothing do the same work; a dispatch with a little more work is still found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instructions of a model, counted by valgrind with the real compiler and runtime."""
+"""A model's instructions, counted by valgrind with the real compiler and runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs of a tiny project with the real tools: what is said of the data that a model is held against."""
+"""Whole runs of a tiny project with the real tools: messages about a model's inputs and expected outputs."""
 
 from __future__ import annotations
 

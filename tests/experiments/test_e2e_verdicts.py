@@ -1,4 +1,4 @@
-"""Whole runs of a tiny project with the real tools: what passes, what fails, and what is said of it."""
+"""Whole runs of a tiny project with the real tools: passes, failures, and their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an expected failure excuses: its kind, with its text, and never a mistake of the spec."""
+"""Expected failures: each excuses only its kind and its text, and never a mistake in a spec."""
 
 from __future__ import annotations
 

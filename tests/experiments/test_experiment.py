@@ -1,4 +1,4 @@
-"""How an experiment ends is in its journal, whatever ended it."""
+"""The end of an experiment, whatever its cause, is in the journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`explain`, `bundle.run`: wrong dispatches that were planted are found, cut out, and shown by their bundles alone."""
+"""`explain` and `bundle.run`: planted wrong dispatches are found and cut out, and their bundles reproduce them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`explain` of compiles that fail, crash or do not end: programs are reduced, and their bundles show it alone."""
+"""`explain` of compiles that fail, crash or hang: reduced programs, whose bundles alone reproduce the failure."""
 
 from __future__ import annotations
 

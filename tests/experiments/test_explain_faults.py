@@ -1,4 +1,4 @@
-"""`explain` under faults: interrupted at any step, out of disk space at any size, files that are gone."""
+"""`explain` under faults: interrupts at any step, full disks, and missing files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`explain` of ONNX models: an operator that IREE imports wrongly is named, cut out, and shown by its bundle alone.
+"""`explain` of ONNX models: an operator that IREE imports wrongly is found, and its bundle alone shows the error.
 
-GridSample with `mode="nearest"` takes the even one of two values that are equally near in onnxruntime, the later one in
-IREE 3.13. Where that is mended, another operator has to take its place.
+For two equally near values, GridSample with `mode="nearest"` takes the even one in onnxruntime and the later one in
+IREE 3.13. If IREE changes this, these tests need another operator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What of a model goes into bundles: made-up values in place of large or private ones, addresses in place of files."""
+"""The content of bundles: generated values in place of large or private values, and URLs in place of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`explain` of runs that fail or crash before they give numbers: the dispatch in which it happens."""
+"""`explain` of runs that fail or crash before they give numbers: the dispatch in which it happens is found."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`explain --slower`: a dispatch that was planted slower, in made-up times and profiles, is found and bundled.
+"""`explain --slower`: a dispatch that was made slower in synthetic times and profiles is found and bundled.
 
-`test_explain_slower_measured.py` has one that really is.
+`test_explain_slower_measured.py` has a dispatch that is really slower.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs in the `flow` phase: what is cut out compiles, and gives what it gave in the program; dispatches in f64."""
+"""Programs in the `flow` phase: parts that are cut out compile and give the same values; dispatches run in f64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model compiled for a GPU on a machine that has none."""
+"""Compiles of a model for a GPU on a machine without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that are killed at moments that nobody chose: nothing half-written is ever used."""
+"""Runs that are killed at random moments: no half-written file is ever used."""
 
 from __future__ import annotations
 

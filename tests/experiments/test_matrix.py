@@ -1,4 +1,4 @@
-"""The matrix, as a user runs it: several names of the IREE that is installed, builds of it, and broken ones."""
+"""The matrix as a user runs it: several names of the installed IREE, builds of it, and broken builds."""
 
 from __future__ import annotations
 

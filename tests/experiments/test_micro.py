@@ -1,7 +1,7 @@
-"""`micro` from its command line to its reports: the real compiler, and synthetic times.
+"""`micro` from its command line to its reports, with the real compiler and synthetic times.
 
-Torch is stood in for, and so is what measures (`tests/support/fake_measuring.py`). What a first sweep makes lies in a
-cache that all tests here begin with; real sweeps are in `test_micro_measured.py`.
+Fakes replace torch and the measuring Python (`tests/support/fake_measuring.py`). All tests here begin with the cache of
+a first sweep; real sweeps are in `test_micro_measured.py`.
 """
 
 from __future__ import annotations

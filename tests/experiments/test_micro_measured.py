@@ -1,4 +1,4 @@
-"""Whole sweeps of `micro` in which everything is measured for real; torch is stood in for."""
+"""Whole sweeps of `micro` with real measurements; a fake replaces torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of a suite of ONNX models: fetched through a mirror, held against onnxruntime, with what is expected of each."""
+"""Runs of a suite of ONNX models: fetched through a mirror, compared with onnxruntime, with expected outcomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operator suites from the command line: each outcome, with servers, with batches and with the native tools."""
+"""Operator suites from the command line: every outcome, with servers, with batches and with the native tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two of the pretrained models out of PyPI wheels, as a user runs them; all of them: test_all_models.py."""
+"""Two pretrained models from PyPI wheels, as a user runs them; `test_all_models.py` runs all models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that end at any moment and are continued: no tool is left, what is left is done, and no more."""
+"""Runs that end at any moment and are resumed: no tool survives, and only the remaining steps run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run --explain`: what failed is explained in the same command, and the run's own result stays."""
+"""`run --explain`: the command also explains failures, and the run's own result stays the same."""
 
 from __future__ import annotations
 

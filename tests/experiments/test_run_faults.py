@@ -1,4 +1,4 @@
-"""What goes wrong around a run: tools, disks, networks, devices, other runs; each ends in a clear verdict."""
+"""Faults around a run (tools, disks, networks, devices, other runs): each gives a clear verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards of a run: whole, disjoint, balanced by recorded cost, and steady when cases are added."""
+"""Shards of a run: complete, disjoint, balanced by recorded cost, and stable if cases are added."""
 
 from __future__ import annotations
 

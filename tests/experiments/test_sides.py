@@ -1,4 +1,4 @@
-"""Sides of a comparison: what comes back of models that other machines measure, and what two compiles differ in."""
+"""Sides of a comparison: logs of models that other machines measured, and differences between two compiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands with an IREE that is built here from source: with real git, CMake, Ninja and C compiler."""
+"""Commands with an IREE that the test builds from source, with real git, CMake, Ninja and C compiler."""
 
 from __future__ import annotations
 

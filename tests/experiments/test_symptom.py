@@ -1,4 +1,4 @@
-"""What tells a failure from others, and the script of a bundle that looks for it."""
+"""Symptoms, which distinguish failures from each other, and a bundle's script, which searches for a symptom."""
 
 from __future__ import annotations
 

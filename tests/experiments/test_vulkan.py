@@ -1,4 +1,4 @@
-"""A second backend that really runs: Vulkan, on whatever device is here (Mesa's lavapipe is one on every machine)."""
+"""A second real backend: Vulkan on any device of this machine (Mesa's lavapipe runs on every machine)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a history keeps of a run that a cluster did: a part for each kind of machine."""
+"""A history's record of a run on a cluster: one part for each kind of machine."""
 
 from __future__ import annotations
 

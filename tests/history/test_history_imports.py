@@ -1,4 +1,4 @@
-"""Histories of other tools: their files are read as they are, and all that they say is kept."""
+"""Histories of other tools: their original files are imported, with all of their content."""
 
 from __future__ import annotations
 

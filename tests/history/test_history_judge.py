@@ -1,4 +1,4 @@
-"""What a history says of its series: steps, drifts, what was won back, and what people say of it."""
+"""A history's judgement of its series: steps, drifts, recovered losses, and remarks of people."""
 
 from __future__ import annotations
 

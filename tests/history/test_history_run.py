@@ -1,4 +1,4 @@
-"""Files of a history: what is written is read, and what is damaged or newer is known for it."""
+"""Files of a history: they are read as written; damaged and newer files are recognized."""
 
 from __future__ import annotations
 

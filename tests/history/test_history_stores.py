@@ -1,4 +1,4 @@
-"""Where histories are kept: adding is a union, and nothing is lost by whatever happens meanwhile."""
+"""Places of histories: adding is a union, and nothing is lost whatever else happens at the same time."""
 
 from __future__ import annotations
 

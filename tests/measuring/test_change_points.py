@@ -1,4 +1,4 @@
-"""Steps of histories: planted ones are found, published ones as they were, and noise is none."""
+"""Steps of histories: planted steps are found, published examples give the published result, noise gives none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our verdict is iree-run-module's, case by case: the tool itself is the oracle."""
+"""Our verdict for each case is the same as that of the reference, iree-run-module itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matching the dispatches of two profiles: properties that hold for any, and the result of recorded ones."""
+"""The matching of the dispatches of two profiles: its general properties, and its results for recorded profiles."""
 
 from __future__ import annotations
 

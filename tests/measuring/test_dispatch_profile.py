@@ -1,4 +1,4 @@
-"""Reading `iree-profile`'s rows: recorded ones, synthetic ones, and what is wrong with them."""
+"""Reading the rows of `iree-profile`: recorded, synthetic and wrong rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What disturbs a round is seen, and what does not is tolerated: on synthetic machines."""
+"""Disturbances of a round are seen, and harmless effects are tolerated, on synthetic machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the vendors' tools say of GPUs, and what they do when they are sick: tools of the recorded shapes on PATH."""
+"""Reading GPUs' states with the vendors' tools, also broken ones; fakes on PATH print output in the recorded form."""
 
 from __future__ import annotations
 

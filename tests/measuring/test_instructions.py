@@ -1,4 +1,4 @@
-"""What counts instructions, what it writes, and what two counts say."""
+"""The tool that counts instructions, its files, and comparisons of two counts."""
 
 from __future__ import annotations
 

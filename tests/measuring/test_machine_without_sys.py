@@ -1,4 +1,4 @@
-"""Machines that show little of themselves: containers without /sys, a /proc that others may not read, no battery."""
+"""Machines that reveal little: containers without /sys, a /proc that others may not read, no battery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory by phases: the worker with the real runtime, what is read of its answer, and the plot."""
+"""Memory by phases: the worker with the real runtime, the reading of its answer, and the plot."""
 
 from __future__ import annotations
 

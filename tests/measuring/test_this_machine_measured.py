@@ -1,4 +1,4 @@
-"""What a watch sees of real neighbours, and what watching and judging cost: for a machine that does nothing else."""
+"""Real neighbours in the eyes of a watch, and the cost of watching and judging, on a machine without other work."""
 
 from __future__ import annotations
 

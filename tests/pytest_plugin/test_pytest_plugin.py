@@ -1,7 +1,7 @@
 """The pytest plugin with the real compiler and runtime.
 
-Most tests run pytest inside this one (`tests/support/pytest_here.py`), which spares it a start. Where processes or
-signals matter, pytest has a process of its own, as its users run it.
+Most tests run a second pytest inside this pytest (`tests/support/pytest_here.py`), which saves its start. Where
+processes or signals matter, the second pytest has its own process, as for users.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Records that somebody else has changed: each field of each event is a good report, or a message, and no traceback."""
+"""Records that somebody else has changed: any field of any event gives a good report or a message, no traceback."""
 
 from __future__ import annotations
 

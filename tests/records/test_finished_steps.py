@@ -1,4 +1,4 @@
-"""Which steps of a run that is continued are done: those that are planned as they were."""
+"""Finished steps of a resumed run: those whose plan is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was recorded on another machine is reported, and resumed where it was cut short; what is too old is told."""
+"""Records of another machine: they are reported and resumed; a message rejects records that are too old."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changed since the run before, and how long its steps took."""
+"""Changes since the previous run, and the durations of its steps."""
 
 from __future__ import annotations
 

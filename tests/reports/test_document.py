@@ -1,4 +1,4 @@
-"""A document in its three forms: the same content, safe whatever the text holds."""
+"""The three forms of a document: the same content in each, and safe for any text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of downloads: rates, names and times left, as figures and as people read them."""
+"""Progress of downloads: rates, names and remaining times, as numbers and as text for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of pages: what stands where, whatever the figures are."""
+"""Pictures of pages: the positions of their parts, for any figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Annotations of GitHub Actions: where they point, what they say, how many there are."""
+"""Annotations of GitHub Actions: their places, their texts and their number."""
 
 from __future__ import annotations
 

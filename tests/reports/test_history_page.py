@@ -1,4 +1,4 @@
-"""The page of a history: whole, safe, small, and of what people look for."""
+"""The page of a history: complete, safe and small, with the parts that people look for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a history in a real browser, Debian's Chromium: nothing fails, nothing leaves, keys reach everything."""
+"""The page of a history in Debian's Chromium: no errors, no requests, and keyboard access to everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of page in Debian's Chromium: at all widths, in light and dark, without scripts, by keys, on paper."""
+"""Every kind of page in Debian's Chromium: any width, light and dark, without scripts, by keyboard, on paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of a run that was explained: what failed names the suspect and the bundle, from the record beside it."""
+"""Reports of an explained run: failures name the suspect and the bundle, which are in the explanation beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of a suite of operators: small, and what did not come out as expected first."""
+"""Reports of a suite of operators: they are small, and unexpected outcomes come first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of all runs: the newest first, what it knows not read again, and nothing lost by what cannot be read."""
+"""The page of all runs: newest first, known runs are not read again, and unreadable runs hide nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a report tells where a program got slower."""
+"""The part of a report that shows where a program got slower."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A web server on the loopback interface with responses, also faulty ones, that a test decides."""
+"""A web server on the loopback interface; a test decides its responses, which may be faulty."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Server:
 
 
 def send_response(request: Request, body: bytes = b"", status: int = 200, **headers: str) -> None:
-    """Send a body, with its length unless the headers have another one; `_` stands for `-` in their names."""
+    """Send a body; its length is Content-Length unless `headers` have another. In their names, `_` stands for `-`."""
     request.send_response(status)
     for name, value in {"Content_Length": str(len(body)), **headers}.items():
         request.send_header(name.replace("_", "-"), value)

@@ -1,4 +1,4 @@
-"""A project whose `bench` has models, a fake Python with torch, and one that measures synthetic times."""
+"""A project with models for `bench`, a fake Python with torch, and a fake Python that measures synthetic times."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ class Benchmarks(PerfFiles):
         return self.journal.results[name].as_dict()
 
     def copy_build(self, model: str, folder: Path) -> Path:
-        """Copy the latest build of a model, with the plan of its measurement, to a directory; return it."""
+        """Copy the latest build of a model, with the plan of its measurement, to `folder`; return `folder`."""
         run = max((self.folder / "runs").glob(f"*-bench-{model}*"))
         (case_folder,) = run.glob(f"steps/{model}/*")
         shutil.copytree(case_folder / "export", folder)
-        # `make_once` built it in a directory with another name.
+        # `make_once` has renamed the directory of the build, so the paths in the plan are replaced.
         plan = (
             (case_folder / "benchmark" / "plan.json")
             .read_text()
@@ -94,8 +94,8 @@ class Benchmarks(PerfFiles):
 class Bench(Benchmarks):
     """A project with two models, and a fake Python with torch.
 
-    `real_steps`: a shell pattern of the steps that really measure; the others return torch's outputs and synthetic
-    times.
+    `real_steps`: a shell pattern of the steps that really measure; the other steps return torch's outputs and
+    synthetic times.
     """
 
     def __init__(self, folder: Path, *, warm: bool = True, real_steps: str = "") -> None:
@@ -122,9 +122,9 @@ class Bench(Benchmarks):
 
 
 def make_first_benchmarks() -> Benchmarks:
-    """Return benchmarks with an empty cache, in which everything really ran; all tests share them.
+    """Return benchmarks that began with an empty cache, so that everything really ran; all tests share them.
 
-    They are those of `line` in Fp16 and in Fp32, and that of `counter`, which is traced too.
+    The benchmarks are `line` in Fp16 and in Fp32, and `counter`, which is also traced.
     """
     return Benchmarks(make_once("bench", _run_benchmarks))
 

@@ -26,7 +26,7 @@ NEEDS_CHROMIUM = [
 def launch_chromium() -> Iterator[Browser]:
     """Launch the browser; close it at the end of the block."""
     with sync_playwright() as playwright:
-        # Its sandbox needs rights that containers lack; it opens only pages of the toolkit.
+        # Chromium's sandbox needs rights that containers lack. Without a sandbox, it opens only pages of the toolkit.
         yield playwright.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox"])
 
 

@@ -1,4 +1,4 @@
-"""The number of examples of property tests: few costly ones by default, many of all in `nox -s stress`."""
+"""The number of examples of property tests: few for costly tests by default, many for all tests in `nox -s stress`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MANY_EXAMPLES = 1000
 
 
 def register_budgets() -> None:
-    """Register the profiles `any-speed`, which becomes active, and `many`, for `--hypothesis-profile`."""
+    """Register the profiles `any-speed`, which becomes active, and `many`, which `--hypothesis-profile` selects."""
     # Hypothesis' defaults would fail an example that takes 200 ms, and examples that are slow to generate.
     for name, examples in (("any-speed", _EXAMPLES), ("many", _MANY_EXAMPLES)):
         settings.register_profile(

@@ -37,7 +37,7 @@ class CacheBuilder:
         return probe.stat().st_mtime
 
     def artifact(self, url: str, content: bytes, *, days: float = 0.0, in_lock_file: bool = False) -> Path:
-        """Add a fetched file, last used so many days ago; return its path.
+        """Add a fetched file, last used `days` ago; return its path.
 
         `in_lock_file`: add its hash to `registry.lock.txt`.
         """

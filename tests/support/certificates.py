@@ -41,7 +41,7 @@ class Authority:
         return authority
 
     def make_options(self, name: str) -> list[str]:
-        """Make a certificate for a name; return the three options that use it."""
+        """Make a certificate for a name; return the three `--tls-…` options that use it."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = _start_certificate(_make_name(name), self.certificate.subject, key).sign(
             self.key, hashes.SHA256()

@@ -1,4 +1,4 @@
-"""Git and the files of this checkout; tests that need git or a clone are skipped without it."""
+"""Git and the files of this checkout; tests that need git or a clone are skipped without them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ needs_git = pytest.mark.skipif(shutil.which("git") is None, reason=_REASON)
 
 
 def list_committed_files(*folders: str) -> set[str]:
-    """Return the paths in the checkout of the committed files of directories, or of all."""
+    """Return the paths, relative to the checkout, of all committed files, or of those below directories."""
     if shutil.which("git") is None:
         pytest.skip(_REASON)
     environ = os.environ | {"LC_ALL": "C"}

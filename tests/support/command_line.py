@@ -1,4 +1,4 @@
-"""Runs `gauntlet …`: in this process, or in one of its own if signals, forks or the start matter."""
+"""Runs `gauntlet …` in this process, or in a process of its own if signals, forks or the start matter."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def run_in_process(
 ) -> CommandResult:
     """Run a command in this process, with its own working directory, environment and streams.
 
-    `arguments`: those after `gauntlet`. `package`: is run in place of `gauntlet`, as by `python -m`.
+    `arguments`: the words after `gauntlet`. `package`: a package to run instead of `gauntlet`, as by `python -m`.
     """
     streams = [io.BytesIO(), io.BytesIO()]
     out, err = (io.TextIOWrapper(stream, encoding="utf-8", write_through=True) for stream in streams)
@@ -130,7 +130,7 @@ def gauntlet_argv(arguments: Sequence[str], toolchain: Mapping[str, str]) -> lis
 
 
 def with_fields(toolchain: Toolchain, changes: Mapping[str, str]) -> Toolchain:
-    """Return a toolchain with changed fields: the compiler's if it has them, else the runtime's."""
+    """Return a toolchain with changed fields; fields that the compiler lacks are the runtime's."""
     compiler = {name: value for name, value in changes.items() if hasattr(toolchain.compiler, name)}
     runtime = {name: value for name, value in changes.items() if name not in compiler}
     return Toolchain(

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 def list_flag_errors(toolchain: Toolchain, flags: tuple[str, ...]) -> tuple[str, ...]:
     """Return the compiler's own error messages for flags and their values; nothing is compiled (0.1 s).
 
-    They also cover the few flags that no help lists. A flag that ends the program (`--help`) hides the
-    flags after it.
+    The messages also cover the few flags that no help lists. A flag that ends the program (`--help`) hides
+    errors of the flags after it.
     """
-    # --version makes the compiler parse the command line, then print its version and exit, also after errors.
+    # With --version, the compiler parses the command line, prints its version and exits, even after errors.
     result = run_tool([toolchain.compiler.compile, *flags, "--version"], timeout=60.0)
     return tuple(
         line.removeprefix(f"{COMPILE}: ").split("  Try: ")[0]

@@ -49,9 +49,9 @@ __all__ = [
 
 PART_BYTES = 1 << 19
 CONTENT_BYTES = 6 * PART_BYTES + 4321
-# A stall timeout that ends soon; on a busy machine it may also end downloads that do not hang.
+# A short stall timeout; on a busy machine it may also end downloads that do not hang.
 SHORT_STALL_SECONDS = 0.2
-# Retries for a download that has to succeed after stalls, however often a busy machine seems to stall.
+# Enough retries for a download that has to succeed, however often a busy machine seems to stall.
 MANY_RETRIES = 1_000_000
 
 
@@ -108,7 +108,7 @@ def sha256(data: bytes) -> str:
 def configure(
     environ: Mapping[str, str] | None = None, stores: Mapping[str, Mapping[str, str]] | None = None
 ) -> Configuration:
-    """Make a configuration: an environment, and [stores] in gauntlet.toml."""
+    """Make a configuration from an environment and [stores] of gauntlet.toml."""
     # The home directory of the tests' user must not be read.
     return Configuration(stores=stores or {}, environ={"HOME": "/nonexistent", **(environ or {})})
 
@@ -135,7 +135,7 @@ def make_store(
 
 
 def fail_fetch(root: Path, url: str, match: str | None = None, **options: Any) -> ArtifactError:
-    """Fetch a URL and return the error; require that it has the URL, and that the cache has no artifacts.
+    """Fetch a URL and return the error; require that the error has the URL, and that the cache has no artifacts.
 
     `options`: those of `make_store`.
     """
@@ -166,14 +166,14 @@ class _ByteCounter(Progress):
 def break_off_fetch(
     root: Path, url: str, proxy: FaultProxy, stop: int, fault: Fault, configuration: Configuration | None = None
 ) -> str:
-    """Fetch a file up to a byte, at which a fault breaks the fetch off; return the error's message.
+    """Fetch a file until a fault breaks the fetch off at a byte; return the error's message.
 
-    `stop`: the first byte that does not arrive; all bytes before it do.
+    `stop`: the first byte that does not arrive; all bytes before it arrive.
     """
     byte_counter = _ByteCounter()
     fault = replace(fault, from_byte=stop, max_uses=None, before_response=lambda: byte_counter.wait_for(stop))
     proxy.faults.insert(0, fault)
-    # The clock advances by a second for each block, so that each block is an update.
+    # The clock advances by a second for each block, so that each block gives an update of the progress.
     policy = replace(QUICK_POLICY, now=itertools.count().__next__)
     with pytest.raises(ArtifactError) as error_info:
         make_store(root, configuration=configuration, policy=policy, progress=byte_counter).fetch(url)

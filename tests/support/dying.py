@@ -38,9 +38,9 @@ def die_at(moment: int) -> None:
 
 
 def kill_at_each_moment(work: Callable[[], object], inspect: Callable[[], object]) -> int:
-    """Run `work` in a new process for each of its moments, and kill it there; return the number of moments.
+    """Run `work` in a new process for each of its moments, and kill the process there; return the number of moments.
 
-    `inspect` checks the files after each process. It forks: call it in a process without threads.
+    `inspect` checks the files after each process. Call this function in a process without threads, since it forks.
     """
     moment = 0
     while True:

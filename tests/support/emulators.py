@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["ACCOUNT", "Azurite", "Bucket", "azurite_server", "google_server", "s3_server"]
 
 ACCOUNT = "devstoreaccount1"
-# Azurite 3.35 supports no newer version; it serves newer ones only with fewer checks.
+# Azurite 3.35 supports no newer version of the API; it serves newer versions only with fewer checks.
 _API_VERSION = "2025-11-05"
 _PORT_PATTERN = re.compile(r"(?:listens|Running) on http://127\.0\.0\.1:(\d+)")
 
@@ -74,18 +74,18 @@ class Azurite:
         return name
 
     def upload(self, container: str, blob: str, content: bytes, *, md5: bool | bytes = True) -> str:
-        """Upload a blob; return its URL. `md5`: store the content's digest, none, or these bytes in its place."""
+        """Upload a blob; return its URL. `md5`: store the content's digest (True), none (False), or these bytes."""
         digest = hashlib.md5(content).digest() if md5 is True else md5
         with BlobClient.from_connection_string(
             self.connection_string(), container, blob, api_version=_API_VERSION
         ) as client:
             client.upload_blob(content, overwrite=True)
-            # Digests are set after the upload, in which Azurite rejects wrong ones and gives small blobs one by itself.
+            # The digest is set after the upload: while uploading, Azurite rejects wrong digests and adds missing ones.
             client.set_http_headers(ContentSettings(content_md5=bytearray(digest) if digest else None))
             return str(client.url)
 
     def sas(self, container: str, blob: str, *, hours: float = 1.0) -> str:
-        """Make a signature for reading one blob that expires in some hours."""
+        """Make a signature that allows reading one blob and expires in some hours."""
         issue_time = datetime.now(UTC)
         return generate_blob_sas(
             ACCOUNT,
@@ -119,7 +119,7 @@ class Bucket:
 def azurite_server(folder: Path, *, on_disk: bool = False) -> Iterator[Azurite]:
     """Run Azurite, which is installed at the first use.
 
-    `on_disk`: keep the data on disk instead of in memory, for gigabytes; takes three times as long.
+    `on_disk`: keep the data on disk instead of in memory, for gigabytes; this takes three times as long.
     """
     program = install_npm_packages("azurite") / "azurite" / "dist" / "src" / "blob" / "main.js"
     key = base64.b64encode(secrets.token_bytes(64)).decode()
@@ -146,7 +146,7 @@ def s3_server(folder: Path) -> Iterator[Bucket]:
 @contextmanager
 def google_server(folder: Path) -> Iterator[Bucket]:
     """Run the emulator of Google's storage with a bucket."""
-    # The emulator does not print its port, so it gets one, which stays bound here so that nobody else gets it.
+    # The emulator does not print its port, so it gets a chosen one. The port stays bound here: nobody else gets it.
     with socket.socket() as reserved_socket:
         reserved_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved_socket.bind(("127.0.0.1", 0))
@@ -161,7 +161,7 @@ def google_server(folder: Path) -> Iterator[Bucket]:
 
 @contextmanager
 def _run_server(command: list[str], folder: Path, environment: Mapping[str, str], *, port: int = 0) -> Iterator[int]:
-    """Run a server until the end of the block; yield its port, which it prints unless `port` is given."""
+    """Run a server until the end of the block; yield its port: the given one, or the one that it prints."""
     folder.mkdir(parents=True, exist_ok=True)
     output_path = folder / "said.txt"
     with output_path.open("wb") as output:

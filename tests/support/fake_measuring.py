@@ -1,7 +1,7 @@
 """A fake of IREE's Python for measurements, which returns torch's outputs and synthetic times.
 
-The dozens of processes of a real measurement take most of a test's time, and their times vary. This program reports
-times that a test sets, in the format of the programs of `iree_gauntlet.workers.iree_side`.
+A real measurement takes dozens of processes and most of a test's time, and its times vary. This program reports times
+that a test sets, in the format of the programs of `iree_gauntlet.workers.iree_side`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LOAD_MS, OVERHEAD_US = 3.0, 0.5
 PEAK_RSS_BYTES = 60_000_000
 # The peak performance of the machine.
 FLOPS_PER_S, BYTES_PER_S = 1e9, 1e9
-# As `micro` starts dozens of rounds, the shell itself answers them: their plan is `LABEL.plan.json` in the directory of
-# the benchmark step.
+# `micro` starts dozens of rounds. The shell itself answers them, which is fast. A round's plan is `LABEL.plan.json` in
+# the directory of the benchmark step.
 _SHELL_SCRIPT = """#!/bin/sh
 [ "$1" = -c ] && echo 2.0.0 && exit
 case $3 in {checked}) exec {real} "$@" ;; esac
@@ -114,7 +114,7 @@ def _measure_module(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find_torch_outputs(first_input: Path) -> list[dict[str, Any]]:
-    """Return torch's outputs of the program with this first input."""
+    """Return torch's outputs of the program that has this first input."""
     build = json.loads((first_input.parent / "build.json").read_text())
     program = next(program for program in build["programs"] if program["inputs"][0]["file"] == first_input.name)
     return [output | {"file": str(first_input.parent / output["file"])} for output in program["outputs"]]

@@ -1,7 +1,7 @@
-"""A fake of a Python with torch, which is too large for the tests: it answers the probe, and builds models.
+"""A fake Python with torch, since the real torch is too large for the tests: it answers the probe, and builds models.
 
-It writes the files of `building.py`, made with onnx and NumPy. The variable STAND_IN plants a fault; it is part of the
-version of torch too, so that the cache separates the builds.
+The fake writes the files of `building.py` with onnx and NumPy. The variable STAND_IN plants a fault. Its value is also
+part of the version of torch, so that the cache separates the builds.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _ROUNDOFF = {"f32": 2.0**-24, "f16": 2.0**-11, "i64": 0.0}
 
 
 def write_fake_python(folder: Path) -> Path:
-    """Write a program that is called as a Python is; return its path."""
+    """Write a program that is called like a Python; return its path."""
     path = folder / "python-with-torch"
     # The script extends sys.path, as the caller may have set PYTHONPATH.
     main_call = "from tests.support.fake_torch import main; sys.exit(main(sys.argv[1:]))"
     script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {main_call}"
-    # Every command queries the versions first, so the shell answers that fast.
+    # Every command queries the versions first, so the shell itself answers this query, which is fast.
     versions = json.dumps({"python": ".".join(map(str, sys.version_info[:3])), "versions": _VERSIONS, "paths": []})
     output = shlex.quote(versions).replace(_TORCH, f"{_TORCH}'\"$STAND_IN\"'")
     path.write_text(
@@ -88,7 +88,7 @@ def _add_errors(record: dict[str, Any], values: NDArray[Any]) -> dict[str, Any]:
 
 
 def _write_directions(folder: Path, output: NDArray[np.float64], roundoff: float) -> dict[str, Any]:
-    """Write the error directions: that of the only contraction is the result itself."""
+    """Write the error directions; the direction of the only contraction is the result itself."""
     values = output.reshape(-1)
     is_usable = np.isfinite(values).all() and values.any()
     filters = (values / np.dot(values, values) if is_usable else np.zeros_like(values))[np.newaxis]
@@ -138,7 +138,7 @@ def _save_model(
     initializers = [numpy_helper.from_array(values, label) for label, values in weights]
     graph = helper.make_graph(nodes, "main_graph", inputs, outputs, initializers)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    # The threshold is that of torch: onnxruntime needs the axes of a sum in the program itself.
+    # The threshold is torch's. Smaller arrays stay in the program, where onnxruntime needs the axes of a sum.
     onnx.save(model, str(folder / name), save_as_external_data=True, location=f"{name}.data", size_threshold=1024)
 
 
@@ -182,7 +182,7 @@ def _build_line(plan: dict[str, Any], fault: str) -> dict[str, Any]:
 
 
 def _build_generative(plan: dict[str, Any]) -> dict[str, Any]:
-    """Build a model whose state is a fading sum of token embeddings; a second state stays as after the prompt."""
+    """Build a model whose state is a fading sum of token embeddings; a second state is constant after the prompt."""
     from onnx import TensorProto, helper  # noqa: PLC0415
 
     folder = Path(plan["output"])

@@ -1,7 +1,7 @@
 """An HTTP proxy before a real server, with the faults of networks and proxies.
 
-It forwards requests, and responses block by block, and counts bytes and requests. Each `Fault` affects matching
-requests, some number of times. Requests have no body, as the proxy is for downloads.
+The proxy forwards requests as a whole and responses block by block, and counts bytes and requests. Each `Fault` affects
+a number of matching requests. Requests have no body, since the proxy is for downloads.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Fault:
     """A fault of some requests.
 
     Attributes:
-        max_uses: the number of requests that it affects; None: all.
+        max_uses: the number of requests that the fault affects; None: all.
         cut_after: bytes of a body after which the connection is closed.
         stall_after: bytes of a body after which nothing is sent, while the connection stays open.
         spares_resumed: leave out requests that begin at an offset at which a response stalled.
-        headers: replacements of the server's headers; None removes one.
-        flip_at: offset in the body of a byte with a flipped bit.
+        headers: replacements of the server's headers; None removes a header.
+        flip_at: offset in the body of the byte in which a bit is flipped.
     """
 
     max_uses: int | None = 1

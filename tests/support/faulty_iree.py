@@ -1,7 +1,7 @@
 """IREEs with a known fault: build trees of the installed tools, each behind a script.
 
 A tool's flags and version are queried once a session and then read from a file. Scripts contain no path of a test, so
-that trees with the same scripts have the same identity at any path, and find each other's modules in the cache.
+trees with the same scripts have the same identity at any path, and share their modules in the cache.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _TIME_COUNT, _MEAN_MS, _RELATIVE_NOISE = 2400, 10.0, 0.004
 
 
 def write_slow_benchmark(folder: Path, factor: float, *, once: bool = False) -> Path:
-    """Write an iree-benchmark-module that multiplies real times by a factor; `once`: in its first start only."""
+    """Write an iree-benchmark-module that multiplies real times by a factor; `once`: only in its first start."""
     folder.mkdir(parents=True)
     script = folder / "iree-benchmark-module"
     tool = find_installed().runtime.benchmark_module
@@ -122,8 +122,8 @@ def write_build_tree(root: Path, *, name: str = "", **before: str) -> str:
 class SyntheticBuild:
     """A build whose programs compute correctly, in synthetic times.
 
-    Real times depend on the machine. These have a mean of 10 ms and the noise of a quiet machine; each build has a list
-    of its own, which is the same in each test.
+    Real times depend on the machine. The synthetic times have a mean of 10 ms and the noise of a quiet machine. Each
+    build has its own list of times, which is the same in each test.
 
     `before`: the first commands of other tools' scripts, by the tools' names.
 
@@ -165,7 +165,7 @@ class SyntheticBuild:
 
 
 def fill_module_cache(project: Project) -> None:
-    """Copy the modules that a tree with the installed compiler built of `abs` into a project's cache."""
+    """Copy modules of `abs`, built by a tree with the installed compiler, into a project's cache."""
     shutil.copytree(make_once("tree-cache", _compile_abs), project.folder / "cache", dirs_exist_ok=True)
 
 

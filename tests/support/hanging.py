@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HANG", "HANG_PYTHON", "iterate_timeouts", "make_hang_command"]
 
-# The last command of a shell script. It ends by itself if the test was killed.
+# The last command of a shell script. It ends by itself, in case the test is killed.
 HANG = "exec sleep 1000"
 # A statement of a Python program.
 HANG_PYTHON = "import time; time.sleep(1000)"
@@ -26,6 +26,6 @@ def make_hang_command() -> str:
 
 
 def iterate_timeouts(first_seconds: float = 0.05) -> Iterator[float]:
-    """Yield growing timeouts in seconds for a hanging process, until one lets it get ready before it is ended."""
+    """Yield growing timeouts in seconds; the caller stops at one that lets a hanging process get ready."""
     yield from (first_seconds * 2**power for power in range(10))
     pytest.fail("it was never ready")

@@ -1,7 +1,7 @@
-"""A small fake checkout of IREE, under git, with a submodule, whose tools start those of the wheels.
+"""A small fake checkout of IREE under git, with a submodule; its tools start the tools of the wheels.
 
-So compiles, numbers and dispatches are real, and so are git, CMake, Ninja and the C compiler. Commits plant changes: a
-flag that the compiler gets, a crash, an error of the C compiler or of CMake.
+Therefore compiles, numbers and dispatches are real; git, CMake, Ninja and the C compiler are real too. Commits plant
+changes: a flag that the compiler gets, a crash, an error of the C compiler or of CMake.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class IreeSource:
     def write(self, *, flag: str = "", runtime: str = "", broken: str = "", cmake: str = "") -> None:
         """Write planted changes into the work tree.
 
-        `flag`: the compiler gets it; `crash` makes it crash, `negate` makes it change a sign.
+        `flag`: a flag for the compiler; `crash` makes the compiler crash, `negate` makes it change a sign.
         """
         version = f"9.{len(self.commits)}.0.dev"
         text = f'#define PLANTED_VERSION "{version}"\n#define PLANTED_COMPILER "{flag}"\n{broken}\n'
@@ -62,7 +62,7 @@ class IreeSource:
         (self.folder / "planted.cmake").write_text(f'message(FATAL_ERROR "{cmake}")\n' if cmake else "")
 
     def commit(self, name: str, subject: str = "", **changes: str) -> str:
-        """Commit planted changes, those of `write`; return the hash."""
+        """Commit the planted changes of `write`; return the hash."""
         self.write(**changes)
         (self.folder / "runtime" / "NOTES").write_text(f"{name}\n")
         self.git("add", "-A")
@@ -71,7 +71,7 @@ class IreeSource:
         return self.commits[name]
 
     def bump_llvm(self, revision: int) -> None:
-        """Commit to the submodule, and check that commit out."""
+        """Commit to the submodule, and check the new commit out."""
         llvm = self.folder / _LLVM
         (llvm / "llvm.h").write_text(f"#define LLVM_REVISION {revision}\n")
         self.git("commit", "-q", "-am", f"LLVM {revision}", cwd=llvm)
@@ -99,14 +99,14 @@ def _make_checkout(folder: Path) -> None:
 def make_source_builds(
     cache: Path, *, offline: bool = False, options: tuple[str, ...] = (), **environ: str
 ) -> SourceBuilds:
-    """Make the source builds of a cache; their messages are printed."""
+    """Make the source builds of a cache; messages are printed."""
     folder, uses = cache / "toolchains" / "builds", Leases(cache / "toolchains")
     environ = {**os.environ, **environ}
     return SourceBuilds(folder, options, environ, offline=offline, uses=uses, mark_used=uses.use, news=print)
 
 
 def make_commit_packages(api: str = "http://127.0.0.1:9/nothing", **environ: str) -> CommitPackages:
-    """Make the packages of commits at a URL, by default one without a server; their messages are printed."""
+    """Make the packages of commits at a URL, by default without a server; messages are printed."""
     return CommitPackages(api, environ, print)
 
 
@@ -119,7 +119,7 @@ def make_toolchain_place(
     nightlies: str = "",
     search_path: str = "",
 ) -> ToolchainLocations:
-    """Make the place of toolchains in a cache; messages of its environments are dropped."""
+    """Make the locations of toolchains in a cache; messages about environments are dropped."""
     environments_folder = environments or cache / "envs"
     managed_environments = Environments(
         environments_folder, Installer(), offline=offline, mark_used=lambda _: None, news=lambda _: None

@@ -101,7 +101,7 @@ class JournalBuilder:
         self._add({"event": "start", "step": step})
 
     def result(self, step: str, verdict: str = "passed", reason: str = "", **changes: Any) -> None:
-        """Add a result, after the start of the step unless it is skipped."""
+        """Add a step's result, after the step's start unless the step is skipped."""
         if verdict != "skipped":
             self.start(step)
         seconds = changes.get("seconds", 0.0 if verdict == "skipped" else 1.25)
@@ -115,7 +115,7 @@ class JournalBuilder:
                 file, _, name = check["note"].partition(": ")
                 golden = {"metric": check["metric"], "value": check["golden"], "factor": check["factor"]}
                 golden |= {"statistic": "mean", "sku": check["sku"], "release": check["release"]}
-                # The goldens that a test has planned stay.
+                # Goldens that a test has planned are kept.
                 plan["goldens"] = [*plan.get("goldens", ()), {**golden, "origin": {"file": file, "field": name}}]
         self._add(
             {
@@ -372,7 +372,7 @@ def write_measured_run(
     release: str = "3.13.0rc20261016",
     ended: bool = True,
 ) -> Path:
-    """Write a run of one chain; `goldens`: those of its steps, by stage, while a test's spec may have newer ones."""
+    """Write a run of one chain; `goldens`: those that were planned, by stage; a spec may have newer goldens."""
     builder = JournalBuilder(run=name)
     steps = {
         stage: builder.step("toy", "net", stage, sku=sku, goldens=list(goldens.get(stage, ())))

@@ -5,7 +5,7 @@ process without threads, because it forks. It kills a child in one of three ways
 
 - after a random time;
 - at the n-th *point*: before a file is opened, written, synced, renamed, linked or removed, before a directory is made
-  or emptied, before a connection is made (audit events, and `os` functions without one);
+  or emptied, before a connection is made (seen by audit events, or by wrapped `os` functions);
 - in the middle of the n-th write, of which a random part reaches the file.
 
 After some kills the power fails as well, which loses any part of the unsynced data. The driver prints its counts as
@@ -41,7 +41,7 @@ _EVENTS = ("open", "os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", 
 _MAX_KILL_SECONDS = 0.12
 _MAX_KILL_POINT = 120
 _PAGE_BYTES = 4096
-# The counts that have a minimum: the ways to kill a child of a chain, and power cuts after a kill.
+# These counts have a minimum: kills of children of a chain in each way, and power cuts after a kill.
 COUNT_NAMES = ("time", "point", "torn", "power cuts")
 _FAILURE_EXIT_CODE = 3
 
@@ -101,7 +101,7 @@ class _Victims:
         self.sha256 = sha256
         self.random = random.Random(seed)
         self.counts: Counter[str] = Counter()
-        # The error message lists the events of the present chain.
+        # These are the events of the present chain, for the error message.
         self.events: list[str] = []
 
     def store(self, root: Path, *, pinned: bool, offline: bool = False) -> ArtifactStore:
@@ -169,7 +169,7 @@ class _Victims:
         entry = store.learnt.registry().get(make_local_name(self.url))
         if entry is not None and entry.sha256 != self.sha256:
             raise PartialFileError(f"learnt {entry}")
-        # Only every second time, as a fetch completes the publication that a killed child has started.
+        # Only every second time, since this fetch completes the publication that a killed child has started.
         if self.random.random() < 0.5:
             try:
                 artifact = store.fetch(self.url)

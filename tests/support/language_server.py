@@ -55,7 +55,7 @@ class Editor:
         return [completion["label"] for completion in (result if isinstance(result, list) else result["items"])]
 
     def _read_message(self) -> dict[str, Any]:
-        """Read the next message; answer it if it is the server's request."""
+        """Read the next message; answer the message if it is a request."""
         assert self._process.stdout is not None
         length = 0
         while header := self._process.stdout.readline().strip():

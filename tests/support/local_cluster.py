@@ -70,7 +70,7 @@ def find_run_processes(root: psutil.Process) -> list[psutil.Process]:
 def local_cluster(
     folder: Path, *arguments: str, count: int = 2, environ: Mapping[str, str] | None = None
 ) -> Iterator[LocalCluster]:
-    """Start a cluster of workers with the CPU as their device, and a cache of their own below a directory."""
+    """Start a cluster of workers with the CPU as their device; their cache is below `folder`."""
     command = [
         "cluster.local",
         str(count),
@@ -121,7 +121,7 @@ def start_command(
 
 
 class HangingTools:
-    """IREE's tools, of which iree-run-module hangs when it runs a module, until `stop_hanging`.
+    """IREE's tools; between `start_hanging` and `stop_hanging`, iree-run-module hangs when it runs a module.
 
     `folder`: the directory of the tools, which does not exist yet.
     """
@@ -141,7 +141,7 @@ class HangingTools:
         self._hang_switch.touch()
 
     def wait_for_hang(self) -> psutil.Process:
-        """Wait for the first process that hangs since `start_hanging`; return it."""
+        """Wait for the first process that hangs after `start_hanging`; return it."""
         wait_until(lambda: self._hang_log.exists() and self._hang_log.read_text().endswith("\n"))
         return psutil.Process(int(self._hang_log.read_text().split()[0]))
 

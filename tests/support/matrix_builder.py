@@ -36,7 +36,7 @@ def make_compile_result(
 def make_release_run(label: str, **chains: dict[str, Any]) -> JournalBuilder:
     """Make a run of models `m/<name>`.
 
-    `chains`: by name, for `compile`, `threshold` and `benchmark`, the keywords of the step's result.
+    `chains`: by name, the keywords of the results of `compile`, `threshold` and `benchmark`.
     """
     builder = JournalBuilder(run=label)
     steps = {name: {stage: builder.step("m", name, stage) for stage in _STAGES} for name in chains}
@@ -61,7 +61,7 @@ def make_chain(*, ms: float = 9.0, error: float = 1e-6, **compile_fields: Any) -
 
 
 def make_failed_chain(stage: str, reason: str) -> dict[str, Any]:
-    """Return the results of a chain that fails at a stage; steps that need it are skipped."""
+    """Return the results of a chain that fails at a stage; steps that need this stage are skipped."""
     passed_chain = make_chain()
     index = _STAGES.index(stage)
     wrong_outputs = {"outputs": [make_comparison(passed=False)]} if stage == "threshold" else {}
@@ -84,7 +84,7 @@ def write_record(
 ) -> Path:
     """Write the directory of a matrix.
 
-    `runs`: by label: a run, the reason why the IREE is unavailable, or None for one that has not started. `results`:
+    `runs`: by label, a run, the reason why its IREE is unavailable, or None if it has not started. `results`:
     exit codes of finished runs; 0 for all by default. `end`: the `end` event's fields; True for a finished matrix,
     None or False for no event.
     """

@@ -52,7 +52,7 @@ def gelu(): return None
 @shape_set("broken")
 def broken(): raise ValueError("no shapes today")
 """
-# The document is that of the guide.
+# The guide has the same document.
 _ENTRY = "  - {name: one, matrix_shapes: [{name: custom, shapes: [[1, 2, 3]]}]}\n"
 MODELS = f"model_params:\n{_ENTRY}"
 

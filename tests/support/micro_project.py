@@ -1,4 +1,4 @@
-"""A project whose `micro` has a fake Python with torch, and one that measures synthetic times."""
+"""A project for `micro`, with a fake Python with torch, and a fake Python that measures synthetic times."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Sweep:
 class Micro(Sweep):
     """A project with a configuration.
 
-    `real_outputs`: a shell pattern of the variants whose modules run for their outputs; the others return torch's
+    `real_outputs`: a shell pattern of the variants whose modules run for their outputs; other variants return torch's
     outputs. `real_times`: measure with the real Python.
     """
 
@@ -120,7 +120,7 @@ class Micro(Sweep):
 
 
 def make_first_sweep() -> Sweep:
-    """Return a sweep with an empty cache, whose models were really compiled and checked; all tests share it."""
+    """Return a sweep with an empty cache, so it really compiled and checked its models; all tests share the sweep."""
     return Sweep(make_once("micro", _sweep))
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["HEADER", "RECIPES", "SWEEP_HEADER", "grid", "point", "ratio", "record", "records", "squares", "variant"]
 
 _Value = TypeVar("_Value")
-# The probability that a record has a field that it may lack.
+# The probability that a record has an optional field.
 _PRESENCE_PROBABILITY = 0.7
 HEADER: dict[str, Any] = {
     "run": "20261121-220000-micro",
@@ -71,7 +71,7 @@ def point(m: int, k: int, n: int, **changes: Any) -> dict[str, Any]:
 
 
 def ratio(value: float, *, spread: float = 0.05) -> dict[str, Any]:
-    """Make a ratio with an interval, and the word that fits it."""
+    """Make a ratio with an interval, and the word that fits the interval."""
     low, high = value / (1 + spread), value * (1 + spread)
     if low > 1.01:
         word = "faster"
@@ -125,7 +125,7 @@ def record(point: dict[str, Any], variants: Iterable[dict[str, Any]], **changes:
 
 
 def _make_record(fields: dict[str, Any], recipes: Sequence[tuple[str, str]] = RECIPES) -> dict[str, Any]:
-    """Make a record with speed-ups from 0.2 to 6 that depend on recipe and shape, and with each of the words."""
+    """Make a record with speed-ups from 0.2 to 6 that depend on recipe and shape; each word for a speed-up occurs."""
     ms = fields["flops"] / 5e7
     variants = [variant("baseline", ms, None)]
     for index, (label, kind) in enumerate(recipes):

@@ -22,7 +22,7 @@ _FOLDER = Path(__file__).parent
 def install_npm_packages(name: str) -> Path:
     """Return the directory `node_modules` of a package.json next to this file.
 
-    It is installed once for each lock file, by one of the test processes.
+    The packages are installed once for each lock file, by one of the test processes.
     """
     sources = [_FOLDER / name / file for file in ("package.json", "package-lock.json")]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 __all__ = ["COMPILE_FLAGS", "TEST_FILE", "ZOO_URL", "make_test_file", "make_test_name", "write_config", "write_models"]
 
 TEST_FILE = "tests/model_zoo/validated/vision/classification_models_test.py"
-# The newest suite downloads from this URL; the models are in this directory below it.
+# The newest suite downloads from this URL; its models are in `_FOLDER` below the URL.
 ZOO_URL = "https://huggingface.co/onnxmodelzoo/legacy_models/resolve/main/"
 _FOLDER = "validated/vision/classification"
 COMPILE_FLAGS = ["--iree-hal-target-backends=llvm-cpu", "--iree-llvmcpu-target-cpu=host"]
 
 
 def make_test_file(*parameters: str) -> str:
-    """Return the text of a file with one parametrized test; an import of it would exit."""
+    """Return the text of a file with one parametrized test; importing the file would exit."""
     parameter_lines = "".join(f"        {parameter},\n" for parameter in parameters)
     return f"""import pytest
 
@@ -62,9 +62,9 @@ def write_config(root: Path, name: str = "cpu", file: str = "", **fields: Any) -
 def write_models(root: Path) -> None:
     """Write `mnist/model/{dense,erf,two,unknown,riddle,garbage}.onnx` below the root that the suite downloads from.
 
-    `dense` has a dynamic dimension, `erf` is inexact, most of all near zero, `two` has several inputs and outputs of
-    several types, `unknown` has an operator of an unknown domain, `riddle` has one that ONNX's own domain lacks, and
-    `garbage` is no model.
+    `dense` has a dynamic dimension. `erf` is inexact, most of all near zero. `two` has several inputs and outputs of
+    several types. `unknown` has an operator of an unknown domain; `riddle` has an operator that ONNX's own domain
+    lacks. `garbage` is no model.
     """
     import numpy as np  # noqa: PLC0415
     import onnx  # noqa: PLC0415

@@ -68,7 +68,7 @@ class OperatorSuite:
     def __init__(self, project: Project, *, warm: bool = False) -> None:
         """Create the suite.
 
-        `warm`: fill the cache with the results of compiling `add_every_outcome`, errors included.
+        `warm`: fill the cache with the results of compiling the cases of `add_every_outcome`, with errors.
         """
         self.project = project
         self.root: Path = project.folder / "ops"

@@ -78,7 +78,7 @@ def _check_errno(return_code: int) -> None:
 
 
 def with_mount_rights(test: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
-    """Decorate a test that mounts: without the right to, another pytest runs it as root of a user namespace."""
+    """Decorate a test that mounts; without mount rights, another pytest runs it as root of a user namespace."""
 
     @functools.wraps(test)
     def wrapped(*words: _Arguments.args, **options: _Arguments.kwargs) -> None:
@@ -91,7 +91,7 @@ def with_mount_rights(test: Callable[_Arguments, None]) -> Callable[_Arguments, 
         name = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
         with tempfile.TemporaryDirectory() as folder:
-            # Pytest's default directory has the user's name, which is root inside the namespace.
+            # Pytest's default directory contains the user's name, and inside the namespace this user is root.
             pytest_options = ("-q", "-p", "no:cacheprovider", "-n", "0", f"--basetemp={folder}/made", name)
             result = subprocess.run(
                 [*_AS_NAMESPACE_ROOT, sys.executable, "-m", "pytest", *pytest_options],

@@ -1,4 +1,4 @@
-"""A small network in each data format, computed with NumPy, with the build files of `bench`, to plant errors in."""
+"""A small network in each data format, for planted errors: computed with NumPy, with the build files of `bench`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_tensor(values: NDArray[np.float64], form: DataFormat) -> Tensor:
 
 @dataclass(frozen=True)
 class Network:
-    """y = W3 relu(W2 relu(W1 x)), 64 wide, for 128 samples; in training the gradients of its weights by mean of y²."""
+    """y = W3 relu(W2 relu(W1 x)), 64 wide, for 128 samples; in training the loss mean(y²) and its gradients."""
 
     data_format: DataFormat
     training: bool = False
@@ -60,7 +60,7 @@ class Network:
 
     @property
     def contraction_count(self) -> int:
-        """The number of contractions: the layers, and in training the gradients of weights and all inputs but one."""
+        """The number of contractions: the layers, and in training the gradients of weights and later layers' inputs."""
         return 3 * _LAYER_COUNT - 1 if self.training else _LAYER_COUNT
 
     def cast(self, values: NDArray[Any]) -> NDArray[np.float64]:
@@ -68,7 +68,7 @@ class Network:
         return values.astype(_DTYPES[self.data_format.element_type]).astype(np.float64)
 
     def run(self, product: Product, weights: list[NDArray[np.float64]], *, flip: bool = False) -> list[Any]:
-        """Compute the outputs; `product` computes the contraction with a number."""
+        """Compute the outputs; `product` computes a contraction, and gets its number."""
         activations, sign_masks = [self.inputs], []
         for layer, weight in enumerate(weights):
             values = product(layer, activations[-1], weight)
@@ -92,10 +92,10 @@ class Network:
     def run_compiled(
         self, seed: int, layer: int = -1, factor: float = 1.0, *, contraction: int = -1, flip: bool = False
     ) -> list[NDArray[np.float64]]:
-        """Compute the outputs as a compiler may that splits each sum in two, in the format; with a planted error.
+        """Compute the outputs in the format, like a compiler that splits each sum in two; with a planted error.
 
-        `factor`: multiplies the weights of `layer`, which are then rounded. `contraction`: the number of the one whose
-        result is multiplied by the factor, before it is rounded. `flip`: as for `run`.
+        `factor`: multiplies the weights of `layer`, which are then rounded. `contraction`: the number of a contraction;
+        its result is multiplied by the factor before rounding. `flip`: as for `run`.
         """
         weights = self.weights
         if layer >= 0:

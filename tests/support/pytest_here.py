@@ -1,4 +1,4 @@
-"""Runs a second pytest in this process, inside the one that runs the tests, in a directory of its own."""
+"""Runs a second pytest in this process, inside the pytest that runs the tests, in a directory of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run_pytest_here"]
 
-# Plugins without use here, or for the outer pytest alone: signals, errors in garbage collection.
+# Plugins that are useless here, or only for the outer pytest: signals, errors in garbage collection.
 _DISABLED_PLUGINS = (
     "unraisableexception",
     "threadexception",
@@ -62,7 +62,7 @@ def _restore_imports(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path[:] = paths
-        # Only the finders of the inner pytest go; those of imported libraries stay (`six.moves`).
+        # Remove only the finders of the inner pytest; finders of imported libraries (`six.moves`) stay.
         sys.meta_path[:] = [
             finder for finder in sys.meta_path if finder in finders or not type(finder).__module__.startswith("_pytest")
         ]

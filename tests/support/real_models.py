@@ -63,7 +63,7 @@ class ModelRun:
             assert any((output.max_abs_error or 0) > output.atol / 2000 for output in result.outputs), step
 
     def list_uncached_steps(self) -> list[str]:
-        """Return the steps of fetch, import and compile with results that did not come from the cache."""
+        """Return the steps of fetch, import and compile whose results did not come from the cache."""
         return [
             step
             for step, result in self.results.items()

@@ -65,7 +65,7 @@ def simulate_rounds(
 ) -> NDArray[np.float64]:
     """Concatenate random stretches of a recording to `count` rounds.
 
-    `stretch`: rounds in a stretch; longer ones keep more of the noise's correlation. Raises EvidenceError if the
+    `stretch`: rounds in a stretch; longer stretches keep more of the noise's correlation. Raises EvidenceError if the
     recording has fewer rounds than a stretch.
     """
     if not 1 <= stretch <= len(times) or count < 1:

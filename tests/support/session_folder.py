@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SESSION_FOLDER_VARIABLE", "make_once"]
 
-# conftest.py sets it for all processes of the session.
+# conftest.py sets this variable for all processes of the session.
 SESSION_FOLDER_VARIABLE = "GAUNTLET_TESTS_FOLDER"
 
 

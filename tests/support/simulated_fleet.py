@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CPU_OFFER", "GPU_OFFER", "FakeEngine", "FakeLink", "Messages", "make_offer", "make_runner", "plan_step"]
 
-# This limit ends a run that would not end.
+# This limit ends a run that would never end by itself.
 _MAX_TURNS = 10_000
 
 CPU_OFFER = WorkerDevice("cpu", "local-task")
@@ -110,7 +110,7 @@ class Messages(Progress):
 class FakeLink:
     """A link whose events come from the test.
 
-    `turn`: returns the next event, or None for none; `open_orders` has the orders without a result, by step.
+    `turn`: returns the next event, or None if there is none; `open_orders` has the orders without a result, by step.
     """
 
     def __init__(self, turn: Callable[[FakeLink], Event | None]) -> None:

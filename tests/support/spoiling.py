@@ -54,7 +54,7 @@ def json_values(*texts: str) -> st.SearchStrategy[Any]:
 
 
 def list_paths(document: Any, prefix: DocumentPath = ()) -> list[DocumentPath]:
-    """Return the paths, of keys and indices, of everything in a document."""
+    """Return the paths (keys and indices) of all values in a document."""
     children = (
         document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
     )
@@ -67,7 +67,7 @@ def format_path(path: DocumentPath) -> str:
 
 
 def is_reported(path: DocumentPath, fields: set[str]) -> bool:
-    """Return whether problems report the field of a path, or one inside it."""
+    """Return whether problems report the field of a path, or a field inside it."""
     name = format_path(path)
     return any(field == name or field.startswith((f"{name}.", f"{name}[")) for field in fields)
 
@@ -80,7 +80,7 @@ def get_at(document: Any, path: DocumentPath) -> Any:
 
 
 def classify(value: Any) -> str:
-    """Return the name of a value's type; all numbers have one."""
+    """Return the name of a value's type; all numbers have the same name."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return "number" if is_number else type(value).__name__
 
@@ -95,7 +95,7 @@ def rename_key(document: dict[str, Any], path: DocumentPath, data: st.DataObject
 
 
 def spoil(document: dict[str, Any], action: str, data: st.DataObject, junk: Any) -> tuple[dict[str, Any], DocumentPath]:
-    """Return a copy of a document with junk at a random path, or without the field there; and the path."""
+    """Return a damaged copy of a document, with junk or no field at a random path, and return this path."""
     document = deepcopy(document)
     path = data.draw(st.sampled_from(list_paths(document)))
     parent = get_at(document, path[:-1])
@@ -127,10 +127,10 @@ class Damage:
 
 
 def iterate_damages(documents: list[Any], junk_per_place: int, stride: int = 1) -> Iterator[tuple[int, Damage]]:
-    """Yield a document's index and a damage, for every path, with `junk_per_place` values of junk by turns.
+    """Yield a document's index and a damage for every path, with `junk_per_place` values of junk in rotation.
 
     All indices of a list count as one path. Paths that an earlier document with the same `event` and `part` has are
-    left out; of the others, every second one is damaged if `stride` is 2, and so on.
+    left out; of the other paths, every `stride`-th is damaged.
     """
     junk_cycle = cycle(_JUNK)
     seen_keys = set[object]()

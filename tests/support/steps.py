@@ -15,7 +15,7 @@ __all__ = ["make_step"]
 
 
 def make_step(stage: Stage, chain: str = "m/s@cpu", **fields: Any) -> Step:
-    """Make a step of a chain, `<model>/<submodel>@<target>`; its name is that of the chain and the stage."""
+    """Make a step of a chain, `<model>/<submodel>@<target>`; its name consists of the chain and the stage."""
     model, _, target = chain.partition("@")
     model, _, submodel = model.partition("/")
     defaults: dict[str, Any] = {

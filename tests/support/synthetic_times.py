@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["write_benchmark_tool"]
 
-# A benchmark has the machine for itself, so that no two starts count at once.
+# A benchmark has the machine for itself, so two starts never change the count at once.
 _SCRIPT = """#!/bin/sh
 cd {folder} || exit 1
 read -r started < started
@@ -25,8 +25,8 @@ exec cat "$started.json"
 def write_benchmark_tool(folder: Path, *starts: Sequence[float]) -> str:
     """Write the tool; return its path, as a toolchain has it.
 
-    `folder`: its directory, which is created. `starts`: the times of the repetitions of each process start, in ms; the
-    last ones apply to all further starts too.
+    `folder`: the tool's directory, which is created. `starts`: the times of the repetitions of each process start, in
+    ms; the last start's times also apply to all further starts.
     """
     folder.mkdir()
     for number, times in enumerate(starts):

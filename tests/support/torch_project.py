@@ -43,7 +43,7 @@ module @%(name)s {
   }
 }
 """
-# pytest finds the plugin of an installed toolkit by itself, and would reject it a second time.
+# pytest loads the plugin of an installed toolkit by itself, and would reject a second registration.
 _PLUGIN_ENTRY_POINTS = entry_points(group="pytest11", name="iree_gauntlet")
 _PLUGIN_OPTIONS = ("-p", "no:cacheprovider", *(() if _PLUGIN_ENTRY_POINTS else ("-p", "iree_gauntlet.pytest_plugin")))
 BENCHMARK = ("--device=local-task", "--function=main")
@@ -124,7 +124,7 @@ class TorchProject:
         return path
 
     def fill(self) -> None:
-        """Write a test of every type, of one program."""
+        """Write a test of every type for one program."""
         self.module()
         self.quality()
         self.benchmark()
@@ -133,7 +133,7 @@ class TorchProject:
     def warm(self, artifacts: Path | None = None, *, modules: bool = True) -> None:
         """Fill the cache with the tools' flags and the compiled program of `fill`, as an earlier session would.
 
-        `artifacts`: its directory, which does not exist yet; that of pytest's runs by default.
+        `artifacts`: the cache's directory, which does not exist yet; by default the directory of pytest's runs.
         """
         fill_cache(
             artifacts or self.folder / "artifacts", _fill_template_artifacts, modules=modules, name="torch-artifacts"
@@ -158,7 +158,7 @@ class TorchProject:
         return [sys.executable, "-m", "pytest", *_PLUGIN_OPTIONS, "-p", "no:randomly", *self.options(*arguments)]
 
     def pytest_process(self, *arguments: str) -> CommandResult:
-        """Run pytest as `pytest` does, but in a process of its own, which may start further ones."""
+        """Run pytest as `pytest` does, but in a process of its own, which may start further processes."""
         command = self.pytest_command(*arguments)
         result = subprocess.run(
             command, cwd=self.folder, capture_output=True, text=True, check=False, env=self.environment()

@@ -1,4 +1,4 @@
-"""Small trees of torch models: valid documents, and loading a tree of them."""
+"""Small trees of torch models: valid documents, and functions that load their cases."""
 
 from __future__ import annotations
 

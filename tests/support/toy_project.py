@@ -155,12 +155,12 @@ class Project:
         return str(path)
 
     def write_logging_tools(self, slow_stage: str = "") -> dict[str, str]:
-        """Write wrappers of the real tools that first log their stage in `calls`; that of `slow_stage` hangs."""
+        """Write wrappers of the real tools; each first logs its stage in `calls`; that of `slow_stage` then hangs."""
         iree = find_installed()
         tools = {}
         for stage, name in TOOLS.items():
             path = self.folder / f"{stage}.sh"
-            # The shell does not exec, so that `find_processes` finds the project's directory.
+            # The shell stays as the parent, so that `find_processes` finds the project's directory in its command line.
             hang_line = f"({HANG})\n" if stage == slow_stage else ""
             real_tool = shlex.quote(getattr(iree.compiler if hasattr(iree.compiler, name) else iree.runtime, name))
             path.write_text(
@@ -185,7 +185,7 @@ class Project:
 
 
 def _fill_template_cache(cache: Path) -> None:
-    # Each attempt has a directory of its own, so that a retry repeats the failure instead of finding its files.
+    # Each attempt has a directory of its own: a retry must not find the files of a failed attempt.
     project = Project(Path(tempfile.mkdtemp(prefix="toy-project-", dir=cache.parent)), cache="empty")
     result = run_in_process(["compile", "--cache-dir", str(cache)], project.folder, project.environment())
     assert result.code == 0, result.text

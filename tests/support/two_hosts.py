@@ -1,4 +1,4 @@
-"""A second host: a network namespace at the other end of a virtual cable, which may hide directories of ours."""
+"""A second host: a network namespace at the other end of a virtual cable; directories can be hidden there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OtherHost:
     cable: str
 
     def make_argv(self, argv: Sequence[str], hidden_folders: Sequence[Path]) -> list[str]:
-        """Return an argument vector that runs a command there, with empty directories in place of some of ours."""
+        """Return an argument vector that runs a command there; hidden folders appear as empty directories."""
         mounts = " && ".join(f"mount -t tmpfs none '{folder}'" for folder in hidden_folders)
         script = f'{mounts} && exec "$@"'
         return ["ip", "netns", "exec", self.namespace, "unshare", "--mount", "sh", "-c", script, "sh", *argv]

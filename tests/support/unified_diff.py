@@ -1,6 +1,6 @@
 """Applies a unified diff as `git apply` does, but without git, so that tests need none.
 
-It is stricter than git: each hunk must match at its line number, and the diff has nothing besides files and hunks.
+`apply_diff` is stricter than git: each hunk must match at its line number, and the diff contains only files and hunks.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _apply_hunks(text: str, lines: list[str]) -> str:
             int(number) if number is not None else 1 for number in match.groups()
         )
         removed_lines, added_lines = _pop_sides(lines, old_count, new_count)
-        # A hunk side without lines has the number of the line before it.
+        # The number of a hunk side without lines is that of the line before the hunk.
         start = old_first - 1 if old_count else old_first
         new_lines += old_lines[position:start]
         if start < position or old_lines[start : start + old_count] != removed_lines:

@@ -62,7 +62,7 @@ class VariantBuild:
             import_options = ["--externalize-params", "--save-params-to", str(parameter_file), "-o", str(self.program)]
             importer = [sys.executable, "-m", "iree.compiler.tools.import_onnx"]
             run_checked([*importer, str(self.folder / "main.onnx"), *import_options])
-        # The native compiler is called, as its Python wrapper takes longer to start than it takes to compile.
+        # The native compiler is called, since its Python wrapper takes longer to start than the compile takes.
         import iree.compiler  # noqa: PLC0415 - building alone needs no compiler
 
         compiler_path = Path(iree.compiler.__path__[0]) / "_mlir_libs" / "iree-compile"

@@ -17,9 +17,9 @@ __all__ = ["fill_cache"]
 def fill_cache(cache: Path, warm: Callable[[Path], None], *, modules: bool, name: str = "toy-cache") -> None:
     """Fill a project's cache.
 
-    The files are copied, not linked: a few hundred kilobytes, and tests that damage a cache damage their own copy.
+    The files (a few hundred kilobytes) are copied, not linked, so tests that damage a cache damage only a copy.
 
-    `cache`: its directory, which does not exist yet. `warm`: fills the cache that is copied.
+    `cache`: the project's cache, which does not exist yet. `warm`: fills the cache that is copied.
     """
     template = make_once(name, warm)
     cache.mkdir(parents=True)

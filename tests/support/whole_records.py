@@ -48,7 +48,7 @@ def _write_run(folder: Path, **benchmark: Any) -> None:
 
 
 def write_comparison(folder: Path) -> Path:
-    """Write a comparison by times of three models, one of which was counted, and one measured by a worker."""
+    """Write a comparison of three models by times; one was also counted, and one was measured by a worker."""
     sides = {name: {"asked": f"3.1{name}.0", "folder": name.lower(), "toolchain": _TOOLCHAIN} for name in "AB"}
     for name in "ab":
         _write_run(folder / name)

@@ -1,4 +1,4 @@
-"""Runs the measuring programs of IREE's Python: in this process, which is faster, or in one of their own."""
+"""Runs the measuring programs of IREE's Python in this process, which is faster, or in processes of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file's state tells a write from a hard link."""
+"""A file's state: it distinguishes a write from a new hard link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives of plain files, and what is in none."""
+"""Archives of plain files: they may contain files and folders, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks' options: both fronts read the same, mistakes say what is allowed, and flags mean what they say."""
+"""The benchmarks' options: the same in both commands, with helpful messages about mistakes, and with their meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes and environments that the command line must survive with a message, and never with a traceback."""
+"""Mistakes and environments with which the command line must end in a message, never in a traceback."""
 
 from __future__ import annotations
 

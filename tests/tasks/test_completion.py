@@ -1,4 +1,4 @@
-"""What a shell is given to complete: values of options from here, names of tasks and options from Invoke."""
+"""A shell's completions: the toolkit gives values of options, Invoke gives names of tasks and options."""
 
 from __future__ import annotations
 

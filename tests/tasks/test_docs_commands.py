@@ -1,6 +1,6 @@
-"""Every command line that README and docs print is read by the program that it names, up to what its task is given.
+"""Every command line in README and docs is parsed by the program that it names, up to the call of its task.
 
-Those of the toolkit that only look are run as well.
+The toolkit's commands that only read are also run.
 """
 
 from __future__ import annotations

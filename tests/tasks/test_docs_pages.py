@@ -1,4 +1,4 @@
-"""The documentation: every link leads somewhere, every page is found from its door, and generated pages are current."""
+"""The documentation: every link works, every page is linked from its index, and generated pages are current."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: broken specs, help, doctor, report, recording."""
+"""The command line as a user sees it: broken specs, help, doctor, report, recording."""
 
 from __future__ import annotations
 

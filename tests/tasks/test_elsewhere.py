@@ -1,4 +1,4 @@
-"""`tools/elsewhere.py` says what it lacks before it makes anything, and its places differ from this machine."""
+"""`tools/elsewhere.py`: it first names missing requirements, and its machines differ from this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Projects in folders whose names mean something to a shell: everything works, and commands can be pasted."""
+"""Projects in folders with characters that shells interpret: everything works, and commands can be pasted."""
 
 from __future__ import annotations
 

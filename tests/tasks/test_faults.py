@@ -1,4 +1,4 @@
-"""Faults of the toolkit itself, and standard streams that are closed or full: no command ends as of a failure."""
+"""Faults of the toolkit, and closed or full standard streams: no command ends with the exit code of a failure."""
 
 from __future__ import annotations
 

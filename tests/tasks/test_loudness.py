@@ -1,4 +1,4 @@
-"""`--quiet` and `--verbose`: every task takes them."""
+"""The options `--quiet` and `--verbose`: every task has both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--offline`: what is missing is said at once, before anything runs, and only what is missing."""
+"""`--offline`: before anything runs, a message lists the missing files, and only these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is released: what wheel and source archive hold, that the wheel works alone, and the notes of a version."""
+"""Releases: the contents of wheel and source archive, a wheel that works alone, and the notes of a version."""
 
 from __future__ import annotations
 

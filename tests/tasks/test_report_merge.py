@@ -1,4 +1,4 @@
-"""The runs of several machines become one run, with the reports that one machine's run would have had."""
+"""Merged runs of several machines: their reports are the same as those of one machine's run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The docs as a site: its pages, their links, and what is told of broken ones. `nox -s site` builds it."""
+"""The docs as a site: its pages, its links, and messages about broken links. `nox -s site` builds the site."""
 
 from __future__ import annotations
 

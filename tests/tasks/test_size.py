@@ -1,4 +1,4 @@
-"""What `tools/size.py` counts."""
+"""The counts of `tools/size.py`."""
 
 from __future__ import annotations
 

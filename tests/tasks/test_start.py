@@ -1,4 +1,4 @@
-"""What is said where the toolkit does not run."""
+"""Messages on systems and machines that the toolkit does not support."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The action and the workflows: linted by actionlint, and the shell parts of their steps run as GitHub runs them.
+"""The action and the workflows: actionlint checks them, and the shell parts of their steps run as on GitHub.
 
-Steps with `uses:` are GitHub's, and other systems than this one are not here: neither is run.
+Neither steps with `uses:`, which are GitHub's, nor jobs of other systems are run.
 """
 
 from __future__ import annotations

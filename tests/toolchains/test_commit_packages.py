@@ -1,4 +1,4 @@
-"""Packages of commits from a server that answers as GitHub's API does, faults included; installed by the real uv."""
+"""Packages of commits, from a fake of GitHub's API with faults; the real uv installs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds of a small stand-in for IREE's sources, with real git, CMake, Ninja and C compiler."""
+"""Builds of a small fake checkout of IREE, with real git, CMake, Ninja and C compiler."""
 
 from __future__ import annotations
 

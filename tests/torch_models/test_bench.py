@@ -1,6 +1,6 @@
-"""`bench` from its command line to its reports, with the real compiler; torch is stood in for.
+"""`bench` from its command line to its reports, with the real compiler and a fake torch.
 
-What a first benchmark makes lies in a cache that the tests begin with, and most of them have synthetic times
+The tests begin with the cache of a first benchmark, and most of them have synthetic times
 (`tests/support/fake_measuring.py`).
 """
 

@@ -1,4 +1,4 @@
-"""IREE next to onnxruntime and torch: the order of rounds and their results, and real programs of onnxruntime's.
+"""IREE against onnxruntime and torch: the order of rounds, their results, and real programs of onnxruntime.
 
 Six blocks of real rounds are in `test_bench_against_measured.py`, torch is in `test_bench_against_torch.py`.
 """

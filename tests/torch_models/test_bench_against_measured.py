@@ -1,4 +1,4 @@
-"""IREE next to onnxruntime in as many blocks as `bench --against` takes, measured for real."""
+"""IREE against onnxruntime in real rounds, with as many blocks as `bench --against` measures."""
 
 from __future__ import annotations
 

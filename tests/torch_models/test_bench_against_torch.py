@@ -1,4 +1,4 @@
-"""IREE next to torch itself, in short rounds: what torch's scripts compute and say."""
+"""IREE against torch itself in short rounds: the outputs and messages of torch's scripts."""
 
 from __future__ import annotations
 

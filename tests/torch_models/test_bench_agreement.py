@@ -1,4 +1,4 @@
-"""When a model's outputs count as torch's: by root mean square and worst value, each output by its own scale."""
+"""Agreement of a model's outputs with torch's: by root mean square and worst value, on each output's own scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Block floating point: the properties of the format, and a second reading of it in exact fractions."""
+"""Block floating point: the properties of the format, and a second implementation in exact fractions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data formats: what holds them, what rounding does, and how far results may be from torch's."""
+"""The data formats: their element types, their rounding, and the allowed distance from torch's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""perf.json: nothing is lost, whoever writes at once, is killed, or left damage behind."""
+"""perf.json: nothing is lost by concurrent writers, kills or damaged files."""
 
 from __future__ import annotations
 

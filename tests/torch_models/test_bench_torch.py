@@ -1,4 +1,4 @@
-"""Benchmarks of shipped models with torch itself: `nox -s models`, since torch is too large for the other tests."""
+"""Benchmarks of shipped models with torch itself, in `nox -s models`: torch is too large for the other tests."""
 
 from __future__ import annotations
 

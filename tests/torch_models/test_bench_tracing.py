@@ -1,4 +1,4 @@
-"""Traces of programs, with the real tools: the table, the file for Perfetto, and the reasons where there is none."""
+"""Traces of programs with the real tools: the table, the file for Perfetto, and the reasons for missing traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the toolkit's own code is in the key of a made model: what makes it, and nothing besides."""
+"""The toolkit's own files in the key of a built model: those that build it, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backward passes and paddings that torch does not export: what is exported in their place computes the same."""
+"""Backward passes and paddings that torch does not export: the exported replacements compute the same values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations of micro-benchmarks that cannot be used: each mistake is said where it stands, all of them at once."""
+"""Wrong configurations of micro-benchmarks: all mistakes are reported at once, each with its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Building variants in the Python that has torch: what is left in the folder, and what is said of mistakes."""
+"""Building variants in the Python that has torch: the files of a build, and messages about mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations of micro-benchmarks: the dialect of torchao's documents, and what is wrong with others."""
+"""Configurations of micro-benchmarks: the dialect of torchao's documents, and errors in other documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compiled modules show of a recipe: real programs by the real compiler, and the tables inside modules."""
+"""Facts about recipes in compiled modules: real programs by the real compiler, and the tables inside modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every recipe on IREE: its outputs are torch's, its weights stay what they are, and its products are what it says."""
+"""Every recipe on IREE: torch's outputs, weights of the promised type, and products of the promised kind."""
 
 from __future__ import annotations
 

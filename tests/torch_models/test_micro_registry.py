@@ -1,4 +1,4 @@
-"""Declaring recipes, architectures, activations and shape sets, and asking for them by name."""
+"""Registering recipes, architectures, activations and shape sets, and finding them by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine's peaks: what the worker does with the real NumPy, what is kept of its answers, and shares of them."""
+"""The machine's peaks: the worker with the real NumPy, its stored answers, and shares of the peaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sets of shapes: those that torchao's documents describe, in their order; and what a user's set may give."""
+"""Sets of shapes: those of torchao's documents in their order, and the possible values of a user's set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring variants in torch, as a process of its own, in the Python that has torch."""
+"""Measuring variants in torch, in a separate process of the Python that has torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builders try errors that a correct program may make, and contractions for what they look like."""
+"""Errors that a correct program may make: builders try them, for all contractions or for some of them."""
 
 from __future__ import annotations
 

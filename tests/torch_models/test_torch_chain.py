@@ -1,4 +1,4 @@
-"""Steps of models that torch makes, put together by what plans all others: environment, device, needs, machine."""
+"""Steps of models that torch builds, planned like all other steps: environment, device, needs, machine."""
 
 from __future__ import annotations
 

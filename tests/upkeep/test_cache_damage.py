@@ -1,7 +1,7 @@
-"""One flipped bit in any file of a cache: the verdicts stay, and `cache.verify` names the file.
+"""One flipped bit in any file of a cache: verdicts stay the same, and `cache.verify` names the file.
 
-The cache is what real runs leave: of a model with seeded inputs, an expected output from a wheel and a splat archive;
-of a suite of ONNX models; of one with made parameters; of operators, compiled together and alone, one of them refused.
+Real runs made the cache: of a model with seeded inputs, an expected output from a wheel and a splat archive; of a suite
+of ONNX models; of a model with generated parameters; of operators, compiled together and alone, one of them rejected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`cache.gc`: the least recently used goes, what is used never does, and nothing without `--delete`."""
+"""`cache.gc`: the least recently used files go first, files in use stay, and without `--delete` nothing goes."""
 
 from __future__ import annotations
 

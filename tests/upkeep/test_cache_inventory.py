@@ -1,4 +1,4 @@
-"""What lies in a cache is listed from names, sizes and times; last uses are kept to the hour."""
+"""The inventory of a cache: made from names, sizes and times; last uses are stored to the hour."""
 
 from __future__ import annotations
 

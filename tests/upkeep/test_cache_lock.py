@@ -1,4 +1,4 @@
-"""`cache.lock`: what was learnt becomes the project's, and every change is shown."""
+"""`cache.lock`: learnt hashes become the project's, and every change is shown."""
 
 from __future__ import annotations
 

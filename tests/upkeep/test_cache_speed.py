@@ -1,4 +1,4 @@
-"""How long it takes to look at a large cache."""
+"""The time to list a large cache."""
 
 from __future__ import annotations
 

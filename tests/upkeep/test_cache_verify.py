@@ -1,4 +1,4 @@
-"""`cache.verify`: every changed byte is found, and repaired where that can be."""
+"""`cache.verify`: every changed byte is found, and repaired if possible."""
 
 from __future__ import annotations
 

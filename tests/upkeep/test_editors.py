@@ -1,4 +1,4 @@
-"""Completion and squiggles in editors: their own language servers, asked as editors ask them."""
+"""Completion and error marks in editors: their real language servers get the requests that editors send."""
 
 from __future__ import annotations
 

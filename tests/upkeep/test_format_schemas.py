@@ -1,4 +1,4 @@
-"""JSON Schemas say what the models say that read the files: of whole ones, and of every mutation of them."""
+"""JSON Schemas: they agree with the models that read the files, for complete files and every mutation of them."""
 
 from __future__ import annotations
 

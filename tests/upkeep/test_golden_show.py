@@ -1,4 +1,4 @@
-"""Every golden is shown, with the newest figure that may be held against it."""
+"""The table of goldens: each is shown with the newest figure that may be compared with it."""
 
 from __future__ import annotations
 

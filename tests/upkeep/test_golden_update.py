@@ -1,4 +1,4 @@
-"""New goldens come from figures that can be trusted, and change nothing else in a spec."""
+"""New goldens: they come from trustworthy figures, and nothing else in a spec changes."""
 
 from __future__ import annotations
 

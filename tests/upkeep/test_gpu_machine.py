@@ -1,4 +1,4 @@
-"""`tools/gpu_machine.py`: what is packed for a machine without a network, and what runs there."""
+"""`tools/gpu_machine.py`: the packed files for a machine without a network, and the parts that run there."""
 
 from __future__ import annotations
 

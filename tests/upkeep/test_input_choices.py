@@ -1,4 +1,4 @@
-"""Inputs that are tried with a model that somebody brings: sizes, indices, and values that operators need."""
+"""Inputs that are tried with a user's model: sizes, indices, and values that operators need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configs of operator suites follow what a run has found, and found again; flaky cases are left alone."""
+"""Configs of operator suites: updated from a run and its rerun; flaky cases are left alone."""
 
 from __future__ import annotations
 

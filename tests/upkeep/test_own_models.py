@@ -1,4 +1,4 @@
-"""Models that people bring: from a file to a verdict, by `init` and `run` alone."""
+"""Users' own models: from a file to a verdict, with only `init` and `run`."""
 
 from __future__ import annotations
 

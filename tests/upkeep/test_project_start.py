@@ -1,4 +1,4 @@
-"""`init`, and what comes with the toolkit, as somebody meets them who has no project yet."""
+"""`init` and the toolkit's shipped files, for a user without a project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A diff of a file that people write can be applied, and makes of it what was proposed."""
+"""Diffs of hand-written files: each applies, and gives the proposed content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are written together, by commands that are killed."""
+"""Files that one command writes together: kills of the command damage none of them."""
 
 from __future__ import annotations
 

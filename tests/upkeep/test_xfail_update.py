@@ -1,4 +1,4 @@
-"""A suite's expected failures follow what a run has found; the rest of the suite stays as it was written."""
+"""A suite's expected failures: updated from a run, while the rest of the suite's text stays the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gauntlet.toml`: read whole or refused with file, field and what to write instead."""
+"""`gauntlet.toml`: read completely, or rejected with file, field and a suggestion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of device kinds fit together, and nothing else decides by the names that stand in them."""
+"""The table of device kinds: its rows fit together, and no other code decides by the names of kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How records keep objects whose fields are left out, stand among others, or lie in dicts."""
+"""Objects in records: their fields may be left out, flattened into another object, or in dicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the journal has of results: the same bytes as ever, read back as what they were."""
+"""Results in the journal: written as the same bytes as ever, and read back unchanged."""
 
 from __future__ import annotations
 

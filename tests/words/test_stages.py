@@ -1,4 +1,4 @@
-"""The table of stages, and the options of requests that follow from it."""
+"""The table of stages, and the requests' options that follow from it."""
 
 from __future__ import annotations
 

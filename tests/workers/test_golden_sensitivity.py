@@ -1,4 +1,4 @@
-"""Which weights of a model its expected outputs can tell from wrong ones."""
+"""Weights of a model: for each, whether the expected outputs would reveal a wrong value."""
 
 from __future__ import annotations
 

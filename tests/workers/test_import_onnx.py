@@ -1,4 +1,4 @@
-"""Preparing and importing ONNX models, and recording what they should give."""
+"""Preparing and importing ONNX models, and recording their expected outputs."""
 
 from __future__ import annotations
 

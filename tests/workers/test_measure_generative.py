@@ -1,4 +1,4 @@
-"""The worker that makes tokens, with two real programs that share a state; once as its own process."""
+"""The worker that generates tokens with two real programs and a shared state; once in a process of its own."""
 
 from __future__ import annotations
 

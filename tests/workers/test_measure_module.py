@@ -1,4 +1,4 @@
-"""The measuring worker with the real runtime: as its own process once, in this one where it says what it is asked."""
+"""The measuring worker with the real runtime: once in a process of its own, otherwise in this process."""
 
 from __future__ import annotations
 

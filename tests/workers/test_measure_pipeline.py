@@ -1,4 +1,4 @@
-"""Host modules next to the device: the stages alone, and the script with torch and the real runtime."""
+"""Host modules before and after the device: the stages alone, and the script with torch and the real runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References of ONNX models: which one runs, on which inputs, and what is said of its outputs."""
+"""References of ONNX models: the program that runs them, the inputs, and messages about the outputs."""
 
 from __future__ import annotations
 

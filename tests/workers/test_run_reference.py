@@ -1,4 +1,4 @@
-"""onnxruntime as the judge at run time: synthetic inputs, and an archive that iree-run-module reads."""
+"""onnxruntime as the reference of a run: synthetic inputs, and an archive that iree-run-module reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What outputs may differ by: by the roundings of their type, and no more than hides a mistake of one per cent."""
+"""Tolerances of outputs: they allow the roundings of the type, but reveal an error of one per cent."""
 
 from __future__ import annotations
 

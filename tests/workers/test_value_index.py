@@ -1,4 +1,4 @@
-"""Tensors that are known by their values, in any layout."""
+"""Tensors that are recognized by their values, in any layout."""
 
 from __future__ import annotations
 

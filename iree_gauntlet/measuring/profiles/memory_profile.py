@@ -1,4 +1,4 @@
-"""A program's memory, phase by phase: the plan for the process that watches it, and what it found."""
+"""A program's memory, phase by phase: the plan for the process that measures the memory, and that process's result."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# This is the name of a profile's file in its step's folder; its picture has the same name with another suffix.
+# The name of a profile's file in its step's folder; the profile's picture has the same name with another suffix.
 MEMORY_FILE = "memory.json"
-# The role of a step that samples a variant's memory is this prefix with the variant's label.
+# The prefix of the roles of steps that sample a variant's memory; the variant's label follows.
 MEMORY_ROLE = "memory."
-# This script is in `iree_gauntlet.workers.iree_side`.
+# The script in `iree_gauntlet.workers.iree_side` that samples memory.
 MEMORY_WORKER = "measure_memory.py"
-# The number of calls after the first one.
+# The number of calls after the first call.
 _CALL_COUNT = 10
 # The interval at which memory is sampled.
 _INTERVAL_MS = 2.0
@@ -42,7 +42,7 @@ class MemorySample(Recorded):
 class MemoryPhase(Recorded):
     """A part of the process's life: `load`, `first call`, `calls` or `after`.
 
-    `device_bytes` is the allocation of the device's allocator at its end, if known.
+    `device_bytes` is the allocation of the device's allocator at the end of the phase, if known.
     """
 
     name: str
@@ -59,8 +59,8 @@ class MemoryProfile(Recorded):
     """The memory use of a program.
 
     Attributes:
-        device_peak_bytes: the largest allocation of the device's allocator at a time; None if it is unknown.
-            On local-task it is the memory of calls' arguments, without the program's own allocations.
+        device_peak_bytes: the largest total allocation of the device's allocator at any time; None if it is unknown.
+            On local-task, the allocator has only the arguments of calls, not the program's own allocations.
     """
 
     phases: tuple[MemoryPhase, ...]
@@ -76,11 +76,11 @@ class MemoryProfile(Recorded):
 
     @property
     def program_bytes(self) -> int:
-        """The peak without the process' memory before it loaded the program: Python, the runtime, the inputs."""
+        """The peak minus the memory before the program was loaded (of Python, the runtime and the inputs)."""
         return self.peak_bytes - self.phases[0].begin_bytes
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert it for files and for the journal; bytes and ms."""
+        """Convert the profile for files and the journal; units are bytes and ms."""
         return {"peak_bytes": self.peak_bytes, "program_bytes": self.program_bytes, **asdict(self)}
 
     def lines(self) -> list[str]:
@@ -93,7 +93,7 @@ class MemoryProfile(Recorded):
 
 
 def make_memory_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a plan of `measure_module`, without its calls and outputs, to one for the worker that samples memory."""
+    """Convert a plan of `measure_module`, without calls and outputs, to a plan for the worker that samples memory."""
     common = {key: plan[key] for key in ("modules", "parameters", "function", "inputs")}
     return {**common, "devices": list(plan["devices"])[:1], "calls": _CALL_COUNT, "interval_ms": _INTERVAL_MS}
 
@@ -124,7 +124,7 @@ def write_memory_profile(profile: MemoryProfile, path: Path) -> None:
 
 
 def read_written_memory_profile(path: Path) -> MemoryProfile | None:
-    """Read a profile that was written; return None if there is none that can be read."""
+    """Read a profile from a file; return None if there is no readable profile."""
     try:
         return MemoryProfile.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError, TypeError):

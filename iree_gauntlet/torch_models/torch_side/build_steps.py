@@ -1,13 +1,13 @@
-"""Build steps of all kinds of models: running them in torch, converting their weights, exporting them.
+"""Build steps of all kinds of models: running models in torch, converting their weights, exporting programs.
 
-No two correct programs round at the same places, as compilers fuse operators and sum in different orders. So the
-expected outputs in a data format are those of the model with every operator in f64 and rounded once, to the type that
-it returns; the limits of a correct program's errors are found by trials of the model. Runs in which every rounding is
-perturbed by up to one unit roundoff more, or every contraction of k products by the error of a sum of k in f32, show
-the effect on the outputs (Monte Carlo arithmetic, Parker 1997: https://web.cs.ucla.edu/~stott/mca/). The same model
-with one contraction's result enlarged shows the effect of an error there: a direction among the outputs, along which
-small errors exceed the rounding of many values. Where few values are so close to a kink, such as that of a ReLU, that
-rounding decides on which side, each is flipped in a trial.
+Compilers fuse operators and sum in different orders, so correct programs round at different places. For the expected
+outputs, every operator is therefore computed in f64, and its result rounded once, to its own type. Trials of the model
+find limits for the errors of correct programs. Some trials perturb every rounding by up to one unit roundoff more, or
+every contraction of k products by the error of a sum of k terms in f32 (Monte Carlo arithmetic, Parker 1997:
+https://web.cs.ucla.edu/~stott/mca/). Other trials enlarge the result of one contraction. They show a direction among
+the outputs: along this direction, even a small error of that contraction exceeds the rounding of many values. Some
+values are so close to a kink, such as a ReLU's, that rounding decides their side. If there are few such values, each is
+flipped in a trial.
 """
 
 from __future__ import annotations
@@ -56,39 +56,39 @@ if TYPE_CHECKING:
 
 
 _RUNS_PER_KIND = 6
-# Rounding of every operator's result, of sums of products in f32, and of products whose inputs are rounded to f32's
-# digits: the last is scaled where math fidelity narrows the inputs.
+# The trials' errors: of rounding every result, of summing products in f32, and of rounding the inputs of products to
+# f32. If math fidelity narrows the inputs of products, the last kind of error is scaled.
 _ERROR_KINDS = ("rounding", "sums", "products")
-# Contractions with a trial, evenly spread where there are more: the maximum, and the minimum for the largest models.
-# Between these the work of all runs together is limited, in products; so is that of a value and of an operator.
+# The maximum and minimum of contractions with a trial; between them, the work of all trials together is limited.
+# Work is measured in products; each value and each operator counts as a constant number of products.
 _MAX_DIRECTIONS = 64
 _MIN_DIRECTIONS = 8
 _MAX_WORK = 2e11
 _WORK_PER_VALUE = 40
 _WORK_PER_OPERATOR = 1e6
-# The number of outputs' values that are recorded for each contraction, and the minimum for each output.
+# The number of values that are recorded for each trial, of all outputs together, and the minimum for each output.
 _MAX_VALUES = 1 << 15
 _MIN_VALUES = 64
-# A value may flip if its distance from a kink is less than this factor times the rms of its errors. Each has its own
-# trial; with more values there is none: one in ten then flips in any run, so that they are like other noise.
+# A value may flip if its distance from a kink is less than a factor times the rms of its errors. Each such value has a
+# trial, unless more than _MAX_FLIPS may flip: then one in ten flips in any run, so flips are noise like any other.
 _MAX_FLIP_DISTANCE = 4.0
 _MAX_FLIPS = 64
 _RELUS = {torch.ops.aten.relu, torch.ops.aten.relu_}
 _COMPARISONS = {getattr(torch.ops.aten, name) for name in ("ge", "gt", "le", "lt")}
-# The relative enlargement of a contraction's result: far above f32's rounding, and small enough to be linear.
+# The relative enlargement of a contraction's result: far above f32's rounding, but so small that effects are linear.
 _RELATIVE_STEP = 2.0**-6
-# Rms of a rounding error, in units of roundoff: uniform, over mantissas between 1 and 2.
+# The rms of a rounding error, in units of roundoff, for uniform errors and mantissas between 1 and 2.
 _ROUNDING_RMS = 0.41
 _SUMS = {torch.ops.aten.sum, torch.ops.aten.mean}
 _REDUCTIONS = {*_SUMS, torch.ops.aten.var, torch.ops.aten.var_mean}
-# These are decomposed for trials: as single operators, they would hide the errors of their sums, which all values of
-# a row share. Where the rest cancels, as in the gradient of the bias of attention's keys, only these errors remain.
+# The operators that trials decompose. All values of a row share the error of the row's sum, which a single operator
+# would hide. If all else cancels, as in the gradient of the bias of attention's keys, only this error remains.
 _NORMALIZATIONS = [
     getattr(torch.ops.aten, name)
     for name in ("_softmax", "_safe_softmax", "_log_softmax", "native_layer_norm", "native_group_norm")
 ]
 _ROUNDOFFS = {getattr(torch, form.torch_type): UNIT_ROUNDOFF[form.element_type] for form in DataFormat}
-# The tolerance between two runs of torch, which may add in different orders.
+# The tolerance between two runs of the same module, because torch may add in a different order each time.
 REPEAT_RTOL = 1e-2
 _UNTRANSLATED_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.:]+)', overload='(\w+)'\)>")
 _PACKAGES = ("torch", "torchao", "transformers", "onnxscript", "onnx", "numpy")
@@ -104,22 +104,22 @@ class Spread:
         }
 
     def add(self, kind: str, outputs: Sequence[Tensor]) -> None:
-        """Add the outputs of a run with errors of a kind, or with a flip."""
+        """Add the outputs of a run with one kind of error, or with a flip."""
         for index, (output, expected) in enumerate(zip(outputs, self._expected, strict=True)):
             if expected.numel():
-                # The difference of values that are not numbers is whether they differ.
+                # For integers and bools, count 1 for each value that differs.
                 is_float = expected.is_floating_point()
                 difference = (output.double() - expected.double()).abs() if is_float else (output != expected).double()
                 rms, peak = math.sqrt(float(difference.square().mean())), float(difference.max())
                 self._runs[kind][index].append((rms, peak))
 
     def get_worst_errors(self, index: int) -> dict[str, tuple[float, float]]:
-        """Return rms and peak of an output's errors in the worst run, by kind, for `build.json`."""
+        """Return the largest rms and the largest peak of an output's errors in all runs, by kind, for `build.json`."""
         worst = {kind: np.max([(0.0, 0.0), *runs[index]], axis=0).tolist() for kind, runs in self._runs.items()}
         return {kind: (rms, peak) for kind, (rms, peak) in worst.items()}
 
     def get_typical_rms(self, index: int) -> float:
-        """Return the median rms of an output's errors over the runs; without errors, that of one rounding."""
+        """Return the median rms of an output's errors over the runs; without errors, the rms of one rounding in f32."""
         runs = (self._runs[kind][index] for kind in _ERROR_KINDS)
         errors = math.hypot(*(float(np.median([rms for rms, _ in errors_of_kind] or 0.0)) for errors_of_kind in runs))
         output = self._expected[index].double()
@@ -136,7 +136,7 @@ def _compute_in_format(
     thorough: bool = False,
 ) -> tuple[list[Tensor], list[Spread], TrialErrors]:
     """Return a module's outputs in a data format, and the errors of trials; `thorough` as for `_find_slopes`."""
-    # In narrower formats the sums' errors are negligible compared to the rounding of their results.
+    # In formats narrower than f32, the error of a sum is negligible compared to the rounding of its result.
     kinds = _ERROR_KINDS if form is DataFormat.FP32 else _ERROR_KINDS[:1]
     with _use_exported_attention():
         with _FormatMode() as exact_mode:
@@ -185,9 +185,9 @@ def _find_slopes(
     *,
     thorough: bool,
 ) -> tuple[list[NDArray[np.float64]], list[str], int]:
-    """Return the outputs' derivatives by contractions' scales, in f32; the contractions' names; and their total.
+    """Return the outputs' derivatives by the scales of tried contractions, their names, and the number of contractions.
 
-    `thorough`: True to try all contractions.
+    `thorough`: True to try all contractions. Derivatives are computed in f32.
     """
     with _ContractionScaling() as counter:
         baseline = _pick_values(run(module, inputs), positions)
@@ -202,19 +202,19 @@ def _find_slopes(
 
 
 def limit_directions(work: float) -> int:
-    """Return the number of contractions to try, by the work of one run and not by a clock, so that it is repeatable."""
+    """Return the number of contractions to try; it depends on one run's work, not on time, so that it is repeatable."""
     return max(_MIN_DIRECTIONS, min(_MAX_DIRECTIONS, int(_MAX_WORK / max(1.0, work))))
 
 
 class _FormatMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not there to be read
-    """A mode that computes each operator in f64, and rounds its results to the types that it returns."""
+    """A mode that computes each operator in f64, and rounds the results to the operator's own types."""
 
     def __init__(self, error: str = "", seed: int = 0, flip: tuple[int, int] | None = None) -> None:
         super().__init__()
         self.margins: list[Tensor] = []
         self._error = error
         self._flip = flip
-        # Results and inputs of ReLUs by the results' addresses; references to them keep the addresses unique.
+        # The result and input of each ReLU, by the result's address. The results are kept, so addresses stay unique.
         self._relus: dict[int, tuple[Tensor, Tensor]] = {}
         self._decompositions = make_backward_decompositions() | (get_decompositions(_NORMALIZATIONS) if error else {})
         self._generator = torch.Generator().manual_seed(seed)
@@ -229,7 +229,7 @@ class _FormatMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not ther
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in self._decompositions and (func is not torch.ops.aten.native_batch_norm.default or args[5]):
-            # The exporter decomposes it in the same way, in training.
+            # In training, the exporter decomposes the operator in the same way.
             with self:
                 result = self._decompositions[func](*args, **kwargs)
             if result is not NotImplemented:
@@ -245,7 +245,7 @@ class _FormatMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not ther
             _, operand = self._relus.get(args[0].data_ptr(), (None, args[0]))
             self.margins.append((operand.double() - args[1]).float().expand(outputs.shape).flatten())
             return outputs
-        # Results that are written in place, and views of them, stay torch's.
+        # Return torch's own result if the operator writes in place, returns a view, or takes or returns no floats.
         if func._schema.is_mutable or func.is_view or not floats or not has_float_inputs:  # noqa: SLF001 - there is no public interface
             return outputs
         dtype, products = floats[0].dtype, 0.0
@@ -255,7 +255,7 @@ class _FormatMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not ther
         if self._error == "sums" and func.overloadpacket in _REDUCTIONS:
             products = args[0].numel() / max(1, floats[0].numel())
             if func.overloadpacket in _SUMS:
-                # A sum whose terms cancel has the errors of the terms.
+                # A sum whose terms cancel still has the errors of all terms.
                 scale = math.sqrt(products) * float(args[0].double().square().mean().sqrt())
                 scale /= 1.0 if func.overloadpacket is torch.ops.aten.sum else max(1.0, products)
         wide_args, wide_kwargs = tree_map(lambda leaf: _widen(leaf, dtype), (args, kwargs))
@@ -269,8 +269,8 @@ class _FormatMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not ther
     def _round_result(self, exact: Tensor, native: Tensor, products: float, scale: float) -> Tensor:
         """Round a result to the operator's native type; an exact value gets no rounding error."""
         if products:
-            # Partial sums of cancelling terms grow with the root of their number, others linearly: the mean of their
-            # squares is then a third, not half. Both inputs of products are rounded.
+            # The mean square of partial sums is 1/2 of the last if they grow with the root of their number (cancelling
+            # terms), 1/3 if they grow linearly (other terms). The 2 of products is because both inputs are rounded.
             units = math.sqrt(products / 2 if self._error == "sums" else 2)
             size = (2 / 3 * exact.square() + scale**2 if scale else exact.square().mean()).sqrt()
             error = _ROUNDING_RMS * UNIT_ROUNDOFF["f32"] * units * size
@@ -283,7 +283,7 @@ class _FormatMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not ther
 
 
 class _ContractionScaling(TorchDispatchMode):  # type: ignore[misc]  # torch is not there to be read
-    """A mode that counts contractions, and enlarges the result of one; `work` is that of all operators, in products."""
+    """A mode that counts contractions, and enlarges the result of one; `work` is all operators' work in products."""
 
     def __init__(self, scaled_index: int = -1) -> None:
         super().__init__()
@@ -308,7 +308,7 @@ class _ContractionScaling(TorchDispatchMode):  # type: ignore[misc]  # torch is 
 
 @contextmanager
 def _use_exported_attention() -> Iterator[None]:
-    """Compute attention in single operators, in the model's type, as the exporter writes it."""
+    """Compute attention like the exported program: in single operators, in the model's type."""
     cuda = torch.backends.cuda
     was_allowed = cuda.fp16_bf16_reduction_math_sdp_allowed()
     cuda.allow_fp16_bf16_reduction_math_sdp(True)
@@ -324,7 +324,7 @@ def _is_float(leaf: object) -> bool:
 
 
 def _widen(leaf: Any, dtype: torch.dtype) -> Any:
-    """Return an operator's argument in f64; a number is first rounded to the result's type, as in the program."""
+    """Return an operator's argument in f64; like in the program, a number is first rounded to the result's type."""
     if _is_float(leaf):
         return leaf.double()
     if isinstance(leaf, float):
@@ -377,7 +377,7 @@ class BuildSteps:
 
     @property
     def is_f32(self) -> bool:
-        """True if the data format is f32, so that nothing is rounded."""
+        """True if the data format is f32: nothing is then rounded."""
         return self.form is DataFormat.FP32
 
     @contextmanager
@@ -418,7 +418,7 @@ class BuildSteps:
         return list(tensors)
 
     def require_repeatable(self, first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
-        """Reject a module that draws random numbers, or has state: its outputs cannot be compared."""
+        """Reject a module whose outputs differ at a second call, because they cannot be compared with IREE's."""
         for index, (output, repeat) in enumerate(zip(first, second, strict=True)):
             if not torch.allclose(output.double(), repeat.double(), rtol=REPEAT_RTOL, atol=1e-6, equal_nan=True):
                 raise self.model.make_error(
@@ -456,7 +456,7 @@ class BuildSteps:
     def write_expected(
         self, name: str, outputs: Sequence[Tensor], stem: str, *, of_host: bool = False
     ) -> tuple[Array, ...]:
-        """Write a program's expected outputs, or with `of_host` the host's results from them, with error limits."""
+        """Write a program's expected outputs with error limits; `of_host`: of the module after the device instead."""
         arrays = write_arrays(outputs, self.folder, stem)
         if name not in self._spreads:
             return arrays
@@ -478,7 +478,7 @@ class BuildSteps:
         self.record = replace(self.record, programs=(*self.record.programs, program))
 
     def write_record(self, record: BuildRecord) -> None:
-        """Write `build.json`, the last of all files, with times and versions of the packages."""
+        """Write `build.json`, the last of all files, with times and packages' versions."""
         seconds = {part: round(seconds, 3) for part, seconds in self.seconds.items()}
         versions = {"python": platform.python_version(), **{name: _find_version(name) for name in _PACKAGES}}
         record = replace(record, versions=versions, seconds=seconds)
@@ -499,7 +499,7 @@ class ExportFailedError(GauntletError):
 
     @classmethod
     def from_exception(cls, model: str, program: str, error: Exception) -> ExportFailedError:
-        """Return the error for an exporter's exception, whose traceback goes to standard error."""
+        """Return the error for an exporter's exception, and print the traceback to standard error."""
         traceback.print_exception(error, file=sys.stderr)
         chain = [error]
         while (cause := chain[-1].__cause__ or chain[-1].__context__) and isinstance(cause, Exception):
@@ -521,17 +521,17 @@ def export_program(
     model: str,
     optimize: bool = True,
 ) -> None:
-    """Export a module with fixed shapes to ONNX, its weights in a file next to it.
+    """Export a module with fixed shapes to ONNX; its weights are in a file next to the ONNX file.
 
-    The nodes' Python stack traces are omitted: they are paths of this machine. `optimize`: True if the exporter
-    rewrites the graph, which takes minutes for graphs of thousands of nodes.
+    The nodes' Python stack traces are omitted, because they contain this machine's paths. `optimize`: True to let the
+    exporter simplify the graph, which takes minutes for graphs of thousands of nodes.
 
     Raises:
         ExportFailedError: the exporter fails, or omits an input or output.
     """
     try:
         program = torch.onnx.export(module, tuple(inputs), dynamo=True, verbose=False, optimize=optimize)
-    except Exception as error:  # an exporter may raise anything, and the error has its name
+    except Exception as error:  # an exporter may raise anything
         raise ExportFailedError.from_exception(model, path.stem, error) from error
     for graph in (program.model.graph, *program.model.functions.values()):
         graph.metadata_props.clear()
@@ -544,7 +544,7 @@ def export_program(
     program.model.metadata_props.clear()
     _restore_output_types(program.model.graph, outputs)
     program.save(str(path), external_data=True)
-    # The file must have the module's inputs and outputs.
+    # Require the module's inputs and outputs in the file.
     graph = onnx.load(str(path), load_external_data=False).graph
     for role, tensors, values in (("inputs", inputs, graph.input), ("outputs", outputs, graph.output)):
         expected = [list(tensor.shape) for tensor in tensors]
@@ -556,7 +556,7 @@ def export_program(
 
 
 def _restore_output_types(graph: Any, outputs: Sequence[Tensor]) -> None:
-    """Give outputs the types that the module returns: a sum of f16 or bf16 is exported in f32 (torch 2.13)."""
+    """Give outputs the types that the module returns, because torch 2.13 exports a sum of f16 or bf16 in f32."""
     narrow_types = {torch.float16: onnx_ir.DataType.FLOAT16, torch.bfloat16: onnx_ir.DataType.BFLOAT16}
     for index, (value, tensor) in enumerate(zip(graph.outputs, outputs, strict=False)):
         if tensor.dtype in narrow_types and value.dtype is onnx_ir.DataType.FLOAT:

@@ -1,7 +1,7 @@
 """Build a model: call its function, export its programs, and compute their expected outputs in torch.
 
-The same plan yields the same weights and inputs in every process; so do all plans of one architecture, shape and type
-before their recipes are applied.
+A plan yields the same weights and inputs in every process. Plans of the same architecture, shape and type have the same
+weights and inputs before their recipes are applied.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _SEED = 0
 
 
 def run(path: Path) -> None:
-    """Build a plan's model into its folder, `build.json` last.
+    """Build a model into the plan's folder; `build.json` is written last.
 
-    Modules pass their results to each other flattened: the tensors in order, one argument each.
+    Modules pass on their results flattened: each tensor, in order, is one argument of the next module.
     """
     plan = read_plan(path, BuildPlan)
     steps = BuildSteps(plan, plan.form.label, plan.form, thorough=plan.sensitivity)
@@ -78,7 +78,7 @@ def _build_pipeline(steps: BuildSteps, content: Pipeline) -> BuildRecord:
     device, post = content.device.to(torch.float32), content.post
     if not steps.is_f32:
         if post is not None and have_shared_weights(device, post):
-            # The host's weights stay in f32.
+            # Copy the module after the device: its weights stay in f32.
             post = copy.deepcopy(post)
         with steps.time_part("eager", "running main in f32"):
             steps.write_reference(steps.run_eager(device, plain, "the device's module"))
@@ -104,7 +104,7 @@ def _build_pipeline(steps: BuildSteps, content: Pipeline) -> BuildRecord:
 
 
 def _compute_device_inputs(steps: BuildSteps, content: Pipeline) -> tuple[tuple[Tensor, ...], tuple[Array, ...]]:
-    """Return the device's inputs in f32, and the host's if there is a module before the device."""
+    """Return the device's inputs in f32, and the written inputs of the module before the device if there is one."""
     inputs = steps.check_tensors(content.inputs, "the inputs")
     if content.pre is None:
         return cast(inputs, DataFormat.FP32), ()
@@ -119,7 +119,7 @@ def _build_training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -
     if not targets:
         raise steps.model.make_error("it returns no float tensor, so there is no loss to train it with")
     loss, gradients = _run_step(steps, module, inputs, targets)
-    # For gradients that are not repeatable, the limits of rounding errors would be meaningless.
+    # Require repeatable gradients: otherwise limits of rounding errors would be meaningless.
     repeat = _run_step(steps, module, inputs, targets)[1]
     differences = sum(float((repeat[name] - gradient).double().square().sum()) for name, gradient in gradients.items())
     if differences > REPEAT_RTOL**2 * sum(float(gradient.double().square().sum()) for gradient in gradients.values()):
@@ -144,7 +144,7 @@ def _build_training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -
     with steps.time_part("export", "tracing forward and backward"):
         try:
             step = trace_step(module, inputs, targets, names, accumulate=accumulate)
-        except Exception as error:  # a tracer may raise anything, and the error has its name
+        except Exception as error:  # a tracer may raise anything
             raise ExportFailedError.from_exception(steps.model.name, "main", error) from error
     steps.export("main", step, arguments, outputs, optimize=False)
     return replace(
@@ -167,7 +167,7 @@ def _run_step(
 
 
 def _add_gradients(gradient_sums: Sequence[Tensor], gradients: dict[str, Tensor]) -> list[Tensor]:
-    """Return the gradients, added to the sums so far if there are any."""
+    """Return the gradients; if there are sums of previous gradients, return the new sums."""
     if not gradient_sums:
         return list(gradients.values())
     return [gradient_sum + gradient for gradient_sum, gradient in zip(gradient_sums, gradients.values(), strict=True)]
@@ -230,7 +230,7 @@ def _choose_likeliest_token(steps: BuildSteps, logits: Tensor, program: str) -> 
 
 
 def make_base_model(plan: VariantPlan, registry: PluginRegistry) -> tuple[Module, tuple[Tensor, ...]]:
-    """Return the module of a plan's architecture, in the plan's type and evaluation mode, and its inputs."""
+    """Return the module of a plan's architecture, in the plan's type and evaluation mode, and the module's inputs."""
     model_type = registry.find_model_type(plan.model_type)
     architecture = model_type.architecture
     dtype = getattr(torch, TORCH_TYPES[plan.dtype])
@@ -251,7 +251,7 @@ def make_base_model(plan: VariantPlan, registry: PluginRegistry) -> tuple[Module
         raise architecture.make_error(f"it returned {type(module).__name__} first: expected a torch.nn.Module")
     if not isinstance(inputs, list | tuple) or not inputs or not all(isinstance(i, torch.Tensor) for i in inputs):
         raise architecture.make_error("its second result is not a tuple of tensors")
-    # An architecture with weights of the type may have others in f32 on purpose.
+    # Cast nothing if all parameters have the type already: buffers in f32 are then intended.
     if any(weight.is_floating_point() and weight.dtype is not dtype for weight in module.parameters()):
         module.to(dtype)
     inputs = tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in inputs)
@@ -259,10 +259,10 @@ def make_base_model(plan: VariantPlan, registry: PluginRegistry) -> tuple[Module
 
 
 def apply_recipes(plan: VariantPlan, registry: PluginRegistry, module: Module) -> tuple[Module, list[int]]:
-    """Apply the recipes of a plan to a model: sparsity first, so that quantised weights have their zeros already.
+    """Apply the recipes of a plan to a model: first sparsity, then quantisation of the sparse weights.
 
     Returns:
-        The module, and for each changed layer the former size of its weight in bytes.
+        The module, and for each changed layer the size in bytes that its weight had before.
     """
     if plan.is_baseline:
         return module, []
@@ -278,7 +278,7 @@ def apply_recipes(plan: VariantPlan, registry: PluginRegistry, module: Module) -
                 f"{text} needs {', '.join(missing)}, which {sys.executable} does not have",
                 f"pip install {' '.join(missing)}",
             )
-        # The compiler's recipes leave the model unchanged.
+        # Recipes without a function are the compiler's, and do not change the model.
         if recipe.function is not None:
             torch.manual_seed(_SEED)
             with recipe.attribute_errors(f"{text} failed"), torch.no_grad():

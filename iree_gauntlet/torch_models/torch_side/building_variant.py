@@ -25,7 +25,7 @@ def run(path: Path) -> None:
 
 
 def build(plan: VariantPlan) -> None:
-    """Build a plan's variant into its folder, `build.json` last."""
+    """Build a variant into the plan's folder; `build.json` is written last."""
     steps = BuildSteps(plan, plan.label)
     registry = load_registry([Path(file) for file in plan.plugins])
     with steps.time_part("build", f"building {plan.model_type} {plan.m}-{plan.k}-{plan.n}, {plan.dtype}"):
@@ -47,7 +47,7 @@ def build(plan: VariantPlan) -> None:
         outputs = steps.run_eager(module, inputs, "the model")
     if plan.is_baseline:
         steps.require_repeatable(plain_outputs, outputs)
-    # The graph is not optimised: the exporter's constant folding widens narrow weights of up to 8,192 values to f32.
+    # Do not optimise: the exporter's constant folding would widen narrow weights of up to 8,192 values to f32.
     steps.export(_PROGRAM, module, inputs, outputs, optimize=False)
     steps.write_record(
         replace(

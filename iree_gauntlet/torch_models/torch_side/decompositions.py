@@ -1,9 +1,9 @@
-"""Decompositions of backward operators that ONNX lacks and torch does not decompose, into operators that ONNX has.
+"""Decompositions into ONNX operators, for backward operators that ONNX lacks and torch does not decompose.
 
-They are written for compilers: nothing is scattered by an index, so that everything can be parallel.
+These decompositions scatter nothing by an index, so compilers can run all their operators in parallel.
 
-The loss is the mean, over all elements of all float outputs, of the squared distance to fixed normal targets. It is
-computed in f32 whatever the element type: a sum of some ten thousand squares leaves the range of f16.
+The loss is the mean, over all elements of all float outputs, of the squared distance to fixed normal targets. Narrower
+outputs are summed in f32, because a sum of some ten thousand squares exceeds the range of f16.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _GRADIENTS_SEED = 2
 
 
 def make_backward_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return a table for `make_fx`: every backward operator that torch can decompose, and those of this module.
+    """Return a table for `make_fx`: torch's decompositions of backward operators, and those of this module.
 
-    Batch normalisation's forward is included: ONNX's has no outputs for the statistics that its backward pass needs.
+    Batch normalisation's forward is included: ONNX's operator lacks the statistics that the backward pass needs.
     """
     aten = torch.ops.aten
     backward = {operator: rule for operator, rule in decomposition_table.items() if "backward" in str(operator)}
@@ -61,9 +61,9 @@ def compute_convolution_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute `aten::convolution_backward` in any number of dimensions: gradients of input, weight and bias.
 
-    The input's is the opposite convolution: a transposed one for an ordinary one, and vice versa. The weight's is a
-    matrix product of the gradient and the input's patches at each position of the kernel; in a transposed convolution
-    the two are swapped.
+    The input's gradient is the opposite convolution: transposed for an ordinary convolution, and vice versa. The
+    weight's gradient is a matrix product of `grad` and the patches of the input. For a transposed convolution, it is
+    the product of the input and the patches of `grad`.
     """
     sizes = weight.shape[2:]
     input_gradient = weight_gradient = bias_gradient = None
@@ -101,9 +101,9 @@ def _compute_grouped_gradient(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """Compute a grouped convolution's input gradient without a transposed one, which IREE (3.13) lacks for groups.
+    """Compute a grouped convolution's input gradient without transposed convolution, which IREE 3.13 lacks for groups.
 
-    Gradients are spread among zeros by the stride, and convolved with the flipped kernel.
+    The gradients are placed among zeros, a stride apart, and convolved with the flipped kernel.
     """
     sizes = weight.shape[2:]
     for d, extent in enumerate(extents):
@@ -126,7 +126,7 @@ def _gather_patches(
     """Return the values under each kernel offset: [batch, channels, kernel offsets, *positions]."""
     padded_values = torch.nn.functional.pad(values, [width for size in reversed(padding) for width in (size, size)])
     patches = padded_values.unsqueeze(2)
-    # The last dimension is first, so that the offsets are in the order of the kernel's weights.
+    # Begin with the last dimension, so that the offsets are in the order of the kernel's weights.
     for d in reversed(range(len(sizes))):
         strips = [_slice(patches, d + 3, offset * dilation[d], stride[d], positions[d]) for offset in range(sizes[d])]
         patches = torch.cat(strips, 2)
@@ -145,8 +145,8 @@ def compute_max_pool_backward(
 ) -> Tensor:
     """Compute `aten::max_pool2d_with_indices_backward`: the gradient goes to the first of a window's largest values.
 
-    The offset of that value is found by comparing all offsets in turn. Then, for each offset, its gradients are spread
-    to its positions in the input, and all are summed.
+    Comparing all offsets in turn finds the offset of that value in each window. Then, for each offset, the gradients of
+    the windows with this offset are placed at their positions in the input. The result is the sum over all offsets.
     """
     first = values.ndim - 2
     kernel, stride, padding, dilation = (
@@ -179,7 +179,7 @@ def compute_max_pool_backward(
 
 
 def crop_padding(values: Tensor, pad_widths: Sequence[int], value: float = 0) -> Tensor:
-    """Compute `aten::constant_pad_nd` with negative widths, as in the backward pass of padding: IREE has none."""
+    """Compute `aten::constant_pad_nd` with negative widths, which padding's backward pass has and IREE lacks."""
     if all(width >= 0 for width in pad_widths):
         return NotImplemented
     for reverse_axis, (left_pad, right_pad) in enumerate(zip(pad_widths[::2], pad_widths[1::2], strict=True)):
@@ -198,7 +198,7 @@ def _take_window(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """Return the values under an offset of the window, for each position."""
+    """Return the value at an offset in the window, for each position of the window."""
     for d in range(2):
         padded_values = _slice(padded_values, first + d, offset[d] * dilation[d], stride[d], out[d])
     return padded_values
@@ -210,7 +210,7 @@ def _slice(values: Tensor, axis: int, begin: int, step: int, count: int) -> Tens
 
 
 def _spread(values: Tensor, axis: int, step: int, begin: int, extent: int) -> Tensor:
-    """Invert `_slice`: place entries a step apart from `begin` on, among zeros, with a length of `extent`."""
+    """Invert `_slice`: place entries a step apart, from `begin` on, on an axis of `extent` zeros."""
     trailing = [0, 0] * (values.ndim - axis - 1)
     length = (values.shape[axis] - 1) * step + 1
     if step > 1:
@@ -226,7 +226,7 @@ def draw_targets(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def draw_gradients(gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return initial gradients to accumulate upon: normal, each with the rms of its gradient, so that both are seen."""
+    """Return initial sums of gradients: normal numbers with the gradient's rms, so that a missing addend is noticed."""
     generator = torch.Generator().manual_seed(_GRADIENTS_SEED)
     return tuple(
         torch.randn(gradient.shape, generator=generator) * gradient.float().square().mean().sqrt()
@@ -255,13 +255,13 @@ def run_eager_step(
 def trace_step(
     module: Module, inputs: Sequence[Tensor], targets: Sequence[Tensor], names: Sequence[str], *, accumulate: bool
 ) -> Module:
-    """Trace the same step to a module of forward and backward operators, without autograd.
+    """Trace the step of `run_eager_step` to a module of forward and backward operators, without autograd.
 
-    It takes the inputs, the targets and, to accumulate, gradients so far; it returns the loss and the gradients of
-    the named parameters, or the sums. Weights are its attributes with their names, and not copied. Other changes by
-    training, such as running statistics, are omitted.
+    The module takes the inputs, the targets and, if `accumulate`, sums of gradients. It returns the loss and the
+    gradients of the named parameters, or the new sums. Weights are attributes of the module with their own names, and
+    are not copied. Other changes by training, such as those of running statistics, are omitted.
     """
-    # Tracing has two passes: the first resolves branches on the inputs' values, which the second could not trace.
+    # Trace in two passes: the first pass resolves branches on the inputs' values, which the second could not trace.
     forward = torch.export.export(module, tuple(inputs), strict=False).module(check_guards=False)
     weights = dict(forward.named_parameters())
     buffers = dict(forward.named_buffers())
@@ -273,7 +273,7 @@ def trace_step(
         targets: list[Tensor],
         before: list[Tensor],
     ) -> list[Tensor]:
-        # The module may change its buffers, hence the copies.
+        # Copy the buffers, because the module may change them.
         state = {**weights, **{name: buffer.clone() for name, buffer in buffers.items()}}
         outputs = torch.func.functional_call(forward, state, tuple(inputs))
         loss = _compute_loss(tree_leaves(outputs), targets)
@@ -301,9 +301,9 @@ def _bind_weights(traced: Module, state: dict[str, Tensor]) -> Module:
     for node in list(graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:  # noqa: SLF001 - the operator's name
             graph.erase_node(node)
-    # The default code generator replaces the one for list arguments.
+    # Replace the code generator, which is made for list arguments, by the default code generator.
     graph.set_codegen(torch.fx.graph.CodeGen())
-    # The order is that of the graph, so that files are reproducible.
+    # Take the names in the graph's order, so that files are reproducible.
     names = dict.fromkeys(node.target for node in graph.nodes if node.op == "get_attr")
     constants = {name: getattr(traced, name) for name in names if name not in state}
     module = torch.fx.GraphModule({**state, **constants}, graph)

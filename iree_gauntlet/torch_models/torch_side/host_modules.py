@@ -31,9 +31,9 @@ _FLOAT_DTYPES = {name: dtype for dtype, name in TYPES.items() if dtype.is_floati
 def build_host_modules(
     builder: object, inputs: Sequence[tuple[NDArray[Any], str]], host_inputs: Sequence[tuple[NDArray[Any], str]]
 ) -> HostModules:
-    """Rebuild a model by its builder's plan (a `BuildPlan` as JSON), and return its host modules.
+    """Rebuild a model from its builder's plan (a `BuildPlan` as JSON), and return its host modules.
 
-    `inputs` are the device's, `host_inputs` those of the module before it.
+    `inputs` are the inputs of the device's module, `host_inputs` the inputs of the module before the device.
     """
     try:
         plan = check_plan(builder, "builder", BuildPlan)
@@ -45,7 +45,7 @@ def build_host_modules(
     if not isinstance(content, Pipeline) or (content.pre is None and post is None):
         raise PlanError(f"{plan.model} has no modules on the host")
     host = HostModules(model, content.pre, post, inputs, [make_tensor(array, name) for array, name in host_inputs])
-    # The device has its own copy of its module's weights.
+    # Free the device module's weights: IREE has its own copy.
     del content, instance
     gc.collect()
     return host
@@ -56,7 +56,7 @@ class HostModules:
     """The modules that run in torch before and after the device.
 
     Attributes:
-        inputs: the device's inputs, with their element types; the outputs of `pre` replace the first of them.
+        inputs: the device's inputs, with their element types; the outputs of `pre` replace the first inputs.
     """
 
     model: BenchmarkModel
@@ -74,7 +74,7 @@ class HostModules:
         shapes, expected = [list(tensor.shape) for tensor in tensors], [list(array.shape) for array, _ in first]
         if shapes != expected:
             raise PlanError(f"before the device: shapes {shapes} are returned, but the device takes {expected}")
-        # The cast goes through f32, as in the builder: f64 would be rounded differently.
+        # Cast through f32 like the builder, because casting f64 directly would round differently.
         cast_tensors = [
             tensor.to(torch.float32).to(_FLOAT_DTYPES[name])
             if tensor.is_floating_point() and name in _FLOAT_DTYPES
@@ -85,7 +85,7 @@ class HostModules:
         return [*device_inputs, *remaining_inputs]
 
     def run_post(self, outputs: Sequence[tuple[str, NDArray[Any]]]) -> list[Tensor]:
-        """Run `post`, and return its tensors; without it, the device's. Floats of the device become f32."""
+        """Run `post` on the device's outputs, with floats cast to f32; without `post`, return these outputs."""
         tensors = [make_tensor(array, name) for name, array in outputs]
         tensors = [tensor.to(torch.float32) if tensor.is_floating_point() else tensor for tensor in tensors]
         return tensors if self.post is None else self._run("after", self.post, tensors)
@@ -104,10 +104,10 @@ class HostModules:
     def _run(self, position: str, module: Module, tensors: Sequence[Tensor]) -> list[Tensor]:
         model = self.model
         try:
-            # The mode is per thread in torch, so it is set in the thread that runs the module.
+            # Torch has this mode per thread, so set it in the thread that runs the module.
             with torch.no_grad():
                 returned = module(*tensors)
-        except Exception as error:  # a user's module may raise anything, and the error has its name
+        except Exception as error:  # a user's module may raise anything
             problem = make_failure_problem(error, model.file.parent, model.file, model.line, model.name)
             raise StageError(f"{position} the device: {problem.file}:{problem.line}: {problem.message}") from error
         # The device and the next module take flat tensors.
@@ -120,6 +120,6 @@ class HostModules:
 
 def _get_bits(tensor: Tensor, name: str) -> NDArray[Any]:
     array = make_array(tensor)
-    # IREE's integers have no sign, or that of their name: the bits are the same.
+    # Reinterpret integers of the same width: signed and signless integers have the same bits.
     is_same_width = array.dtype.kind in "iu" and array.dtype.itemsize == get_host_type(name).itemsize
     return check_storage_type(array.view(get_host_type(name)) if is_same_width else array, name)

@@ -1,7 +1,7 @@
-"""A pipeline of three parallel stages: before the device, on it, after it.
+"""A pipeline of three parallel stages: before the device, on the device, after the device.
 
-While a device computes one call, the host prepares the next one and finishes the previous one. Each stage is a thread
-(one for each context of the device), with a queue for a group of calls between them, so that no stage runs ahead.
+While a device computes one call, the host prepares the next call and finishes the previous call. The stages are
+threads; the stage on the device has a thread for each context. Bounded queues keep stages from running ahead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _clock = time.perf_counter_ns
 
 
 class StageError(RuntimeError):
-    """A stage failed, and with it the pipeline; the text names the stage, the cause is its exception."""
+    """A stage's failure, which ends the pipeline; the text names the stage, the cause is the stage's exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class PipelineTimes:
 
     Attributes:
         total_ns: from the first call's begin in the first stage to the last call's end in the last stage.
-        post_ns: each call of the last stage, in the order in which the device finished them.
+        post_ns: the times of the last stage's calls, in the order in which the device finished these calls.
     """
 
     total_ns: int
@@ -40,11 +40,11 @@ class PipelineTimes:
 
 
 class _PipelineFailedError(Exception):
-    """Another stage failed, so that this one must not wait."""
+    """Another stage's failure, which ends the waiting of this stage."""
 
 
 class _CallQueue:
-    """A bounded queue of calls between two stages, in order."""
+    """A bounded queue of calls between two stages, first in, first out."""
 
     def __init__(self, condition: threading.Condition, failures: Sequence[BaseException], capacity: int) -> None:
         self._condition = condition
@@ -72,7 +72,7 @@ class _CallQueue:
 
 
 class _PipelineRun:
-    """One run of a pipeline: its threads, and their times."""
+    """One run of a pipeline: its stages, and their times."""
 
     def __init__(self, groups: int, group: int, contexts: int) -> None:
         self.failures: list[BaseException] = []
@@ -116,7 +116,7 @@ class _PipelineRun:
         self.end_ns = _clock()
 
     def run_guarded(self, name: str, stage: Callable[[], None]) -> None:
-        """Run a thread's stage; its exception ends all others."""
+        """Run a thread's stage; if it raises an exception, all other stages end."""
         try:
             stage()
         except _PipelineFailedError:
@@ -140,11 +140,11 @@ def run_pipeline(
 ) -> PipelineTimes:
     """Send calls through the three stages.
 
-    `pre` returns the device's inputs for one call; `devices` has a function for each context, from a group of such
-    inputs to their outputs, and a free context gets the next group; `post` takes the outputs of one call.
+    `pre` returns the device's inputs for one call. `devices` has a function for each context, which computes a group of
+    calls; a context that is free takes the next group. `post` takes the outputs of one call.
 
     Raises:
-        StageError: a stage failed; the others have ended, each after its current call.
+        StageError: a stage failed. Each other stage has finished its current call and ended.
     """
     run = _PipelineRun(groups, group, len(devices))
     stages: list[tuple[str, Callable[[], None]]] = [

@@ -1,8 +1,8 @@
 """Measure the ONNX programs of a built model in onnxruntime, on the CPU, with onnxruntime's defaults.
 
-Plan and result are those of `measure_torch.py`, for one model; one that cannot be measured ends the process.
-`compile_s` is the time of creating the sessions. A call takes and returns arrays. The state of a generative model stays
-in onnxruntime's values. Modules on the host run in torch, which this Python must then have.
+Plan and result are those of `measure_torch.py`, for one model. If the model cannot be measured, the process fails.
+`compile_s` is the time of creating the sessions. A call takes and returns arrays; the state of a generative model stays
+in onnxruntime's values. Models with modules on the host need torch in this Python, because these modules run in torch.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class _Program:
         self.inputs = read_arrays([item.as_dict() for item in program.inputs], folder)
 
     def call(self, inputs: Sequence[tuple[NDArray[Any], str]]) -> list[tuple[str, NDArray[Any]]]:
-        """Run one call, from arrays to arrays with their element types."""
+        """Run one call with arrays, and return arrays with their element types."""
         outputs = self.run([self.value(*typed_array) for typed_array in inputs])
         return [(name, value.numpy()) for name, value in zip(self._types, outputs, strict=True)]
 
     def run(self, values: Sequence[Any]) -> list[Any]:
-        """Run one call, from onnxruntime's values to values."""
+        """Run one call with onnxruntime's values, and return such values."""
         outputs: list[Any] = self._session.run_with_ort_values(None, dict(zip(self._names, values, strict=True)))
         return outputs
 
@@ -67,7 +67,7 @@ def _import_onnxruntime() -> ModuleType:
 
 
 def _generate(programs: Sequence[_Program], loop: TokenLoop) -> list[list[int]]:
-    """Run one generation, greedy, and return the tokens by sample."""
+    """Run one generation with greedy choice, and return the tokens by sample."""
     prefill, decode = programs
     logits, *state = prefill.run([prefill.value(*typed_array) for typed_array in prefill.inputs])
     chosen_tokens = [logits.numpy().argmax(axis=-1)]

@@ -1,26 +1,26 @@
-"""Push inputs through a model whose first or last module runs in torch on the host, next to the device.
+"""Measure a model whose first or last module runs in torch on the host, at the same time as the device.
 
     python measure_pipeline.py PLAN.json
 
-It runs in the Python of the measured toolchain, which must have the version of the Python with torch: torch is imported
-from there. The plan is that of `workers/iree_side/measure_module.py`, with these additions:
+The measured toolchain's Python runs this program, and imports torch from the Python that has torch. Both Pythons must
+have the same version. The plan is that of `workers/iree_side/measure_module.py`, with these additions:
 
     {"torch_paths": ["/…/site-packages"],   packages of the Python that has torch
-     "builder": {…},            its builder's plan: the model is rebuilt, for its modules on the host
-     "host_inputs": [{"file", "type"}]}     inputs of the module before the device; empty without one
+     "builder": {…},            the plan of the model's builder, to rebuild the modules on the host
+     "host_inputs": [{"file", "type"}]}     inputs of the module before the device; empty without such a module
 
-That module returns the device's inputs, whose types are in `inputs`; floats are cast to them, and floats of the device
-to f32. Further inputs (in training the targets) are the plan's; in training nothing runs after the device. While the
-device computes one call, the host prepares the next and finishes the previous one.
+The module before the device returns the first of the device's inputs, with floats cast to the types in `inputs`. The
+other inputs, such as targets, are the plan's. The device's float outputs are cast to f32. In training no module runs
+after the device. While the device computes one call, the host prepares the next call and finishes the previous call.
 
 The result is that of `measure_module.py`, with these additions:
 
     {"host_ms": {"pre": […], "post": […]},  times of each call, including conversions of tensors for the device
      "host_outputs": [{"file", "type", "shape"}]}   final outputs of the first call
 
-`total_s` is from the first input into `pre` to the last output of `post`, `first_call_ms` the same for the first call.
-`call_ms` is the device's part, by context. `overhead_us` is the time of a call through three empty stages. A model's
-prints go to standard error. Exit codes are those of `workers/iree_side/plan_file.py`.
+`total_s` is the time from the first input of `pre` to the last output of `post`, and `first_call_ms` that time for the
+first call. `call_ms` is the device's share, by context. `overhead_us` is the time of a call through three empty stages.
+The model's prints go to standard error. Exit codes are those of `workers/iree_side/plan_file.py`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
-    # The package is the one that contains this script; other modules come from this Python's path, without the script's
-    # folder, which has names such as `layers`.
+    # Import `iree_gauntlet` from the folder that contains this script, and other modules from this Python's path. The
+    # script's own folder leaves the path, because its modules have general names such as `layers`.
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
@@ -59,7 +59,7 @@ _NS_PER_US = 1e3
 
 
 def add_torch(paths: Sequence[str]) -> None:
-    """Make torch importable from the packages of another Python of the same version, after this one's packages."""
+    """Make torch importable from another Python of the same version; this Python's packages still come first."""
     libraries = [file for path in paths for file in Path(path, "torch").glob("_C.*") if file.is_file()]
     usable_names = {f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES}
     names = [file.name for file in libraries if file.suffix in {".so", ".pyd"}]
@@ -101,7 +101,7 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
                 _run_loop(host, [context], types, 1)
         loop = _run_loop(host, contexts, types, calls // contexts[0].in_flight)
         host_arrays = host.to_arrays(host_outputs)
-    # Empty stages have only the pipeline's overhead.
+    # With empty stages, a call takes only the pipeline's overhead.
     empty_loop = run_pipeline(lambda: None, [lambda items: items], lambda _outputs: None, _OVERHEAD_CALLS)
     return {
         **make_metrics(contexts, (begin, load_end, first_end), loop.total_ns, loop.device_ns),
@@ -119,7 +119,7 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
 def _call_first(
     host: HostModules, context: Context, *, fetch_all: bool
 ) -> tuple[list[tuple[str, NDArray[Any] | None]], list[Any]]:
-    """Run the first call of a context, stage by stage, and return outputs of the device and of the pipeline."""
+    """Run a context's first call, stage by stage, and return the outputs of the device and of `post`."""
     outputs = context.make_first_call(fetch_all=fetch_all, inputs=host.run_pre())
     return outputs, host.run_post([(name, array) for name, array in outputs if array is not None])
 

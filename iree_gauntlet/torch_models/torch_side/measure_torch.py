@@ -1,13 +1,13 @@
 """Measure built models in torch on the CPU, one after the other, eager or compiled, with torch's own thread count.
 
-The plan is a `PeerPlan`. The result is {"version", "models": […]}, in its order: {"name", "call_ms": […],
-"first_call_ms", "compile_s", "outputs": [{"file", "type", "shape"}], "chosen"} each, or {"name", "error"} with a
-message of one line. `compile_s` is the first call if that compiles, else null; `chosen` are the tokens of the last
-generation, by sample. Outputs are those of every program for the inputs in the build folder, or of the last host module
-if there is one. Host modules of compiled models stay eager.
+The plan is a `PeerPlan`. The result is {"version", "models": […]}, in the order of the plan. Each model has {"name",
+"call_ms": […], "first_call_ms", "compile_s", "outputs": [{"file", "type", "shape"}], "chosen"}, or {"name", "error"}
+with a message of one line. `compile_s` is the time of a compiled model's first call, otherwise null. `chosen` are the
+tokens of the last generation, by sample. `outputs` are computed from the inputs in the build folder: they are the
+outputs of all programs, or of the module after the device if there is one. Host modules of compiled models stay eager.
 
 A call runs the model's modules on tensors in memory: in inference without autograd, in training forward, loss and
-backward. Gradients and the state of a generative model stay in torch. One model is in memory at a time.
+backward. Gradients and the state of a generative model stay in torch. Only one model at a time is in memory.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ _NS_PER_S = 1e9
 
 
 class TorchModel(ABC):
-    """A built model in torch; `modules`: those that run on the device in IREE, possibly replaced by compiled ones."""
+    """A built model in torch; `modules` run on the device in IREE, and may be replaced by compiled modules."""
 
     modules: tuple[Module, ...]
     chosen_tokens: tuple[Tensor, ...] = ()
 
     @abstractmethod
     def call(self) -> Sequence[Tensor]:
-        """Run one call, as it is measured, and return its result."""
+        """Run one call, as it is measured, and return the call's result."""
 
     def outputs(self, first_result: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the outputs to be checked, from the first call's result or by another run."""
+        """Return the outputs to be checked: the first call's result, or the outputs of another run."""
         return first_result
 
 
@@ -75,7 +75,7 @@ class _Inference(TorchModel):
         self._pre, self._post = content.pre, content.post
         self.modules = (content.device,)
         if self._post is not None and form is not DataFormat.FP32 and have_shared_weights(content.device, self._post):
-            # The host's weights stay in f32.
+            # Copy the module after the device: its weights stay in f32.
             self._post = copy.deepcopy(self._post)
         self._model_inputs = build.inputs(0) if self._pre is None else build.host_inputs()
 
@@ -91,7 +91,7 @@ class _Inference(TorchModel):
 
 
 class _Training(TorchModel):
-    """A training step: forward, loss and backward; gradients are accumulated if the program accumulates them."""
+    """A training step: forward, loss and backward; gradients are accumulated if the built program accumulates them."""
 
     def __init__(self, content: Pipeline, form: DataFormat, build: ModelFolder) -> None:
         self._form = form
@@ -123,7 +123,7 @@ class _Training(TorchModel):
 
 
 class _Generation(TorchModel):
-    """A generation: prefill and decode, greedy, in the loop that `Generative` describes."""
+    """A generation with greedy choice: prefill and decode, in the loop that `Generative` describes."""
 
     def __init__(self, content: Generative, build: ModelFolder) -> None:
         self.modules = (content.prefill, content.decode)
@@ -142,7 +142,7 @@ class _Generation(TorchModel):
         self.chosen_tokens = tuple(tokens)
         return tokens
 
-    def outputs(self, first_result: Sequence[Tensor]) -> Sequence[Tensor]:  # noqa: ARG002 - tokens are no precise outputs
+    def outputs(self, first_result: Sequence[Tensor]) -> Sequence[Tensor]:  # noqa: ARG002 - tokens cannot be compared with tolerances
         with torch.no_grad():
             pairs = zip(self.modules, self._inputs, strict=True)
             return [tensor for module, inputs in pairs for tensor in tree_leaves(module(*inputs))]
@@ -169,7 +169,7 @@ class ModelFolder:
 
 
 def _make_model(builder: Mapping[str, Any], build: ModelFolder) -> TorchModel:
-    """Build a model by its builder's plan."""
+    """Build a model from the plan of its builder."""
     if "model_type" in builder:
         variant = check_plan(builder, "the builder's plan", VariantPlan)
         registry = load_registry([Path(file) for file in variant.plugins])
@@ -198,7 +198,7 @@ def run(path: Path) -> dict[str, Any]:
     for index, program in enumerate(plan.models):
         try:
             result = _measure(plan, program, f"{index}.output")
-        except Exception as error:  # noqa: BLE001 - a model and its compiler may raise anything, and it is reported
+        except Exception as error:  # noqa: BLE001 - a model and its compiler may raise anything
             traceback.print_exc()
             message = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
             result = {"error": f"{type(error).__name__}: {message}"}
@@ -222,7 +222,7 @@ def _measure(plan: PeerPlan, program: PeerProgram, stem: str) -> dict[str, Any]:
     first_call_ns = time.perf_counter_ns() - begin
     if uses_compile and not torch._dynamo.utils.counters["stats"]["unique_graphs"]:  # noqa: SLF001 - as above
         raise RuntimeError("torch.compile compiled nothing")
-    # The outputs are written at once: the next call changes sums of gradients in place.
+    # Write the outputs now, because the next call changes sums of gradients in place.
     outputs = write_arrays(model.outputs(first_result), Path(plan.outputs), stem) if plan.outputs else ()
     return {
         "call_ms": time_calls(model.call, plan.warm_up_calls, program.calls),

@@ -1,10 +1,10 @@
 """Run a module of this package in the Python that has torch: `python torch_process.py MODULE PLAN.json`.
 
-Neither the toolkit nor its dependencies have to be installed there. The result of the module's `run` is written as one
-JSON object, with the process's `peak_rss_bytes`; all else on standard output goes to standard error.
+That Python needs neither the toolkit nor its dependencies. Standard output gets only the result of the module's `run`,
+one JSON object, with the process's `peak_rss_bytes`; other output goes to standard error.
 
 Exit codes: 0 success, 1 a failure or a program that cannot be exported, 2 an unusable plan or model. Each problem is a
-line on standard error that begins with `error: `; a traceback follows unless the error is the toolkit's.
+line on standard error that begins with `error: `. A traceback follows if the exception is not a toolkit's error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EXIT_USAGE = 2
 
 def main(arguments: Sequence[str]) -> int:
     """Run a module with its plan, and return the exit code."""
-    # The script sets the path of these modules.
+    # Imported here, because `_run_as_script` must first make the package importable.
     from iree_gauntlet.errors import ExitCode, GauntletError, SpecError, UsageError  # noqa: PLC0415
     from iree_gauntlet.torch_models.declarations import INSTALL_HINT  # noqa: PLC0415
 
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         except GauntletError as error:
             sys.stderr.write(f"error: {error}\n")
             return _EXIT_FAILED if error.exit_code is ExitCode.FAILED else _EXIT_USAGE
-        except Exception as error:  # noqa: BLE001 - a model and its compiler may raise anything, and it is reported
+        except Exception as error:  # noqa: BLE001 - a model and its compiler may raise anything
             text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
             sys.stderr.write(f"error: {type(error).__name__}: {text}\n")
             traceback.print_exc()
@@ -64,13 +64,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run_as_script() -> int:
-    # The package is the one that contains this script; other modules come from this Python's path, without the script's
-    # folder, which has names such as `layers`.
+    # Import `iree_gauntlet` from the folder that contains this script, and other modules from this Python's path. The
+    # script's own folder leaves the path, because its modules have general names such as `layers`.
     folder = Path(__file__).resolve().parent
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
     sys.modules["iree_gauntlet"].__path__ = [str(folder.parents[1])]
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != folder]
-    # Warnings are of libraries about each other; models raise errors.
+    # Hide warnings: libraries warn about each other, while models raise errors.
     warnings.filterwarnings("ignore")
     return main(sys.argv[1:])
 

@@ -1,4 +1,4 @@
-"""Conversion of torch's tensors and weights: to arrays and files with IREE's element types, and to data formats."""
+"""Conversion of tensors to arrays and files with IREE's element types, and of weights to data formats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 
-# Element types in IREE's spelling. IREE's integers are signless.
+# Element types in IREE's spelling; `i8` to `i64` are signless.
 TYPES = {
     torch.float64: "f64",
     torch.float32: "f32",
@@ -50,14 +50,14 @@ def make_array(tensor: Tensor) -> NDArray[Any]:
 
 
 def make_tensor(array: NDArray[Any], name: str) -> Tensor:
-    """Return an array as a tensor of an element type, without a copy."""
+    """Return an array as a tensor without a copy; `name` is the element type's."""
     if name == "bf16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
 def write_arrays(tensors: Sequence[Tensor], folder: Path, stem: str) -> tuple[Array, ...]:
-    """Write tensors to `STEM_0.npy` and so on."""
+    """Write each tensor to a file of its own: STEM_0.npy, STEM_1.npy and so on."""
     arrays = []
     for index, tensor in enumerate(tensors):
         name = f"{stem}_{index}.npy"
@@ -69,12 +69,12 @@ def write_arrays(tensors: Sequence[Tensor], folder: Path, stem: str) -> tuple[Ar
 def convert(modules: Sequence[Module], form: DataFormat) -> float:
     """Round the weights of modules to a data format, in place, and cast the modules to its element type.
 
-    Weights are all floating parameters, and the floating buffers that a module saves (`state_dict`), except the
-    running statistics of normalisations: they are measured, not learnt, and a small variance that shares its exponent
-    with a large one would become zero. These, and tables that a module computes itself, are only cast.
+    Weights are all floating parameters, and the floating buffers that a module saves (`state_dict`). Tables that a
+    module computes itself are only cast. So are running statistics of normalisations, which are measured, not learnt:
+    a small variance that shares its exponent with a large variance would be rounded to zero.
 
     Returns:
-        The root mean square of the rounding errors, as a share of that of the weights; 0 without weights.
+        The rms of the rounding errors divided by the rms of the weights; 0 without weights.
     """
     noise = power = 0.0
     with torch.no_grad():
@@ -91,7 +91,7 @@ def convert(modules: Sequence[Module], form: DataFormat) -> float:
 
 
 def cast(tensors: Sequence[Tensor], form: DataFormat) -> tuple[Tensor, ...]:
-    """Cast tensors of float types to the element type of a data format; others stay."""
+    """Cast float tensors to the element type of a data format; other tensors stay as they are."""
     dtype = getattr(torch, form.torch_type)
     return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
 
