@@ -456,7 +456,7 @@ class CompareRequest:
 
 @dataclass(frozen=True, slots=True)
 class BisectRequest:
-    """A search for a change between two IREEs by a metric."""
+    """A search for a change between two IREEs, or of one by its flags, by a metric."""
 
     good: str = option(
         "", "The good IREE: a release, a nightly, a commit with --source, or any form of --iree with --among."
@@ -469,6 +469,11 @@ class BisectRequest:
     )
     bundle: str = option(
         "", "Instead of a metric and a model: a bundle written by `explain` (the archive or its folder)."
+    )
+    flags: str = option(
+        "",
+        "Instead of IREEs: a variant, as for --variant; which of its flags make the difference? Good is without them, "
+        "bad with all.",
     )
     nightlies: bool = option(False, "Search among nightlies (the default if an end is one).")
     source: str = option("", "A checkout of IREE: good and bad are its commits, and each candidate is built.")

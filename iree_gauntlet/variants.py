@@ -49,6 +49,13 @@ class Variant(Recorded):
     description: str = field(default="", metadata=UNLESS_DEFAULT)
     origin: str = field(default="", metadata=UNLESS_DEFAULT)
 
+    @property
+    def changes(self) -> str:
+        """The changes of flags in one line, for people."""
+        removals = (f"removing {flag}" for flag in self.remove_compiler_flags)
+        tuning = (f"{TUNING_SPEC_FLAG}={self.tuning_spec}",) if self.tuning_spec else ()
+        return " ".join((*self.compiler_flags, *removals, *self.run_flags, *tuning))
+
     def applies_to(self, target: Target) -> bool:
         """Return whether the variant changes the flags of cases for a target."""
         return not self.targets or target.family in self.targets or target.name in self.targets

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.flags import FlagSet
 
 
+# The flag of optimisation levels, and the end of the names of such flags for a part of the compiler.
+_LEVEL_FLAG = "iree-opt-level"
+_PART_LEVEL_SUFFIX = "-opt-level"
+
+
 def find_variants(texts: Sequence[str], suite_variants: Sequence[Variant]) -> tuple[Variant, ...]:
     """Find the variants of a command line: those of the suite, of the settings, or defined by the text itself.
 
@@ -89,6 +94,36 @@ def require_known_flags(variants: Sequence[Variant], flags_of: Callable[[str], F
                 raise UsageError(f"variant {variant.name}: {COMPILE} does not know --{name}", hint)
 
 
+def split_variant(variant: Variant, cases: CaseSet, known_flags: FlagSet) -> tuple[Variant, ...]:
+    """Split a variant into variants of one flag each, of which all together are the variant again.
+
+    An optimisation level follows the flags that it sets, by `known_flags` of the compiler. It stays alone if the
+    variant or a case sets the level of one part of the compiler, which decides about that part's flags.
+    """
+    compiler_flags = _merge_flags(variant.compiler_flags)
+    modules = [module for case in cases.cases for module in (*case.modules, *case.extra_modules)]
+    words = (
+        *variant.compiler_flags,
+        *variant.remove_compiler_flags,
+        *(flag for item in modules for flag in item.flags),
+    )
+    names = set(map(name_flag, words)) - {_LEVEL_FLAG}
+    groups: list[tuple[str, ...]] = []
+    for name, group in compiler_flags.items():
+        if name == _LEVEL_FLAG and not any(other.endswith(_PART_LEVEL_SUFFIX) for other in names):
+            level_flags = known_flags.list_level_flags(group[-1].rpartition("=")[2])
+            groups += [(flag,) for flag in level_flags if name_flag(flag) not in names]
+        groups.append(group)
+    part = Variant("", targets=variant.targets, origin=variant.origin)
+    parts = (
+        *(replace(part, compiler_flags=group) for group in groups),
+        *(replace(part, remove_compiler_flags=(word,)) for word in variant.remove_compiler_flags),
+        *(replace(part, run_flags=group) for group in _merge_flags(variant.run_flags).values()),
+        *((replace(part, tuning_spec=variant.tuning_spec),) if variant.tuning_spec else ()),
+    )
+    return tuple(replace(part, name=f"{variant.name}-{number}") for number, part in enumerate(parts, start=1))
+
+
 def vary_cases(cases: CaseSet, variants: Sequence[Variant], added: Sequence[Variant]) -> CaseSet:
     """Return cases with the flags of the `added` variants, and the goldens of all `variants` together."""
     name = name_variants(variants)
@@ -143,18 +178,24 @@ def _vary_module(module: Module, variants: Sequence[Variant]) -> Module:
 
 def replace_flags(words: Sequence[str], new_words: Sequence[str], removed: Sequence[str] = ()) -> tuple[str, ...]:
     """Return flags in which new ones take the place of those of the same names, or follow all; leave out `removed`."""
-    new_flags: dict[str, list[str]] = {}
-    for name, group in _group_flags(new_words):
-        new_flags.setdefault(name, []).extend(group)
+    new_flags = _merge_flags(new_words)
     places = {synonym: name for name in new_flags for synonym in _list_synonyms(name)}
     removed_names = {synonym for word in removed for synonym in _list_synonyms(name_flag(word))}
     result: list[str] = []
     for name, group in _group_flags(words):
         if name in places:
-            result += new_flags.pop(places[name], [])
+            result += new_flags.pop(places[name], ())
         elif name not in removed_names:
             result += group
     return (*result, *(word for group in new_flags.values() for word in group))
+
+
+def _merge_flags(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the flags of a command line by name; a flag that is repeated has all of its words."""
+    flags: dict[str, tuple[str, ...]] = {}
+    for name, group in _group_flags(words):
+        flags[name] = (*flags.get(name, ()), *group)
+    return flags
 
 
 def _group_flags(words: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:

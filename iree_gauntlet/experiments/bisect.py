@@ -1,4 +1,4 @@
-"""The `bisect` task: in which release, nightly or build did a metric change?
+"""The `bisect` task: in which release, nightly or build, or with which flags of a variant, did a metric change?
 
 For times, each candidate is compared with the good end in interleaved rounds, as in `compare`, until the candidate
 clearly resembles one of the ends. `measuring/statistics/bisection.py` has the rule for this decision, and explains why
@@ -42,9 +42,17 @@ from iree_gauntlet.experiments.bisect_question import (
     run_candidate,
 )
 from iree_gauntlet.experiments.experiment import Experiment
+from iree_gauntlet.experiments.flag_sets import FlagSets, leave_one_out
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.experiments.session_verdicts import CONTROL_BLOCKS, compare_in_spec_way
-from iree_gauntlet.experiments.sides import ComparisonSide, find_obstacle, make_pair, make_round_settings, prepare_side
+from iree_gauntlet.experiments.sides import (
+    ComparisonSide,
+    find_obstacle,
+    find_unaffected,
+    make_pair,
+    make_round_settings,
+    prepare_side,
+)
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import format_cpus, join_lines, pluralize
 from iree_gauntlet.measuring.statistics.bisection import (
@@ -52,6 +60,7 @@ from iree_gauntlet.measuring.statistics.bisection import (
     Placement,
     Search,
     count_max_comparisons,
+    count_max_flag_comparisons,
     count_max_tries,
     find_middle,
     place_candidate,
@@ -75,6 +84,7 @@ from iree_gauntlet.records.bisect_outcome import (
     BISECT,
     CandidateRefinement,
     CandidateResult,
+    FoundFlags,
     SearchRange,
     make_bisect_outcome,
 )
@@ -93,6 +103,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.bisect_outcome import BisectOpening
     from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.requests import RunRequest
+    from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.candidates import Candidate
 
 
@@ -149,6 +160,8 @@ def _judge(
     # The false-alarm rate is divided by the number of comparisons, as if every candidate were tried.
     count = len(question.row)
     comparisons = count - 1 if question.request.every else count_max_comparisons(count)
+    if question.flags:
+        comparisons = count_max_flag_comparisons(len(question.flags.flags))
     with experiment.open_session(log, progress) as session:
         if question.request.bundle:
             supervisor = session.supervisor
@@ -176,14 +189,7 @@ class BisectSearch:
     def search(self) -> tuple[ExitCode, str]:
         """Search; return the exit code, and the reason if there is no answer."""
         question = self.question
-        row = question.row
-        self.say(
-            f"{question.chain} by {question.metric}: {len(row)} candidates from {row[0].label} "
-            f"({'good' if question.good_is_older else 'bad'}) to {row[-1].label} "
-            f"({'bad' if question.good_is_older else 'good'})"
-        )
-        if question.request.source:
-            self.say(describe_cost(row, count_max_tries(len(row)), question.place))
+        self._announce()
         ends: dict[bool, CandidateResult] = {}
         for bad, candidate in ((False, question.good), (True, question.bad)):
             end_name = "bad" if bad else "good"
@@ -201,15 +207,36 @@ class BisectSearch:
             return ExitCode.FAILED, problem
         self._is_searching = True
         self.log.write("search", self._describe_search())
+        return self._find_flags(question.flags) if question.flags else self._find_change(), ""
+
+    def _announce(self) -> None:
+        """Say what is searched."""
+        question, row = self.question, self.question.row
+        if question.flags:
+            self.say(f"{question.chain} by {question.metric}: {pluralize(len(row) - 1, 'flag')}")
+            for number, flag in enumerate(question.flags.flags, start=1):
+                self.say(f"  {number}: {flag.changes}")
+            return
+        ends = ("good", "bad") if question.good_is_older else ("bad", "good")
+        self.say(
+            f"{question.chain} by {question.metric}: {len(row)} candidates from {row[0].label} ({ends[0]}) to "
+            f"{row[-1].label} ({ends[1]})"
+        )
+        if question.request.source:
+            self.say(describe_cost(row, count_max_tries(len(row)), question.place))
+
+    def _find_change(self) -> ExitCode:
+        """Find the two candidates around the change; record the commit that made it."""
+        request = self.question.request
         self._narrow()
-        if question.request.into:
-            self._refine(question.request.into)
+        if request.into:
+            self._refine(request.into)
         if self._state.between:
-            return ExitCode.INCONCLUSIVE, ""
-        source = question.request.source or question.request.into
+            return ExitCode.INCONCLUSIVE
+        source = request.source or request.into
         if source and (commit := self._find_commit(self._change_pair[1])):
-            self.log.write("change", describe_change(commit, source, question.place))
-        return ExitCode.OK, ""
+            self.log.write("change", describe_change(commit, source, self.question.place))
+        return ExitCode.OK
 
     def _narrow(self) -> None:
         """Try candidates until the change lies between two neighbours, or until no useful candidate is left."""
@@ -220,14 +247,58 @@ class BisectSearch:
                 self.say(f"bisecting {pluralize(len(state.untried), 'candidate')}, about {steps} left")
             else:
                 self.say(f"trying the other {pluralize(len(state.untried_anywhere), 'candidate')} too")
-            start = time.monotonic()
-            result = self.judge.judge(self.question.resolve(candidate, self.say))
-            self._record(candidate, result, start)
-            if result.bad is None:
-                self.say(f"{candidate.label}: cannot be judged: {join_lines(result.reason)}")
-            else:
-                suffix = ", a third value" if result.third else ""
-                self.say(f"{candidate.label}: {join_lines(result.text)}: {result.verdict_text}{suffix}")
+            self._try(candidate)
+
+    def _try(self, candidate: Candidate) -> None:
+        start = time.monotonic()
+        result = self.judge.judge(self.question.resolve(candidate, self.say))
+        self._record(candidate, result, start)
+        if result.bad is None:
+            self.say(f"{candidate.label}: cannot be judged: {join_lines(result.reason)}")
+        else:
+            suffix = ", a third value" if result.third else ""
+            self.say(f"{candidate.label}: {join_lines(result.text)}: {result.verdict_text}{suffix}")
+
+    def _find_flags(self, sets: FlagSets) -> ExitCode:
+        """Find the flags that make the difference, so that it is gone without any one of them; record them.
+
+        The first flag with which the metric changes is kept. Until the kept flags are enough, the next one is searched
+        among the flags before it.
+        """
+
+        def is_bad(numbers: Sequence[int]) -> bool | None:
+            return self._is_bad(sets.make_candidate(numbers))
+
+        kept: tuple[int, ...] = ()
+        remaining = len(sets.flags)
+        least = tuple(range(1, remaining + 1))
+        while is_bad(kept) is False:
+            self._use_row(sets.make_row(kept, remaining))
+            self._narrow()
+            # If candidates in between cannot be judged, all flags of the range are kept.
+            state = self._state
+            kept = (*range(state.last_old + 1, state.first_new + 1), *kept)
+            remaining = state.last_old
+            least = (*range(1, remaining + 1), *kept)
+        if is_bad(kept):
+            least = kept
+        while smaller := next(filter(is_bad, leave_one_out(least)), ()):
+            least = smaller
+        is_least = all(is_bad(numbers) is False for numbers in leave_one_out(least))
+        flags = tuple(sets.flags[number - 1].changes for number in least)
+        self.log.write("found", FoundFlags(label=sets.make_candidate(least).label, flags=flags, is_least=is_least))
+        return ExitCode.OK if is_least else ExitCode.INCONCLUSIVE
+
+    def _is_bad(self, candidate: Candidate) -> bool | None:
+        """Return whether a set of flags is like the bad end; try it if needed. None if it could not be judged."""
+        if candidate.label not in self.results and self._has_comparisons_left:
+            self.log.write("refined", CandidateRefinement(row=record_row((candidate,))))
+            self._try(candidate)
+        return self.results[candidate.label].bad if candidate.label in self.results else None
+
+    def _use_row(self, row: tuple[Candidate, ...]) -> None:
+        self.question = replace(self.question, row=row)
+        self.log.write("refined", CandidateRefinement(row=record_row(row)))
 
     def _refine(self, source: str) -> None:
         """Search between the two candidates around the change: first nightlies between releases, then commits."""
@@ -257,9 +328,7 @@ class BisectSearch:
         if not inside:
             return
         row, state = self.question.row, self._state
-        row = (*row[: state.last_old + 1], *inside, *row[state.first_new :])
-        self.question = replace(self.question, row=row)
-        self.log.write("refined", CandidateRefinement(row=record_row(row)))
+        self._use_row((*row[: state.last_old + 1], *inside, *row[state.first_new :]))
         self._narrow()
 
     def _find_commit(self, candidate: Candidate) -> str:
@@ -274,15 +343,20 @@ class BisectSearch:
         return Search(len(row), {index: ends[result.bad] for index, result in enumerate(row) if result})
 
     def _choose_next(self) -> int | None:
-        state, question, max_comparisons = self._state, self.question, self.judge.max_comparisons
-        count = sum(result.value is not None for label, result in self.results.items() if label != question.good.label)
-        if max_comparisons is not None and count >= max_comparisons:
-            # With one more comparison, the stated confidence would no longer hold.
+        state, question = self._state, self.question
+        if not self._has_comparisons_left:
             return None
         if state.next is not None or not self.try_all:
             has_commits = question.request.source or question.request.into
             return state.choose_next(find_ready(question.row, question.place) if has_commits else ())
         return next(iter(state.untried_anywhere), None)
+
+    @property
+    def _has_comparisons_left(self) -> bool:
+        """False if, with one more comparison, the stated confidence would no longer hold."""
+        # One of the results with a value is the good end's.
+        count = sum(result.value is not None for result in self.results.values()) - 1
+        return self.judge.max_comparisons is None or count < self.judge.max_comparisons
 
     def _record(self, candidate: Candidate, result: CandidateResult, start: float) -> None:
         result = self.results[candidate.label] = replace(result, seconds=round(time.monotonic() - start, 3))
@@ -367,6 +441,20 @@ class BlockSource:
         run_spec_blocks(pair, evidence, self._taker, _SEED, lambda: self._taker.may_continue(evidence))
         return compare_in_spec_way(evidence.spec_blocks, DEFAULT_MIN_EFFECT, DEFAULT_EQUIVALENCE_MARGIN)
 
+    def find_twin(self, candidate: Candidate) -> str:
+        """Return the label of a candidate whose other flags give the same module, run in the same way; empty if none.
+
+        Only times of benchmarks follow from the module.
+        """
+        if self._question.metric != Figure.TIME.row.metric:
+            return ""
+        side = self._sides[candidate.label]
+        for other in self._sides.values():
+            steps = self._pair_steps(other, side)
+            if other is not side and steps and find_unaffected((other, side), {self._question.chain: steps}):
+                return other.name
+        return ""
+
     def _compute_measuring_seconds(self) -> float:
         return time.monotonic() - self._taker.wait_seconds
 
@@ -388,9 +476,15 @@ class BlockSource:
         return f"{self._question.chain} with {candidate.label}"
 
     def _make_pair(self, candidate: Candidate) -> Pair:
-        metric, labels = self._question.metric, (self._question.good.label, candidate.label)
-        a, b = (self._sides[label].steps_by_metric[metric][self._question.chain] for label in labels)
-        return make_pair(self._make_name(candidate), (a, b), metric, self._rounds)
+        steps = self._pair_steps(self._sides[self._question.good.label], self._sides[candidate.label])
+        if steps is None:
+            raise GauntletError(f"{candidate.label} has no step to be measured")
+        return make_pair(self._make_name(candidate), steps, self._question.metric, self._rounds)
+
+    def _pair_steps(self, a: ComparisonSide, b: ComparisonSide) -> tuple[Step, Step] | None:
+        """Return the measured steps of two candidates; None if one has no such step."""
+        step_a, step_b = (side.steps_by_metric[self._question.metric].get(self._question.chain) for side in (a, b))
+        return (step_a, step_b) if step_a and step_b else None
 
     def _prepare(self, candidate: Candidate) -> CandidateResult:
         question, setup = self._question, self._question.setup
@@ -423,6 +517,7 @@ class RoundsJudge:
         # At most this many candidates, counting the bad end, may be measured within the error rate.
         self.max_comparisons: int | None = comparisons
         self._middle = 0.0
+        self._results: dict[str, CandidateResult] = {}
 
     def judge_end(self, candidate: Candidate, *, bad: bool) -> CandidateResult:
         """Prepare the good end, or compare the bad one with it."""
@@ -430,7 +525,11 @@ class RoundsJudge:
         if check.reason:
             return check
         if not bad:
-            return replace(check, bad=False, value=1.0, text="1")
+            result = self._results[candidate.label] = replace(check, bad=False, value=1.0, text="1")
+            return result
+        if self._source.find_twin(candidate):
+            reason = "nothing to search for: both ends run the same module in the same way"
+            return replace(check, bad=True, value=1.0, text="1", reason=reason)
         blocks: list[Block] = []
         while True:
             has_blocks = self._measure_to_next_look(candidate, blocks)
@@ -453,6 +552,7 @@ class RoundsJudge:
             result = replace(
                 result, text=f"{result.text}; run as in its spec {spec.low:.3f} to {spec.high:.3f}{suffix}"
             )
+        self._results[candidate.label] = result
         return result
 
     def start(self, good: CandidateResult, bad: CandidateResult) -> str:
@@ -471,6 +571,11 @@ class RoundsJudge:
         check = self._source.prepare(candidate)
         if check.reason:
             return check
+        twin = self._source.find_twin(candidate)
+        if twin in self._results:
+            result = self._results[twin]
+            text = f"{result.text}, measured with {twin}: the same module"
+            return replace(result, text=text, folder=check.folder, toolchain=check.toolchain)
         blocks: list[Block] = []
         while True:
             has_blocks = self._measure_to_next_look(candidate, blocks)
@@ -484,7 +589,8 @@ class RoundsJudge:
         reason = "" if bad is not None else trouble or placing.reason
         if not trouble and bad is None and placing.next_look is not None:
             reason += "; the time is up"
-        return self._measure(check, placing, bad=bad, reason=reason)
+        result = self._results[candidate.label] = self._measure(check, placing, bad=bad, reason=reason)
+        return result
 
     def _measure_to_next_look(self, candidate: Candidate, blocks: list[Block]) -> bool:
         """Measure blocks up to the next look, as far as possible; return True if any were measured."""

@@ -19,6 +19,7 @@ from iree_gauntlet.engine.judging import find_first_error
 from iree_gauntlet.engine.workspace import Selection
 from iree_gauntlet.errors import ExitCode, NoSuchToolchainError, SpecError, ToolchainError, UsageError
 from iree_gauntlet.experiments.explaining.bundle import FIXED, REPRO_LOG, STILL_THERE, open_bundle, run_bundle
+from iree_gauntlet.experiments.flag_sets import FlagSets, make_flag_sets
 from iree_gauntlet.experiments.run import RunSetup, make_setup, run
 from iree_gauntlet.experiments.sides import make_round_settings
 from iree_gauntlet.figures import METRICS, Figure
@@ -68,8 +69,8 @@ _PASS_FAIL_METRICS: Sequence[str] = (*_PASS_FAIL_STAGES, _BUNDLE_METRIC)
 _BUNDLE_FOLDER = "bundle"
 # The environment that a bundle in a folder may have installed for itself.
 _ENVIRONMENT_FOLDER = "env"
-# Options that are not recorded, because each candidate has its own IREE and runs the whole model.
-_OMITTED_OPTIONS = ("iree", "shard", "shard_costs", "batch")
+# Options that are not recorded, because each candidate runs the whole model.
+_OMITTED_OPTIONS = ("shard", "shard_costs", "batch")
 _PULL_REQUEST = re.compile(r"\(#(\d+)\)\s*$|^Merge pull request #(\d+) ")
 
 
@@ -80,6 +81,7 @@ class Question:
     Attributes:
         chain: the chain of the one model, or the title of a bundle.
         setup: the run of each candidate; for a bundle, it selects no specs.
+        flags: the flags that are searched; None for a search of IREEs.
     """
 
     metric: str
@@ -89,6 +91,7 @@ class Question:
     request: BisectRequest
     setup: RunSetup
     place: ToolchainLocations
+    flags: FlagSets | None = None
 
     @property
     def good(self) -> Candidate:
@@ -124,6 +127,8 @@ class Question:
             good_is_older=self.good_is_older,
             kept=ResumeOptions({**asdict(self.request), "disturbed": request.execution.disturbed, **options}),
             commit=self.commit,
+            variant=self.flags.variant if self.flags else None,
+            flags=self.flags.flags if self.flags else (),
         )
 
 
@@ -139,11 +144,13 @@ def make_question(bisect_request: BisectRequest, request: RunRequest) -> Questio
         UsageError: options are missing or contradict each other.
         ToolchainError: the index of releases cannot be reached.
     """
-    for name in ("good", "bad", *(() if bisect_request.bundle else ("metric",))):
-        if not getattr(bisect_request, name):
-            example = "bisect --good 3.5.0 --bad 3.13.0 --model dtln --submodel temporal --metric dispatches"
-            raise UsageError(f"bisect needs --{name}", f"Such as {example}.")
     toolchain = request.toolchain
+    if bisect_request.flags:
+        return _make_flag_question(bisect_request, request)
+    if toolchain.iree:
+        hint = "--iree is for --flags, which searches the flags of one IREE."
+        raise UsageError("bisect has no --iree: name them as --good A --bad B", hint)
+    _require_options(bisect_request, "good", "bad", *(() if bisect_request.bundle else ("metric",)))
     if toolchain.iree_compiler and toolchain.iree_runtime:
         raise UsageError(
             "--iree-compiler and --iree-runtime leave nothing to search", "Fix one side; the other one is searched."
@@ -173,6 +180,31 @@ def make_question(bisect_request: BisectRequest, request: RunRequest) -> Questio
             bisect_request.good, bisect_request.bad, place, nightlies=bisect_request.nightlies
         )
     return Question(metric, chain, row, good_is_older, bisect_request, setup, place)
+
+
+def _make_flag_question(bisect_request: BisectRequest, request: RunRequest) -> Question:
+    """Make the question of `--flags`: the candidates are one IREE with more and more flags of a variant."""
+    given = collect_changed_options([bisect_request])
+    for name in ("good", "bad", "bundle", "source", "packages", "into", "among", "nightlies", "every"):
+        if name in given:
+            hint = "--flags searches the flags of one IREE, which --iree names: leave one of the two out."
+            raise UsageError(f"--flags and {format_option(name)} exclude each other", hint)
+    _require_options(bisect_request, "metric")
+    _require_metric(bisect_request, request)
+    setup = make_setup(request)
+    chain = _find_chain(setup, bisect_request.metric)
+    flags = make_flag_sets(bisect_request.flags, setup)
+    row = flags.make_row((), len(flags.flags))
+    return Question(
+        bisect_request.metric, chain, row, True, bisect_request, flags.add_to(setup), make_place(request), flags
+    )
+
+
+def _require_options(request: BisectRequest, *names: str) -> None:
+    for name in names:
+        if not getattr(request, name):
+            example = "bisect --good 3.5.0 --bad 3.13.0 --model dtln --submodel temporal --metric dispatches"
+            raise UsageError(f"bisect needs {format_option(name)}", f"Such as {example}.")
 
 
 def make_place(request: RunRequest) -> ToolchainLocations:
@@ -224,8 +256,13 @@ def resume_question(opening: BisectOpening, bisect_request: BisectRequest, reque
         setup = make_setup(request)
         if _find_chain(setup, opening.metric) != opening.chain:
             raise UsageError(f"the selection no longer contains {opening.chain}", "Start a new bisect.")
+    flags = None
+    if opening.variant:
+        # The settings may define the variant in another way by now.
+        flags = FlagSets(row[0].iree, opening.variant, opening.flags)
+        row, setup = flags.make_row((), len(opening.flags)), flags.add_to(setup)
     place = make_place(request)
-    return Question(opening.metric, opening.chain, row, opening.good_is_older, bisect_request, setup, place)
+    return Question(opening.metric, opening.chain, row, opening.good_is_older, bisect_request, setup, place, flags)
 
 
 def _find_chain(setup: RunSetup, metric: str) -> str:
@@ -374,9 +411,10 @@ class ExactJudge:
         if result.value is None:
             return result
         ends = self._good, self._bad
-        is_third = not any(self._is_same(end, result.value) for end in ends)
-        if METRICS.get(self._name) is Figure.ERROR:
-            # This metric has a tolerance, because compilers round in different orders.
+        same = [self._is_same(end, result.value) for end in ends]
+        is_third = not any(same)
+        # Compilers round in different orders, so errors are never equal; and both ends may be within the margin.
+        if METRICS.get(self._name) is Figure.ERROR or all(same):
             is_third = matches_neither_end(result.value, *ends)
         return replace(result, bad=is_nearer_to_bad(result.value, *ends), third=is_third)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from iree_gauntlet.journal_format import JOURNAL, JournalSchema
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.compare_record import BlockEvent
 from iree_gauntlet.records.outcome import list_lock_remarks
+from iree_gauntlet.variants import Variant  # noqa: TC001 - read at run time
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +39,10 @@ class RowCandidate(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateRefinement(Recorded):
-    """`refined`: a longer row, from the oldest to the newest, with the candidates between two of the previous row."""
+    """`refined`: a longer row, from the oldest to the newest, with the candidates between two of the previous row.
+
+    If flags are searched: another row, which has the flags that are kept on and more and more of the others.
+    """
 
     row: tuple[RowCandidate, ...]
 
@@ -50,6 +55,8 @@ class BisectOpening(Opening):
         confidence: the required confidence of an answer; 1 for an exact metric.
         chain: the one model's chain, or the title of a bundle.
         commit: the searched commit: `compiler_commit` or `runtime_commit`.
+        variant: if flags are searched, the variant that has them; a candidate's label has their numbers (`1-3+5`).
+        flags: these flags in order, each as a variant of its own.
     """
 
     kind: ExperimentKind = ExperimentKind.BISECT
@@ -61,6 +68,8 @@ class BisectOpening(Opening):
     row: tuple[RowCandidate, ...]
     good_is_older: bool
     commit: str
+    variant: Variant | None = field(default=None, metadata=UNLESS_DEFAULT)
+    flags: tuple[Variant, ...] = field(default=(), metadata=UNLESS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +150,24 @@ class BisectChange(Recorded):
         return f"{_REPOSITORY}/pull/{self.pull}" if self.pull else ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFlags(Recorded):
+    """`found`: the flags that make the difference, as on a command line; `label` is the candidate that has them.
+
+    Attributes:
+        is_least: True if the difference is gone without any one of them; False if not all of this could be judged.
+    """
+
+    label: str
+    flags: tuple[str, ...]
+    is_least: bool
+
+
 BISECT = JournalSchema(
     (ExperimentKind.BISECT,),
     BisectOpening,
     {"block": BlockEvent, "result": CandidateResult},
-    {"search": SearchRange, "refined": CandidateRefinement, "change": BisectChange},
+    {"search": SearchRange, "refined": CandidateRefinement, "change": BisectChange, "found": FoundFlags},
 )
 
 
@@ -157,6 +179,7 @@ class BisectOutcome:
         opening: the opening, with the command that first started the bisection.
         search: the range that contains the change; None before both ends are judged.
         change: the commit that made the change; None if unknown.
+        found: the flags that make the difference; None if they are not found or not searched.
         end: None if the bisection was killed or is running.
         has_truncated_line: True if a crash truncated a line of the record; the line is ignored.
     """
@@ -166,6 +189,7 @@ class BisectOutcome:
     results: dict[str, CandidateResult]
     search: SearchRange | None
     change: BisectChange | None
+    found: FoundFlags | None
     end: EndEvent | None
     has_truncated_line: bool
 
@@ -186,6 +210,8 @@ class BisectOutcome:
             return self.end.problem
         if not self.search:
             return "the ends are not judged yet"
+        if self.opening.flags:
+            return self._flag_answer
         old, new, unjudged_labels = self.search.last_old, self.search.first_new, self.search.between
         older_verdict, newer_verdict = ("good", "bad") if self.opening.good_is_older else ("bad", "good")
         if {old, new} <= self.results.keys():
@@ -194,6 +220,18 @@ class BisectOutcome:
             return f"first {newer_verdict}: {new}; last {older_verdict}: {old}"
         state = "could not be judged" if self.search.over else "not judged"
         return f"between {old} ({older_verdict}) and {new} ({newer_verdict}); {state}: {', '.join(unjudged_labels)}"
+
+    @property
+    def _flag_answer(self) -> str:
+        if not (self.found and self.found.flags):
+            return "the flags that make the difference are not found yet"
+        *others, last = self.found.flags
+        result = self.results.get(self.found.label)
+        difference = "most of the difference" if result and result.third else "the difference"
+        if not others:
+            return f"{last} alone makes {difference}"
+        suffix = "none of them can be left out" if self.found.is_least else "not all smaller sets could be judged"
+        return f"{', '.join(others)} and {last} together make {difference}; {suffix}"
 
     @property
     def confidence(self) -> str:
@@ -220,7 +258,8 @@ class BisectOutcome:
         if self.search and len(self.search.changes) > 1:
             verdicts = {label: result.verdict_text for label, result in self.results.items()}
             changes = "; ".join(f"{old} is {verdicts[old]}, {new} {verdicts[new]}" for old, new in self.search.changes)
-            remarks.append(f"there is more than one change, and the newest is reported: {changes}")
+            fact = "there is more than one change, and the newest is reported"
+            remarks.append(f"{'more flags do not always make it worse' if self.opening.flags else fact}: {changes}")
         thirds = [(label, result.text) for label in self.labels if (result := self.results.get(label)) and result.third]
         if thirds:
             shown_values = ", ".join(f"{label} ({text})" for label, text in thirds)
@@ -255,12 +294,25 @@ class BisectOutcome:
             "confidence": opening.confidence if search else None,
             "commits": self.link or None,
             "change": self.change.as_dict() if self.change else None,
+            **self._describe_flags(),
             "remarks": self.remarks,
             "candidates": [
                 {**candidate.as_dict(), "tried": candidate.label in results}
                 | {name: results[candidate.label][name] for name in _CANDIDATE_KEYS if candidate.label in results}
                 for candidate in opening.row
             ],
+        }
+
+    def _describe_flags(self) -> dict[str, Any]:
+        """Return what `bisect.json` has if flags were searched."""
+        variant, found = self.opening.variant, self.found
+        if variant is None:
+            return {}
+        return {
+            "variant": variant.name,
+            "flags": [flag.changes for flag in self.opening.flags],
+            "found": list(found.flags) if found else None,
+            "found_is_least": found.is_least if found else None,
         }
 
 
@@ -273,9 +325,13 @@ def make_bisect_outcome(record: ExperimentRecord[BisectOpening]) -> BisectOutcom
     """Make the outcome from a bisection's record; GauntletError if events contradict each other."""
     # To repeat a resumed bisection, one repeats the command that first started it.
     opening = replace(record.opening, command=record.openings[0].command)
-    rows = record.collect(CandidateRefinement, record.latest)
-    if rows:
-        opening = replace(opening, row=rows[""].row)
+    events = record.events if opening.flags else record.latest
+    rows = [event.content.row for event in events if isinstance(event.content, CandidateRefinement)]
+    if opening.flags:
+        # Each row has other sets of flags.
+        opening = replace(opening, row=tuple(dict.fromkeys(itertools.chain(opening.row, *rows))))
+    elif rows:
+        opening = replace(opening, row=rows[-1])
     search: SearchRange | None = None
     for event in record.events:
         match event.content:
@@ -289,6 +345,7 @@ def make_bisect_outcome(record: ExperimentRecord[BisectOpening]) -> BisectOutcom
         results=record.collect(CandidateResult),
         search=search,
         change=record.collect(BisectChange).get(""),
+        found=record.collect(FoundFlags).get(""),
         end=record.end,
         has_truncated_line=record.has_truncated_line,
     )

@@ -34,7 +34,7 @@ from iree_gauntlet.document import (
     TextLink,
 )
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.formatting import format_bytes, format_dispatch_change, format_duration
+from iree_gauntlet.formatting import format_bytes, format_dispatch_change, format_duration, pluralize
 from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.journal_format import JOURNAL, read_kind
 from iree_gauntlet.records.bisect_outcome import COMMIT_COMPARISON_URL, BisectOutcome, read_bisect_outcome
@@ -63,6 +63,12 @@ _BISECT_COLUMNS = (
     Column("commit", rank=1),
     Column("remarks"),
 )
+# Of sets of flags: the numbers of the flags instead of an IREE, and no commit, which is the same for all.
+_SET_COLUMNS = (
+    Column("flags", ColumnKind.NAME),
+    *(column for column in _BISECT_COLUMNS[1:] if column.title != "commit"),
+)
+_FLAG_COLUMNS = (Column("no."), Column("flag", ColumnKind.NAME), Column("needed for the difference"))
 _MEANINGS = {ExitCode.OK: "each failure has a bundle", ExitCode.INCONCLUSIVE: "not every failure has a bundle"}
 _PROBE_COLUMNS = (Column("switch"), Column("flag", ColumnKind.NAME), Column("outcome", ColumnKind.VERDICT))
 
@@ -79,7 +85,7 @@ def _make_bisect_reports(folder: Path) -> Reports:
 
 def bisect_document(outcome: BisectOutcome) -> Document:
     """Return the document of a bisection."""
-    opening, results = outcome.opening, outcome.results
+    opening, results, variant = outcome.opening, outcome.results, outcome.opening.variant
     tried_labels = [label for label in outcome.labels if label in results]
     blocks: list[Block] = [Paragraph(("Nothing was tried.",))]
     if tried_labels:
@@ -89,7 +95,11 @@ def bisect_document(outcome: BisectOutcome) -> Document:
         if len(end_values) == 2 and all(text for text, _ in end_values):
             note = f"From {' to '.join(f'{text} ({label})' for text, label in end_values)}. {note}"
         rows = tuple(_make_candidate_row(outcome, label) for label in tried_labels)
-        blocks = [PageOnly((_make_candidate_line(outcome, ends), Paragraph((note,)))), Table(_BISECT_COLUMNS, rows)]
+        if variant:
+            blocks = [_make_flag_table(outcome), Table(_SET_COLUMNS, rows)]
+        else:
+            picture = PageOnly((_make_candidate_line(outcome, ends), Paragraph((note,))))
+            blocks = [picture, Table(_BISECT_COLUMNS, rows)]
     blocks += [Notes(tuple(outcome.remarks))] if outcome.remarks else []
     if outcome.link:
         blocks.append(
@@ -105,20 +115,36 @@ def bisect_document(outcome: BisectOutcome) -> Document:
     details: list[Block] = [Paragraph(("Not tried: ", *names[1:], "."))] if names else []
     details += [Paragraph(("To run it again, in ", Name(opening.cwd), ":")), Code(opening.command, "sh")]
     summary = f"{len(results)} of {len(outcome.labels)} tried"
+    subject = f"{opening.good} (good) to {opening.bad} (bad)"
+    title = f"Bisect of {opening.chain} by {opening.metric}: good {opening.good}, bad {opening.bad}"
+    if variant:
+        subject, title = (
+            f"{opening.row[0].iree}+{variant.name}",
+            f"Flags of {variant.name} by {opening.metric} of {opening.chain}",
+        )
+        summary = f"{pluralize(len(results), 'set')} of {pluralize(len(opening.flags), 'flag')} tried"
     return Document(
-        f"Bisect of {opening.chain} by {opening.metric}: good {opening.good}, bad {opening.bad}",
+        title,
         outcome.answer,
         (outcome.confidence, summary) if outcome.confidence else (summary,),
         tuple(blocks),
         tuple(details),
         outcome.exit_code,
         provenance=make_provenance(
-            f"{opening.good} (good) to {opening.bad} (bad)",
+            subject,
             opening,
             ("bisect.md", "bisect.json"),
             count_seconds_between(opening.time, outcome.end.time if outcome.end else ""),
         ),
     )
+
+
+def _make_flag_table(outcome: BisectOutcome) -> Table:
+    """Return the flags with the numbers by which candidates name them, and whether the difference needs each."""
+    found = outcome.found.flags if outcome.found else ()
+    flags = [flag.changes for flag in outcome.opening.flags]
+    rows = ((str(number), flag, "yes" if flag in found else None) for number, flag in enumerate(flags, start=1))
+    return Table(_FLAG_COLUMNS, tuple(rows))
 
 
 def _make_candidate_line(outcome: BisectOutcome, ends: list[str]) -> Line:
@@ -137,13 +163,13 @@ def _make_candidate_line(outcome: BisectOutcome, ends: list[str]) -> Line:
 
 
 def _make_candidate_row(outcome: BisectOutcome, label: str) -> tuple[Cell, ...]:
-    """Return a tried candidate's cells, in the order of `_BISECT_COLUMNS`."""
+    """Return a tried candidate's cells, in the order of `_BISECT_COLUMNS` or `_SET_COLUMNS`."""
     result = outcome.results[label]
     remarks = [f"the {word} end" for word in ("good", "bad") if getattr(outcome.opening, word) == label]
     remarks += ["a third value"] if result.third else []
     remarks += [result.reason] if result.reason else []
-    commit = outcome.get_commit(label)[:10] or None
-    return label, result.text or None, result.verdict_text, float(result.seconds), commit, "; ".join(remarks)
+    commits = () if outcome.opening.variant else (outcome.get_commit(label)[:10] or None,)
+    return label, result.text or None, result.verdict_text, float(result.seconds), *commits, "; ".join(remarks)
 
 
 def _make_explain_reports(folder: Path) -> Reports:

@@ -52,6 +52,7 @@ _BENCHMARK_DEFAULTS = Defaults(model="sdxl", targets=(ROCM.family,), sku="mi300"
 _DEFAULTS = Defaults(suite=DEFAULT_SUITE)
 
 _TOOL_OPTIONS = list_options(ToolchainRequest, "iree_compiler", "iree_runtime")
+_FLAG_SEARCH_IREE = replace(list_options(ToolchainRequest, "iree")[0], help="With --flags: the IREE, as for `run`.")
 _TIMEOUTS = tuple(option.name for option in RUNNING if option.name.startswith("timeout_"))
 _BUNDLE_OPTION = Option("bundle", None, "A bundle that `explain` wrote: the archive, or its folder.")
 
@@ -268,6 +269,7 @@ def matrix_task(irees: tuple[str, ...], request: RunRequest, cluster: ClusterReq
         (
             *SELECTION,
             *CACHE,
+            _FLAG_SEARCH_IREE,
             *_TOOL_OPTIONS,
             *_list_running_options(
                 "jobs",
@@ -283,12 +285,13 @@ def matrix_task(irees: tuple[str, ...], request: RunRequest, cluster: ClusterReq
     ),
 )
 def bisect_task(bisect_request: BisectRequest, run_request: RunRequest) -> ExitCode:
-    """Find the release that made something slower, larger, wrong or otherwise different.
+    """Find the release, or the flags of a variant, that made something slower, larger, wrong or otherwise different.
 
     Examples: bisect --good 3.5.0 --bad 3.13.0 --model dtln --submodel temporal --metric dispatches
               bisect --good 3.13.0 --bad nightly --nightlies --model rapidocr --submodel rec --metric compiles
               bisect --good build:../a --bad build:../c --among build:../b --model toy --metric size
               bisect --bundle runs/20261124-164453-cpu/explain/dtln/spectral.cpu/bundle.tar.gz --good 3.5.0 --bad 3.6.0
+              bisect --flags 'O3=--iree-opt-level=O3' --model dtln --submodel temporal --metric size
     """
     from iree_gauntlet.experiments.bisect import bisect  # noqa: PLC0415
 

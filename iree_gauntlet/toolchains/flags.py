@@ -14,10 +14,10 @@ import json
 import re
 import tomllib
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.system.atomic import write_atomic
@@ -31,12 +31,15 @@ if TYPE_CHECKING:
 # An option in the help of LLVM's command line library: `  --flag=<value>`, `  --flag[=<value>]`, `  -o <file>` or
 # `  --flag`. Flags that set one common value are indented by six spaces, and descriptions by many more.
 _COMPILER_OPTION = re.compile(r"^ {2,8}--?(\w[\w.+-]*)([= ](?=<))?(?=[\s<\[]|$)", re.MULTILINE)
+# The description of a flag that an optimisation level sets has a line for each level from which on its default differs.
+_LEVEL_DEFAULT = re.compile(r"^ +At optimization level (O\d) the default is (\S+)$")
+_LEVEL = re.compile(r"O\d")
 # A flag of IREE's runtime: `--flag=default`, or `# --flag=...` for a flag without a default.
 _RUNTIME_FLAG = re.compile(r"^(?:# )?--(\w+)(=(?!(?:true|false)$).*)?(?:=.*)?$")
 # Google Benchmark's own usage text: `[--benchmark_filter=<regex>]`.
 _BENCHMARK_FLAG = re.compile(r"\[--(\w+)=(\{true\|false\})?")
 # Increase this whenever a change of the parsers changes their results.
-_FILE_FORMAT = 1
+_FILE_FORMAT = 2
 # These flags make a tool list all of its flags.
 _HELP_FLAGS = {COMPILE: "--help-list-hidden", RUN_MODULE: "--help", BENCHMARK_MODULE: "--help"}
 # Every release has these flags. If the result lacks them, the help was not parsed correctly.
@@ -66,10 +69,17 @@ class FlagSet:
 
     Attributes:
         value_flags: flags that need a value; without `=`, LLVM's library takes the next argument as the value.
+        level_defaults: flags that optimisation levels set: the name, the lowest level with a default, and the default.
     """
 
     names: frozenset[str]
     value_flags: frozenset[str] = frozenset()
+    level_defaults: frozenset[tuple[str, str, str]] = frozenset()
+
+    def list_level_flags(self, level: str) -> tuple[str, ...]:
+        """Return the flags that an optimisation level such as `O2` sets, with their values; none for another text."""
+        defaults = {name: value for name, lowest, value in sorted(self.level_defaults) if lowest <= level}
+        return tuple(f"--{name}={value}" for name, value in defaults.items()) if _LEVEL.fullmatch(level) else ()
 
     def find_nearest(self, name: str) -> str:
         """Return the name with the most similar spelling; empty if no name is similar."""
@@ -125,7 +135,14 @@ def parse_compiler_help(text: str) -> FlagSet:
 
     Lines of values (`    =none`) and continued descriptions are not flags.
     """
-    return _make_flag_set((name, bool(value)) for name, value in _COMPILER_OPTION.findall(text))
+    flags = _make_flag_set((name, bool(value)) for name, value in _COMPILER_OPTION.findall(text))
+    name, level_defaults = "", set()
+    for line in text.splitlines():
+        if option := _COMPILER_OPTION.match(line):
+            name = option[1]
+        elif default := _LEVEL_DEFAULT.match(line):
+            level_defaults.add((name, default[1], default[2]))
+    return replace(flags, level_defaults=frozenset(level_defaults))
 
 
 def parse_runtime_help(text: str) -> FlagSet:
@@ -184,14 +201,21 @@ def _load_flags(cache_dir: Path, toolchain: Toolchain, identity: str, tools: tup
         document = json.loads(path.read_bytes())
         tables = document["tools"]
         if document["format"] == _FILE_FORMAT and document["sha256"] == _digest(tables) and tables.keys() == set(tools):
-            return {tool: FlagSet(*(frozenset(tables[tool][field]) for field in ("names", "valued"))) for tool in tools}
+            return {tool: _read_flag_set(tables[tool]) for tool in tools}
     flag_sets = {tool: _read_tool_flags(toolchain, tool) for tool in tools}
-    tables = {tool: {"names": sorted(f.names), "valued": sorted(f.value_flags)} for tool, f in flag_sets.items()}
+    tables = {
+        tool: {"names": sorted(f.names), "valued": sorted(f.value_flags), "levels": sorted(f.level_defaults)}
+        for tool, f in flag_sets.items()
+    }
     document = {"format": _FILE_FORMAT, "sha256": _digest(tables), "tools": tables}
     with suppress(OSError):  # If the cache is read-only or full, the result is just not cached.
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(document))
     return flag_sets
+
+
+def _read_flag_set(table: Mapping[str, Any]) -> FlagSet:
+    return FlagSet(frozenset(table["names"]), frozenset(table["valued"]), frozenset(map(tuple, table["levels"])))
 
 
 def _digest(document: object) -> str:

@@ -216,6 +216,13 @@ def test_what_was_judged_is_not_judged_again(tmp_path: Path) -> None:
     assert (sorted(bisects.asked), again.answer) == (["d", "e", "g"], before.answer)
 
 
+def test_between_ends_that_differ_by_little_more_than_the_margin_a_value_is_that_of_neither(tmp_path: Path) -> None:
+    """Each of the sizes is within 0.1 % of its neighbours."""
+    bisects = Bisects(tmp_path)
+    found, _ = bisects.run(bisects.exact([1_000_000, 1_000_000, 1_000_000, 1_000_700, *[1_001_200] * 3]))
+    assert found.results["d"].verdict_text == "nearer to bad"
+
+
 class _Rounds(BlockSource):
     """Blocks of synthetic times: good against a candidate that takes so many times as long."""
 
@@ -248,6 +255,10 @@ class _Rounds(BlockSource):
             return None
         times = np.exp(self._chance.normal(0, self._spread, (4 * MAX_SPEC_BLOCKS, 5)))
         return compare_in_spec_way(make_blocks(times, 1, self.own), DEFAULT_MIN_EFFECT, DEFAULT_EQUIVALENCE_MARGIN)
+
+    def find_twin(self, candidate: Candidate) -> str:
+        del candidate
+        return ""
 
     def find_problem(self, candidate: Candidate) -> str:
         return "void: the good end differs from itself" if candidate.label in self.void else ""

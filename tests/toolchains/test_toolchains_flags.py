@@ -133,6 +133,55 @@ def test_the_real_tools_flags(known: dict[str, FlagSet]) -> None:
     assert {"benchmark_repetitions", "device_allocator", "module"} <= known[BENCHMARK_MODULE].names
 
 
+# Each flag that a level sets changes this program's module, but for those of assertions, fusion and transposes.
+_PROGRAM = """func.func @main(%a: tensor<16x32xf32>, %b: tensor<32x16xf32>) -> (tensor<16xf32>, tensor<16x32xf32>) {
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : tensor<16x16xf32>
+  %zeros = linalg.fill ins(%zero : f32) outs(%empty : tensor<16x16xf32>) -> tensor<16x16xf32>
+  %product = linalg.matmul ins(%a, %b : tensor<16x32xf32>, tensor<32x16xf32>) outs(%zeros : tensor<16x16xf32>)
+      -> tensor<16x16xf32>
+  %turned = linalg.transpose ins(%product : tensor<16x16xf32>) outs(%empty : tensor<16x16xf32>) permutation = [1, 0]
+  %short = tensor.empty() : tensor<16xf32>
+  %none = linalg.fill ins(%zero : f32) outs(%short : tensor<16xf32>) -> tensor<16xf32>
+  %sum = linalg.reduce { arith.addf } ins(%turned : tensor<16x16xf32>) outs(%none : tensor<16xf32>) dimensions = [1]
+  %both = tensor.concat dim(1) %product, %turned : (tensor<16x16xf32>, tensor<16x16xf32>) -> tensor<16x32xf32>
+  return %sum, %both : tensor<16xf32>, tensor<16x32xf32>
+}
+"""
+
+
+@pytest.mark.iree
+def test_the_flags_of_a_level_give_the_module_of_the_level(
+    toolchain: Toolchain, known: dict[str, FlagSet], tmp_path: Path
+) -> None:
+    program = tmp_path / "program.mlir"
+    program.write_text(_PROGRAM)
+
+    def build(*flags: str) -> bytes:
+        target = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
+        module = tmp_path / "module.vmfb"
+        argv = [toolchain.compiler.compile, str(program), *target, "--iree-llvmcpu-target-cpu=generic", *flags]
+        subprocess.run([*argv, "-o", str(module)], check=True, capture_output=True)
+        return module.read_bytes()
+
+    modules = {level: build(f"--iree-opt-level={level}") for level in ("O0", "O1", "O2", "O3")}
+    assert len({*modules.values()}) >= 3
+    for level, module in modules.items():
+        flags = known[COMPILE].list_level_flags(level)
+        assert len(flags) >= 5
+        assert build(*flags) == module
+    # Nothing else of a level is left without them.
+    assert build("--iree-opt-level=O3", *known[COMPILE].list_level_flags("O0")) == modules["O0"]
+
+
+def test_the_flags_of_levels_in_an_older_release() -> None:
+    fusion, concat = "--iree-dispatch-creation-enable-aggressive-fusion", "--iree-opt-outer-dim-concat"
+    assert {f"{fusion}=false", f"{concat}=false"} < {*_OLD.list_level_flags("O0")}
+    assert {f"{fusion}=false", f"{concat}=true"} < {*_OLD.list_level_flags("O1")}
+    assert {f"{fusion}=true", f"{concat}=true"} < {*_OLD.list_level_flags("O3")}
+    assert not _OLD.list_level_flags("Os")
+
+
 @pytest.mark.iree
 def test_the_compiler_knows_all_that_its_help_lists(toolchain: Toolchain, known: dict[str, FlagSet]) -> None:
     iree = sorted(name for name in known[COMPILE].names - known[COMPILE].value_flags if name.startswith("iree-"))

@@ -219,6 +219,14 @@ def count_max_comparisons(count: int) -> int:
     return 1 + count_max_tries(count) + MAX_UNDECIDED_CANDIDATES
 
 
+def count_max_flag_comparisons(count: int) -> int:
+    """Return the maximum number of comparisons in a search of `count` flags, of which two make the difference together.
+
+    Each of the two takes a search and a try of all found so far; one more try shows that the second alone is too few.
+    """
+    return count_max_comparisons(count + 1) + count_max_tries(count + 1) + 3
+
+
 def find_middle(ratio: float, low: float, high: float) -> float:
     """Return the middle between the ends as a log ratio to the good end, given the ratio bad/good and its interval.
 
