@@ -140,6 +140,12 @@ class OutputComparison(Recorded):
         parts += [f"{self.rtol:.3g}·|expected|"] if self.rtol else []
         return " + ".join(parts)
 
+    @property
+    def special_text(self) -> str:
+        """The worst value, if it or the expected one is NaN or infinite: `0 where NaN was expected`; else empty."""
+        text = f"{self.worst_actual} where {self.worst_expected} was expected".replace("nan", "NaN")
+        return text if not self.passed and ("NaN" in text or "inf" in text) else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Samples(Recorded):

@@ -99,7 +99,7 @@ class ChainFigures:
         return write(value) if limit is None else f"{write(value)} / {write(limit)}"
 
     def _format_quality(self) -> str:
-        """Return `max error 1.2e-05 (≤ 0.0001 + 1e-05·|expected|)`, `12 of 384 differ (3.1 %)`, or a dash."""
+        """Return `max error 1.2e-05 (≤ 0.0001)`, `1 of 80 differ (1.3 %): 0 where NaN was expected`, or a dash."""
         output = self.worst_output
         if output is None:
             return NO_VALUE
@@ -115,6 +115,8 @@ class ChainFigures:
             if output.count
             else "differs"
         )
+        if output.special_text:
+            return f"{differing}: {output.special_text}"
         return f"{differing}, {error} (> {output.tolerance_text})" if error else differing
 
     @property

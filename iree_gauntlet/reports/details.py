@@ -62,14 +62,14 @@ def format_comparison(output: OutputComparison) -> str:
         fraction = format_percent(output.mismatches, output.count)
         parts.append(f"{format_count(output.mismatches)} of {format_count(output.count)} elements differ ({fraction})")
     if output.max_abs_error is not None:
-        error = f"max absolute error {format_error(output.max_abs_error)}"
+        error = f"max absolute error{' of finite values' * bool(output.special_text)} {format_error(output.max_abs_error)}"
         if output.max_rel_error is not None:
             error += f", max relative error {format_error(output.max_rel_error)}"
         parts.append(f"{error} (allowed {output.tolerance_text})")
     if not output.passed and (output.worst_actual or output.worst_expected):
         index_text = ", ".join(map(str, output.worst_index or ()))
         worst = f"{join_lines(output.worst_actual, 60)} where {join_lines(output.worst_expected, 60)} was expected"
-        parts.append(f"worst at [{index_text}]: {worst}")
+        parts.append(f"worst at [{index_text}]: {join_lines(output.special_text) or worst}")
     if output.cosine_similarity is not None:
         parts.append(f"cosine similarity {output.cosine_similarity:.6g}")
     for name, actual_count, expected_count in (

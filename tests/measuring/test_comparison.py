@@ -90,8 +90,11 @@ def test_a_failure_by_nan_or_inf_is_the_worst() -> None:
     assert (result.mismatches, result.actual_nans, result.actual_infs) == (3, 1, 1)
     assert result.worst_index == (1,)
     assert result.max_abs_error == 6
-    assert "1 NaN, expected 0" in result.message
-    assert "1 Inf, expected 0" in result.message
+    assert result.message == (
+        "3 of 4 values (75 %) differ: NaN where 2.0 was expected at [1]; 1 NaN, expected 0; 1 Inf, expected 0"
+    )
+    missing = compare([1, 0], [1.000001, math.nan])
+    assert missing.message == "1 of 2 values (50 %) differ: 0.0 where NaN was expected at [1]; 0 NaN, expected 1"
     same = compare([math.nan, math.inf, -math.inf], [math.nan, math.inf, -math.inf])
     assert same.passed
     assert (same.actual_nans, same.expected_nans, same.actual_infs, same.expected_infs) == (1, 1, 2, 2)

@@ -5,6 +5,8 @@ import math
 import pytest
 
 from iree_gauntlet import formatting
+from iree_gauntlet.figures import Figure
+from iree_gauntlet.records.chain_figures import ChainFigures
 from iree_gauntlet.reports.details import format_check, format_comparison
 from iree_gauntlet.results import Check, OutputComparison
 from tests.support.journal_builder import make_check, make_comparison
@@ -102,6 +104,15 @@ def test_comparison_lines() -> None:
     )  # fmt: skip
     assert format_comparison(OutputComparison.from_dict(wrong)) == (
         "output 0 (1x384xf32): shape 1x2 where 1x3 was expected; NaN 2, expected 0; Inf 0, expected 1"
+    )
+    special = make_comparison(passed=False, mismatches=1, worst_actual="0", worst_expected="nan", max_abs_error=2.2e-8)
+    output = OutputComparison.from_dict({**special, "max_rel_error": None, "expected_nans": 1})
+    assert format_comparison(output).startswith(
+        "output 0 (1x384xf32): 1 of 384 elements differ (0.3 %); max absolute error of finite values 2.2e-08 (allowed"
+        " 0.0001 + 1e-05·|expected|); worst at [0, 3]: 0 where NaN was expected; "
+    )
+    assert ChainFigures(outputs=(output,)).format_cell(Figure.ERROR) == (
+        "1 of 384 differ (0.3 %): 0 where NaN was expected"
     )
     bare = {"index": 3, "passed": False}
     assert format_comparison(OutputComparison.from_dict(bare)) == "output 3: differs"

@@ -180,6 +180,9 @@ def _describe_passed(result: OutputComparison, rule: str) -> str:
 def _describe_mismatches(result: OutputComparison, rule: str) -> str:
     percentage = 100 * (result.mismatches or 0) / result.count
     message = f"{result.mismatches} of {result.count} values ({percentage:.3g} %) differ"
+    if result.special_text:
+        # The error of the finite values explains nothing.
+        return f"{message}: {result.special_text} at {list(result.worst_index or ())}"
     message += f" by more than {rule}" if rule else ""
     if result.worst_index is None:
         return message
