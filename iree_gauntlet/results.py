@@ -146,6 +146,11 @@ class OutputComparison(Recorded):
         text = f"{self.worst_actual} where {self.worst_expected} was expected".replace("nan", "NaN")
         return text if not self.passed and ("NaN" in text or "inf" in text) else ""
 
+    @property
+    def special_counts(self) -> tuple[tuple[str, int, int], ...]:
+        """The numbers of NaN and of infinities, actual and expected."""
+        return ("NaN", self.actual_nans, self.expected_nans), ("Inf", self.actual_infs, self.expected_infs)
+
 
 @dataclass(frozen=True, slots=True)
 class Samples(Recorded):

@@ -36,7 +36,7 @@ from iree_gauntlet.document import (
     Text,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import COMPILES_FIRST, Figure, Statistic
+from iree_gauntlet.figures import COMPILES_FIRST, ERROR_MARGIN, Figure, Statistic
 from iree_gauntlet.formatting import format_count_change, format_duration, format_mean_and_spread, join_lines
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NO_VALUE, MatrixCell
@@ -139,8 +139,6 @@ _FIGURE_COLUMNS: tuple[Column, ...] = (
     *(Column(view.column, ColumnKind.NUMBER, rank=view.rank) for _, view in _COLUMN_VIEWS),
 )
 _TIME_TOLERANCE = 0.05
-# Errors of different schedules differ in their last digits.
-_ERROR_TOLERANCE = 1.0
 _FORMULA_STARTS = ("=", "+", "-", "@")
 
 
@@ -319,7 +317,7 @@ def _format_figure_cell(figure: Figure, view: MatrixView, cell: MatrixCell, base
         case Figure.ERROR:
             worst = cell.figures.largest_error
             output_index = f" #{worst.index}" if worst else ""
-            return f"{text}{output_index}{_format_arrow(_compute_ratio(value, base_value), _ERROR_TOLERANCE)}"
+            return f"{text}{output_index}{_format_arrow(_compute_ratio(value, base_value), ERROR_MARGIN.share)}"
         case Figure.TIME:
             prefix = "min " if cell.figures.statistic is Statistic.MIN else ""
             mean = format_mean_and_spread(value, cell.figures.spread_ms)
@@ -329,10 +327,14 @@ def _format_figure_cell(figure: Figure, view: MatrixView, cell: MatrixCell, base
             # Counts of different kinds of counters are not comparable.
             comparable = base_value and cell.figures.counted_by == base.figures.counted_by
             return f"{text} {format_count_change(base_value, value)}" if base_value and comparable else text
-    if figure.is_exact:
-        return _append_change(text, value, base_value)
     ratio = _compute_ratio(value, base_value)
-    return text if ratio is None else f"{text} {format_factor(ratio)}{_format_arrow(ratio, _TIME_TOLERANCE)}"
+    if ratio is None or (figure.is_exact and value == base_value):
+        return text
+    factor = format_factor(ratio)
+    # The ratio of a count that rounds to 1 is left out.
+    if figure.is_exact:
+        return f"{text} {factor if factor != format_factor(1) else ''}{_format_arrow(ratio, 0.0)}"
+    return f"{text} {factor}{_format_arrow(ratio, _TIME_TOLERANCE)}"
 
 
 def format_factor(value: float) -> str:
@@ -340,15 +342,6 @@ def format_factor(value: float) -> str:
     if not math.isfinite(value):
         return f"×{value}"
     return f"×{value:.0f}" if value >= 100 else f"×{value:.1f}" if value >= 10 else f"×{value:.2f}"
-
-
-def _append_change(text: str, value: float, base: float | None) -> str:
-    """Append ratio and arrow to a count that differs from the base's count; omit a ratio that rounds to 1."""
-    ratio = _compute_ratio(value, base)
-    if ratio is None or value == base:
-        return text
-    factor = format_factor(ratio)
-    return f"{text} {factor if factor != format_factor(1) else ''}{_format_arrow(ratio, 0.0)}"
 
 
 def _format_arrow(ratio: float | None, tolerance: float) -> str:
@@ -562,12 +555,7 @@ def _list_jumps(
 ) -> Iterator[MatrixChange]:
     """Yield one line with the values that differ from the previous value by more than the margin for jumps."""
     entries = [(label, value) for label, value in figures if value is not None]
-
-    def is_jump(previous: float, value: float) -> bool:
-        ratio = _compute_ratio(value, previous)
-        is_far = ratio is None or max(ratio, 1 / ratio if ratio else math.inf) > 1 + jump.margin.share
-        return value != previous and abs(value - previous) > jump.margin.amount and is_far
-
+    is_jump = jump.margin.is_exceeded
     jumps = entries[:1]
     for previous, (label, value) in itertools.pairwise(entries):
         if is_jump(previous[1], value):

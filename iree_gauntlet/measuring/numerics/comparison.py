@@ -160,10 +160,7 @@ def _describe_values(result: OutputComparison) -> str:
             return f"all {result.count} values are equal"
         return _describe_passed(result, rule)
     message = _describe_mismatches(result, rule)
-    for name, actual_count, expected_count in (
-        ("NaN", result.actual_nans, result.expected_nans),
-        ("Inf", result.actual_infs, result.expected_infs),
-    ):
+    for name, actual_count, expected_count in result.special_counts:
         if actual_count != expected_count:
             message += f"; {actual_count} {name}, expected {expected_count}"
     return message
@@ -181,7 +178,6 @@ def _describe_mismatches(result: OutputComparison, rule: str) -> str:
     percentage = 100 * (result.mismatches or 0) / result.count
     message = f"{result.mismatches} of {result.count} values ({percentage:.3g} %) differ"
     if result.special_text:
-        # The error of the finite values explains nothing.
         return f"{message}: {result.special_text} at {list(result.worst_index or ())}"
     message += f" by more than {rule}" if rule else ""
     if result.worst_index is None:
