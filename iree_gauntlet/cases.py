@@ -301,6 +301,7 @@ class Expectation:
 
     Attributes:
         match: text that the failure's reason or the tool's output must contain; empty for any failure.
+        cases: a suite's glob over `model/submodel`.
     """
 
     stage: Stage
@@ -308,6 +309,7 @@ class Expectation:
     origin: Origin
     kinds: tuple[FailureKind, ...] = tuple(FailureKind)
     match: str = ""
+    cases: str = ""
 
     @property
     def possible_kinds(self) -> tuple[FailureKind, ...]:

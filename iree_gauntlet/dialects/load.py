@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Argument, ArgumentOrder, Case, Expectation, Origin, Parameters
+from iree_gauntlet.cases import Argument, ArgumentOrder, Case, Expectation, Parameters
 from iree_gauntlet.dialects.configured_suites import has_word
 from iree_gauntlet.dialects.locations import names_device, read_flag_variables, with_device
 from iree_gauntlet.dialects.onnx_models import OUTCOMES, ModelSpec, OnnxModels, is_models_suite, read_model_specs
@@ -39,12 +39,11 @@ from iree_gauntlet.dialects.torch_models import TorchTests
 from iree_gauntlet.dialects.torch_schema import has_type, list_json_files, read_torch_specs_below
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.settings import resolve_links
-from iree_gauntlet.stages import FailureKind, Kind, Stage
+from iree_gauntlet.stages import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from iree_gauntlet.stages import Stage
     from iree_gauntlet.targets import Target
 
 
@@ -194,18 +193,6 @@ def _holds_torch_models(root: Path, *, has_module_folder: bool) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectedFailure:
-    """An expected failure of a suite: an `Expectation` for the cases of a glob over `model/submodel`."""
-
-    case: str
-    stage: Stage
-    reason: str
-    origin: Origin
-    kinds: tuple[FailureKind, ...] = tuple(FailureKind)
-    match: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class CaseSet:
     """The selected cases, in the order of model, submodel and kind."""
 
@@ -225,7 +212,7 @@ def load_cases(
     specs: Sequence[AnySpec],
     includes: Sequence[Include],
     targets: Sequence[Target],
-    expected_failures: Sequence[ExpectedFailure] = (),
+    expected_failures: Sequence[Expectation] = (),
     device: str = "",
 ) -> CaseSet:
     """Build the cases that a selection matches on some targets.
@@ -280,14 +267,10 @@ def list_urls(case: Case) -> Iterator[tuple[str, str]]:
         yield from ((pattern.format(index), entry.url) for index, entry in enumerate(entries) if pattern and entry.url)
 
 
-def adjust_case(case: Case, failures: Sequence[ExpectedFailure], device: str = "") -> Case:
+def adjust_case(case: Case, failures: Sequence[Expectation], device: str = "") -> Case:
     """Add the expected failures that match a case, and replace the case's device if a device is given."""
     name = f"{case.model}/{case.submodel}"
-    expectations = tuple(
-        Expectation(failure.stage, failure.reason, failure.origin, failure.kinds, failure.match)
-        for failure in failures
-        if fnmatchcase(name, failure.case)
-    )
+    expectations = tuple(failure for failure in failures if fnmatchcase(name, failure.cases))
     if expectations:
         case = replace(case, expectations=(*expectations, *case.expectations))
     if not device:
@@ -314,12 +297,12 @@ def _find_duplicates(cases: Sequence[Case]) -> set[Problem]:
     return problems
 
 
-def _find_unmatched(failures: Sequence[ExpectedFailure], names: Collection[str]) -> set[Problem]:
+def _find_unmatched(failures: Sequence[Expectation], names: Collection[str]) -> set[Problem]:
     """Find expected failures whose glob matches no spec at all, because it is misspelt or outdated."""
     problems: set[Problem] = set()
     for failure in failures:
-        if not any(fnmatchcase(name, failure.case) for name in names):
-            message = f"{failure.case!r} matches no spec{did_you_mean(failure.case, names)}"
+        if not any(fnmatchcase(name, failure.cases) for name in names):
+            message = f"{failure.cases!r} matches no spec{did_you_mean(failure.cases, names)}"
             hint = "Write a glob over model/submodel, or remove the entry."
             problems.add(Problem(failure.origin.file, 0, f"{failure.origin.field}.case", message, hint))
     return problems

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.records.chain_figures import ChainFigures
     from iree_gauntlet.records.outcome import ChainOutcome, StepOutcome
-    from iree_gauntlet.records.run_before import PreviousRun
+    from iree_gauntlet.records.run_before import Change, PreviousRun
     from iree_gauntlet.results import CacheUse, Check, OutputComparison
 
 
@@ -433,16 +433,22 @@ def _show_unapplied(outcome: RunOutcome) -> Iterator[Block]:
 
 def _describe_changed(previous: PreviousRun | None) -> Iterator[Block]:
     """Show the changes since the previous run."""
-    if previous is None or not previous.changes:
+    if previous is None or not (previous.changes or previous.machine_changes):
         return
-    rows = tuple(
-        (*change[:4], None if share is None else f"{100 * share:+.2f} %") for *change, share in previous.changes
-    )
     yield Heading(f"Changed since run {previous.run}" + (f", IREE {previous.compiler}" if previous.compiler else ""))
-    yield Table(_CHANGE_COLUMNS, rows, _TERMINAL_ROWS)
+    if previous.changes:
+        yield _make_change_table(previous.changes)
     if any(change[1] == Figure.TIME.row.change_title for change in previous.changes):
         note = "Times are listed if they differ by 10 % or more: "
         yield Paragraph((note, Name("gauntlet compare"), " tells which are real."))
+    if previous.machine_changes:
+        yield Paragraph((previous.machine_line,))
+        yield Details("times of the same modules", (_make_change_table(previous.machine_changes),))
+
+
+def _make_change_table(changes: Iterable[Change]) -> Table:
+    rows = ((*change[:4], None if share is None else f"{100 * share:+.2f} %") for *change, share in changes)
+    return Table(_CHANGE_COLUMNS, tuple(rows), _TERMINAL_ROWS)
 
 
 def _show_time_spent(outcome: RunOutcome) -> Iterator[Block]:

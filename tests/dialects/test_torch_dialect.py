@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Origin
-from iree_gauntlet.dialects.load import ExpectedFailure, read_specs, read_torch_specs
+from iree_gauntlet.cases import Expectation, Origin
+from iree_gauntlet.dialects.load import read_specs, read_torch_specs
 from iree_gauntlet.dialects.locations import find_target
 from iree_gauntlet.dialects.selection import Include, explain_no_match
 from iree_gauntlet.figures import Figure, Statistic
@@ -245,9 +245,9 @@ def test_the_marker_xfail(tree: Path, name: str, stage: str) -> None:
 
 def test_a_suite_expects_failures_of_tests_and_of_modules(tree: Path) -> None:
     failures = [
-        ExpectedFailure("m/qu*", Stage.THRESHOLD, "wrong numbers", Origin("x.toml", "expect_failure[0]")),
-        ExpectedFailure("m/modules/a", Stage.COMPILE, "no lowering", Origin("x.toml", "expect_failure[1]")),
-        ExpectedFailure("m/nothing", Stage.COMPILE, "gone", Origin("x.toml", "expect_failure[2]")),
+        Expectation(Stage.THRESHOLD, "wrong numbers", Origin("x.toml", "expect_failure[0]"), cases="m/qu*"),
+        Expectation(Stage.COMPILE, "no lowering", Origin("x.toml", "expect_failure[1]"), cases="m/modules/a"),
+        Expectation(Stage.COMPILE, "gone", Origin("x.toml", "expect_failure[2]"), cases="m/nothing"),
     ]
     cases = load_torch(tree, expected_failures=failures)
     assert "'m/nothing' matches no spec" in only(cases).message

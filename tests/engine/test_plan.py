@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Origin
-from iree_gauntlet.dialects.load import ExpectedFailure
+from iree_gauntlet.cases import Expectation, Origin
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.engine.commands import make_counted_flags
 from iree_gauntlet.engine.workbench import Workbench, make_plan_context, open_workbench
@@ -250,7 +249,7 @@ def test_expectations_belong_to_a_stage(tree: Path) -> None:
     spec = HIP_SPEC | {"compile_chip_expecting_to_fail": ["gfx90a"], "run_test_expecting_to_fail": True}
     write_tree(tree, {"regression_tests/m/clip_rocm.json": spec})
 
-    def expected(chip: str, *failures: ExpectedFailure) -> dict[str, str]:
+    def expected(chip: str, *failures: Expectation) -> dict[str, str]:
         made = plan(load(tree, Target("rocm", chip, "mi300"), expected_failures=failures), ALL)
         return {step.id.rpartition(":")[2]: step.expect_failure for step in made.steps if step.submodel == "clip"}
 
@@ -259,7 +258,7 @@ def test_expectations_belong_to_a_stage(tree: Path) -> None:
     assert "run_test_expecting_to_fail is true" in found["threshold"]
     assert not found["benchmark"]
     assert "compile_chip_expecting_to_fail lists gfx90a" in expected("gfx90a")["compile"]
-    suite = ExpectedFailure("m/cl*", Stage.BENCHMARK, "slow here", Origin("x.toml", "expect_failure[0]"))
+    suite = Expectation(Stage.BENCHMARK, "slow here", Origin("x.toml", "expect_failure[0]"), cases="m/cl*")
     found = expected("gfx942", suite)
     assert found["benchmark"] == "slow here (x.toml)"
     assert "run_test_expecting_to_fail" in found["threshold"]

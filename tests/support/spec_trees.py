@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, load_cases, read_specs
+from iree_gauntlet.dialects.load import CaseSet, load_cases, read_specs
 from iree_gauntlet.dialects.locations import get_url_path
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.engine.plan import Plan, PlanContext, make_plan
@@ -18,6 +18,7 @@ from iree_gauntlet.toolchains.flags import Translation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from iree_gauntlet.cases import Expectation
     from iree_gauntlet.errors import Problem
     from iree_gauntlet.stages import Stage
     from iree_gauntlet.steps import Step
@@ -93,7 +94,7 @@ def load(
     *targets: Target,
     includes: Sequence[Include] = (Include(),),
     external: Path | None = None,
-    expected_failures: Sequence[ExpectedFailure] = (),
+    expected_failures: Sequence[Expectation] = (),
     device: str = "",
 ) -> CaseSet:
     specs = read_specs([folders] if isinstance(folders, Path) else folders, external)
