@@ -429,6 +429,7 @@ class Figure(StrEnum):
         golden=GoldenField("", GoldenRule.ERROR, Stage.THRESHOLD, baseline=2.0),
         column=Column("quality", rank=5),
         matrix=MatrixView("max_abs_error", "max error", 4, format_error, "Largest error", "", format_error),
+        matrix_changes=MatrixChanges("error", "Largest error (doubled or halved)", 0, ERROR_MARGIN),
         metric="error",
         missing_reason="no output was compared value by value",
         compare_title="largest error",

@@ -195,7 +195,7 @@ def _show_changes(matrix: MatrixOutcome) -> Iterator[Block]:
     changes = list_matrix_changes(matrix)
     yield Heading("What changed between releases")
     if not changes:
-        yield Paragraph(("Nothing: verdicts, dispatch counts, sizes and times are the same within the margins.",))
+        yield Paragraph(("Nothing: verdicts, errors, counts, sizes and times are the same within the margins.",))
     for kind, title in _TITLES.items():
         items = tuple((Name(change.chain), f": {change.text}") for change in changes if change.kind is kind)
         if items:
@@ -246,7 +246,8 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
     lines = (*(line.format(base=matrix.base) for line in _LEGEND), *_list_mean_lines(matrix))
     notes = (note for figure, note in _NOTES if any(figure in cell.figures.values for cell in cells))
     legend = f"Shaded by how far a figure is from that of {matrix.base}: orange for more, blue for less"
-    yield PageOnly((Paragraph((f"{legend}; full from double or half on.",)), *_show_heat_maps(matrix, labels)))
+    legend += "; full from double or half on. Times that are marked ~ were taken on a busy machine, and are not shaded."
+    yield PageOnly((Paragraph((legend,)), *_show_heat_maps(matrix, labels)))
     yield Details("All figures of each model", (table,), brief=True)
     yield from map(Paragraph, (*((line,) for line in lines), *notes))
 
@@ -256,15 +257,18 @@ def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Bl
     for figure, view in _MAP_VIEWS:
         rows: list[tuple[Cell, ...]] = []
         for row in matrix.rows:
-            # A time from another machine is not comparable.
-            comparable = row.timed_on_one_machine or figure is not Figure.TIME
+            # Times of several machines, or of a busy one, are not comparable.
+            is_time = figure is Figure.TIME
+            busy = {label for label, cell in row.cells.items() if is_time and cell.figures.disturbance}
+            comparable = matrix.base not in busy and (row.timed_on_one_machine or not is_time)
             base = row.find_value(matrix.base, figure) if comparable else None
             shades: list[Cell] = []
-            for cell in map(row.cells.get, labels):
-                value = cell.figures.values.get(figure) if cell else None
+            for label in labels:
+                cell, value = row.cells.get(label), row.find_value(label, figure)
                 if value is not None:
-                    ratio = _compute_ratio(value, base)
-                    shades.append(HeatCell(view.write(value), math.log2(ratio) if ratio else 0.0))
+                    ratio = None if label in busy else _compute_ratio(value, base)
+                    text = "~" * (label in busy) + view.write(value)
+                    shades.append(HeatCell(text, math.log2(ratio) if ratio else 0.0))
                 else:
                     # Show the verdict in place of a missing metric, because it has the reason.
                     shades.append(ColouredCell(cell.verdict_text, str(cell.verdict)) if cell else None)
@@ -545,9 +549,10 @@ def _list_comparable(
 
 
 def _find_comparable(figure: Figure, cell: MatrixCell) -> float | None:
-    """Return a value, except a time of wrong results or of a busy machine."""
-    is_invalid = figure is Figure.TIME and (cell.wrong_numbers or cell.figures.disturbance)
-    return None if is_invalid else cell.figures.values.get(figure)
+    """Return a value, except the time and the error of wrong results, and a time of a busy machine."""
+    is_wrong = figure in (Figure.TIME, Figure.ERROR) and cell.wrong_numbers
+    is_busy = figure is Figure.TIME and cell.figures.disturbance
+    return None if is_wrong or is_busy else cell.figures.values.get(figure)
 
 
 def _list_jumps(
