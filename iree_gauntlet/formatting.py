@@ -165,6 +165,11 @@ def format_error(value: float) -> str:
     return f"{value:.3g}"
 
 
+def format_share(error: float, whose: str = "its") -> str:
+    """Format an error as a share, `0.03 of its largest value`, or as `NaN or infinity` if it is not finite."""
+    return f"{error:.3g} of {whose} largest value" if math.isfinite(error) else "NaN or infinity"
+
+
 def format_percent(part: float, total: float) -> str:
     """Format a fraction: `3.1 %`; `0 %` of a total of 0."""
     if not total:

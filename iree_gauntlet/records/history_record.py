@@ -359,8 +359,7 @@ class Finding:
         suspected: True if so few runs cannot prove a change.
         p_value: the probability of such a step without a change, over all series of the report; None if exact.
         disturbed: the number of disturbed points on both sides.
-        until: the last point with the change's level; None if it is the newest.
-        undone: True if the newest level is no longer on the change's side of the old level.
+        until, undone: the last point with the change's level, if others follow; True if nothing of the change is left.
         confirmed: the verdict of `history.confirm`: `slower`, `same`, …; empty if not confirmed.
         ratio: the ratio of the two IREEs, measured in turns; None if not measured or unknown.
         accepted: the reason that somebody gave for accepting the change; empty if it was not accepted.

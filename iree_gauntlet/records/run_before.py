@@ -129,7 +129,7 @@ def find_changes_since(outcome: RunOutcome, folder: Path) -> PreviousRun | None:
 
 
 def _list_work(steps: Sequence[StepOutcome | _Step]) -> list[str]:
-    """List the keys of a chain's modules, and its benchmarks' options without paths; empty if a key is unknown."""
+    # The keys of a chain's modules, and its benchmarks' options without paths; nothing if a key is unknown.
     keys = [step.cache.key if step.cache else "" for step in steps if step.stage == Figure.COMPILE_TIME.row.stage]
     commands = (step.command for step in steps if step.stage == Figure.TIME.row.stage)
     options = [word for command in commands for word in command.split() if "/" not in word]

@@ -34,7 +34,7 @@ from iree_gauntlet.document import (
     TextLink,
 )
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.formatting import format_bytes, format_dispatch_change, format_duration
+from iree_gauntlet.formatting import format_bytes, format_dispatch_change, format_duration, format_share
 from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.journal_format import JOURNAL, read_kind
 from iree_gauntlet.records.bisect_outcome import COMMIT_COMPARISON_URL, BisectOutcome, read_bisect_outcome
@@ -64,6 +64,7 @@ _BISECT_COLUMNS = (
     Column("remarks"),
 )
 _MEANINGS = {ExitCode.OK: "each failure has a bundle", ExitCode.INCONCLUSIVE: "not every failure has a bundle"}
+_BISECT_MEANINGS = {ExitCode.OK: "the change was found", ExitCode.INCONCLUSIVE: "the change was narrowed down"}
 _PROBE_COLUMNS = (Column("switch"), Column("flag", ColumnKind.NAME), Column("outcome", ColumnKind.VERDICT))
 
 
@@ -112,6 +113,7 @@ def bisect_document(outcome: BisectOutcome) -> Document:
         tuple(blocks),
         tuple(details),
         outcome.exit_code,
+        meaning=_BISECT_MEANINGS.get(outcome.exit_code, ""),
         provenance=make_provenance(
             f"{opening.good} (good) to {opening.bad} (bad)",
             opening,
@@ -233,7 +235,7 @@ def _describe_failure_location(case: CaseExplanation) -> list[str]:
     if reduced is not None and reduced.why:
         return [reduced.why]
     if reduced is not None:
-        lines = [f"reduced from {reduced.change} in {reduced.tried} compiles: {', '.join(reduced.names)}"]
+        lines = [reduced.describe(f" in {reduced.tried} compiles")]
         lines += [f"it fails when compiled to the phase {reduced.phase}"] if reduced.phase else []
         lines += [] if reduced.complete else ["the time ran out before everything was tried: --budget allows more"]
         return lines
@@ -265,13 +267,13 @@ def _describe_located(located: CulpritFinding) -> list[str]:
     inputs = f"it takes {', '.join(located.inputs)}"
     if not located.reference:
         return [f"fails in {location}, and only there", inputs]
-    error_text = _format_share(located)
-    first_line = f"first wrong dispatch: {location}, off {error_text} on inputs for which {located.reference} is right"
+    share = format_share(located.error)
+    first_line = f"first wrong dispatch: {location}, off by {share} on inputs for which {located.reference} is right"
     lines = [first_line, f"{inputs} and returns {', '.join(located.outputs)}"]
     if f64_errors := located.in_f64:
         errors = (f64_errors.get(side) for side in ("target", "reference"))
-        target, reference = ("infinitely" if error_text is None else f"by {error_text:.2g}" for error_text in errors)
-        lines.append(f"compared with the same in f64, it is off {target}, and {located.reference} {reference}")
+        target, reference = ("NaN or infinity" if error is None else f"{error:.2g}" for error in errors)
+        lines.append(f"compared with the same in f64, it is off by {target}, and {located.reference} by {reference}")
     return lines
 
 
@@ -280,14 +282,12 @@ def _describe_operator(culprit: CulpritFinding) -> list[str]:
     lines = [text for text in (culprit.why, culprit.note) if text]
     if culprit.operator:
         note = ", with the first values of its large tensors repeated," if culprit.repeated else ""
-        start = f"first wrong operator: {culprit.operator}, off {_format_share(culprit)}{note} on inputs for which"
+        start = (
+            f"first wrong operator: {culprit.operator}, off by {format_share(culprit.error)}{note} on inputs for which"
+        )
         lines.append(f"{start} {culprit.reference} is right")
         lines.append(f"it takes {', '.join(culprit.inputs) or 'nothing'} and returns {', '.join(culprit.outputs)}")
     return lines
-
-
-def _format_share(culprit: CulpritFinding) -> str:
-    return f"by {culprit.error:.3g} of its largest value" if math.isfinite(culprit.error) else "infinitely"
 
 
 def _show_errors(located: CulpritFinding) -> Iterator[Block]:
@@ -298,7 +298,7 @@ def _show_errors(located: CulpritFinding) -> Iterator[Block]:
     stops = tuple(
         Stop(
             name.rpartition("$")[2],
-            "infinite" if error is None else f"{error:.2g}",
+            "not finite" if error is None else f"{error:.2g}",
             "failed" if index == fault_index else "",
             math.inf if error is None else error,
         )

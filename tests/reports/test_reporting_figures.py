@@ -7,6 +7,7 @@ import pytest
 from iree_gauntlet import formatting
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.records.chain_figures import ChainFigures
+from iree_gauntlet.records.explain_outcome import ProgramSize, ReductionFinding
 from iree_gauntlet.reports.details import format_check, format_comparison
 from iree_gauntlet.results import Check, OutputComparison
 from tests.support.journal_builder import make_check, make_comparison
@@ -95,6 +96,25 @@ def test_a_check_that_failed_within_its_limit_is_not_called_within() -> None:
 def test_a_check_over_its_limit_that_passed_says_so() -> None:
     data = make_check("time_ms", 10.0, 9.0, 1.1, passed=True)
     assert format_check(Check.from_dict(data)).startswith("time (mean): 10.00 ms, passed, exceeds 9.90 ms")
+
+
+def test_an_error_that_is_not_finite_is_no_infinity() -> None:
+    assert formatting.format_share(0.0312345) == "0.0312 of its largest value"
+    assert formatting.format_share(2.0, "the") == "2 of the largest value"
+    assert formatting.format_share(math.nan) == formatting.format_share(math.inf) == "NaN or infinity"
+
+
+@pytest.mark.parametrize(
+    ("operations", "names", "text"),
+    [
+        (1, ("onnx.Cast",), "reduced from 1,408 operations to 1 in 8 compiles: onnx.Cast"),
+        (0, (), "reduced from 1,408 operations to none in 8 compiles: a function without operations"),
+    ],
+)
+def test_a_reduction_says_what_is_left(operations: int, names: tuple[str, ...], text: str) -> None:
+    finding = ReductionFinding(before=ProgramSize(1408), after=ProgramSize(operations), tried=8, names=names)
+    assert finding.describe(" in 8 compiles") == text
+    assert finding.describe() == text.replace(" in 8 compiles", "")
 
 
 def test_comparison_lines() -> None:

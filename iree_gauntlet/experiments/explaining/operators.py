@@ -14,6 +14,7 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.failures import find_program
 from iree_gauntlet.experiments.explaining.flow_program import TOLERANCES, TensorFile
 from iree_gauntlet.experiments.explaining.locate import encode
+from iree_gauntlet.formatting import format_share
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.stages import Stage
 
@@ -288,10 +289,11 @@ class _Search:
         reference = f"onnxruntime {values.onnxruntime}"
         note = ""
         if values.find_wrong(_SPEC):
-            note = f"the expected values differ from {reference}'s by {_format_share(values.find_worst(_SPEC))}"
+            share = format_share(values.find_worst(_SPEC), "the")
+            note = f"the expected values differ from {reference}'s by {share}"
         targets = values.find_wrong(_IREE)
         if not targets:
-            share = _format_share(values.find_worst(_IREE))
+            share = format_share(values.find_worst(_IREE), "the")
             result = f"IREE agrees with {reference}, to within {share}"
             return OperatorSearch(
                 reason=f"{result}: {note}" if note else f"{result}: is the tolerance right?", agrees=True
@@ -326,7 +328,7 @@ class _Search:
                 return region
             values = self._mark(targets, marks, published_files)
             if values.find_wrong(_ORIGINAL):
-                share = _format_share(values.find_worst(_ORIGINAL))
+                share = format_share(values.find_worst(_ORIGINAL), "the")
                 message = f"in onnxruntime, the model as prepared for the import gives other numbers, off by {share}"
                 raise GauntletError(message, "onnx converts it to another opset; try without `opset`.")
             wrong_names = {value.name for value in values.find_wrong(_IREE)}
@@ -472,7 +474,3 @@ def _repeat(value: OnnxValue, first: int, file: Path) -> OnnxValue:
         return value
     file.write_bytes((data[:period] * (len(data) // period + 1))[: len(data)])
     return replace(value, file=file)
-
-
-def _format_share(error: float) -> str:
-    return f"{error:.3g} of the largest value" if math.isfinite(error) else "infinity"
