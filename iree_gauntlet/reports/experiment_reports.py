@@ -339,6 +339,16 @@ def write_reports(folder: Path) -> Reports:
     return reports
 
 
+def publish_reports(folder: Path, reports: Reports) -> None:
+    """Append the reports to the summary of a CI step, and list them on the page of the project's runs."""
+    reports.append_to_step_summary(os.environ)
+    if folder.absolute().parent == find_runs_folder():
+        try:
+            write_index(find_runs_folder(), make_reports, existing={folder.name: reports})
+        except UsageError as problem:
+            messages.note(problem.on_one_line)
+
+
 class ConsolePresenter:
     """Shows runs on a stream; see `progress.Reporter`."""
 
@@ -366,12 +376,7 @@ class ConsolePresenter:
             messages.warn(f"standard output: {self._output.lost}; the run continued, see {format_path(folder)}")
         # Write the summary last, so that a write error does not hide the verdict.
         if not brief:
-            reports.append_to_step_summary(os.environ)
-            if folder.absolute().parent == find_runs_folder():
-                try:
-                    write_index(find_runs_folder(), make_reports, existing={folder.name: reports})
-                except UsageError as problem:
-                    messages.note(problem.on_one_line)
+            publish_reports(folder, reports)
         return reports.exit_code
 
     def with_stream(self, stream: TextIO) -> ConsolePresenter:

@@ -411,9 +411,7 @@ def format_matrix_json(matrix: MatrixOutcome) -> str:
         "chains": [
             {
                 "id": row.chain,
-                "model": row.model,
-                "submodel": row.submodel,
-                "target": row.target,
+                **{name: getattr(row, name) for name in ("model", "submodel", "target")},
                 "irees": {label: _describe_cell(cell, row.cells.get(matrix.base)) for label, cell in row.cells.items()},
             }
             for row in matrix.rows
