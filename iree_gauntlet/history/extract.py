@@ -144,7 +144,7 @@ def _list_figures(chain: ChainOutcome, *, same_machine: bool) -> Iterator[Histor
         check = figures.checks.get(figure)
         golden, limit = (check.golden, check.limit) if check else (None, None)
         if figure is Figure.TIME and figures.samples is not None:
-            rounds, noisy = figures.samples.real_time_ms, bool(figures.disturbance) or figures.has_disturbed_time
+            rounds, noisy = figures.samples.real_time_ms, bool(figures.disturbance)
             yield HistoryFigure(trend.name, value, figures.statistic, rounds, noisy, golden, limit)
         elif figure.is_counted:
             # The counted module differs from the timed module, and may exist without it.

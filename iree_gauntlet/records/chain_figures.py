@@ -39,7 +39,7 @@ class ChainFigures:
         checks: the worst comparison of each figure with a limit or an expected value.
         all_from_cache: True if all modules came from the cache; the compile time is from their original compile.
         statistic: the statistic of the time.
-        disturbance: other work on the machine while the time was measured; empty if there was none.
+        disturbance: what disturbed the machine while the time was measured, such as other work; empty for nothing.
         has_disturbed_time: True if the time counts as disturbed.
         counted_by: the counter of instructions, and the CPU that the modules were compiled for.
     """
@@ -155,6 +155,7 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
     busy, steal = shares.busy_share, shares.steal_share
     causes = [f"other work kept the CPUs {100 * busy:.0f} % busy"] if busy > BUSY_SHARE else []
     causes += [f"other machines of the host took {100 * steal:.0f} % of the CPUs"] if steal > STEAL_SHARE else []
+    disturbances = timed_steps[-1].typed_statistics.disturbed if timed_steps else ()
     if Figure.INSTRUCTIONS_OUTSIDE not in values and values.pop(Figure.INSTRUCTIONS, None) is not None:
         # If the counter cannot separate dispatches, the golden was compared with the whole call.
         checks |= {Figure.CALL_INSTRUCTIONS: checks.pop(Figure.INSTRUCTIONS)} if Figure.INSTRUCTIONS in checks else {}
@@ -165,8 +166,8 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
         samples=timed_steps[-1].samples if timed_steps else None,
         all_from_cache=bool(compiles) and all(step.cache and step.cache.hit for step in compiles),
         statistic=timed_steps[-1].time_statistic if timed_steps else Statistic.MEAN,
-        disturbance="; ".join(causes),
-        has_disturbed_time=bool(timed_steps and timed_steps[-1].typed_statistics.disturbed),
+        disturbance="; ".join(causes or disturbances),
+        has_disturbed_time=bool(disturbances),
         counted_by=", ".join(filter(None, (count_records[-1].counter, count_records[-1].cpu))) if count_records else "",
     )
 

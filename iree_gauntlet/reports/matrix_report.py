@@ -246,7 +246,7 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
     lines = (*(line.format(base=matrix.base) for line in _LEGEND), *_list_mean_lines(matrix))
     notes = (note for figure, note in _NOTES if any(figure in cell.figures.values for cell in cells))
     legend = f"Shaded by how far a figure is from that of {matrix.base}: orange for more, blue for less"
-    legend += "; full from double or half on. Times that are marked ~ were taken on a busy machine, and are not shaded."
+    legend += "; full from double or half on. Times that are marked ~ were disturbed, and are not shaded."
     yield PageOnly((Paragraph((legend,)), *_show_heat_maps(matrix, labels)))
     yield Details("All figures of each model", (table,), brief=True)
     yield from map(Paragraph, (*((line,) for line in lines), *notes))
@@ -257,7 +257,7 @@ def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Bl
     for figure, view in _MAP_VIEWS:
         rows: list[tuple[Cell, ...]] = []
         for row in matrix.rows:
-            # Times of several machines, or of a busy one, are not comparable.
+            # Times of several machines, and disturbed ones, are not comparable.
             is_time = figure is Figure.TIME
             busy = {label for label, cell in row.cells.items() if is_time and cell.figures.disturbance}
             comparable = matrix.base not in busy and (row.timed_on_one_machine or not is_time)
@@ -304,7 +304,7 @@ def _show_verdicts(matrix: MatrixOutcome) -> Iterator[Block]:
 def make_figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str, ...]:
     """Return the metrics of a chain with one IREE; memory is the compiler's peak.
 
-    A `~` marks a time that was measured while the machine did other work. `base` is the chain's cell of the first
+    A `~` marks a disturbed time. `base` is the chain's cell of the first
     IREE; it is None for the first IREE itself, and if the first IREE did not run the chain.
     """
     return tuple(
@@ -547,7 +547,7 @@ def _list_comparable(
 
 
 def _find_comparable(figure: Figure, cell: MatrixCell) -> float | None:
-    """Return a value, except the time and the error of wrong results, and a time of a busy machine."""
+    """Return a value, except the time and the error of wrong results, and a disturbed time."""
     is_wrong = figure in (Figure.TIME, Figure.ERROR) and cell.wrong_numbers
     is_busy = figure is Figure.TIME and cell.figures.disturbance
     return None if is_wrong or is_busy else cell.figures.values.get(figure)

@@ -370,7 +370,7 @@ def test_times_taken_under_a_disturbance_are_marked_and_left_out_of_means(tmp_pa
     assert make_figure_cells(cells["b"], cells["a"])[2] == "~90.00 ± 0.90 ×10.0↑"
     causes = ["other work kept the CPUs 55 % busy", "other machines of the host took 10 % of the CPUs"]
     assert cells["b"].figures.disturbance.split("; ") == causes
-    assert "b: 1 of 2 times were taken while the machine did other work (~): measure them again" in matrix.remarks
+    assert "b: 1 of 2 times were disturbed (~): measure them again" in matrix.remarks
     assert texts(matrix, "time") == []
     (mean,) = (mean for mean in compute_mean_ratios(matrix) if mean.metric == "time")
     assert (mean.chains, mean.ratio) == (1, 1.0)
@@ -380,7 +380,16 @@ def test_times_taken_under_a_disturbance_are_marked_and_left_out_of_means(tmp_pa
     shades = {cell.text: cell.get("style", "") for cell in heat.xpath(".//td[position() > 1]")}
     assert "~90.00" in shades
     assert not any("var(" in style for style in shades.values())
-    assert "marked ~ were taken on a busy machine" in "".join(page.itertext())
+    assert "marked ~ were disturbed, and are not shaded" in "".join(page.itertext())
+
+
+def test_a_time_that_a_run_marks_is_marked_in_a_matrix(tmp_path: Path) -> None:
+    hot = make_chain(ms=9.0)
+    hot["benchmark"]["statistics"] = {"disturbed": ["the CPU throttled 3 times (0 is tolerated)"]}
+    matrix = read_matrix_outcome(write_record(tmp_path, {"a": make_release_run("a", x=hot)}))
+    cell = matrix.rows[0].cells["a"]
+    assert make_figure_cells(cell, None)[2] == "~9.00 ± 0.09"
+    assert cell.figures.disturbance == "the CPU throttled 3 times (0 is tolerated)"
 
 
 @pytest.mark.parametrize(
