@@ -279,7 +279,8 @@ def _make_row(finding: Finding) -> tuple[Cell, ...]:
     levels = f"{old} → {new}{' *' if finding.disturbed else ''}"
     since = finding.point_after.dated_iree
     if finding.until:
-        place = " to ".join(dict.fromkeys((finding.point_after.iree, finding.until.iree)))
+        ends = (point.named or point.iree for point in (finding.point_after, finding.until))
+        place = " to ".join(dict.fromkeys(ends))
         since = f"was {_format_change(finding, finding.new)} {'from' if ' to ' in place else 'with'} {place}"
     since += " †" if finding.same_iree else ""
     likely = "exact" if finding.p_value is None else "" if finding.kind is Found.DRIFT else f"{finding.p_value:.1g}"
