@@ -175,13 +175,13 @@ class Program:
 
     Attributes:
         onnx: the import of an ONNX file; None for MLIR.
-        name: path of a local file, relative to the case's working directory, that the compiler gets; empty if the
+        local_file: path of a local file, relative to the case's working directory, that the compiler gets; empty if the
             compiler gets the path of the fetched file.
     """
 
     url: str
     onnx: OnnxImport | None = None
-    name: str = ""
+    local_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +337,7 @@ class Case:
         skip_reason: reason to skip all steps of the case.
         blocked_reason: the missing requirement.
         blocked_field: field of the spec that names a file which exists nowhere; empty if another machine may have it.
-        blocked_at: the only stage that cannot run; None for all stages.
+        blocked_stage: the only stage that cannot run; None for all stages.
         working_directory: folder of relative paths in flags; empty for the step's own folder.
         flags_origin: location of the run flags, if it differs from `origin`.
         skips: (stage, reason) of stages that do not run.
@@ -374,7 +374,7 @@ class Case:
     skip_reason: str = ""
     blocked_reason: str = ""
     blocked_field: str = ""
-    blocked_at: Stage | None = None
+    blocked_stage: Stage | None = None
     working_directory: str = ""
     flags_origin: Origin | None = None
     skips: tuple[tuple[Stage, str], ...] = ()
@@ -384,7 +384,7 @@ class Case:
 
     def find_blocking_reason(self, stage: Stage) -> str:
         """Return the reason that blocks a stage; empty if it can run."""
-        return self.blocked_reason if self.blocked_at in (None, stage) else ""
+        return self.blocked_reason if self.blocked_stage in (None, stage) else ""
 
     def list_goldens(self, stage: Stage) -> tuple[Golden, ...]:
         """Return the goldens that a stage compares its figures with."""

@@ -280,7 +280,7 @@ class Figure(StrEnum):
     @property
     def is_counted(self) -> bool:
         """True if the figure needs modules of its own, and can be compared only between counters of the same kind."""
-        return self.row.stage.row.alongside is not None
+        return self.row.stage.row.accompanies is not None
 
     @property
     def is_compared_in_rounds(self) -> bool:
@@ -435,7 +435,7 @@ class Figure(StrEnum):
         compare_title="largest error",
         trend=Trend("max_error", "", 4, margin=ERROR_MARGIN),
     )
-    INSTRUCTIONS = FigureRow(
+    DISPATCH_INSTRUCTIONS = FigureRow(
         "instructions",
         "instructions",
         "instructions",
@@ -462,7 +462,7 @@ class Figure(StrEnum):
         change_title="instructions in dispatches",
         trend=Trend("instructions_in_dispatches", "", 1, margin=_WORK_MARGIN),
     )
-    INSTRUCTIONS_OUTSIDE = FigureRow(
+    OUTSIDE_INSTRUCTIONS = FigureRow(
         "instructions_outside",
         "instructions outside of dispatches",
         "instructions",

@@ -320,11 +320,11 @@ class Result(Recorded):
                 return None
             case Figure.ERROR:
                 return self.max_abs_error
-            case Figure.INSTRUCTIONS:
+            case Figure.DISPATCH_INSTRUCTIONS:
                 call_instructions = self.measure(Figure.CALL_INSTRUCTIONS)
                 if call_instructions is None:
                     return None
-                return call_instructions - (self.measure(Figure.INSTRUCTIONS_OUTSIDE) or 0.0)
+                return call_instructions - (self.measure(Figure.OUTSIDE_INSTRUCTIONS) or 0.0)
         value = self.statistics.get(figure.row.statistic)
         return None if value is None else read_number(value)
 

@@ -56,7 +56,7 @@ _BUILDERS: dict[str, type[Builder[Any]]] = {
     ModelSpec.dialect: OnnxModels,
 }
 _EXTERNAL_NAMES = ("external_test_files", "test_suite_files")
-_SOURCE_FIELDS = {name: fields for builder in _BUILDERS.values() for name, fields in builder.sources.items()}
+_SOURCE_FIELDS = {name: fields for builder in _BUILDERS.values() for name, fields in builder.source_fields.items()}
 SOURCE_NAMES = frozenset().union(*(fields.names for fields in _SOURCE_FIELDS.values()))
 
 
@@ -194,10 +194,10 @@ def _holds_torch_models(root: Path, *, has_module_folder: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CaseSet:
-    """The selected cases, in the order of model, submodel and kind."""
+    """The selected cases, in the order of model, submodel and kind; `needed_cases` have modules that these use."""
 
     cases: tuple[Case, ...]
-    required: tuple[Case, ...]
+    needed_cases: tuple[Case, ...]
     problems: tuple[Problem, ...]
     unknown_markers: tuple[str, ...] = ()
     known_markers: tuple[str, ...] = ()
@@ -229,7 +229,7 @@ def load_cases(
         builders[spec.dialect].add(spec, [include for include in includes if include.matches_spec(spec)])
     for builder in builders.values():
         builder.finish()
-    cases, required = collector.cases, collector.required
+    cases, required = collector.cases, collector.needed_cases
     names = {f"{spec.model}/{spec.submodel}" for spec in (*specs, *required.values())}
     problems = collector.problems | _find_duplicates(cases) | _find_unmatched(expected_failures, names)
     cases.sort(key=lambda case: (case.model, case.submodel, case.target, case.kind is not Kind.QUALITY, case.id))
@@ -256,7 +256,7 @@ def list_urls(case: Case) -> Iterator[tuple[str, str]]:
     fields = _SOURCE_FIELDS[case.dialect]
     for module in (*case.modules, *case.extra_modules):
         program = module.program
-        if program.url and not program.name and module.origin.file == case.origin.file:
+        if program.url and not program.local_file and module.origin.file == case.origin.file:
             yield module.origin.field, program.url
     sources: list[tuple[str, Sequence[Argument | Parameters]]] = [
         (fields.parameters, case.parameters),

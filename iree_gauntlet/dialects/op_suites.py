@@ -526,9 +526,9 @@ def _read_configs(
     for path, roots in roots_of.items():
         config = by_path[path]
         case_names = {key for root in roots for names in keys[root] for key in names}
-        name = config.target.config
-        namesakes = [first_configs.setdefault((root, name), config) for root in roots] if config.document else []
-        problems = (*config.problems, *find_name_conflicts(config, namesakes))
+        name = config.target.config_name
+        configs_of_name = [first_configs.setdefault((root, name), config) for root in roots] if config.document else []
+        problems = (*config.problems, *find_name_conflicts(config, configs_of_name))
         unmatched_entries = tuple(_find_unmatched(config, case_names, roots))
         configs[path] = replace(config, problems=problems, unmatched_entries=unmatched_entries)
     return configs

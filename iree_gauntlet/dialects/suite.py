@@ -182,7 +182,7 @@ def add_expected_failures(suites: Sequence[Suite], cases: CaseSet) -> tuple[Case
     for suite in suites:
         folders = [resolve_links(folder) for folder in suite.spec_dirs]
         applied_failures: dict[str, None] = {}
-        for case in (*cases.cases, *cases.required):
+        for case in (*cases.cases, *cases.needed_cases):
             current_case = new_cases.get(case.id, case)
             name, stages = f"{case.model}/{case.submodel}", {failure.stage for failure in current_case.expectations}
             failures = [
@@ -198,13 +198,13 @@ def add_expected_failures(suites: Sequence[Suite], cases: CaseSet) -> tuple[Case
     return replace(
         cases,
         cases=tuple(new_cases.get(case.id, case) for case in cases.cases),
-        required=tuple(new_cases.get(case.id, case) for case in cases.required),
+        needed_cases=tuple(new_cases.get(case.id, case) for case in cases.needed_cases),
     ), notes
 
 
 def find_unselected_failures(suite: Suite, cases: CaseSet) -> list[Problem]:
     """Find a suite's expected failures that have no effect, because they match no selected case."""
-    names = {f"{case.model}/{case.submodel}" for case in (*cases.cases, *cases.required)}
+    names = {f"{case.model}/{case.submodel}" for case in (*cases.cases, *cases.needed_cases)}
     useless = [entry for entry in suite.expected_failures if not any(fnmatchcase(name, entry.cases) for name in names)]
     message, hint = "is a case that no [[include]] selects", "Add an include that selects it, or remove the entry."
     return [

@@ -356,10 +356,10 @@ def read_explain_outcome(folder: Path) -> ExplainOutcome:
     return ExplainOutcome(folder.parent.name, record.opening, cases, record.end, by_name)
 
 
-def list_reproduced_cases(folder: Path, *, private: bool, budget: float) -> set[str]:
+def list_reproduced_cases(folder: Path, *, without_weights: bool, budget: float) -> set[str]:
     """List the cases that a bundle reproduces; return none if nothing was explained yet.
 
-    If bundles must be `private`, those with the model's own values do not count. Bundles of a reduction that was cut
+    With `without_weights`, bundles with the model's own values do not count. Bundles of a reduction that was cut
     short after fewer minutes than the `budget` do not count either.
     """
     cases_by_name = read_explain_outcome(folder).cases_by_name if (folder / JOURNAL).is_file() else {}
@@ -367,7 +367,7 @@ def list_reproduced_cases(folder: Path, *, private: bool, budget: float) -> set[
         case.case
         for case in cases_by_name.values()
         if case.has_bundle
-        and (case.end.private or not private)
+        and (case.end.private or not without_weights)
         and (not case.findings.reduced or case.findings.reduced.complete or case.end.budget >= budget)
     }
 

@@ -175,7 +175,7 @@ def _find_changes(chain: str, verdict: str, figures: ChainFigures, previous: _Ch
     for figure, old_figure in previous.figures.items():
         row, check = figure.row, figures.find_check(figure)
         # Compare instructions by the parts of a call if both runs have the parts, otherwise for the whole call.
-        parts = Figure.INSTRUCTIONS in previous.figures and Figure.INSTRUCTIONS in figures.values
+        parts = Figure.DISPATCH_INSTRUCTIONS in previous.figures and Figure.DISPATCH_INSTRUCTIONS in figures.values
         if not row.change_title or (figure.is_counted and parts is (figure is Figure.CALL_INSTRUCTIONS)):
             continue
         old, new = old_figure.measured, figures.values.get(figure)

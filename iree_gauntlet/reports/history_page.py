@@ -79,10 +79,10 @@ _ORDER = {trend.name: trend.position for figure in Figure if (trend := figure.ro
 _MAX_SPARKLINE_VALUES = 60
 
 
-def make_history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Document:
+def make_history_page(outcome: HistoryOutcome, now: str, stored_data: str = "") -> Document:
     """Return the page: the changes, then a table of all series, then for each case a part with a chart per series.
 
-    `now` is like `2026-11-25T10:45Z`. `memory` lists the changes that the previous page showed; new ones come first.
+    `now` is like `2026-11-25T10:45Z`. `stored_data` has the changes that the previous page showed; new ones come first.
     """
     changes = make_changes_document(outcome)
     by_case = sorted(
@@ -90,7 +90,7 @@ def make_history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Do
     )
     cases = [(case, tuple(series)) for case, series in groupby(by_case, key=lambda series: series.key.case)]
     anchors = {case: f"case-{number}" for number, (case, _) in enumerate(cases)}
-    blocks = [*_show_changes(outcome, memory), Heading("Every series"), *_show_all(by_case, outcome, anchors)]
+    blocks = [*_show_changes(outcome, stored_data), Heading("Every series"), *_show_all(by_case, outcome, anchors)]
     for number, (case, group) in enumerate(cases):
         blocks.append(Heading(case, anchor=f"case-{number}"))
         for series in group:
@@ -102,7 +102,7 @@ def make_history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Do
         tuple(blocks),
         exit_code=outcome.exit_code,
         meaning=changes.meaning,
-        memory=" ".join((now, *map(_format_identity, outcome.findings))),
+        stored_data=" ".join((now, *map(_format_identity, outcome.findings))),
     )
 
 
@@ -154,7 +154,8 @@ def _show_all(by_case: Sequence[Series], outcome: HistoryOutcome, anchors: Mappi
         changes = tuple(finding.index - offset for finding in findings if finding.index > offset)
         has_regression = any(finding.needs_action for finding in findings)
         newest = _format_figure_text(last[-1].value, key.unit)
-        course = Sparkline(tuple(point.value for point in last), newest, changes, word="bad" if has_regression else "")
+        verdict = "bad" if has_regression else ""
+        course = Sparkline(tuple(point.value for point in last), newest, changes, verdict=verdict)
         rows = by_machine.setdefault(key.sku or key.machine, {}).setdefault(key.case, [])
         if all(key.figure in row for row in rows):
             rows.append({})

@@ -539,10 +539,10 @@ def _list_comparable(
         counted_cells = [(label, cell) for label, cell in cells if Figure.CALL_INSTRUCTIONS in cell.figures.values]
         if len({cell.figures.counted_by for _, cell in counted_cells}) != 1:
             return []
-        if any(Figure.INSTRUCTIONS_OUTSIDE not in cell.figures.values for _, cell in counted_cells):
+        if any(Figure.OUTSIDE_INSTRUCTIONS not in cell.figures.values for _, cell in counted_cells):
             # If the instructions in dispatches are unknown, use the instructions of the call.
             call_counts = [(label, cell.figures.values.get(Figure.CALL_INSTRUCTIONS)) for label, cell in cells]
-            return call_counts if figure is Figure.INSTRUCTIONS else []
+            return call_counts if figure is Figure.DISPATCH_INSTRUCTIONS else []
     return [(label, _find_comparable(figure, cell)) for label, cell in cells]
 
 

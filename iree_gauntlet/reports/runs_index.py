@@ -166,5 +166,5 @@ def _make_document(folder: Path, entries: Mapping[str, _IndexEntry], omitted_cou
         f"{pluralize(len(entries), 'run')}, {failure_count} not as expected",
         (str(folder),),
         (Table(_COLUMNS, tuple(rows)), *((Paragraph((note,)),) if omitted_count else ())),
-        memory=json.dumps({name: entry.as_dict() for name, entry in entries.items()}, separators=(",", ":")),
+        stored_data=json.dumps({name: entry.as_dict() for name, entry in entries.items()}, separators=(",", ":")),
     )

@@ -159,7 +159,7 @@ def test_selection_by_target(tmp_path: Path, targets: str, names: str, elsewhere
     assert [case.submodel for case in cases.cases] == [f"q_{name}" for name in names.split()]
     assert list(cases.other_targets) == elsewhere.split()
     # Only the modules of what was selected are made.
-    assert {case.submodel for case in cases.required} == set(names.split())
+    assert {case.submodel for case in cases.needed_cases} == set(names.split())
 
 
 def test_a_chip_that_is_asked_for_changes_no_test(tmp_path: Path) -> None:
@@ -533,7 +533,7 @@ def test_a_module_has_one_name_whichever_folder_its_tests_begin_at(tmp_path: Pat
     for includes in ([Include()], [Include(submodel="a")], [Include(submodel="z")], [Include(model="m")]):
         cases = load_torch(tmp_path / "examples", includes=includes)
         assert not cases.problems
-        assert [case.id for case in cases.required] == ["m/modules/a@cpu:compile"]
+        assert [case.id for case in cases.needed_cases] == ["m/modules/a@cpu:compile"]
 
 
 def test_roots(tmp_path: Path) -> None:

@@ -343,7 +343,7 @@ def test_the_key_depends_on_what_the_compile_depends_on_alone(tree: Path) -> Non
         return dict(next(step for step in made.steps if step.stage is Stage.COMPILE).cache.ingredients)
 
     before = ingredients()
-    assert ingredients(compiler="other") != before
+    assert ingredients(compiler_identity="other") != before
     assert ingredients(artifact_hash=lambda _url: "cd" * 32) != before
     assert ingredients(target=Target("rocm", "gfx90a", "mi300")) != before
     assert ingredients(target=Target("rocm", "gfx942", "mi308")) == before
@@ -425,7 +425,7 @@ def test_a_linker_in_a_folder_with_a_blank_is_one_word_of_the_compilers_shell() 
 def test_what_keeps_a_benchmark_from_running_keeps_its_count(tree: Path) -> None:
     cases = load(tree, Target("rocm", "gfx942", "mi300"))
     kept = (
-        replace(case, skips=((Stage.BENCHMARK, "slow"),), blocked_reason="no data", blocked_at=Stage.BENCHMARK)
+        replace(case, skips=((Stage.BENCHMARK, "slow"),), blocked_reason="no data", blocked_stage=Stage.BENCHMARK)
         for case in cases.cases
     )
     cases = replace(cases, cases=tuple(kept))

@@ -50,7 +50,7 @@ def test_zeros_of_both_signs_differ_where_bytes_count() -> None:
 @given(st.lists(st.tuples(st.floats(), st.floats()), min_size=1, max_size=20), st.floats(0, 10), st.floats(0, 2))
 def test_f64_follows_the_rule(pairs: list[tuple[float, float]], atol: float, rtol: float) -> None:
     actual, expected = zip(*pairs, strict=True)
-    result = compare(actual, expected, "f64", f64=atol, rtol=rtol)
+    result = compare(actual, expected, "f64", f64_atol=atol, rtol=rtol)
     assert result.mismatches == sum(not reference(a, e, atol, rtol) for a, e in pairs)
     assert result.passed == (result.mismatches == 0)
 

@@ -123,15 +123,15 @@ def make_context(**changes: Any) -> PlanContext:
         "onnxruntime": "1.32.0",
         "ir_tool": "iree-opt",
         "importer": "importer",
-        "compiler": "compiler",
-        "runtime": "runtime",
+        "compiler_identity": "compiler",
+        "runtime_identity": "runtime",
         "linker": "",
         "counter": lambda: Counter(CounterKind.VALGRIND, "valgrind 3.19.0", "x86-64-v3,-fma", "/usr/bin/valgrind"),
         "translate": lambda flags, _tool: Translation(tuple(flags), (), ()),
         "artifact_path": artifact,
         "artifact_hash": lambda url: "ab" * 32 if url.startswith("https:") else "",
         "flag_ingredients": lambda flags, _folder: tuple(flags),
-        "host_of": lambda _flags: "",
+        "identify_host_cpu": lambda _flags: "",
         "lookup": lambda name, _ingredients: CacheLookup(key="00", reason=f"looked for {name}"),
     }
     return PlanContext(**(defaults | changes))

@@ -63,7 +63,7 @@ def compare_allclose(
     actual: Sequence[Tensor], expected: Sequence[Tensor | None], allclose: Allclose
 ) -> list[OutputComparison]:
     """Compare by `numpy.allclose` in the arrays' own precision; the element types may differ."""
-    tolerances = Tolerances(f64=allclose.atol, rtol=allclose.rtol)
+    tolerances = Tolerances(f64_atol=allclose.atol, rtol=allclose.rtol)
     comparisons = compare_outputs(
         list(map(_make_doubles, actual)), [tensor and _make_doubles(tensor) for tensor in expected], tolerances
     )
@@ -107,7 +107,7 @@ def _compare_output(index: int, actual: Tensor, reference: Tensor | None, tolera
         return OutputComparison(
             index, str(actual.type), message, passed=True, count=actual.type.count, actual_path=actual.source
         )
-    atol, rtol = tolerances.written(actual.element_type)
+    atol, rtol = tolerances.get_as_written(actual.element_type)
     result = OutputComparison(
         index,
         str(actual.type),
