@@ -137,9 +137,9 @@ def open_engine(
     """Open an engine with a started journal in `run_dir`; its cache is in `folder`."""
     progress, cache = PlainProgress(io.StringIO()), folder / "cache"
     store = ArtifactStore(cache, Registry.read(folder / "registry.toml"))
-    place = make_toolchain_locations(cache, cache, store.configuration, Leases, store.verified.sha256, offline=True)
+    place = make_toolchain_locations(cache, cache, store.configuration, Leases, store.hash_cache.sha256, offline=True)
     workbench = Workbench(None, None, NO_FLAGS, cache, store, ModuleCache(cache), None, place)
-    options = RunOptions(jobs=jobs, fail_fast=False, rebuilt_dir=None, lenient=False, all_goldens=False, confirm=None)
+    options = RunOptions(jobs=jobs, fail_fast=False, marks_dir=None, lenient=False, all_goldens=False, confirm=None)
     # The locks are private to this process, so that it does not wait for others.
     os.environ["IREE_GAUNTLET_LOCKS"] = str(folder)
     with (

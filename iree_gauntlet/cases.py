@@ -176,13 +176,13 @@ class Program:
 
     Attributes:
         onnx: the import of an ONNX file; None for MLIR.
-        name: path of a local file, relative to the case's working directory, that the compiler gets; empty if the
+        local_file: path of a local file, relative to the case's working directory, that the compiler gets; empty if the
             compiler gets the path of the fetched file.
     """
 
     url: str
     onnx: OnnxImport | None = None
-    name: str = ""
+    local_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class Module:
     @property
     def is_tuned(self) -> bool:
         """True if a tuning spec is for it; in an operator suite, most of the cases that share one do not match."""
-        return not self.program.name and has_tuning_flags((*self.flags, *(flag for flag, _ in self.file_flags)))
+        return not self.program.local_file and has_tuning_flags((*self.flags, *(flag for flag, _ in self.file_flags)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +313,7 @@ class Expectation:
 
     Attributes:
         match: text that the failure's reason or the tool's output must contain; empty for any failure.
+        cases: a suite's glob over `model/submodel`.
     """
 
     stage: Stage
@@ -320,6 +321,7 @@ class Expectation:
     origin: Origin
     kinds: tuple[FailureKind, ...] = tuple(FailureKind)
     match: str = ""
+    cases: str = ""
 
     @property
     def possible_kinds(self) -> tuple[FailureKind, ...]:
@@ -348,7 +350,7 @@ class Case:
         skip_reason: reason to skip all steps of the case.
         blocked_reason: the missing requirement.
         blocked_field: field of the spec that names a file which exists nowhere; empty if another machine may have it.
-        blocked_at: the only stage that cannot run; None for all stages.
+        blocked_stage: the only stage that cannot run; None for all stages.
         working_directory: folder of relative paths in flags; empty for the step's own folder.
         flags_origin: location of the run flags, if it differs from `origin`.
         skips: (stage, reason) of stages that do not run.
@@ -386,7 +388,7 @@ class Case:
     skip_reason: str = ""
     blocked_reason: str = ""
     blocked_field: str = ""
-    blocked_at: Stage | None = None
+    blocked_stage: Stage | None = None
     working_directory: str = ""
     flags_origin: Origin | None = None
     skips: tuple[tuple[Stage, str], ...] = ()
@@ -396,7 +398,7 @@ class Case:
 
     def find_blocking_reason(self, stage: Stage) -> str:
         """Return the reason that blocks a stage; empty if it can run."""
-        return self.blocked_reason if self.blocked_at in (None, stage) else ""
+        return self.blocked_reason if self.blocked_stage in (None, stage) else ""
 
     def list_goldens(self, stage: Stage) -> tuple[Golden, ...]:
         """Return the goldens that a stage compares its figures with."""

@@ -35,7 +35,7 @@ class DeviceKind:
     """A kind of device. A plugin's driver or backend has no row: only its name is known.
 
     Attributes:
-        family: its name, which a target has too if there is a backend.
+        family: its name; also the name of a target, if there is a backend.
         drivers: the drivers that open its devices; none if another kind's drivers do (the CPU's open VMVX's devices).
         driver_prefix: prefix of the names of further drivers of this kind.
         device: the default device.

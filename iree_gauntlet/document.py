@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
 
-# The colours of drawings and their background. Pictures use these colours for nothing else.
+# The colours of drawings and of their background. Pages replace them, so pictures use them for nothing else.
 INK = "#1b1b1b"
 PAPER = "#fefefe"
 _NOTHING = "–"
@@ -57,17 +57,17 @@ class ColouredCell:
     """A cell with the colour of a verdict, such as `faster`, which the text need not contain."""
 
     text: str
-    word: str
+    verdict: str
 
 
 @dataclass(frozen=True, slots=True)
 class LimitBar:
-    """A figure and its limit, which a page draws as a bar with the colour of `word`."""
+    """A figure and its limit, which a page draws as a bar with the colour of `verdict`."""
 
     text: str
     value: float
     limit: float
-    word: str
+    verdict: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +90,15 @@ class IntervalBar:
     middle: float
     high: float | None
     control: tuple[float, float] | None
-    word: str
+    verdict: str
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A drawing of bars from 0 on the scale of their column; the last bar has the colour of `word`."""
+    """A drawing of bars from 0 on the scale of their column; the last bar has the colour of `verdict`."""
 
     values: tuple[float, ...]
-    word: str = ""
+    verdict: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Sparkline:
     text: str
     changes: tuple[int, ...] = ()
     url: str = ""
-    word: str = ""
+    verdict: str = ""
 
 
 Drawn = IntervalBar | Bars | Sparkline
@@ -131,7 +131,7 @@ class Column:
             columns.
         unit: unit of a `NUMBER`, after the title; empty for a count.
         rank: narrow tables drop the columns of highest rank first; columns of rank 0 stay.
-        margins: tolerated differences of a ratio: the outer margins are drawn as a band, the inner margins as lines.
+        margins: tolerated differences of a ratio: the largest is drawn as a band, the others as lines.
     """
 
     title: str
@@ -145,10 +145,10 @@ class Column:
         """The heading: `time ms`."""
         return f"{self.title} {self.unit}".rstrip()
 
-    def word(self, cell: Cell) -> str:
-        """Return the word that determines a cell's colours: of a verdict with a source, the part before the colon."""
+    def get_verdict(self, cell: Cell) -> str:
+        """Return the word that determines a cell's colours; of `failed: compile`, it is the part before the colon."""
         if isinstance(cell, ColouredCell | LimitBar):
-            return cell.word
+            return cell.verdict
         return cell.partition(":")[0] if self.kind is ColumnKind.VERDICT and isinstance(cell, str) else ""
 
     @property
@@ -218,8 +218,8 @@ class Table:
         ]
         cells.insert(0, [column.heading for column in self.columns])
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        signs = [f"{'>' if column.right else '<'}{width}" for column, width in zip(self.columns, widths, strict=True)]
-        return ["  ".join(map(format, row, signs)) for row in cells]
+        specs = [f"{'>' if column.right else '<'}{width}" for column, width in zip(self.columns, widths, strict=True)]
+        return ["  ".join(map(format, row, specs)) for row in cells]
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,9 +259,9 @@ class Chart:
     Attributes:
         text: alternative text.
         origins: the origin of each figure, in words; the first two words appear beside the figure.
-        says: lines about a figure, in parts: a part is text, or the index of a word in the figure's origin (`~0` is the
-            first word in the previous figure's origin). A line is left out if such a word is empty, or the same in both
-            origins. A line that begins with `https://` is a link.
+        tooltip_lines: lines shown for a figure. A line is a sequence of parts: a str is shown as it is; index `i`
+            stands for word `i` of this figure's origin, `~i` for word `i` of the previous figure's. A line is left out
+            if such a word is empty, or the same in both origins. A line that begins with `https://` is a link.
         level: value of a horizontal line.
         changes: index of the first figure after each step, and True if the step is harmless.
         disturbed: indices of figures that are drawn hollow.
@@ -272,7 +272,7 @@ class Chart:
     values: tuple[float, ...]
     unit: str
     origins: tuple[tuple[str, ...], ...]
-    says: tuple[tuple[str | int, ...], ...] = ()
+    tooltip_lines: tuple[tuple[str | int, ...], ...] = ()
     level: float | None = None
     changes: tuple[tuple[int, bool], ...] = ()
     disturbed: tuple[int, ...] = ()
@@ -280,14 +280,14 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class WorkSpan:
-    """A step's time, in seconds: its start and its duration with waiting; `word` is its verdict."""
+    """A step's time, in seconds: its start and its duration with waiting."""
 
     name: str
-    kind: str
+    stage: str
     start: float
     seconds: float
     waited: float
-    word: str
+    verdict: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +303,7 @@ class Stop:
 
     name: str
     text: str
-    word: str
+    verdict: str
     value: float | None = None
 
 
@@ -356,7 +356,7 @@ class Provenance:
     command: str = ""
     folder: str = ""
     version: str = ""
-    files: tuple[str, ...] = ()
+    files_beside: tuple[str, ...] = ()
     seconds: float | None = None
 
     @property
@@ -377,7 +377,7 @@ class Document:
         exit_code: exit code of the command; None if the command has not finished.
         remarks: important notes, one line each: below the answer in files, above the answer on a terminal.
         meaning: meaning of the exit code, if it differs from the usual meaning.
-        memory: data for the page that will replace this page; only pages store these data, invisibly.
+        stored_data: data for the page that will replace this page; only pages store these data, invisibly.
     """
 
     title: str
@@ -388,7 +388,7 @@ class Document:
     exit_code: ExitCode | None = None
     remarks: tuple[str, ...] = ()
     meaning: str = ""
-    memory: str = ""
+    stored_data: str = ""
     provenance: Provenance = field(default_factory=Provenance)
 
     @property

@@ -58,14 +58,14 @@ class Combination(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """The largest difference between equal values of a figure: a fraction of the value, and an amount."""
+    """The largest difference between equal values of a figure: a fraction of the smaller value, and an amount."""
 
     share: float = 0.0
     amount: float = 0.0
 
-    def is_exceeded(self, baseline_factor: float, value: float) -> bool:
+    def is_exceeded(self, baseline: float, value: float) -> bool:
         """Return whether a value differs from its baseline by more than the share and more than the amount."""
-        return abs(value - baseline_factor) > max(self.share * abs(baseline_factor), self.amount)
+        return abs(value - baseline) > max(self.share * min(abs(baseline), abs(value)), self.amount)
 
 
 class Effect(Enum):
@@ -230,6 +230,8 @@ class FigureRow:
 OUTSIDE_MARGIN = Margin(0.01, 2_000)
 # The margin of golden instruction counts, and of changes in reports.
 _WORK_MARGIN = Margin(0.001)
+# Errors of different schedules differ in their last digits: only those that are doubled or halved count.
+ERROR_MARGIN = Margin(1.0)
 # Smaller differences do not count for a call with unknown dispatches, and for the sum of a call's dispatches.
 CALL_MARGIN = Margin(0.0001)
 
@@ -282,7 +284,7 @@ class Figure(StrEnum):
     @property
     def is_counted(self) -> bool:
         """True if the figure needs modules of its own, and can be compared only between counters of the same kind."""
-        return self.row.stage.row.alongside is not None
+        return self.row.stage.row.accompanies is not None
 
     @property
     def is_compared_in_rounds(self) -> bool:
@@ -460,12 +462,13 @@ class Figure(StrEnum):
         golden=GoldenField("", GoldenRule.ERROR, Stage.THRESHOLD, baseline=2.0),
         column=Column("quality", rank=5),
         matrix=MatrixView("max_abs_error", "max error", 4, format_error, "Largest error", "", format_error),
+        matrix_changes=MatrixChanges("error", "Largest error (doubled or halved)", 0, ERROR_MARGIN),
         metric="error",
         missing_reason="no output was compared value by value",
         compare_title="largest error",
-        trend=Trend("max_error", "", 4),
+        trend=Trend("max_error", "", 4, margin=ERROR_MARGIN),
     )
-    INSTRUCTIONS = FigureRow(
+    DISPATCH_INSTRUCTIONS = FigureRow(
         "instructions",
         "instructions",
         "instructions",
@@ -492,7 +495,7 @@ class Figure(StrEnum):
         change_title="instructions in dispatches",
         trend=Trend("instructions_in_dispatches", "", 1, margin=_WORK_MARGIN),
     )
-    INSTRUCTIONS_OUTSIDE = FigureRow(
+    OUTSIDE_INSTRUCTIONS = FigureRow(
         "instructions_outside",
         "instructions outside of dispatches",
         "instructions",

@@ -165,6 +165,11 @@ def format_error(value: float) -> str:
     return f"{value:.3g}"
 
 
+def format_share(error: float, whose: str = "its") -> str:
+    """Format an error as a share, `0.03 of its largest value`, or as `NaN or infinity` if it is not finite."""
+    return f"{error:.3g} of {whose} largest value" if math.isfinite(error) else "NaN or infinity"
+
+
 def format_percent(part: float, total: float) -> str:
     """Format a fraction: `3.1 %`; `0 %` of a total of 0."""
     if not total:
@@ -173,11 +178,9 @@ def format_percent(part: float, total: float) -> str:
     return f"{share:.1f} %" if share >= 0.1 else f"{share:.2g} %"
 
 
-def format_ratio(ratio: float) -> str:
-    """Format a ratio of times as a change: `+4.2 %`; `×3.1` from double or half on."""
-    if ratio <= 0.5 or ratio >= 2:
-        return f"×{ratio:.3g}"
-    return f"{100 * (ratio - 1):+.1f} %"
+def format_ratio(ratio: float, decimals: int = 1) -> str:
+    """Format a ratio as a change: `+4.2 %`; `×3.1` from double or half on."""
+    return f"×{ratio:.3g}" if ratio <= 0.5 or ratio >= 2 else f"{100 * (ratio - 1):+.{decimals}f} %"
 
 
 def format_span(low: float | None, high: float | None) -> str:
@@ -191,8 +194,7 @@ def format_span(low: float | None, high: float | None) -> str:
 
 def format_count_change(a: float, b: float) -> str:
     """Format the change from one exact count to another: `+0.0000 %`; `×3.1` from double or half on."""
-    ratio = b / a
-    return f"×{ratio:.3g}" if ratio <= 0.5 or ratio >= 2 else f"{100 * (ratio - 1):+.4f} %"
+    return format_ratio(b / a, 4)
 
 
 def format_dispatch_cost(value: float, unit: str) -> str:

@@ -140,6 +140,17 @@ class OutputComparison(Recorded):
         parts += [f"{self.rtol:.3g}·|expected|"] if self.rtol else []
         return " + ".join(parts)
 
+    @property
+    def special_text(self) -> str:
+        """The worst value, if it or the expected one is NaN or infinite: `0 where NaN was expected`; else empty."""
+        text = f"{self.worst_actual} where {self.worst_expected} was expected".replace("nan", "NaN")
+        return text if not self.passed and ("NaN" in text or "inf" in text) else ""
+
+    @property
+    def special_counts(self) -> tuple[tuple[str, int, int], ...]:
+        """The numbers of NaN and of infinities, actual and expected."""
+        return ("NaN", self.actual_nans, self.expected_nans), ("Inf", self.actual_infs, self.expected_infs)
+
 
 @dataclass(frozen=True, slots=True)
 class Samples(Recorded):
@@ -309,11 +320,11 @@ class Result(Recorded):
                 return None
             case Figure.ERROR:
                 return self.max_abs_error
-            case Figure.INSTRUCTIONS:
+            case Figure.DISPATCH_INSTRUCTIONS:
                 call_instructions = self.measure(Figure.CALL_INSTRUCTIONS)
                 if call_instructions is None:
                     return None
-                return call_instructions - (self.measure(Figure.INSTRUCTIONS_OUTSIDE) or 0.0)
+                return call_instructions - (self.measure(Figure.OUTSIDE_INSTRUCTIONS) or 0.0)
         value = self.statistics.get(figure.row.statistic)
         return None if value is None else read_number(value)
 

@@ -55,8 +55,8 @@ class StageRow:
         kinds: kinds of cases that it is planned for, by default all.
         failures: possible failures of IREE; if empty, a failure of the step is not the tested program's fault.
         checks: the kind of case whose verdict the stage gives; None for preparations and additional measurements.
-        alongside: the stage that this stage accompanies with modules of its own; skipping that stage skips both.
-        compiles_for: kinds of cases that are compiled if the stage is selected, although it is not planned for them.
+        accompanies: the stage that this stage accompanies with modules of its own; skipping that stage skips both.
+        kinds_only_compiled: kinds of cases that are compiled if the stage is selected, although not planned for them.
         timeout: default limit of a step in seconds.
         operator_timeout: shorter limit for one of thousands of small cases, so that a hang does not delay the others.
         limits: beginning of the help of the `--timeout-…` option; empty if the stage has no such option.
@@ -78,8 +78,8 @@ class StageRow:
     kinds: tuple[Kind, ...] = tuple(Kind)
     failures: tuple[FailureKind, ...] = ()
     checks: Kind | None = None
-    alongside: Stage | None = None
-    compiles_for: tuple[Kind, ...] = ()
+    accompanies: Stage | None = None
+    kinds_only_compiled: tuple[Kind, ...] = ()
     timeout: float = 1800.0
     operator_timeout: float | None = None
     limits: str = ""
@@ -163,7 +163,7 @@ STAGES = {
         (Kind.QUALITY,),
         (*_NO_RUN, FailureKind.WRONG_NUMBERS),
         checks=Kind.QUALITY,
-        compiles_for=(Kind.COMPILE,),
+        kinds_only_compiled=(Kind.COMPILE,),
         timeout=600.0,
         operator_timeout=60.0,
         limits="Seconds for a threshold run",
@@ -189,7 +189,7 @@ STAGES = {
         (Stage.PARAMETERS,),
         (Kind.BENCHMARK,),
         _NO_GOLDEN,
-        alongside=Stage.BENCHMARK,
+        accompanies=Stage.BENCHMARK,
         limits="Seconds to count instructions",
         maker="counting instructions",
         prefix="count_call: ",
@@ -211,5 +211,5 @@ STAGES = {
 }
 # Stages that specs and options name; the check of each kind of case; the default selection: all checks.
 SPEC_STAGES = tuple(stage for stage in Stage if stage.row.is_named)
-CHECKS = {stage.row.checks: stage for stage in Stage if stage.row.checks}
-DEFAULT_STAGES = tuple(CHECKS.values())
+CHECK_STAGES = {stage.row.checks: stage for stage in Stage if stage.row.checks}
+DEFAULT_STAGES = tuple(CHECK_STAGES.values())

@@ -29,13 +29,13 @@ class Target:
         family: one of `FAMILIES`, or the name of a foreign device.
         chip: a chip such as `gfx942`; empty for none.
         sku: the machine of goldens, such as `mi300`; empty for none.
-        config: a config of an operator suite, with its flags; empty for others.
+        config_name: a config of an operator suite, with its flags; empty for others.
     """
 
     family: str
     chip: str = ""
     sku: str = ""
-    config: str = ""
+    config_name: str = ""
 
     @property
     def kind(self) -> DeviceKind:
@@ -45,8 +45,8 @@ class Target:
     @property
     def name(self) -> str:
         """The name in case ids, without the SKU: `cpu`, `rocm-gfx942`, or the config."""
-        if self.config:
-            return self.config
+        if self.config_name:
+            return self.config_name
         return f"{self.family}-{self.chip}" if self.chip else self.family
 
     def covers(self, other: Target) -> bool:

@@ -70,11 +70,11 @@ class _Stamp(Recorded):
     vouched: bool = True
 
     @classmethod
-    def of(cls, path: Path | str, status: os.stat_result, sha256: str, *, vouched: bool = True) -> _Stamp:
+    def of(cls, path: Path | str, status: os.stat_result, sha256: str, *, is_confirmed: bool = True) -> _Stamp:
         # `Path.resolve` would follow links.
         absolute = os.path.abspath(path)  # noqa: PTH100
         state = FileState.of(status)
-        return cls(absolute, state.size, state.mtime_ns, state.ctime_ns, state.inode, sha256, vouched)
+        return cls(absolute, state.size, state.mtime_ns, state.ctime_ns, state.inode, sha256, is_confirmed)
 
     @classmethod
     def read(cls, file: Path) -> _Stamp | None:
@@ -107,7 +107,7 @@ class HashCache:
         except OSError:
             return ""
         stamp = _Stamp.read(self._locate_stamp(path))
-        is_current = stamp and stamp == _Stamp.of(path, status, stamp.sha256, vouched=stamp.vouched)
+        is_current = stamp and stamp == _Stamp.of(path, status, stamp.sha256, is_confirmed=stamp.vouched)
         return stamp.sha256 if stamp and is_current else ""
 
     def get_last_hash(self, path: Path) -> str:
@@ -115,7 +115,7 @@ class HashCache:
         stamp = _Stamp.read(self._locate_stamp(path))
         return stamp.sha256 if stamp else ""
 
-    def is_vouched(self, path: Path) -> bool:
+    def is_confirmed(self, path: Path) -> bool:
         """Return True if another source confirms the file's content, or if the file has no stamp."""
         stamp = _Stamp.read(self._locate_stamp(path))
         return stamp is None or stamp.vouched
@@ -135,12 +135,12 @@ class HashCache:
         is_unchanged = _Stamp.of(path, status, "") == _Stamp.of(path, status_after, "")
         is_old_enough = status.st_ctime_ns + _CLOCK_TICK_NS < started_ns
         if is_unchanged and is_old_enough and sha256 == (expected_sha256 or sha256):
-            self._store(_Stamp.of(path, status, sha256, vouched=self.is_vouched(path)))
+            self._store(_Stamp.of(path, status, sha256, is_confirmed=self.is_confirmed(path)))
         return sha256
 
-    def remember(self, path: Path, sha256: str, *, vouched: bool = True) -> None:
+    def remember(self, path: Path, sha256: str, *, is_confirmed: bool = True) -> None:
         """Cache the hash of a file that only the caller has written."""
-        self._store(_Stamp.of(path, path.stat(), sha256, vouched=vouched))
+        self._store(_Stamp.of(path, path.stat(), sha256, is_confirmed=is_confirmed))
 
     def touch(self, path: Path, used_at: float | None = None) -> None:
         """Record the use of a file as the modification time of its stamp, if it has one.

@@ -71,12 +71,12 @@ S3_HINT = (
 )
 GCS_HINT = "For a private bucket set GOOGLE_APPLICATION_CREDENTIALS to a service account's or user's credentials file."
 
-# The environment variables' names are derived from these options, except from the last four.
 _AWS_CREDENTIALS = (
     *("access_key_id", "web_identity_token_file"),
     *("container_credentials_relative_uri", "container_credentials_full_uri"),
 )
 _AWS_OTHER_OPTIONS = ("secret_access_key", "session_token", "role_arn", "container_authorization_token_file")
+# A variable's name is AWS_ and the option in capitals; the last four entries are exceptions.
 _AWS_OPTION_BY_VARIABLE = {f"AWS_{option.upper()}": option for option in (*_AWS_CREDENTIALS, *_AWS_OTHER_OPTIONS)} | {
     "AWS_DEFAULT_REGION": "region",
     "AWS_REGION": "region",
@@ -103,7 +103,7 @@ class AzureAccess:
     endpoint: str
     sas: str = field(default="", repr=False)
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    instance: bool = False
+    uses_managed_identity: bool = False
     credentials_source: str = ""
 
     @property
@@ -114,7 +114,7 @@ class AzureAccess:
     @property
     def has_identity(self) -> bool:
         """True if there is an identity of Microsoft Entra."""
-        return self.instance or any(self.options.get(name) for name in _ENTRA_CREDENTIALS)
+        return self.uses_managed_identity or any(self.options.get(name) for name in _ENTRA_CREDENTIALS)
 
     @property
     def has_own_credentials(self) -> bool:
@@ -149,7 +149,7 @@ def find_azure_access(account: str, configuration: Configuration, url: str = "")
     configured_options = configuration.find_store_options(url or base) or configuration.find_store_options(base)
     options = _expand(configured_options, configuration, base)
     endpoint = options.pop("endpoint", "")
-    instance = options.pop("instance_profile", "") == "true"
+    uses_managed_identity = options.pop("instance_profile", "") == "true"
     sas = (options.pop("sas_token", "") or options.pop("sas_key", "")).strip()
     source = "[stores] in gauntlet.toml" if sas or "account_key" in options else ""
     configured_string = options.pop("connection_string", "")
@@ -175,7 +175,7 @@ def find_azure_access(account: str, configuration: Configuration, url: str = "")
         message = f"the key of the account {account} is invalid: not base64 ({source}); needed for {url or base}"
         raise ArtifactError(url or base, message, "Copy it again from the account's page.") from error
     endpoint = endpoint.rstrip("/") or f"https://{account}.blob.core.windows.net"
-    return AzureAccess(account, endpoint, sas, options, instance, source)
+    return AzureAccess(account, endpoint, sas, options, uses_managed_identity, source)
 
 
 def _read_environment(account: str, environ: Mapping[str, str]) -> tuple[str, str, str]:

@@ -71,13 +71,13 @@ class IncomingFile:
     """A complete, verified file at a temporary path.
 
     Attributes:
-        vouched: True if another source confirms the file's hash, a checksum or at least the length.
+        is_confirmed: True if another source confirms the file's hash, a checksum or at least the length.
     """
 
     path: Path
     size: int
     sha256: str
-    vouched: bool = True
+    is_confirmed: bool = True
     notes: tuple[str, ...] = ()
 
 
@@ -291,7 +291,7 @@ class ArtifactStore:
         # Hosts that could not be resolved for an earlier file.
         self.unresolved: set[str] = set()
         self._leases = Leases(root)
-        self.verified = HashCache(root / "verified")
+        self.hash_cache = HashCache(root / "verified")
         # A plan requests the path and the hash of many URLs, one after the other.
         self._located = functools.lru_cache(maxsize=16)(self._locate)
         # A read-only cache cannot store the hash, so each step requests it again.
@@ -305,14 +305,14 @@ class ArtifactStore:
         """Return the SHA-256 that the file has or must have, without reading the file; empty if unknown."""
         source, path = self._located(url)
         pin = self._pin(source)
-        return pin.sha256 if pin else self.verified.get_cached_hash(path)
+        return pin.sha256 if pin else self.hash_cache.get_cached_hash(path)
 
     def is_present(self, url: str) -> bool:
         """Return True if the file exists and no record shows that its content is wrong, without reading the file."""
         source, path = self._located(url)
         if not path.is_file():
             return False
-        pin, sha256 = self._pin(source), self.verified.get_cached_hash(path)
+        pin, sha256 = self._pin(source), self.hash_cache.get_cached_hash(path)
         return pin is None or not sha256 or sha256 == pin.sha256
 
     def fetch(self, url: str) -> FetchedFile:
@@ -373,7 +373,7 @@ class ArtifactStore:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 temporary.chmod(0o644)
                 put_file(temporary, path)
-            self.verified.remember(path, sha256)
+            self.hash_cache.remember(path, sha256)
             if pin is None:
                 self._pin_hash(source, sha256, progress)
 
@@ -393,7 +393,7 @@ class ArtifactStore:
             # Pipes and devices are rejected: they may have no end.
             if not path.is_file():
                 raise ArtifactError(url, *describe_missing_file(path))
-            return self.verified.sha256(path, expected_sha256)
+            return self.hash_cache.sha256(path, expected_sha256)
         except OSError as error:
             message = f"cannot read {path}: {error.strerror}"
             raise ArtifactError(url, message, f"Check the path and its permissions; it is needed for {url}") from error
@@ -404,7 +404,7 @@ class ArtifactStore:
             return ""
         pin = self._pin(source)
         # Without a pin, the hash of the last verification is the expected one.
-        expected_sha256 = pin.sha256 if pin else self.verified.get_last_hash(path)
+        expected_sha256 = pin.sha256 if pin else self.hash_cache.get_last_hash(path)
         if not expected_sha256 and isinstance(source, RandomSource):
             expected_sha256 = self._hash_seeded(source.url)
         sha256 = self._hash(source.url, path, expected_sha256)
@@ -412,9 +412,9 @@ class ArtifactStore:
             digests = f"sha256 {sha256[:12]}…, not {expected_sha256[:12]}…"
             progress.note(source.url, f"{path} has unexpected content ({digests}): fetching it again")
             return ""
-        if pin is None and self.verified.is_vouched(path):
+        if pin is None and self.hash_cache.is_confirmed(path):
             self._pin_hash(source, sha256, progress)
-        self.verified.touch(path)
+        self.hash_cache.touch(path)
         return sha256
 
     def _fetch_file(self, source: StoreSource, path: Path, progress: Recorder) -> str:
@@ -428,8 +428,8 @@ class ArtifactStore:
             checked_file.path.chmod(0o644)
             put_file(checked_file.path, path)
         progress.notes[:0] = checked_file.notes
-        self.verified.remember(path, checked_file.sha256, vouched=checked_file.vouched)
-        if not checked_file.vouched:
+        self.hash_cache.remember(path, checked_file.sha256, is_confirmed=checked_file.is_confirmed)
+        if not checked_file.is_confirmed:
             progress.note(source.url, "its hash is not pinned: its server reported neither its length nor a checksum")
         elif pin is None:
             self._pin_hash(source, checked_file.sha256, progress)

@@ -195,15 +195,15 @@ class Cluster:
 
     @contextmanager
     def taking_part(
-        self, chosen: RunSetup, machine: Workbench, run_dir: Path, progress: Progress
+        self, chosen: RunSetup, workbench: Workbench, run_dir: Path, progress: Progress
     ) -> Iterator[ClusterRunExecutor]:
         """Make each worker plan a run in a separate process, which ends with this context."""
         # Workers use the IREE that this machine's environment variable names.
         toolchain_options = chosen.request.toolchain
         toolchain = replace(toolchain_options, iree=toolchain_options.iree or os.environ.get(IREE_VARIABLE, ""))
         request = replace(chosen.request, toolchain=toolchain, stages=chosen.stages)
-        shared_runs = (RunDescription.of(request, machine, run_dir),)
-        with self._plan(run_dir.name, chosen.selection, shared_runs, machine.store, progress) as link:
+        shared_runs = (RunDescription.of(request, workbench, run_dir),)
+        with self._plan(run_dir.name, chosen.selection, shared_runs, workbench.store, progress) as link:
             yield ClusterRunExecutor(link, run_dir, progress)
 
     @contextmanager
@@ -220,8 +220,8 @@ class Cluster:
             request = replace(chosen.within(side.folder, side.iree).request, stages=chosen.stages)
             # This machine has already done a requested recompilation.
             request = replace(request, execution=replace(request.execution, force_recompile=False))
-            shared_runs.append(RunDescription.of(request, side.machine, side.folder))
-        name, store = sides[0].folder.parent.name, sides[0].machine.store
+            shared_runs.append(RunDescription.of(request, side.workbench, side.folder))
+        name, store = sides[0].folder.parent.name, sides[0].workbench.store
         with self._plan(name, chosen.selection, tuple(shared_runs), store, progress, options) as link:
             yield ClusterComparisonExecutor(link, progress)
 

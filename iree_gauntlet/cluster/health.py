@@ -227,15 +227,15 @@ class DeviceHealth:
     @classmethod
     def of(cls, run: WorkerRun, devices: Sequence[WorkerDevice]) -> tuple[DeviceHealth, dict[str, str]]:
         """Return the checks of a worker's devices, and the error messages of failing devices by name."""
-        toolchain = run.machine.toolchain
+        toolchain = run.workbench.toolchain
         if toolchain is None or not any(step.stage.row.runs_modules for step in run.steps):
             return cls(run.session, {}), {}
-        records = run.machine.cache_dir / "cluster" / "health.json"
+        records = run.workbench.cache_dir / "cluster" / "health.json"
         names = {device.uri: device.name for device in devices}
         # Wait for running benchmarks, and block new ones; share the machine otherwise.
         with run.session.hold_machine(exclusive=False):
             folder = run.session.folder / "health"
-            checks, errors = make_health_checks(devices, toolchain, run.machine.modules, folder, records)
+            checks, errors = make_health_checks(devices, toolchain, run.workbench.modules, folder, records)
             errors |= {names[uri]: error for uri, check in checks.items() if (error := check.find_error())}
         return cls(run.session, checks), errors
 

@@ -183,14 +183,14 @@ class Link(Protocol):
         """End everything that the workers do for this run."""
 
 
-def _list_paths(run_dir: Path, machine: Workbench) -> tuple[str, ...]:
+def _list_paths(run_dir: Path, workbench: Workbench) -> tuple[str, ...]:
     """Return folders of the run, the cache, the compiler and the runtime, and the compiler's Python; empty for none."""
     # These paths are mapped, because results must have the paths of the machine where the run was started.
-    if machine.toolchain is None:
-        return (str(run_dir), str(machine.cache_dir), "", "", "")
-    compiler, runtime = machine.toolchain.compiler, machine.toolchain.runtime
+    if workbench.toolchain is None:
+        return (str(run_dir), str(workbench.cache_dir), "", "", "")
+    compiler, runtime = workbench.toolchain.compiler, workbench.toolchain.runtime
     tools = str(Path(compiler.compile).parent), str(Path(runtime.run_module).parent)
-    return (str(run_dir), str(machine.cache_dir), *tools, compiler.python)
+    return (str(run_dir), str(workbench.cache_dir), *tools, compiler.python)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +208,11 @@ class RunDescription:
     paths: tuple[str, ...]
 
     @classmethod
-    def of(cls, request: RunRequest, machine: Workbench, run_dir: Path) -> RunDescription:
+    def of(cls, request: RunRequest, workbench: Workbench, run_dir: Path) -> RunDescription:
         """Describe a run of this machine."""
-        toolchain = machine.toolchain
+        toolchain = workbench.toolchain
         identities = (toolchain.compiler.identity, toolchain.runtime.identity) if toolchain else ("", "")
-        return cls(request, *identities, _list_paths(run_dir, machine))
+        return cls(request, *identities, _list_paths(run_dir, workbench))
 
     def require_same_iree(self, toolchain: Toolchain | None) -> None:
         """Raise a `GauntletError` if a toolchain is not the IREE of the run."""
@@ -222,9 +222,9 @@ class RunDescription:
                 message = f"its {name} is {part.version if part else 'missing'}, but the run has a different one"
                 raise GauntletError(message, _IREE_HINT)
 
-    def map_paths(self, run_dir: Path, machine: Workbench) -> dict[str, str]:
+    def map_paths(self, run_dir: Path, workbench: Workbench) -> dict[str, str]:
         """Map the paths of a machine that takes part to those of the machine where the run was started."""
-        pairs = zip(_list_paths(run_dir, machine), self.paths, strict=True)
+        pairs = zip(_list_paths(run_dir, workbench), self.paths, strict=True)
         return {local: original for local, original in pairs if local and local != original}
 
 

@@ -95,7 +95,9 @@ def parse_device(text: str) -> WorkerDevice:
 def measure_worker_resources(
     name: str, jobs: int, declared_devices: Sequence[WorkerDevice], toolchain: Toolchain | None, cache_dir: Path
 ) -> WorkerResources:
-    """Return this machine's resources and the declared devices; defaults: its host name, and a job per core (jobs=0).
+    """Return this machine's resources with the declared devices.
+
+    An empty `name` means the host name; 0 `jobs` means one per core.
 
     Raises:
         UsageError: a device does not exist, or differs from its declaration.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _FILES_FOLDER = "files"
 _EXCLUDED_FOLDERS = frozenset({".git", "__pycache__", ".venv", "node_modules"})
-# These paths of the project are read; nothing reads its other files.
+# Besides the specs, only these paths of the project are read.
 _PROJECT_PATHS = ("suites", "gauntlet.toml", "cache/registry.txt")
 # In `--iree`, these kinds are followed by a colon and a folder.
 _IREE_KINDS_WITH_FOLDER = ("wheels", "venv", "build")
@@ -52,7 +52,7 @@ def pack_project(selection: Selection, archive: Path) -> ProjectCopy:
     roots = [*selection.source_paths, *(project / name for name in _PROJECT_PATHS)]
     files = {path for root in roots for path in _list_files(Path(os.path.abspath(root)))}  # noqa: PTH100 - links stay as named
     # The files that cases were read from are included too, wherever they are.
-    for case in (*selection.cases.cases, *selection.cases.required):
+    for case in (*selection.cases.cases, *selection.cases.needed_cases):
         origins = [case.origin, case.flags_origin, *(module.origin for module in case.modules)]
         origin_paths = [Path(origin.file).absolute() for origin in origins if origin is not None]
         files.update(path for path in origin_paths if path.is_file())

@@ -99,7 +99,7 @@ class LocalSteps:
     def __init__(self, run: WorkerRun) -> None:
         self.run = run
         self._engine = run.engine
-        self._store = run.machine.store
+        self._store = run.workbench.store
         self._steps = {step.id: step for step in run.steps}
         self._locks = {step.id: threading.Lock() for step in run.steps}
         self._results: dict[str, Result] = {}
@@ -136,7 +136,7 @@ class LocalSteps:
                 if result is None or not result.verdict.counts_as_pass:
                     if name in cached_modules:
                         # Another worker built the module for this run, so it needs no rebuild here.
-                        mark_rebuilt(self._engine.options.rebuilt_dir, cached_modules[name].key)
+                        mark_rebuilt(self._engine.options.marks_dir, cached_modules[name].key)
                     elif (failure := self.do_dependencies(needed_step, cached_modules)) is not None:
                         return failure
                     result = self._results[name] = self._engine.result_of(needed_step)
@@ -287,7 +287,7 @@ class ComparisonExecutor(RunExecutor):
                 log.write(WORKER_END_EVENT, {"machine": read_machine_facts().as_dict(), "failure": failure})
                 verdicts = judge(evidence, rules)
                 if self._settings.metric == "time":
-                    a, b = (SideTools.of(side.run.machine, side.run.steps) for side in self._sides)
+                    a, b = (SideTools.of(side.run.workbench, side.run.steps) for side in self._sides)
                     explain_differences(session, verdicts, [pair], (a, b), lambda _: None)
             self._session = None
         events = read_events(folder / JOURNAL)
@@ -306,8 +306,8 @@ def _join_run(order: RunOrder, stack: ExitStack) -> tuple[RunExecutor, dict[str,
             make_setup(replace(request, execution=replace(request.execution, baseline=""))), request=request
         )
         run = stack.enter_context(open_worker_run(chosen_run, Progress()))
-        shared_run.require_same_iree(run.machine.toolchain)
-        path_map |= shared_run.map_paths(run.session.folder, run.machine)
+        shared_run.require_same_iree(run.workbench.toolchain)
+        path_map |= shared_run.map_paths(run.session.folder, run.workbench)
         runs.append(run)
     health, device_errors = DeviceHealth.of(runs[0], order.devices)
     if order.comparison is None:

@@ -112,7 +112,7 @@ class ConfigBuilder(Builder[_Spec]):
             if config.document is None:
                 continue
             if match is None:
-                self.collector.other_targets.add(replace(config.target, config="").name)
+                self.collector.other_targets.add(replace(config.target, config_name="").name)
             else:
                 configs.append((config, _with_sku(config.target, match.sku)))
         return configs
@@ -143,7 +143,7 @@ def read_config(path: Path, name: str, model: type[SuiteDocument], config_class:
     document, text, problems, warnings = read_tolerant(model, path, name, convert)
     if document is None:
         return config_class(path, name, problems=tuple(problems), warnings=tuple(warnings))
-    target = replace(find_target(document.iree_compile_flags), config=document.config_name)
+    target = replace(find_target(document.iree_compile_flags), config_name=document.config_name)
     return config_class(path, name, text, document, target, comments, warnings=tuple(warnings))
 
 
@@ -172,12 +172,12 @@ def make_markers(target: Target, kind: Kind) -> frozenset[str]:
 
 def make_names_unique(configs: Sequence[_Config]) -> list[_Config]:
     """Return the configs; those that share a name, as IREE's O0 and O2 do, are named by their files."""
-    names = Counter(config.target.config for config in configs if config.document)
+    names = Counter(config.target.config_name for config in configs if config.document)
 
     def rename(config: _Config) -> _Config:
         stem = PurePosixPath(config.name).stem
-        is_shared = names[config.target.config] > 1 and _CONFIG_NAME.fullmatch(stem)
-        return replace(config, target=replace(config.target, config=stem)) if is_shared else config
+        is_shared = names[config.target.config_name] > 1 and _CONFIG_NAME.fullmatch(stem)
+        return replace(config, target=replace(config.target, config_name=stem)) if is_shared else config
 
     return list(map(rename, configs))
 
@@ -185,5 +185,5 @@ def make_names_unique(configs: Sequence[_Config]) -> list[_Config]:
 def find_name_conflicts(config: Config, configs: Iterable[Config]) -> Iterator[Problem]:
     """Find the problems of a config if other configs have the same name."""
     for file in sorted({file.name for file in configs} - {config.name}):
-        message = f"{config.target.config!r} is also the name of {file}"
+        message = f"{config.target.config_name!r} is also the name of {file}"
         yield make_problem_at(config.name, config.text, ["config_name"], message, "Give each one its own name.")

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Argument, ArgumentOrder, Case, Expectation, Origin, Parameters
+from iree_gauntlet.cases import Argument, ArgumentOrder, Case, Expectation, Parameters
 from iree_gauntlet.dialects.configured_suites import has_word
 from iree_gauntlet.dialects.locations import names_device, read_flag_variables, with_device
 from iree_gauntlet.dialects.onnx_models import OUTCOMES, ModelSpec, OnnxModels, is_models_suite, read_model_specs
@@ -39,12 +39,11 @@ from iree_gauntlet.dialects.torch_models import TorchTests
 from iree_gauntlet.dialects.torch_schema import has_type, list_json_files, read_torch_specs_below
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.settings import resolve_links
-from iree_gauntlet.stages import FailureKind, Kind, Stage
+from iree_gauntlet.stages import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from iree_gauntlet.stages import Stage
     from iree_gauntlet.targets import Target
 
 
@@ -57,7 +56,7 @@ _BUILDERS: dict[str, type[Builder[Any]]] = {
     ModelSpec.dialect: OnnxModels,
 }
 _EXTERNAL_NAMES = ("external_test_files", "test_suite_files")
-_SOURCE_FIELDS = {name: fields for builder in _BUILDERS.values() for name, fields in builder.sources.items()}
+_SOURCE_FIELDS = {name: fields for builder in _BUILDERS.values() for name, fields in builder.source_fields.items()}
 SOURCE_NAMES = frozenset().union(*(fields.names for fields in _SOURCE_FIELDS.values()))
 
 
@@ -194,23 +193,11 @@ def _holds_torch_models(root: Path, *, has_module_folder: bool) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectedFailure:
-    """An expected failure of a suite: an `Expectation` for the cases of a glob over `model/submodel`."""
-
-    case: str
-    stage: Stage
-    reason: str
-    origin: Origin
-    kinds: tuple[FailureKind, ...] = tuple(FailureKind)
-    match: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class CaseSet:
-    """The selected cases, in the order of model, submodel and kind."""
+    """The selected cases, in the order of model, submodel and kind; `needed_cases` have modules that these use."""
 
     cases: tuple[Case, ...]
-    required: tuple[Case, ...]
+    needed_cases: tuple[Case, ...]
     problems: tuple[Problem, ...]
     unknown_markers: tuple[str, ...] = ()
     known_markers: tuple[str, ...] = ()
@@ -225,7 +212,7 @@ def load_cases(
     specs: Sequence[AnySpec],
     includes: Sequence[Include],
     targets: Sequence[Target],
-    expected_failures: Sequence[ExpectedFailure] = (),
+    expected_failures: Sequence[Expectation] = (),
     device: str = "",
 ) -> CaseSet:
     """Build the cases that a selection matches on some targets.
@@ -242,7 +229,7 @@ def load_cases(
         builders[spec.dialect].add(spec, [include for include in includes if include.matches_spec(spec)])
     for builder in builders.values():
         builder.finish()
-    cases, required = collector.cases, collector.required
+    cases, required = collector.cases, collector.needed_cases
     names = {f"{spec.model}/{spec.submodel}" for spec in (*specs, *required.values())}
     problems = collector.problems | _find_duplicates(cases) | _find_unmatched(expected_failures, names)
     cases.sort(key=lambda case: (case.model, case.submodel, case.target, case.kind is not Kind.QUALITY, case.id))
@@ -269,7 +256,7 @@ def list_urls(case: Case) -> Iterator[tuple[str, str]]:
     fields = _SOURCE_FIELDS[case.dialect]
     for module in (*case.modules, *case.extra_modules):
         program = module.program
-        if program.url and not program.name and module.origin.file == case.origin.file:
+        if program.url and not program.local_file and module.origin.file == case.origin.file:
             yield module.origin.field, program.url
     sources: list[tuple[str, Sequence[Argument | Parameters]]] = [
         (fields.parameters, case.parameters),
@@ -280,14 +267,10 @@ def list_urls(case: Case) -> Iterator[tuple[str, str]]:
         yield from ((pattern.format(index), entry.url) for index, entry in enumerate(entries) if pattern and entry.url)
 
 
-def adjust_case(case: Case, failures: Sequence[ExpectedFailure], device: str = "") -> Case:
+def adjust_case(case: Case, failures: Sequence[Expectation], device: str = "") -> Case:
     """Add the expected failures that match a case, and replace the case's device if a device is given."""
     name = f"{case.model}/{case.submodel}"
-    expectations = tuple(
-        Expectation(failure.stage, failure.reason, failure.origin, failure.kinds, failure.match)
-        for failure in failures
-        if fnmatchcase(name, failure.case)
-    )
+    expectations = tuple(failure for failure in failures if fnmatchcase(name, failure.cases))
     if expectations:
         case = replace(case, expectations=(*expectations, *case.expectations))
     if not device:
@@ -314,12 +297,12 @@ def _find_duplicates(cases: Sequence[Case]) -> set[Problem]:
     return problems
 
 
-def _find_unmatched(failures: Sequence[ExpectedFailure], names: Collection[str]) -> set[Problem]:
+def _find_unmatched(failures: Sequence[Expectation], names: Collection[str]) -> set[Problem]:
     """Find expected failures whose glob matches no spec at all, because it is misspelt or outdated."""
     problems: set[Problem] = set()
     for failure in failures:
-        if not any(fnmatchcase(name, failure.case) for name in names):
-            message = f"{failure.case!r} matches no spec{did_you_mean(failure.case, names)}"
+        if not any(fnmatchcase(name, failure.cases) for name in names):
+            message = f"{failure.cases!r} matches no spec{did_you_mean(failure.cases, names)}"
             hint = "Write a glob over model/submodel, or remove the entry."
             problems.add(Problem(failure.origin.file, 0, f"{failure.origin.field}.case", message, hint))
     return problems

@@ -118,9 +118,10 @@ _ModelSuite = ConfigSuite[ModelsConfig]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSpec(ConfigSpec):
-    """A test of a model, with the model's complete URL; without a document, a test or file that cannot be read.
+    """A test of a model.
 
-    `model` is the test file's kind and the model's folder (`classification/mnist/model`), `stem` the model's file name.
+    `document` has the model's complete URL; it is None if the test or its file cannot be read. `model` is the model's
+    category and folder (`classification/mnist/model`), `stem` the model's file name.
     """
 
     dialect = "onnx_models"
@@ -163,7 +164,7 @@ def read_model_specs(
         for name, tests, problems in files_read:
             if problems:
                 stem = PurePosixPath(name).stem
-                specs.append(ModelSpec(suite, name, _get_file_kind(name), stem, None, stem, problems=tuple(problems)))
+                specs.append(ModelSpec(suite, name, _get_category(name), stem, None, stem, problems=tuple(problems)))
             for test in tests:
                 if test.name not in used_names:
                     used_names.add(test.name)
@@ -174,7 +175,7 @@ def read_model_specs(
 class OnnxModels(ConfigBuilder[ModelSpec]):
     """The builder of a test's cases, one for each config whose target is requested."""
 
-    sources: ClassVar = {ModelSpec.dialect: SourceFields()}
+    source_fields: ClassVar = {ModelSpec.dialect: SourceFields()}
 
     def build(self, spec: ModelSpec) -> Iterator[Case]:
         """Yield the cases of a test."""
@@ -214,8 +215,8 @@ def _check_names(configs: Sequence[ModelsConfig], test_names: set[str]) -> list[
     first_configs: dict[str, ModelsConfig] = {}
     results, hint = [], "Correct or remove the entry."
     for config in configs:
-        namesakes = [first_configs.setdefault(config.target.config, config)] if config.document else []
-        problems = (*config.problems, *find_name_conflicts(config, namesakes))
+        configs_of_name = [first_configs.setdefault(config.target.config_name, config)] if config.document else []
+        problems = (*config.problems, *find_name_conflicts(config, configs_of_name))
         # An unknown name is misspelt, outdated, or of an older suite.
         unknown_tests = [entry for entry in config.tests if test_names and entry not in test_names]
         unmatched_entries = [
@@ -233,7 +234,7 @@ def _make_spec(suite: _ModelSuite, name: str, test: OnnxModelTest, base: str, ba
     # `…/classification_models_test.py::test_models[mnist/model/mnist-12.onnx]` is the model
     # `classification/mnist/model` with the submodel `mnist-12`; `…::test_mnist` is `classification` with `mnist`.
     file, _, function = test.name.partition("::")
-    kind = _get_file_kind(file)
+    category = _get_category(file)
     function, bracket, parameter = function.partition("[")
     path = parameter.removesuffix("]").removesuffix(".onnx") if bracket else function.removeprefix("test_")
     folder, _, submodel = path.rpartition("/")
@@ -245,15 +246,15 @@ def _make_spec(suite: _ModelSuite, name: str, test: OnnxModelTest, base: str, ba
             message = f"{paths[0]!r} is not a path inside the folder of models"
             hint = "A model's path has no '..' and no backslash, and is relative to the suite's base."
     if message:
-        return ModelSpec(suite, name, kind, stem, None, stem, problems=(Problem(name, 0, function, message, hint),))
+        return ModelSpec(suite, name, category, stem, None, stem, problems=(Problem(name, 0, function, message, hint),))
     if base_override:
         test = replace(test, url=base_override + quote(_find_path_in_zoo(test.url)))
     elif not is_url(test.url):
         test = replace(test, url=base + quote(test.url))
-    return ModelSpec(suite, name, f"{kind}/{folder}" if folder else kind, stem, test, submodel)
+    return ModelSpec(suite, name, f"{category}/{folder}" if folder else category, stem, test, submodel)
 
 
-def _get_file_kind(file: str) -> str:
+def _get_category(file: str) -> str:
     """Return `classification` for `…/classification_models_test.py`."""
     return PurePosixPath(file).stem.removesuffix("_test").removesuffix("_models")
 
@@ -334,18 +335,18 @@ class _UnreadableError(Exception):
         self.line = node.lineno
 
 
-def _read_test_file(path: Path, name: str, file: str) -> tuple[list[OnnxModelTest], list[Problem]]:
+def _read_test_file(path: Path, shown_path: str, suite_path: str) -> tuple[list[OnnxModelTest], list[Problem]]:
     """Read the tests of a file."""
     try:
-        return _read_tests(ast.parse(read_file(path)), name, file)
+        return _read_tests(ast.parse(read_file(path)), shown_path, suite_path)
     except OSError as error:
-        return [], [Problem(name, 0, "", f"cannot be read: {error.strerror}", "Check its rights.")]
+        return [], [Problem(shown_path, 0, "", f"cannot be read: {error.strerror}", "Check its rights.")]
     except (SyntaxError, ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 0) or 0
-        return [], [Problem(name, line, "", f"is not Python: {error}", "Is the file truncated?")]
+        return [], [Problem(shown_path, line, "", f"is not Python: {error}", "Is the file truncated?")]
 
 
-def _read_tests(tree: ast.Module, name: str, file: str) -> tuple[list[OnnxModelTest], list[Problem]]:
+def _read_tests(tree: ast.Module, path: str, suite_path: str) -> tuple[list[OnnxModelTest], list[Problem]]:
     constants = {
         node.targets[0].id: text
         for node in tree.body
@@ -357,12 +358,12 @@ def _read_tests(tree: ast.Module, name: str, file: str) -> tuple[list[OnnxModelT
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
     for node in functions:
         try:
-            tests += _read_function(node, constants, file)
+            tests += _read_function(node, constants, suite_path)
         except _UnreadableError as error:
-            problems.append(Problem(name, error.line, node.name, str(error), _HINT))
+            problems.append(Problem(path, error.line, node.name, str(error), _HINT))
     calls = {call for node in functions for call in _find_comparisons(node)}
     stray = [call for call in _find_comparisons(tree) if call not in calls]
-    problems += [Problem(name, call.lineno, "", "compares a model outside of a test function", _HINT) for call in stray]
+    problems += [Problem(path, call.lineno, "", "compares a model outside of a test function", _HINT) for call in stray]
     return tests, problems
 
 
@@ -375,7 +376,7 @@ def _read_base(conftest: Path) -> str:
     try:
         tree = ast.parse(read_file(conftest))
     except (OSError, SyntaxError, ValueError, RecursionError):
-        # Use the newest suite's base: older suites have no relative URLs. Tests show whether a checkout is broken.
+        # Use the newest suite's base: older suites have no relative URLs. A broken checkout's tests report it.
         return _DEFAULT_BASE_URL
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _join_names(node.func) in _BASE_URLS:
@@ -385,7 +386,7 @@ def _read_base(conftest: Path) -> str:
     return _DEFAULT_BASE_URL
 
 
-def _read_function(function: ast.FunctionDef, constants: Mapping[str, str], file: str) -> Iterator[OnnxModelTest]:
+def _read_function(function: ast.FunctionDef, constants: Mapping[str, str], suite_path: str) -> Iterator[OnnxModelTest]:
     calls = _find_comparisons(function)
     if not calls:
         return
@@ -400,7 +401,7 @@ def _read_function(function: ast.FunctionDef, constants: Mapping[str, str], file
         model_url = _read_text(url, {**constants, **names})
         if model_url is None:
             raise _UnreadableError(calls[0], "its model_url cannot be read as text without running it")
-        name = f"{file}::{function.name}" + (f"[{parameter_id}]" if parameter_marks else "")
+        name = f"{suite_path}::{function.name}" + (f"[{parameter_id}]" if parameter_marks else "")
         # Pytest keeps marks in this order.
         yield _apply_marks(OnnxModelTest(name, model_url), [*reversed(marks), *own_marks])
 

@@ -54,22 +54,12 @@ DIALECT = "op_tests"
 # The keys are NumPy's names of element types, the values IREE's.
 ELEMENT_TYPES = {
     "bool": "i1",
-    "int8": "i8",
-    "int16": "i16",
-    "int32": "i32",
-    "int64": "i64",
-    "uint8": "ui8",
-    "uint16": "ui16",
-    "uint32": "ui32",
-    "uint64": "ui64",
+    **{f"int{bits}": f"i{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"ui{bits}" for bits in (8, 16, 32, 64)},
     "float16": "f16",
     "bfloat16": "bf16",
-    "float32": "f32",
-    "float64": "f64",
-    "float8_e4m3fn": "f8E4M3FN",
-    "float8_e4m3fnuz": "f8E4M3FNUZ",
-    "float8_e5m2": "f8E5M2",
-    "float8_e5m2fnuz": "f8E5M2FNUZ",
+    **{f"float{bits}": f"f{bits}" for bits in (32, 64)},
+    **{f"float8_{name}": f"f8{name.upper()}" for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")},
 }
 # Instead of long names, such as of `f8E4M3FN`, IREE's names are accepted, also in lower case (`f8e4m3fn`).
 _NAMES_BY_ALIAS = {iree.lower(): name for name, iree in ELEMENT_TYPES.items() if iree.startswith("f8")}
@@ -536,9 +526,9 @@ def _read_configs(
     for path, roots in roots_of.items():
         config = by_path[path]
         case_names = {key for root in roots for names in keys[root] for key in names}
-        name = config.target.config
-        namesakes = [first_configs.setdefault((root, name), config) for root in roots] if config.document else []
-        problems = (*config.problems, *find_name_conflicts(config, namesakes))
+        name = config.target.config_name
+        configs_of_name = [first_configs.setdefault((root, name), config) for root in roots] if config.document else []
+        problems = (*config.problems, *find_name_conflicts(config, configs_of_name))
         unmatched_entries = tuple(_find_unmatched(config, case_names, roots))
         configs[path] = replace(config, problems=problems, unmatched_entries=unmatched_entries)
     return configs

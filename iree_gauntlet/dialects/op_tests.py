@@ -86,7 +86,7 @@ class OpInputs:
 class OpTests(ConfigBuilder[OpSpec]):
     """The builder of a folder's cases: one for each requested config, and a benchmark if it has a golden time."""
 
-    sources: ClassVar = {OpSpec.dialect: SourceFields("flat_args[{}]", "expected_output[{}]")}
+    source_fields: ClassVar = {OpSpec.dialect: SourceFields("flat_args[{}]", "expected_output[{}]")}
 
     def build(self, spec: OpSpec) -> Iterator[Case]:
         """Yield the cases of a folder."""
@@ -106,7 +106,7 @@ class OpTests(ConfigBuilder[OpSpec]):
             op = _make_invalid(spec, Problem(spec.name, 0, "", message, "Use a newer version of the suite."))
         self.collector.case_problems.update(op.problems)
         self.collector.warnings.update(op.warnings)
-        program = Program(f"file://{quote(f'{spec.folder.path}/{op.program}')}", name=op.program)
+        program = Program(f"file://{quote(f'{spec.folder.path}/{op.program}')}", local_file=op.program)
         for config, target in configs:
             if config.document:
                 yield from _make_cases(spec, op, program, config, config.document, target)
@@ -153,7 +153,7 @@ def _make_cases(
         markers=make_markers(target, Kind.QUALITY),
         timeouts=_TIMEOUTS,
         blocked_reason="; ".join(problem.in_one_line for problem in op.problems),
-        blocked_at=Stage.THRESHOLD if op.compiles else Stage.COMPILE,
+        blocked_stage=Stage.THRESHOLD if op.compiles else Stage.COMPILE,
         working_directory=spec.folder.path,
         flags_origin=flags_origin,
         skips=next((config.skips[key] for key in spec.keys if key in config.skips), ()),
@@ -191,7 +191,7 @@ def _make_benchmark(case: Case, spec: OpSpec, op: OpInputs, config: str, documen
         goldens=goldens,
         markers=make_markers(case.target, Kind.BENCHMARK),
         allclose=None,
-        blocked_at=Stage.BENCHMARK if op.compiles else Stage.COMPILE,
+        blocked_stage=Stage.BENCHMARK if op.compiles else Stage.COMPILE,
     )
 
 

@@ -52,7 +52,7 @@ _FIRST_GENERATION_FLAG = "--device_allocator=caching"
 class Sharktank(Builder[Spec]):
     """The builder of sharktank's cases; a regression is built on first use, as benchmarks use regressions' modules."""
 
-    sources: ClassVar = {
+    source_fields: ClassVar = {
         _REGRESSION: SourceFields("inputs[{}].source", "outputs[{}].source", "real_weights", ("mlir", "pipeline_mlir")),
         # A benchmark takes the weights of its regression.
         _BENCHMARK: SourceFields(programs=("mlir_url", "mlir_file_url")),
@@ -111,7 +111,7 @@ class Sharktank(Builder[Spec]):
                 if module.id in module_ids or case.order is ArgumentOrder.MODULES_FIRST or not is_external:
                     continue
                 if (regression := self._find(case.target, module.name)) is not None:
-                    self.collector.required.setdefault(regression.id, regression)
+                    self.collector.needed_cases.setdefault(regression.id, regression)
 
     def _build(self, spec: Spec, target: Target) -> list[Case]:
         if isinstance(spec.document, Benchmark):

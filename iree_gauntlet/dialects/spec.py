@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.targets import Target
 
 
-# The dialects of spec files; the dialects of their cases are the keys of `Builder.sources`.
+# The dialects of spec files; the dialects of their cases are the keys of `Builder.source_fields`.
 SHARKTANK = "sharktank"
 TORCH_MODELS = "torch-models"
 TORCH_ROOT = "torch_models"
@@ -145,7 +145,7 @@ class Collector:
     targets: Sequence[Target]
     expressions: Mapping[Include, MarkerExpression]
     cases: list[Case] = field(default_factory=list)
-    required: dict[str, Case] = field(default_factory=dict)
+    needed_cases: dict[str, Case] = field(default_factory=dict)
     known_markers: set[str] = field(default_factory=set)
     other_targets: set[str] = field(default_factory=set)
     problems: set[Problem] = field(default_factory=set)
@@ -174,10 +174,10 @@ class Builder(Generic[_Spec]):
     """A builder of the cases of one dialect's specs.
 
     Attributes:
-        sources: the fields that name sources, by the dialect's name in cases.
+        source_fields: the fields that name sources, by the dialect's name in cases.
     """
 
-    sources: ClassVar[Mapping[str, SourceFields]]
+    source_fields: ClassVar[Mapping[str, SourceFields]]
 
     def __init__(self, specs: Sequence[_Spec], collector: Collector) -> None:
         self.specs = specs

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from iree_gauntlet.cases import Case, Origin
+from iree_gauntlet.cases import Case, Expectation, Origin
 from iree_gauntlet.dialects.fields import ForPeople, StrictDocument, about, expect, one_of, read_table
-from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, adjust_case
+from iree_gauntlet.dialects.load import CaseSet, adjust_case
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, find_unmatched
 from iree_gauntlet.dialects.spec_file import FieldError
 from iree_gauntlet.dialects.variant_table import WithVariants, make_variants
@@ -115,7 +115,7 @@ class Suite:
     spec_dirs: tuple[Path, ...]
     configs: tuple[Path, ...]
     includes: tuple[Include, ...]
-    expected_failures: tuple[ExpectedFailure, ...]
+    expected_failures: tuple[Expectation, ...]
     variants: tuple[Variant, ...]
 
 
@@ -147,13 +147,13 @@ def read_suite(path: Path) -> Suite:
         configs=tuple(path.parent / config for config in table.configs),
         includes=includes,
         expected_failures=tuple(
-            ExpectedFailure(
-                item.case,
+            Expectation(
                 Stage(item.stage),
                 item.reason,
                 Origin(name, f"expect_failure[{index}]"),
                 (FailureKind(item.kind),) if item.kind else tuple(FailureKind),
                 item.match,
+                item.case,
             )
             for index, item in enumerate(table.expect_failure)
         ),
@@ -186,13 +186,13 @@ def add_expected_failures(suites: Sequence[Suite], cases: CaseSet) -> tuple[Case
     for suite in suites:
         folders = [resolve_links(folder) for folder in suite.spec_dirs]
         applied_failures: dict[str, None] = {}
-        for case in (*cases.cases, *cases.required):
+        for case in (*cases.cases, *cases.needed_cases):
             current_case = new_cases.get(case.id, case)
             name, stages = f"{case.model}/{case.submodel}", {failure.stage for failure in current_case.expectations}
             failures = [
                 failure
                 for failure in suite.expected_failures
-                if fnmatchcase(name, failure.case) and failure.stage not in stages and suite.target.covers(case.target)
+                if fnmatchcase(name, failure.cases) and failure.stage not in stages and suite.target.covers(case.target)
             ]
             if failures and any(folder in resolve_links(Path(case.origin.file)).parents for folder in folders):
                 new_cases[case.id] = adjust_case(current_case, failures)
@@ -202,16 +202,16 @@ def add_expected_failures(suites: Sequence[Suite], cases: CaseSet) -> tuple[Case
     return replace(
         cases,
         cases=tuple(new_cases.get(case.id, case) for case in cases.cases),
-        required=tuple(new_cases.get(case.id, case) for case in cases.required),
+        needed_cases=tuple(new_cases.get(case.id, case) for case in cases.needed_cases),
     ), notes
 
 
 def find_unselected_failures(suite: Suite, cases: CaseSet) -> list[Problem]:
     """Find a suite's expected failures that have no effect, because they match no selected case."""
-    names = {f"{case.model}/{case.submodel}" for case in (*cases.cases, *cases.required)}
-    useless = [entry for entry in suite.expected_failures if not any(fnmatchcase(name, entry.case) for name in names)]
+    names = {f"{case.model}/{case.submodel}" for case in (*cases.cases, *cases.needed_cases)}
+    useless = [entry for entry in suite.expected_failures if not any(fnmatchcase(name, entry.cases) for name in names)]
     message, hint = "is a case that no [[include]] selects", "Add an include that selects it, or remove the entry."
     return [
-        Problem(entry.origin.file, 0, f"{entry.origin.field}.case", f"{entry.case!r} {message}", hint)
+        Problem(entry.origin.file, 0, f"{entry.origin.field}.case", f"{entry.cases!r} {message}", hint)
         for entry in useless
     ]

@@ -38,7 +38,7 @@ from iree_gauntlet.dialects.torch_schema import (
     read_module_definition,
 )
 from iree_gauntlet.figures import GOLDEN_FIGURES, Figure, Statistic
-from iree_gauntlet.stages import CHECKS, Kind
+from iree_gauntlet.stages import CHECK_STAGES, Kind
 from iree_gauntlet.targets import Target, parse_target
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def build_test(
     match = next((candidate for candidate in targets if candidate.covers(target)), None)
     sku = match.sku if match else ""
     kind = Kind(document.type)
-    expected_failure = Expectation(CHECKS[kind], "marked 'xfail'", Origin(spec.name, "markers"))
+    expected_failure = Expectation(CHECK_STAGES[kind], "marked 'xfail'", Origin(spec.name, "markers"))
     case = replace(
         make_case(spec, TORCH_MODELS, kind, replace(target, sku=sku), used_modules, document.timeouts),
         parameters=weights,
@@ -154,7 +154,7 @@ def build_test(
 class TorchTests(Builder[Spec]):
     """The builder of torch models' tests; for a module definition, it adds only problems and warnings."""
 
-    sources: ClassVar = {
+    source_fields: ClassVar = {
         TORCH_MODELS: SourceFields("inputs[{}].url", "expected_outputs[{}].url", "weights[{}].url", ("mlir",))
     }
 
@@ -200,7 +200,7 @@ class TorchTests(Builder[Spec]):
 
     def _require(self, case: Case) -> None:
         """Add a module's case; another definition with the same name, also in another tree, is a problem."""
-        first = self.collector.required.setdefault(case.id, case)
+        first = self.collector.needed_cases.setdefault(case.id, case)
         if first.origin.file != case.origin.file:
             name = f"module {case.modules[0].name}"
             self.collector.problems.add(make_duplicate(name, case.target, case.origin.file, first.origin.file))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# The file lists inputs and expected outputs from onnxruntime; it is unpacked in the folder of the threshold step.
+# `arguments.txt`, unpacked into the threshold step's folder, lists the inputs and onnxruntime's outputs.
 REFERENCE_FLAGS = "--flagfile=arguments.txt"
 STATISTICS_FILE = "--iree-scheduling-dump-statistics-file"
 _DUMP_FLAGS = ("--iree-hal-dump-", "--dump-compilation-phases-to", "--mlir-print-ir-tree-dir")
@@ -90,11 +90,11 @@ class StepPaths:
     def archive(self, parameters: Parameters) -> str:
         """Return the path of an archive that a step of the run makes; empty if no step makes it."""
         if parameters.generated is not None:
-            values = parameters.generated
-            owner = self.owners.get(values.module.id)
-            chain = owner.chain if owner else f"{values.module.name}.{values.module.target.name}"
+            weights = parameters.generated
+            owner = self.owners.get(weights.module.id)
+            chain = owner.chain if owner else f"{weights.module.name}.{weights.module.target.name}"
             folder = locate_step_folder(
-                self.run_dir, chain, Stage.PARAMETERS, make_parameters_role(parameters.scope, values)
+                self.run_dir, chain, Stage.PARAMETERS, make_parameters_role(parameters.scope, weights)
             )
             return f"{folder}/{make_archive_name(parameters.scope)}"
         if not parameters.splat_of:
@@ -111,9 +111,9 @@ class StepPaths:
         return [f"--parameters={scope}={path}" if scope else f"--parameters={path}" for scope, path in paths if path]
 
 
-def make_parameters_role(scope: str, values: SyntheticParameters) -> str:
-    """Return the role of the step that makes an archive: the kind of its values, and its scope."""
-    return f"{values.label}.{make_archive_name(scope).removesuffix('.irpa')}"
+def make_parameters_role(scope: str, weights: SyntheticParameters) -> str:
+    """Return the role of the step that makes an archive: the kind of its weights, and its scope."""
+    return f"{weights.label}.{make_archive_name(scope).removesuffix('.irpa')}"
 
 
 def add_statistics_flags(flags: Sequence[str], path: str) -> tuple[str, ...]:
@@ -147,10 +147,10 @@ def format_shape(shape: Sequence[int]) -> str:
 
 
 def make_parameters_argv(
-    python: str, program: str, scope: str, spec: SyntheticParameters, ir_tool: str, output: str
+    python: str, program: str, scope: str, weights: SyntheticParameters, ir_tool: str, output: str
 ) -> tuple[str, ...]:
     """Return the command by which the toolkit makes an archive for the parameters of a program."""
-    values = f"--splat={spec.value!r}" if spec.seed is None else f"--random={spec.seed}"
+    values = f"--splat={weights.value!r}" if weights.seed is None else f"--random={weights.seed}"
     tool = (f"--ir-tool={ir_tool}",) if ir_tool else ()
     module = "iree_gauntlet.artifacts.parameters"
     return (python, "-m", module, program, f"--scope={scope}", values, *tool, "-o", output)
@@ -214,14 +214,14 @@ def make_counted_flags(flags: Sequence[str], cpu: str, linker: str) -> tuple[str
     """
     overridden_names = (*_LINKER_FLAGS, *(_CPU_FLAGS if cpu else ()))
     new_flags: list[str] = []
-    is_value = False
+    may_be_dropped_value = False
     for flag in flags:
         name, equals, _ = flag.lstrip("-").partition("=")
         if name in overridden_names:
-            is_value = not equals
-        elif not (is_value and not flag.startswith("-")):
+            may_be_dropped_value = not equals
+        elif not (may_be_dropped_value and not flag.startswith("-")):
             new_flags.append(flag)
-            is_value = False
+            may_be_dropped_value = False
     # Make a shared library instead of IREE's embedded ELF, since a counter can read its function names.
     new_flags.append("--iree-llvmcpu-link-embedded=false")
     # The path is quoted because the compiler passes it to a shell.
@@ -263,7 +263,7 @@ def make_tuning_argv(
 
 
 def format_argument(argument: Argument, artifact: Callable[[str], str]) -> str:
-    """Format an argument as `value`, `@file` or `value=@file`; a `random:` file needs no value, as its URL has it."""
+    """Format as `value`, `@file` or `value=@file`; for a `random:` file without a value, the URL gives the type."""
     if not argument.url:
         return argument.value
     path, url = artifact(argument.url), urlsplit(argument.url)

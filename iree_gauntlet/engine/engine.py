@@ -62,7 +62,7 @@ class RunOptions:
 
     Attributes:
         jobs: the maximum of steps that run concurrently, except benchmarks.
-        rebuilt_dir: with --force-recompile, the directory in which a run's processes mark each module that is rebuilt;
+        marks_dir: with --force-recompile, the directory in which a run's processes mark each module that is rebuilt;
             None to use the cache.
         lenient: an unexpected pass does not fail the run.
         all_goldens: a golden that is not applied makes its step inconclusive.
@@ -71,7 +71,7 @@ class RunOptions:
 
     jobs: int
     fail_fast: bool
-    rebuilt_dir: Path | None
+    marks_dir: Path | None
     lenient: bool
     all_goldens: bool
     confirm: ConfirmRules | None
@@ -132,7 +132,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._machine_share = MachineShare(self.session.locks, self.session.progress.waiting)
-        self._maker = ModuleMaker(self.session, self.workbench, self.options.rebuilt_dir)
+        self._maker = ModuleMaker(self.session, self.workbench, self.options.marks_dir)
         self._performers = {
             Stage.FETCH: self._fetch,
             **{stage: self._maker.make for stage in Stage if stage.row.maker},
@@ -345,9 +345,9 @@ class Engine:
                 self._fetch_file(url)
 
     def _check_numbers(self, step: Step) -> Result:
-        from iree_gauntlet.engine.threshold import check_error, check_threshold  # noqa: PLC0415 - it imports NumPy
+        from iree_gauntlet.engine.threshold import check_threshold, compare_error_with_baseline  # noqa: PLC0415 - it imports NumPy
 
-        return check_error(step, check_threshold(step, self.session.processes))
+        return compare_error_with_baseline(step, check_threshold(step, self.session.processes))
 
     def _benchmark(self, step: Step) -> Result:
         """Run a benchmark, record the times of all repetitions, and check the golden by the dialect's rule."""

@@ -6,9 +6,9 @@ toolchain has no Python bindings.
 
 The threshold step shows the command that a person would type, and this module parses that command. A run that the
 servers cannot do exactly like iree-run-module is left to `threshold.check_threshold`. A case that passes leaves no
-files. An unexpected failure is run again by the tool itself, except on GPUs, where a new process is slow: a case that
-reads uninitialised memory finds zeros in a new process, but data of other cases in a server. For other failures, the
-toolkit compares the outputs once more to get error metrics.
+files. An unexpected failure on a CPU is run again by the tool itself, since a case that reads uninitialised memory
+finds zeros in a new process, but data of other cases in a server. On GPUs a new process is slow, so this is left out.
+For other failures, the toolkit compares the outputs once more to get error metrics.
 
 Batches (`--batch N`) are many small programs that are compiled as one module, and run one by one. A batch is a step,
 which the compiles of its cases need. A batch that does not compile is split until the faulty programs are isolated.
@@ -149,18 +149,18 @@ class OperatorSteps:
             return batches.make(step)
         return batches.take_from_batch(step) or self.maker.make(step)
 
-    def check_threshold(self, runs: RunServers, step: Step) -> Result:
+    def check_threshold(self, run_servers: RunServers, step: Step) -> Result:
         """Perform a threshold step, by the run servers if possible."""
         if step.dialect != DIALECT:
-            from iree_gauntlet.engine.threshold import check_error, check_threshold  # noqa: PLC0415 - it imports NumPy
+            from iree_gauntlet.engine.threshold import check_threshold, compare_error_with_baseline  # noqa: PLC0415 - it imports NumPy
 
-            return check_error(step, check_threshold(step, self.session.processes))
+            return compare_error_with_baseline(step, check_threshold(step, self.session.processes))
         module = Path(step.find_input("module").path)
         location = _locate_in_batch(module) if self.batches is not None else None
         if location is None:
-            return self._check(runs, step)
+            return self._check(run_servers, step)
         batch, function = location
-        result = self._check(runs, _set_function(step, function))
+        result = self._check(run_servers, _set_function(step, function))
         if result.verdict is Verdict.PASSED:
             return result
         # Compile the case alone and run it again, since the verdict must be about the case's own module.
@@ -171,12 +171,12 @@ class OperatorSteps:
                 summary = f"its batch gave no valid result ({result.reason}), and by itself it does not compile"
                 return replace(compile_result, reason=f"{summary}: {compile_result.reason}")
             module.with_name(_BATCH_RECORD).unlink(missing_ok=True)
-        own_result = self._check(runs, step)
+        own_result = self._check(run_servers, step)
         note = f"it ran from {batch} first: {result.reason}; this is the result of its own module"
         return replace(own_result, notes=(*own_result.notes, note))
 
-    def _check(self, runs: RunServers, step: Step) -> Result:
-        result = check_served_threshold(step, runs, self.session.processes)
+    def _check(self, run_servers: RunServers, step: Step) -> Result:
+        result = check_served_threshold(step, run_servers, self.session.processes)
         if result is not None:
             return result
         from iree_gauntlet.engine.threshold import check_threshold  # noqa: PLC0415 - it imports NumPy
@@ -191,7 +191,7 @@ def _compute_memory_limit(jobs: int) -> int:
 
 
 def make_batches(
-    steps: Sequence[Step], size: int, machine: Workbench, run_dir: Path, finished_ids: Collection[str]
+    steps: Sequence[Step], size: int, workbench: Workbench, run_dir: Path, finished_ids: Collection[str]
 ) -> BatchPlan:
     """Return the steps of a plan with batches of `size` cases; with a size below 2, each case is compiled alone.
 
@@ -200,7 +200,7 @@ def make_batches(
     """
     if size < 2 or not any(step.dialect == DIALECT for step in steps):
         return BatchPlan(tuple(steps), {})
-    if machine.toolchain is None or not _has_compiler(machine.toolchain):
+    if workbench.toolchain is None or not _has_compiler(workbench.toolchain):
         raise UsageError(
             "--batch: this IREE has no Python bindings, which combine the programs, or this is not Linux",
             "Leave --batch out, or choose another IREE with --iree.",
@@ -210,10 +210,10 @@ def make_batches(
 
 @contextmanager
 def start_run_servers(
-    cases: Iterable[Case], stages: Collection[Stage], machine: Workbench, jobs: int
+    cases: Iterable[Case], stages: Collection[Stage], workbench: Workbench, jobs: int
 ) -> Iterator[RunServers | None]:
     """Start the run servers, if any case will need them, so that they start while the run is planned."""
-    toolchain = machine.toolchain
+    toolchain = workbench.toolchain
     count = sum(case.dialect == DIALECT for case in cases) if Stage.THRESHOLD in stages else 0
     if not count or toolchain is None or not _has_compiler(toolchain):
         yield None
@@ -225,20 +225,20 @@ def start_run_servers(
         return
     environment = _make_environment(toolchain)
     memory = _compute_memory_limit(jobs)
-    with RunServers(toolchain.compiler.python, min(jobs, count), environment, memory_bytes=memory) as runs:
-        runs.start()
-        yield runs
+    with RunServers(toolchain.compiler.python, min(jobs, count), environment, memory_bytes=memory) as run_servers:
+        run_servers.start()
+        yield run_servers
 
 
 @contextmanager
 def make_operator_performers(
-    session: Session[Any], plan: BatchPlan, machine: Workbench, options: RunOptions, runs: RunServers | None
+    session: Session[Any], plan: BatchPlan, workbench: Workbench, options: RunOptions, run_servers: RunServers | None
 ) -> Iterator[Mapping[Stage, Callable[[Step], Result]]]:
     """Yield performers for operator suites; empty if there are no such steps, or no Python bindings.
 
-    `runs` are the run servers; None if each run has its own process.
+    `run_servers` is None if each run has its own process.
     """
-    toolchain = machine.toolchain
+    toolchain = workbench.toolchain
     operator_steps = [step for step in plan.steps if step.dialect == DIALECT]
     if not operator_steps or toolchain is None or not _has_compiler(toolchain):
         yield {}
@@ -250,17 +250,17 @@ def make_operator_performers(
         tempfile.TemporaryDirectory(
             prefix="scratch-", dir=folder if is_plain_path(str(folder)) else None, ignore_cleanup_errors=True
         ) as scratch_dir,
-        CompileServer(toolchain.compiler.python, Path(scratch_dir), _make_environment(toolchain)) as compiles,
+        CompileServer(toolchain.compiler.python, Path(scratch_dir), _make_environment(toolchain)) as server,
     ):
         memory = _compute_memory_limit(options.jobs)
-        session.processes = CompileServerProcesses(session.supervisor, folder, compiles, memory)
-        session.on_cancel(compiles.cancel)
-        maker = ModuleMaker(session, machine, rebuilt_dir=options.rebuilt_dir)
+        session.processes = CompileServerProcesses(session.supervisor, folder, server, memory)
+        session.on_cancel(server.cancel)
+        maker = ModuleMaker(session, workbench, marks_dir=options.marks_dir)
         batches = None
         if plan.has_batches:
-            force = options.rebuilt_dir is not None
+            force = options.marks_dir is not None
             batches = BatchCompiler(
-                compiles, machine.modules, plan.members, memory_bytes=memory, force=force, progress=session.progress
+                server, workbench.modules, plan.members, memory_bytes=memory, force=force, progress=session.progress
             )
         steps = OperatorSteps(
             session, maker, {step.id: step for step in operator_steps if step.stage is Stage.COMPILE}, batches
@@ -268,9 +268,9 @@ def make_operator_performers(
         performers: dict[Stage, Callable[[Step], Result]] = {}
         if batches is not None:
             performers[Stage.COMPILE] = partial(steps.compile, batches)
-        if runs is not None:
-            session.on_cancel(runs.cancel)
-            performers[Stage.THRESHOLD] = partial(steps.check_threshold, runs)
+        if run_servers is not None:
+            session.on_cancel(run_servers.cancel)
+            performers[Stage.THRESHOLD] = partial(steps.check_threshold, run_servers)
         yield performers
 
 
@@ -286,16 +286,16 @@ def _make_environment(toolchain: Toolchain) -> dict[str, str]:
     return {**environment, "PYTHONPATH": site} if site else environment
 
 
-def check_served_threshold(step: Step, servers: RunServers, processes: Processes) -> Result | None:
+def check_served_threshold(step: Step, run_servers: RunServers, processes: Processes) -> Result | None:
     """Run a threshold step by a server; return None if only iree-run-module itself can run it.
 
     Raises:
         ToolchainError: the toolchain's Python has no runtime, or cannot be run.
     """
-    job = run_job(step)
+    job = make_run_job(step)
     if job is None:
         return None
-    response = servers.run(job)
+    response = run_servers.run(job)
     if response.verdict == RunVerdict.UNSUPPORTED:
         return None
     outcome = response.outcome
@@ -341,7 +341,7 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
     )
 
 
-def run_job(step: Step) -> RunJob | None:
+def make_run_job(step: Step) -> RunJob | None:
     """Return a threshold step's job for a run server; None if the step needs more than a server can do."""
     command, allclose = step.command, step.allclose
     # The server cannot handle an expected text, which is searched in the tool's output.
@@ -406,7 +406,7 @@ class BatchPlan:
 
     Attributes:
         members: by the id of a batch's step, the compile steps in the batch, in its order.
-        has_batches: True if batches were requested; an earlier part of the run may have made some even if none is left.
+        has_batches: True if batches were requested, even if this part has none: an earlier part may have made some.
     """
 
     steps: tuple[Step, ...]
@@ -450,7 +450,7 @@ def with_batches(
     batch_of: dict[str, Step] = {}
     for (target, flags), group in groups.items():
         for start in range(0, len(group), size):
-            # Cached compiles stay in the batch, so that its key stays the same after cases were compiled alone.
+            # Cached cases stay members: without them, the batch's key would change after a case was compiled alone.
             members_of_batch = tuple(group[start : start + size])
             missing = [step for step in members_of_batch if not step.cache.hit]
             if missing and len(members_of_batch) > 1:
@@ -500,7 +500,7 @@ class _BatchPart(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class _BatchRecord(Recorded):
-    """The content of `batch.json`: the modules of a batch, or next to a case's module its batch and function."""
+    """The content of `batch.json`: of a batch, its modules; next to a case's module, the case's batch and function."""
 
     parts: tuple[_BatchPart, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     batch: str = field(default="", metadata=UNLESS_DEFAULT)
@@ -629,15 +629,15 @@ class BatchCompiler:
         if not hits or len(hits[0][1]) != 1:
             return None
         module, (function,) = hits[0]
-        target = Path(step.find_output("module"))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.unlink(missing_ok=True)
-        link_or_copy(folder / module, target)
-        _BatchRecord(batch=batch, function=function).write(target.parent)
+        module_path = Path(step.find_output("module"))
+        module_path.parent.mkdir(parents=True, exist_ok=True)
+        module_path.unlink(missing_ok=True)
+        link_or_copy(folder / module, module_path)
+        _BatchRecord(batch=batch, function=function).write(module_path.parent)
         return Result(
             Verdict.PASSED,
             cache=CacheUse(False, reason=f"compiled in {batch}"),
-            statistics={"binary_size_bytes": target.stat().st_size},
+            statistics={"binary_size_bytes": module_path.stat().st_size},
             notes=(*step.notes, f"compiled in {batch} as {function}: the module is the batch's, not the case's own"),
         )
 
@@ -658,15 +658,15 @@ class BatchCompiler:
                 timeout=step.timeout,
                 memory_bytes=self.memory_bytes,
             )
-            outcome, functions, culprits = self.server.compile_batch(job)
+            outcome, functions, faulty_programs = self.server.compile_batch(job)
             tally.add(outcome)
             if outcome.cancelled:
                 return []
             if outcome.exit_code == 0:
                 return [_BatchPart(module.name, dict(zip(map(str, numbers), functions, strict=True)))]
-            if culprits and not (outcome.signal or outcome.timed_out):
-                culprit_numbers = {numbers[index] for index in culprits}
-                numbers = [number for number in numbers if number not in culprit_numbers]
+            if faulty_programs and not (outcome.signal or outcome.timed_out):
+                faulty_numbers = {numbers[index] for index in faulty_programs}
+                numbers = [number for number in numbers if number not in faulty_numbers]
                 continue
             # Try both halves, since the compiler crashed, hung, or gave an error that names no program.
             half = len(numbers) // 2

@@ -35,7 +35,7 @@ from iree_gauntlet.engine.commands import (
 )
 from iree_gauntlet.engine.modules.module_key import join_flags
 from iree_gauntlet.measuring.numerics.tolerances import find_void_tolerances, find_wrong_tolerances
-from iree_gauntlet.stages import CHECKS, FailureKind, Kind, Stage
+from iree_gauntlet.stages import CHECK_STAGES, FailureKind, Kind, Stage
 from iree_gauntlet.steps import (
     ACTUAL_OUTPUT,
     NOTHING_COMPARED,
@@ -98,8 +98,9 @@ class PlanContext:
         translate: returns a tool's flags as this toolchain spells them.
         artifact_path: returns the path of a URL's file, which may not be fetched yet.
         artifact_hash: returns the SHA-256 of a URL's file; empty if it is unknown.
-        flag_ingredients: returns compile flags in the form that is part of the key, given the folder of relative paths.
-        host_of: returns the identity of this CPU if some flags name `host`; otherwise an empty string.
+        flag_ingredients: takes compile flags and the folder of their relative paths; returns the flags as the key has
+            them.
+        identify_host_cpu: returns the identity of this CPU if some flags name `host`; otherwise an empty string.
         counter: returns the instruction counter of this machine; raises ToolchainError if there is none.
         lookup: looks up an entry in the module cache, given a name for people and the ingredients.
         timeouts: seconds by stage; they override defaults and specs.
@@ -117,14 +118,14 @@ class PlanContext:
     onnxruntime: str
     ir_tool: str
     importer: str
-    compiler: str
-    runtime: str
+    compiler_identity: str
+    runtime_identity: str
     linker: str
     translate: Callable[[Sequence[str], str], Translation]
     artifact_path: Callable[[str], Path]
     artifact_hash: Callable[[str], str]
     flag_ingredients: Callable[[Sequence[str], str], tuple[str, ...]]
-    host_of: Callable[[Sequence[str]], str]
+    identify_host_cpu: Callable[[Sequence[str]], str]
     lookup: Callable[[str, Mapping[str, str]], CacheLookup]
     counter: Callable[[], Counter]
     timeouts: Mapping[Stage, float] = field(default_factory=dict)
@@ -133,7 +134,7 @@ class PlanContext:
     env: tuple[tuple[str, str], ...] = ()
 
     @property
-    def environment(self) -> dict[str, str]:
+    def env_ingredient(self) -> dict[str, str]:
         """`env` as an ingredient of the files that are made with it; empty if there are no changes."""
         return {"environment": " ".join(f"{name}={value}" for name, value in self.env)} if self.env else {}
 
@@ -181,7 +182,7 @@ def block_step(step: Step, reason: str) -> Step:
 
 
 def _is_skipped(case: Case) -> bool:
-    """Return True if a case is skipped and makes no module that others may need, so that no step is planned for it."""
+    """Return True if a case is skipped and makes no module for others (or has a reference): no step is planned."""
     return bool(case.skip_reason) and (case.reference or not _makes_modules(case))
 
 
@@ -195,7 +196,7 @@ def _explain_no_count(case: Case) -> str:
     if not case.target.kind.is_cpu:
         return f"instructions are counted on CPUs, but {case.target.name} is not one"
     crashes = {FailureKind.CRASHES, FailureKind.DOES_NOT_RUN}
-    expectations = (entry for entry in case.expectations if entry.stage is Stage.COUNT.row.alongside)
+    expectations = (entry for entry in case.expectations if entry.stage is Stage.COUNT.row.accompanies)
     expectation = next((entry for entry in expectations if crashes.intersection(entry.kinds)), None)
     return f"its {expectation.stage} is expected to fail: {expectation.reason}" if expectation else ""
 
@@ -204,32 +205,30 @@ class _Planner:
     def __init__(self, cases: CaseSet, stages: frozenset[Stage], context: PlanContext) -> None:
         self._stages = stages.union(*(stage.row.upstream for stage in stages))
         self._context = context
-        kinds = frozenset(kind for stage in stages for kind in (*stage.row.kinds, *stage.row.compiles_for))
+        kinds = frozenset(kind for stage in stages for kind in (*stage.row.kinds, *stage.row.kinds_only_compiled))
         self._selected_cases = [case for case in cases.cases if not kinds.isdisjoint(case.kinds)]
         self._active_cases = [case for case in self._selected_cases if not _is_skipped(case)]
-        self._used_ids = {module.id for case in self._active_cases for module in case.modules}
-        # A case needs its synthetic weights if its check is planned, or if the parameters stage itself is requested.
-        self._fetches_alone = all(stage.row.fetches for stage in stages)
-        wants_parameters = Stage.PARAMETERS in stages or self._fetches_alone
+        self._used_module_ids = {module.id for case in self._active_cases for module in case.modules}
+        # A case needs its synthetic weights if its check is planned, or if parameters or only fetching is requested.
+        self._only_fetches = all(stage.row.fetches for stage in stages)
+        wants_parameters = Stage.PARAMETERS in stages or self._only_fetches
         # Stages that need the parameters stage call the model with weights and inputs.
         rows = [stage.row for stage in self._stages]
-        self._called_kinds = {kind for row in rows if Stage.PARAMETERS in row.upstream for kind in row.kinds}
+        self._kinds_that_call = {kind for row in rows if Stage.PARAMETERS in row.upstream for kind in row.kinds}
         self._archive_case_ids = {
-            case.id for case in self._active_cases if wants_parameters or case.kind in self._called_kinds
+            case.id for case in self._active_cases if wants_parameters or case.kind in self._kinds_that_call
         }
         self._archive_modules = {
-            values.module.id: values.module for case in self._active_cases for _, values in self._list_archives(case)
+            weights.module.id: weights.module for case in self._active_cases for _, weights in self._list_archives(case)
         }
-        # A selected case without a check in these stages (a quality case while benchmarking) still makes its module.
+        # A case whose kind these stages do not check may define a module that another case needs.
         providers = [case for case in cases.cases if kinds.isdisjoint(case.kinds) and _makes_modules(case)]
-        self._needed_ids = self._used_ids | self._archive_modules.keys()
-        needed_cases = (
-            case for case in (*cases.required, *providers) if self._needed_ids & {module.id for module in case.modules}
-        )
-        self._required_cases = list(needed_cases)
-        self._required_ids = {case.id for case in self._required_cases}
+        self._needed_module_ids = self._used_module_ids | self._archive_modules.keys()
+        candidates, needed_ids = (*cases.needed_cases, *providers), self._needed_module_ids
+        self._needed_cases = [case for case in candidates if needed_ids & {module.id for module in case.modules}]
+        self._needed_case_ids = {case.id for case in self._needed_cases}
         self._owners: dict[str, Case] = {}
-        for case in (*self._active_cases, *self._required_cases):
+        for case in (*self._active_cases, *self._needed_cases):
             for module in self._select_modules(case):
                 if module.program.url and module.origin.file == case.origin.file:
                     self._owners.setdefault(module.id, case)
@@ -250,20 +249,20 @@ class _Planner:
         }
         self._planners = [({*stage.row.kinds}, plan) for stage, plan in planners.items() if stage in self._stages]
         self._chains: dict[str, list[Case]] = {}
-        for case in (*self._required_cases, *self._selected_cases):
+        for case in (*self._needed_cases, *self._selected_cases):
             self._chains.setdefault(case.chain, []).append(case)
 
     def plan(self) -> Plan:
         if Stage.FETCH in self._stages:
             for cases in self._chains.values():
                 self._plan_fetch(cases)
-        for case in (*self._required_cases, *self._selected_cases):
+        for case in (*self._needed_cases, *self._selected_cases):
             for module in self._list_owned_modules(case):
                 self._plan_module_steps(case, module)
         for case in self._selected_cases:
             if Stage.PARAMETERS in self._stages:
-                for scope, values in self._list_archives(case):
-                    self._plan_parameters(case, scope, values)
+                for scope, weights in self._list_archives(case):
+                    self._plan_parameters(case, scope, weights)
             for kinds, plan in self._planners:
                 if not kinds.isdisjoint(case.kinds) and (step := plan(case)):
                     self._add(step)
@@ -272,7 +271,7 @@ class _Planner:
         return Plan(tuple(steps), tuple(sorted(self._problems)), tuple(sorted(self._case_problems)))
 
     def _list_archives(self, case: Case) -> Iterator[tuple[str, SyntheticParameters]]:
-        """Yield (scope, values) of the archives that are generated for a case."""
+        """Yield (scope, weights) of the archives that are generated for a case."""
         if case.id in self._archive_case_ids:
             yield from (
                 (parameters.scope, parameters.generated) for parameters in case.parameters if parameters.generated
@@ -285,8 +284,8 @@ class _Planner:
     def _select_modules(self, case: Case) -> list[Module]:
         """Return the modules to make: all modules of a selected case, but only used modules of a dependency."""
         modules = [*case.modules, *case.extra_modules]
-        is_dependency = case.id in self._required_ids
-        return [module for module in modules if not is_dependency or module.id in self._needed_ids]
+        is_dependency = case.id in self._needed_case_ids
+        return [module for module in modules if not is_dependency or module.id in self._needed_module_ids]
 
     def _list_module_needs(self, modules: Iterable[Module]) -> tuple[str, ...]:
         owners = [(self._owners.get(module.id), module) for module in modules]
@@ -309,7 +308,7 @@ class _Planner:
 
     def _make_check(self, case: Case, stage: Stage, flag_errors: str = "", **fields: Any) -> Step:
         """Return a step that checks the whole case; `flag_errors`, if any, block it."""
-        judged_stage = stage.row.alongside or stage
+        judged_stage = stage.row.accompanies or stage
         skip = case.skip_reason or dict(case.skips).get(judged_stage, "")
         return self._make_step(
             case, stage, blocked=case.find_blocking_reason(judged_stage) or flag_errors, skip=skip, **fields
@@ -361,16 +360,16 @@ class _Planner:
         skip_reasons = dict(case.skips)
         for module in self._list_owned_modules(case) if Stage.COMPILE not in skip_reasons else ():
             yield from list_files(module, self._context)
-        is_dependency = case.id in self._required_ids
+        is_dependency = case.id in self._needed_case_ids
         kind = Kind.BENCHMARK if is_dependency and case.kind is not Kind.COMPILE else case.kind
-        if CHECKS.get(kind) in skip_reasons or not (self._fetches_alone or kind in self._called_kinds):
+        if CHECK_STAGES.get(kind) in skip_reasons or not (self._only_fetches or kind in self._kinds_that_call):
             return
         for parameters in case.parameters:
             yield "parameters", parameters.url
         if not is_dependency:
             for argument in case.inputs:
                 yield "input", argument.url
-            # If there is no threshold step, the fetch reports missing expected outputs too.
+            # The threshold step reports missing expected outputs; without it, the fetch does (role `input`).
             role = EXPECTED_OUTPUT if any(stage.row.checks_numbers for stage in self._stages) else "input"
             for argument in case.expected_outputs:
                 yield role, argument.url
@@ -389,20 +388,20 @@ class _Planner:
             self._add(replace(step, needs=needs))
             needs, imported_program = (step.id,), step.find_output("program")
         if Stage.COMPILE not in self._stages or (
-            module.id in self._archive_modules and module.id not in self._used_ids
+            module.id in self._archive_modules and module.id not in self._used_module_ids
         ):
             return
         self._plan_compile(case, module, needs, imported_program)
 
     def _plan_compile(self, case: Case, module: Module, needs: Sequence[str], imported_program: str) -> None:
         benchmark = case.kind is Kind.BENCHMARK
-        can_block = module.role in (MAIN, COUNTED) and module.origin.file == case.origin.file and not benchmark
+        is_own_main_module = module.role in (MAIN, COUNTED) and module.origin.file == case.origin.file
         step = self._make_step(
             case,
             Stage.COMPILE,
             module.role,
             needs=tuple(needs),
-            blocked=case.find_blocking_reason(Stage.COMPILE) if can_block else "",
+            blocked=case.find_blocking_reason(Stage.COMPILE) if is_own_main_module and not benchmark else "",
             skip=dict(case.skips).get(Stage.COMPILE, case.skip_reason if benchmark else ""),
         )
         step = complete_compile(
@@ -415,30 +414,29 @@ class _Planner:
         )
         self._add(step)
 
-    def _plan_parameters(self, case: Case, scope: str, values: SyntheticParameters) -> None:
+    def _plan_parameters(self, case: Case, scope: str, weights: SyntheticParameters) -> None:
         """Plan the step that makes an archive for a module's parameters, once for all cases that need it."""
-        owner = self._owners.get(values.module.id)
+        owner = self._owners.get(weights.module.id)
         if owner is None:
             return
-        role = make_parameters_role(scope, values)
+        role = make_parameters_role(scope, weights)
         if make_step_id(owner.chain, Stage.PARAMETERS, role) in self._steps:
             return
-        import_step = self._steps.get(make_step_id(owner.chain, Stage.IMPORT, values.module.role))
+        import_step = self._steps.get(make_step_id(owner.chain, Stage.IMPORT, weights.module.role))
         step = self._make_step(owner, Stage.PARAMETERS, role)
-        step = _complete_parameters(step, scope, values, import_step, self._context)
+        step = _complete_parameters(step, scope, weights, import_step, self._context)
         needs = (import_step.id,) if import_step else self._fetch_needs([owner.chain])
         # The weights wait for the compile, so that the compiler alone reports a program that does not compile.
-        compile_id = make_step_id(owner.chain, Stage.COMPILE, values.module.role)
+        compile_id = make_step_id(owner.chain, Stage.COMPILE, weights.module.role)
         needs = (*needs, compile_id) if compile_id in self._steps else needs
         timeout = self._make_step(case, Stage.PARAMETERS).timeout
         self._add(replace(step, needs=needs, timeout=timeout, origin=case.origin, blocked=owner.blocked_reason))
 
     def _list_parameter_needs(self, case: Case) -> tuple[str, ...]:
-        archives = [(self._owners.get(values.module.id), scope, values) for scope, values in self._list_archives(case)]
         return tuple(
-            make_step_id(owner.chain, Stage.PARAMETERS, make_parameters_role(scope, values))
-            for owner, scope, values in archives
-            if owner
+            make_step_id(owner.chain, Stage.PARAMETERS, make_parameters_role(scope, weights))
+            for scope, weights in self._list_archives(case)
+            if (owner := self._owners.get(weights.module.id))
         )
 
     def _list_run_inputs(self, case: Case) -> tuple[StepInput, ...]:
@@ -569,24 +567,24 @@ def _complete_import(step: Step, module: Module, options: OnnxImport, context: P
 
 
 def _complete_parameters(
-    step: Step, scope: str, values: SyntheticParameters, import_step: Step | None, context: PlanContext
+    step: Step, scope: str, weights: SyntheticParameters, import_step: Step | None, context: PlanContext
 ) -> Step:
     """Complete the step that makes an archive for the parameters of one scope.
 
     `import_step` is the step that imports the program; None if the program is MLIR.
     """
-    source = _make_source(values.module, context)
+    source = _make_source(weights.module, context)
     program = import_step.find_output("program") if import_step else source.path
     output = f"{step.folder}/{make_archive_name(scope)}"
     ingredients = {
         "kind": f"parameters {PARAMETERS_FORMAT}",
         "program": source.sha256,
         "scope": scope,
-        "values": values.label,
+        "values": weights.label,
     }
     if import_step:
-        ingredients |= {"import": _format_options(values.module), "importer": context.importer}
-    argv = make_parameters_argv(context.own_python, program, scope, values, context.ir_tool, output)
+        ingredients |= {"import": _format_options(weights.module), "importer": context.importer}
+    argv = make_parameters_argv(context.own_python, program, scope, weights, context.ir_tool, output)
     step = replace(step, inputs=(replace(source, path=program),), outputs=(("parameters", output),))
     return add_build_command(step, argv, ingredients, context)
 
@@ -622,10 +620,10 @@ def complete_compile(
     `working_directory`, or in the step's folder for an imported program. `translate` returns flags as the compiler
     spells them, and records unsupported flags.
     """
-    # The dispatch count of a single operator is useless, unless the flags ask for it.
-    has_statistics = not module.program.name or any(STATISTICS_FILE in flag for flag in module.flags)
+    # Write no statistics for a single operator (its program has a name), unless its flags ask for them.
+    has_statistics = not module.program.local_file or any(STATISTICS_FILE in flag for flag in module.flags)
     source = _make_source(module, context, working_directory)
-    program = module.program.name or source.path
+    program = module.program.local_file or source.path
     if imported_program:
         # The compiler writes the program's path into the module, so use a path that is the same in every run.
         program, working_directory = os.path.relpath(imported_program, step.folder), step.folder
@@ -646,15 +644,15 @@ def complete_compile(
         "kind": "compile",
         "program": source.sha256,
         "flags": join_flags(context.flag_ingredients(flags, working_directory)),
-        "compiler": context.compiler,
-        "host": context.host_of(flags),
+        "compiler": context.compiler_identity,
+        "host": context.identify_host_cpu(flags),
         **_collect_hashes((*weights, *(file for _, file in files))),
     }
     if imported_program:
         ingredients |= {"import": _format_options(module), "importer": context.importer}
-    elif module.program.name:
+    elif module.program.local_file:
         # The compiler writes the name into the module.
-        ingredients["name"] = module.program.name
+        ingredients["name"] = module.program.local_file
     file_flags = (f"{flag}={file.path}" for flag, file in files)
     argv = (context.compile, program, *flags, *file_flags, "-o", outputs[0][1])
     step = replace(
@@ -664,7 +662,7 @@ def complete_compile(
         outputs=tuple(outputs),
         notes=notes,
     )
-    return add_build_command(step, argv, {**ingredients, **context.environment}, context, cwd=working_directory)
+    return add_build_command(step, argv, {**ingredients, **context.env_ingredient}, context, cwd=working_directory)
 
 
 def _complete_tuning(step: Step, compile_step: Step, context: PlanContext) -> Step:
@@ -700,12 +698,12 @@ def _complete_count(
     inputs += [StepInput(f"{FILE_ROLE}module {number}", path) for number, path in enumerate(dependencies)]
     inputs += [replace(file, role=f"{FILE_ROLE}{file.role} {number}") for number, file in enumerate(files)]
     counted_argv = make_counted_argv(benchmark.argv)
-    key_words = [strip_file_path(word) for word in counted_argv[1:]]
+    words_for_key = [strip_file_path(word) for word in counted_argv[1:]]
     ingredients = {
         "kind": f"count {_COUNT_FORMAT}",
         "program": "",
-        "flags": join_flags(context.flag_ingredients(key_words, benchmark.cwd)),
-        "tool": context.runtime,
+        "flags": join_flags(context.flag_ingredients(words_for_key, benchmark.cwd)),
+        "tool": context.runtime_identity,
         "counter": counter.identity,
         "cpu": counter.cpu,
         **_collect_hashes(inputs[1:]),
@@ -732,9 +730,9 @@ def add_build_command(
 
 def _make_source(module: Module, context: PlanContext, working_directory: str = "") -> StepInput:
     url = module.program.url
-    if not module.program.name:
+    if not module.program.local_file:
         return _make_input("program", url, context)
-    path = f"{working_directory}/{module.program.name}"
+    path = f"{working_directory}/{module.program.local_file}"
     try:
         # The file is small and never fetched, so hashing it costs less than looking up a stored hash.
         with open(path, "rb") as file:  # noqa: PTH123 - one of thousands
@@ -745,7 +743,7 @@ def _make_source(module: Module, context: PlanContext, working_directory: str = 
 
 def list_files(module: Module, context: PlanContext) -> Iterator[tuple[str, str]]:
     """Yield (role, URL) of the files that a module is made from."""
-    if not module.program.name:
+    if not module.program.local_file:
         yield "program", module.program.url
     for flag, url in module.file_flags:
         yield FILE_ROLE + flag, url

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 _BASELINE_STAGES = frozenset(figure.golden.stage for figure in GOLDEN_FIGURES if figure.golden.baseline)
 
 
-def block_impossible_imports(plan: Plan, machine: Workbench) -> Plan:
+def block_impossible_imports(plan: Plan, workbench: Workbench) -> Plan:
     """Return the plan, with imports blocked if the IREE has no importer; never import with a different IREE."""
-    toolchain = machine.toolchain
+    toolchain = workbench.toolchain
     if toolchain is None or toolchain.compiler.python:
         return plan
     reason = (
@@ -61,7 +61,7 @@ def block_impossible_imports(plan: Plan, machine: Workbench) -> Plan:
     return replace(plan, steps=tuple(steps))
 
 
-def assign_local_devices(plan: Plan, machine: Workbench, *, optional: bool = False) -> Plan:
+def assign_local_devices(plan: Plan, workbench: Workbench, *, optional: bool = False) -> Plan:
     """Return the plan with the aliases of each device replaced by its one canonical name.
 
     Steps that no local device can run are blocked, which makes an impossible request fail at once. With `optional` they
@@ -71,11 +71,11 @@ def assign_local_devices(plan: Plan, machine: Workbench, *, optional: bool = Fal
 
     def assign_device(step: Step) -> Step:
         device = step.resources.accelerator
-        if not device or machine.toolchain is None:
+        if not device or workbench.toolchain is None:
             return step
         if device not in devices:
             try:
-                devices[device] = find_device(machine.toolchain, device)
+                devices[device] = find_device(workbench.toolchain, device)
             except ToolchainError as error:
                 devices[device] = error
         result = devices[device]
@@ -92,7 +92,7 @@ def assign_local_devices(plan: Plan, machine: Workbench, *, optional: bool = Fal
 
 
 def make_run_event(
-    plan: Plan, run_dir: Path, machine: Workbench, suite: str, targets: Sequence[Target], command: Sequence[str]
+    plan: Plan, run_dir: Path, workbench: Workbench, suite: str, targets: Sequence[Target], command: Sequence[str]
 ) -> RunOpening:
     """Return the journal's `run` event; callers add the selection and the options."""
     return RunOpening(
@@ -102,11 +102,11 @@ def make_run_event(
         command=shlex.join(command),
         cwd=str(Path.cwd()),
         target=tuple(RunTarget(target.name, target.sku) for target in targets),
-        toolchain=machine.toolchain.facts if machine.toolchain else ToolchainInfo(),
+        toolchain=workbench.toolchain.facts if workbench.toolchain else ToolchainInfo(),
         machine=replace(read_machine_facts(), devices=plan.devices),
         lock_folder=make_lock_facts(os.environ).get("lock_folder", ""),
-        remarks=(machine.toolchain.selection_reason,)
-        if machine.toolchain and machine.toolchain.selection_reason
+        remarks=(workbench.toolchain.selection_reason,)
+        if workbench.toolchain and workbench.toolchain.selection_reason
         else (),
     )
 
@@ -135,7 +135,7 @@ def make_model_engine(
 ) -> Engine:
     """Return an engine that has as many jobs as cores and continues after failures; arguments as for `Engine`."""
     jobs = read_machine_facts().cores
-    options = RunOptions(jobs=jobs, fail_fast=False, rebuilt_dir=None, lenient=False, all_goldens=False, confirm=None)
+    options = RunOptions(jobs=jobs, fail_fast=False, marks_dir=None, lenient=False, all_goldens=False, confirm=None)
     return Engine(session, workbench, options, performers)
 
 
@@ -157,7 +157,7 @@ def add_compile_statistics(cases: CaseSet) -> CaseSet:
     new_cases = []
     for case in cases.cases:
         main = case.modules[-1]
-        if main.id not in module_ids and not main.program.name:
+        if main.id not in module_ids and not main.program.local_file:
             module_ids.add(main.id)
             case = replace(case, compile_statistics=True)  # noqa: PLW2901 - the case with one more step
         new_cases.append(case)

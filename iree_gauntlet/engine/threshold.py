@@ -102,7 +102,7 @@ def check_threshold(step: Step, processes: Processes) -> Result:
     return processes.complete(step, outcome, result)
 
 
-def check_error(step: Step, result: Result) -> Result:
+def compare_error_with_baseline(step: Step, result: Result) -> Result:
     """Compare the error in a threshold step's result with the error of a baseline run, if any; return the result."""
     if not step.goldens or result.verdict is not Verdict.PASSED:
         return result

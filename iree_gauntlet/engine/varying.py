@@ -159,7 +159,7 @@ def vary_cases(cases: CaseSet, variants: Sequence[Variant], added: Sequence[Vari
 
     if not added:
         return cases
-    return replace(cases, cases=tuple(map(vary, cases.cases)), required=tuple(map(vary, cases.required)))
+    return replace(cases, cases=tuple(map(vary, cases.cases)), needed_cases=tuple(map(vary, cases.needed_cases)))
 
 
 def _vary_module(module: Module, variants: Sequence[Variant]) -> Module:

@@ -127,7 +127,7 @@ def open_workbench(
         cache_dir,
         configuration,
         Leases,
-        store.verified.sha256,
+        store.hash_cache.sha256,
         offline=offline,
         importer=importer,
     )
@@ -146,21 +146,23 @@ def open_workbench(
     )
 
 
-def make_plan_context(machine: Workbench, run_dir: Path, options: ExecutionRequest = ExecutionRequest()) -> PlanContext:
+def make_plan_context(
+    workbench: Workbench, run_dir: Path, options: ExecutionRequest = ExecutionRequest()
+) -> PlanContext:
     """Return the facts that planning needs, from the workbench and the options for running steps."""
-    toolchain = machine.toolchain
+    toolchain = workbench.toolchain
 
     def translate_flags(flags: Sequence[str], tool: str) -> Translation:
-        return translate(flags, machine.known_flags[tool], tool) if toolchain else Translation(tuple(flags), (), ())
+        return translate(flags, workbench.known_flags[tool], tool) if toolchain else Translation(tuple(flags), (), ())
 
     def lookup(name: str, ingredients: Mapping[str, str]) -> CacheLookup:
         if toolchain is None:
             return CacheLookup(reason="no IREE here: its identity is part of the key")
         key = make_key(ingredients)
-        result = machine.modules.lookup(key)
+        result = workbench.modules.lookup(key)
         if result.entry is not None:
             return CacheLookup(key, hit=True, reason="in the cache")
-        return CacheLookup(key, reason=result.note or machine.modules.explain_miss(name, ingredients))
+        return CacheLookup(key, reason=result.note or workbench.modules.explain_miss(name, ingredients))
 
     compiler = toolchain.compiler.identity if toolchain else ""
     # IREE's own linker is in the directory of its compiler.
@@ -177,17 +179,17 @@ def make_plan_context(machine: Workbench, run_dir: Path, options: ExecutionReque
         onnxruntime=onnxruntime_version(),
         ir_tool=toolchain.compiler.ir_tool if toolchain else "",
         importer=f"{compiler} onnx {toolchain.compiler.onnx_version if toolchain else ''}",
-        compiler=compiler,
-        runtime=toolchain.runtime.identity if toolchain else "",
+        compiler_identity=compiler,
+        runtime_identity=toolchain.runtime.identity if toolchain else "",
         linker=str(linker) if linker is not None and linker.is_file() else "",
         translate=translate_flags,
         # Results are cached, since many steps have the same file.
-        artifact_path=cache(machine.store.path),
-        artifact_hash=cache(machine.store.get_known_hash),
+        artifact_path=cache(workbench.store.path),
+        artifact_hash=cache(workbench.store.get_known_hash),
         flag_ingredients=lambda flags, folder: flag_ingredients(
-            flags, machine.store.verified.sha256, folder=Path(folder)
+            flags, workbench.store.hash_cache.sha256, folder=Path(folder)
         ),
-        host_of=lambda flags: read_host_cpu().identity if targets_host_cpu(flags) else "",
+        identify_host_cpu=lambda flags: read_host_cpu().identity if targets_host_cpu(flags) else "",
         lookup=lookup,
         counter=cache(partial(find_counter, options.counter, options.count_cpu)),
         timeouts=dict(options.timeouts),

@@ -57,7 +57,7 @@ _CODE_FLAGS = re.compile(
     r"load|.*(?:load|opt|pass)-.*plugin.*|executable-plugin|.*dylib-path|vulkan-libvulkan-search-path|module"
     r"|iree-link-bitcode|iree-hal-substitute-executable-.*|iree-hal-executable-object-search-path|iree-\w+-bc-dir"
 )
-# This option occurs in a pipeline of passes.
+# A pass option that names a program to start; it stands inside the text of a pass pipeline.
 _TOOL_OPTION = "executables-with-tool"
 _FLAG_FILE_FLAGS = re.compile(r"flagfile|config(?:-file)?")
 # The tools only read the files of these flags.
@@ -80,7 +80,7 @@ class Selection:
         name: the name of the suite, or `custom`, and those of variants (`cpu+O3`); part of a run's name.
         specs: every spec file that was read.
         unselected_configs: a line for each named config whose target was not requested.
-        notes: a line for each difference between the selection and what its options alone request.
+        notes: a line for each way in which the project's suites or formats affect what is selected or expected.
         device_optional: True to compile cases without running them if their device does not exist.
         source_paths: folders of specs and of the files that they name, the suite's file, and configs.
         risks: flags of the cases that do more than compile and run them.
@@ -109,7 +109,7 @@ class Selection:
 
     def warnings(self) -> list[str]:
         """Return warnings to print before anything runs, one line each."""
-        # Problems of single cases of operator suites are errors of those cases.
+        # A problem in one case of an operator suite becomes that case's verdict, so it is not also a warning.
         broken_files = {problem.file for problem in self.cases.case_problems}
         reasons = each_once(
             (case.origin.file, case.blocked_reason) for case in self._cases if case.origin.file not in broken_files
@@ -124,11 +124,11 @@ class Selection:
             risk_lines[_MAX_RISKS:] = [f"{len(risk_lines) - _MAX_RISKS} more flags do such things; `lint` lists them"]
         return [*self.file_warnings(), *risk_lines, *unusable_files, *reasons]
 
-    def file_warnings(self, *, with_lint: bool = False) -> list[str]:
-        """Return a line for each probable mistake; `with_lint` omits warnings that `lint` itself shows."""
+    def file_warnings(self, *, omit_lint_warnings: bool = False) -> list[str]:
+        """Return a line for each probable mistake; `omit_lint_warnings` omits warnings that `lint` itself shows."""
         marker_names = ", ".join(self.cases.known_markers)
         lines = [f"no case has the marker {marker!r}; known: {marker_names}" for marker in self.cases.unknown_markers]
-        warning_counts = Counter(problem.file for problem in self.cases.warnings if not with_lint)
+        warning_counts = Counter(problem.file for problem in self.cases.warnings if not omit_lint_warnings)
         for file, count in sorted(warning_counts.items()):
             lines.append(f"{file}: {pluralize(count, 'warning')}; `lint` lists them")
         for file, count in sorted(Counter(problem.file for problem in self.cases.unmatched_entries).items()):
@@ -136,15 +136,15 @@ class Selection:
             lines.append(f"{file}: {entries} no existing case; `lint` of the whole suite lists them")
         return [*lines, *self.unselected_configs]
 
-    def source_problems(self, broken: Iterable[Problem] = ()) -> list[Problem]:
-        """Return problems for invalid URLs in the selected cases, and in files that also have other problems."""
+    def source_problems(self, other_problems: Iterable[Problem] = ()) -> list[Problem]:
+        """Return a problem for each invalid URL in the selected cases, and unreadable specs with `other_problems`."""
         # Random sources import NumPy; `list` runs without it.
         from iree_gauntlet.artifacts.sources import parse_source  # noqa: PLC0415
         from iree_gauntlet.dialects.load import SOURCE_NAMES, list_urls  # noqa: PLC0415 - it brings pydantic
         from iree_gauntlet.dialects.spec_file import iterate_file_strings  # noqa: PLC0415
 
         urls = {(case.origin.file, field, url) for case in self._cases for field, url in list_urls(case)}
-        files = {problem.file for problem in broken}
+        files = {problem.file for problem in other_problems}
         for spec in self.specs:
             if spec.document is None and spec.name in files:
                 urls |= {
@@ -172,13 +172,13 @@ class Selection:
         names = [variant.name for variant in self.variants]
         variants = find_variants((*names, *texts), (*self.known_variants, *self.variants))
         cases = vary_cases(self.cases, variants, variants[len(names) :])
-        risks = {risk for case in (*cases.cases, *cases.required) for risk in _list_risks(case)}
+        risks = {risk for case in (*cases.cases, *cases.needed_cases) for risk in _list_risks(case)}
         name = _name_selection(self.name.partition("+")[0], variants)
         return replace(self, name=name, cases=cases, variants=variants, risks=tuple(sorted(risks)))
 
     @property
     def _cases(self) -> tuple[Case, ...]:
-        return (*self.cases.cases, *self.cases.required)
+        return (*self.cases.cases, *self.cases.needed_cases)
 
 
 def _name_selection(suite: str, variants: Sequence[Variant]) -> str:
@@ -204,7 +204,8 @@ def select(
 ) -> Selection:
     """Read specs and select cases, by the request and the task's defaults.
 
-    With `for_problems`, the command reports problems, including those of files that were not selected. `variants` are
+    `for_problems` is for commands such as `lint`: a selection that has only problems is returned, and expected failures
+    that no case has are warned about. `variants` are
     the request's variants; None to look them up.
 
     Raises:
@@ -218,7 +219,7 @@ def select(
     from iree_gauntlet.dialects.suite import add_expected_failures, find_unselected_failures, find_useless_includes  # noqa: PLC0415
 
     if request.untrusted:
-        _require_plain_settings(find_project_folder())
+        _refuse_project_settings(find_project_folder())
     suite = _find_suite(request, defaults)
     targets = _choose_targets(request, defaults, suite)
     folders = [Path(folder) for folder in request.spec_dir] or (
@@ -258,7 +259,7 @@ def select(
     variants = find_variants(request.variant, suite_variants) if variants is None else variants
     cases = vary_cases(cases, variants, variants)
     read_from = tuple(path for path in (*folders, external, modules, *configs, suite and suite.path) if path)
-    risks = {risk for case in (*cases.cases, *cases.required) for risk in _list_risks(case)}
+    risks = {risk for case in (*cases.cases, *cases.needed_cases) for risk in _list_risks(case)}
     if request.untrusted:
         cases = _block_risky_cases(cases, _list_trusted_folders(request, suite))
     return Selection(
@@ -293,9 +294,9 @@ def _block_risky_cases(cases: CaseSet, folders: Sequence[Path]) -> CaseSet:
     def block(case: Case) -> Case:
         risk = next(itertools.chain(_list_risks(case), _list_outside_files(case, folders)), None)
         reason = f"refused by --untrusted: {replace(risk, hint='')}" if risk else case.blocked_reason
-        return replace(case, blocked_reason=reason, blocked_at=None if risk else case.blocked_at)
+        return replace(case, blocked_reason=reason, blocked_stage=None if risk else case.blocked_stage)
 
-    return replace(cases, cases=tuple(map(block, cases.cases)), required=tuple(map(block, cases.required)))
+    return replace(cases, cases=tuple(map(block, cases.cases)), needed_cases=tuple(map(block, cases.needed_cases)))
 
 
 def _find_folder(option: str, text: str, content: str) -> Path | None:
@@ -338,7 +339,7 @@ def _add_line_numbers(suite: Suite, problems: Sequence[Problem]) -> tuple[Proble
 
 
 def _require_known_targets(targets: Sequence[Target], specs: Iterable[AnySpec]) -> None:
-    """Raise UsageError for a target that the toolkit does not support and no config of an operator suite is for."""
+    """Raise UsageError for a target that neither the toolkit nor a config of an operator suite knows."""
     families = [target.family for target in targets if target.family not in FAMILIES]
     config_families = {config.target.family for config in _list_configs(specs)} if families else ()
     for name in families:
@@ -380,7 +381,7 @@ def _list_unselected_configs(specs: Iterable[AnySpec], targets: Sequence[Target]
     lines = []
     for config in _list_configs(specs):
         if not any(target.covers(config.target) for target in targets):
-            family = replace(config.target, config="").name
+            family = replace(config.target, config_name="").name
             lines.append(f"{config.name} is for {family}, which was not requested: --target {family} runs it")
     return tuple(lines)
 
@@ -405,7 +406,7 @@ def find_suite(text: str) -> Path:
     project, builtin = (folder / "suites" / f"{text}.toml" for folder in (find_project_folder(), find_shipped_folder()))
     if not project.is_file() and builtin.is_file():
         return format_path(builtin)
-    # A folder is not a suite; its path is returned, and then reported, only if no suite has its name.
+    # If only a folder has this name, return its path: reading it then reports the mistake.
     return path if not project.parent.is_dir() or (path.exists() and not project.is_file()) else format_path(project)
 
 
@@ -461,11 +462,11 @@ def _choose_includes(request: SelectionRequest, defaults: Defaults, suite: Suite
     models, submodels, files = (
         tuple(filter(None, globs)) for globs in (request.model, request.submodel, request.filename)
     )
-    names = list(itertools.product(models or ("*" if suite else defaults.model,), submodels or ("*",), files or ("*",)))
+    triples = itertools.product(models or ("*" if suite else defaults.model,), submodels or ("*",), files or ("*",))
     if suite is None:
-        return [Include(*globs, request.markers) for globs in names]
+        return [Include(*globs, request.markers) for globs in triples]
     includes = []
-    for include, globs in itertools.product(suite.includes, names):
+    for include, globs in itertools.product(suite.includes, triples):
         markers = " and ".join(f"({text})" for text in (include.markers, request.markers) if text)
         includes.append(Include(*globs, markers, include))
     return includes
@@ -526,7 +527,7 @@ def refuse_untrusted(selection: SelectionRequest) -> None:
         raise UsageError(message, "Read the specs, and leave it out; `run --untrusted` judges them as they are.")
 
 
-def _require_plain_settings(project: Path) -> None:
+def _refuse_project_settings(project: Path) -> None:
     """Raise UsageError if a project has settings, which choose where files and IREEs come from and who gets secrets."""
     path = project / "gauntlet.toml"
     try:

@@ -491,8 +491,8 @@ class BlockSource:
         setup = replace(setup, stages=tuple(dict.fromkeys((*setup.stages, Figure.TIME.row.stage))))
 
         def prepare(folder: Path, presenter: Reporter) -> CandidateResult:
-            machine = setup.open_workbench_for(candidate.iree)
-            side = prepare_side(candidate.label, machine, candidate.iree, setup, folder, presenter)
+            workbench = setup.open_workbench_for(candidate.iree)
+            side = prepare_side(candidate.label, workbench, candidate.iree, setup, folder, presenter)
             if side.interrupted:
                 raise KeyboardInterrupt
             step = side.steps_by_metric[question.metric].get(question.chain)

@@ -487,9 +487,9 @@ def run_bundle_with(
     """Run the bundle with a candidate; the value is 1 if it passes, 0 if it fails; see `measure_candidate`."""
 
     def run_script(run_dir: Path, _presenter: Reporter) -> CandidateResult:
-        machine = setup.open_workbench_for(candidate.iree)
-        code = run_bundle(folder / _BUNDLE_FOLDER, machine.iree, supervisor, run_dir)
-        toolchain = machine.iree.as_dict()
+        workbench = setup.open_workbench_for(candidate.iree)
+        code = run_bundle(folder / _BUNDLE_FOLDER, workbench.iree, supervisor, run_dir)
+        toolchain = workbench.iree.as_dict()
         if code == FIXED:
             return CandidateResult(value=1.0, text="passes", toolchain=toolchain)
         if code == STILL_THERE:

@@ -136,8 +136,8 @@ def compare(
     )
     with experiment.open(presenter, opening) as log:
         sides: list[ComparisonSide] = []
-        for name, iree, machine in zip(SIDE_NAMES, names, workbenches, strict=True):
-            sides.append(prepare_side(name, machine, iree, setup, experiment.folder / name.lower(), presenter))
+        for name, iree, workbench in zip(SIDE_NAMES, names, workbenches, strict=True):
+            sides.append(prepare_side(name, workbench, iree, setup, experiment.folder / name.lower(), presenter))
             if sides[-1].interrupted:
                 experiment.code = ExitCode.INTERRUPTED
                 break
@@ -351,7 +351,7 @@ class _Comparison:
         fma_sides: list[ComparisonSide] = []
         for side in self.sides:
             name, folder = f"{side.name} with FMA", side.folder.with_name(f"{side.folder.name}-fma")
-            fma_sides.append(prepare_side(name, side.machine, side.iree, setup, folder, self.presenter))
+            fma_sides.append(prepare_side(name, side.workbench, side.iree, setup, folder, self.presenter))
             if fma_sides[-1].interrupted:
                 raise KeyboardInterrupt
         counts = self._judge_counts(chains, fma_sides)

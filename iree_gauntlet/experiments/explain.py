@@ -42,7 +42,7 @@ from iree_gauntlet.experiments.explaining.flow_program import compile_traced
 from iree_gauntlet.experiments.explaining.locate import DispatchSearch, SearchResult
 from iree_gauntlet.experiments.explaining.operators import find_first_wrong_operator, find_onnx_source
 from iree_gauntlet.experiments.explaining.reduce import FIRST_PHASE, Reduction, reduce
-from iree_gauntlet.experiments.explaining.tools import FAILURE, NO_SPACE_HINT, WRONG, Symptom, Tools, find_symptom
+from iree_gauntlet.experiments.explaining.tools import FAILURE, NO_SPACE_HINT, WRONG, IreeTools, Symptom, find_symptom
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.explain_outcome import (
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.experiments.explaining.bundle import Bundle, BundleContents
-    from iree_gauntlet.experiments.explaining.operators import OperatorSearch
+    from iree_gauntlet.experiments.explaining.operators import OperatorSearchResult
     from iree_gauntlet.experiments.explaining.tools import ToolResult
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.progress import Progress, Reporter
@@ -92,13 +92,13 @@ _MAX_REPLAY_BYTES = 1_000_000
 # The time limit for repeating a step that has exceeded the spec's time limit.
 _HANG_SECONDS = 60.0
 _ATTEMPTS = (1, 2)
-_CASE_MARKS = re.compile(r"[*?@\[]")
+_CASE_PATTERN_CHARACTERS = re.compile(r"[*?@\[]")
 
 
 def explain(request: ExplainRequest, cache: CacheRequest, presenter: Reporter) -> ExitCode:
     """Explain the failures of a run."""
     run, *patterns = request.failures or (LATEST,)
-    if _CASE_MARKS.search(run) and not Path(run).exists():
+    if _CASE_PATTERN_CHARACTERS.search(run) and not Path(run).exists():
         command = shlex.join((LATEST, run, *patterns))
         raise UsageError(f"explain {run}: the first argument is a run, cases follow it", f"gauntlet explain {command}")
     run_dir = resolve_links(find_named_run(run, "explain"))
@@ -107,7 +107,7 @@ def explain(request: ExplainRequest, cache: CacheRequest, presenter: Reporter) -
     toolchain = record.run.toolchain.as_dict()
     cases = tuple(CaseRequest(failure.case, failure.kind, failure.result.full_reason) for failure in failures)
     with presenter.progress() as progress:
-        machine = open_iree(run_dir, toolchain, cache, progress)
+        workbench = open_iree(run_dir, toolchain, cache, progress)
         bundles_by_compile: dict[tuple[str, ...], tuple[str, BundleResult]] = {}
 
         def explain_case(notes: CaseNotes, failure: Failure | UnrepeatableFailure) -> bool:
@@ -118,7 +118,7 @@ def explain(request: ExplainRequest, cache: CacheRequest, presenter: Reporter) -
             if request.no_weights:
                 # An existing bundle with the model's own values is not replaced.
                 folder = folder.with_name(f"{folder.name}.no-weights")
-            tools = make_tools(machine, notes.session, folder, failure)
+            tools = make_tools(workbench, notes.session, folder, failure)
             return _FailureExplainer(notes, tools, record, request, bundles_by_compile).explain()
 
         explainers = [(failure.case, partial(explain_case, failure=failure)) for failure in failures]
@@ -126,19 +126,19 @@ def explain(request: ExplainRequest, cache: CacheRequest, presenter: Reporter) -
         return explain_each(run_dir, opening, explainers, request, presenter, progress)
 
 
-def open_iree(run_dir: Path, facts: Mapping[str, Any], cache: CacheRequest, progress: Progress) -> Workbench:
+def open_iree(run_dir: Path, recorded_tools: Mapping[str, Any], cache: CacheRequest, progress: Progress) -> Workbench:
     """Open the IREE of a run; GauntletError if another one is installed now."""
     options = read_run_options(run_dir).options
     names = {name: options.get(name, "") for name in ("iree", "iree_compiler", "iree_runtime")}
     request = ToolchainRequest(cache_dir=cache.cache_dir, **names)
-    machine = open_workbench(request, progress, NetworkRequest(), need_toolchain=True)
+    workbench = open_workbench(request, progress, NetworkRequest(), need_toolchain=True)
     for part, identity, name in (("compiler", "identity", "IREE"), ("runtime", "runtime_identity", "the runtime")):
-        tools = getattr(machine.iree, part)
-        if facts.get(identity) != tools.identity:
+        tools = getattr(workbench.iree, part)
+        if recorded_tools.get(identity) != tools.identity:
             current_text = f"{names['iree'] or 'what is installed'} is now {tools.version}"
-            run_text = f"{format_path(run_dir)} was made with {name} {facts.get(part)}"
+            run_text = f"{format_path(run_dir)} was made with {name} {recorded_tools.get(part)}"
             raise GauntletError(f"{run_text}, but {current_text}", "Run again, and explain that run.")
-    return machine
+    return workbench
 
 
 def explain_each(
@@ -151,7 +151,7 @@ def explain_each(
 ) -> ExitCode:
     """Explain each case that has no bundle yet; an explainer returns True if it made a bundle."""
     folder = run_dir / EXPLAIN_FOLDER
-    explained_cases = list_reproduced_cases(folder, private=request.no_weights, budget=request.budget)
+    explained_cases = list_reproduced_cases(folder, without_weights=request.no_weights, budget=request.budget)
     experiment = Experiment(EXPLANATION, folder)
     all_have_bundles = True
     with experiment.open(presenter, opening) as log, experiment.open_session(log, progress) as session:
@@ -196,11 +196,11 @@ class CaseNotes:
         return entry
 
 
-def make_tools(machine: Workbench, session: Session[EventLog], folder: Path, failure: Failure) -> Tools:
+def make_tools(workbench: Workbench, session: Session[EventLog], folder: Path, failure: Failure) -> IreeTools:
     """Make the tools; their folder is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    return Tools(machine, session.supervisor, folder, failure)
+    return IreeTools(workbench, session.supervisor, folder, failure)
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class _FailureExplainer:
     """Explains a failure; `bundles_by_compile` has the case and bundle of each compile, by program and flags."""
 
     notes: CaseNotes
-    tools: Tools
+    tools: IreeTools
     record: JournalRecord
     request: ExplainRequest
     bundles_by_compile: dict[tuple[str, ...], tuple[str, BundleResult]]
@@ -232,7 +232,7 @@ class _FailureExplainer:
 
     @property
     def _program_sha256(self) -> str:
-        return self.tools.workbench.store.verified.sha256(self.tools.failure.program)
+        return self.tools.workbench.store.hash_cache.sha256(self.tools.failure.program)
 
     def _explain_new(self) -> BundleResult | None:
         """Return the record of a bundle that shows the failure; None if no bundle does."""
@@ -258,17 +258,17 @@ class _FailureExplainer:
     def _find_changed(self, *, by_time: bool) -> Path | None:
         """Return a local source file of the failing step that has changed since the run.
 
-        `by_time` checks only files without a recorded hash, by their modification time, which is also later if a file
-        was copied here. Otherwise only files with a recorded hash are checked, by their content.
+        With `by_time`, only files without a recorded hash are checked, by their change time (ctime), which copying a
+        file here also sets. Otherwise only files with a recorded hash are checked, by their content.
         """
-        failure, hashes = self.tools.failure, self.tools.workbench.store.verified
+        failure, hash_cache = self.tools.failure, self.tools.workbench.store.hash_cache
         for step in self.record.planned:
             if step.chain != failure.case or step.role != MAIN or step.id not in self.record.starts:
                 continue
             began = datetime.fromisoformat(self.record.starts[step.id]).timestamp()
             for source in step.inputs if step.stage.row.makes_modules or step.stage is failure.stage else ():
-                reference = replace(source, sha256="")
-                if by_time != bool(source.sha256) and is_changed(reference, source.sha256, began, hashes.sha256):
+                without_hash = replace(source, sha256="")
+                if by_time != bool(source.sha256) and is_changed(without_hash, source.sha256, began, hash_cache.sha256):
                     return format_path(Path(get_url_path(source.url)))
         return None
 
@@ -287,7 +287,7 @@ class _FailureExplainer:
         ]
         symptoms = [find_symptom(result, timeout) for result in results]
         failures = [symptom for symptom in symptoms if symptom is not None]
-        is_same = symptoms[0] == symptoms[1] and results[0].complaints == results[1].complaints
+        is_same = symptoms[0] == symptoms[1] and results[0].output_mismatches == results[1].output_mismatches
         symptom = failures[0] if failures else None
         self.notes.add("again", {"failed": len(failures), "same": is_same, "symptom": symptom and symptom.as_dict()})
         return symptom
@@ -295,18 +295,18 @@ class _FailureExplainer:
     def _diagnose(self, forms: FailureForms, probes: _Probes) -> BundleResult | None:
         """Find the culprit, write a bundle that shows it, and find the switches that avoid it."""
         futures: tuple[Future[SwitchProbe], ...] = ()
-        is_earliest = False
+        fails_in_first_phase = False
         if self.tools.failure.stage.row.makes_modules:
             self.notes.say("reducing the program")
             reduction: Reduction | None = None
             reason = "the program made from it does not show the failure"
             try:
                 reduction = reduce(forms.symptom, self.tools, 60 * self.request.budget, self.notes.say)
-                part, is_earliest = reduction.part, reduction.phase == FIRST_PHASE
+                finding, fails_in_first_phase = reduction.part, reduction.phase == FIRST_PHASE
             except GauntletError as error:
                 reason = error.on_one_line
-                part = {"why": reason}
-            self.notes.add("reduced", part)
+                finding = {"why": reason}
+            self.notes.add("reduced", finding)
             labelled_forms = self._list_reduced_forms(forms, reduction, reason)
         else:
             # For a small model, start the probes now: they run while its dispatches are traced.
@@ -316,10 +316,10 @@ class _FailureExplainer:
                 futures = probes.begin()
             labelled_forms = self._list_located_forms(forms, self._locate(forms.symptom))
         probe_results = []
-        for future in () if is_earliest else futures or probes.begin():
+        for future in () if fails_in_first_phase else futures or probes.begin():
             probe_results.append(future.result())
             self.notes.say(f"{probe_results[-1].name}: {probe_results[-1].verdict}")
-        if not is_earliest:
+        if not fails_in_first_phase:
             self.notes.add("probes", {"probes": [probe.as_dict() for probe in probe_results]})
         switches = ", ".join(f"{probe.name} (`{probe.flag}`)" for probe in probe_results if probe.verdict == "passes")
         return self._write_bundle(labelled_forms, f"Fixed by: {switches}." if switches else "")
@@ -343,7 +343,7 @@ class _FailureExplainer:
         return result
 
     @cached_property
-    def _operator(self) -> OperatorSearch | None:
+    def _operator(self) -> OperatorSearchResult | None:
         """The result of a search for the operator at fault; None if the program was not imported."""
         source = find_onnx_source(self.record, self.tools.failure.case)
         if source is None:
@@ -364,13 +364,13 @@ class _FailureExplainer:
     def _list_located_forms(self, forms: FailureForms, result: SearchResult) -> Iterator[tuple[str, BundleContents]]:
         reason, suspect = result.reason, result.suspect
         if suspect is not None:
-            if suspect.withheld:
-                raise GauntletError(suspect.withheld, "")
-            *function, flow = forms.make_dispatch_forms(suspect)
-            if self.request.no_weights and has_constants(flow.program):
+            if suspect.withheld_reason:
+                raise GauntletError(suspect.withheld_reason, "")
+            *portable_forms, release_form = forms.make_dispatch_forms(suspect)
+            if self.request.no_weights and has_constants(release_form.program):
                 raise GauntletError("its text contains constants of the model, which --no-weights leaves out", "")
-            yield from (("a program for any release", form) for form in function)
-            yield "a program for this release", flow
+            yield from (("a program for any release", form) for form in portable_forms)
+            yield "a program for this release", release_form
             reason = f"{suspect.dispatch.name}, cut out, does not show the failure"
         elif forms.symptom.ending == WRONG and (search := self._operator) is not None:
             if search.operator is not None and not self.request.no_weights:
@@ -388,7 +388,7 @@ class _FailureExplainer:
     def _write_bundle(self, forms: Iterator[tuple[str, BundleContents]], note: str) -> BundleResult | None:
         """Write the first form that shows the failure when run; return the bundle's record, or None if no form does."""
         tools, supervisor = self.tools, self.notes.session.supervisor
-        best: tuple[Bundle, str, int | None] | None = None
+        last_written: tuple[Bundle, str, int | None] | None = None
         try:
             for label, contents in forms:
                 shutil.rmtree(tools.folder / "bundle", ignore_errors=True)
@@ -396,21 +396,21 @@ class _FailureExplainer:
                 full_contents = replace(contents, paragraphs=(*contents.paragraphs, note)) if note else contents
                 bundle = write_bundle(full_contents, tools.folder / "bundle")
                 code = run_bundle(bundle.folder, tools.workbench.iree, supervisor, tools.folder)
-                best = bundle, label, code
+                last_written = bundle, label, code
                 if code == STILL_THERE:
-                    best = _with_replay(full_contents, bundle, tools), label, code
+                    last_written = _with_replay(full_contents, bundle, tools), label, code
                     break
         except GauntletError as error:
-            # The problem concerns this form only; other cases continue.
+            # This ends the explanation of this case only; other cases continue.
             self.notes.add("bundle", {"problem": error.on_one_line})
             return None
-        if best is None:
+        if last_written is None:
             return None
-        entry = self.notes.add_bundle(*best)
+        entry = self.notes.add_bundle(*last_written)
         return entry if entry.exit_code == STILL_THERE else None
 
 
-def _with_replay(contents: BundleContents, bundle: Bundle, tools: Tools) -> Bundle:
+def _with_replay(contents: BundleContents, bundle: Bundle, tools: IreeTools) -> Bundle:
     """Add a recording of the run to a bundle, if the runtime can record the whole run and the file is small."""
     if (
         contents.symptom.ending not in (WRONG, FAILURE)
@@ -439,7 +439,7 @@ class _Probes:
     """Finds the switches that avoid a failure: compiles with each, and runs the module for failures at run time."""
 
     symptom: Symptom
-    tools: Tools
+    tools: IreeTools
     pool: ThreadPoolExecutor
     # Only one probe runs at a time, because each run loads the model's weights.
     running: threading.Lock = field(default_factory=threading.Lock)

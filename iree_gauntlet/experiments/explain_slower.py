@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.experiments.explaining.flow_program import CapturedInputs, TensorFile
-    from iree_gauntlet.experiments.explaining.tools import Tools
+    from iree_gauntlet.experiments.explaining.tools import IreeTools
     from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
     from iree_gauntlet.progress import Reporter
     from iree_gauntlet.records.compare_record import ComparisonRecord, DispatchComparison
@@ -136,7 +136,7 @@ def explain_slower(request: ExplainRequest, cache: CacheRequest, presenter: Repo
     with presenter.progress() as progress:
         base, new = (open_iree(folder / side.name.lower(), side.toolchain, cache, progress) for side in record.sides)
 
-        explainers = [(model.case, partial(_explain_slower, slower=model, machines=(base, new))) for model in models]
+        explainers = [(model.case, partial(_explain_slower, slower=model, workbenches=(base, new))) for model in models]
         a, b = record.sides
         opening = ExplainOpening(cases=cases, toolchain=b.toolchain, base=a.toolchain)
         return explain_each(folder, opening, explainers, request, presenter, progress)
@@ -195,16 +195,16 @@ def _make_slower(chain: str, ratio: float, record: ComparisonRecord, folder: Pat
     )
 
 
-def _explain_slower(notes: CaseNotes, slower: _Slower, machines: tuple[Workbench, Workbench]) -> bool:
+def _explain_slower(notes: CaseNotes, slower: _Slower, workbenches: tuple[Workbench, Workbench]) -> bool:
     """Return True if a bundle shows a dispatch that is slower with B."""
     session, folder = notes.session, notes.session.folder / slower.sides[1].folder
     shutil.rmtree(folder, ignore_errors=True)
     a, b = (
-        make_tools(machine, session, folder / name, side)
-        for name, machine, side in zip("ab", machines, slower.sides, strict=True)
+        make_tools(workbench, session, folder / name, side)
+        for name, workbench, side in zip("ab", workbenches, slower.sides, strict=True)
     )
     notes.say("slower")
-    base, new = (machine.iree for machine in machines)
+    base, new = (workbench.iree for workbench in workbenches)
     try:
         slow, reason, tries = _find_slow_dispatch(slower, (a, b), notes)
         entry: dict[str, Any] = {"why": reason, "tried": [{**asdict(suspect), "said": text} for suspect, text in tries]}
@@ -246,7 +246,7 @@ def find_suspects(profile: DispatchComparison) -> list[SlowSuspect]:
 
 
 def _find_slow_dispatch(
-    slower: _Slower, tools: tuple[Tools, Tools], notes: CaseNotes
+    slower: _Slower, tools: tuple[IreeTools, IreeTools], notes: CaseNotes
 ) -> tuple[_SlowDispatch | None, str, list[tuple[SlowSuspect, str]]]:
     """Find the dispatch with the greatest loss among those slower alone; return it, or the reason, and all tries."""
     if slower.profile.difference is None:
@@ -304,7 +304,7 @@ def _list_arguments(argv: Sequence[str], side: Failure) -> tuple[str, ...]:
     return tuple(arg for arg in argv[begin:] if not arg.startswith(("--module=", "--input=")))
 
 
-def _make_step(slower: _Slower, tools: Tools, name: str, function: str, inputs: Sequence[TensorFile]) -> Step:
+def _make_step(slower: _Slower, tools: IreeTools, name: str, function: str, inputs: Sequence[TensorFile]) -> Step:
     """Compile a dispatch for one side, and make its benchmark's step."""
     failure = tools.failure
     module = tools.compile_text(name, function, failure.flags)

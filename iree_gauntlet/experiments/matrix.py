@@ -113,11 +113,11 @@ class _Runs:
                 code = self._find_previous_code(iree)
                 if code is not None:
                     self.presenter.line(f"finished earlier with exit code {int(code)}: not run again")
-                elif (machine := machines[iree.label]) is None:
+                elif (workbench := machines[iree.label]) is None:
                     code = ExitCode.ERROR
                     self.presenter.line("left out: this IREE is not available")
                 else:
-                    code = self._run(iree, machine)
+                    code = self._run(iree, workbench)
                 if code is ExitCode.INTERRUPTED:
                     # The run has handled the signal: send it to the matrix too, which then ignores further ones.
                     signal.raise_signal(signal.SIGINT)
@@ -137,27 +137,27 @@ class _Runs:
     def _open_workbench(self, iree: IreeRequest) -> Workbench | None:
         """Open the workbench for an IREE, installed if needed; return None if it is not available."""
         try:
-            machine = self.setup.open_workbench_for(iree.iree)
+            workbench = self.setup.open_workbench_for(iree.iree)
         except ToolchainError as error:
             sys.stderr.write(f"error: {iree.label}: {error}\n")
             self.log.write("toolchain", IreeResolution(error=error.message, hint=error.hint), step=iree.label)
             return None
-        toolchain = machine.iree
+        toolchain = workbench.iree
         versions = dict.fromkeys((toolchain.compiler.version, toolchain.runtime.version))
         self.presenter.line(f"{iree.label}: IREE {', '.join(versions)}")
         facts = replace(
             toolchain.facts, compiler_release=toolchain.compiler.release, runtime_release=toolchain.runtime.release
         )
         self.log.write("toolchain", IreeResolution(toolchain=facts), step=iree.label)
-        return machine
+        return workbench
 
-    def _run(self, iree: IreeRequest, machine: Workbench) -> ExitCode:
+    def _run(self, iree: IreeRequest, workbench: Workbench) -> ExitCode:
         folder = self.folder / iree.folder
         resumes = keep_if_resumable(folder)
         self.log.write("start", {}, step=iree.label)
         setup = self.setup.within(folder, iree.iree)
         try:
-            code = run(setup, self.presenter, machine=machine, brief=True).exit_code
+            code = run(setup, self.presenter, workbench=workbench, brief=True).exit_code
         except GauntletError as error:
             # Join all problems of a spec: tables show them on one line.
             problems = "; ".join(map(str, error.problems)) if isinstance(error, SpecError) else ""

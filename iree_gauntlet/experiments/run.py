@@ -132,7 +132,7 @@ def run(
     setup: RunSetup,
     presenter: Reporter,
     *,
-    machine: Workbench | None = None,
+    workbench: Workbench | None = None,
     hold: Stage | None = None,
     brief: bool = False,
 ) -> RunResult:
@@ -148,21 +148,21 @@ def run(
     folder, _ = find_requested_folder(ExperimentKind.RUN, request.folder)
     exists = folder is not None and folder.exists()
     with presenter.progress() as progress, ExitStack() as stack:
-        machine = machine or setup.open_workbench(progress)
-        machine.store.progress = progress
-        servers = stack.enter_context(_start_run_servers(setup, machine))
+        workbench = workbench or setup.open_workbench(progress)
+        workbench.store.progress = progress
+        servers = stack.enter_context(_start_run_servers(setup, workbench))
         run_dir = make_folder(folder, setup.selection.name)
         with _remove_empty_run_folder(run_dir, is_new=not exists):
             executor = None
             if setup.machines is not None:
-                executor = stack.enter_context(setup.machines.taking_part(setup, machine, run_dir, progress))
+                executor = stack.enter_context(setup.machines.taking_part(setup, workbench, run_dir, progress))
             path = run_dir / JOURNAL
             record = read_journal(path) if request.folder.resume else JournalRecord(path)
-            plan, shard = _plan(setup, machine, record, executor)
+            plan, shard = _plan(setup, workbench, record, executor)
             deferred_steps = tuple(step for step in plan.steps if step.stage is hold)
             run_steps = (step for step in plan.steps if hold not in (step.stage, *step.stage.row.upstream))
             plan = replace(plan, steps=tuple(run_steps))
-            parts = RunParts(machine, run_dir, progress, servers, executor, record, measured_elsewhere=hold is not None)
+            parts = RunParts(workbench, run_dir, progress, servers, executor, record, hold is not None)
             engine, steps, verdicts = stack.enter_context(_open_engine(plan, shard, setup, parts))
         with engine.record_end() as outcome:
             outcome.verdicts = engine.perform(steps, verdicts)
@@ -171,7 +171,7 @@ def run(
         # The index does not list runs that leave steps to their caller: each is only a part of a measurement.
         from iree_gauntlet.history.index import add_run  # noqa: PLC0415 - a worker's part of a run does not need it
 
-        add_run(run_dir, machine.store.configuration, machine.cache_dir)
+        add_run(run_dir, workbench.store.configuration, workbench.cache_dir)
     return RunResult(outcome.code, plan.steps, deferred_steps, run_dir)
 
 
@@ -189,15 +189,15 @@ def _remove_empty_run_folder(run_dir: Path, *, is_new: bool) -> Iterator[None]:
 
 
 def _plan(
-    setup: RunSetup, machine: Workbench, record: JournalRecord, executor: RemoteExecutor | None
+    setup: RunSetup, workbench: Workbench, record: JournalRecord, executor: RemoteExecutor | None
 ) -> tuple[Plan, RunShard | None]:
     """Plan what a run has to do, given the record of its earlier part; also return the shard."""
     request, selection, stages = setup.request, setup.selection, setup.stages
     baseline = request.execution.baseline
-    plan = block_impossible_imports(_plan_selection(setup, machine, record.path.parent), machine)
+    plan = block_impossible_imports(_plan_selection(setup, workbench, record.path.parent), workbench)
     if baseline:
         display_path = format_path(Path(baseline))
-        release = machine.toolchain.compiler.version if machine.toolchain else ""
+        release = workbench.toolchain.compiler.version if workbench.toolchain else ""
         plan, chains = add_baseline_goldens(plan, read_journal(Path(baseline) / JOURNAL), str(display_path), release)
         if chains:
             names = ", ".join(chains[:_MAX_NAMES]) + (", …" if len(chains) > _MAX_NAMES else "")
@@ -219,7 +219,7 @@ def _plan(
     if executor is not None:
         plan = executor.on_devices_there(plan, optional=selection.device_optional)
     else:
-        plan = assign_local_devices(plan, machine, optional=selection.device_optional)
+        plan = assign_local_devices(plan, workbench, optional=selection.device_optional)
     # An empty shard is not an error, because other shards have the steps.
     if not plan.steps and shard is None:
         raise NothingSelectedError(
@@ -234,8 +234,8 @@ def _open_engine(
     plan: Plan, shard: RunShard | None, setup: RunSetup, parts: RunParts
 ) -> Iterator[tuple[Engine, tuple[Step, ...], dict[str, Verdict]]]:
     """Yield the engine, the plan's steps including those of batches, and the verdicts of steps that ran before."""
-    machine, run_dir, progress = parts.machine, parts.run_dir, parts.progress
-    toolchain = machine.toolchain
+    workbench, run_dir, progress = parts.workbench, parts.run_dir, parts.progress
+    toolchain = workbench.toolchain
     selection, request = setup.selection, setup.request
     execution, folder = request.execution, request.folder
     verdicts: dict[str, Verdict] = {}
@@ -244,15 +244,15 @@ def _open_engine(
     if folder.resume:
         verdicts = find_finished_verdicts(record, plan.steps, toolchain.facts if toolchain else ToolchainInfo())
         if not parts.measured_elsewhere:
-            steps, verdicts = repeat_changed_steps(plan.steps, verdicts, record, machine.store.verified.sha256)
+            steps, verdicts = repeat_changed_steps(plan.steps, verdicts, record, workbench.store.hash_cache.sha256)
             plan = replace(plan, steps=steps)
-    batches = make_batches(plan.steps, execution.batch, machine, run_dir, verdicts)
+    batches = make_batches(plan.steps, execution.batch, workbench, run_dir, verdicts)
     plan = replace(plan, steps=batches.steps)
     orphans = () if parts.measured_elsewhere else find_unplanned(plan.steps, record)
     plan = replace(plan, steps=(*plan.steps, *orphans))
     verdicts |= {step.id: record.results[step.id].verdict for step in orphans}
     event = replace(
-        make_run_event(plan, run_dir, machine, selection.name, selection.targets, format_typed_command()),
+        make_run_event(plan, run_dir, workbench, selection.name, selection.targets, format_typed_command()),
         markers=request.selection.markers,
         resumed=folder.resume,
         last_failed=only_failed,
@@ -274,8 +274,8 @@ def _open_engine(
             count = pluralize(len(orphans), "step")
             engine.remark(f"results of {count} that are no longer selected or are gone still count: {orphans[0].id}…")
         if request.network.offline:
-            cases = (*selection.cases.cases, *selection.cases.required)
-            missing_files = find_missing_files(plan.steps, cases, machine.store, verdicts)
+            cases = (*selection.cases.cases, *selection.cases.needed_cases)
+            missing_files = find_missing_files(plan.steps, cases, workbench.store, verdicts)
             if missing_files:
                 progress.message(describe_missing(missing_files))
         with session.interruptible():
@@ -317,7 +317,7 @@ class Machines(Protocol):
     """Other machines that run steps."""
 
     def taking_part(
-        self, setup: RunSetup, machine: Workbench, run_dir: Path, progress: Progress
+        self, setup: RunSetup, workbench: Workbench, run_dir: Path, progress: Progress
     ) -> AbstractContextManager[RemoteExecutor]:
         """Let the machines work on a run while the context is open; GauntletError if none of them can."""
 
@@ -385,27 +385,28 @@ class RunParts:
         measured_elsewhere: True if the caller measures the modules; it may have begun, so they must not be rebuilt.
     """
 
-    machine: Workbench
+    workbench: Workbench
     run_dir: Path
     progress: Progress
-    servers: RunServers | None
+    run_servers: RunServers | None
     executor: RemoteExecutor | None
     record: JournalRecord
     measured_elsewhere: bool = False
 
 
-def _start_run_servers(setup: RunSetup, machine: Workbench) -> AbstractContextManager[RunServers | None]:
+def _start_run_servers(setup: RunSetup, workbench: Workbench) -> AbstractContextManager[RunServers | None]:
     """Start the processes that run modules of operator suites; None if other machines run them."""
     if setup.machines is not None:
         return nullcontext()
-    return start_run_servers(setup.selection.cases.cases, setup.stages, machine, _compute_jobs(setup.request.execution))
+    cases, jobs = setup.selection.cases.cases, _compute_jobs(setup.request.execution)
+    return start_run_servers(cases, setup.stages, workbench, jobs)
 
 
-def _plan_selection(setup: RunSetup, machine: Workbench, run_dir: Path) -> Plan:
+def _plan_selection(setup: RunSetup, workbench: Workbench, run_dir: Path) -> Plan:
     """Plan all selected steps for a folder."""
     execution, selection = setup.request.execution, setup.selection
     cases = add_compile_statistics(selection.cases) if execution.baseline else selection.cases
-    plan = make_plan(cases, setup.stages, make_plan_context(machine, run_dir, execution))
+    plan = make_plan(cases, setup.stages, make_plan_context(workbench, run_dir, execution))
     if plan.problems:
         raise SpecError(list(plan.problems))
     return plan
@@ -417,13 +418,13 @@ def _open_session(
 ) -> Iterator[tuple[Session[Journal], Engine]]:
     """Open a session in a run's folder, and the engine for its steps."""
     execution, run_dir = request.execution, parts.run_dir
-    rebuild_folder = run_dir / "made-again" if execution.force_recompile else None
+    marks_dir = run_dir / "made-again" if execution.force_recompile else None
     with open_session(run_dir, journal, parts.progress) as session, ExitStack() as stack:
         session.on_cancel(parts.progress.cancel)
         settings = RunOptions(
             jobs=_compute_jobs(execution),
             fail_fast=execution.stops_early,
-            rebuilt_dir=rebuild_folder,
+            marks_dir=marks_dir,
             lenient=execution.lenient,
             all_goldens=execution.unapplied_goldens == "fail",
             confirm=make_confirm_rules(
@@ -433,16 +434,16 @@ def _open_session(
         performers: Mapping[Stage, Callable[[Step], Result]] = {}
         if parts.executor is None:
             performers = stack.enter_context(
-                make_operator_performers(session, batches, parts.machine, settings, parts.servers)
+                make_operator_performers(session, batches, parts.workbench, settings, parts.run_servers)
             )
-        yield session, Engine(session, parts.machine, settings, performers, remote_executor=parts.executor)
+        yield session, Engine(session, parts.workbench, settings, performers, remote_executor=parts.executor)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRun:
     """A run whose steps a coordinating machine schedules on this one."""
 
-    machine: Workbench
+    workbench: Workbench
     session: Session[Journal]
     engine: Engine
     steps: tuple[Step, ...]
@@ -452,17 +453,17 @@ class WorkerRun:
 def open_worker_run(setup: RunSetup, progress: Progress) -> Iterator[WorkerRun]:
     """Open a run for a coordinating machine, which decides on the steps, their order and their devices."""
     request = setup.request
-    machine = setup.open_workbench(progress)
-    machine.store.progress = progress
+    workbench = setup.open_workbench(progress)
+    workbench.store.progress = progress
     run_dir = make_folder(Path(request.folder.run_dir), setup.selection.name)
     with ExitStack() as stack:
-        servers = stack.enter_context(_start_run_servers(setup, machine))
-        plan = _plan_selection(setup, machine, run_dir)
+        servers = stack.enter_context(_start_run_servers(setup, workbench))
+        plan = _plan_selection(setup, workbench, run_dir)
         journal = stack.enter_context(Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)))
-        parts = RunParts(machine, run_dir, progress, servers, None, JournalRecord(run_dir / JOURNAL))
+        parts = RunParts(workbench, run_dir, progress, servers, None, JournalRecord(run_dir / JOURNAL))
         session, engine = stack.enter_context(_open_session(journal, BatchPlan(plan.steps, {}), request, parts))
         with session.interruptible():
-            yield WorkerRun(machine, session, engine, plan.steps)
+            yield WorkerRun(workbench, session, engine, plan.steps)
 
 
 def _compute_jobs(execution: ExecutionRequest) -> int:

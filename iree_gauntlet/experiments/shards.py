@@ -77,7 +77,7 @@ def choose_shard_of_cases(cases: CaseSet, request: ShardRequest) -> tuple[Case, 
     shard = parse_shard(request)
     if shard is None or not cases.cases:
         return cases.cases
-    all_cases = (*cases.cases, *cases.required)
+    all_cases = (*cases.cases, *cases.needed_cases)
     modules = [(case, module) for case in all_cases for module in (*case.modules, *case.extra_modules)]
     owners: dict[str, str] = {}
     for case, module in modules:

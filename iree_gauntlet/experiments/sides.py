@@ -106,7 +106,7 @@ class ComparisonSide:
     name: str
     iree: str
     folder: Path
-    machine: Workbench
+    workbench: Workbench
     record: JournalRecord
     planned: tuple[Step, ...]
     steps_by_metric: dict[str, dict[str, Step]]
@@ -115,12 +115,12 @@ class ComparisonSide:
     @property
     def toolchain(self) -> dict[str, str]:
         """The toolchain's versions and commits, for the record."""
-        return self.machine.toolchain.as_dict() if self.machine.toolchain else {}
+        return self.workbench.toolchain.as_dict() if self.workbench.toolchain else {}
 
     @property
     def tools(self) -> SideTools:
         """The tools and compile steps that profiling needs."""
-        return SideTools.of(self.machine, self.planned)
+        return SideTools.of(self.workbench, self.planned)
 
     @property
     def counts(self) -> dict[str, Step]:
@@ -129,18 +129,18 @@ class ComparisonSide:
 
 
 def prepare_side(
-    name: str, machine: Workbench, iree: str, setup: RunSetup, folder: Path, presenter: Reporter
+    name: str, workbench: Workbench, iree: str, setup: RunSetup, folder: Path, presenter: Reporter
 ) -> ComparisonSide:
     """Run a selection, except its benchmarks, with one IREE; resume the folder if it exists."""
     presenter.line(f"\n{name}: {iree}")
-    result = run(setup.within(folder, iree), presenter, machine=machine, hold=_TIMED_STAGE, brief=True)
+    result = run(setup.within(folder, iree), presenter, workbench=workbench, hold=_TIMED_STAGE, brief=True)
     record = read_journal(folder / JOURNAL)
     steps = [step for step in (*result.steps, *result.deferred_steps) if step.role == MAIN]
     return ComparisonSide(
         name=name,
         iree=iree,
         folder=folder,
-        machine=machine,
+        workbench=workbench,
         record=record,
         planned=record.planned,
         steps_by_metric={
@@ -179,7 +179,7 @@ def find_obstacle(side: ComparisonSide, step: Step) -> str:
     for chain_step in side.planned:
         if chain_step.chain != step.chain and chain_step.id not in step.needs:
             continue
-        if chain_step.role.endswith(COUNTED) and not step.stage.row.alongside:
+        if chain_step.role.endswith(COUNTED) and not step.stage.row.accompanies:
             # The step belongs to another module.
             continue
         result = results.get(chain_step.id)
@@ -187,7 +187,7 @@ def find_obstacle(side: ComparisonSide, step: Step) -> str:
             return f"{chain_step.stage}: {result.full_reason if result else 'it did not finish'}"
         if chain_step.stage.row.checks_numbers and result is not None and result.verdict is Verdict.FAILED:
             return f"its numbers are wrong: {result.reason}"
-    count_result = results.get(step.id) if step.stage.row.alongside else None
+    count_result = results.get(step.id) if step.stage.row.accompanies else None
     return count_result.reason if count_result and "instructions" not in count_result.statistics else ""
 
 
@@ -274,14 +274,14 @@ def make_round_settings(request: CompareRequest | BisectRequest, *, local: bool 
 class SideTools:
     """A side's profiling tools; `compiles` has the compile steps with statistics, by the module that each makes."""
 
-    machine: Workbench
+    workbench: Workbench
     compiles: Mapping[str, Step]
 
     @classmethod
-    def of(cls, machine: Workbench, steps: Iterable[Step]) -> SideTools:
+    def of(cls, workbench: Workbench, steps: Iterable[Step]) -> SideTools:
         """Make the tools from the steps that a side has run."""
         compiles = (step for step in steps if "statistics" in dict(step.outputs))
-        return cls(machine, {step.find_output("module"): step for step in compiles})
+        return cls(workbench, {step.find_output("module"): step for step in compiles})
 
 
 def explain_differences(
@@ -337,9 +337,9 @@ def _collect_dispatches(
             side, measurement, median = side_by_name[name]
             profiling = profile_dispatches(
                 measurement.step,
-                side.machine.iree,
+                side.workbench.iree,
                 processes,
-                side.machine.get_flags(BENCHMARK_MODULE),
+                side.workbench.get_flags(BENCHMARK_MODULE),
                 command=measurement.command,
                 invocation_ms=median,
                 name=f"profile.{len(profilings_by_side[name]) + 1}.",

@@ -137,14 +137,14 @@ def _list_figures(chain: ChainOutcome, *, same_machine: bool) -> Iterator[Histor
     for figure, value in figures.values.items():
         trend = figure.row.trend
         # Instructions of a call make a series only if the instructions in dispatches are unknown.
-        partial = figure is Figure.CALL_INSTRUCTIONS and Figure.INSTRUCTIONS in figures.values
+        partial = figure is Figure.CALL_INSTRUCTIONS and Figure.DISPATCH_INSTRUCTIONS in figures.values
         foreign = figure.row.stage.row.makes_modules and not figure.is_exact and not has_compile_time
         if trend is None or partial or foreign or (figure is Figure.TIME and wrong) or not math.isfinite(value):
             continue
         check = figures.checks.get(figure)
         golden, limit = (check.golden, check.limit) if check else (None, None)
         if figure is Figure.TIME and figures.samples is not None:
-            rounds, noisy = figures.samples.real_time_ms, bool(figures.disturbance) or figures.has_disturbed_time
+            rounds, noisy = figures.samples.real_time_ms, bool(figures.disturbance)
             yield HistoryFigure(trend.name, value, figures.statistic, rounds, noisy, golden, limit)
         elif figure.is_counted:
             # The counted module differs from the timed module, and may exist without it.
@@ -160,6 +160,6 @@ def _format_flags(steps: Iterable[StepOutcome], *, of_count: bool = False) -> st
         f"{step.name} {_FOLDER.sub('=', flag)}"
         for step in steps
         for flag in step.flags
-        if step.stage.row.in_series and step.counts_instructions is of_count and not _FILE_FLAGS.match(flag)
+        if step.stage.row.in_series and step.is_for_count is of_count and not _FILE_FLAGS.match(flag)
     }
     return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:12]

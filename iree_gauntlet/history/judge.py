@@ -46,9 +46,7 @@ class MinEffects:
 
     def find_noise(self, trend: Trend | None) -> float:
         """Return the smallest effect that counts for a noisy figure, as a difference of logarithms."""
-        return math.log1p(
-            self.time if trend is not None and trend.effect is Effect.TIME else self.memory_and_compile_time
-        )
+        return math.log1p(self.find_margin(trend).share or self.memory_and_compile_time)
 
 
 def judge(all_series: Iterable[Series], effects: MinEffects) -> tuple[Finding, ...]:
@@ -61,8 +59,9 @@ def judge(all_series: Iterable[Series], effects: MinEffects) -> tuple[Finding, .
     likely: list[Finding] = []
     quiet_count = 0
     for series in all_series:
-        if _is_exact(series):
-            exact += _list_exact_changes(series, effects.find_margin(series.key.trend))
+        margin = effects.find_margin(series.key.trend)
+        if _is_exact(series, margin):
+            exact += _list_exact_changes(series, margin)
             continue
         findings = _list_noisy_changes(series, effects.find_noise(series.key.trend))
         likely += findings
@@ -77,50 +76,55 @@ def judge(all_series: Iterable[Series], effects: MinEffects) -> tuple[Finding, .
 
 
 def _rank(finding: Finding) -> tuple[int, float, float, tuple[str, ...]]:
-    """Rank regressions, suspected regressions, improvements, recoveries; in each the largest, then the most certain."""
-    key = finding.key
+    """Rank regressions, suspected regressions, improvements, undone changes; each by today's size, then certainty."""
+    key, today = finding.key, finding.today
     better = finding.kind is FindingKind.IMPROVEMENT
-    group = 3 if finding.won_back else 2 if better else 1 if finding.suspected else 0
-    size = -abs(math.log(finding.new / finding.old)) if finding.new > 0 and finding.old > 0 else -math.inf
+    group = 3 if finding.undone else 2 if better else 1 if finding.suspected else 0
+    size = -abs(math.log(today / finding.old)) if today > 0 and finding.old > 0 else -math.inf
     return group, size, finding.p_value or 0.0, (key.title, key.sku, key.machine, key.flags)
 
 
-def _is_exact(series: Series) -> bool:
+def _is_exact(series: Series, margin: Margin) -> bool:
     values = [point.value for point in series.points]
     if any(value <= 0 for value in values):
         return True
-    changes = sum(a != b for a, b in pairwise(values))
+    changes = sum(margin.is_exceeded(a, b) for a, b in pairwise(values))
     restless = series.key.trend is Figure.ERROR.row.trend and changes >= max(_PERIOD, len(values) / _PERIOD)
     return series.key.is_exact and not restless
 
 
 def _list_exact_changes(series: Series, margin: Margin) -> list[Finding]:
     """List the points where a figure differs from its value at the last change, which also finds slow drifts."""
-    points, sign = series.points, -1 if series.key.more_is_better else 1
+    points = series.points
     steps, base = [], points[0].value
     for index, point in enumerate(points):
         if margin.is_exceeded(base, point.value):
             steps.append((index, base))
             base = point.value
-    findings = []
-    for (index, old), (end, _) in pairwise([*steps, (len(points), base)]):
-        new_point = points[index]
-        is_worse = (new_point.value > old) is not series.key.more_is_better
-        findings.append(
-            Finding(
-                key=series.key,
-                kind=FindingKind.REGRESSION if is_worse else FindingKind.IMPROVEMENT,
-                index=index,
-                point_before=points[index - 1],
-                point_after=new_point,
-                old=old,
-                new=new_point.value,
-                runs=end - index,
-                won_back=is_worse
-                and (sign * (points[-1].value - old) <= 0 or not margin.is_exceeded(old, points[-1].value)),
-            )
-        )
-    return findings
+    return [
+        _make_step(series, index, end, (old, points[index].value, points[-1].value), margin)
+        for (index, old), (end, _) in pairwise([*steps, (len(points), base)])
+    ]
+
+
+def _make_step(series: Series, index: int, end: int, levels: tuple[float, float, float], margin: Margin) -> Finding:
+    """Make the finding of a step; the levels are those before it, from `index` to `end`, and of today."""
+    points, key, (old, new, today) = series.points, series.key, levels
+    undone = (today - old) * (new - old) <= 0 or not margin.is_exceeded(old, today)
+    until = points[end - 1] if undone or end < len(points) else None
+    return Finding(
+        key=key,
+        kind=FindingKind.REGRESSION if (new > old) is not key.more_is_better else FindingKind.IMPROVEMENT,
+        index=index,
+        point_before=points[index - 1],
+        point_after=points[index],
+        old=old,
+        new=new,
+        runs=end - index,
+        today=today if until else new,
+        until=until,
+        undone=undone,
+    )
 
 
 def _list_noisy_changes(series: Series, min_effect: float) -> list[Finding]:
@@ -133,25 +137,14 @@ def _list_noisy_changes(series: Series, min_effect: float) -> list[Finding]:
     if len(set(positions)) < len(positions):
         positions = [change.index for change in changes]
     edges = [0, *positions, len(points)]
-    sign = -1 if series.key.more_is_better else 1
     levels = [statistics.median(values[start:end]) for start, end in pairwise(edges)]
-    return [
-        Finding(
-            key=series.key,
-            kind=FindingKind.REGRESSION if sign * change.effect > 0 else FindingKind.IMPROVEMENT,
-            index=position,
-            point_before=points[position - 1],
-            point_after=points[position],
-            old=levels[number],
-            new=levels[number] * math.exp(change.effect),
-            runs=change.count_after,
-            suspected=not change.is_confirmed,
-            p_value=change.p_value,
-            disturbed=sum(flags[edges[number] : edges[number + 2]]),
-            won_back=sign * change.effect > 0 and sign * math.log(levels[-1] / levels[number]) < min_effect,
-        )
-        for number, (position, change) in enumerate(zip(positions, changes, strict=True))
-    ]
+    margin, findings = Margin(math.expm1(min_effect)), []
+    for number, (position, change) in enumerate(zip(positions, changes, strict=True)):
+        start, end, old = edges[number], edges[number + 2], levels[number]
+        step = _make_step(series, position, end, (old, old * math.exp(change.effect), levels[-1]), margin)
+        step = replace(step, runs=change.count_after, disturbed=sum(flags[start:end]))
+        findings.append(replace(step, suspected=not change.is_confirmed, p_value=change.p_value))
+    return findings
 
 
 def _align_with_iree(points: Sequence[Point], index: int) -> int:
@@ -189,6 +182,7 @@ def _list_drifts(series: Series, min_effect: float) -> list[Finding]:
             old=new * math.exp(-sign * trend.effect),
             new=new,
             runs=len(values) - trend.start_index,
+            today=new,
             p_value=trend.p_value,
             disturbed=sum(flags),
         )

@@ -29,7 +29,7 @@ from iree_gauntlet.reports.details import list_findings
 from iree_gauntlet.reports.live_progress import PlainProgress
 from iree_gauntlet.requests import ExecutionRequest, ToolchainRequest
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.stages import CHECKS, Stage
+from iree_gauntlet.stages import CHECK_STAGES, Stage
 from iree_gauntlet.steps import Step, make_step_id
 
 if TYPE_CHECKING:
@@ -141,25 +141,25 @@ class ModelTestSession:
     def __init__(self, tests: Sequence[TorchTest], run_dir: Path, artifacts: Path, settings: SessionSettings) -> None:
         self.run_dir = run_dir
         self._log = _Log()
-        self._machine = open_workbench(
+        self._workbench = open_workbench(
             ToolchainRequest(str(artifacts)), self._log, need_toolchain=True, prefer_path=True
         )
-        required_cases = {case.id: case for test in tests for case in test.required}
-        cases = CaseSet(tuple(test.case for test in tests), tuple(required_cases.values()), ())
+        needed_cases = {case.id: case for test in tests for case in test.required}
+        cases = CaseSet(tuple(test.case for test in tests), tuple(needed_cases.values()), ())
         variants = settings.variants
-        require_known_flags(variants, self._machine.get_flags)
+        require_known_flags(variants, self._workbench.get_flags)
         cases = vary_cases(cases, variants, variants)
         execution = ExecutionRequest(force_recompile=settings.force_recompile)
-        plan = make_plan(cases, CHECKS.values(), make_plan_context(self._machine, run_dir, execution))
+        plan = make_plan(cases, CHECK_STAGES.values(), make_plan_context(self._workbench, run_dir, execution))
         if plan.problems:
             raise SpecError(list(plan.problems))
-        plan = assign_local_devices(block_impossible_imports(plan, self._machine), self._machine)
+        plan = assign_local_devices(block_impossible_imports(plan, self._workbench), self._workbench)
         self._steps = {step.id: step for step in plan.steps}
         self._verdicts: dict[str, Verdict] = {}
         self._options = RunOptions(
             jobs=max(1, read_machine_facts().cores // settings.processes),
             fail_fast=False,
-            rebuilt_dir=run_dir / "made-again" if settings.force_recompile else None,
+            marks_dir=run_dir / "made-again" if settings.force_recompile else None,
             lenient=False,
             all_goldens=settings.all_goldens,
             confirm=settings.confirm,
@@ -168,7 +168,7 @@ class ModelTestSession:
         self._journal = Journal(run_dir / settings.journal, lambda: datetime.now(UTC))
         targets = sorted({test.case.target for test in tests})
         suite = "+".join(("pytest", *(variant.name for variant in variants)))
-        event = make_run_event(plan, run_dir, self._machine, suite, targets, settings.command)
+        event = make_run_event(plan, run_dir, self._workbench, suite, targets, settings.command)
         self._journal.write_opening(replace(event, markers=settings.markers, variants=variants), plan.steps)
         self._session: Session[Journal] | None = None
         self._stack = ExitStack()
@@ -176,7 +176,7 @@ class ModelTestSession:
     @property
     def why(self) -> str:
         """The reason for choosing this IREE among several."""
-        return self._machine.iree.selection_reason
+        return self._workbench.iree.selection_reason
 
     def prepare(self, case: Case) -> None:
         """Run the steps that a test's check needs.
@@ -228,7 +228,7 @@ class ModelTestSession:
             steps_by_id[step.id] = step
 
         # With a tuning spec, each test has a check of its dispatches. The check of the test's own kind is last.
-        for stage in (Stage.COMPSTAT, CHECKS[case.kind]):
+        for stage in (Stage.COMPSTAT, CHECK_STAGES[case.kind]):
             if step := self._steps.get(make_step_id(case.chain, stage)):
                 visit(step)
         return list(steps_by_id.values())
@@ -242,7 +242,7 @@ class ModelTestSession:
             self._stack.close()
             self._session = self._stack.enter_context(open_session(self.run_dir, self._journal, self._log))
         try:
-            self._verdicts |= Engine(self._session, self._machine, self._options).perform(steps, verdicts)
+            self._verdicts |= Engine(self._session, self._workbench, self._options).perform(steps, verdicts)
         except BaseException as error:
             # The test has timed out, or the user has interrupted it.
             reason = f"ended by pytest: {type(error).__name__} {error}".strip()

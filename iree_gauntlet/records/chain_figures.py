@@ -39,7 +39,7 @@ class ChainFigures:
         checks: the worst comparison of each figure with a limit or an expected value.
         all_from_cache: True if all modules came from the cache; the compile time is from their original compile.
         statistic: the statistic of the time.
-        disturbance: other work on the machine while the time was measured; empty if there was none.
+        disturbance: what disturbed the machine while the time was measured, such as other work; empty for nothing.
         has_disturbed_time: True if the time counts as disturbed.
         counted_by: the counter of instructions, and the CPU that the modules were compiled for.
     """
@@ -75,9 +75,9 @@ class ChainFigures:
         return self.samples.stdev_ms if self.samples and Figure.TIME in self.values else None
 
     def find_check(self, figure: Figure) -> Check | None:
-        """Find a figure's check; for a call's instructions without a check, find the check of those in dispatches."""
+        """Find a figure's check; if a call's instructions have none, the check of the instructions in dispatches."""
         check = self.checks.get(figure)
-        return self.checks.get(Figure.INSTRUCTIONS) if figure is Figure.CALL_INSTRUCTIONS and not check else check
+        return check or (self.checks.get(Figure.DISPATCH_INSTRUCTIONS) if figure is Figure.CALL_INSTRUCTIONS else None)
 
     def format_cell(self, figure: Figure) -> str:
         """Format a figure for a table of runs, with its limit if any; return a dash for a missing figure."""
@@ -90,7 +90,7 @@ class ChainFigures:
             return f"{mean} *" if self.has_disturbed_time else mean
         limit = None if check is None else check.limit
         if figure is Figure.CALL_INSTRUCTIONS and limit is not None:
-            value = self.values.get(Figure.INSTRUCTIONS, value)
+            value = self.values.get(Figure.DISPATCH_INSTRUCTIONS, value)
         if value is None:
             return "cached" if figure is Figure.COMPILE_TIME and self.all_from_cache else NO_VALUE
         if figure is Figure.COMPILE_TIME:
@@ -99,7 +99,7 @@ class ChainFigures:
         return write(value) if limit is None else f"{write(value)} / {write(limit)}"
 
     def _format_quality(self) -> str:
-        """Return `max error 1.2e-05 (≤ 0.0001 + 1e-05·|expected|)`, `12 of 384 differ (3.1 %)`, or a dash."""
+        """Return `max error 1.2e-05 (≤ 0.0001)`, `1 of 80 differ (1.3 %): 0 where NaN was expected`, or a dash."""
         output = self.worst_output
         if output is None:
             return NO_VALUE
@@ -115,6 +115,8 @@ class ChainFigures:
             if output.count
             else "differs"
         )
+        if output.special_text:
+            return f"{differing}: {output.special_text}"
         return f"{differing}, {error} (> {output.tolerance_text})" if error else differing
 
     @property
@@ -135,11 +137,11 @@ class ChainFigures:
 
 def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
     """Collect the figures of a chain from its steps."""
-    main_steps = [step for step in chain.steps if not step.counts_instructions and step.verdict is not Verdict.SKIPPED]
+    main_steps = [step for step in chain.steps if not step.is_for_count and step.verdict is not Verdict.SKIPPED]
     compiles = [step for step in main_steps if step.stage is Figure.COMPILE_TIME.row.stage]
     timed_steps = [step for step in chain.steps if step.samples is not None]
     count_records = [
-        step.typed_statistics for step in chain.steps if step.stage.row.alongside and step.typed_statistics.counter
+        step.typed_statistics for step in chain.steps if step.stage.row.accompanies and step.typed_statistics.counter
     ]
     # For each figure, a failed check has precedence over a passed one, and this over a check that was not made.
     ranked_checks = sorted(
@@ -153,9 +155,11 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
     busy, steal = shares.busy_share, shares.steal_share
     causes = [f"other work kept the CPUs {100 * busy:.0f} % busy"] if busy > BUSY_SHARE else []
     causes += [f"other machines of the host took {100 * steal:.0f} % of the CPUs"] if steal > STEAL_SHARE else []
-    if Figure.INSTRUCTIONS_OUTSIDE not in values and values.pop(Figure.INSTRUCTIONS, None) is not None:
+    disturbances = timed_steps[-1].typed_statistics.disturbed if timed_steps else ()
+    part = Figure.DISPATCH_INSTRUCTIONS
+    if Figure.OUTSIDE_INSTRUCTIONS not in values and values.pop(part, None) is not None:
         # If the counter cannot separate dispatches, the golden was compared with the whole call.
-        checks |= {Figure.CALL_INSTRUCTIONS: checks.pop(Figure.INSTRUCTIONS)} if Figure.INSTRUCTIONS in checks else {}
+        checks |= {Figure.CALL_INSTRUCTIONS: checks.pop(part)} if part in checks else {}
     return ChainFigures(
         values=values,
         checks=checks,
@@ -163,17 +167,15 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
         samples=timed_steps[-1].samples if timed_steps else None,
         all_from_cache=bool(compiles) and all(step.cache and step.cache.hit for step in compiles),
         statistic=timed_steps[-1].time_statistic if timed_steps else Statistic.MEAN,
-        disturbance="; ".join(causes),
-        has_disturbed_time=bool(timed_steps and timed_steps[-1].typed_statistics.disturbed),
+        disturbance="; ".join(causes or disturbances),
+        has_disturbed_time=bool(disturbances),
         counted_by=", ".join(filter(None, (count_records[-1].counter, count_records[-1].cpu))) if count_records else "",
     )
 
 
 def _measure(chain: ChainOutcome, figure: Figure, check: Check | None) -> float | None:
     """Compute a figure of a chain from its steps."""
-    steps = [
-        step for step in chain.steps if step.stage is figure.row.stage and step.counts_instructions is figure.is_counted
-    ]
+    steps = [step for step in chain.steps if step.stage is figure.row.stage and step.is_for_count is figure.is_counted]
     match figure.row.combination:
         case Combination.MAIN:
             main = next((step for step in steps if not step.role and step.verdict is not Verdict.SKIPPED), None)

@@ -124,10 +124,11 @@ class ReductionFinding(EmptyFinding):
     phase: str = ""
     names: tuple[str, ...] = ()
 
-    @property
-    def change(self) -> str:
-        """The change in size: `500 operations to 1`."""
-        return f"{self.before.operations:,} operations to {self.after.operations:,}"
+    def describe(self, effort: str = "") -> str:
+        """Describe the change in size: `reduced from 500 operations to 1 in 10 compiles: onnx.Cast`."""
+        size = f"{self.after.operations:,}" if self.after.operations else "none"
+        names = ", ".join(self.names) or "a function without operations"
+        return f"reduced from {self.before.operations:,} operations to {size}{effort}: {names}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +263,7 @@ class CaseExplanation:
         if findings.same is not None:
             return f"the program, its flags and so the failure are those of {findings.same.case}"
         if reduction is not None and not reduction.why:
-            return f"reduced from {reduction.change}: {', '.join(reduction.names)}"
+            return reduction.describe()
         parts = (operator, findings.nothing, fault, reduction, slower)
         return next((finding.why for finding in parts if finding and finding.why), "it was not finished")
 
@@ -355,10 +356,10 @@ def read_explain_outcome(folder: Path) -> ExplainOutcome:
     return ExplainOutcome(folder.parent.name, record.opening, cases, record.end, by_name)
 
 
-def list_reproduced_cases(folder: Path, *, private: bool, budget: float) -> set[str]:
+def list_reproduced_cases(folder: Path, *, without_weights: bool, budget: float) -> set[str]:
     """List the cases that a bundle reproduces; return none if nothing was explained yet.
 
-    If bundles must be `private`, those with the model's own values do not count. Bundles of a reduction that was cut
+    With `without_weights`, bundles with the model's own values do not count. Bundles of a reduction that was cut
     short after fewer minutes than the `budget` do not count either.
     """
     cases_by_name = read_explain_outcome(folder).cases_by_name if (folder / JOURNAL).is_file() else {}
@@ -366,7 +367,7 @@ def list_reproduced_cases(folder: Path, *, private: bool, budget: float) -> set[
         case.case
         for case in cases_by_name.values()
         if case.has_bundle
-        and (case.end.private or not private)
+        and (case.end.private or not without_weights)
         and (not case.findings.reduced or case.findings.reduced.complete or case.end.budget >= budget)
     }
 

@@ -40,7 +40,7 @@ _VERSION_DAY = re.compile(r"(?:rc|dev|\+|\.)(20\d{6})\b")
 # The verdicts of a comparison in which nothing got worse.
 _REFUTING_VERDICTS = ("same", "faster", "not slower")
 # The keys in JSON of a finding, and of the points next to the finding's step.
-_FINDING_KEYS = ("kind", "suspected", "won_back", "accepted", "confirmed", "ratio")
+_FINDING_KEYS = ("kind", "suspected", "accepted", "confirmed", "ratio")
 _POINT_KEYS = ("run", "time", "iree", "commit", "file")
 # The figures by the names of their series.
 TRENDS = {figure.row.trend.name: figure for figure in Figure if figure.row.trend}
@@ -310,6 +310,11 @@ class Point:
     named: str = ""
 
     @property
+    def dated_iree(self) -> str:
+        """The IREE, with the run's day unless its version contains a day: `3.9.0, run 2026-03-01`."""
+        return self.iree if _VERSION_DAY.search(self.iree) else f"{self.iree}, run {self.time[:10]}"
+
+    @property
     def version(self) -> str:
         """The commit or version that runs of the same IREE share; empty if unknown."""
         return self.commit or self.iree
@@ -364,10 +369,11 @@ class Finding:
     Attributes:
         index: the index of the first point after the step; for a drift, of the first point after the best stretch.
         runs: the number of runs after the step, up to the next step.
+        today: the newest level of the series; that of the change (`new`) if it is the newest one.
         suspected: True if so few runs cannot prove a change.
         p_value: the probability of such a step without a change, over all series of the report; None if exact.
         disturbed: the number of disturbed points on both sides.
-        won_back: True if the series has recovered since.
+        until, undone: the last point with the change's level, if others follow; True if nothing of the change is left.
         confirmed: the verdict of `history.confirm`: `slower`, `same`, …; empty if not confirmed.
         ratio: the ratio of the two IREEs, measured in turns; None if not measured or unknown.
         accepted: the reason that somebody gave for accepting the change; empty if it was not accepted.
@@ -381,10 +387,12 @@ class Finding:
     old: float
     new: float
     runs: int
+    today: float
     suspected: bool = False
     p_value: float | None = None
     disturbed: int = 0
-    won_back: bool = False
+    until: Point | None = None
+    undone: bool = False
     accepted: str = ""
     confirmed: str = ""
     ratio: float | None = None
@@ -395,14 +403,15 @@ class Finding:
         return self.kind is not FindingKind.IMPROVEMENT and self.confirmed in _REFUTING_VERDICTS
 
     @property
-    def needs_no_action(self) -> bool:
-        """True if nobody has to examine the finding, because the loss was won back, accepted, or refuted."""
-        return bool(self.won_back or self.accepted or self.is_refuted)
+    def needs_action(self) -> bool:
+        """True if somebody has to examine the finding: a loss that was neither won back, nor accepted, nor refuted."""
+        return self.kind is not FindingKind.IMPROVEMENT and not (self.undone or self.accepted or self.is_refuted)
 
     @property
     def label(self) -> str:
         """The label of the finding's state, in a word or two."""
-        labels = ((self.accepted, "accepted"), (self.is_refuted, "refuted"), (self.won_back, "won back"))
+        undone_label = "lost again" if self.kind is FindingKind.IMPROVEMENT else "won back"
+        labels = ((self.accepted, "accepted"), (self.is_refuted, "refuted"), (self.undone, undone_label))
         settled_label = next((label for applies, label in labels if applies), "")
         return settled_label or (f"suspected {self.kind}" if self.suspected else str(self.kind))
 
@@ -422,7 +431,10 @@ class Finding:
         return {
             **{name: getattr(self.key, name) for name in ("case", "figure", "sku", "machine", "flags")},
             **{name: getattr(self, name) for name in _FINDING_KEYS},
+            "won_back": self.undone and self.kind is not FindingKind.IMPROVEMENT,
             "change": change if math.isfinite(change) else None,
+            "today": self.today,
+            "until": self.until and {name: getattr(self.until, name) for name in _POINT_KEYS},
             **{name: getattr(self, name) for name in ("old", "new", "runs", "p_value", "disturbed", "same_iree")},
             "before": {name: getattr(self.point_before, name) for name in _POINT_KEYS},
             "after": {name: getattr(self.point_after, name) for name in _POINT_KEYS},
@@ -447,12 +459,8 @@ class HistoryOutcome:
 
     @property
     def regressions(self) -> tuple[Finding, ...]:
-        """The losses that somebody has to examine: neither won back, nor accepted, nor refuted."""
-        return tuple(
-            finding
-            for finding in self.findings
-            if finding.kind is not FindingKind.IMPROVEMENT and not finding.needs_no_action
-        )
+        """The losses that somebody has to examine."""
+        return tuple(finding for finding in self.findings if finding.needs_action)
 
 
 def select_series(series: Iterable[Series], pattern: str, sku: str) -> tuple[Series, ...]:

@@ -281,7 +281,7 @@ def _list_remarks(record: _MatrixRecord, irees: tuple[MatrixIree, ...], rows: tu
         disturbed_count = sum(bool(cell.figures.disturbance) for cell in timings)
         if disturbed_count:
             counts = f"{disturbed_count} of {len(timings)} times were"
-            yield f"{iree.label}: {counts} taken while the machine did other work (~): measure them again"
+            yield f"{iree.label}: {counts} disturbed (~): measure them again"
     chains = [row.chain for row in rows if not row.timed_on_one_machine]
     if chains:
         advice = "their times have no ratio; `gauntlet compare A B --cluster …` measures both IREEs on one machine"

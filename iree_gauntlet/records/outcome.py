@@ -101,9 +101,9 @@ class StepOutcome(Result):
         return f"{self.stage}.{self.role}" if self.role else self.stage
 
     @property
-    def counts_instructions(self) -> bool:
+    def is_for_count(self) -> bool:
         """True if the step counts instructions, or compiles the separate module for counting."""
-        return self.stage.row.alongside is not None or self.role.rpartition(".")[2] == COUNTED
+        return self.stage.row.accompanies is not None or self.role.rpartition(".")[2] == COUNTED
 
     @property
     def unapplied_goldens(self) -> tuple[Golden, ...]:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.figures import Figure
+from iree_gauntlet.formatting import pluralize
 from iree_gauntlet.journal_events import ToolchainInfo
 from iree_gauntlet.recorded import UNRECORDED, Recorded, read_json
 from iree_gauntlet.records.chain_figures import collect_chain_figures
-from iree_gauntlet.results import OutputComparison  # noqa: TC001 - read by its type
+from iree_gauntlet.results import CacheUse, OutputComparison  # noqa: TC001 - read by their types
 from iree_gauntlet.settings import resolve_links
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from iree_gauntlet.records.chain_figures import ChainFigures
-    from iree_gauntlet.records.outcome import RunOutcome
+    from iree_gauntlet.records.outcome import RunOutcome, StepOutcome
 
 
 SUMMARY = "summary.json"
@@ -29,6 +31,7 @@ _MAX_RUNS, _HEAD_BYTES = 20, 16_384
 _START_LINE, _COMPLETE_LINE = re.compile(r'\n "started": "([^"]*)",\n'), '\n "state": "complete",\n'
 # Larger summaries, of suites with thousands of models, take too long to read.
 _MAX_SUMMARY_BYTES = 4_000_000
+Change = tuple[str, str, str, str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,9 @@ class _Figure(Recorded):
 class _Step(Recorded):
     id: str
     seconds: float
+    stage: str = ""
+    command: str = ""
+    cache: CacheUse | None = None
     real_time_ms: tuple[float, ...] = ()
     statistics: dict[str, Any] = field(default_factory=dict)
 
@@ -80,12 +86,23 @@ class PreviousRun:
 
     Attributes:
         compiler: the version of the previous run's compiler.
-        changes: chain, figure, old value, new value, and the relative change if both values are numbers.
+        changes: chain, figure, old value, new value, and the relative change if both are numbers; the largest first.
+        machine_changes: those of times for which modules, runtime and options are the same, so that it was the machine.
     """
 
     run: str
     compiler: str
-    changes: tuple[tuple[str, str, str, str, float | None], ...]
+    changes: tuple[Change, ...]
+    machine_changes: tuple[Change, ...] = ()
+
+    @property
+    def machine_line(self) -> str:
+        """The changes of the machine in one line."""
+        shares = [change[4] or 0.0 for change in self.machine_changes]
+        middle = statistics.median(shares)
+        word = "less steady" if min(shares) < 0 < max(shares) else "slower" if middle > 0 else "faster"
+        times = f"{pluralize(len(shares), 'time')} by 10 % or more, median {100 * middle:+.0f} %"
+        return f"same modules: the machine was {word}, {times}"
 
 
 def find_changes_since(outcome: RunOutcome, folder: Path) -> PreviousRun | None:
@@ -99,12 +116,24 @@ def find_changes_since(outcome: RunOutcome, folder: Path) -> PreviousRun | None:
     if previous is None:
         return None
     chains = {chain.id: chain for chain in previous.chains}
-    changes = tuple(
-        change
-        for chain in outcome.chains
-        for change in _find_changes(chain.id, str(chain.verdict), collect_chain_figures(chain), chains[chain.id])
-    )
-    return PreviousRun(previous.run, previous.toolchain.compiler, changes)
+    has_same_runtime = outcome.toolchain.runtime_identity == previous.toolchain.runtime_identity
+    changes: tuple[list[Change], list[Change]] = [], []
+    for chain in outcome.chains:
+        old_chain, work = chains[chain.id], _list_work(chain.steps)
+        has_same_work = has_same_runtime and bool(work) and work == _list_work(old_chain.steps)
+        for change in _find_changes(chain.id, str(chain.verdict), collect_chain_figures(chain), old_chain):
+            changes[has_same_work and change[1] == Figure.TIME.row.change_title].append(change)
+    for group in changes:
+        group.sort(key=lambda change: (change[4] is not None, -abs(change[4] or 0.0)))
+    return PreviousRun(previous.run, previous.toolchain.compiler, *map(tuple, changes))
+
+
+def _list_work(steps: Sequence[StepOutcome | _Step]) -> list[str]:
+    # The keys of a chain's modules, and its benchmarks' options without paths; nothing if a key is unknown.
+    keys = [step.cache.key if step.cache else "" for step in steps if step.stage == Figure.COMPILE_TIME.row.stage]
+    commands = (step.command for step in steps if step.stage == Figure.TIME.row.stage)
+    options = [word for command in commands for word in command.split() if "/" not in word]
+    return [*keys, *options] if keys and all(keys) else []
 
 
 def read_previous_seconds(suite: str, folder: Path) -> dict[str, float]:
@@ -137,9 +166,7 @@ def _find_before(suite: str, limit: str, folder: Path, keys: Collection[tuple[st
     return None
 
 
-def _find_changes(
-    chain: str, verdict: str, figures: ChainFigures, previous: _Chain
-) -> Iterator[tuple[str, str, str, str, float | None]]:
+def _find_changes(chain: str, verdict: str, figures: ChainFigures, previous: _Chain) -> Iterator[Change]:
     if verdict != previous.verdict:
         yield chain, "verdict", previous.verdict, verdict, None
     noisy = figures.has_disturbed_time or any(
@@ -148,7 +175,7 @@ def _find_changes(
     for figure, old_figure in previous.figures.items():
         row, check = figure.row, figures.find_check(figure)
         # Compare instructions by the parts of a call if both runs have the parts, otherwise for the whole call.
-        parts = Figure.INSTRUCTIONS in previous.figures and Figure.INSTRUCTIONS in figures.values
+        parts = Figure.DISPATCH_INSTRUCTIONS in previous.figures and Figure.DISPATCH_INSTRUCTIONS in figures.values
         if not row.change_title or (figure.is_counted and parts is (figure is Figure.CALL_INSTRUCTIONS)):
             continue
         old, new = old_figure.measured, figures.values.get(figure)

@@ -82,7 +82,7 @@
     let point = last;
     const show = (at) => {
       point = Math.min(Math.max(at, 0), last);
-      const lines = chart.says.map((parts) => written(parts, origins[point], origins[Math.max(point - 1, 0)]));
+      const lines = chart.tooltip_lines.map((parts) => written(parts, origins[point], origins[Math.max(point - 1, 0)]));
       said.replaceChildren(element("strong", `${digits(chart.values[point])} ${chart.unit}`));
       for (const line of lines.filter(Boolean)) {
         const isLink = line.startsWith("https://");

@@ -62,20 +62,18 @@ def format_comparison(output: OutputComparison) -> str:
         fraction = format_percent(output.mismatches, output.count)
         parts.append(f"{format_count(output.mismatches)} of {format_count(output.count)} elements differ ({fraction})")
     if output.max_abs_error is not None:
-        error = f"max absolute error {format_error(output.max_abs_error)}"
+        values = " of finite values" if output.special_text else ""
+        error = f"max absolute error{values} {format_error(output.max_abs_error)}"
         if output.max_rel_error is not None:
             error += f", max relative error {format_error(output.max_rel_error)}"
         parts.append(f"{error} (allowed {output.tolerance_text})")
     if not output.passed and (output.worst_actual or output.worst_expected):
         index_text = ", ".join(map(str, output.worst_index or ()))
         worst = f"{join_lines(output.worst_actual, 60)} where {join_lines(output.worst_expected, 60)} was expected"
-        parts.append(f"worst at [{index_text}]: {worst}")
+        parts.append(f"worst at [{index_text}]: {join_lines(output.special_text) or worst}")
     if output.cosine_similarity is not None:
         parts.append(f"cosine similarity {output.cosine_similarity:.6g}")
-    for name, actual_count, expected_count in (
-        ("NaN", output.actual_nans, output.expected_nans),
-        ("Inf", output.actual_infs, output.expected_infs),
-    ):
+    for name, actual_count, expected_count in output.special_counts:
         if actual_count or expected_count:
             parts.append(f"{name} {actual_count}, expected {expected_count}")
     return f"output {output.index}{type_text}: {'; '.join(parts) or ('as expected' if output.passed else 'differs')}"

@@ -125,7 +125,7 @@ def _make_interval(cell: IntervalBar, column: Column, to_x: Callable[[float], fl
         )
     low = to_x(cell.low) if cell.low is not None else 0
     high = to_x(cell.high) if cell.high is not None else _CELL_WIDTH
-    tone_class = tone(cell.word)
+    tone_class = tone(cell.verdict)
     parts.append(f'<line class="interval {tone_class}" x1="{low:.1f}" x2="{high:.1f}" y1="{middle}" y2="{middle}"/>')
     parts.append(f'<circle class="dot {tone_class}" cx="{to_x(cell.middle):.1f}" cy="{middle}" r="4"/>')
     return _make_svg("forest", _CELL_WIDTH, _CELL_HEIGHT, "".join(parts))
@@ -133,7 +133,7 @@ def _make_interval(cell: IntervalBar, column: Column, to_x: Callable[[float], fl
 
 def _make_bars(cell: Bars, maximum: float) -> Markup:
     height = _CELL_HEIGHT / len(cell.values)
-    tone_classes = ["plain"] * (len(cell.values) - 1) + [tone(cell.word)]
+    tone_classes = ["plain"] * (len(cell.values) - 1) + [tone(cell.verdict)]
     parts = (
         f'<rect class="bar {tone_class}" y="{index * height + 1:.1f}" width="{_CELL_WIDTH * (value / maximum):.1f}" '
         f'height="{height - 2:.1f}"/>'
@@ -147,7 +147,7 @@ def _make_course(cell: Sparkline) -> Markup:
     marks = (_format_vertical(to_x(index - 0.5), _CELL_HEIGHT, "change") for index in cell.changes)
     points = [(to_x(index), to_y(value)) for index, value in enumerate(cell.values)]
     x, y = points[-1]
-    dot = f'<circle class="dot {tone(cell.word)}" cx="{x:.0f}" cy="{y:.1f}" r="3"/>'
+    dot = f'<circle class="dot {tone(cell.verdict)}" cx="{x:.0f}" cy="{y:.1f}" r="3"/>'
     text = escape(join_lines(cell.text))
     label = f'<a href="{escape(cell.url)}">{text}</a>' if cell.url else text
     return _make_svg(
@@ -229,15 +229,15 @@ def draw_lanes(lanes: Timeline) -> Markup:
         for span in row:
             begin = span.start * scale
             waits, works = span.waited * scale, max(span.seconds * scale, 1.0)
-            outline = " outlined" if tone(span.word) in _OUTLINED_TONES else ""
-            css = f"stage-{span.kind}{outline}"
+            outline = " outlined" if tone(span.verdict) in _OUTLINED_TONES else ""
+            css = f"stage-{span.stage}{outline}"
             if has_names:
                 title = escape(
-                    join_lines(f"{span.name}: {format_duration(span.seconds)}, {span.word}{_describe_wait(span)}")
+                    join_lines(f"{span.name}: {format_duration(span.seconds)}, {span.verdict}{_describe_wait(span)}")
                 )
                 parts.append(
                     f"<g><title>{title}</title>"
-                    + (_format_rectangle(begin, y, waits, f"wait stage-{span.kind}") if waits >= 1 else "")
+                    + (_format_rectangle(begin, y, waits, f"wait stage-{span.stage}") if waits >= 1 else "")
                     + _format_rectangle(begin + waits, y, works, css)
                     + "</g>"
                 )
@@ -251,9 +251,9 @@ def draw_lanes(lanes: Timeline) -> Markup:
         parts.insert(0, f'<line class="tick" x1="{x:.0f}" x2="{x:.0f}" y1="0" y2="{height}"/>')
         parts.append(_format_text(x, height + 14, _format_time_label(second), "", anchor))
     text = f"what ran when, {format_duration(end)} in total"
-    legend = {f"stage-{span.kind}": span.kind for span in spans}
+    legend = {f"stage-{span.stage}": span.stage for span in spans}
     legend |= {"wait stage-compile": "waiting"} if any(_describe_wait(span) for span in spans) else {}
-    legend |= {"outlined": "failed"} if any(tone(span.word) in _OUTLINED_TONES for span in spans) else {}
+    legend |= {"outlined": "failed"} if any(tone(span.verdict) in _OUTLINED_TONES for span in spans) else {}
     keys = "".join(f'<li><span class="{css}"></span>{escape(name)}</li>' for css, name in legend.items())
     return _make_markup(f'<ul class="keys">{keys}</ul>') + _make_svg("lanes", _WIDTH, height + 20, "".join(parts), text)
 
@@ -323,10 +323,10 @@ def draw_line(line: Line) -> Markup:
     # The labels take as many lines as are needed to keep them apart.
     rows = max(1, min(3, math.ceil(150 / step)))
     for index, ((x, y), stop) in enumerate(zip(positions, line.stops, strict=True)):
-        title = escape(join_lines(f"{stop.name}: {stop.text} {stop.word}"))
-        css = f'dot {tone(stop.word)}" r="6' if stop.value is not None else 'untried" r="4'
+        title = escape(join_lines(f"{stop.name}: {stop.text} {stop.verdict}"))
+        css = f'dot {tone(stop.verdict)}" r="6' if stop.value is not None else 'untried" r="4'
         dot = f'<circle class="{css}" cx="{x:.0f}" cy="{y:.0f}"/>'
-        name = _format_text(x, height + 16 + 16 * (index % rows), add_verdict_sign(stop.name, stop.word))
+        name = _format_text(x, height + 16 + 16 * (index % rows), add_verdict_sign(stop.name, stop.verdict))
         value = _format_text(x, y - 12, stop.text, "value") if len(line.stops) <= _MAX_VALUED_STOPS else ""
         parts.append(f"<g><title>{title}</title>{dot}{name}{value}</g>")
     return _make_svg("stops", _WIDTH, height + _STOP_LABEL_HEIGHT + 16 * (rows - 1), "".join(parts), line.text)

@@ -34,7 +34,7 @@ from iree_gauntlet.document import (
     TextLink,
 )
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.formatting import format_bytes, format_dispatch_change, format_duration, pluralize
+from iree_gauntlet.formatting import format_bytes, format_dispatch_change, format_duration, format_share, pluralize
 from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.journal_format import JOURNAL, read_kind
 from iree_gauntlet.records.bisect_outcome import COMMIT_COMPARISON_URL, BisectOutcome, read_bisect_outcome
@@ -70,6 +70,7 @@ _SET_COLUMNS = (
 )
 _FLAG_COLUMNS = (Column("no."), Column("flag", ColumnKind.NAME), Column("needed for the difference"))
 _MEANINGS = {ExitCode.OK: "each failure has a bundle", ExitCode.INCONCLUSIVE: "not every failure has a bundle"}
+_BISECT_MEANINGS = {ExitCode.OK: "the change was found", ExitCode.INCONCLUSIVE: "the change was narrowed down"}
 _PROBE_COLUMNS = (Column("switch"), Column("flag", ColumnKind.NAME), Column("outcome", ColumnKind.VERDICT))
 
 
@@ -130,6 +131,7 @@ def bisect_document(outcome: BisectOutcome) -> Document:
         tuple(blocks),
         tuple(details),
         outcome.exit_code,
+        meaning=_BISECT_MEANINGS.get(outcome.exit_code, ""),
         provenance=make_provenance(
             subject,
             opening,
@@ -259,7 +261,7 @@ def _describe_failure_location(case: CaseExplanation) -> list[str]:
     if reduced is not None and reduced.why:
         return [reduced.why]
     if reduced is not None:
-        lines = [f"reduced from {reduced.change} in {reduced.tried} compiles: {', '.join(reduced.names)}"]
+        lines = [reduced.describe(f" in {reduced.tried} compiles")]
         lines += [f"it fails when compiled to the phase {reduced.phase}"] if reduced.phase else []
         lines += [] if reduced.complete else ["the time ran out before everything was tried: --budget allows more"]
         return lines
@@ -291,13 +293,13 @@ def _describe_located(located: CulpritFinding) -> list[str]:
     inputs = f"it takes {', '.join(located.inputs)}"
     if not located.reference:
         return [f"fails in {location}, and only there", inputs]
-    error_text = _format_share(located)
-    first_line = f"first wrong dispatch: {location}, off {error_text} on inputs for which {located.reference} is right"
+    share = format_share(located.error)
+    first_line = f"first wrong dispatch: {location}, off by {share} on inputs for which {located.reference} is right"
     lines = [first_line, f"{inputs} and returns {', '.join(located.outputs)}"]
     if f64_errors := located.in_f64:
         errors = (f64_errors.get(side) for side in ("target", "reference"))
-        target, reference = ("infinitely" if error_text is None else f"by {error_text:.2g}" for error_text in errors)
-        lines.append(f"compared with the same in f64, it is off {target}, and {located.reference} {reference}")
+        target, reference = ("NaN or infinity" if error is None else f"{error:.2g}" for error in errors)
+        lines.append(f"compared with the same in f64, it is off by {target}, and {located.reference} by {reference}")
     return lines
 
 
@@ -306,14 +308,12 @@ def _describe_operator(culprit: CulpritFinding) -> list[str]:
     lines = [text for text in (culprit.why, culprit.note) if text]
     if culprit.operator:
         note = ", with the first values of its large tensors repeated," if culprit.repeated else ""
-        start = f"first wrong operator: {culprit.operator}, off {_format_share(culprit)}{note} on inputs for which"
+        start = (
+            f"first wrong operator: {culprit.operator}, off by {format_share(culprit.error)}{note} on inputs for which"
+        )
         lines.append(f"{start} {culprit.reference} is right")
         lines.append(f"it takes {', '.join(culprit.inputs) or 'nothing'} and returns {', '.join(culprit.outputs)}")
     return lines
-
-
-def _format_share(culprit: CulpritFinding) -> str:
-    return f"by {culprit.error:.3g} of its largest value" if math.isfinite(culprit.error) else "infinitely"
 
 
 def _show_errors(located: CulpritFinding) -> Iterator[Block]:
@@ -324,7 +324,7 @@ def _show_errors(located: CulpritFinding) -> Iterator[Block]:
     stops = tuple(
         Stop(
             name.rpartition("$")[2],
-            "infinite" if error is None else f"{error:.2g}",
+            "not finite" if error is None else f"{error:.2g}",
             "failed" if index == fault_index else "",
             math.inf if error is None else error,
         )
@@ -365,6 +365,16 @@ def write_reports(folder: Path) -> Reports:
     return reports
 
 
+def publish_reports(folder: Path, reports: Reports) -> None:
+    """Append the reports to the summary of a CI step, and list them on the page of the project's runs."""
+    reports.append_to_step_summary(os.environ)
+    if folder.absolute().parent == find_runs_folder():
+        try:
+            write_index(find_runs_folder(), make_reports, existing={folder.name: reports})
+        except UsageError as problem:
+            messages.note(problem.on_one_line)
+
+
 class ConsolePresenter:
     """Shows runs on a stream; see `progress.Reporter`."""
 
@@ -392,12 +402,7 @@ class ConsolePresenter:
             messages.warn(f"standard output: {self._output.lost}; the run continued, see {format_path(folder)}")
         # Write the summary last, so that a write error does not hide the verdict.
         if not brief:
-            reports.append_to_step_summary(os.environ)
-            if folder.absolute().parent == find_runs_folder():
-                try:
-                    write_index(find_runs_folder(), make_reports, existing={folder.name: reports})
-                except UsageError as problem:
-                    messages.note(problem.on_one_line)
+            publish_reports(folder, reports)
         return reports.exit_code
 
     def with_stream(self, stream: TextIO) -> ConsolePresenter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import shlex
 from dataclasses import replace
 from itertools import groupby, pairwise
@@ -27,7 +26,7 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure
-from iree_gauntlet.formatting import format_milliseconds, pluralize
+from iree_gauntlet.formatting import format_milliseconds, format_ratio, pluralize
 from iree_gauntlet.records.bisect_outcome import COMMIT_COMPARISON_URL
 from iree_gauntlet.records.history_record import TRENDS, Finding, HistoryOutcome, Series
 from iree_gauntlet.records.history_record import FindingKind as Found
@@ -63,8 +62,8 @@ _CHANGE_COLUMNS = (
 _TERMINAL_ROWS = 60
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE_WIDTH = 60
-# Changes below the first limit have one significant digit; changes from the second limit on are factors.
-_SMALL_SHARE, _MIN_FACTOR = 0.001, 10.0
+# Smaller changes have one significant digit.
+_SMALL_SHARE = 0.001
 _MEANINGS = {
     ExitCode.OK: "nothing got worse",
     ExitCode.FAILED: "something got worse",
@@ -80,10 +79,10 @@ _ORDER = {trend.name: trend.position for figure in Figure if (trend := figure.ro
 _MAX_SPARKLINE_VALUES = 60
 
 
-def make_history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Document:
+def make_history_page(outcome: HistoryOutcome, now: str, stored_data: str = "") -> Document:
     """Return the page: the changes, then a table of all series, then for each case a part with a chart per series.
 
-    `now` is like `2026-11-25T10:45Z`. `memory` lists the changes that the previous page showed; new ones come first.
+    `now` is like `2026-11-25T10:45Z`. `stored_data` has the changes that the previous page showed; new ones come first.
     """
     changes = make_changes_document(outcome)
     by_case = sorted(
@@ -91,7 +90,7 @@ def make_history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Do
     )
     cases = [(case, tuple(series)) for case, series in groupby(by_case, key=lambda series: series.key.case)]
     anchors = {case: f"case-{number}" for number, (case, _) in enumerate(cases)}
-    blocks = [*_show_changes(outcome, memory), Heading("Every series"), *_show_all(by_case, outcome, anchors)]
+    blocks = [*_show_changes(outcome, stored_data), Heading("Every series"), *_show_all(by_case, outcome, anchors)]
     for number, (case, group) in enumerate(cases):
         blocks.append(Heading(case, anchor=f"case-{number}"))
         for series in group:
@@ -103,7 +102,7 @@ def make_history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Do
         tuple(blocks),
         exit_code=outcome.exit_code,
         meaning=changes.meaning,
-        memory=" ".join((now, *map(_format_identity, outcome.findings))),
+        stored_data=" ".join((now, *map(_format_identity, outcome.findings))),
     )
 
 
@@ -126,7 +125,7 @@ def _show_changes(outcome: HistoryOutcome, memory: str) -> Iterable[Block]:
 
 def _order_losses_first(outcome: HistoryOutcome) -> tuple[Block, ...]:
     """Show the changes, losses first; many improvements, or many settled changes, are folded."""
-    better = tuple(item for item in outcome.findings if item.kind is Found.IMPROVEMENT or item.needs_no_action)
+    better = tuple(item for item in outcome.findings if not item.needs_action)
     if len(better) < _MIN_FOLDED_FINDINGS:
         return make_changes_document(outcome).blocks
     regressions = tuple(finding for finding in outcome.findings if finding not in better)
@@ -153,9 +152,10 @@ def _show_all(by_case: Sequence[Series], outcome: HistoryOutcome, anchors: Mappi
         findings = [finding for finding in outcome.findings if finding.key == key]
         offset = len(series.points) - len(last)
         changes = tuple(finding.index - offset for finding in findings if finding.index > offset)
-        has_regression = any(finding.kind is Found.REGRESSION and not finding.needs_no_action for finding in findings)
+        has_regression = any(finding.needs_action for finding in findings)
         newest = _format_figure_text(last[-1].value, key.unit)
-        course = Sparkline(tuple(point.value for point in last), newest, changes, word="bad" if has_regression else "")
+        verdict = "bad" if has_regression else ""
+        course = Sparkline(tuple(point.value for point in last), newest, changes, verdict=verdict)
         rows = by_machine.setdefault(key.sku or key.machine, {}).setdefault(key.case, [])
         if all(key.figure in row for row in rows):
             rows.append({})
@@ -194,7 +194,7 @@ def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]
         tuple(origins),
         tuple(_list_point_actions(key)),
         next((point.golden for point in reversed(points) if point.golden is not None), None),
-        tuple((finding.index, finding.kind is not Found.REGRESSION) for finding in findings),
+        tuple((finding.index, not finding.needs_action) for finding in findings),
         tuple(index for index, point in enumerate(points) if point.disturbed),
     )
     lines: list[Text] = []
@@ -203,7 +203,7 @@ def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]
         has_commits = old != new and {len(old), len(new)} == {_COMMIT_CHARACTERS}
         link: Text = (" · ", TextLink("commits", f"{COMMIT_COMPARISON_URL}/{old}...{new}")) if has_commits else ()
         lines.append((_format_change_line(finding), *link))
-    lines.append((f"newest: {points[-1].run}, IREE {points[-1].iree}, {points[-1].time[:10]}",))
+    lines.append((f"newest: {points[-1].run} of {points[-1].time[:10]}, IREE {points[-1].iree}",))
     yield Items(tuple(lines))
     commands = [line for finding in findings if (line := _format_bisect_command(finding))]
     if commands:
@@ -212,8 +212,8 @@ def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]
 
 def _list_point_actions(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
     """Yield the actions for a point of the series: links to run and commits, commands to run and to bisect."""
-    yield ("run ", _RUN, ", ", _FILE)
-    yield ("IREE ", _IREE, ", ", _DAY)
+    yield ("run ", _RUN, " of ", _DAY, ", ", _FILE)
+    yield ("IREE ", _IREE)
     yield (f"{COMMIT_COMPARISON_URL}/", ~_COMMIT, "...", _COMMIT)
     case = shlex.join(key.selection_options)
     yield (f"gauntlet run {case} --iree ", _NAMED)
@@ -231,7 +231,7 @@ def _format_bisect_command(finding: Finding) -> str:
     """Return the command that finds the release or commit of a change; empty if none is needed."""
     metric, key = _find_bisect_metric(finding.key), finding.key
     good, bad = finding.point_before.named, finding.point_after.named
-    if not metric or finding.kind is Found.IMPROVEMENT or finding.needs_no_action or not (good and bad) or good == bad:
+    if not (metric and finding.needs_action and good and bad) or good == bad:
         return ""
     return shlex.join(("gauntlet", "bisect", "--good", good, "--bad", bad, "--metric", metric, *key.selection_options))
 
@@ -261,7 +261,7 @@ def make_changes_document(outcome: HistoryOutcome) -> Document:
         blocks += [Heading("Not read"), Items(tuple((problem,) for problem in outcome.problems))]
     worse = [finding for finding in outcome.regressions if not finding.suspected]
     suspects = len(outcome.regressions) - len(worse)
-    better = sum(finding.kind is Found.IMPROVEMENT for finding in findings)
+    better = sum(finding.kind is Found.IMPROVEMENT and not finding.undone for finding in findings)
     answer = f"{pluralize(len(worse), 'regression')}, {suspects} suspected, {pluralize(better, 'improvement')}"
     facts = (f"{pluralize(outcome.runs, 'run')}, {len(outcome.series)} series", outcome.location)
     code = outcome.exit_code
@@ -269,30 +269,40 @@ def make_changes_document(outcome: HistoryOutcome) -> Document:
 
 
 def _make_row(finding: Finding) -> tuple[Cell, ...]:
-    is_good = finding.needs_no_action or finding.kind is Found.IMPROVEMENT
-    colour = "passed" if is_good else "inconclusive" if finding.suspected else "failed"
-    share = finding.change
-    change = f"{100 * share:+.1f} %" if abs(share) >= _SMALL_SHARE else f"{100 * share:+.1g} %"
-    if share >= _MIN_FACTOR:
-        change = "from 0" if math.isinf(share) else f"×{1 + share:.3g}"
+    colour = "inconclusive" if finding.suspected else "failed"
+    if not finding.needs_action:
+        colour = "skipped" if finding.undone else "passed"
+    change = _format_change(finding, finding.today) + (" today" if finding.until else "")
     if finding.confirmed:
         change += f" ({finding.confirmed}{f' ×{finding.ratio:.3f}' if finding.ratio else ''})"
-    old, new = (_format_figure_text(value, finding.key.unit) for value in (finding.old, finding.new))
+    old, new = (_format_figure_text(value, finding.key.unit) for value in (finding.old, finding.today))
     levels = f"{old} → {new}{' *' if finding.disturbed else ''}"
-    since = f"{finding.point_after.iree} {finding.point_after.time[:10]}{' †' if finding.same_iree else ''}"
+    since = finding.point_after.dated_iree
+    if finding.until:
+        ends = (point.named or point.iree for point in (finding.point_after, finding.until))
+        place = " to ".join(dict.fromkeys(ends))
+        since = f"was {_format_change(finding, finding.new)} {'from' if ' to ' in place else 'with'} {place}"
+    since += " †" if finding.same_iree else ""
     likely = "exact" if finding.p_value is None else "" if finding.kind is Found.DRIFT else f"{finding.p_value:.1g}"
-    last_before, machine = (
-        f"{finding.point_before.iree} {finding.point_before.time[:10]}",
-        finding.key.sku or finding.key.machine,
-    )
+    last_before, machine = finding.point_before.dated_iree, finding.key.sku or finding.key.machine
     verdict = ColouredCell(finding.label, colour)
     return verdict, finding.key.title, change, levels, since, last_before, float(finding.runs), likely, machine
 
 
+def _format_change(finding: Finding, level: float) -> str:
+    """Return a level's change from the old one: `+4.0 %`, `×3.1` for an error and from double or half on, `from 0`."""
+    if not finding.old:
+        return "from 0"
+    share = (level - finding.old) / abs(finding.old)
+    if TRENDS.get(finding.key.quantity) is Figure.ERROR:
+        return f"×{1 + share:.3g}"
+    return format_ratio(1 + share) if abs(share) >= _SMALL_SHARE else f"{100 * share:+.1g} %"
+
+
 def _format_change_line(finding: Finding) -> str:
-    """Return `regression: +4.0 %, 10 ms → 10.4 ms, since 3.9.0 2026-03-01`."""
+    """Return `regression: +4.0 %, 10 ms → 10.4 ms, since 3.9.0, run 2026-03-01`."""
     _, _, change, levels, since, *_ = _make_row(finding)
-    return f"{finding.label}: {change}, {levels}, since {since}"
+    return f"{finding.label}: {change}, {levels}, {'' if finding.until else 'since '}{since}"
 
 
 def make_series_document(outcome: HistoryOutcome) -> Document:

@@ -36,7 +36,7 @@ from iree_gauntlet.document import (
     Text,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import COMPILES_FIRST, Figure, Statistic
+from iree_gauntlet.figures import COMPILES_FIRST, ERROR_MARGIN, Figure, Statistic
 from iree_gauntlet.formatting import format_count_change, format_duration, format_mean_and_spread, join_lines
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NO_VALUE, MatrixCell
@@ -140,8 +140,6 @@ _FIGURE_COLUMNS: tuple[Column, ...] = (
     *(Column(view.column, ColumnKind.NUMBER, rank=view.rank) for _, view in _COLUMN_VIEWS),
 )
 _TIME_TOLERANCE = 0.05
-# Errors of different schedules differ in their last digits.
-_ERROR_TOLERANCE = 1.0
 _FORMULA_STARTS = ("=", "+", "-", "@")
 
 
@@ -200,7 +198,7 @@ def _show_changes(matrix: MatrixOutcome) -> Iterator[Block]:
     for iree in matrix.irees:
         yield from make_unaffected_blocks(iree.no_effect, iree.label, "the modules are the same bytes as without it")
     if not changes:
-        yield Paragraph(("Nothing: verdicts, dispatch counts, sizes and times are the same within the margins.",))
+        yield Paragraph(("Nothing: verdicts, errors, counts, sizes and times are the same within the margins.",))
     for kind, title in _TITLES.items():
         items = tuple((Name(change.chain), f": {change.text}") for change in changes if change.kind is kind)
         if items:
@@ -251,7 +249,8 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
     lines = (*(line.format(base=matrix.base) for line in _LEGEND), *_list_mean_lines(matrix))
     notes = (note for figure, note in _NOTES if any(figure in cell.figures.values for cell in cells))
     legend = f"Shaded by how far a figure is from that of {matrix.base}: orange for more, blue for less"
-    yield PageOnly((Paragraph((f"{legend}; full from double or half on.",)), *_show_heat_maps(matrix, labels)))
+    legend += "; full from double or half on. Times that are marked ~ were disturbed, and are not shaded."
+    yield PageOnly((Paragraph((legend,)), *_show_heat_maps(matrix, labels)))
     yield Details("All figures of each model", (table,), brief=True)
     yield from map(Paragraph, (*((line,) for line in lines), *notes))
 
@@ -261,15 +260,18 @@ def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Bl
     for figure, view in _MAP_VIEWS:
         rows: list[tuple[Cell, ...]] = []
         for row in matrix.rows:
-            # A time from another machine is not comparable.
-            comparable = row.timed_on_one_machine or figure is not Figure.TIME
+            # Times of several machines, and disturbed ones, are not comparable.
+            is_time = figure is Figure.TIME
+            busy = {label for label, cell in row.cells.items() if is_time and cell.figures.disturbance}
+            comparable = matrix.base not in busy and (row.timed_on_one_machine or not is_time)
             base = row.find_value(matrix.base, figure) if comparable else None
             shades: list[Cell] = []
-            for cell in map(row.cells.get, labels):
-                value = cell.figures.values.get(figure) if cell else None
+            for label in labels:
+                cell, value = row.cells.get(label), row.find_value(label, figure)
                 if value is not None:
-                    ratio = _compute_ratio(value, base)
-                    shades.append(HeatCell(view.write(value), math.log2(ratio) if ratio else 0.0))
+                    ratio = None if label in busy else _compute_ratio(value, base)
+                    text = "~" * (label in busy) + view.write(value)
+                    shades.append(HeatCell(text, math.log2(ratio) if ratio else 0.0))
                 else:
                     # Show the verdict in place of a missing metric, because it has the reason.
                     shades.append(ColouredCell(cell.verdict_text, str(cell.verdict)) if cell else None)
@@ -305,7 +307,7 @@ def _show_verdicts(matrix: MatrixOutcome) -> Iterator[Block]:
 def make_figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str, ...]:
     """Return the metrics of a chain with one IREE; memory is the compiler's peak.
 
-    A `~` marks a time that was measured while the machine did other work. `base` is the chain's cell of the first
+    A `~` marks a disturbed time. `base` is the chain's cell of the first
     IREE; it is None for the first IREE itself, and if the first IREE did not run the chain.
     """
     return tuple(
@@ -322,7 +324,7 @@ def _format_figure_cell(figure: Figure, view: MatrixView, cell: MatrixCell, base
         case Figure.ERROR:
             worst = cell.figures.largest_error
             output_index = f" #{worst.index}" if worst else ""
-            return f"{text}{output_index}{_format_arrow(_compute_ratio(value, base_value), _ERROR_TOLERANCE)}"
+            return f"{text}{output_index}{_format_arrow(_compute_ratio(value, base_value), ERROR_MARGIN.share)}"
         case Figure.TIME:
             prefix = "min " if cell.figures.statistic is Statistic.MIN else ""
             mean = format_mean_and_spread(value, cell.figures.spread_ms)
@@ -332,10 +334,14 @@ def _format_figure_cell(figure: Figure, view: MatrixView, cell: MatrixCell, base
             # Counts of different kinds of counters are not comparable.
             comparable = base_value and cell.figures.counted_by == base.figures.counted_by
             return f"{text} {format_count_change(base_value, value)}" if base_value and comparable else text
-    if figure.is_exact:
-        return _append_change(text, value, base_value)
     ratio = _compute_ratio(value, base_value)
-    return text if ratio is None else f"{text} {format_factor(ratio)}{_format_arrow(ratio, _TIME_TOLERANCE)}"
+    if ratio is None or (figure.is_exact and value == base_value):
+        return text
+    factor = format_factor(ratio)
+    # The ratio of a count that rounds to 1 is left out.
+    if figure.is_exact:
+        return f"{text} {factor if factor != format_factor(1) else ''}{_format_arrow(ratio, 0.0)}"
+    return f"{text} {factor}{_format_arrow(ratio, _TIME_TOLERANCE)}"
 
 
 def format_factor(value: float) -> str:
@@ -343,15 +349,6 @@ def format_factor(value: float) -> str:
     if not math.isfinite(value):
         return f"×{value}"
     return f"×{value:.0f}" if value >= 100 else f"×{value:.1f}" if value >= 10 else f"×{value:.2f}"
-
-
-def _append_change(text: str, value: float, base: float | None) -> str:
-    """Append ratio and arrow to a count that differs from the base's count; omit a ratio that rounds to 1."""
-    ratio = _compute_ratio(value, base)
-    if ratio is None or value == base:
-        return text
-    factor = format_factor(ratio)
-    return f"{text} {factor if factor != format_factor(1) else ''}{_format_arrow(ratio, 0.0)}"
 
 
 def _format_arrow(ratio: float | None, tolerance: float) -> str:
@@ -418,9 +415,7 @@ def format_matrix_json(matrix: MatrixOutcome) -> str:
         "chains": [
             {
                 "id": row.chain,
-                "model": row.model,
-                "submodel": row.submodel,
-                "target": row.target,
+                **{name: getattr(row, name) for name in ("model", "submodel", "target")},
                 "irees": {label: _describe_cell(cell, row.cells.get(matrix.base)) for label, cell in row.cells.items()},
             }
             for row in matrix.rows
@@ -548,17 +543,18 @@ def _list_comparable(
         counted_cells = [(label, cell) for label, cell in cells if Figure.CALL_INSTRUCTIONS in cell.figures.values]
         if len({cell.figures.counted_by for _, cell in counted_cells}) != 1:
             return []
-        if any(Figure.INSTRUCTIONS_OUTSIDE not in cell.figures.values for _, cell in counted_cells):
+        if any(Figure.OUTSIDE_INSTRUCTIONS not in cell.figures.values for _, cell in counted_cells):
             # If the instructions in dispatches are unknown, use the instructions of the call.
             call_counts = [(label, cell.figures.values.get(Figure.CALL_INSTRUCTIONS)) for label, cell in cells]
-            return call_counts if figure is Figure.INSTRUCTIONS else []
+            return call_counts if figure is Figure.DISPATCH_INSTRUCTIONS else []
     return [(label, _find_comparable(figure, cell)) for label, cell in cells]
 
 
 def _find_comparable(figure: Figure, cell: MatrixCell) -> float | None:
-    """Return a value, except a time of wrong results or of a busy machine."""
-    is_invalid = figure is Figure.TIME and (cell.wrong_numbers or cell.figures.disturbance)
-    return None if is_invalid else cell.figures.values.get(figure)
+    """Return a value, except the time and the error of wrong results, and a disturbed time."""
+    is_wrong = figure in (Figure.TIME, Figure.ERROR) and cell.wrong_numbers
+    is_busy = figure is Figure.TIME and cell.figures.disturbance
+    return None if is_wrong or is_busy else cell.figures.values.get(figure)
 
 
 def _list_jumps(
@@ -566,12 +562,7 @@ def _list_jumps(
 ) -> Iterator[MatrixChange]:
     """Yield one line with the values that differ from the previous value by more than the margin for jumps."""
     entries = [(label, value) for label, value in figures if value is not None]
-
-    def is_jump(previous: float, value: float) -> bool:
-        ratio = _compute_ratio(value, previous)
-        is_far = ratio is None or max(ratio, 1 / ratio if ratio else math.inf) > 1 + jump.margin.share
-        return value != previous and abs(value - previous) > jump.margin.amount and is_far
-
+    is_jump = jump.margin.is_exceeded
     jumps = entries[:1]
     for previous, (label, value) in itertools.pairwise(entries):
         if is_jump(previous[1], value):

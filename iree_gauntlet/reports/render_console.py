@@ -173,7 +173,7 @@ def _print_table(console: rich.console.Console, table: Table) -> None:
                 no_wrap=column.kind is not ColumnKind.TEXT,
             )
         for row, texts in zip(rows, cells, strict=True):
-            styles = {index: STYLES.get(columns[index].word(row[index]), "") for index in part}
+            styles = {index: STYLES.get(columns[index].get_verdict(row[index]), "") for index in part}
             part_table.add_row(*(rich.text.Text(texts[index], style) for index, style in styles.items()))
         # Let the terminal itself wrap too wide rows, so that copied text stays complete.
         console.width = max(width, sum(widths[index] for index in part)) - _COLUMN_GAP
@@ -190,7 +190,7 @@ def _print_table(console: rich.console.Console, table: Table) -> None:
 def _format_cell(column: Column, cell: Cell) -> str:
     """Format a cell; a verdict follows its sign."""
     text = column.format_cell(cell)
-    return add_verdict_sign(text, column.word(cell)) if column.kind is ColumnKind.VERDICT else text
+    return add_verdict_sign(text, column.get_verdict(cell)) if column.kind is ColumnKind.VERDICT else text
 
 
 def _split_parts(visible: Sequence[int], leading: int, widths: Sequence[int], width: int) -> Iterator[list[int]]:

@@ -155,10 +155,10 @@ def _format_cell(column: Column, cell: Cell, tail: str) -> str:
     text = column.format_cell(cell)
     if isinstance(cell, TextLink):
         return f'<a href="{html.escape(cell.url)}">{html.escape(text)}</a>'
-    word = column.word(cell)
+    word = column.get_verdict(cell)
     if isinstance(cell, LimitBar):
         # Format both with an f-string, because `text + markup` would escape the text again.
-        return f"{_format_aligned(text, tail)}{draw_held_bar(cell.value, cell.limit, cell.word)}"
+        return f"{_format_aligned(text, tail)}{draw_held_bar(cell.value, cell.limit, cell.verdict)}"
     if column.kind is ColumnKind.VERDICT:
         return _make_badge(word, text) if word in VERDICT_STYLES else html.escape(text)
     if word in VERDICT_STYLES:
@@ -249,7 +249,7 @@ def _make_data(charts: Iterable[Chart]) -> dict[str, Any]:
                 "track": tracks.setdefault(track, len(tracks)),
                 "values": [int(value) if value == int(value) else float(f"{value:.6g}") for value in chart.values],
                 "unit": chart.unit,
-                "says": chart.says,
+                "tooltip_lines": chart.tooltip_lines,
                 "level": chart.level,
                 "changes": chart.changes,
                 "disturbed": chart.disturbed,

@@ -98,7 +98,7 @@ def _format_cell(column: Column, cell: Cell) -> str:
     text = column.format_cell(cell)
     if column.kind is ColumnKind.NAME and cell is not None:
         return code(text)
-    return f"**{escape(text)}**" if "bold" in STYLES.get(column.word(cell), "") else escape(text)
+    return f"**{escape(text)}**" if "bold" in STYLES.get(column.get_verdict(cell), "") else escape(text)
 
 
 def escape(text: str, limit: int = 500) -> str:

@@ -57,7 +57,7 @@ from iree_gauntlet.reports.github import format_error_commands
 from iree_gauntlet.reports.junit import format_run_junit
 from iree_gauntlet.reports.render_markdown import code, escape, table
 from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance
-from iree_gauntlet.stages import CHECKS, Kind
+from iree_gauntlet.stages import CHECK_STAGES, Kind
 from iree_gauntlet.steps import NOTHING_COMPARED
 from iree_gauntlet.system.collector import pause_collector
 
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.records.chain_figures import ChainFigures
     from iree_gauntlet.records.outcome import ChainOutcome, StepOutcome
-    from iree_gauntlet.records.run_before import PreviousRun
+    from iree_gauntlet.records.run_before import Change, PreviousRun
     from iree_gauntlet.results import CacheUse, Check, OutputComparison
 
 
@@ -187,7 +187,7 @@ def make_job_summary(outcome: RunOutcome) -> Summary:
     verdicts = {step.id: step.verdict for step in outcome.steps}
     summary: Summary = {}
     for kind, headers in _HEADERS.items():
-        steps = [step for step in outcome.steps if step.dialect == "torch-models" and step.stage is CHECKS[kind]]
+        steps = [step for step in outcome.steps if step.dialect == "torch-models" and step.stage is CHECK_STAGES[kind]]
         rows = [_make_row(kind, step, _classify(step, verdicts)) for step in steps]
         if rows:
             summary[str(kind)] = {"headers": headers, "rows": sorted(rows, key=lambda row: str(row[0]))}
@@ -433,16 +433,22 @@ def _show_unapplied(outcome: RunOutcome) -> Iterator[Block]:
 
 def _describe_changed(previous: PreviousRun | None) -> Iterator[Block]:
     """Show the changes since the previous run."""
-    if previous is None or not previous.changes:
+    if previous is None or not (previous.changes or previous.machine_changes):
         return
-    rows = tuple(
-        (*change[:4], None if share is None else f"{100 * share:+.2f} %") for *change, share in previous.changes
-    )
     yield Heading(f"Changed since run {previous.run}" + (f", IREE {previous.compiler}" if previous.compiler else ""))
-    yield Table(_CHANGE_COLUMNS, rows, _TERMINAL_ROWS)
+    if previous.changes:
+        yield _make_change_table(previous.changes)
     if any(change[1] == Figure.TIME.row.change_title for change in previous.changes):
         note = "Times are listed if they differ by 10 % or more: "
         yield Paragraph((note, Name("gauntlet compare"), " tells which are real."))
+    if previous.machine_changes:
+        yield Paragraph((previous.machine_line,))
+        yield Details("times of the same modules", (_make_change_table(previous.machine_changes),))
+
+
+def _make_change_table(changes: Iterable[Change]) -> Table:
+    rows = ((*change[:4], None if share is None else f"{100 * share:+.2f} %") for *change, share in changes)
+    return Table(_CHANGE_COLUMNS, tuple(rows), _TERMINAL_ROWS)
 
 
 def _show_time_spent(outcome: RunOutcome) -> Iterator[Block]:
@@ -453,7 +459,7 @@ def _show_time_spent(outcome: RunOutcome) -> Iterator[Block]:
     spans = tuple(_list_spans(timed_steps, resumed=bool(outcome.resumed)))
     stages: dict[str, list[WorkSpan]] = {}
     for span in spans:
-        stages.setdefault(span.kind, []).append(span)
+        stages.setdefault(span.stage, []).append(span)
     busy, last_end = 0.0, 0.0
     for begin, end in sorted((span.start, span.start + span.waited + span.seconds) for span in spans):
         busy += max(end - max(begin, last_end), 0.0)
@@ -465,7 +471,7 @@ def _show_time_spent(outcome: RunOutcome) -> Iterator[Block]:
     idle_note = f"; for {format_duration(outcome.seconds - busy)} no step ran" if outcome.seconds - busy >= 1 else ""
     text = f"{format_duration(outcome.seconds)} in total{idle_note}. Steps that ran in parallel count in full below."
     longest = sorted(spans, key=lambda span: -span.seconds)[:_MAX_LONG_STEPS]
-    steps = Table(_STEP_COLUMNS, tuple((span.word, span.name, span.seconds) for span in longest))
+    steps = Table(_STEP_COLUMNS, tuple((span.verdict, span.name, span.seconds) for span in longest))
     pictures = (Paragraph((text,)), Timeline(spans), Table(_STAGE_COLUMNS, tuple(rows)))
     yield PageOnly((Heading("How the time was spent"), *pictures, Paragraph(("The steps that took longest:",)), steps))
 

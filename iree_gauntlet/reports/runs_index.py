@@ -43,15 +43,6 @@ _COLUMNS = (
     Column("command"),
 )
 _PAGES = ("results/results.html", "summary.html", "comparison.html", "matrix.html", "bisect.html", "explain.html")
-_VERDICTS = {
-    ExitCode.OK: "as expected",
-    ExitCode.FAILED: "failed",
-    ExitCode.USAGE: "error",
-    ExitCode.ERROR: "error",
-    ExitCode.INCONCLUSIVE: "inconclusive",
-    ExitCode.NOTHING_SELECTED: "nothing",
-    ExitCode.INTERRUPTED: "interrupted",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +52,13 @@ class _IndexEntry(Recorded):
     Attributes:
         stamp: the state of the folder's journal; if the stamp changes, the folder is read again.
         kind: the experiment's kind, for people.
-        code: the exit code; None if the experiment is unfinished or unreadable.
+        code, meaning: the exit code, and its meaning; None and empty if the experiment is unfinished or unreadable.
     """
 
     stamp: str
     kind: str
     code: ExitCode | None = None
+    meaning: str
     result: str
     started: str
     seconds: float | None = None
@@ -142,15 +134,15 @@ def _read_entry(folder: Path, make: Callable[[Path], Reports], existing: Reports
     try:
         document = (existing or make(folder)).document(None)
     except GauntletError as error:
-        return _IndexEntry(stamp=stamp, kind=kind, result=error.on_one_line, started="", iree="", command="")
-    origin, code = document.provenance, document.exit_code
-    start_time = origin.started.removesuffix(" UTC")
+        document = Document("", error.on_one_line, (), ())
+    origin = document.provenance
     return _IndexEntry(
         stamp=stamp,
         kind=kind,
-        code=code,
+        code=document.exit_code,
+        meaning=document.ending.partition(": ")[2],
         result=document.answer,
-        started=start_time,
+        started=origin.started.removesuffix(" UTC"),
         seconds=origin.seconds,
         iree=origin.iree,
         command=origin.command,
@@ -164,8 +156,7 @@ def _make_document(folder: Path, entries: Mapping[str, _IndexEntry], omitted_cou
         run = TextLink(name, f"{quote(name)}/{page}") if page else name
         verdict: Cell = "unfinished"
         if entry.code is not None:
-            code = ExitCode(entry.code)
-            verdict = ColouredCell(_VERDICTS[code], ENDINGS.get(code, "inconclusive"))
+            verdict = ColouredCell(entry.meaning, ENDINGS.get(entry.code, "inconclusive"))
         cells = (entry.result, entry.started, entry.seconds, entry.iree, entry.command)
         rows.append((verdict, run, entry.kind, *cells))
     note = f"{pluralize(omitted_count, 'older folder')} not read yet: gauntlet report --index reads all."
@@ -175,5 +166,5 @@ def _make_document(folder: Path, entries: Mapping[str, _IndexEntry], omitted_cou
         f"{pluralize(len(entries), 'run')}, {failure_count} not as expected",
         (str(folder),),
         (Table(_COLUMNS, tuple(rows)), *((Paragraph((note,)),) if omitted_count else ())),
-        memory=json.dumps({name: entry.as_dict() for name, entry in entries.items()}, separators=(",", ":")),
+        stored_data=json.dumps({name: entry.as_dict() for name, entry in entries.items()}, separators=(",", ":")),
     )

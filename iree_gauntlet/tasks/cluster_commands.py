@@ -170,8 +170,8 @@ def _measure(request: OfferRequest) -> WorkerResources:
 
     devices = [parse_device(text) for text in request.device]
     # Install the requested IREE; without such an IREE, there is an error.
-    machine = open_workbench(request, Progress(), need_toolchain=bool(request.iree))
-    resources = measure_worker_resources(request.name, request.jobs, devices, machine.toolchain, machine.cache_dir)
+    workbench = open_workbench(request, Progress(), need_toolchain=bool(request.iree))
+    resources = measure_worker_resources(request.name, request.jobs, devices, workbench.toolchain, workbench.cache_dir)
     return resources if request.name else replace(resources, name=f"{resources.name}-{os.getpid()}")
 
 

@@ -85,17 +85,17 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     name, cases, stages = selection.name, selection.cases, request.stages_after(selection.stages)
     # Free the specs, so that the steps can reuse their memory.
     del selection
-    machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False, read_only=True)
+    workbench = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False, read_only=True)
     run_dir_text = request.folder.run_dir
     run_dir = resolve_links(Path(run_dir_text)) if run_dir_text else find_runs_folder() / f"next-{name}"
     plan, _ = choose_shard(
-        make_plan(cases, stages, make_plan_context(machine, run_dir, request.execution)), request.shard
+        make_plan(cases, stages, make_plan_context(workbench, run_dir, request.execution)), request.shard
     )
     missing_files_text = ""
     if request.network.offline:
         from iree_gauntlet.engine.run_start import describe_missing, find_missing_files, note_missing_files  # noqa: PLC0415 - it imports the code that runs a plan
 
-        missing_files = find_missing_files(plan.steps, (*cases.cases, *cases.required), machine.store)
+        missing_files = find_missing_files(plan.steps, (*cases.cases, *cases.needed_cases), workbench.store)
         plan = replace(plan, steps=note_missing_files(plan.steps, missing_files))
         missing_files_text = describe_missing(missing_files) + "\n" if missing_files else ""
     if as_json:
@@ -103,12 +103,12 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
             "schema": 1,
             "suite": name,
             "run_dir": str(run_dir),
-            "toolchain": machine.toolchain.as_dict() if machine.toolchain else None,
+            "toolchain": workbench.toolchain.as_dict() if workbench.toolchain else None,
         }
         sys.stdout.writelines(_format_plan_lines(header, plan))
     else:
-        if machine.toolchain_error is not None:
-            sys.stdout.write(f"note: {machine.toolchain_error}\n")
+        if workbench.toolchain_error is not None:
+            sys.stdout.write(f"note: {workbench.toolchain_error}\n")
         _print_plan(plan)
         sys.stdout.write(missing_files_text)
     _report_problems(plan.problems)
@@ -128,13 +128,13 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     from iree_gauntlet.upkeep.lint_checks import find_unused_golden_keys, list_case_warnings, list_unreadable_arrays  # noqa: PLC0415 - with NumPy
 
     selection = select(request, Defaults(targets=FAMILIES), for_problems=True)
-    _warn(selection.file_warnings(with_lint=True))
+    _warn(selection.file_warnings(omit_lint_warnings=True))
     # Broken files that are not selected are errors, too.
     selected = selection.cases
     problems = [*selected.problems, *selected.unselected_problems, *selected.case_problems]
     problems += selection.source_problems(problems)
     problems += _list_tolerance_problems(selected.cases, find_wrong_tolerances)
-    cases = (*selected.cases, *selected.required)
+    cases = (*selected.cases, *selected.needed_cases)
     broken_files = {problem.file for problem in selected.case_problems}
     project_problems: list[Problem] = []
     project_warnings: list[Problem] = []
@@ -195,7 +195,7 @@ def _list_weights(case: Case) -> Iterator[tuple[str, str]]:
     from iree_gauntlet.artifacts.onnx_data import list_data_files  # noqa: PLC0415
 
     for module in case.modules:
-        path = Path(get_url_path(module.program.url)) if module.program.onnx and not module.program.name else None
+        path = Path(get_url_path(module.program.url)) if module.program.onnx and not module.program.local_file else None
         if path is not None and module.origin.file == case.origin.file:
             yield from (
                 (module.origin.field, (path.parent / name).absolute().as_uri()) for name in list_data_files(path)
@@ -239,8 +239,8 @@ def _list_flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tu
     from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
     from iree_gauntlet.engine.workbench import make_plan_context, open_workbench  # noqa: PLC0415
 
-    machine = open_workbench(toolchain, Progress(), need_toolchain=True)
-    context = make_plan_context(machine, find_runs_folder() / "lint")
+    workbench = open_workbench(toolchain, Progress(), need_toolchain=True)
+    context = make_plan_context(workbench, find_runs_folder() / "lint")
     # Problems of sources are reported elsewhere, and do not affect flags.
     context = replace(context, artifact_path=Path, artifact_hash=lambda _url: "")
     plan = make_plan(selection.cases, selection.stages, context)

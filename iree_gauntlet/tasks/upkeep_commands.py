@@ -23,7 +23,7 @@ from iree_gauntlet.requests import (
     ToolchainRequest,
     list_options,
 )
-from iree_gauntlet.stages import CHECKS
+from iree_gauntlet.stages import CHECK_STAGES
 from iree_gauntlet.tasks.cluster_commands import open_cluster
 from iree_gauntlet.tasks.task_options import (
     CACHE,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 _NETWORK_OPTIONS = list_options(NetworkRequest)
 _RECORD_PART = run_part((*SELECTION, *CACHE, *_NETWORK_OPTIONS), Defaults())
 # The options for repeating a run; they include the checks' time limits, which can be why a check failed.
-_RERUN_OPTIONS = ("jobs", "offline", *(f"timeout_{stage}" for stage in CHECKS.values()))
+_RERUN_OPTIONS = ("jobs", "offline", *(f"timeout_{stage}" for stage in CHECK_STAGES.values()))
 
 
 def _make_words_option(name: str, text: str) -> Option:

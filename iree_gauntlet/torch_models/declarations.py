@@ -84,7 +84,7 @@ class Declaration:
         return self.make_combined_error([message], hint)
 
     @contextmanager
-    def attribute_errors(self, hint: str = "") -> Iterator[None]:
+    def locate_errors(self, hint: str = "") -> Iterator[None]:
         """Attribute exceptions raised by the declared function, or by its results, to this declaration."""
         try:
             yield

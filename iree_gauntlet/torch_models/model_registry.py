@@ -121,12 +121,13 @@ class BenchmarkModel(Declaration):
     """A declared model; it has the function's name.
 
     Attributes:
+        parameter_counts: the declared number of parameters by configuration; `""` without configurations.
         accepts: the parameters of `MODEL_PARAMETERS` that the function takes.
     """
 
     function: Callable[..., Any] = field(repr=False)
     configs: tuple[str, ...]
-    parameters: Mapping[str, int]
+    parameter_counts: Mapping[str, int]
     accepts: frozenset[str]
     required: frozenset[str]
     module: str
@@ -148,7 +149,7 @@ class BenchmarkModel(Declaration):
 
     def parameter_count(self, config: str | None = None) -> int | None:
         """Return the declared number of parameters of a configuration; None without a declaration."""
-        return self.parameters.get(config or "")
+        return self.parameter_counts.get(config or "")
 
 
 @overload
@@ -190,7 +191,7 @@ def benchmark_model(
         accepts, required = _read_signature(function, names, messages)
         return {
             "configs": names,
-            "parameters": _check_parameters(parameters, names, messages),
+            "parameter_counts": _check_parameters(parameters, names, messages),
             "accepts": accepts,
             "required": required,
             "module": function.__module__,
@@ -518,7 +519,7 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
         import torch  # noqa: PLC0415 - only where models are built
     except ModuleNotFoundError as error:
         raise GauntletError(f"{model.name} cannot be built: {error}", INSTALL_HINT) from error
-    with model.attribute_errors():
+    with model.locate_errors():
         returned = model.function(**choose_arguments(model, options))
     content = arrange_modules(model, returned, torch.nn.Module, torch.Tensor)
     if isinstance(content, Generative) and options.training:

@@ -587,7 +587,7 @@ def list_shapes(declaration: ShapeSet, min_power: int | None = None, max_power: 
         min_power: the lowest power of two; None for the set's default, and for a set without powers.
         max_power: the highest power, included; likewise.
     """
-    with declaration.attribute_errors():
+    with declaration.locate_errors():
         if declaration.powers is None:
             rows = list(declaration.function())
         else:
@@ -666,7 +666,7 @@ class PluginRegistry:
             recipe = self.recipes[name]
             values, problem = read_arguments(text.removeprefix(name).split("-")[1:], recipe.arguments)
             if values is not None and recipe.check:
-                with recipe.attribute_errors():
+                with recipe.locate_errors():
                     problem = recipe.check(*values)
             if values is not None and not problem:
                 return RecipeCall(text, recipe, values)

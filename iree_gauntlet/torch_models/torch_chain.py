@@ -337,7 +337,7 @@ class TorchChain(ABC):
         plan_fields = {name: str(value) for name, value in asdict(plan).items() if name not in _PATH_FIELDS}
         tool_inputs = {"builder": _hash_builder(self.builder, self.loaded_files), "torch": self.torch.identity}
         argv = (*make_torch_argv(self.torch.path, self.builder), f"{step.folder}/{PLAN_FILE}")
-        key_inputs = {**plan_fields, **key_fields, **tool_inputs, **self.context.environment}
+        key_inputs = {**plan_fields, **key_fields, **tool_inputs, **self.context.env_ingredient}
         return add_build_command(step, argv, key_inputs, self.context, env=_TORCH_ENV)
 
     def plan_import(self, role: str, onnx: Path, content: str, export: str) -> Step:

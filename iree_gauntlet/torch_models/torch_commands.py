@@ -22,7 +22,7 @@ from iree_gauntlet.history.index import add_run
 from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.run_folder import make_folder
-from iree_gauntlet.reports.experiment_reports import write_reports
+from iree_gauntlet.reports.experiment_reports import publish_reports, write_reports
 from iree_gauntlet.reports.output import Output, open_progress
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import MicroRequest, ToolchainRequest
@@ -144,7 +144,7 @@ def bench(options: BenchOptions) -> ExitCode:
         lines.append(appended_result.note or f"{kind} {appended_result.entries} of {appended_result.path}")
     for line in (*notes, *lines):
         output.write(f"{line}\n")
-    reports.append_to_step_summary(os.environ)
+    publish_reports(run_dir, reports)
     return reports.exit_code
 
 
@@ -245,7 +245,7 @@ def micro(request: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
     reports = _write_reports(run_dir, workbench, output)
     record = read_journal(run_dir / JOURNAL)
     copy_micro_reports(record, run_dir, write_micro_reports(record, run_dir, output.stream), output.stream)
-    reports.append_to_step_summary(os.environ)
+    publish_reports(run_dir, reports)
     return reports.exit_code
 
 

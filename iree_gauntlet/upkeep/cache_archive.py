@@ -104,9 +104,9 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
     selection.require_no_problems()
     with open_progress(sys.stderr) as progress:
         workbench = open_workbench(request.toolchain, progress, request.network, need_toolchain=False)
-        steps = _plan_steps(selection, workbench)
+        steps, cases = _plan_steps(selection, workbench), selection.cases
         if request.network.offline:
-            missing = find_missing_files(steps, (*selection.cases.cases, *selection.cases.required), workbench.store)
+            missing = find_missing_files(steps, (*cases.cases, *cases.needed_cases), workbench.store)
             if missing:
                 raise GauntletError(describe_missing(missing))
         artifacts = _fetch_all(steps, workbench.store)
@@ -316,7 +316,7 @@ class _Import:
                 message = f"{file.url}: the archive has sha256 {file.sha256}, {pin.path} says {pin.sha256}"
                 self.problems.append(f"{message}; nothing was replaced")
                 return False
-            needs_import = self.store.verified.get_cached_hash(self.store.path(file.url)) != file.sha256
+            needs_import = self.store.hash_cache.get_cached_hash(self.store.path(file.url)) != file.sha256
         if not needs_import:
             self.old_files.append(file)
         return needs_import

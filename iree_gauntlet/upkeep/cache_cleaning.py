@@ -49,7 +49,7 @@ _MAX_THREADS = 4
 _SETTLED_SECONDS = 1.0
 # Some unfinished files have no lock; without changes for this long, they have no writer any more.
 _LEFTOVER_SECONDS = 86400.0
-_LOCK_SECONDS = 3600.0
+_UNHELD_LOCK_SECONDS = 3600.0
 
 
 class Condition(StrEnum):
@@ -137,7 +137,7 @@ def _repair(cache: ProjectCache, finding: CacheFinding, progress: Painter, *, of
         ModuleCache(cache.root).remove(item.key)
         write_line(f"removed: module {item.name}; it is built again when it is needed")
         return True
-    if item.kind is CacheItemKind.WHEEL or _is_seeded(item):
+    if item.kind is CacheItemKind.WHEEL or _is_synthetic(item):
         with cache.leases.block_new_leases():
             if item.path in cache.leases.list_used_paths():
                 write_line(
@@ -163,11 +163,11 @@ def _find_module_damage(folder: Path, key: str, verified_hashes: HashCache, adva
     """Return a module's damage according to its `entry.json`, which has its own checksum; empty without damage."""
     try:
         document = parse_sealed_entry((folder / ENTRY_FILE).read_bytes(), key)
-        for role, expected_hashes in document["files"].items():
-            if hash_with_progress(folder / role, advance)["sha256"] != expected_hashes["sha256"]:
+        for file_name, expected_hashes in document["files"].items():
+            if hash_with_progress(folder / file_name, advance)["sha256"] != expected_hashes["sha256"]:
                 # Discard the cached hash, which says that a large file was verified before.
-                verified_hashes.invalidate(folder / role)
-                return f"the checksum of {role} does not match"
+                verified_hashes.invalidate(folder / file_name)
+                return f"the checksum of {file_name} does not match"
     except FileNotFoundError as error:
         if not folder.exists():
             raise
@@ -201,7 +201,7 @@ def _check_artifact(
         # The artifact was fetched again during the check, so check it again.
     if not expected_hash:
         message = "no record has its expected hash"
-        if _is_seeded(item):
+        if _is_synthetic(item):
             message += "; its next use compares it with what its URL makes"
         return CacheFinding(item, Condition.UNKNOWN, message, url)
     if sha256 != expected_hash:
@@ -213,7 +213,7 @@ def _check_artifact(
         and is_stable
         and time.time() - state_after.st_ctime > _SETTLED_SECONDS
     ):
-        verified_hashes.remember(path, sha256, vouched=verified_hashes.is_vouched(path))
+        verified_hashes.remember(path, sha256, is_confirmed=verified_hashes.is_confirmed(path))
         # Restore the last use, because a check is not a use.
         verified_hashes.touch(path, item.last_use)
     return CacheFinding(item, Condition.GOOD)
@@ -228,7 +228,7 @@ def _find_wheel_damage(path: Path) -> str:
     return damage
 
 
-def _is_seeded(item: CacheItem) -> bool:
+def _is_synthetic(item: CacheItem) -> bool:
     return item.name.startswith("random/")
 
 
@@ -270,7 +270,7 @@ def _show_and_collect(cache: ProjectCache, limits: CacheLimits, *, delete: bool)
     if delete:
         sys.stdout.flush()
         items = collect(cache.root, plan.removable_items, cache.leases)
-        # The stamps of the removed items have become leftovers.
+        # The hash files of the removed items (in `verified/`) have become leftovers.
         leftovers = list_leftovers(cache.root, cache.leases, now)
         remove_leftovers(leftovers)
     size, linked_bytes = format_bytes(sum(item.bytes for item in items)), sum(item.shared_bytes for item in items)
@@ -371,12 +371,12 @@ def collect(root: Path, items: Iterable[CacheItem], leases: Leases) -> list[Cach
         if item.kind is CacheItemKind.ARTIFACT:
             last_use = verified_hashes.last_use(root / item.path) or 0.0
         elif item.kind is CacheItemKind.MODULE:
-            last_use = _find_change(root / item.path / ENTRY_FILE)
+            last_use = _find_change_time(root / item.path / ENTRY_FILE)
         in_use = users.is_used(item) or last_use > item.last_use
         return not in_use and _remove_item(root, item, trash)
 
     with contextlib.ExitStack() as stack:
-        # Modules are moved to a folder on their file system, which is deleted after the lock is released.
+        # Modules are moved to a temporary folder here, which is deleted after new leases are allowed again.
         trash = root / "modules" / "making"
         if any(item.kind is CacheItemKind.MODULE for item in planned_items):
             trash.mkdir(parents=True, exist_ok=True)
@@ -399,9 +399,9 @@ def list_leftovers(root: Path, leases: Leases, now: float) -> list[Path]:
         root.glob(".*.part"),
     )
     for path in itertools.chain(*candidates):
-        age = now - _find_change(path)
+        age = now - _find_change_time(path)
         if path.suffix == ".lock":
-            if age > _LOCK_SECONDS and not _is_held(path):
+            if age > _UNHELD_LOCK_SECONDS and not _is_held(path):
                 leftovers.append(path)
         elif age > _LEFTOVER_SECONDS:
             leftovers.append(path)
@@ -447,7 +447,7 @@ def _find_lock(root: Path, item: CacheItem) -> Path:
     return root / "locks" / f"{Path(item.path).name}.lock"
 
 
-def _find_change(path: Path) -> float:
+def _find_change_time(path: Path) -> float:
     """Return the time of the last change of a path or of anything in it; 0 if the path does not exist."""
     times = [0.0]
     for entry in (path, *path.rglob("*")):

@@ -108,7 +108,7 @@ def print_location(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:
         store = cache.store(Progress(), offline=True)
         path, is_present = store.path(url), store.is_present(url)
         pin = cache.pins.of(name)
-        is_verified = is_present and bool(store.verified.get_cached_hash(path))
+        is_verified = is_present and bool(store.hash_cache.get_cached_hash(path))
         locations = _list_places(source, cache.configuration)
         if as_json:
             document = {

@@ -321,8 +321,8 @@ def _plan(case: Case, store: ArtifactStore, folder: Path) -> ReferencePlan:
 
 def _read_allowed_by(tolerances: Tolerances) -> dict[str, float]:
     """Return the allowed differences by element type, and the relative one."""
-    limits = {element: tolerances.written(element)[0] for element in ("f16", "bf16", "f32", "f64")}
-    return limits | {"rtol": tolerances.written("f32")[1]}
+    limits = {element: tolerances.get_as_written(element)[0] for element in ("f16", "bf16", "f32", "f64")}
+    return limits | {"rtol": tolerances.get_as_written("f32")[1]}
 
 
 def _require_worth(name: str, result: ReferenceResult, tolerances: Mapping[str, float] | None) -> None:

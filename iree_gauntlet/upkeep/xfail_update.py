@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from tomlkit.items import AoT
 
-    from iree_gauntlet.dialects.load import ExpectedFailure
+    from iree_gauntlet.cases import Expectation
     from iree_gauntlet.records.outcome import RunOutcome, StepOutcome
     from iree_gauntlet.results import Result
     from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
@@ -134,23 +134,23 @@ def _change_suite(run: _Run, path: Path) -> FileChange:
     removals = {index for index, entry in enumerate(suite.expected_failures) if _judge_entry(entry, run)}
     additions = _find_new_failures(run, suite.expected_failures)
     new_keys = {(failure.case, failure.stage) for failure in additions}
-    removals |= {index for index, entry in enumerate(suite.expected_failures) if (entry.case, entry.stage) in new_keys}
+    removals |= {index for index, entry in enumerate(suite.expected_failures) if (entry.cases, entry.stage) in new_keys}
     text, _ = read_toml(path)
     mark = read_byte_order_mark(path)
     return FileChange(path, mark + text, mark + replace_expected_failures(text, removals=removals, additions=additions))
 
 
-def _judge_entry(entry: ExpectedFailure, run: _Run) -> bool:
+def _judge_entry(entry: Expectation, run: _Run) -> bool:
     """Return True if an expected failure is to be removed, and print the decision."""
     results = run.record.results
     verdicts = [
         results[step.id].verdict
         for step in run.steps
         if step.stage == entry.stage
-        and fnmatch.fnmatchcase(f"{step.model}/{step.submodel}", entry.case)
+        and fnmatch.fnmatchcase(f"{step.model}/{step.submodel}", entry.cases)
         and step.id in results
     ]
-    location = f"{entry.origin.file}: {entry.origin.field} ({entry.case}, {entry.stage})"
+    location = f"{entry.origin.file}: {entry.origin.field} ({entry.cases}, {entry.stage})"
     passes, failures = verdicts.count(Verdict.XPASSED), verdicts.count(Verdict.XFAILED)
     if passes and not failures:
         sys.stderr.write(f"remove   {location}: passes now; the reason was: {entry.reason}\n")
@@ -162,7 +162,7 @@ def _judge_entry(entry: ExpectedFailure, run: _Run) -> bool:
     return False
 
 
-def _find_new_failures(run: _Run, entries: Sequence[ExpectedFailure]) -> list[NewFailure]:
+def _find_new_failures(run: _Run, entries: Sequence[Expectation]) -> list[NewFailure]:
     """Find the failures for which an expectation must be added or changed, and print the decisions."""
     new_failures: dict[tuple[str, Stage], NewFailure] = {}
     for step in run.steps:
@@ -179,10 +179,12 @@ def _find_new_failures(run: _Run, entries: Sequence[ExpectedFailure]) -> list[Ne
             note = "an error is not a failure of the product" if is_error else "golden.update is for figures"
             sys.stderr.write(f"not added {case}, {stage}: {reason} ({note})\n")
             continue
-        old = next((entry for entry in entries if entry.stage is stage and fnmatch.fnmatchcase(case, entry.case)), None)
+        old = next(
+            (entry for entry in entries if entry.stage is stage and fnmatch.fnmatchcase(case, entry.cases)), None
+        )
         kind = str(result.failure or "")
-        if old is not None and old.case != case:
-            location = f"{old.origin.file}: {old.origin.field} ({old.case}, {stage})"
+        if old is not None and old.cases != case:
+            location = f"{old.origin.file}: {old.origin.field} ({old.cases}, {stage})"
             sys.stderr.write(f"stays    {location}: {case} fails otherwise ({kind}): write a narrower case\n")
         elif (case, stage) not in new_failures:
             match = "" if result.failure in (None, FailureKind.WRONG_NUMBERS) else strip_unstable(result.reason)

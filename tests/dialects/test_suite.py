@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from iree_gauntlet.cases import Origin
-from iree_gauntlet.dialects.load import ExpectedFailure
+from iree_gauntlet.cases import Expectation, Origin
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.engine.workspace import Selection, find_suite, select
@@ -71,7 +70,7 @@ def test_a_suite_is_read(tmp_path: Path) -> None:
     assert suite.includes == (Include(model="a"), Include(submodel="y", markers="not slow"))
     assert suite.spec_dirs == (tmp_path / "suites/trees",)
     (expected,) = suite.expected_failures
-    assert (expected.case, expected.stage, expected.origin.field) == ("a/*", Stage.COMPILE, "expect_failure[0]")
+    assert (expected.cases, expected.stage, expected.origin.field) == ("a/*", Stage.COMPILE, "expect_failure[0]")
     assert (expected.kinds, expected.match) == (tuple(FailureKind), "")
 
 
@@ -284,8 +283,8 @@ def test_options_that_do_not_fit(project: Path, options: dict[str, Any], says: s
 def test_an_expected_failure_that_fits_no_spec_is_a_problem(tmp_path: Path) -> None:
     write_tree(tmp_path, {"regression_tests/m/s_cpu.json": HIP_SPEC})
     origin = Origin("suites/s.toml", "expect_failure[0]")
-    fits = ExpectedFailure("m/*", Stage.COMPILE, "broken", origin)
-    lost = ExpectedFailure("m/z", Stage.COMPILE, "broken", origin)
+    fits = Expectation(Stage.COMPILE, "broken", origin, cases="m/*")
+    lost = Expectation(Stage.COMPILE, "broken", origin, cases="m/z")
     assert not load(tmp_path, expected_failures=[fits]).problems
     (problem,) = load(tmp_path, expected_failures=[fits, lost]).problems
     assert problem.field == "expect_failure[0].case"

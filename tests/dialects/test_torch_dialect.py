@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Origin
-from iree_gauntlet.dialects.load import ExpectedFailure, read_specs, read_torch_specs
+from iree_gauntlet.cases import Expectation, Origin
+from iree_gauntlet.dialects.load import read_specs, read_torch_specs
 from iree_gauntlet.dialects.locations import find_target
 from iree_gauntlet.dialects.selection import Include, explain_no_match
 from iree_gauntlet.figures import Figure, Statistic
@@ -159,7 +159,7 @@ def test_selection_by_target(tmp_path: Path, targets: str, names: str, elsewhere
     assert [case.submodel for case in cases.cases] == [f"q_{name}" for name in names.split()]
     assert list(cases.other_targets) == elsewhere.split()
     # Only the modules of what was selected are made.
-    assert {case.submodel for case in cases.required} == set(names.split())
+    assert {case.submodel for case in cases.needed_cases} == set(names.split())
 
 
 def test_a_chip_that_is_asked_for_changes_no_test(tmp_path: Path) -> None:
@@ -245,9 +245,9 @@ def test_the_marker_xfail(tree: Path, name: str, stage: str) -> None:
 
 def test_a_suite_expects_failures_of_tests_and_of_modules(tree: Path) -> None:
     failures = [
-        ExpectedFailure("m/qu*", Stage.THRESHOLD, "wrong numbers", Origin("x.toml", "expect_failure[0]")),
-        ExpectedFailure("m/modules/a", Stage.COMPILE, "no lowering", Origin("x.toml", "expect_failure[1]")),
-        ExpectedFailure("m/nothing", Stage.COMPILE, "gone", Origin("x.toml", "expect_failure[2]")),
+        Expectation(Stage.THRESHOLD, "wrong numbers", Origin("x.toml", "expect_failure[0]"), cases="m/qu*"),
+        Expectation(Stage.COMPILE, "no lowering", Origin("x.toml", "expect_failure[1]"), cases="m/modules/a"),
+        Expectation(Stage.COMPILE, "gone", Origin("x.toml", "expect_failure[2]"), cases="m/nothing"),
     ]
     cases = load_torch(tree, expected_failures=failures)
     assert "'m/nothing' matches no spec" in only(cases).message
@@ -533,7 +533,7 @@ def test_a_module_has_one_name_whichever_folder_its_tests_begin_at(tmp_path: Pat
     for includes in ([Include()], [Include(submodel="a")], [Include(submodel="z")], [Include(model="m")]):
         cases = load_torch(tmp_path / "examples", includes=includes)
         assert not cases.problems
-        assert [case.id for case in cases.required] == ["m/modules/a@cpu:compile"]
+        assert [case.id for case in cases.needed_cases] == ["m/modules/a@cpu:compile"]
 
 
 def test_roots(tmp_path: Path) -> None:

@@ -350,7 +350,7 @@ def test_a_server_that_is_killed_takes_its_compiles_along(
         waiting = [pool.submit(own_server.compile, hanging) for _ in range(2)]
         pids, first = compiling(own_server, hanging, 2), own_server.pid
         assert own_server._server is not None
-        waiters = list(own_server._server._waiters.values())
+        waiters = list(own_server._server._pending_compiles.values())
         wait_until(lambda: all(waiter.pid for waiter in waiters))
         os.kill(first, signal.SIGKILL)
         for outcome in (future.result() for future in waiting):

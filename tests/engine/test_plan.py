@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Origin
-from iree_gauntlet.dialects.load import ExpectedFailure
+from iree_gauntlet.cases import Expectation, Origin
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.engine.commands import make_counted_flags
 from iree_gauntlet.engine.workbench import Workbench, make_plan_context, open_workbench
@@ -250,7 +249,7 @@ def test_expectations_belong_to_a_stage(tree: Path) -> None:
     spec = HIP_SPEC | {"compile_chip_expecting_to_fail": ["gfx90a"], "run_test_expecting_to_fail": True}
     write_tree(tree, {"regression_tests/m/clip_rocm.json": spec})
 
-    def expected(chip: str, *failures: ExpectedFailure) -> dict[str, str]:
+    def expected(chip: str, *failures: Expectation) -> dict[str, str]:
         made = plan(load(tree, Target("rocm", chip, "mi300"), expected_failures=failures), ALL)
         return {step.id.rpartition(":")[2]: step.expect_failure for step in made.steps if step.submodel == "clip"}
 
@@ -259,7 +258,7 @@ def test_expectations_belong_to_a_stage(tree: Path) -> None:
     assert "run_test_expecting_to_fail is true" in found["threshold"]
     assert not found["benchmark"]
     assert "compile_chip_expecting_to_fail lists gfx90a" in expected("gfx90a")["compile"]
-    suite = ExpectedFailure("m/cl*", Stage.BENCHMARK, "slow here", Origin("x.toml", "expect_failure[0]"))
+    suite = Expectation(Stage.BENCHMARK, "slow here", Origin("x.toml", "expect_failure[0]"), cases="m/cl*")
     found = expected("gfx942", suite)
     assert found["benchmark"] == "slow here (x.toml)"
     assert "run_test_expecting_to_fail" in found["threshold"]
@@ -344,7 +343,7 @@ def test_the_key_depends_on_what_the_compile_depends_on_alone(tree: Path) -> Non
         return dict(next(step for step in made.steps if step.stage is Stage.COMPILE).cache.ingredients)
 
     before = ingredients()
-    assert ingredients(compiler="other") != before
+    assert ingredients(compiler_identity="other") != before
     assert ingredients(artifact_hash=lambda _url: "cd" * 32) != before
     assert ingredients(target=Target("rocm", "gfx90a", "mi300")) != before
     assert ingredients(target=Target("rocm", "gfx942", "mi308")) == before
@@ -426,7 +425,7 @@ def test_a_linker_in_a_folder_with_a_blank_is_one_word_of_the_compilers_shell() 
 def test_what_keeps_a_benchmark_from_running_keeps_its_count(tree: Path) -> None:
     cases = load(tree, Target("rocm", "gfx942", "mi300"))
     kept = (
-        replace(case, skips=((Stage.BENCHMARK, "slow"),), blocked_reason="no data", blocked_at=Stage.BENCHMARK)
+        replace(case, skips=((Stage.BENCHMARK, "slow"),), blocked_reason="no data", blocked_stage=Stage.BENCHMARK)
         for case in cases.cases
     )
     cases = replace(cases, cases=tuple(kept))

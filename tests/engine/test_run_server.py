@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from iree_gauntlet.cases import Allclose, Origin, Verdict
-from iree_gauntlet.engine.operator_suites import check_served_threshold, run_job
+from iree_gauntlet.engine.operator_suites import check_served_threshold, make_run_job
 from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.run_client import RunJob, RunOutput, RunResponse, RunServers, RunVerdict
 from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
@@ -379,12 +379,12 @@ def test_the_tool_decides_on_a_failure_that_nobody_expects(asked: Asked, tmp_pat
     ids=" ".join,
 )
 def test_what_a_server_cannot_do_is_left_to_the_tool(flags: list[str], tmp_path: Path) -> None:
-    assert run_job(threshold_step(tmp_path, "m.vmfb", flags, tmp_path)) is None
+    assert make_run_job(threshold_step(tmp_path, "m.vmfb", flags, tmp_path)) is None
     step = threshold_step(tmp_path, "m.vmfb", [], tmp_path)
-    assert run_job(step) is not None
+    assert make_run_job(step) is not None
     assert step.command is not None
-    assert run_job(replace(step, command=replace(step.command, env=(("A", "b"),)))) is None
-    assert run_job(replace(step, command=None)) is None
+    assert make_run_job(replace(step, command=replace(step.command, env=(("A", "b"),)))) is None
+    assert make_run_job(replace(step, command=None)) is None
 
 
 @pytest.mark.iree

@@ -141,7 +141,7 @@ def test_a_planted_wrong_dispatch_is_found_and_its_bundle_shows_it(
 def test_where_no_reference_has_the_same_dispatches_one_of_the_same_values_is_looked_for(
     monkeypatch: pytest.MonkeyPatch, reference: str
 ) -> None:
-    traced, nothing = [], DispatchSearch(Mock(), Mock(), private=False, program=FlowProgram(""))
+    traced, nothing = [], DispatchSearch(Mock(), Mock(), without_weights=False, program=FlowProgram(""))
 
     def trace(*_: object, by_values: bool) -> TracePair:
         traced.append(by_values)

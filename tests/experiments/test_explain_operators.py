@@ -205,12 +205,19 @@ def test_what_is_cut_out_keeps_functions_and_what_inner_graphs_take(tmp_path: Pa
 
 def _graph(*nodes: tuple[str, list[str], list[str]], large: int = 4) -> Any:
     said = [
-        {"index": index, "name": "", "op": op, "inputs": taken, "outputs": given, "place": 0}
+        {"index": index, "name": "", "op": op, "inputs": taken, "outputs": given, "published_number": 0}
         for index, (op, taken, given) in enumerate(nodes)
     ]
     sizes = {value: large for _, _, given in nodes for value in given}
     return Graph.from_dict(
-        {"nodes": said, "inputs": ["x"], "outputs": ["z"], "constants": ["w"], "sizes": sizes, "of": len(nodes)}
+        {
+            "nodes": said,
+            "inputs": ["x"],
+            "outputs": ["z"],
+            "constants": ["w"],
+            "sizes": sizes,
+            "published_nodes": len(nodes),
+        }
     )
 
 
@@ -230,5 +237,5 @@ def test_values_are_looked_at_evenly_where_all_are_too_many() -> None:
     nodes = [("Neg", [given], [taken]) for given, taken in zip(["x", *names], [*names, "z"], strict=True)]
     graph = _graph(*nodes, large=10)
     region = graph.find_ancestors(["z"], {"x"})
-    assert graph.choose_marks(region, ["z"], 90) == names
-    assert graph.choose_marks(region, ["z"], 30) == ["v1", "v4", "v7"]
+    assert graph.choose_extra_outputs(region, ["z"], 90) == names
+    assert graph.choose_extra_outputs(region, ["z"], 30) == ["v1", "v4", "v7"]

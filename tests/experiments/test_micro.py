@@ -117,6 +117,10 @@ def test_it_adds_itself_to_the_history_with_each_recipe(second: Micro) -> None:
     assert len(sizes.out.splitlines()) == 1 + len(recipes)
 
 
+def test_it_is_on_the_page_of_all_runs(second: Micro) -> None:
+    assert f'href="{second.run.name}/results/results.html"' in (second.folder / "runs" / "index.html").read_text()
+
+
 def test_reports_can_be_made_again(second: Micro) -> None:
     table = (second.results / "results.md").read_text()
     assert "1.00 (1.00–1.00) =" in table

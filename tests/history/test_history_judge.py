@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.dialects.configuration_file import Mark, read_marks
+from iree_gauntlet.document import Table
 from iree_gauntlet.errors import ExitCode, SpecError
 from iree_gauntlet.history.index import HistoryIndex
 from iree_gauntlet.history.judge import (
@@ -118,7 +119,7 @@ def test_the_worst_decides_how_a_check_ends() -> None:
     (worse,), (better,) = found(series(stepped(0.05))), found(series(stepped(-0.05)))
     assert outcome(better).exit_code is ExitCode.OK
     assert outcome(worse, better).exit_code is ExitCode.FAILED
-    assert outcome(replace(worse, won_back=True)).exit_code is ExitCode.OK
+    assert outcome(replace(worse, undone=True)).exit_code is ExitCode.OK
     assert outcome(replace(worse, accepted="meant")).exit_code is ExitCode.OK
     assert outcome(better, problems=("damaged",)).exit_code is ExitCode.ERROR
 
@@ -143,7 +144,7 @@ def test_what_lies_outside_of_dispatches_changes_by_a_share_and_a_number() -> No
     assert found(series([40_000, 41_999, 40_000], "instructions_outside")) == ()
     assert found(series([900_000, 908_900, 900_000], "instructions_outside")) == ()
     (change,) = found(series([40_000, 40_000, 42_100, 42_200], "instructions_outside"))
-    assert (change.kind, change.index, change.won_back) == (FindingKind.REGRESSION, 2, False)
+    assert (change.kind, change.index, change.undone) == (FindingKind.REGRESSION, 2, False)
 
 
 @pytest.mark.parametrize("figure", ["instructions", "instructions_in_dispatches", "instructions (hardware, znver4)"])
@@ -160,10 +161,61 @@ def test_what_changes_at_every_run_is_judged_as_noise() -> None:
 
 def test_what_came_back_is_won_back() -> None:
     values = [*noise(20, 1), *[value * 1.1 for value in noise(20, 2)], *noise(20, 3)]
-    kinds = {item.kind: item.won_back for item in found(series(values))}
+    kinds = {item.kind: item.undone for item in found(series(values))}
     assert kinds == {FindingKind.REGRESSION: True, FindingKind.IMPROVEMENT: False}
     worse, better = found(series([7, 9, 7], "dispatches"))[::-1]
-    assert (worse.won_back, better.kind) == (True, FindingKind.IMPROVEMENT)
+    assert (worse.undone, better.kind) == (True, FindingKind.IMPROVEMENT)
+
+
+def test_a_change_is_ranked_and_printed_by_what_is_left_of_it_today() -> None:
+    time = series([*noise(20, 1), *[value * 1.105 for value in noise(20, 2)], *[v * 1.009 for v in noise(20, 3)]])
+    part = series([8.0] * 5 + [78.0] * 5 + [14.0] * 5, "dispatches", name="part")
+    error = series([2.38e-7] * 4 + [1.766] + [2.68e-7] * 4, "max_error", name="error")
+    size = series([1e6] * 5 + [3e6] * 5, "size_bytes", name="size")
+    findings = found(time, part, error, size)
+    result = outcome(*findings)
+    assert [(item.key.model, item.label) for item in findings] == [
+        ("size", "regression"),
+        ("part", "regression"),
+        ("error", "improvement"),
+        ("part", "improvement"),
+        ("toy", "improvement"),
+        ("error", "won back"),
+        ("toy", "won back"),
+    ]
+    assert [item.key.model for item in result.regressions] == ["size", "part"]
+    (table,) = (block for block in make_changes_document(result).blocks if isinstance(block, Table))
+    printed = [
+        [column.format_cell(cell) for column, cell in zip(table.columns, row, strict=True)][2:5] for row in table.rows
+    ]
+    assert printed[:4] == [
+        ["×3", "1,000,000 B → 3,000,000 B", "3.5.0, run 2026-03-06"],
+        ["+75.0 % today", "8 → 14", "was ×9.75 from 3.5.0 to 3.9.0"],
+        ["×1.52e-07", "1.766 → 2.68e-07", "3.5.0, run 2026-03-06"],
+        ["×0.179", "78 → 14", "3.10.0, run 2026-03-11"],
+    ]
+    assert printed[5] == ["×1.13 today", "2.38e-07 → 2.68e-07", "was ×7.42e+06 with 3.4.0"]
+    assert printed[6][0] == "+0.7 % today"
+    assert printed[6][2] == "was +10.4 % from 3.20.0 to 3.39.0"
+    described = findings[1].as_dict()
+    assert (described["today"], described["until"]["iree"], described["won_back"]) == (14, "3.9.0", False)
+
+
+def test_an_improvement_of_which_nothing_is_left_is_lost_again() -> None:
+    worse, better = found(series([97, 97, 55, 55, 97, 97], "dispatches"))
+    assert (worse.label, better.label, better.undone) == ("regression", "lost again", True)
+    assert make_changes_document(outcome(worse, better)).answer == "1 regression, 0 suspected, 0 improvements"
+
+
+@pytest.mark.parametrize(("factor", "count"), [(1.9, 0), (0.52, 0), (2.1, 1), (0.48, 1)])
+def test_an_error_changes_from_double_or_half_on(factor: float, count: int) -> None:
+    assert len(found(series([1e-6, 1e-6, factor * 1e-6, factor * 1e-6], "max_error"))) == count
+
+
+def test_a_version_with_a_day_is_not_given_the_day_of_its_run() -> None:
+    point = series([1.0]).points[0]
+    assert point.dated_iree == "3.0.0, run 2026-03-01"
+    assert replace(point, iree="3.8.0rc20251010").dated_iree == "3.8.0rc20251010"
 
 
 def test_small_steps_that_add_up_are_a_drift() -> None:

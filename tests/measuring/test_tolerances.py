@@ -10,7 +10,9 @@ from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolera
 
 
 def test_defaults_are_the_tools() -> None:
-    assert parse_tolerances([]) == Tolerances(f16=1e-3, f32=1e-4, f64=1e-4, bf16=1e-2, rtol=1e-5, exact=False)
+    assert parse_tolerances([]) == Tolerances(
+        f16_atol=1e-3, f32_atol=1e-4, f64_atol=1e-4, bf16_atol=1e-2, rtol=1e-5, exact=False
+    )
 
 
 def test_flags_as_specs_write_them() -> None:
@@ -25,11 +27,11 @@ def test_flags_as_specs_write_them() -> None:
             "--expected_output=@a.npy",
         ]
     )
-    assert parsed == Tolerances(f16=1.0, f32=0.15, bf16=0.0625, rtol=0.0)
+    assert parsed == Tolerances(f16_atol=1.0, f32_atol=0.15, bf16_atol=0.0625, rtol=0.0)
 
 
 def test_the_last_flag_wins() -> None:
-    assert parse_tolerances(["--expected_f32_threshold=1", "--expected_f32_threshold=2"]).f32 == 2
+    assert parse_tolerances(["--expected_f32_threshold=1", "--expected_f32_threshold=2"]).f32_atol == 2
     assert not parse_tolerances(["--equality_mode=exact", '--equality_mode="approximate"']).exact
 
 
@@ -58,11 +60,11 @@ def test_which_types_may_differ() -> None:
     exact = {name for name in ("f8E5M2", "f8E4M3FN", "i32", "i1", "cf64") if not tolerances.applies_to(name)}
     assert (len(approximate), len(exact)) == (4, 5)
     assert not Tolerances(exact=True).applies_to("f32")
-    assert tolerances.written("i32") == tolerances.get_limits("i32") == (0.0, 0.0)
+    assert tolerances.get_as_written("i32") == tolerances.get_limits("i32") == (0.0, 0.0)
 
 
 def test_thresholds_are_c_floats_but_for_f64() -> None:
-    tolerances = Tolerances(f32=0.1, f64=0.1, rtol=0.1)
+    tolerances = Tolerances(f32_atol=0.1, f64_atol=0.1, rtol=0.1)
     assert tolerances.get_limits("f32") == (float(np.float32(0.1)), 0.1)
     assert tolerances.get_limits("f64") == (0.1, 0.1)
-    assert Tolerances(f16=1e300).get_limits("f16")[0] == float("inf")
+    assert Tolerances(f16_atol=1e300).get_limits("f16")[0] == float("inf")

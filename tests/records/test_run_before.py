@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,10 +10,11 @@ import pytest
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.outcome import read_outcome
 from iree_gauntlet.records.run_before import find_changes_since, read_previous_seconds
-from iree_gauntlet.reports.experiment_reports import write_reports
+from iree_gauntlet.reports.experiment_reports import make_reports, write_reports
 from tests.support.journal_builder import JournalBuilder, make_check, make_comparison, make_samples
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from iree_gauntlet.records.run_before import PreviousRun
@@ -58,6 +60,49 @@ def test_verdicts_counts_and_large_differences_of_times_are_named(tmp_path: Path
     text = (tmp_path / "run-21" / "summary.md").read_text()
     assert "## Changed since run run-20, IREE 3.13.0rc20261016" in text
     assert "| `m/a@cpu` | dispatches | 76 | 77 | +1.32 % |" in text
+
+
+def _time(folder: Path, name: str, times: Mapping[str, float], *, key: str = "aa", options: str = "") -> Path:
+    builder = JournalBuilder(run=name)
+    builder.now = builder.now.replace(day=int(name[-2:]))
+    steps = {model: [builder.step(model, "a", stage) for stage in ("compile", "benchmark")] for model in times}
+    builder.begin()
+    for model, (compile_step, benchmark_step) in steps.items():
+        builder.result(compile_step, cache={"hit": True, "key": f"{key}-{model}", "reason": ""})
+        builder.result(benchmark_step, samples=make_samples(times[model]))
+        builder.lines[-1]["command"] = f"iree-benchmark-module --module=/{name}/m.vmfb {options}"
+    builder.end(seconds=2.0)
+    path = builder.write(folder / name)
+    write_reports(path)
+    return path
+
+
+def test_times_of_the_same_modules_are_one_line_on_the_machine(tmp_path: Path) -> None:
+    _time(tmp_path, "run-20", {"a": 10.0, "b": 10.0, "c": 10.0, "d": 10.0})
+    run = _time(tmp_path, "run-21", {"a": 11.1, "b": 13.861, "c": 12.0, "d": 10.5})
+    found = _changed(run)
+    assert found is not None
+    assert found.changes == ()
+    assert [change[0] for change in found.machine_changes] == ["b/a@cpu", "c/a@cpu", "a/a@cpu"]
+    line = "same modules: the machine was slower, 3 times by 10 % or more, median +20 %"
+    markdown = (run / "summary.md").read_text()
+    assert markdown.index(line) < markdown.index("<summary>times of the same modules</summary>")
+    assert "| `b/a@cpu` | time ms | 10.00 | 13.86 | +38.61 % |" in markdown
+    console = io.StringIO()
+    make_reports(run).print(run, console, environ={})
+    assert line in console.getvalue()
+    assert "13.86 " not in console.getvalue().partition("Changed since")[2]
+    mixed = _time(tmp_path, "run-22", {"a": 10.0, "b": 30.0, "c": 12.0, "d": 10.5})
+    assert "the machine was less steady, 2 times" in (mixed / "summary.html").read_text()
+
+
+@pytest.mark.parametrize("changed", [{"key": "bb"}, {"options": "--task_topology_max_group_count=1"}])
+def test_times_of_other_modules_or_options_stand_open(changed: dict[str, str], tmp_path: Path) -> None:
+    _time(tmp_path, "run-20", {"a": 10.0, "b": 10.0})
+    found = _changed(_time(tmp_path, "run-21", {"a": 12.0, "b": 13.0}, **changed))
+    assert found is not None
+    assert [change[:2] for change in found.changes] == [("b/a@cpu", "time ms"), ("a/a@cpu", "time ms")]
+    assert found.machine_changes == ()
 
 
 def _count(folder: Path, name: str, dispatches: int, outside: int) -> Path:

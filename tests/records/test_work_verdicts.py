@@ -38,7 +38,7 @@ def test_a_matrix_holds_them_apart() -> None:
     def cell(dispatches: int, outside: int | None) -> MatrixCell:
         values: dict[Figure, float] = {Figure.CALL_INSTRUCTIONS: dispatches + (outside or 0)}
         if outside is not None:
-            values |= {Figure.INSTRUCTIONS: dispatches, Figure.INSTRUCTIONS_OUTSIDE: outside}
+            values |= {Figure.DISPATCH_INSTRUCTIONS: dispatches, Figure.OUTSIDE_INSTRUCTIONS: outside}
         return MatrixCell(Verdict.PASSED, ChainFigures(values, counted_by="valgrind"))
 
     def changes(*cells: MatrixCell) -> list[str]:

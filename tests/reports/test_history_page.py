@@ -28,7 +28,7 @@ def series(number: int, runs: int, name: str = "toy") -> Series:
 
 def step(item: Series, at: int, kind: FindingKind = FindingKind.REGRESSION) -> Finding:
     points = item.points
-    return Finding(item.key, kind, at, points[at - 1], points[at], 10.5, 11.5, len(points) - at, p_value=1e-6)
+    return Finding(item.key, kind, at, points[at - 1], points[at], 10.5, 11.5, len(points) - at, 11.5, p_value=1e-6)
 
 
 def page(*items: Series, findings: tuple[Finding, ...] = (), memory: str = "") -> str:

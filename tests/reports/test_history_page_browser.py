@@ -80,9 +80,9 @@ def test_keys_go_from_the_tables_to_each_chart_and_through_its_points(browser: B
     button.focus()
     opened.page.keyboard.press("Enter")
     point = opened.page.locator(".point").first
-    assert "run run59, 59.json" in point.inner_text()
+    assert "run run59 of 2026-03-04, 59.json\nIREE 3.59.0" in point.inner_text()
     opened.page.keyboard.press("ArrowLeft")
-    assert "run run58, 58.json" in point.inner_text()
+    assert "run run58 of 2026-03-03, 58.json" in point.inner_text()
     assert "gauntlet bisect --good 3.57.0 --bad 3.58.0 --metric time --model toy000" in point.inner_text()
     assert (point.locator("a").get_attribute("href") or "").endswith(f"/compare/{57:040x}...{58:040x}")
     whole = _drawn(opened.page)
@@ -92,7 +92,7 @@ def test_keys_go_from_the_tables_to_each_chart_and_through_its_points(browser: B
     opened.page.keyboard.press("0")
     assert _drawn(opened.page) == whole
     opened.page.keyboard.press("Home")
-    assert "run run0, 0.json" in point.inner_text()
+    assert "run run0 of 2026-03-01, 0.json" in point.inner_text()
     assert point.locator("a").count() == 0, "there is no run before it"
     assert opened.messages == []
     opened.context.close()

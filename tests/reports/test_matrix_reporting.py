@@ -33,6 +33,7 @@ from iree_gauntlet.reports.matrix_report import (
     make_matrix_document,
 )
 from iree_gauntlet.reports.render_console import print_document
+from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.render_markdown import render_markdown
 from iree_gauntlet.results import OutputComparison
 from tests.support.journal_builder import JournalBuilder, make_check, make_comparison, make_every_verdict, make_samples
@@ -200,7 +201,7 @@ def test_json_is_what_its_schema_says(matrix: MatrixOutcome) -> None:
     assert cell["worst_output"] == 1
     assert document["chains"][1]["irees"]["3.5.0"]["stages"] == ["compile"]
     assert {change["kind"] for change in document["changes"]} == {
-        *("newly failing", "newly passing", "wrong numbers", "dispatches", "size")
+        *("newly failing", "newly passing", "wrong numbers", "error", "dispatches", "size")
     }
 
 
@@ -369,10 +370,44 @@ def test_times_taken_under_a_disturbance_are_marked_and_left_out_of_means(tmp_pa
     assert make_figure_cells(cells["b"], cells["a"])[2] == "~90.00 ± 0.90 ×10.0↑"
     causes = ["other work kept the CPUs 55 % busy", "other machines of the host took 10 % of the CPUs"]
     assert cells["b"].figures.disturbance.split("; ") == causes
-    assert "b: 1 of 2 times were taken while the machine did other work (~): measure them again" in matrix.remarks
+    assert "b: 1 of 2 times were disturbed (~): measure them again" in matrix.remarks
     assert texts(matrix, "time") == []
     (mean,) = (mean for mean in compute_mean_ratios(matrix) if mean.metric == "time")
     assert (mean.chains, mean.ratio) == (1, 1.0)
+    # On the page it has its mark, and no shade.
+    page = etree.HTML(render_html(make_matrix_document(matrix)))
+    (heat,) = page.xpath("//h3[.='Run time, ms']/following-sibling::div[1]/table")
+    shades = {cell.text: cell.get("style", "") for cell in heat.xpath(".//td[position() > 1]")}
+    assert "~90.00" in shades
+    assert not any("var(" in style for style in shades.values())
+    assert "marked ~ were disturbed, and are not shaded" in "".join(page.itertext())
+
+
+def test_a_time_that_a_run_marks_is_marked_in_a_matrix(tmp_path: Path) -> None:
+    hot = make_chain(ms=9.0)
+    hot["benchmark"]["statistics"] = {"disturbed": ["the CPU throttled 3 times (0 is tolerated)"]}
+    matrix = read_matrix_outcome(write_record(tmp_path, {"a": make_release_run("a", x=hot)}))
+    cell = matrix.rows[0].cells["a"]
+    assert make_figure_cells(cell, None)[2] == "~9.00 ± 0.09"
+    assert cell.figures.disturbance == "the CPU throttled 3 times (0 is tolerated)"
+
+
+@pytest.mark.parametrize(
+    ("error", "change"),
+    [(4.6e-6, ["m/x@cpu: 1e-06 (a) → 4.6e-06 (b)"]), (1.9e-6, []), (0.0, ["m/x@cpu: 1e-06 (a) → 0 (b)"])],
+)
+def test_a_largest_error_that_doubled_is_among_the_changes(error: float, change: list[str], tmp_path: Path) -> None:
+    runs: dict[str, Any] = {
+        "a": make_release_run("a", x=make_chain()),
+        "b": make_release_run("b", x=make_chain(error=error)),
+    }
+    folder = write_record(tmp_path, runs)
+    matrix = read_matrix_outcome(folder)
+    assert texts(matrix, "error") == change
+    write_reports(folder)
+    text = (folder / "matrix.md").read_text()
+    assert ("### Largest error (doubled or halved)" in text) is bool(change)
+    assert ("Nothing: verdicts, errors, counts" in text) is not bool(change)
 
 
 def test_two_names_of_one_iree_are_told(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_a_hostile_name_is_text(browser: Browser, pages: dict[str, Path]) -> Non
     assert opened.page.locator("img").count() == 0
     assert opened.page.locator("script").count() == 1
     assert "<script>alert(1)</script>" in opened.page.locator("h3").first.inner_text()
-    assert json.loads((pages["failures"].parent / JOURNAL).read_text().splitlines()[0])["event"] == "run"
+    assert json.loads((pages["failures"].parent / JOURNAL).read_text().splitlines()[0])["event"] == "opening"
 
 
 def test_on_paper_everything_that_scrolls_is_there(browser: Browser, pages: dict[str, Path]) -> None:

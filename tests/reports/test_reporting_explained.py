@@ -116,12 +116,12 @@ def test_what_an_earlier_explanation_found_stays(tmp_path: Path) -> None:
 
 def test_what_was_begun_again_is_not_explained_before(tmp_path: Path) -> None:
     folder = explained(failed_run(tmp_path)) / "explain"
-    assert list_reproduced_cases(folder, private=False, budget=1.0) == {"m/a@cpu"}
-    assert list_reproduced_cases(folder, private=True, budget=1.0) == set()
+    assert list_reproduced_cases(folder, without_weights=False, budget=1.0) == {"m/a@cpu"}
+    assert list_reproduced_cases(folder, without_weights=True, budget=1.0) == set()
     # Its bundle was removed then, and the command was killed.
     with EventLog(folder / JOURNAL, lambda: datetime.now(UTC)) as log:
         log.write("start", {}, step="m/a@cpu")
-    assert list_reproduced_cases(folder, private=False, budget=1.0) == set()
+    assert list_reproduced_cases(folder, without_weights=False, budget=1.0) == set()
 
 
 @pytest.mark.parametrize(("reason", "done"), [("output 0: 3 of 9 values differ", True), (_WRONG, False)])
@@ -155,7 +155,7 @@ def test_a_damaged_record_is_a_remark_and_the_reports_are_whole(tmp_path: Path, 
     assert says in remark
     assert str(tmp_path) not in remark
     # Whoever asks for the explanation itself, or for another one, hears of it.
-    for read in (write_reports, partial(list_reproduced_cases, private=False, budget=1.0)):
+    for read in (write_reports, partial(list_reproduced_cases, without_weights=False, budget=1.0)):
         with pytest.raises(GauntletError, match=re.escape(says)):
             read(record.parent)
 

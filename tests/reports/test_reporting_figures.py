@@ -5,6 +5,9 @@ import math
 import pytest
 
 from iree_gauntlet import formatting
+from iree_gauntlet.figures import Figure
+from iree_gauntlet.records.chain_figures import ChainFigures
+from iree_gauntlet.records.explain_outcome import ProgramSize, ReductionFinding
 from iree_gauntlet.reports.details import format_check, format_comparison
 from iree_gauntlet.results import Check, OutputComparison
 from tests.support.journal_builder import make_check, make_comparison
@@ -95,6 +98,25 @@ def test_a_check_over_its_limit_that_passed_says_so() -> None:
     assert format_check(Check.from_dict(data)).startswith("time (mean): 10.00 ms, passed, exceeds 9.90 ms")
 
 
+def test_an_error_that_is_not_finite_is_no_infinity() -> None:
+    assert formatting.format_share(0.0312345) == "0.0312 of its largest value"
+    assert formatting.format_share(2.0, "the") == "2 of the largest value"
+    assert formatting.format_share(math.nan) == formatting.format_share(math.inf) == "NaN or infinity"
+
+
+@pytest.mark.parametrize(
+    ("operations", "names", "text"),
+    [
+        (1, ("onnx.Cast",), "reduced from 1,408 operations to 1 in 8 compiles: onnx.Cast"),
+        (0, (), "reduced from 1,408 operations to none in 8 compiles: a function without operations"),
+    ],
+)
+def test_a_reduction_says_what_is_left(operations: int, names: tuple[str, ...], text: str) -> None:
+    finding = ReductionFinding(before=ProgramSize(1408), after=ProgramSize(operations), tried=8, names=names)
+    assert finding.describe(" in 8 compiles") == text
+    assert finding.describe() == text.replace(" in 8 compiles", "")
+
+
 def test_comparison_lines() -> None:
     wrong = make_comparison(
         passed=False, message="shape 1x2 where 1x3 was expected", count=0, max_abs_error=None,
@@ -102,6 +124,15 @@ def test_comparison_lines() -> None:
     )  # fmt: skip
     assert format_comparison(OutputComparison.from_dict(wrong)) == (
         "output 0 (1x384xf32): shape 1x2 where 1x3 was expected; NaN 2, expected 0; Inf 0, expected 1"
+    )
+    special = make_comparison(passed=False, mismatches=1, worst_actual="0", worst_expected="nan", max_abs_error=2.2e-8)
+    output = OutputComparison.from_dict({**special, "max_rel_error": None, "expected_nans": 1})
+    assert format_comparison(output).startswith(
+        "output 0 (1x384xf32): 1 of 384 elements differ (0.3 %); max absolute error of finite values 2.2e-08 (allowed"
+        " 0.0001 + 1e-05·|expected|); worst at [0, 3]: 0 where NaN was expected; "
+    )
+    assert ChainFigures(outputs=(output,)).format_cell(Figure.ERROR) == (
+        "1 of 384 differ (0.3 %): 0 where NaN was expected"
     )
     bare = {"index": 3, "passed": False}
     assert format_comparison(OutputComparison.from_dict(bare)) == "output 3: differs"

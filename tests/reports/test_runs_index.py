@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +19,7 @@ from iree_gauntlet.reports.runs_index import write_index
 from tests.support.command_line import run_in_process
 from tests.support.journal_builder import JournalBuilder, make_every_verdict
 from tests.support.matrix_builder import write_four_releases
+from tests.support.places import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +61,10 @@ def test_the_newest_comes_first_and_leads_to_its_page(tmp_path: Path) -> None:
     path, count = write_index(tmp_path, make_reports, all_of_them=True)
     assert count == 2
     rows = _rows(path)
-    assert [row[:3] for row in rows] == [["✗ failed", "releases", "matrix"], ["✓ as expected", "old one", "run"]]
+    assert [row[:3] for row in rows] == [
+        ["✗ something failed", "releases", "matrix"],
+        ["✓ all as expected", "old one", "run"],
+    ]
     assert rows[1][3:] == [
         "1 passed",
         "2026-11-21 05:18",
@@ -68,6 +74,20 @@ def test_the_newest_comes_first_and_leads_to_its_page(tmp_path: Path) -> None:
     ]
     links = html.fromstring(path.read_text()).xpath("//td/a/@href")
     assert links == ["old%20one/summary.html"], "a matrix without reports has no page"
+
+
+def test_it_says_what_the_pages_say(tmp_path: Path) -> None:
+    for kind, code in (("compare", 1), ("bisect", 0)):
+        shutil.copytree(ROOT / "tests" / "data" / "recorded" / kind, tmp_path / kind)
+        journal = tmp_path / kind / JOURNAL
+        *lines, end = journal.read_text().splitlines()
+        journal.write_text("\n".join([*lines, json.dumps({**json.loads(end), "exit_code": code})]) + "\n")
+        write_reports(tmp_path / kind)
+    path, _ = write_index(tmp_path, make_reports)
+    said = {row[1]: row[0] for row in _rows(path)}
+    assert said == {"compare": "✗ B is slower", "bisect": "✓ the change was found"}
+    for name, page in (("compare", "comparison.html"), ("bisect", "bisect.html")):
+        assert said[name] in html.fromstring((tmp_path / name / page).read_text()).xpath("string(//header)")
 
 
 def test_only_what_is_new_or_was_written_to_is_read(tmp_path: Path) -> None:
@@ -169,4 +189,4 @@ def test_a_record_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Path) 
     rows = {row[1]: row for row in _rows(page)}
     assert rows["broken"][0] == "unfinished"
     assert "journal" in rows["broken"][3]
-    assert rows["whole"][0] == "! error"
+    assert rows["whole"][0] == "! an error prevented a verdict"

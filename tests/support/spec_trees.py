@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, load_cases, read_specs
+from iree_gauntlet.dialects.load import CaseSet, load_cases, read_specs
 from iree_gauntlet.dialects.locations import get_url_path
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.engine.plan import Plan, PlanContext, make_plan
@@ -18,6 +18,7 @@ from iree_gauntlet.toolchains.flags import Translation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from iree_gauntlet.cases import Expectation
     from iree_gauntlet.errors import Problem
     from iree_gauntlet.stages import Stage
     from iree_gauntlet.steps import Step
@@ -93,7 +94,7 @@ def load(
     *targets: Target,
     includes: Sequence[Include] = (Include(),),
     external: Path | None = None,
-    expected_failures: Sequence[ExpectedFailure] = (),
+    expected_failures: Sequence[Expectation] = (),
     device: str = "",
 ) -> CaseSet:
     specs = read_specs([folders] if isinstance(folders, Path) else folders, external)
@@ -122,15 +123,15 @@ def make_context(**changes: Any) -> PlanContext:
         "onnxruntime": "1.32.0",
         "ir_tool": "iree-opt",
         "importer": "importer",
-        "compiler": "compiler",
-        "runtime": "runtime",
+        "compiler_identity": "compiler",
+        "runtime_identity": "runtime",
         "linker": "",
         "counter": lambda: Counter(CounterKind.VALGRIND, "valgrind 3.19.0", "x86-64-v3,-fma", "/usr/bin/valgrind"),
         "translate": lambda flags, _tool: Translation(tuple(flags), (), ()),
         "artifact_path": artifact,
         "artifact_hash": lambda url: "ab" * 32 if url.startswith("https:") else "",
         "flag_ingredients": lambda flags, _folder: tuple(flags),
-        "host_of": lambda _flags: "",
+        "identify_host_cpu": lambda _flags: "",
         "lookup": lambda name, _ingredients: CacheLookup(key="00", reason=f"looked for {name}"),
     }
     return PlanContext(**(defaults | changes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, load_cases, read_specs
+from iree_gauntlet.dialects.load import CaseSet, load_cases, read_specs
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import Target
@@ -13,6 +13,8 @@ from tests.support.spec_trees import CPU
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from iree_gauntlet.cases import Expectation
 
 
 __all__ = [
@@ -80,7 +82,7 @@ def load_torch(
     includes: Sequence[Include] = (Include(),),
     external: Path | None = None,
     modules: Path | None = None,
-    expected_failures: Sequence[ExpectedFailure] = (),
+    expected_failures: Sequence[Expectation] = (),
     device: str = "",
 ) -> CaseSet:
     """Load the cases of trees; on all targets by default."""

@@ -138,6 +138,10 @@ def test_it_adds_itself_to_the_history(second: Bench) -> None:
     assert f",{CALL_MS}," in row
 
 
+def test_it_is_on_the_page_of_all_runs(second: Bench) -> None:
+    assert "/summary.html" in (second.folder / "runs" / "index.html").read_text()
+
+
 def test_all_reports_have_it(second: Bench) -> None:
     run = second.newest
     cases = [case.get("name") for case in ET.parse(run / "junit.xml").getroot().iter("testcase")]

@@ -337,7 +337,7 @@ def test_generation(tmp_path: Path, needs_torch: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (GENERATOR.replace("RETURNED", "new[:1]"), "decode returned f32 [1, 8] behind the logits, and the state that"),
+        (GENERATOR.replace("RETURNED", "new[:1]"), "decode returned f32 [1, 8] after the logits, but the state that"),
         (
             GENERATOR.replace("seen @ self.words", "seen[0] @ self.words").replace("RETURNED", "new"),
             "f32 of shape [11]",

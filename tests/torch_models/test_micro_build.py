@@ -275,7 +275,7 @@ def inside(m, k, n, dtype):
         (NOTHING, {"quantization": "nothing"}, "nothing changes none of its 1 linear layers in linear"),
         (FAILS, {"quantization": "fails"}, r"mine.py:6: fails: ZeroDivisionError"),
         (NO_MODULE, {"quantization": "none"}, r"mine.py:4: none: it returned NoneType"),
-        (RANDOM, {"model_type": "random"}, "output 0 is another one at a second call"),
+        (RANDOM, {"model_type": "random"}, "output 0 differs at a second call"),
         (ODD, {"model_type": "odd"}, r"mine.py:4: odd: it returned str first"),
         (INSIDE, {"model_type": "inside"}, r"mine.py:9: inside: RuntimeError"),
     ],

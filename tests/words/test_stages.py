@@ -6,7 +6,7 @@ import pytest
 
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.requests import ExecutionRequest, RunRequest, collect_changed_options, list_options, parse_request
-from iree_gauntlet.stages import CHECKS, STAGES, Kind, Stage
+from iree_gauntlet.stages import CHECK_STAGES, STAGES, Kind, Stage
 
 
 def test_the_rows_are_in_the_order_of_a_chain() -> None:
@@ -18,8 +18,8 @@ def test_the_rows_are_in_the_order_of_a_chain() -> None:
 
 
 def test_each_kind_of_case_has_a_check_that_is_planned_for_it() -> None:
-    assert {*CHECKS} == {*Kind}
-    assert all(kind in stage.row.kinds for kind, stage in CHECKS.items())
+    assert {*CHECK_STAGES} == {*Kind}
+    assert all(kind in stage.row.kinds for kind, stage in CHECK_STAGES.items())
 
 
 def test_a_time_limit_is_an_option_of_its_stage() -> None:

@@ -316,7 +316,7 @@ def test_in_training_nothing_runs_after_the_device_and_sums_stay_there(built: Pa
     ("returned", "changes", "code", "says"),
     [
         ("x", {"asked": {"model": "none"}}, 2, "none has no modules on the host"),
-        ("x", {"asked": {"model": "nothing"}}, 2, "no such benchmark model: 'nothing' There are after_only, b"),
+        ("x", {"asked": {"model": "nothing"}}, 2, "no such benchmark model: 'nothing' Available: after_only, b"),
         ("x", {"asked": {"config": "tiny"}}, 2, "both: no such configuration: 'tiny'"),
         ("x", {"inputs": []}, 2, "before the device: shapes [[2, 4], [2]] are returned, but the device takes []"),
         ("x", {"asked": {"training": True, "model": "after_only"}}, 2, "after_only has no modules on the host"),

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 # A new number invalidates every earlier entry.
 _KEY_FORMAT = 1
 
-# The values of these flags of iree-compile (3.13) are paths of outputs other than the module. Flags that only look
-# alike (--compile-to, --output-format) change the module.
+# The values of these flags of iree-compile (3.13) are paths of outputs; they do not change the module. Flags that only
+# look alike (--compile-to, --output-format) change it.
 _OUTPUT_FLAGS = frozenset(
     {
         "o",

@@ -80,13 +80,13 @@ class ModuleMaker:
     """A maker of the outputs of import, parameters, compile, reference and count steps.
 
     Attributes:
-        rebuilt_dir: the directory in which all processes of a run mark the cached outputs that were rebuilt and
+        marks_dir: the directory in which all processes of a run mark the cached outputs that were rebuilt and
             compared; each is rebuilt once. None to use the cache.
     """
 
     session: Session[Any]
     workbench: Workbench
-    rebuilt_dir: Path | None
+    marks_dir: Path | None
 
     def make(self, step: Step) -> Result:
         """Put the outputs of a step at their paths, from a cache or by running the step's tool."""
@@ -125,7 +125,7 @@ class ModuleMaker:
                 result = replace(result, cache=CacheUse(False, key, reason), log=self.session.processes.log(step))
                 result = self.session.processes.complete(step, outcome, result)
             if force and result.verdict is Verdict.PASSED:
-                mark_rebuilt(self.rebuilt_dir, key)
+                mark_rebuilt(self.marks_dir, key)
         if is_new and shared_store is not None and result.verdict is Verdict.PASSED:
             # The lock is released before the upload, so no local process waits for the upload.
             note = shared_store.offer(key, cache, cancel_event)
@@ -143,9 +143,9 @@ class ModuleMaker:
 
     def _is_forced(self, step: Step, key: str) -> bool:
         """Return True if the step must run although its result is cached; only modules are forced, once in a run."""
-        if self.rebuilt_dir is None or not step.stage.row.makes_modules:
+        if self.marks_dir is None or not step.stage.row.makes_modules:
             return False
-        return not (self.rebuilt_dir / key).exists()
+        return not (self.marks_dir / key).exists()
 
     def _use_entry(self, step: Step, entry: ModuleEntry | None, reason: str) -> Result | None:
         """Put the files of a cache entry at the step's paths, and return the result; None if the entry is unusable."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.processes.processes import require_pipes
-from iree_gauntlet.engine.processes.supervisor import Outcome, Report, is_plain_path, process_outcome
+from iree_gauntlet.engine.processes.supervisor import Outcome, ProcessReport, is_plain_path, process_outcome
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.short_process import get_signal_name, read_tail
@@ -59,7 +59,7 @@ class CompileJob:
     Attributes:
         programs: paths of MLIR files, as text or bytecode.
         output: path of the module, written completely or not at all; its folder must exist.
-        cwd: the base of relative paths; empty for the toolkit's own folder.
+        cwd: the base of relative paths; empty for this process's working directory.
         timeout: seconds until SIGTERM; SIGKILL follows after the server's grace; `inf` for no limit.
         memory_bytes: limit of the address space, which includes the compiler's own 0.3 GB; 0 for no limit.
     """
@@ -79,11 +79,11 @@ class _CompileDetail(Recorded):
     """Details of a merged compile: the public functions of each program, and the indices of faulty programs."""
 
     functions: tuple[tuple[str, ...], ...] = ()
-    refused: tuple[int, ...] = ()
+    faulty_programs: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
-class CompileResponse(Report, Recorded):
+class CompileResponse(ProcessReport, Recorded):
     """A message of the server: it is ready, or a compile has started, could not be started, or has ended."""
 
     ready: bool = False
@@ -95,7 +95,7 @@ class CompileResponse(Report, Recorded):
 
 
 def is_servable(flags: Sequence[str]) -> bool:
-    """Return True if the server can do a compile with these flags: a child runs the tool's own main function."""
+    """Return True if the server can compile with these flags, by the tool's own main function in a child process."""
     return not any(_UNSUPPORTED_FLAG.fullmatch(flag) for flag in flags)
 
 
@@ -107,7 +107,8 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
 
     Attributes:
         python: the toolchain's Python, which has `iree.compiler`.
-        tmpdir: folder for private TMPDIRs; the system's temporary folder if its path would need quotes in a shell.
+        tmpdir: folder for private TMPDIRs. If its path would need quotes in a shell, the system's temporary folder is
+            used instead.
         grace: seconds between SIGTERM and SIGKILL.
     """
 
@@ -150,10 +151,10 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
         # Each program gets a prefix, which is put before the names of its symbols.
         prefixes = tuple(f"c{index}_" for index in range(len(job.programs)))
         outcome, detail = self._ask(job, prefixes)
-        culprits = detail.refused
-        if outcome.exit_code and not culprits:
-            culprits = find_programs_with_errors(job.stderr, job.programs)
-        return outcome, detail.functions, culprits
+        faulty_programs = detail.faulty_programs
+        if outcome.exit_code and not faulty_programs:
+            faulty_programs = find_programs_with_errors(job.stderr, job.programs)
+        return outcome, detail.functions, faulty_programs
 
     def cancel(self) -> None:
         """End every compile, and start no more; safe in a signal handler, since it takes no lock."""
@@ -178,9 +179,9 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
         start = time.monotonic()
         try:
             for _ in range(2):
-                server, waiter = self._send(job, prefixes)
-                response = server.wait(waiter)
-                if response is not None or waiter.pid or self._is_cancelled():
+                server, pending_compile = self._send(job, prefixes)
+                response = server.wait(pending_compile)
+                if response is not None or pending_compile.pid or self._is_cancelled():
                     break
                 # The server was killed before it read the request, so the compile was not tried yet.
         except _NeverStartedError as error:
@@ -205,7 +206,7 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
     def _is_cancelled(self) -> bool:
         return self._cancel_flag
 
-    def _send(self, job: CompileJob, prefixes: tuple[str, ...] | None) -> tuple[_ServerProcess, _Waiter]:
+    def _send(self, job: CompileJob, prefixes: tuple[str, ...] | None) -> tuple[_ServerProcess, _PendingCompile]:
         request = {
             "op": "compile",
             "programs": job.programs,
@@ -236,7 +237,7 @@ class _NeverStartedError(Exception):
 
 
 @dataclass(slots=True)
-class _Waiter:
+class _PendingCompile:
     """A compile in progress."""
 
     number: int
@@ -278,34 +279,34 @@ class _ServerProcess:
         self._ready = False
         self._failure = ""
         self._lock = threading.Lock()
-        self._waiters: dict[int, _Waiter] = {}
+        self._pending_compiles: dict[int, _PendingCompile] = {}
         self._count = 0
         self._reader = threading.Thread(target=self._read, name="compile server", daemon=True)
         self._reader.start()
 
-    def send(self, request: Mapping[str, Any]) -> _Waiter:
+    def send(self, request: Mapping[str, Any]) -> _PendingCompile:
         with self._lock:
             self._count += 1
-            waiter = _Waiter(self._count)
+            pending_compile = _PendingCompile(self._count)
             if self.ended:
-                waiter.done_event.set()
-                return waiter
-            self._waiters[waiter.number] = waiter
-            self._write({**request, "id": waiter.number})
-        return waiter
+                pending_compile.done_event.set()
+                return pending_compile
+            self._pending_compiles[pending_compile.number] = pending_compile
+            self._write({**request, "id": pending_compile.number})
+        return pending_compile
 
-    def wait(self, waiter: _Waiter) -> CompileResponse | None:
+    def wait(self, pending_compile: _PendingCompile) -> CompileResponse | None:
         """Return the response to a compile; None if the server was killed."""
         try:
-            waiter.done_event.wait()
+            pending_compile.done_event.wait()
         except BaseException:
             # After Ctrl-C the result is of no use.
             with self._lock:
-                self._write({"op": "end", "id": waiter.number})
+                self._write({"op": "end", "id": pending_compile.number})
             raise
-        if waiter.answer is None and not self._ready:
+        if pending_compile.answer is None and not self._ready:
             raise _NeverStartedError(self._failure)
-        return waiter.answer
+        return pending_compile.answer
 
     def terminate(self) -> None:
         """Make the server kill its children and end; takes no lock."""
@@ -339,18 +340,18 @@ class _ServerProcess:
             if response.ready:
                 self._ready = True
                 continue
-            waiter = self._waiters[response.id]
+            waiter = self._pending_compiles[response.id]
             if response.pid:
                 waiter.pid = response.pid
                 continue
             with self._lock:
-                del self._waiters[waiter.number]
+                del self._pending_compiles[waiter.number]
             waiter.answer = response
             waiter.done_event.set()
         with self._lock:
             self.ended = True
-            waiters = list(self._waiters.values())
-            self._waiters.clear()
+            waiters = list(self._pending_compiles.values())
+            self._pending_compiles.clear()
         status = self._process.wait()
         for waiter in waiters:
             if waiter.pid:

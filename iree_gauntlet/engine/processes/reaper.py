@@ -17,7 +17,7 @@ Protocol: standard input is a stream socket. `r` with a file descriptor passes a
 descriptors are locks, which the process and its descendants hold while they live. `c` cancels all running and future
 processes, a second `c` kills without grace; the end of the stream ends everything. The client sends one line of JSON
 (`Request`) on a connection; the reaper replies with the process's id on a line when it starts, and with a line of JSON
-when it ends (fields of `Report`). Closing a connection before its report cancels its process.
+when it ends (fields of `ProcessReport`). Closing a connection before its report cancels its process.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Report:
+class ProcessReport:
     """The result of a request, not `started` if `cancelled` or after a system error; `stuck` as in `Outcome`."""
 
     started: bool = False
@@ -212,7 +212,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
         if process is not None:
             process.wait()
 
-    def _ask(self, request: Request) -> Report:
+    def _ask(self, request: Request) -> ProcessReport:
         """Send a request and wait for its report.
 
         An exception during the wait (Ctrl-C) closes the connection, and thereby ends the process.
@@ -228,7 +228,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
                     reply += chunk
         lines = bytes(reply).splitlines()
         if reply.endswith(b"}\n"):
-            return Report(**json.loads(lines[-1]))
+            return ProcessReport(**json.loads(lines[-1]))
         if lines:
             # The killed reaper can no longer kill the process.
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -319,7 +319,7 @@ def is_disk_full(path: Path, tail: Iterable[str] = ()) -> bool:
     return status.f_bavail * status.f_frsize < _DISK_FULL_BYTES or (status.f_files > 0 and status.f_favail == 0)
 
 
-def process_outcome(report: Report, stdout: Path, stderr: Path, notes: tuple[str, ...]) -> Outcome:
+def process_outcome(report: ProcessReport, stdout: Path, stderr: Path, notes: tuple[str, ...]) -> Outcome:
     """Return the outcome of a started process, from the reaper's report or the compile server's response."""
     signal_number = os.WTERMSIG(report.status) if os.WIFSIGNALED(report.status) else 0
     is_exit = not (signal_number or report.stuck)
@@ -345,7 +345,7 @@ def process_outcome(report: Report, stdout: Path, stderr: Path, notes: tuple[str
     )
 
 
-def _make_start_error(report: Report, request: Request) -> GauntletError:
+def _make_start_error(report: ProcessReport, request: Request) -> GauntletError:
     """Return the error for a process that could not be started, for users."""
     program, folder = request.argv[0] if request.argv else "", Path(request.cwd)
     number, text = report.error_number, report.error_text

@@ -14,7 +14,6 @@ import gzip
 import hashlib
 import io
 import json
-import math
 import re
 import shlex
 import tarfile
@@ -32,7 +31,7 @@ from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.experiments.explaining.flow_program import DISPATCH_FUNCTION, TOLERANCES
 from iree_gauntlet.experiments.explaining.operators import OPERATOR_FUNCTION
 from iree_gauntlet.experiments.explaining.tools import CRASH, FAILURE, HANG, WRONG, Symptom
-from iree_gauntlet.formatting import format_bytes, list_first, pluralize, take_last_lines
+from iree_gauntlet.formatting import format_bytes, format_share, list_first, pluralize, take_last_lines
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.steps import Command
 from iree_gauntlet.system.atomic import write_atomic
@@ -209,8 +208,9 @@ class FailureForms:
 
     def make_reduced_form(self, reduction: Reduction) -> BundleContents:
         """Return a reduced program."""
-        old, new = (pluralize(size.operations, "operation") for size in (reduction.before, reduction.after))
-        verb = "fails" if reduction.after.operations == 1 else "fail"
+        count = reduction.after.operations
+        old, new = pluralize(reduction.before.operations, "operation"), pluralize(count, "operation")
+        new, verb = new if count else "a function without operations", "fails" if count < 2 else "fail"
         text = f"`program.mlir` is reduced from a program of {old} to {new}, which {verb} in the same way."
         # Leave out the tool's location on this machine.
         library = f"{Path(self.iree.compiler.compile).parent}/"
@@ -288,11 +288,7 @@ def has_constants(program: bytes) -> bool:
 
 def _render_finding(form: str, **values: object) -> str:
     """Render a paragraph, on one line."""
-    return " ".join(render("found.md", form=form, share=_format_share, **values).split())
-
-
-def _format_share(error: float) -> str:
-    return f"{error:.3g} of its largest value" if math.isfinite(error) else "infinity"
+    return " ".join(render("found.md", form=form, share=format_share, **values).split())
 
 
 def _list_arguments(

@@ -19,7 +19,7 @@ from iree_gauntlet.recorded import UNRECORDED, Recorded
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from iree_gauntlet.experiments.explaining.tools import Tools
+    from iree_gauntlet.experiments.explaining.tools import IreeTools
 
     CapturedInputs = Mapping[str, Sequence["TensorFile"]]
 
@@ -458,7 +458,7 @@ class TensorFile(Recorded):
         return f"{self.type}=@{self.file}"
 
 
-def compile_traced(tools: Tools) -> FlowProgram:
+def compile_traced(tools: IreeTools) -> FlowProgram:
     """Compile the failing program to the flow phase, with all dispatches traced; GauntletError if that fails."""
     flags = [flag for flag in tools.failure.flags if flag != TRACE_FLAG]
     return read_flow(tools.compile("flow.mlir", tools.failure.program, [*flags, "--compile-to=flow", TRACE_FLAG]))
@@ -470,12 +470,12 @@ def find_last_error(log: Path) -> str:
     return next((line for line in reversed(lines) if "Error" in line or ": " in line), "it printed nothing")[:300]
 
 
-def compile_flow(tools: Tools, name: str, text: str, flags: Sequence[str]) -> Path:
+def compile_flow(tools: IreeTools, name: str, text: str, flags: Sequence[str]) -> Path:
     """Compile a program from the flow phase to a module."""
     return tools.compile_text(name, text, ["--compile-from=flow", *flags])
 
 
-def make_target_side(tools: Tools, program: FlowProgram) -> TraceSide:
+def make_target_side(tools: IreeTools, program: FlowProgram) -> TraceSide:
     """Compile the traced program for the failing target, and describe its run."""
     failure = tools.failure
     archives = (text.partition("=")[::2] if "=" in text else ("", text) for text in failure.values("--parameters"))
@@ -490,7 +490,7 @@ def make_target_side(tools: Tools, program: FlowProgram) -> TraceSide:
 
 
 def trace_sides(
-    tools: Tools, name: str, sides: tuple[TraceSide, TraceSide], timeout: float, *, by_values: bool = False
+    tools: IreeTools, name: str, sides: tuple[TraceSide, TraceSide], timeout: float, *, by_values: bool = False
 ) -> TracePair:
     """Trace both sides, dispatch by dispatch; GauntletError if a side could not be run."""
     folder = tools.folder / name
@@ -512,7 +512,7 @@ def trace_sides(
     return trace
 
 
-def capture_inputs(tools: Tools, target: TraceSide, dispatches: Sequence[Dispatch]) -> CapturedInputs:
+def capture_inputs(tools: IreeTools, target: TraceSide, dispatches: Sequence[Dispatch]) -> CapturedInputs:
     """Return the captured inputs of those `dispatches` that ran, by key."""
     plan = {"target": asdict(target), "capture": [dispatch.key for dispatch in dispatches], "folder": str(tools.folder)}
     problem, limit = "the inputs could not be captured", tools.failure.timeout

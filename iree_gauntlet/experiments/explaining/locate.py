@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         TracePair,
         UnfinishedDispatch,
     )
-    from iree_gauntlet.experiments.explaining.tools import Symptom, Tools
+    from iree_gauntlet.experiments.explaining.tools import IreeTools, Symptom
 
 
 # A hexadecimal list of f32 values cannot be read as f64; a single value can.
@@ -94,7 +94,7 @@ class WrongDispatch:
         reference: the name of the reference; empty if the dispatch fails before it has results.
         error: the largest error, as a share of the largest value; infinite if only one side has NaN or infinity.
         expected: the reference's results.
-        withheld: the reason why the dispatch may not be passed on; empty if it may.
+        withheld_reason: the reason why the dispatch may not be passed on; empty if it may.
     """
 
     dispatch: Dispatch
@@ -107,7 +107,7 @@ class WrongDispatch:
     error: float = 0.0
     expected: tuple[TensorFile, ...] = ()
     in_f64: F64Errors | None = None
-    withheld: str = ""
+    withheld_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +132,17 @@ class SearchResult:
             return entry
         entry["made_up"] = any(tensor.made for tensor in wrong.inputs)
         if wrong.in_f64 is not None:
-            entry["in_f64"] = {"target": encode(wrong.in_f64.target), "reference": encode(wrong.in_f64.reference)}
+            entry["in_f64"] = {"target": drop_inf(wrong.in_f64.target), "reference": drop_inf(wrong.in_f64.reference)}
         # A run that fails before it has results has no error.
-        entry |= {"dispatch": wrong.dispatch.name, "call": wrong.call, "of": wrong.of, "error": encode(wrong.error)}
-        entry["around"] = [[call, name, encode(error)] for call, name, error in self.around]
+        entry |= {"dispatch": wrong.dispatch.name, "call": wrong.call, "of": wrong.of, "error": drop_inf(wrong.error)}
+        entry["around"] = [[call, name, drop_inf(error)] for call, name, error in self.around]
         return entry | {
             "inputs": [tensor.type for tensor in wrong.inputs],
             "outputs": [tensor.type for tensor in wrong.expected],
         }
 
 
-def encode(error: float) -> float | None:
+def drop_inf(error: float) -> float | None:
     """Return an error for the record, with null for infinity."""
     return error if math.isfinite(error) else None
 
@@ -159,11 +159,11 @@ class _ReferenceTrace:
 
 @dataclass(frozen=True, slots=True)
 class DispatchSearch:
-    """A search in a failing program; `private` if the model's own values must not be passed on."""
+    """A search in a failing program; `without_weights` if the model's own values must not be passed on."""
 
-    tools: Tools
+    tools: IreeTools
     say: Callable[[str], None]
-    private: bool
+    without_weights: bool
     program: FlowProgram
 
     def find_wrong(self, is_fault_elsewhere: Callable[[], bool]) -> SearchResult:
@@ -400,13 +400,13 @@ class DispatchSearch:
         """Try a suspect on its own inputs; replace large or private ones by made-up ones if it fails on those too."""
         suspect = try_inputs("cut", inputs)
         too_large = sum(tensor.file.stat().st_size for tensor in inputs) > _LARGE_BYTES
-        if suspect is None or not (self.private or too_large):
+        if suspect is None or not (self.without_weights or too_large):
             return suspect
         suspect_on_made_up = try_inputs("made_up", make_up_inputs(inputs, self.tools.folder))
-        if suspect_on_made_up is not None or not self.private:
+        if suspect_on_made_up is not None or not self.without_weights:
             return suspect_on_made_up or suspect
         withheld = f"{complaint} on made-up inputs, and --no-weights leaves out the model's own values"
-        return replace(suspect, withheld=withheld)
+        return replace(suspect, withheld_reason=withheld)
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,7 +435,7 @@ def widen_to_f64(function: str) -> str:
 
 
 def _measure_f64_errors(
-    suspect: WrongDispatch, outputs: Sequence[TensorTrace], folder: Path, tools: Tools, name: str
+    suspect: WrongDispatch, outputs: Sequence[TensorTrace], folder: Path, tools: IreeTools, name: str
 ) -> F64Errors | None:
     """Measure the errors of both sides of a dispatch against f64; None if that is impossible."""
     # These imports are late because `run` imports this module and seldom needs them.

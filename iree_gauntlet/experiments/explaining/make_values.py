@@ -13,25 +13,9 @@ import struct
 import sys
 
 # Format codes of the module `struct`, by IREE's type names; bf16 is the upper half of f32.
-CODES = {
-    "f64": "d",
-    "f32": "f",
-    "f16": "e",
-    "bf16": "f",
-    "i64": "q",
-    "i32": "i",
-    "i16": "h",
-    "i8": "b",
-    "i1": "B",
-    "ui64": "Q",
-    "ui32": "I",
-    "ui16": "H",
-    "ui8": "B",
-    "si64": "q",
-    "si32": "i",
-    "si16": "h",
-    "si8": "b",
-}
+CODES = {"f64": "d", "f32": "f", "f16": "e", "bf16": "f", "i1": "B"}
+for _bits, _code in ((64, "q"), (32, "i"), (16, "h"), (8, "b")):
+    CODES |= {f"i{_bits}": _code, f"ui{_bits}": _code.upper(), f"si{_bits}": _code}
 # The period is prime, so a matrix row does not repeat the row before.
 _PERIOD = 65521
 

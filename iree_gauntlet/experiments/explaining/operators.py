@@ -13,14 +13,15 @@ from iree_gauntlet.engine.workbench import onnxruntime_version
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.failures import find_program
 from iree_gauntlet.experiments.explaining.flow_program import TOLERANCES, TensorFile
-from iree_gauntlet.experiments.explaining.locate import encode
+from iree_gauntlet.experiments.explaining.locate import drop_inf
+from iree_gauntlet.formatting import format_share
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from iree_gauntlet.experiments.explaining.tools import Tools
+    from iree_gauntlet.experiments.explaining.tools import IreeTools
     from iree_gauntlet.journal_format import JournalRecord
 
 
@@ -32,12 +33,12 @@ _UNKNOWN_BYTES = 1_000_000
 OPERATOR_FUNCTION = "operator"
 # The model in the form that is imported.
 _MODEL_FILE = "prepared.onnx"
-_IREE, _SPEC, _ORIGINAL = "iree", "expected", "published"
+_IREE, _EXPECTED, _PUBLISHED = "iree", "expected", "published"
 # The limit for the values compared in one run, because both sides hold them in memory and in files.
 _MAX_BYTES = 256_000_000
 # If the model does not run with all values as outputs, only every fourth, then every sixteenth value is an output.
 _STRIDES = (1, 4, 16)
-# A group of nodes that is correct alone is extended by so many levels towards the inputs.
+# If a group of nodes is correct when run alone, it is extended towards the inputs by these numbers of levels, in turn.
 _LEVELS = (0, 1, 2, 4, 8)
 # Above this size, the extracted model is also tried with large tensors that repeat their first values.
 _LARGE_BYTES, _REPEATED_VALUES = 5_000_000, 1021
@@ -56,7 +57,7 @@ class Node(Recorded):
     op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    place: int
+    published_number: int
 
     @property
     def title(self) -> str:
@@ -66,9 +67,10 @@ class Node(Recorded):
 
 @dataclass(frozen=True)
 class Graph(Recorded):
-    """The imported graph: the nodes in an order of computation, and `of`, the number of nodes in the published file.
+    """The imported graph: the nodes in an order of computation.
 
-    `sizes` has the bytes of each value that can be an output; None if the size is unknown.
+    `sizes` has the bytes of each value that can be an output; None if the size is unknown. `published_nodes` is the
+    number of nodes in the published file.
     """
 
     nodes: tuple[Node, ...]
@@ -76,7 +78,7 @@ class Graph(Recorded):
     outputs: tuple[str, ...]
     constants: frozenset[str]
     sizes: dict[str, int | None]
-    of: int
+    published_nodes: int
 
     @cached_property
     def producers(self) -> dict[str, Node]:
@@ -108,7 +110,7 @@ class Graph(Recorded):
                 pending += node.inputs
         return [self.nodes[index] for index in sorted(indices)]
 
-    def choose_marks(self, nodes: Iterable[Node], targets: Collection[str], max_bytes: int) -> list[str]:
+    def choose_extra_outputs(self, nodes: Iterable[Node], targets: Collection[str], max_bytes: int) -> list[str]:
         """Choose the nodes' values to compare: all, or an evenly spaced selection if all exceed the limit."""
         target_values = {value for target in targets for value in self.producers[target].outputs}
         values = [
@@ -168,7 +170,8 @@ class OnnxValue(TensorFile):
     """A tensor that onnxruntime takes or computes, with elements of a NumPy type.
 
     Attributes:
-        error: for each other side, the largest difference as a share of the largest value.
+        error: by side (`iree`, `expected`, `published`), the largest difference from onnxruntime's value, as a share of
+            the largest value.
     """
 
     name: str
@@ -203,7 +206,7 @@ class WrongOperator:
     """
 
     nodes: tuple[Node, ...]
-    of: int
+    published_nodes: int
     onnx: Path
     program: Path
     values: OnnxValues
@@ -218,9 +221,9 @@ class WrongOperator:
     def title(self) -> str:
         """The operator's name and number: `Conv "/layer1/Conv" (node 12 of 134)`."""
         names = ", ".join(node.title for node in self.nodes)
-        numbers = [str(node.place) for node in self.nodes if node.place]
-        noun = "node" if len(numbers) == 1 else "nodes"
-        location = f"{noun} {', '.join(numbers)} of {self.of}" if numbers else "made when the model was prepared"
+        numbers = [str(node.published_number) for node in self.nodes if node.published_number]
+        nodes = f"{'node' if len(numbers) == 1 else 'nodes'} {', '.join(numbers)}"
+        location = f"{nodes} of {self.published_nodes}" if numbers else "made when the model was prepared"
         return f"{names} ({location})"
 
     @property
@@ -231,7 +234,7 @@ class WrongOperator:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorSearch:
+class OperatorSearchResult:
     """The result of a search; `agrees`: IREE agrees with onnxruntime, so IREE is not at fault."""
 
     operator: WrongOperator | None = None
@@ -245,67 +248,68 @@ class OperatorSearch:
         if self.operator is None:
             return entry
         operator, values = self.operator, self.operator.values
-        entry |= {"operator": operator.title, "error": encode(operator.error)}
+        entry |= {"operator": operator.title, "error": drop_inf(operator.error)}
         entry |= {"reference": f"onnxruntime {values.onnxruntime}", "repeated": operator.repeated}
         return entry | {"inputs": [v.type for v in values.inputs], "outputs": [v.type for v in values.outputs]}
 
 
-def find_first_wrong_operator(source: OnnxSource, tools: Tools, say: Callable[[str], None]) -> OperatorSearch:
+def find_first_wrong_operator(source: OnnxSource, tools: IreeTools, say: Callable[[str], None]) -> OperatorSearchResult:
     """Find the first operator with correct inputs and wrong outputs, according to onnxruntime; confirm it alone."""
     if not onnxruntime_version():
-        return OperatorSearch(reason=_NO_ONNXRUNTIME)
+        return OperatorSearchResult(reason=_NO_ONNXRUNTIME)
     say("comparing it with onnxruntime")
     plan = {"model": str(source.file), "prepared": str(tools.folder / _MODEL_FILE), **source.options.as_dict()}
     try:
         response = tools.run_worker("cut_onnx", "describe", plan, source.file.name, timeout=source.timeout)
         return _Search(tools, source, Graph.from_dict(response), say).find()
     except GauntletError as error:
-        return OperatorSearch(reason=f"its operators cannot be told apart: {error.on_one_line}")
+        return OperatorSearchResult(reason=f"its operators cannot be told apart: {error.on_one_line}")
 
 
 @dataclass(slots=True)
 class _Search:
     """The search in one model; `values` has onnxruntime's values so far.
 
-    Programs that read, cut or run the model run in the Python that has the packages for it.
+    Workers read, cut and run the model, each in the Python that has the packages for that.
     """
 
-    tools: Tools
+    tools: IreeTools
     source: OnnxSource
     graph: Graph
     say: Callable[[str], None]
     values: dict[str, OnnxValue] = field(default_factory=dict)
     rounds: int = 0
 
-    def find(self) -> OperatorSearch:
+    def find(self) -> OperatorSearchResult:
         """Search the model."""
         # The published model is compared with IREE's outputs and with the expected ones.
         files = self._run("onnx_whole", None, self._inputs, len(self.graph.outputs))
         expected_files = self.tools.failure.values("--expected_output")
-        sides = {_IREE: files} | ({_SPEC: expected_files} if len(expected_files) == len(files) else {})
+        sides = {_IREE: files} | ({_EXPECTED: expected_files} if len(expected_files) == len(files) else {})
         values = self._run_onnxruntime("onnx_whole", self.source.file, self._inputs, sides, keep=False)
         self.values |= {value.name: value for value in values.inputs}
         reference = f"onnxruntime {values.onnxruntime}"
         note = ""
-        if values.find_wrong(_SPEC):
-            note = f"the expected values differ from {reference}'s by {_format_share(values.find_worst(_SPEC))}"
+        if values.find_wrong(_EXPECTED):
+            share = format_share(values.find_worst(_EXPECTED), "the")
+            note = f"the expected values differ from {reference}'s by {share}"
         targets = values.find_wrong(_IREE)
         if not targets:
-            share = _format_share(values.find_worst(_IREE))
+            share = format_share(values.find_worst(_IREE), "the")
             result = f"IREE agrees with {reference}, to within {share}"
-            return OperatorSearch(
+            return OperatorSearchResult(
                 reason=f"{result}: {note}" if note else f"{result}: is the tolerance right?", agrees=True
             )
         group = self._narrow(targets)
         if group is None:
             reason = f"it differs from {reference}, but not with intermediate values as outputs: the fault is in how"
-            return OperatorSearch(reason=f"{reason} operators are fused", note=note)
+            return OperatorSearchResult(reason=f"{reason} operators are fused", note=note)
         operator = self._find_smallest(group)
         if operator is None:
             titles = ", ".join(node.title for node in group[-3:])
             reason = f"{titles}: the first to differ from {reference}, but not by itself on {reference}'s inputs"
-            return OperatorSearch(reason=reason, note=note)
-        return OperatorSearch(operator, note=note)
+            return OperatorSearchResult(reason=reason, note=note)
+        return OperatorSearchResult(operator, note=note)
 
     @property
     def _inputs(self) -> list[str]:
@@ -321,12 +325,12 @@ class _Search:
         known_names = {*graph.inputs, *graph.constants}
         while True:
             region = graph.find_ancestors(targets, known_names)
-            marks = graph.choose_marks(region, targets, _MAX_BYTES)
-            if not marks:
+            extra_outputs = graph.choose_extra_outputs(region, targets, _MAX_BYTES)
+            if not extra_outputs:
                 return region
-            values = self._mark(targets, marks, published_files)
-            if values.find_wrong(_ORIGINAL):
-                share = _format_share(values.find_worst(_ORIGINAL))
+            values = self._run_with(targets, extra_outputs, published_files)
+            if values.find_wrong(_PUBLISHED):
+                share = format_share(values.find_worst(_PUBLISHED), "the")
                 message = f"in onnxruntime, the model as prepared for the import gives other numbers, off by {share}"
                 raise GauntletError(message, "onnx converts it to another opset; try without `opset`.")
             wrong_names = {value.name for value in values.find_wrong(_IREE)}
@@ -340,13 +344,13 @@ class _Search:
                 return graph.find_ancestors([first], known_names)
             targets, published_files = [first], {}
 
-    def _mark(self, targets: Sequence[str], marks: Sequence[str], published_files: dict[str, str]) -> OnnxValues:
-        """Run the model up to the targets, with `marks` as outputs too; if that fails, try with fewer marks."""
+    def _run_with(self, targets: Sequence[str], extras: Sequence[str], published_files: dict[str, str]) -> OnnxValues:
+        """Run the model up to the targets, with `extras` too; if that fails, try with fewer of them."""
         errors: list[GauntletError] = []
         for stride in _STRIDES:
             self.rounds += 1
             name = f"onnx_marked_{self.rounds}"
-            outputs = [*targets, *marks[stride // 2 :: stride]]
+            outputs = [*targets, *extras[stride // 2 :: stride]]
             self.say(f"examining {len(outputs)} values of {len(self.graph.nodes)} operators")
             try:
                 onnx, program = self._cut(name, outputs)
@@ -355,7 +359,7 @@ class _Search:
                 self.say(error.on_one_line)
                 errors.append(error)
                 continue
-            sides = {_IREE: files, _ORIGINAL: [published_files.get(value, "") for value in outputs]}
+            sides = {_IREE: files, _PUBLISHED: [published_files.get(value, "") for value in outputs]}
             return self._run_onnxruntime(name, onnx, self._inputs, sides)
         message = f"the model does not run with intermediate values as outputs: {errors[0].message}"
         raise GauntletError(message, errors[0].hint) from errors[0]
@@ -400,7 +404,7 @@ class _Search:
             return None
         if not values.find_wrong(_IREE):
             return None
-        return WrongOperator(tuple(nodes), graph.of, onnx, program, values, repeated=bool(repeat))
+        return WrongOperator(tuple(nodes), graph.published_nodes, onnx, program, values, repeated=bool(repeat))
 
     def _run(self, name: str, program: Path | None, inputs: Iterable[str], outputs: int) -> list[str]:
         """Compile and run a program (None: run the failure's own module); return the files of the outputs."""
@@ -456,8 +460,8 @@ class _Search:
             "sides": sides,
             "tolerances": TOLERANCES,
         }
-        timeout, problem = self.tools.failure.timeout, self.source.file.name
-        response = self.tools.run_worker("run_onnx", f"{name}_hold", plan, problem, timeout=timeout, local=True)
+        timeout, prefix = self.tools.failure.timeout, self.source.file.name
+        response = self.tools.run_worker("run_onnx", f"{name}_hold", plan, prefix, timeout=timeout, local=True)
         values = OnnxValues.from_dict(response)
         if keep:
             self.values |= {value.name: value for value in values.outputs}
@@ -472,7 +476,3 @@ def _repeat(value: OnnxValue, first: int, file: Path) -> OnnxValue:
         return value
     file.write_bytes((data[:period] * (len(data) // period + 1))[: len(data)])
     return replace(value, file=file)
-
-
-def _format_share(error: float) -> str:
-    return f"{error:.3g} of the largest value" if math.isfinite(error) else "infinity"

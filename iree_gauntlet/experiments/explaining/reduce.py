@@ -16,7 +16,7 @@ from iree_gauntlet.records.explain_outcome import ReductionFinding
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iree_gauntlet.experiments.explaining.tools import Symptom, Tools
+    from iree_gauntlet.experiments.explaining.tools import IreeTools, Symptom
 
 
 # The earliest phase of the compiler; no option has an effect before it.
@@ -52,7 +52,7 @@ class Reduction(ReductionFinding):
         return {name: value for name, value in self.as_dict().items() if name not in ("why", "constants")}
 
 
-def reduce(symptom: Symptom, tools: Tools, budget: float, say: Callable[[str], None]) -> Reduction:
+def reduce(symptom: Symptom, tools: IreeTools, budget: float, say: Callable[[str], None]) -> Reduction:
     """Reduce the program of a failed compile within `budget` seconds, keeping only changes that keep the symptom."""
     folder, failure = tools.folder / "reduce", tools.failure
     folder.mkdir()

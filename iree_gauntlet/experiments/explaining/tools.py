@@ -56,10 +56,10 @@ _SPECIAL = re.compile(r"([\\.\[\](){}*+?^$|])")
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of a process; `complaints` are iree-run-module's lines about unexpected outputs."""
+    """The result of a process; `output_mismatches` are iree-run-module's lines about unexpected outputs."""
 
     outcome: Outcome
-    complaints: tuple[str, ...]
+    output_mismatches: tuple[str, ...]
     errors: str
 
     @property
@@ -94,7 +94,7 @@ def find_symptom(result: ToolResult, timeout: float) -> Symptom | None:
     """Return the symptom of a process with time limit `timeout`; None if it passed or was killed from outside."""
     ending = _describe_ending(result)
     if ending == WRONG:
-        return Symptom(ending, join_lines(result.complaints[0]))
+        return Symptom(ending, join_lines(result.output_mismatches[0]))
     if ending == HANG:
         return Symptom(ending, f"not finished in {timeout:.0f} s", seconds=timeout)
     if ending == CRASH:
@@ -119,7 +119,7 @@ def _describe_ending(result: ToolResult) -> str:
         return "" if result.outcome.signal in EXTERNAL_SIGNALS else CRASH
     if result.passed:
         return ""
-    return WRONG if result.complaints else FAILURE
+    return WRONG if result.output_mismatches else FAILURE
 
 
 def _format_crash_frame(errors: str) -> str:
@@ -161,7 +161,7 @@ class CompileError(GauntletError):
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class IreeTools:
     """The compiler and the runtime, run in the folders and with the time limits of a failure."""
 
     workbench: Workbench
@@ -199,7 +199,7 @@ class Tools:
 
     def cached_compile(self, name: str, flags: Sequence[str]) -> ToolResult:
         """Compile the failure's program, or take the module from the cache; failures are not cached."""
-        hash_file, cache = self.workbench.store.verified.sha256, self.workbench.modules
+        hash_file, cache = self.workbench.store.hash_cache.sha256, self.workbench.modules
         source = self.failure.program
         key_inputs = {
             "kind": "explain",
@@ -241,12 +241,12 @@ class Tools:
         return str(Path(iree_side.__file__).with_name(f"{worker}.py")), str(file)
 
     def run_worker(
-        self, worker: str, name: str, plan: Mapping[str, object], problem: str, *, timeout: float, local: bool = False
+        self, worker: str, name: str, plan: Mapping[str, object], prefix: str, *, timeout: float, local: bool = False
     ) -> Any:
-        """Run a plan in a worker, in the Python of IREE's bindings (`local`: in this one); return the worker's answer.
+        """Run a plan in a worker, in the Python of IREE's bindings (`local`: in this one); return its answer.
 
         Raises:
-            GauntletError: the worker failed; its message begins with `problem`.
+            GauntletError: the worker failed; its message begins with `prefix`.
         """
         argv = self.write_plan(worker, name, plan)
         if local:
@@ -258,7 +258,7 @@ class Tools:
         lines = result.errors.strip().splitlines()
         reason = result.outcome.signal or (lines or [f"exit code {result.outcome.exit_code}"])[-1]
         reason = "it does not end" if result.outcome.timed_out else reason
-        raise GauntletError(f"{problem}: {reason[:400]}", f"See {self.folder / name}.txt.")
+        raise GauntletError(f"{prefix}: {reason[:400]}", f"See {self.folder / name}.txt.")
 
     def run_python(self, name: str, argv: Sequence[str], *, timeout: float) -> ToolResult:
         """Run a program in the Python that has IREE's bindings."""
@@ -279,8 +279,8 @@ class Tools:
             raise KeyboardInterrupt
         if outcome.exit_code and is_disk_full(self.folder, outcome.tail):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
-        complaints = tuple(line for line in _read_beginning(out).splitlines() if line.startswith(_FAILED))
-        return ToolResult(outcome, complaints, _read_beginning(err))
+        output_mismatches = tuple(line for line in _read_beginning(out).splitlines() if line.startswith(_FAILED))
+        return ToolResult(outcome, output_mismatches, _read_beginning(err))
 
 
 def _read_beginning(log: Path) -> str:

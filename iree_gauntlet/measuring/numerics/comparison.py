@@ -63,7 +63,7 @@ def compare_allclose(
     actual: Sequence[Tensor], expected: Sequence[Tensor | None], allclose: Allclose
 ) -> list[OutputComparison]:
     """Compare by `numpy.allclose` in the arrays' own precision; the element types may differ."""
-    tolerances = Tolerances(f64=allclose.atol, rtol=allclose.rtol)
+    tolerances = Tolerances(f64_atol=allclose.atol, rtol=allclose.rtol)
     comparisons = compare_outputs(
         list(map(_make_doubles, actual)), [tensor and _make_doubles(tensor) for tensor in expected], tolerances
     )
@@ -107,7 +107,7 @@ def _compare_output(index: int, actual: Tensor, reference: Tensor | None, tolera
         return OutputComparison(
             index, str(actual.type), message, passed=True, count=actual.type.count, actual_path=actual.source
         )
-    atol, rtol = tolerances.written(actual.element_type)
+    atol, rtol = tolerances.get_as_written(actual.element_type)
     result = OutputComparison(
         index,
         str(actual.type),
@@ -160,10 +160,7 @@ def _describe_values(result: OutputComparison) -> str:
             return f"all {result.count} values are equal"
         return _describe_passed(result, rule)
     message = _describe_mismatches(result, rule)
-    for name, actual_count, expected_count in (
-        ("NaN", result.actual_nans, result.expected_nans),
-        ("Inf", result.actual_infs, result.expected_infs),
-    ):
+    for name, actual_count, expected_count in result.special_counts:
         if actual_count != expected_count:
             message += f"; {actual_count} {name}, expected {expected_count}"
     return message
@@ -180,6 +177,8 @@ def _describe_passed(result: OutputComparison, rule: str) -> str:
 def _describe_mismatches(result: OutputComparison, rule: str) -> str:
     percentage = 100 * (result.mismatches or 0) / result.count
     message = f"{result.mismatches} of {result.count} values ({percentage:.3g} %) differ"
+    if result.special_text:
+        return f"{message}: {result.special_text} at {list(result.worst_index or ())}"
     message += f" by more than {rule}" if rule else ""
     if result.worst_index is None:
         return message

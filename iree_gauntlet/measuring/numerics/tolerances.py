@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 _FIELDS_BY_FLAG = {
-    "--expected_f16_threshold": "f16",
-    "--expected_f32_threshold": "f32",
-    "--expected_f64_threshold": "f64",
-    "--expected_bf16_threshold": "bf16",
+    "--expected_f16_threshold": "f16_atol",
+    "--expected_f32_threshold": "f32_atol",
+    "--expected_f64_threshold": "f64_atol",
+    "--expected_bf16_threshold": "bf16_atol",
     "--expected_rtol": "rtol",
 }
 _MODE_FLAG = "--equality_mode"
@@ -44,10 +44,10 @@ class Tolerances:
         exact: True if floats too must be equal byte for byte (`--equality_mode=exact`).
     """
 
-    f16: float = 1e-3
-    f32: float = 1e-4
-    f64: float = 1e-4
-    bf16: float = 1e-2
+    f16_atol: float = 1e-3
+    f32_atol: float = 1e-4
+    f64_atol: float = 1e-4
+    bf16_atol: float = 1e-2
     rtol: float = _DEFAULT_RTOL
     exact: bool = False
 
@@ -55,15 +55,15 @@ class Tolerances:
         """Return whether tolerances apply to a type; values of other types (f8 too) must have the same bytes."""
         return not self.exact and element_type in ("f16", "f32", "f64", "bf16")
 
-    def written(self, element_type: str) -> tuple[float, float]:
+    def get_as_written(self, element_type: str) -> tuple[float, float]:
         """Return (atol, rtol) as the flags have them, for people; zeros if the comparison is exact."""
         if not self.applies_to(element_type):
             return 0.0, 0.0
-        return getattr(self, element_type), self.rtol
+        return getattr(self, f"{element_type}_atol"), self.rtol
 
     def get_limits(self, element_type: str) -> tuple[float, float]:
         """Return (atol, rtol) as the tool uses them; except for f64, the tool stores atol in a C float."""
-        absolute, relative = self.written(element_type)
+        absolute, relative = self.get_as_written(element_type)
         if element_type in _C_FLOAT_FIELDS:
             absolute = ctypes.c_float(absolute).value
         return absolute, relative

@@ -393,7 +393,7 @@ class BuildSteps:
 
     def attribute_torch_errors(self, label: str) -> AbstractContextManager[None]:
         """Attribute exceptions of the model's modules to the model."""
-        return self.model.attribute_errors(f"{label} failed in torch, with {self.label}")
+        return self.model.locate_errors(f"{label} failed in torch, with {self.label}")
 
     def run_eager(self, module: Module, inputs: Sequence[Tensor], label: str) -> list[Tensor]:
         """Return a module's output tensors in torch eager, in order."""

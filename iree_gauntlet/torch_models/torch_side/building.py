@@ -237,9 +237,9 @@ def make_base_model(plan: VariantPlan, registry: PluginRegistry) -> tuple[Module
     options: dict[str, Any] = {} if plan.config is None else {"config": Path(plan.config)}
     torch.manual_seed(_SEED)
     if model_type.activation is not None:
-        with model_type.activation.attribute_errors(f"the activation of {plan.model_type}"):
+        with model_type.activation.locate_errors(f"the activation of {plan.model_type}"):
             options |= {"activation": model_type.activation.function()}
-    with architecture.attribute_errors(f"building it for m = {plan.m}, k = {plan.k}, n = {plan.n} failed"):
+    with architecture.locate_errors(f"building it for m = {plan.m}, k = {plan.k}, n = {plan.n} failed"):
         returned = architecture.function(plan.m, plan.k, plan.n, dtype, **options)
     if not isinstance(returned, list | tuple) or len(returned) != 2:
         raise architecture.make_error(
@@ -281,7 +281,7 @@ def apply_recipes(plan: VariantPlan, registry: PluginRegistry, module: Module) -
         # Recipes without a function are the compiler's, and do not change the model.
         if recipe.function is not None:
             torch.manual_seed(_SEED)
-            with recipe.attribute_errors(f"{text} failed"), torch.no_grad():
+            with recipe.locate_errors(f"{text} failed"), torch.no_grad():
                 module = recipe.function(module, *recipe_call.arguments)
             if not isinstance(module, torch.nn.Module):
                 raise recipe.make_error(f"it returned {type(module).__name__}: expected the changed torch module")

@@ -134,10 +134,10 @@ def _compile(library: CompilerLibrary, request: _CompileRequest, private: Path) 
     program = programs[0]
     if request.prefixes is not None:
         merge = merge_programs(programs, request.prefixes)
-        detail = {"functions": merge.functions, "refused": sorted(merge.refused)}
+        detail = {"functions": merge.functions, "faulty_programs": sorted(merge.faulty_programs)}
         (private / _DETAIL_FILE).write_text(json.dumps(detail), encoding="utf-8")
-        if merge.refused:
-            _print_error("\n".join(merge.refused.values()))
+        if merge.faulty_programs:
+            _print_error("\n".join(merge.faulty_programs.values()))
             return 1
         program = _make_memory_file(merge.module, "merged.mlirbc")
     # The output is written to memory. A full disk is detected and reported when the output is copied.

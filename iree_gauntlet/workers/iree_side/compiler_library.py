@@ -195,7 +195,7 @@ class MergeResult:
 
     module: bytes = b""
     functions: list[list[str]] = field(default_factory=list)
-    refused: dict[int, str] = field(default_factory=dict)
+    faulty_programs: dict[int, str] = field(default_factory=dict)
 
 
 def import_bindings() -> Bindings:
@@ -229,7 +229,7 @@ def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> MergeRes
                 # Parsing from the file puts the file's path into the locations, which diagnostics print.
                 part = ir.Module.parseFile(path)
             except (OSError, ir.MLIRError) as error:
-                merge.refused[index] = str(error)
+                merge.faulty_programs[index] = str(error)
                 continue
             module_attributes = {
                 name: value for name, value in list_attributes(part.operation).items() if name != "sym_name"
@@ -239,10 +239,10 @@ def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> MergeRes
                 for name, value in module_attributes.items():
                     target.operation.attributes[name] = value
             if module_attributes != attributes:
-                merge.refused[index] = f"{path}: error: its module's attributes differ from the first program's"
+                merge.faulty_programs[index] = f"{path}: error: its module's attributes differ from the first program's"
                 continue
             names += _move_operations(ir, target, part, prefix)
-        if not merge.refused:
+        if not merge.faulty_programs:
             buffer = io.BytesIO()
             target.operation.write_bytecode(buffer)
             merge.module = buffer.getvalue()

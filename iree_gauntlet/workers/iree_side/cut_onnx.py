@@ -7,8 +7,8 @@ prepared as for its import (with the options of `import_onnx.py`), and the answe
 
     {"inputs": […], "outputs": […], "constants": […],   names of values; constants have their values in the file
      "nodes": [{"index": 0, "name": …, "op": "Conv", "inputs": […], "outputs": […],
-                "place": 12}],      the node's number in the published file, from 1; 0 if the preparation added the node
-     "of": 134,                     number of nodes in the published file
+                "published_number": 12}],      its number in the published file, from 1; 0 if the preparation added it
+     "published_nodes": 134,                     number of nodes in the published file
      "sizes": {value: bytes}}       sizes of the nodes' outputs that are tensors of numbers; null for an unknown size
 
 A node's inputs include the values that graphs inside the node use.
@@ -146,11 +146,11 @@ def _describe(model: onnx.ModelProto, published_model: onnx.ModelProto) -> dict[
                 "op": node.op_type,
                 "inputs": _list_used_values(node),
                 "outputs": [name for name in node.output if name],
-                "place": numbers_by_outputs.get(tuple(node.output), 0),
+                "published_number": numbers_by_outputs.get(tuple(node.output), 0),
             }
             for index, node in enumerate(graph.node)
         ],
-        "of": len(published_model.graph.node),
+        "published_nodes": len(published_model.graph.node),
         "sizes": sizes,
     }
 
