@@ -59,20 +59,20 @@ class WithVariants(StrictDocument):
 
 def make_variants(document: WithVariants, file: Path) -> tuple[Variant, ...]:
     """Make the variants that a file defines; its folder resolves relative paths of tuning specs."""
+
+    def resolve(source: str) -> str:
+        return source if not source or is_url(source) else (file.parent.absolute() / source).as_uri()
+
     return tuple(
         Variant(
             name,
             tuple(table.compiler_flags),
             tuple(table.remove_compiler_flags),
             tuple(table.run_flags),
-            _resolve(table.tuning_spec, file.parent) if table.tuning_spec else "",
+            resolve(table.tuning_spec or ""),
             tuple(target.name for target in map(parse_target, table.targets) if target),
             table.description,
             str(file),
         )
         for name, table in document.variants.items()
     )
-
-
-def _resolve(source: str, folder: Path) -> str:
-    return source if is_url(source) else (folder.absolute() / source).as_uri()

@@ -84,7 +84,7 @@ from iree_gauntlet.records.bisect_outcome import (
     BISECT,
     CandidateRefinement,
     CandidateResult,
-    FoundFlags,
+    FlagAnswer,
     SearchRange,
     make_bisect_outcome,
 )
@@ -286,7 +286,7 @@ class BisectSearch:
             least = smaller
         is_least = all(is_bad(numbers) is False for numbers in leave_one_out(least))
         flags = tuple(sets.flags[number - 1].changes for number in least)
-        self.log.write("found", FoundFlags(label=sets.make_candidate(least).label, flags=flags, is_least=is_least))
+        self.log.write("found", FlagAnswer(label=sets.make_candidate(least).label, flags=flags, is_least=is_least))
         return ExitCode.OK if is_least else ExitCode.INCONCLUSIVE
 
     def _is_bad(self, candidate: Candidate) -> bool | None:

@@ -151,7 +151,7 @@ class BisectChange(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundFlags(Recorded):
+class FlagAnswer(Recorded):
     """`found`: the flags that make the difference, as on a command line; `label` is the candidate that has them.
 
     Attributes:
@@ -167,7 +167,7 @@ BISECT = JournalSchema(
     (ExperimentKind.BISECT,),
     BisectOpening,
     {"block": BlockEvent, "result": CandidateResult},
-    {"search": SearchRange, "refined": CandidateRefinement, "change": BisectChange, "found": FoundFlags},
+    {"search": SearchRange, "refined": CandidateRefinement, "change": BisectChange, "found": FlagAnswer},
 )
 
 
@@ -189,7 +189,7 @@ class BisectOutcome:
     results: dict[str, CandidateResult]
     search: SearchRange | None
     change: BisectChange | None
-    found: FoundFlags | None
+    found: FlagAnswer | None
     end: EndEvent | None
     has_truncated_line: bool
 
@@ -345,7 +345,7 @@ def make_bisect_outcome(record: ExperimentRecord[BisectOpening]) -> BisectOutcom
         results=record.collect(CandidateResult),
         search=search,
         change=record.collect(BisectChange).get(""),
-        found=record.collect(FoundFlags).get(""),
+        found=record.collect(FlagAnswer).get(""),
         end=record.end,
         has_truncated_line=record.has_truncated_line,
     )
