@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Command, Step
 
 
-_ERROR_LINE = re.compile(r"\berror: ")
+# The second alternative is the compiler's last word before it gives up; its name stays.
+_ERROR_LINE = re.compile(r"\berror: |(?=\bLLVM ERROR: )")
 # A full disk is never the cause of these signals.
 _CRASH_SIGNALS = ("SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
 # Drivers print these if a device has disappeared or is broken.
@@ -124,7 +125,8 @@ def judge_process(
         error = _describe_mistake(step, "\n".join((*lines, *outcome.tail)), reason)
     failure = f"failed with exit code {outcome.exit_code}" + (f": {reason}" if reason else "")
     if outcome.signal:
-        failure = f"crashed with {outcome.signal}"
+        fatal_error = find_first_error(lines)
+        failure = f"crashed with {outcome.signal}" + (f": {fatal_error}" if fatal_error else "")
     matches = (device_kind for line in lines for device_kind, pattern in _UNKNOWN_CHIP.items() if pattern.search(line))
     if device_kind := next(matches, None):
         failure += _CHIP_ADVICE + device_kind.chip_hint
@@ -171,7 +173,7 @@ def _format_functions(step: Step, name: str) -> str:
 
 
 def find_first_error(lines: Iterable[str]) -> str:
-    """Return the first line with `error:`, without the path before it; empty if there is none."""
+    """Return the first line with an error, without the path and `error:` before it; empty if there is none."""
     for line in lines:
         match = _ERROR_LINE.search(line)
         if match:

@@ -205,6 +205,10 @@ def test_the_first_error_is_found_behind_its_path() -> None:
     lines = ["warning: w", "/a b/m.mlir:3:7: error: expected  ')'", "m.mlir:4:1: error: later"]
     assert find_first_error(lines) == "expected ')'"
     assert find_first_error(["an error without a colon"]) == ""
+    last_word = "LLVM ERROR: out of registers"
+    assert find_first_error(["'zzz' is not a recognized processor", last_word]) == last_word
+    crash = judge_process(_STEP, Outcome(None, signal="SIGABRT"), ["Stack dump:", last_word], tool="iree-compile")
+    assert crash.reason == f"iree-compile crashed with SIGABRT: {last_word}"
 
 
 def test_reasons_are_one_bounded_line() -> None:

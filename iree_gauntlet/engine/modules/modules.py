@@ -237,9 +237,8 @@ class ModuleMaker:
         lines = self.session.processes.error_lines(step)
         prefix = step.stage.row.prefix
         error_line = next((line for line in lines if prefix and line.startswith(prefix)), "")
-        nonempty_lines = [line.strip() for line in lines if line.strip()]
-        reason = shorten(error_line.removeprefix(prefix)) or find_first_error(lines)
-        reason = reason or (shorten(nonempty_lines[0]) if len(nonempty_lines) == 1 else "")
+        last_line = next((line for line in reversed(lines) if line.strip()), "")
+        reason = shorten(error_line.removeprefix(prefix)) or find_first_error(lines) or shorten(last_line)
         result = judge_process(step, outcome, lines, tool=step.stage.row.maker, reason=reason)
         if result.verdict is not Verdict.FAILED:
             return result
