@@ -6,16 +6,9 @@ Parts that differ from case to case are removed; the name of an operation stays,
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from iree_gauntlet.formatting import join_lines
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-
-_MAX_EXAMPLES = 5
 _MAX_LINE_CHARS = 160
 _MAX_REASON_CHARS = 4096
 
@@ -43,35 +36,13 @@ _MIN_MATCH_CHARS, _MAX_MATCH_CHARS = 12, 100
 _EDGE_CHARS = " \t;:,=("
 
 
-@dataclass(frozen=True, slots=True)
-class FailureGroup:
-    """Failures with the same cause; `text` is the common part of their diagnostics."""
-
-    stage: str
-    text: str
-    count: int
-    examples: tuple[str, ...]
-
-
-def group_failures(items: Iterable[tuple[str, str, str]]) -> list[FailureGroup]:
-    """Group (name, stage, reason) triples, the largest group first; groups of one size keep their order."""
-    names: dict[tuple[str, str], list[str]] = {}
-    for name, stage, reason in items:
-        names.setdefault((stage, normalize_diagnostic(reason)), []).append(name)
-    groups = [
-        FailureGroup(stage, text, len(members), tuple(members[:_MAX_EXAMPLES]))
-        for (stage, text), members in names.items()
-    ]
-    return sorted(groups, key=lambda group: -group.count)
-
-
 def find_diagnostic(reason: str) -> str:
     """Extract a tool's diagnostic from a reason: one line without exit code, expectation and printed operation.
 
     `iree-compile failed with exit code 1: failed to legalize operation 'torch.operator': %0 = "torch.operator"(%arg0)
     <{name = "onnx.If"}> …` becomes `failed to legalize operation 'torch.operator' (onnx.If)`.
     """
-    text = _EXIT_CODE.sub("", without_expectation(join_lines(reason, _MAX_REASON_CHARS)))
+    text = strip_exit_code(without_expectation(join_lines(reason, _MAX_REASON_CHARS)))
     if match := _PRINTED_OPERATION.search(text):
         custom = _CUSTOM_OPERATION_NAME.search(text, match.start())
         text = text[: match.start()] + (f" ({custom[1]})" if custom else "")
@@ -83,7 +54,7 @@ def strip_unstable(reason: str) -> str:
 
     Empty if every such part is too short to be specific.
     """
-    text = _EXIT_CODE.sub("", without_expectation(reason[:_MAX_REASON_CHARS]))
+    text = strip_exit_code(without_expectation(reason[:_MAX_REASON_CHARS]))
     if match := _PRINTED_OPERATION.search(text):
         text = text[: match.start()]
     parts = (part.strip(_EDGE_CHARS) for part in _VARYING_WORDS.split(text))
@@ -91,6 +62,11 @@ def strip_unstable(reason: str) -> str:
     if len(stable_part) <= _MAX_MATCH_CHARS:
         return stable_part
     return stable_part[:_MAX_MATCH_CHARS].rpartition(" ")[0].rstrip(_EDGE_CHARS)
+
+
+def strip_exit_code(reason: str) -> str:
+    """Remove the tool's name and exit code from the beginning of a reason."""
+    return _EXIT_CODE.sub("", reason)
 
 
 def without_expectation(reason: str) -> str:

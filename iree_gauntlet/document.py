@@ -23,10 +23,10 @@ _NOTHING = "–"
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A model, a path or a command in a text, as a user would type it; a page may link it to `file`."""
+    """A model, a path or a command in a text, as a user would type it; files link it to `url`."""
 
     text: str
-    file: str = ""
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,19 @@ class ColumnKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ColouredCell:
-    """A cell with the colour of a verdict, such as `faster`, which the text need not contain."""
+    """A cell with the colour of a verdict, such as `faster`, which the text need not contain, and perhaps a link."""
 
     text: str
     verdict: str
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitBar:
-    """A figure and its limit, which a page draws as a bar with the colour of `verdict`."""
+    """A figure as a share of its limit, which a page draws as a bar with the colour of `verdict`."""
 
     text: str
-    value: float
-    limit: float
+    share: float
     verdict: str
 
 
@@ -206,7 +206,14 @@ class Table:
     @property
     def text_form(self) -> Table:
         """The table without columns of drawings."""
-        selectors = [column.kind is not ColumnKind.DRAWN for column in self.columns]
+        return self._select([column.kind is not ColumnKind.DRAWN for column in self.columns])
+
+    @property
+    def filled_form(self) -> Table:
+        """The table without columns that have no value in any row."""
+        return self._select([any(row[index] is not None for row in self.rows) for index in range(len(self.columns))])
+
+    def _select(self, selectors: list[bool]) -> Table:
         rows = tuple(tuple(compress(row, selectors)) for row in self.rows)
         return self if all(selectors) else replace(self, columns=tuple(compress(self.columns, selectors)), rows=rows)
 
@@ -219,7 +226,7 @@ class Table:
         cells.insert(0, [column.heading for column in self.columns])
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         specs = [f"{'>' if column.right else '<'}{width}" for column, width in zip(self.columns, widths, strict=True)]
-        return ["  ".join(map(format, row, specs)) for row in cells]
+        return ["  ".join(map(format, row, specs)).rstrip() for row in cells]
 
 
 @dataclass(frozen=True, slots=True)

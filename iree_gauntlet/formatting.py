@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from decimal import Decimal
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import UsageError
@@ -180,7 +181,22 @@ def format_percent(part: float, total: float) -> str:
 
 def format_ratio(ratio: float, decimals: int = 1) -> str:
     """Format a ratio as a change: `+4.2 %`; `×3.1` from double or half on."""
-    return f"×{ratio:.3g}" if ratio <= 0.5 or ratio >= 2 else f"{100 * (ratio - 1):+.{decimals}f} %"
+    if 0.5 < ratio < 2:
+        return f"{100 * (ratio - 1):+.{decimals}f} %"
+    return f"×{ratio:,.0f}" if 1000 <= ratio < math.inf else f"×{ratio:.3g}"
+
+
+def format_factor(value: float) -> str:
+    """Format a factor with three digits and at least two decimals: `×1.40`, `×0.98`, `×14.2`, `×16,000`."""
+    if not math.isfinite(value):
+        return f"×{value}"
+    return f"×{value:,.0f}" if value >= 100 else f"×{value:.1f}" if value >= 10 else f"×{value:.2f}"
+
+
+def format_limit_share(share: float) -> str:
+    """Format a figure as a share of its limit: `9 % of limit`, `×14.2 of limit`."""
+    text = format_factor(share) if share > 1 else f"{100 * share:.0f} %" if share >= 0.01 else "< 1 %"
+    return f"{text} of limit"
 
 
 def format_span(low: float | None, high: float | None) -> str:
@@ -247,10 +263,15 @@ def join_lines(text: str, limit: int = 300) -> str:
 
 
 def take_last_lines(lines: tuple[str, ...], *, count: int = 20, width: int = 400) -> list[str]:
-    """Take the last `count` lines, cleaned, without surrounding blank lines, each truncated to `width` characters."""
+    """Take the last `count` lines, cleaned, without surrounding blank lines, each truncated to `width` characters.
+
+    A line that is repeated is there once, as `line ×9`.
+    """
     text = "\n".join(clean_text(line) for line in lines).strip("\n")
     last_lines = text.split("\n")[-count:] if text else []
-    return [line if len(line) <= width else line[: width - 1] + "…" for line in last_lines]
+    shortened_lines = [line if len(line) <= width else line[: width - 1] + "…" for line in last_lines]
+    repeats = [(line, len(list(group))) for line, group in groupby(shortened_lines)]
+    return [f"{line} ×{number}" if line.strip() and number > 1 else line for line, number in repeats]
 
 
 def split_values(text: str) -> list[str]:

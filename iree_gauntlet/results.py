@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.cases import Verdict  # noqa: TC001 - read by its type
 from iree_gauntlet.figures import Figure, GoldenRule, Statistic
-from iree_gauntlet.formatting import format_count_change, list_first
+from iree_gauntlet.formatting import format_count_change, format_error, format_limit_share, format_percent, list_first
 from iree_gauntlet.recorded import UNLESS_DEFAULT, UNRECORDED, Recorded, RecordError, read_number
 from iree_gauntlet.stages import FailureKind
 
@@ -139,6 +139,34 @@ class OutputComparison(Recorded):
         parts = [f"{self.atol:.3g}"] if self.atol or not self.rtol else []
         parts += [f"{self.rtol:.3g}·|expected|"] if self.rtol else []
         return " + ".join(parts)
+
+    @property
+    def limit_share(self) -> float | None:
+        """The error of the worst value as a share of its limit; None without one, or if it is not finite."""
+        try:
+            actual, expected = float(self.worst_actual), float(self.worst_expected)
+            share = abs(actual - expected) / (self.atol + self.rtol * abs(expected))
+        except (ValueError, ZeroDivisionError):
+            return None
+        return share if math.isfinite(share) else None
+
+    @property
+    def summary(self) -> str:
+        """The comparison in a few words: `9.1e-06 · 9 % of limit`, `12 of 384 differ (3.1 %), ×14.2 of limit`."""
+        if self.passed and not self.max_abs_error:
+            return "equal"
+        error = "" if self.max_abs_error is None else format_error(self.max_abs_error)
+        share = "" if self.limit_share is None else format_limit_share(self.limit_share)
+        if self.passed:
+            return " · ".join(filter(None, (error, share)))
+        if not self.mismatches:
+            # The values were not compared.
+            return "another type or shape than expected"
+        part = f"{self.mismatches:,} of {self.count:,} differ ({format_percent(self.mismatches, self.count)})"
+        if self.special_text:
+            return f"{part}: {self.special_text}"
+        share = share or f"by up to {error}" * bool(error)
+        return f"{part}, {share}" if share else part
 
     @property
     def special_text(self) -> str:

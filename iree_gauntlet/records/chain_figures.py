@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.figures import Combination, Figure, Statistic
-from iree_gauntlet.formatting import (
-    format_count,
-    format_duration,
-    format_error,
-    format_mean_and_spread,
-    format_milliseconds,
-    format_percent,
-)
+from iree_gauntlet.formatting import format_duration, format_mean_and_spread, format_ratio
 from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
 from iree_gauntlet.results import CpuShares
 
@@ -81,58 +74,28 @@ class ChainFigures:
 
     def format_cell(self, figure: Figure) -> str:
         """Format a figure for a table of runs, with its limit if any; return a dash for a missing figure."""
-        value, check = self.values.get(figure), self.find_check(figure)
+        value, check, suffix = self.values.get(figure), self.find_check(figure), ""
+        write = figure.row.write
         if figure is Figure.ERROR:
-            return self._format_quality()
+            return self.worst_output.summary if self.worst_output else NO_VALUE
+        if check is not None and check.limit is not None:
+            excess = f" · {format_ratio((check.measured or 0) / check.limit)}" if check.limit else ""
+            suffix = f" / {write(check.limit)}{excess if check.passed is False else ''}"
+            value = (
+                self.values.get(Figure.DISPATCH_INSTRUCTIONS, value) if figure is Figure.CALL_INSTRUCTIONS else value
+            )
         if figure is Figure.TIME and self.samples is not None and self.samples.real_time_ms:
-            # The table shows the mean, even if the golden is compared with another statistic.
+            # The mean comes first, even if the golden is compared with another statistic.
             mean = format_mean_and_spread(self.samples.mean_ms, self.samples.stdev_ms)
-            return f"{mean} *" if self.has_disturbed_time else mean
-        limit = None if check is None else check.limit
-        if figure is Figure.CALL_INSTRUCTIONS and limit is not None:
-            value = self.values.get(Figure.DISPATCH_INSTRUCTIONS, value)
+            fastest = (
+                f", min {write(value)}" if self.statistic is Statistic.MIN and suffix and value is not None else ""
+            )
+            return f"{mean}{' *' if self.has_disturbed_time else ''}{fastest}{suffix}"
         if value is None:
             return "cached" if figure is Figure.COMPILE_TIME and self.all_from_cache else NO_VALUE
         if figure is Figure.COMPILE_TIME:
             return f"{format_duration(value)} (cached)" if self.all_from_cache else format_duration(value)
-        write = figure.row.write
-        return write(value) if limit is None else f"{write(value)} / {write(limit)}"
-
-    def _format_quality(self) -> str:
-        """Return `max error 1.2e-05 (≤ 0.0001)`, `1 of 80 differ (1.3 %): 0 where NaN was expected`, or a dash."""
-        output = self.worst_output
-        if output is None:
-            return NO_VALUE
-        error = "" if output.max_abs_error is None else f"max error {format_error(output.max_abs_error)}"
-        if output.passed:
-            return f"{error} (≤ {output.tolerance_text})" if error else "equal"
-        if not output.mismatches:
-            # The values were not compared.
-            return "another type or shape than expected"
-        differing = (
-            f"{format_count(output.mismatches)} of {format_count(output.count)} differ "
-            f"({format_percent(output.mismatches, output.count)})"
-            if output.count
-            else "differs"
-        )
-        if output.special_text:
-            return f"{differing}: {output.special_text}"
-        return f"{differing}, {error} (> {output.tolerance_text})" if error else differing
-
-    @property
-    def min_time_cell(self) -> str:
-        """The fastest repetition, in ms."""
-        min_ms = self.samples.min_ms if self.samples else None
-        return NO_VALUE if min_ms is None else format_milliseconds(min_ms)
-
-    @property
-    def golden_time_cell(self) -> str:
-        """The golden time: `9.00 (limit 9.90, mean)`, in ms."""
-        check = self.checks.get(Figure.TIME)
-        if check is None or check.golden is None or check.limit is None:
-            return NO_VALUE
-        statistic = f", {check.statistic}" if check.statistic else ""
-        return f"{format_milliseconds(check.golden)} (limit {format_milliseconds(check.limit)}{statistic})"
+        return f"{write(value)}{suffix}"
 
 
 def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
@@ -233,6 +196,7 @@ class MatrixCell:
         works: True if the outcome is good for a user, even if not expected; None if unknown (skipped,
             inconclusive, cut short).
         wrong_numbers: True if the outputs differ from the expected ones.
+        url: the target of a link to the failure, relative to the matrix; empty if there is none.
         timed_on: the cluster machine that measured the time; empty for the machine that started the run.
     """
 
@@ -243,6 +207,7 @@ class MatrixCell:
     works: bool | None = None
     wrong_numbers: bool = False
     timed_on: str = ""
+    url: str = ""
 
     @property
     def verdict_text(self) -> str:
@@ -253,8 +218,8 @@ class MatrixCell:
         return f"{self.verdict}: {self.stages[0]}{suffix}"
 
 
-def make_matrix_cell(chain: ChainOutcome) -> MatrixCell:
-    """Make the result of a chain with one of several IREEs."""
+def make_matrix_cell(chain: ChainOutcome, folder: str = "") -> MatrixCell:
+    """Make the result of a chain with one of several IREEs, whose run is in the folder."""
     bad_steps = _order_worst_first(chain, lambda verdict: verdict.is_bad or verdict.counts_as_failure)
     conclusive_steps = [step for step in bad_steps if not step.unfinished and not step.verdict.is_doubtful]
     return MatrixCell(
@@ -262,6 +227,7 @@ def make_matrix_cell(chain: ChainOutcome) -> MatrixCell:
         figures=collect_chain_figures(chain),
         stages=tuple(step.name for step in bad_steps),
         reason=bad_steps[0].reason if bad_steps else "",
+        url=f"{folder}/summary.html#{bad_steps[0].id}" if folder and chain.verdict.is_bad else "",
         works=True if chain.verdict.counts_as_pass else False if conclusive_steps else None,
         wrong_numbers=any(
             step.verdict is Verdict.FAILED

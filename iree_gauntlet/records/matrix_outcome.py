@@ -193,10 +193,13 @@ def read_matrix_outcome(folder: Path) -> MatrixOutcome:
     irees = tuple(_make_iree(request, folder, record) for request in opening.irees)
     outcomes = {iree.label: iree.outcome for iree in irees if iree.outcome is not None}
     rows_by_chain: dict[str, MatrixRow] = {}
+    folders = {iree.label: iree.folder for iree in irees}
     for label, outcome in outcomes.items():
         for chain in outcome.cases:
             row = rows_by_chain.setdefault(chain.id, MatrixRow(chain.id, chain.model, chain.submodel, chain.target))
-            row.cells[label] = replace(make_matrix_cell(chain), timed_on=outcome.get_timing_machine(chain))
+            row.cells[label] = replace(
+                make_matrix_cell(chain, folders[label]), timed_on=outcome.get_timing_machine(chain)
+            )
     rows = tuple(rows_by_chain.values())
     codes = [iree.exit_code for iree in irees if iree.exit_code is not None]
     return MatrixOutcome(

@@ -216,6 +216,16 @@ class RunOutcome:
         return {verdict: counts[verdict] for verdict in Verdict}
 
     @property
+    def time(self) -> str:
+        """The start, called as in the openings of all experiments."""
+        return self.started
+
+    @property
+    def case_counts(self) -> Counter[Verdict]:
+        """The number of cases by verdict."""
+        return Counter(chain.verdict for chain in self.cases)
+
+    @property
     def bad_steps(self) -> tuple[StepOutcome, ...]:
         """The steps that somebody has to examine."""
         return tuple(step for step in self.steps if step.verdict.is_bad)
@@ -279,19 +289,25 @@ def get_state(record: JournalRecord) -> str:
 
 
 def format_headline(outcome: RunOutcome) -> str:
-    """Return `1 failed, 2 errors, 23 passed, 3 skipped (2 after a failure)`; the worst verdict comes first."""
-    texts = format_verdicts(outcome.counts)
-    kinds = Counter(step.failure for step in outcome.steps if step.verdict is Verdict.XFAILED)
-    if kind_counts := ", ".join(f"{kinds[kind]} {kind}" for kind in FailureKind if kinds[kind]):
-        texts[Verdict.XFAILED] += f" ({kind_counts})"
-    skipped_count = sum(bool(step.behind) for step in outcome.steps)
-    text = ", ".join(texts.values()) or "nothing ran"
-    text += f" ({skipped_count} after a failure)" if skipped_count else ""
+    """Return `8 cases: 1 failed, 2 errors, 5 passed; 1 golden not applied`; the worst verdict comes first."""
+    verdicts = ", ".join(_format_verdicts(outcome.case_counts).values())
+    text = f"{pluralize(len(outcome.cases), 'case')}: {verdicts}" if verdicts else "nothing ran"
     unapplied_count = sum(len(step.unapplied_goldens) for step in outcome.steps)
     return f"{text}; {pluralize(unapplied_count, 'golden')} not applied" if unapplied_count else text
 
 
-def format_verdicts(counts: Mapping[Verdict, int]) -> dict[Verdict, str]:
+def format_steps(outcome: RunOutcome) -> str:
+    """Return `18 steps: 2 failed, 13 passed, 3 skipped (2 after a failure)`, the worst verdict first."""
+    texts = _format_verdicts(outcome.counts)
+    kinds = Counter(step.failure for step in outcome.steps if step.verdict is Verdict.XFAILED)
+    if kind_counts := ", ".join(f"{kinds[kind]} {kind}" for kind in FailureKind if kinds[kind]):
+        texts[Verdict.XFAILED] += f" ({kind_counts})"
+    skipped_count = sum(bool(step.behind) for step in outcome.steps)
+    text = f"{pluralize(len(outcome.steps), 'step')}: {', '.join(texts.values())}"
+    return f"{text} ({skipped_count} after a failure)" if skipped_count else text
+
+
+def _format_verdicts(counts: Mapping[Verdict, int]) -> dict[Verdict, str]:
     """Format the number of each verdict, the worst first: `2 failed`, `1 unexpected pass`."""
     return {verdict: verdict.format_count(counts[verdict]) for verdict in VERDICTS if counts.get(verdict)}
 

@@ -336,7 +336,7 @@ def make_comparison_reports(folder: Path) -> Reports:
     rows, figures = list_rows(record), _list_figure_changes(record)
     document = _make_comparison_document(record, rows, figures)
     files = {
-        **make_pages("comparison", lambda: document),
+        **make_pages("comparison", lambda: document, folder),
         "comparison.json": lambda: _format_comparison_json(record, rows, figures),
         "junit.xml": lambda: _format_comparison_junit(record, rows),
     }

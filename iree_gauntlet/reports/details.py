@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.diagnostics import find_diagnostic, normalize_diagnostic, strip_exit_code, without_expectation
 from iree_gauntlet.figures import FIGURES
 from iree_gauntlet.formatting import (
     format_bytes,
@@ -13,14 +15,21 @@ from iree_gauntlet.formatting import (
     format_figure,
     format_mean_and_spread,
     format_percent,
+    format_ratio,
     join_lines,
 )
+from iree_gauntlet.stages import FailureKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from iree_gauntlet.cases import Origin
     from iree_gauntlet.journal_events import MachineInfo
     from iree_gauntlet.records.outcome import Explanation, StepOutcome
     from iree_gauntlet.results import Check, OutputComparison
+
+
+_MAX_CAUSES = 2
 
 
 def format_check(check: Check) -> str:
@@ -36,17 +45,15 @@ def format_check(check: Check) -> str:
         return f"{name}: {value_text}, not checked{note}"
     golden = f"golden {format_figure(check.golden, check.unit)}"
     limit = f"{format_figure(check.limit, check.unit)} ({golden} × {check.factor:g})" if check.factor != 1 else golden
-    if check.passed is None:
-        return f"{name}: {value_text}, not checked against {limit}{note}"
-    excess = check.measured - check.limit
     # The verdict need not follow from these two values: further rounds confirm a breach.
-    if excess <= 0:
-        return f"{name}: {value_text}{', within' if check.passed else ' failed against'} {limit}{note}"
-    passed_text = ", passed," if check.passed else ""
-    excess_text = f", +{100 * excess / check.limit:.1f} %" if check.limit > 0 else ""
-    return (
-        f"{name}: {value_text}{passed_text} exceeds {limit} by {format_figure(excess, check.unit)}{excess_text}{note}"
-    )
+    if check.passed is None:
+        relation = ", not checked against"
+    elif check.measured > check.limit:
+        relation = ", passed, exceeds" if check.passed else " exceeds"
+        limit += f": {format_ratio(check.measured / check.limit)}" if check.limit > 0 else ""
+    else:
+        relation = ", within" if check.passed else " failed against"
+    return f"{name}: {value_text}{relation} {limit}{note}"
 
 
 def format_comparison(output: OutputComparison) -> str:
@@ -98,6 +105,49 @@ def list_findings(step: StepOutcome) -> list[str]:
     lines = [line for _, line in sorted(outputs + checks, key=lambda entry: entry[0])]
     process_line = _format_process_line(step)
     return [*([process_line] if process_line else []), *lines]
+
+
+def list_faults(step: StepOutcome) -> list[str]:
+    """Describe the outputs and figures at fault; return nothing if a step's reason says more than that."""
+    outputs = [output for output in step.outputs if not output.passed]
+    checks = [replace(check, note="") for check in step.checks if check.passed is False]
+    start = step.diagnosis.removesuffix("…")
+    is_told = checks or any(f"output {output.index}: {output.message}".startswith(start) for output in outputs)
+    is_whole = is_told and without_expectation(step.reason) == step.reason
+    return [*(output.summary for output in outputs), *map(format_check, checks)] if is_whole else []
+
+
+def is_quoted(step: StepOutcome, tail: Sequence[str]) -> bool:
+    """Return True if one of the tool's last lines has all that a step's reason says."""
+    text = strip_exit_code(step.reason).removesuffix("…")
+    return any(text in line for line in tail)
+
+
+def format_cause(step: StepOutcome) -> str:
+    """Describe the cause of a failure in one line: the outputs or figures at fault, or the tool's diagnostic."""
+    if step.unsupported is not None:
+        return step.unsupported.sentence
+    return "; ".join(list_faults(step)[:_MAX_CAUSES]) or find_diagnostic(step.reason)
+
+
+def format_cause_kind(step: StepOutcome) -> str:
+    """Describe the kind of a failure, without anything that differs from case to case."""
+    if not list_faults(step):
+        return normalize_diagnostic(step.diagnosis)
+    names = [FIGURES[check.metric].word for check in step.checks if check.passed is False and check.metric in FIGURES]
+    return f"{', '.join(names)} over the limit" if names else FailureKind.WRONG_NUMBERS
+
+
+def format_common_cause(steps: Sequence[StepOutcome]) -> str:
+    """Describe the cause that several failures of one kind share: `wrong numbers, up to 8.8 % of values`."""
+    if len(steps) == 1:
+        return format_cause(steps[0])
+    kind = format_cause_kind(steps[0])
+    if kind != FailureKind.WRONG_NUMBERS:
+        return kind
+    outputs = (output for step in steps for output in step.outputs if output.count)
+    share = max(((output.mismatches or 0) / output.count for output in outputs), default=0.0)
+    return f"{kind}, up to {format_percent(share, 1)} of values"
 
 
 def list_unapplied(step: StepOutcome) -> list[tuple[Origin, str]]:

@@ -63,11 +63,10 @@ def tone(word: str) -> str:
     return VERDICT_STYLES[word][0] if word in VERDICT_STYLES else "plain"
 
 
-def draw_held_bar(value: float, limit: float, word: str) -> Markup:
-    """Draw a value as a bar, and the value's limit as an upright line."""
-    ratio = value / limit if limit > 0 else 0.0 if value == 0 else math.inf
+def draw_held_bar(share: float, word: str) -> Markup:
+    """Draw a share of a limit as a bar, and the limit as an upright line."""
     # Values of at least twice the limit fill the picture; infinity and NaN do so too.
-    bar_length = ratio if ratio <= 2 else 2.0
+    bar_length = share if share <= 2 else 2.0
     full_length = max(bar_length, 1.0)
     width, limit_x = 100 * bar_length / full_length, 100 / full_length
     bar = f'<rect class="bar {tone(word)}" y="1" width="{width:.1f}" height="4"/>'

@@ -37,7 +37,13 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import COMPILES_FIRST, ERROR_MARGIN, Figure, Statistic
-from iree_gauntlet.formatting import format_count_change, format_duration, format_mean_and_spread, join_lines
+from iree_gauntlet.formatting import (
+    format_count_change,
+    format_duration,
+    format_factor,
+    format_mean_and_spread,
+    join_lines,
+)
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NO_VALUE, MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, MatrixRow, read_matrix_outcome
@@ -153,7 +159,7 @@ def make_matrix_reports(folder: Path) -> Reports:
     document = make_matrix_document(outcome)
     files = {
         "junit.xml": lambda: format_matrix_junit(outcome),
-        **make_pages("matrix", lambda: document),
+        **make_pages("matrix", lambda: document, folder),
         "matrix.json": lambda: format_matrix_json(outcome),
         "matrix.csv": lambda: format_matrix_csv(outcome),
     }
@@ -178,9 +184,8 @@ def make_matrix_document(matrix: MatrixOutcome) -> Document:
         f"{ok_count} of {count} IREEs as expected",
         (f"matrix {matrix.name}", format_duration(matrix.seconds)),
         tuple(blocks),
-        tuple(_show_verdicts(matrix)) if matrix.rows else (),
-        matrix.exit_code,
-        (*matrix.remarks, *hints),
+        exit_code=matrix.exit_code,
+        remarks=(*matrix.remarks, *hints),
         provenance=make_provenance(
             ", ".join(iree.label for iree in matrix.irees),
             replace(matrix.opening, machine=matrix.machine),
@@ -208,7 +213,7 @@ def _show_changes(matrix: MatrixOutcome) -> Iterator[Block]:
 
 def _show_failures(matrix: MatrixOutcome) -> Iterator[Block]:
     items = tuple(
-        (Name(f"{iree.label}: {row.chain}"), f": {cell.verdict_text}: {join_lines(cell.reason, 200)}")
+        (Name(f"{iree.label}: {row.chain}", cell.url), f": {cell.verdict_text}: {join_lines(cell.reason, 200)}")
         for iree in matrix.irees_with_runs
         for row in matrix.rows
         if (cell := row.cells.get(iree.label)) is not None and cell.verdict.is_bad
@@ -232,7 +237,7 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
             cell = row.cells.get(label)
             if cell is not None:
                 figures = make_figure_cells(cell, None if label == matrix.base else base)
-                rows.append((title, label, cell.verdict_text, *figures))
+                rows.append((title, label, _make_verdict_cell(cell), *figures))
                 title = ""
     cells = [cell for row in chains for cell in row.cells.values()]
     present = [
@@ -256,7 +261,12 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
 
 
 def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Block]:
-    """Show a map of models and IREEs for each metric; the ratio to the base, from half to double, gives the shade."""
+    """Show a map of models and IREEs for verdicts and each metric; the ratio to the base gives the shade."""
+    verdicts = ((row.chain, *(_make_verdict_cell(row.cells.get(label)) for label in labels)) for row in matrix.rows)
+    yield Heading("Verdicts", 3)
+    yield Table(
+        (Column("model", ColumnKind.NAME), *(Column(label, ColumnKind.VERDICT) for label in labels)), tuple(verdicts)
+    )
     for figure, view in _MAP_VIEWS:
         rows: list[tuple[Cell, ...]] = []
         for row in matrix.rows:
@@ -274,13 +284,18 @@ def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Bl
                     shades.append(HeatCell(text, math.log2(ratio) if ratio else 0.0))
                 else:
                     # Show the verdict in place of a missing metric, because it has the reason.
-                    shades.append(ColouredCell(cell.verdict_text, str(cell.verdict)) if cell else None)
+                    shades.append(_make_verdict_cell(cell))
             if any(isinstance(shade, HeatCell) for shade in shades):
                 rows.append((row.chain, *shades))
         if rows:
             columns = (Column("model", ColumnKind.NAME), *(Column(label, ColumnKind.NUMBER) for label in labels))
             yield Heading(f"{view.title}{f', {view.unit}' if view.unit else ''}", 3)
             yield Table(columns, tuple(rows))
+
+
+def _make_verdict_cell(cell: MatrixCell | None) -> Cell:
+    """Return a verdict, with a link to its failure."""
+    return ColouredCell(cell.verdict_text, str(cell.verdict), cell.url) if cell else None
 
 
 def _list_mean_lines(matrix: MatrixOutcome) -> Iterator[str]:
@@ -291,17 +306,6 @@ def _list_mean_lines(matrix: MatrixOutcome) -> Iterator[str]:
             noun = "1 model" if metric_means[0].chains == 1 else f"{metric_means[0].chains} models"
             texts = ", ".join(f"{mean.label} {format_factor(mean.ratio)}" for mean in metric_means)
             yield f"geometric mean of {title} over {noun} that every IREE has: {texts}"
-
-
-def _show_verdicts(matrix: MatrixOutcome) -> Iterator[Block]:
-    """Show a row for each chain, with a column for each IREE."""
-    labels = [iree.label for iree in matrix.irees_with_runs]
-    rows = tuple(
-        (row.chain, *(row.cells[label].verdict_text if label in row.cells else None for label in labels))
-        for row in matrix.rows
-    )
-    yield Heading("Verdicts")
-    yield Table((Column("model", ColumnKind.NAME), *(Column(label, ColumnKind.VERDICT) for label in labels)), rows)
 
 
 def make_figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str, ...]:
@@ -342,13 +346,6 @@ def _format_figure_cell(figure: Figure, view: MatrixView, cell: MatrixCell, base
     if figure.is_exact:
         return f"{text} {factor if factor != format_factor(1) else ''}{_format_arrow(ratio, 0.0)}"
     return f"{text} {factor}{_format_arrow(ratio, _TIME_TOLERANCE)}"
-
-
-def format_factor(value: float) -> str:
-    """Return a factor like `×1.40` or `×0.980`, with three digits and at least two decimals."""
-    if not math.isfinite(value):
-        return f"×{value}"
-    return f"×{value:.0f}" if value >= 100 else f"×{value:.1f}" if value >= 10 else f"×{value:.2f}"
 
 
 def _format_arrow(ratio: float | None, tolerance: float) -> str:

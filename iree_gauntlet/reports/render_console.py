@@ -83,7 +83,8 @@ def print_document(
 def _select_terminal_blocks(block: Block) -> tuple[Block, ...]:
     """Return the parts of a block that a terminal shows."""
     if isinstance(block, Details):
-        return block.blocks if block.brief else ()
+        title = (Paragraph((f"{block.title}:",)),) if isinstance(block.blocks[0], Code) else ()
+        return (*title, *block.blocks) if block.brief else ()
     return () if isinstance(block, PageOnly) else (block.text_form if isinstance(block, Table) else block,)
 
 

@@ -7,6 +7,7 @@ import hashlib
 import html
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -46,8 +47,8 @@ _INTEGER_PART = re.compile(r"[^\d.]{0,2}[\d,]*")
 ENDINGS = {ExitCode.OK: "passed", ExitCode.FAILED: "failed", ExitCode.USAGE: "error", ExitCode.ERROR: "error"}
 
 
-def render_html(document: Document) -> str:
-    """Return the page; it ends with a newline."""
+def render_html(document: Document, links: Sequence[TextLink] = ()) -> str:
+    """Return the page, with links to other pages in its head; it ends with a newline."""
     environment = _make_environment()
     scripts = PageScripts(document.file_blocks)
     code, _, meaning = document.ending.partition(": ")
@@ -57,6 +58,7 @@ def render_html(document: Document) -> str:
     return (
         environment.get_template("document.html").render(
             document=document,
+            links=links,
             scripts=scripts,
             style=Markup(environment.get_template("page.css").render(stages=Stage) + "\n"),  # noqa: S704 - our own
             ending=ending,
@@ -153,12 +155,13 @@ def _format_shade(cell: Cell) -> str:
 
 def _format_cell(column: Column, cell: Cell, tail: str) -> str:
     text = column.format_cell(cell)
-    if isinstance(cell, TextLink):
-        return f'<a href="{html.escape(cell.url)}">{html.escape(text)}</a>'
+    if isinstance(cell, TextLink | ColouredCell) and cell.url:
+        plain_cell = text if isinstance(cell, TextLink) else replace(cell, url="")
+        return f'<a href="{html.escape(cell.url)}">{_format_cell(column, plain_cell, tail)}</a>'
     word = column.get_verdict(cell)
     if isinstance(cell, LimitBar):
         # Format both with an f-string, because `text + markup` would escape the text again.
-        return f"{_format_aligned(text, tail)}{draw_held_bar(cell.value, cell.limit, cell.verdict)}"
+        return f"{_format_aligned(text, tail)}{draw_held_bar(cell.share, cell.verdict)}"
     if column.kind is ColumnKind.VERDICT:
         return _make_badge(word, text) if word in VERDICT_STYLES else html.escape(text)
     if word in VERDICT_STYLES:

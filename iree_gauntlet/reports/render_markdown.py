@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -10,6 +11,7 @@ from iree_gauntlet.document import (
     Block,
     Cell,
     Code,
+    ColouredCell,
     Column,
     ColumnKind,
     Details,
@@ -54,8 +56,9 @@ def _render_block(block: Block) -> str:
     """Render a block; return an empty string for blocks that exist only in HTML pages."""
     markdown = ""
     match block:
-        case Heading(text, level):
-            markdown = f"{'#' * level} {escape(text)}"
+        case Heading(text, level, anchor):
+            target = f'<a id="{html.escape(join_lines(anchor))}"></a>\n\n' if anchor else ""
+            markdown = f"{target}{'#' * level} {escape(text)}"
         case Paragraph(text):
             markdown = _format_text(text)
         case Items(items):
@@ -85,20 +88,25 @@ def _format_text(text: Text) -> str:
 
 def _format_inline(part: str | Name | TextLink, *, first: bool) -> str:
     if isinstance(part, Name):
-        return code(part.text)
+        return _link(code(part.text), part.url)
     if isinstance(part, TextLink):
-        return f"[{escape(part.text)}]({quote(part.url, safe=':/?#=&+@%~')})"
+        return _link(escape(part.text), part.url)
     # Guards, cut off again, protect spaces at the ends from trimming, and mid-line text from list and heading escapes.
     guard = "" if first else "!"
     text = part if len(part) <= _MAX_TEXT_CHARS else f"{part[: _MAX_TEXT_CHARS - 1]}…"
     return escape(f"{guard}{text}!", 2 * _MAX_TEXT_CHARS)[len(guard) : -1]
 
 
+def _link(text: str, url: str) -> str:
+    return f"[{text}]({quote(url, safe=':/?#=&+@%~')})" if url else text
+
+
 def _format_cell(column: Column, cell: Cell) -> str:
     text = column.format_cell(cell)
+    url = cell.url if isinstance(cell, TextLink | ColouredCell) else ""
     if column.kind is ColumnKind.NAME and cell is not None:
-        return code(text)
-    return f"**{escape(text)}**" if "bold" in STYLES.get(column.get_verdict(cell), "") else escape(text)
+        return _link(code(text), url)
+    return _link(f"**{escape(text)}**" if "bold" in STYLES.get(column.get_verdict(cell), "") else escape(text), url)
 
 
 def escape(text: str, limit: int = 500) -> str:

@@ -8,23 +8,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet import messages
-from iree_gauntlet.document import Provenance
+from iree_gauntlet.document import Provenance, TextLink
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.formatting import format_bytes
+from iree_gauntlet.journal_events import ExperimentKind
+from iree_gauntlet.journal_format import JOURNAL, read_kind
+from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.render_markdown import render_markdown, shorten_markdown
+from iree_gauntlet.settings import find_runs_folder
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.collector import pause_collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.document import Document
     from iree_gauntlet.journal_events import Opening
     from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.records.outcome import RunOutcome
 
 
+# The page of all experiments in a folder.
+INDEX = "index.html"
+_PAGES = {ExperimentKind.COMPARE: "comparison.html", ExperimentKind.MATRIX: "matrix.html"}
 _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 # GitHub rejects a step's complete summary above 1 MiB:
 # docs.github.com, "Workflow commands for GitHub Actions", step isolation and limits.
@@ -33,7 +41,9 @@ _MIN_SUMMARY_BYTES = 4096
 _CUT_NOTE = "*Cut here: this page has reached its largest size. The whole report is in the folder of the run.*"
 
 
-def make_provenance(iree: str, opening: Opening, files: Iterable[str], seconds: float | None = None) -> Provenance:
+def make_provenance(
+    iree: str, opening: Opening | RunOutcome, files: Iterable[str], seconds: float | None = None
+) -> Provenance:
     """Return a report's origin for the page's head and foot; `files` are beside it; `seconds`: None if unfinished."""
     start_text = f"{datetime.fromisoformat(opening.time).astimezone(UTC):%Y-%m-%d %H:%M} UTC" if opening.time else ""
     machine_info = opening.machine
@@ -117,9 +127,25 @@ def append_document(document: Document, environ: Mapping[str, str]) -> None:
         ) from error
 
 
-def make_pages(name: str, document: Callable[[], Document]) -> dict[str, Callable[[], str]]:
-    """Return functions that make the Markdown file and the page, by file name."""
-    return {f"{name}.md": lambda: render_markdown(document()), f"{name}.html": lambda: render_html(document())}
+def make_pages(
+    name: str, document: Callable[[], Document], folder: Path | None = None, links: Sequence[TextLink] = ()
+) -> dict[str, Callable[[], str]]:
+    """Return functions that make the Markdown file and the page, by file name; the page's head has the links."""
+    return {
+        f"{name}.md": lambda: render_markdown(document()),
+        f"{name}.html": lambda: render_html(document(), (*(list_page_links(folder) if folder else ()), *links)),
+    }
+
+
+def list_page_links(folder: Path) -> Iterator[TextLink]:
+    """List links from a page in a folder to what it is a part of, to the index of all runs, and to its explanation."""
+    for level, parent in enumerate(folder.absolute().parents[:2], 1):
+        if kind := read_kind(parent / JOURNAL):
+            yield TextLink(f"the {kind.noun}", "../" * level + _PAGES.get(kind, "summary.html"))
+        elif parent == find_runs_folder() or (parent / INDEX).is_file():
+            yield TextLink("all runs", "../" * level + INDEX)
+    if (folder / EXPLAIN_FOLDER / JOURNAL).is_file():
+        yield TextLink("the explanation", f"{EXPLAIN_FOLDER}/explain.html")
 
 
 def write_report(path: Path, content: str | bytes, folder: Path) -> None:

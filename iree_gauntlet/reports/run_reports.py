@@ -19,14 +19,15 @@ from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from iree_gauntlet.cases import Origin, Verdict
-from iree_gauntlet.diagnostics import group_failures
 from iree_gauntlet.document import (
     Bars,
     Block,
     Cell,
     Code,
+    ColouredCell,
     Column,
     ColumnKind,
     Details,
@@ -45,14 +46,13 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.figures import COMPILES_FIRST, Figure, Statistic
 from iree_gauntlet.formatting import format_bytes, format_duration, list_first, pluralize, take_last_lines
-from iree_gauntlet.journal_events import ExperimentKind, Opening
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.recorded import strict_json
-from iree_gauntlet.records.chain_figures import collect_chain_figures, format_chain_verdict
-from iree_gauntlet.records.explain_outcome import add_explanations
-from iree_gauntlet.records.outcome import RunOutcome, format_cache_line, format_headline, format_verdicts, read_outcome
+from iree_gauntlet.records.chain_figures import NO_VALUE, collect_chain_figures, format_chain_verdict
+from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, add_explanations
+from iree_gauntlet.records.outcome import RunOutcome, format_cache_line, format_headline, format_steps, read_outcome
 from iree_gauntlet.records.run_before import find_changes_since
-from iree_gauntlet.reports.details import format_devices, format_explanation, list_findings, list_unapplied
+from iree_gauntlet.reports import details
 from iree_gauntlet.reports.github import format_error_commands
 from iree_gauntlet.reports.junit import format_run_junit
 from iree_gauntlet.reports.render_markdown import code, escape, table
@@ -94,22 +94,18 @@ _HEADERS = {
     ],
 }
 Summary = dict[str, dict[str, Any]]
-# In each pair, the first number is the maximum in files, and the second the maximum on a terminal.
-_MAX_FAILURES, _TERMINAL_FAILURES = 200, 20
-_MAX_ROWS, _TERMINAL_ROWS = 500, 30
-_MAX_GROUPS, _TERMINAL_GROUPS = 50, 20
-_TERMINAL_FINDINGS = 12
-_MIN_GROUPED_FAILURES = 20
-_MAX_LISTED_STEPS = 8
+# A terminal shows at most so many; files have so many more failures, and all rows.
+_TERMINAL_FAILURES, _MAX_OTHER_FAILURES = 20, 180
+_TERMINAL_ROWS, _TERMINAL_GROUPS, _TERMINAL_FINDINGS = 30, 20, 12
+_MAX_LISTED_STEPS, _MAX_LISTED_MODELS = 8, 1
+# A limit is near from this share of it on.
+_NEAR_LIMIT = 0.9
 # Notes that differ only in these words (names and numbers) are alike; so many alike notes are folded.
 _VARIABLE_WORD = re.compile(r"\S*[\d/\\@=]\S*")
 _MIN_FOLDED_NOTES = 4
 _NAMING_COLUMNS = (Column("verdict", ColumnKind.VERDICT), Column("model", ColumnKind.NAME))
 _FIGURE_COLUMNS = [(figure, figure.row.column) for figure in COMPILES_FIRST if figure.row.column]
-_TIME_COLUMNS = (
-    Column("model", ColumnKind.NAME),
-    *(Column(title, ColumnKind.NUMBER, "ms") for title in ("mean ± stdev", "min", "golden")),
-)
+_ROW_COLUMNS = (*_NAMING_COLUMNS, *(column for _, column in _FIGURE_COLUMNS))
 _SPEED_COLUMNS = (
     Column("model", ColumnKind.NAME),
     Column("samples/s", ColumnKind.NUMBER),
@@ -119,8 +115,9 @@ _SPEED_COLUMNS = (
     Column("tokens/s", ColumnKind.NUMBER),
 )
 _GROUP_COLUMNS = (
+    *_NAMING_COLUMNS,
     Column("cases", ColumnKind.NUMBER),
-    *(Column(title) for title in ("stage", "diagnostic", "for example")),
+    *(Column(title) for title in ("stage", "cause", "explanation")),
 )
 _CHANGE_COLUMNS = (
     Column("model", ColumnKind.NAME),
@@ -164,6 +161,7 @@ def make_run_reports(outcome: RunOutcome, run_dir: Path | None = None) -> Report
     The previous run is looked up next to the run's folder; without a folder, no previous run is used.
     """
     previous = find_changes_since(outcome, run_dir) if run_dir else None
+    links = (TextLink("the run before", f"../{quote(previous.run)}/summary.html"),) if previous else ()
 
     @cache
     def make_document(folder: Path | None) -> Document:
@@ -171,7 +169,7 @@ def make_run_reports(outcome: RunOutcome, run_dir: Path | None = None) -> Report
 
     files = {
         "junit.xml": lambda: format_run_junit(outcome),
-        **make_pages("summary", lambda: make_document(None)),
+        **make_pages("summary", lambda: make_document(None), run_dir, links),
         "summary.json": lambda: format_summary_json(outcome),
     }
     # The job summary is empty if no torch models were tested.
@@ -204,7 +202,7 @@ def _format_job_summary(summary: Summary, outcome: RunOutcome) -> str:
     for step in outcome.steps:
         if step.explanation is not None:
             bundle = f"; bundle: {code(step.explanation.bundle)}" if step.explanation.bundle else ""
-            lines.append(f"- {escape(step.title)}: {escape(format_explanation(step.explanation))}{bundle}\n")
+            lines.append(f"- {escape(step.title)}: {escape(details.format_explanation(step.explanation))}{bundle}\n")
     explanations = f"\n## Explanations\n\n{''.join(lines)}" if lines else ""
     return "\n".join(parts) + explanations
 
@@ -261,24 +259,18 @@ def format_summary_json(outcome: RunOutcome) -> str:
         "seconds": outcome.seconds,
         "tool_seconds": outcome.tool_seconds,
         "counts": outcome.counts,
+        "case_counts": {verdict: outcome.case_counts[verdict] for verdict in Verdict},
         "unapplied_goldens": sum(len(step.unapplied_goldens) for step in outcome.steps),
         "cache": {name: asdict(getattr(outcome, name)) for name in ("compiles", "imports", "downloads")},
         "targets": [target.as_dict() for target in outcome.targets],
         "toolchain": outcome.toolchain.as_dict(),
         "machine": outcome.machine.as_dict(),
     }
-    chains = [_describe_chain(chain) for chain in outcome.chains]
+    chains = strict_json([_describe_chain(chain) for chain in outcome.chains])
     if not outcome.has_many_chains:
-        return json.dumps(strict_json({**document, "chains": chains}), indent=1, allow_nan=False) + "\n"
+        return json.dumps({**strict_json(document), "chains": chains}, indent=1, allow_nan=False) + "\n"
     fields_text = json.dumps(strict_json(document), indent=1, allow_nan=False).removesuffix("\n}")
-    lines = []
-    for chain in chains:
-        try:
-            lines.append(f"  {_ENCODER.encode(chain)}")
-        except ValueError:
-            # NaN or an infinity, which is rare.
-            lines.append(f"  {_ENCODER.encode(strict_json(chain))}")
-    chain_lines = ",\n".join(lines)
+    chain_lines = ",\n".join(f"  {_ENCODER.encode(chain)}" for chain in chains)
     return f'{fields_text},\n "chains": [\n{chain_lines}\n ]\n}}\n'
 
 
@@ -317,6 +309,7 @@ def _describe_step(step: StepOutcome) -> dict[str, Any]:
         "cpu_time_ms": step.samples.cpu_time_ms if step.samples else (),
         "statistics": step.statistics,
         "explanation": None if step.explanation is None else asdict(step.explanation),
+        **({"cause": details.format_cause(step)} if step.verdict.is_bad else {}),
         "notes": step.notes,
         "log": step.log,
         "origin": _select_all(step.origin),
@@ -352,45 +345,33 @@ def run_document(
     """
     # Leave out steps that an interrupted run never began, because there is nothing to report about them.
     bad = [step for step in outcome.bad_steps if not step.never_started]
+    many = outcome.has_many_chains
     # Each of these chains has a row; in a large run, only failed chains have one.
-    row_chains = (
-        [chain for chain in outcome.chains if chain.verdict.is_bad] if outcome.has_many_chains else list(outcome.chains)
-    )
-    if not outcome.has_many_chains and len(row_chains) > _TERMINAL_ROWS:
-        # Failed chains come first, because a terminal may not have room for all.
-        row_chains.sort(key=lambda chain: not chain.verdict.is_bad)
-    figures = {
-        chain.id: collect_chain_figures(chain) for chain in row_chains[: _MAX_ROWS if outcome.has_many_chains else None]
-    }
-    tool_time = (
-        f"; IREE's tools ran for {format_duration(outcome.tool_seconds)} in total" if outcome.tool_seconds else ""
-    )
-    blocks: list[Block] = []
-    if len(bad) >= _MIN_GROUPED_FAILURES:
-        blocks += _show_groups("What went wrong, by diagnostic", bad)
-    blocks += _show_failures("What went wrong", bad[:_TERMINAL_FAILURES], folder)
-    if len(bad) > _TERMINAL_FAILURES:
-        text = f"{len(bad) - _TERMINAL_FAILURES} more went wrong; "
+    row_chains = [chain for chain in outcome.chains if chain.verdict.is_bad or not many]
+    row_chains.sort(key=lambda chain: not chain.verdict.is_bad)
+    figures = {chain.id: collect_chain_figures(chain) for chain in row_chains}
+    tools = f"; IREE's tools ran for {format_duration(outcome.tool_seconds)} in total" if outcome.tool_seconds else ""
+    groups = _group_failures(bad) if many or len(bad) > _TERMINAL_FAILURES else [[step] for step in bad]
+    # The first failure of each kind precedes the others.
+    bad = [step for group in groups for step in group[:1]] + [step for group in groups for step in group[1:]]
+    blocks = [*_show_groups("What went wrong", groups), *_show_failures(bad[:_TERMINAL_FAILURES], folder)]
+    if others := bad[_TERMINAL_FAILURES:]:
+        text = f"{len(others)} more went wrong; "
         blocks.append(Paragraph((text, Name("junit.xml"), " and ", Name("summary.json"), " list them all.")))
+        blocks.append(Details("What else went wrong", tuple(_show_failures(others[:_MAX_OTHER_FAILURES], folder))))
     unstarted_count = len(outcome.bad_steps) - len(bad)
     if unstarted_count:
-        blocks.append(Paragraph((f"{unstarted_count} step{'s' if unstarted_count > 1 else ''} did not start.",)))
+        blocks.append(Paragraph((f"{pluralize(unstarted_count, 'step')} did not start.",)))
     blocks += _show_unapplied(outcome)
-    blocks += [*_show_figures(outcome, figures, len(row_chains)), *_describe_changed(previous)]
+    blocks += [*_show_figures(outcome, figures), *_describe_changed(previous)]
     blocks += [Paragraph((line,)) for line in (*_summarize_verdicts(outcome), format_cache_line(outcome))]
-    blocks.append(Paragraph((f"time: {format_duration(outcome.seconds)}{tool_time}",)))
+    blocks.append(Paragraph((f"time: {format_duration(outcome.seconds)}{tools}",)))
     if any(step.stage.row.is_explained and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
         command = Name(f"gauntlet explain {folder or outcome.run}")
         blocks.append(Paragraph(("to find the cause, and to pack it up for others: ", command)))
     # Limits of specs have a field; a value measured by an earlier run has none.
-    spec_limits = {
-        (step.id, golden.metric, golden.value, golden.factor)
-        for step in bad
-        for golden in step.goldens
-        if golden.origin.field
-    }
-    failed_checks = ((step.id, check) for step in bad for check in step.checks if check.passed is False)
-    if any((name, check.metric, check.golden, check.factor) in spec_limits for name, check in failed_checks):
+    missed = (step for step in bad if any(check.passed is False for check in step.checks))
+    if any(golden.origin.field for step in missed for golden in step.goldens):
         blocks.append(Paragraph(("if a new figure is right: ", Name("gauntlet golden.update"), " proposes it")))
     if outcome.state != "complete":
         blocks.append(Paragraph(("to continue it: ", *_format_resume_command(outcome, folder))))
@@ -398,25 +379,13 @@ def run_document(
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
         format_headline(outcome),
-        (f"{pluralize(len(outcome.steps), 'step')} of {pluralize(len(outcome.cases), 'case')}",)
-        if outcome.steps
-        else (),
+        (format_steps(outcome),) if outcome.steps else (),
         tuple(blocks),
-        tuple(_show_details(outcome, folder, bad, figures)),
+        tuple(_show_details(outcome)),
         outcome.exit_code,
         outcome.remarks,
         provenance=make_provenance(
-            outcome.toolchain.compiler,
-            Opening(
-                kind=ExperimentKind.RUN,
-                time=outcome.started,
-                machine=outcome.machine,
-                version=outcome.version,
-                command=outcome.command,
-                cwd=outcome.cwd,
-            ),
-            files,
-            outcome.seconds if outcome.state == "complete" else None,
+            outcome.toolchain.compiler, outcome, files, outcome.seconds if outcome.state == "complete" else None
         ),
     )
 
@@ -424,7 +393,7 @@ def run_document(
 def _show_unapplied(outcome: RunOutcome) -> Iterator[Block]:
     """Show the goldens that were not applied in steps that did not fail."""
     steps = [step for step in outcome.steps if not step.verdict.is_bad]
-    if lines := [f"{origin}: {text}" for step in steps for origin, text in list_unapplied(step)]:
+    if lines := [f"{origin}: {text}" for step in steps for origin, text in details.list_unapplied(step)]:
         yield Heading("Goldens that were not applied")
         yield Items(tuple((line,) for line in lines), _TERMINAL_FINDINGS)
         command = Name("gauntlet golden.update --to-release")
@@ -499,47 +468,31 @@ def _format_resume_command(outcome: RunOutcome, folder: Path | None) -> Sequence
 
 def _summarize_verdicts(outcome: RunOutcome) -> Iterator[str]:
     """Summarise the basis of the verdicts: a reader of `passed` needs to know the checks that were made."""
-    no_output_steps = [
-        step for step in outcome.steps if step.verdict is Verdict.PASSED and NOTHING_COMPARED in step.notes
-    ]
-    if no_output_steps:
-        titles = list_first([step.title for step in no_output_steps], _MAX_LISTED_STEPS)
-        yield f"no expected outputs, so only that it runs was checked: {titles}"
-    verdicts = ", ".join(format_verdicts(Counter(chain.verdict for chain in outcome.cases)).values())
-    checks = [(step, check) for step in outcome.steps for check in step.checks]
-    decided_counts = Counter(check.metric for _, check in checks if check.passed is not None)
+    titles = [step.title for step in outcome.steps if step.verdict is Verdict.PASSED and NOTHING_COMPARED in step.notes]
+    if titles:
+        yield f"no expected outputs, so only that it runs was checked: {list_first(titles, _MAX_LISTED_STEPS)}"
+    checks = [check for step in outcome.steps for check in step.checks]
+    decided_counts = Counter(check.metric for check in checks if check.passed is not None)
     comparing = (step for step in outcome.steps if step.stage.row.checks_numbers and NOTHING_COMPARED not in step.notes)
     number_count = sum(step.verdict.is_conclusive for step in comparing)
-    timed_steps = [step for step in outcome.steps if step.samples is not None]
-    no_time = not decided_counts[Figure.TIME] and any(check.metric == Figure.TIME for _, check in checks)
-    lacks_sku = no_time and not any(chain.sku for chain in outcome.chains)
-    disturbed_count = sum(bool(step.typed_statistics.disturbed) for step in timed_steps)
-    without_sku = {Figure.TIME: " (no --sku)"} if lacks_sku else {}
+    disturbed_count = sum(bool(step.samples and step.typed_statistics.disturbed) for step in outcome.steps)
+    no_time = not decided_counts[Figure.TIME] and any(check.metric == Figure.TIME for check in checks)
+    sku_note = " (no --sku)" if no_time and not any(chain.sku for chain in outcome.chains) else ""
     metrics_text = ", ".join(
-        f"{figure.row.judged_noun} {decided_counts[figure]}{without_sku.get(figure, '')}"
+        f"{figure.row.judged_noun} {decided_counts[figure]}{sku_note if figure is Figure.TIME else ''}"
         for figure in sorted(Figure, key=lambda figure: not figure.is_exact or figure.row.optional)
         if figure.row.judged_noun and (decided_counts[figure] or not figure.row.optional)
     )
-    yield (
-        f"{pluralize(len(outcome.cases), 'case')}: {verdicts}; judged: numbers {number_count}, {metrics_text}"
-        + (f"; {pluralize(disturbed_count, 'time')} disturbed (*)" if disturbed_count else "")
-    )
+    disturbed_note = f"; {pluralize(disturbed_count, 'time')} disturbed (*)" if disturbed_count else ""
+    yield f"judged: numbers {number_count}, {metrics_text}{disturbed_note}"
 
 
-def _show_details(
-    outcome: RunOutcome, folder: Path | None, bad: Sequence[StepOutcome], figures: Mapping[str, ChainFigures]
-) -> Iterator[Block]:
+def _show_details(outcome: RunOutcome) -> Iterator[Block]:
     steps, many = outcome.steps, outcome.has_many_chains
-    timings = [(chain.id, row) for chain in outcome.chains if not many and (row := figures[chain.id]).samples]
-    if timings:
-        rows = ((name, row.format_cell(Figure.TIME), row.min_time_cell, row.golden_time_cell) for name, row in timings)
-        yield Heading("Times")
-        yield Table(_TIME_COLUMNS, tuple(rows))
     yield from _show_speeds(steps)
-    yield from _show_failures("What else went wrong", bad[_TERMINAL_FAILURES:_MAX_FAILURES], folder)
     expected_failures = [step for step in steps if step.verdict is Verdict.XFAILED]
     if many:
-        yield from _show_groups("Expected failures, by diagnostic", expected_failures)
+        yield from _show_groups("Expected failures, by cause", _group_failures(expected_failures))
     else:
         yield from _show_step_messages("Expected failures", ((step.reason, step) for step in expected_failures))
     skip_reasons = []
@@ -552,54 +505,48 @@ def _show_details(
     yield Details("Environment", (Table(_ENVIRONMENT_COLUMNS, facts),))
 
 
-def _show_figures(outcome: RunOutcome, figures: Mapping[str, ChainFigures], row_count: int) -> Iterator[Block]:
-    """Show a row for each chain with metrics; `row_count` is the number of rows if there were no limit."""
-    count = len(outcome.cases)
-    if not outcome.chains:
+def _show_figures(outcome: RunOutcome, figures: Mapping[str, ChainFigures]) -> Iterator[Block]:
+    """Show a row for each chain with figures; on a page, the other ones are folded."""
+    chains = {chain.id: chain for chain in outcome.chains}
+    rows = tuple(_make_figures_row(chains[name], metrics) for name, metrics in figures.items())
+    others = [chain for chain in outcome.cases if chain.id not in figures]
+    if rows:
+        yield Heading("Figures")
+        yield Table(_ROW_COLUMNS, rows, _TERMINAL_ROWS).filled_form
+    elif not others:
         yield Paragraph(("No step was planned.",))
-        return
-    if not figures:
-        yield Paragraph((f"All {count} as expected; each is in ", Name("summary.json"), "."))
-        return
-    shown_columns = [
-        (figure, column)
-        for figure, column in _FIGURE_COLUMNS
-        if not figure.row.optional or any(figure in metrics.values for metrics in figures.values())
-    ]
-    rows: list[tuple[Cell, ...]] = []
-    verdicts = {chain.id: format_chain_verdict(chain) for chain in outcome.chains if chain.id in figures}
-    for chain, metrics in figures.items():
-        rows.append((verdicts[chain], chain, *(_make_cell(figure, metrics) for figure, _ in shown_columns)))
-    yield Heading("Figures")
-    yield Table((*_NAMING_COLUMNS, *(column for _, column in shown_columns)), tuple(rows), _TERMINAL_ROWS)
     if counter_names := {metrics.counted_by for metrics in figures.values()} - {""}:
         yield Paragraph((f"instructions of one call on one thread, counted by {'; '.join(sorted(counter_names))}",))
-    if outcome.has_many_chains and count > len(rows):
-        note = f", {count - row_count} of them as expected."
-        yield Paragraph((f"{count - len(rows)} more in ", Name("summary.json"), note))
+    if others:
+        text = f"{pluralize(len(others), 'more case')} as expected; each is in "
+        other_rows = tuple(_make_figures_row(chain, collect_chain_figures(chain)) for chain in others)
+        lines = Table(_ROW_COLUMNS, other_rows).filled_form.lines
+        yield Paragraph((text, Name("summary.json"), "."))
+        yield PageOnly((Details(f"{len(others)} more cases", (Code("\n".join(lines)),)),))
+
+
+def _make_figures_row(chain: ChainOutcome, figures: ChainFigures) -> tuple[Cell, ...]:
+    """Return a chain's verdict, with a link to its failure, and its figures, in the order of `_ROW_COLUMNS`."""
+    bad_step = next((step for step in chain.steps if step.verdict is chain.verdict), chain.steps[0])
+    cells = (_make_cell(figure, figures) for figure, _ in _FIGURE_COLUMNS)
+    return (_link_verdict(format_chain_verdict(chain), bad_step), chain.id, *cells)
 
 
 def _make_cell(figure: Figure, figures: ChainFigures) -> Cell:
-    """Return a metric, with the limit that it was compared with, if any."""
+    """Return a metric, as a bar if it is near its limit or over it."""
+    text, check, output = figures.format_cell(figure), figures.find_check(figure), figures.worst_output
+    if text == NO_VALUE:
+        return None
     if figure is Figure.ERROR:
-        return _make_quality(figures)
-    text, check = figures.format_cell(figure), figures.find_check(figure)
-    if check is None or check.measured is None or check.limit is None or check.passed is None:
+        share, passed = (output.limit_share, output.passed) if output else (None, None)
+    elif check is None or check.measured is None or not check.limit:
         return text
-    return LimitBar(text, check.measured, check.limit, "passed" if check.passed else "failed")
-
-
-def _make_quality(figures: ChainFigures) -> Cell:
-    """Return the largest error, with the absolute limit unless the relative limit decided the verdict."""
-    output, text = figures.worst_output, figures.format_cell(Figure.ERROR)
-    if output is None or output.max_abs_error is None or not output.atol:
+    else:
+        share, passed = check.measured / check.limit, check.passed
+    # A count that equals its limit is as usual.
+    if share is None or not (passed is False or (passed and _NEAR_LIMIT <= share < 1)):
         return text
-    is_comparable = math.isfinite(output.max_abs_error) and output.passed is (output.max_abs_error <= output.atol)
-    return (
-        LimitBar(text, output.max_abs_error, output.atol, "passed" if output.passed else "failed")
-        if is_comparable
-        else text
-    )
+    return LimitBar(text, share, "passed" if passed else "failed")
 
 
 def _show_speeds(steps: Iterable[StepOutcome]) -> Iterator[Block]:
@@ -618,40 +565,53 @@ def _show_speeds(steps: Iterable[StepOutcome]) -> Iterator[Block]:
         yield Table(_SPEED_COLUMNS, tuple(rows))
 
 
-def _show_groups(title: str, steps: Sequence[StepOutcome]) -> Iterator[Block]:
-    """Show the diagnostics of failed steps, the most frequent first."""
-    groups = group_failures((step.chain, step.name, step.diagnosis) for step in steps)
+def _group_failures(steps: Iterable[StepOutcome]) -> list[list[StepOutcome]]:
+    """Group steps by verdict, stage and kind of cause, the largest group first."""
+    groups: dict[tuple[str, str, str], list[StepOutcome]] = {}
+    for step in steps:
+        groups.setdefault((step.verdict, step.name, details.format_cause_kind(step)), []).append(step)
+    return sorted(groups.values(), key=lambda group: -len(group))
+
+
+def _show_groups(title: str, groups: Sequence[Sequence[StepOutcome]]) -> Iterator[Block]:
+    """Show a row for each group of failed steps, with a link to its first failure."""
     if not groups:
         return
-    rows = tuple(
-        (float(group.count), group.stage, group.text, ", ".join(group.examples[:2]) + ", …" * (group.count > 2))
-        for group in groups[:_MAX_GROUPS]
-    )
+    rows: list[tuple[Cell, ...]] = []
+    repeated = any(len(group) > 1 for group in groups)
+    for group in groups:
+        first, names = group[0], list(dict.fromkeys(step.chain for step in group))
+        answer = next((step.explanation.answer for step in group if step.explanation), "")
+        link = TextLink(answer, f"{EXPLAIN_FOLDER}/explain.html#{first.chain}") if answer else None
+        cells = (float(len(names)) if repeated else None, first.name, details.format_common_cause(group), link)
+        rows.append((_link_verdict(str(first.verdict), first), list_first(names, _MAX_LISTED_MODELS), *cells))
     yield Heading(title)
-    yield Table(_GROUP_COLUMNS, rows, _TERMINAL_GROUPS)
-    if others := groups[_MAX_GROUPS:]:
-        yield Paragraph((f"and {len(others)} more kinds, in {sum(group.count for group in others)} steps",))
+    yield Table(_GROUP_COLUMNS, tuple(rows), _TERMINAL_GROUPS).filled_form
 
 
-def _show_failures(title: str, steps: Sequence[StepOutcome], folder: Path | None) -> Iterator[Block]:
-    if steps:
-        yield Heading(title)
+def _link_verdict(text: str, step: StepOutcome) -> Cell:
+    """Return a verdict with a link to the part about a step that failed."""
+    return ColouredCell(text, str(step.verdict), f"#{step.id}" if step.verdict.is_bad else "")
+
+
+def _show_failures(steps: Iterable[StepOutcome], folder: Path | None) -> Iterator[Block]:
     for step in steps:
-        yield Heading(f"{step.verdict}: {step.title}", 3)
-        yield Paragraph((step.reason,))
+        yield Heading(f"{step.verdict}: {step.title}", 3, step.id)
+        tail = take_last_lines(step.tail)
+        if not (details.list_faults(step) or details.is_quoted(step, tail)):
+            yield Paragraph((step.reason,))
         if step.explanation is not None:
             bundle = step.explanation.bundle
             link: Text = ("; bundle: ", TextLink(bundle, str((folder or Path()) / bundle))) if bundle else ()
-            yield Paragraph((format_explanation(step.explanation), *link))
-        if findings := list_findings(step):
+            yield Paragraph((details.format_explanation(step.explanation), *link))
+        if findings := details.list_findings(step):
             yield Items(tuple((line,) for line in findings), _TERMINAL_FINDINGS)
-        if tail := take_last_lines(step.tail):
-            yield Details("the tool's last lines", (Code("\n".join(tail)),), brief=True)
+        if tail:
+            yield Code("\n".join(tail))
         if step.ran:
-            yield Paragraph(("Reproduce:",))
-            yield Code(step.command, "sh")
+            yield Details("Reproduce", (Code(step.command, "sh"),), brief=True)
         # A page in the same folder links to the log.
-        file = Name(str(folder / step.log)) if folder else Name(step.log, step.log)
+        file = Name(str(folder / step.log)) if folder else Name(step.log, quote(step.log))
         log: Text = ("full log ", file) if step.log else ()
         spec: Text = ("spec ", Name(str(step.origin))) if step.origin.file else ()
         if log or spec:
@@ -660,24 +620,20 @@ def _show_failures(title: str, steps: Sequence[StepOutcome], folder: Path | None
 
 def _show_step_messages(title: str, messages: Iterable[tuple[str, StepOutcome]]) -> Iterator[Block]:
     """Show each message once for all steps that have it; fold messages if many are alike."""
-    steps_by_text: dict[str, list[str]] = {}
+    titles: dict[str, dict[str, list[str]]] = {}
     for text, step in messages:
-        steps_by_text.setdefault(text, []).append(step.title)
-    if not steps_by_text:
-        return
-    texts_by_pattern: dict[str, list[str]] = {}
-    for text in steps_by_text:
-        texts_by_pattern.setdefault(_VARIABLE_WORD.sub("…", text), []).append(text)
-    frequent = {pattern: texts for pattern, texts in texts_by_pattern.items() if len(texts) >= _MIN_FOLDED_NOTES}
-    rare = [text for pattern, texts in texts_by_pattern.items() if pattern not in frequent for text in texts]
-
-    def make_items(texts: Iterable[str]) -> Items:
-        return Items(tuple((f"{text}: {list_first(steps_by_text[text], _MAX_LISTED_STEPS)}",) for text in texts))
-
-    yield Heading(title)
-    if rare:
-        yield make_items(rare)
-    yield from (Details(f"{pattern} ({len(texts)} times)", (make_items(texts),)) for pattern, texts in frequent.items())
+        titles.setdefault(_VARIABLE_WORD.sub("…", text), {}).setdefault(text, []).append(step.title)
+    rare: list[Text] = []
+    folded: list[Block] = []
+    for pattern, steps in titles.items():
+        items: list[Text] = [(f"{text}: {list_first(names, _MAX_LISTED_STEPS)}",) for text, names in steps.items()]
+        if len(items) < _MIN_FOLDED_NOTES:
+            rare += items
+        else:
+            folded.append(Details(f"{pattern} ({len(items)} times)", (Items(tuple(items)),)))
+    if titles:
+        yield Heading(title)
+    yield from (Items(tuple(rare)), *folded) if rare else folded
 
 
 def _list_environment(outcome: RunOutcome) -> tuple[tuple[str, object], ...]:
@@ -693,7 +649,7 @@ def _list_environment(outcome: RunOutcome) -> tuple[tuple[str, object], ...]:
         ("CPU", machine.cpu),
         ("cores", machine.cores),
         ("memory", format_bytes(machine.memory_bytes) if machine.memory_bytes else ""),
-        ("devices", format_devices(machine)),
+        ("devices", details.format_devices(machine)),
         ("system", machine.os),
         ("Python", machine.python),
         ("command", outcome.command),

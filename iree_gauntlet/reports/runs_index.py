@@ -15,7 +15,7 @@ from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.journal_format import JOURNAL, read_kind
 from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.reports.render_html import ENDINGS, read_memory, render_html
-from iree_gauntlet.reports.report_files import write_report
+from iree_gauntlet.reports.report_files import INDEX, write_report
 from iree_gauntlet.settings import format_path
 from iree_gauntlet.system.file_state import FileState
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.reports.report_files import Reports
 
 
-INDEX = "index.html"
 # Only pages of this toolkit contain this text.
 _PAGE_MARK = "<footer>IREE Gauntlet"
 # An update after a run reads only the newest new folders, at most this many.

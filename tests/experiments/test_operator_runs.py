@@ -122,7 +122,7 @@ def test_batches_give_the_same_verdicts(suite: OperatorSuite) -> None:
     assert suite.project.result(batch["id"])["cache"]["hit"] is True
     # A batch is a step, and no case.
     cases = len({step["chain"] for step in suite.project.journal.steps if step["model"] != "batch"})
-    assert f" of {cases} cases\n" in again.out
+    assert f"\n{cases} cases: " in again.out
     assert f"\n{cases} cases: " in again.out
 
 

@@ -86,10 +86,10 @@ def test_a_ratio_without_end_stands_at_its_edge() -> None:
 @given(st.lists(st.tuples(_ANY, _ANY), min_size=1, max_size=4))
 def test_any_figure_stays_in_the_picture(figures: list[tuple[float, float]]) -> None:
     bars = draw_column(Column("x", ColumnKind.DRAWN), [Bars(pair) for pair in figures])[1]
-    held = [draw_held_bar(*pair, "passed") for pair in figures]
+    held = [draw_held_bar(share, "passed") for pair in figures for share in pair]
     for most, svg in [*((200, bar) for bar in bars), *((100, bar) for bar in held)]:
         assert all(0 <= width <= most for width in _xs(svg, "//rect/@width"))
-    assert _xs(draw_held_bar(math.nan, 1, "failed"), "//rect/@width") == [100]
+    assert _xs(draw_held_bar(math.nan, "failed"), "//rect/@width") == [100]
 
 
 def test_bars_are_in_proportion_to_all_of_their_column() -> None:
@@ -100,11 +100,11 @@ def test_bars_are_in_proportion_to_all_of_their_column() -> None:
 
 
 def test_a_figure_beyond_its_limit_is_longer_than_the_way_to_it() -> None:
-    assert _xs(draw_held_bar(5, 10, "passed"), "//rect/@width") == [50]
-    over = draw_held_bar(20, 10, "failed")
+    assert _xs(draw_held_bar(0.5, "passed"), "//rect/@width") == [50]
+    over = draw_held_bar(2, "failed")
     assert (_xs(over, "//rect/@width"), _xs(over, "//line/@x1")) == ([100], [50])
-    assert _xs(draw_held_bar(1, 0, "failed"), "//rect/@width") == [100]
-    assert _xs(draw_held_bar(0, 0, "passed"), "//rect/@width") == [0]
+    assert _xs(draw_held_bar(math.inf, "failed"), "//rect/@width") == [100]
+    assert _xs(draw_held_bar(0, "passed"), "//rect/@width") == [0]
 
 
 def test_a_course_marks_where_it_changed() -> None:

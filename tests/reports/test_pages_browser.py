@@ -185,6 +185,26 @@ def test_keys_reach_commands_tables_and_what_is_folded_in_reading_order(
     assert {"PRE", "DIV", "SUMMARY", "FIGURE", "A"} <= set(names)
 
 
+def test_a_verdict_leads_to_its_failure_whose_command_is_folded(browser: Browser, pages: dict[str, Path]) -> None:
+    opened = OpenPage(browser, pages["run"])
+    opened.page.locator("main table a").nth(1).click()
+    failure = opened.page.locator("h3:target")
+    assert failure.inner_text() == "✗ failed ocr/detector@cpu benchmark"
+    assert abs(failure.evaluate("element => element.getBoundingClientRect().top")) < 10
+    command = opened.page.locator("h3:target ~ details pre.command").first
+    assert command.is_visible() is False
+    opened.page.locator("h3:target ~ details summary").first.click()
+    assert command.is_visible() is True
+
+
+def test_a_case_of_many_is_found_though_it_is_folded(browser: Browser, pages: dict[str, Path]) -> None:
+    opened = OpenPage(browser, pages["thousands"])
+    name = "ops/case_0001@cpu"
+    assert opened.page.locator("pre", has_text=name).is_visible() is False
+    opened.page.locator("summary", has_text="more cases").click()
+    assert opened.page.locator("pre", has_text=name).is_visible() is True
+
+
 def test_a_command_is_copied_by_a_click(browser: Browser, pages: dict[str, Path]) -> None:
     opened = OpenPage(browser, pages["run"])
     opened.page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")

@@ -66,7 +66,7 @@ def test_the_newest_comes_first_and_leads_to_its_page(tmp_path: Path) -> None:
         ["✓ all as expected", "old one", "run"],
     ]
     assert rows[1][3:] == [
-        "1 passed",
+        "1 case: 1 passed",
         "2026-11-21 05:18",
         "2.00 s",
         "3.13.0rc20261016",

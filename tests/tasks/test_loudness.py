@@ -25,7 +25,7 @@ def test_a_quiet_run_that_is_as_expected_says_its_result_alone(project: Project)
     done = project.gauntlet("run", "--stages", "compile", "--quiet")
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines() == [
-        "2 passed",
+        "1 case: 1 passed",
         f"reports in runs/{project.newest.name}: junit.xml, summary.md, summary.html, summary.json",
         "exit code 0: all as expected",
     ]
@@ -36,7 +36,7 @@ def test_a_quiet_run_hides_no_failure(project: Project) -> None:
     project.write_expected("abs", [9.0] * 4)
     done = project.gauntlet("run", "--stages", "threshold", "-q")
     assert done.code == 1
-    assert "4 of 4 values (100 %) differ" in done.out
+    assert "4 of 4 differ (100.0 %)" in done.out
     assert "[1/" not in done.out
 
 

@@ -51,7 +51,7 @@ from iree_gauntlet.reports.draw import FileDrawing, list_round_numbers, measure_
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.render_markdown import render_markdown
-from iree_gauntlet.reports.report_files import make_provenance
+from iree_gauntlet.reports.report_files import list_page_links, make_provenance
 from iree_gauntlet.settings import expand_home, format_path
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
@@ -601,7 +601,7 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
         "results.csv": format_results_csv(rows, header.missing),
         "results.md": render_markdown(document),
         "results.json": json.dumps({"header": header_fields, "points": records}, indent=1) + "\n",
-        "results.html": render_html(document),
+        "results.html": render_html(document, tuple(list_page_links(folder))),
         "benchmark_results.json": oss,
         **{block.file: block.svg for block in document.blocks if isinstance(block, Picture)},
     }
