@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.formatting import join_lines
+from iree_gauntlet.formatting import join_lines, pluralize
 from iree_gauntlet.journal_events import ExperimentKind, Opening, StepStart
 from iree_gauntlet.journal_format import JOURNAL, JournalSchema
-from iree_gauntlet.recorded import Recorded, RecordError, read_text
+from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded, RecordError, read_text
 from iree_gauntlet.records.outcome import Explanation
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 EXPLAIN_FOLDER = "explain"
 _JOURNAL_PATH = f"{EXPLAIN_FOLDER}/{JOURNAL}"
 _EVENT_KEYS = ("event", "time", "step")
+_MAX_ANSWERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class CulpritFinding(EmptyFinding):
     Attributes:
         reference: the reference of the comparison; empty if the dispatch fails before it has outputs.
         in_f64, around: errors; None means infinity.
+        agrees: True if IREE gives what onnxruntime gives, so that it is not at fault.
     """
 
     note: str = ""
@@ -99,6 +101,7 @@ class CulpritFinding(EmptyFinding):
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     repeated: bool = False
+    agrees: bool = field(default=False, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.around and self.call not in (call for call, *_ in self.around):
@@ -305,15 +308,17 @@ class ExplainOutcome:
         """The answer in one line."""
         if self.end is not None and self.end.problem:
             return self.end.problem
-        bundle_count = sum(case.has_bundle for case in self.cases)
-        failures = "1 failure" if len(self.cases) == 1 else f"{len(self.cases)} failures"
-        return f"{failures} of {self.run}: {bundle_count} with a bundle"
+        answers = list(dict.fromkeys(case.answer for case in self.cases if case.findings.same is None))
+        prefix = "" if len(self.cases) == 1 else f"{pluralize(len(self.cases), 'failure')}: "
+        others = len(answers) - _MAX_ANSWERS
+        return prefix + "; ".join(answers[:_MAX_ANSWERS]) + (f"; and {others} more" if others > 0 else "")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `explain.json`."""
         return {
             "schema": 1,
             "run": self.run,
+            "answer": self.answer,
             "exit_code": int(self.exit_code),
             "toolchain": self.opening.toolchain,
             "cases": [

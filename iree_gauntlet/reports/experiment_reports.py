@@ -70,18 +70,17 @@ _SET_COLUMNS = (
 )
 _FLAG_COLUMNS = (Column("no."), Column("flag", ColumnKind.NAME), Column("needed for the difference"))
 _MEANINGS = {ExitCode.OK: "each failure has a bundle", ExitCode.INCONCLUSIVE: "not every failure has a bundle"}
+_FAILURE_COLUMNS = (Column("case", ColumnKind.NAME), *map(Column, ("failure", "conclusion", "fixed by")))
 _BISECT_MEANINGS = {ExitCode.OK: "the change was found", ExitCode.INCONCLUSIVE: "the change was narrowed down"}
 _PROBE_COLUMNS = (Column("switch"), Column("flag", ColumnKind.NAME), Column("outcome", ColumnKind.VERDICT))
 
 
-def _make_bisect_reports(folder: Path) -> Reports:
-    outcome = read_bisect_outcome(folder)
-    document = bisect_document(outcome)
-    files = {
-        **make_pages("bisect", lambda: document),
-        "bisect.json": lambda: json.dumps(outcome.as_dict(), indent=2) + "\n",
-    }
-    return Reports(files, lambda _: document, outcome.exit_code, outcome.answer)
+def _make_reports(
+    name: str, folder: Path, outcome: BisectOutcome | ExplainOutcome, make: Callable[[Path | None], Document]
+) -> Reports:
+    pages = make_pages(name, lambda: make(None), folder)
+    files = {**pages, f"{name}.json": lambda: json.dumps(outcome.as_dict(), indent=2) + "\n"}
+    return Reports(files, make, outcome.exit_code, outcome.answer)
 
 
 def bisect_document(outcome: BisectOutcome) -> Document:
@@ -174,25 +173,25 @@ def _make_candidate_row(outcome: BisectOutcome, label: str) -> tuple[Cell, ...]:
     return label, result.text or None, result.verdict_text, float(result.seconds), *commits, "; ".join(remarks)
 
 
-def _make_explain_reports(folder: Path) -> Reports:
-    outcome = read_explain_outcome(folder)
-    document = partial(_make_explain_document, outcome)
-    files = {
-        **make_pages("explain", lambda: document(None)),
-        "explain.json": lambda: json.dumps(outcome.as_dict(), indent=2) + "\n",
-    }
-    return Reports(files, document, outcome.exit_code, outcome.answer)
-
-
 def _make_explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
     opening, compiler = outcome.opening, outcome.opening.toolchain.get("compiler", "")
     # Files include earlier explanations, which no other report has; a terminal shows only the new ones.
     cases = {case.case: case for case in (*outcome.cases, *(() if folder else outcome.cases_by_name.values()))}
+    rows = tuple(
+        (TextLink(case.case, f"#{case.case}"), case.request.kind, case.answer, ", ".join(case.passing_switches) or None)
+        for case in cases.values()
+    )
+    run_folder = folder.parent if folder else Path("runs", outcome.run)
+    commands = dict.fromkeys(filter(None, (_format_next_command(case, run_folder) for case in cases.values())))
+    next_blocks: list[Block] = [Paragraph(("Next:",)), Code("\n".join(commands), "sh")] if commands else []
+    blocks: list[Block] = [Heading("Failures"), Table(_FAILURE_COLUMNS, rows).filled_form] if len(rows) > 1 else []
+    blocks += (block for case in cases.values() for block in _describe_case(case, folder))
     return Document(
         f"Explanation of {outcome.run}",
         outcome.answer,
         (f"IREE {compiler}" + (f" against {opening.base.get('compiler', '')}" if opening.base else ""),),
-        tuple(block for case in cases.values() for block in _describe_case(case, folder)),
+        # Each place is the nearest to the headline: a terminal has it at the end.
+        tuple(blocks + next_blocks if folder else next_blocks + blocks),
         (
             Paragraph(("To run it again, in ", Name(opening.cwd), ":")),
             Code(format_explain_command(opening.command, outcome.run), "sh"),
@@ -208,6 +207,15 @@ def _make_explain_document(outcome: ExplainOutcome, folder: Path | None) -> Docu
     )
 
 
+def _format_next_command(case: CaseExplanation, run_folder: Path) -> str:
+    """Return the command to go on with; empty if there is none."""
+    if case.archive:
+        return f"gauntlet bundle.check {shlex.quote(str(run_folder / case.archive))}"
+    if case.findings.operator.agrees:
+        return f"gauntlet golden.record --model {shlex.quote(case.case.partition('/')[0])}"
+    return ""
+
+
 def format_explain_command(command: str, run: str) -> str:
     """Return the command that explained a run, with the run's name, because the latest run may be another one later."""
     words = [run if word == LATEST else word for word in shlex.split(command)]
@@ -221,7 +229,7 @@ def format_explain_command(command: str, run: str) -> str:
 
 
 def _describe_case(case: CaseExplanation, folder: Path | None) -> Iterator[Block]:
-    yield Heading(f"{case.case}: {case.request.kind}")
+    yield Heading(f"{case.case}: {case.request.kind}", anchor=case.case)
     yield Paragraph((case.request.reason,))
     findings, bundle = case.findings, case.findings.bundle
     lines: list[str] = []
@@ -335,17 +343,20 @@ def _show_errors(located: CulpritFinding) -> Iterator[Block]:
     yield PageOnly((Paragraph((f"{text}:",)), Line(stops, text, between)))
 
 
-_MAKERS: dict[ExperimentKind | None, Callable[[Path], Reports]] = {
-    ExperimentKind.COMPARE: make_comparison_reports,
-    ExperimentKind.MATRIX: make_matrix_reports,
-    ExperimentKind.BISECT: _make_bisect_reports,
-    ExperimentKind.EXPLAIN: _make_explain_reports,
-}
-
-
 def make_reports(folder: Path) -> Reports:
     """Return the reports of the experiment in a folder; GauntletError if the journal is missing or unreadable."""
-    return _MAKERS.get(read_kind(folder / JOURNAL), read_run_reports)(folder)
+    match read_kind(folder / JOURNAL):
+        case ExperimentKind.COMPARE:
+            return make_comparison_reports(folder)
+        case ExperimentKind.MATRIX:
+            return make_matrix_reports(folder)
+        case ExperimentKind.BISECT:
+            bisection = read_bisect_outcome(folder)
+            return _make_reports("bisect", folder, bisection, lambda _: bisect_document(bisection))
+        case ExperimentKind.EXPLAIN:
+            explanation = read_explain_outcome(folder)
+            return _make_reports("explain", folder, explanation, partial(_make_explain_document, explanation))
+    return read_run_reports(folder)
 
 
 def write_reports(folder: Path) -> Reports:

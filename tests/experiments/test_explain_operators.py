@@ -114,8 +114,8 @@ def test_expected_values_that_are_not_onnxruntimes_are_a_finding_of_their_own(pr
     case, said = _explained(project, 4)
     assert "operator" not in case["found"]["operator"]
     version = f"onnxruntime {onnxruntime.__version__}"
-    assert f"IREE agrees with {version}" in said
-    assert f"the expected values differ from {version}'s, by 1 of the largest value" in said
+    assert f"IREE gives what {version} gives" in said
+    assert ": the expected values are wrong, by 1 of the largest value" in said
 
 
 def test_without_onnxruntime_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ import json
 import re
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -17,10 +18,9 @@ from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.explain_outcome import list_reproduced_cases
 from iree_gauntlet.reports.experiment_reports import format_explain_command, write_reports
+from tests.reports.test_reporting_causes import list_broken_links, list_rows, read_page
 from tests.support.journal_builder import RUN_NAME, JournalBuilder
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.support.whole_records import write_comparison, write_explanation
 
 _WRONG = "output 0: 9 of 9 values differ"
 _BUNDLE = "explain/m/a.cpu/bundle.tar.gz"
@@ -183,3 +183,67 @@ def test_any_text_in_the_record_leaves_the_reports_valid(tmp_path: Path) -> None
 )
 def test_the_command_that_does_it_again_names_the_run_which_may_no_longer_be_the_latest(typed: str, again: str) -> None:
     assert format_explain_command(typed, "RUN") == again
+
+
+def test_every_page_leads_to_the_pages_around_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = failed_run(tmp_path / "runs")
+    (tmp_path / "runs" / "index.html").write_text("<p>all of them</p>", encoding="utf-8")
+    write_reports(explained(run) / "explain")
+    comparison = write_comparison(tmp_path / "runs" / "c").parent
+    write_reports(comparison)
+    write_reports(comparison / "a")
+
+    def list_links(page: Path) -> list[tuple[str, str]]:
+        return [(link.text, link.get("href")) for link in read_page(page).xpath("//nav/a")]
+
+    assert list_links(run / "summary.html") == [
+        ("all runs", "../index.html"),
+        ("the explanation", "explain/explain.html"),
+    ]
+    assert list_links(run / "explain" / "explain.html") == [
+        ("the run", "../summary.html"),
+        ("all runs", "../../index.html"),
+    ]
+    assert list_links(comparison / "comparison.html") == [("all runs", "../index.html")]
+    assert list_links(comparison / "a" / "summary.html") == [
+        ("the comparison", "../comparison.html"),
+        ("all runs", "../../index.html"),
+    ]
+    # What explains a failure is beside its cause.
+    page = read_page(run / "summary.html")
+    (row,) = list_rows(page.xpath("//main//table")[0])
+    assert row[-1] == "main$dispatch_1_matmul is wrong on right inputs"
+    assert "explain/explain.html#m/a@cpu" in page.xpath("//main//table")[0].xpath(".//a/@href")
+    assert list_broken_links(page, run) == []
+
+
+def test_an_explanation_begins_with_its_conclusion_and_the_next_command(tmp_path: Path) -> None:
+    run = explained(failed_run(tmp_path))
+    reports = write_reports(run / "explain")
+    conclusion = "main$dispatch_1_matmul is wrong on right inputs"
+    command = f"gauntlet bundle.check runs/{RUN_NAME}/explain/m/a.cpu/bundle.tar.gz"
+    page = read_page(run / "explain" / "explain.html")
+    assert page.xpath("string(//p[@class='answer']/strong)") == reports.headline == conclusion
+    first, second = page.xpath("//main/*")[:2]
+    assert (first.text, second.xpath("string(code)")) == ("Next:", command)
+    assert json.loads((run / "explain" / "explain.json").read_text(encoding="utf-8"))["answer"] == conclusion
+    stream = io.StringIO()
+    reports.print(Path("runs") / RUN_NAME / "explain", stream, environ={})
+    lines = stream.getvalue().splitlines()
+    assert lines[-6:-2] == ["Next:", f"    {command}", "", f"{conclusion} · IREE 3.6.0"]
+
+
+def test_an_explanation_of_several_failures_has_them_in_a_table(tmp_path: Path) -> None:
+    folder = write_explanation(tmp_path / "explain").parent
+    reports = write_reports(folder)
+    assert reports.headline.startswith(
+        "5 failures: main$dispatch_1 is wrong on right inputs; reduced from 9 operations"
+    )
+    page = read_page(folder / "explain.html")
+    table = page.xpath("//h2[.='Failures']/following-sibling::div[1]/table")[0]
+    rows = list_rows(table)
+    assert [row[0] for row in rows] == [f"toy/{name}@cpu" for name in ("wrong", "crash", "slow", "same", "none")]
+    assert rows[0][2:] == ["main$dispatch_1 is wrong on right inputs", "data tiling off"]
+    assert table.xpath(".//a/@href")[0] == "#toy/wrong@cpu"
+    assert list_broken_links(page, folder) == []

@@ -246,7 +246,7 @@ class OperatorSearchResult:
         """Return the record's fields."""
         entry: dict[str, Any] = {"why": self.reason, "note": self.note}
         if self.operator is None:
-            return entry
+            return entry | {"agrees": self.agrees}
         operator, values = self.operator, self.operator.values
         entry |= {"operator": operator.title, "error": drop_inf(operator.error)}
         entry |= {"reference": f"onnxruntime {values.onnxruntime}", "repeated": operator.repeated}
@@ -290,15 +290,15 @@ class _Search:
         self.values |= {value.name: value for value in values.inputs}
         reference = f"onnxruntime {values.onnxruntime}"
         note = ""
-        if values.find_wrong(_EXPECTED):
-            share = format_share(values.find_worst(_EXPECTED), "the")
-            note = f"the expected values differ from {reference}'s by {share}"
+        wrong_share = format_share(values.find_worst(_EXPECTED), "the") if values.find_wrong(_EXPECTED) else ""
+        if wrong_share:
+            note = f"the expected values differ from {reference}'s by {wrong_share}"
         targets = values.find_wrong(_IREE)
         if not targets:
             share = format_share(values.find_worst(_IREE), "the")
-            result = f"IREE agrees with {reference}, to within {share}"
+            conclusion = f"the expected values are wrong, by {wrong_share}" if note else "is the tolerance right?"
             return OperatorSearchResult(
-                reason=f"{result}: {note}" if note else f"{result}: is the tolerance right?", agrees=True
+                reason=f"IREE gives what {reference} gives, to within {share}: {conclusion}", agrees=True
             )
         group = self._narrow(targets)
         if group is None:
