@@ -259,7 +259,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Golden(Recorded):
-    """The expected value of a figure; it passes if measured ≤ value × factor, or if equal for an exact golden.
+    """The expected value of a figure; it passes if measured ≤ value × factor, or if equal for a strict golden.
 
     Attributes:
         value: the expected value in the metric's unit.
@@ -291,7 +291,7 @@ class Golden(Recorded):
 
     def is_kept(self, measured: float) -> bool:
         """Return whether a value passes."""
-        return measured == self.value if self.field.is_exact else measured <= self.limit
+        return measured == self.value if self.field.is_strict else measured <= self.limit
 
     def __post_init__(self) -> None:
         if self.metric.row.golden is None:

@@ -88,7 +88,7 @@ class GoldenField:
         baseline: the largest factor by which a figure may exceed an earlier run's figure; 0 for no comparison.
         is_integer: True if the golden's limit is an integer.
         min_value: the smallest possible value.
-        is_exact: True if a smaller value breaks it too.
+        is_strict: True if a smaller value breaks it too.
         needs_golden: True if a step lists the figure among its checks only if a spec has a golden for it.
     """
 
@@ -101,7 +101,7 @@ class GoldenField:
     baseline: float = 0.0
     is_integer: bool = False
     min_value: float = math.ulp(0.0)
-    is_exact: bool = False
+    is_strict: bool = False
     needs_golden: bool = False
 
     def compute_factor(self, value: float) -> float:
@@ -405,7 +405,7 @@ class Figure(StrEnum):
             Stage.COMPSTAT,
             "golden_tuned_dispatches",
             is_integer=True,
-            is_exact=True,
+            is_strict=True,
         ),
         limit="Dispatches that the tuning spec matches, neither more nor less",
         column=Column("tuned", ColumnKind.NUMBER, rank=2),
