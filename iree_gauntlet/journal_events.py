@@ -9,7 +9,7 @@ from typing import Any
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.stages import Stage  # noqa: TC001 - read at run time
-from iree_gauntlet.variants import Variant  # noqa: TC001 - read at run time
+from iree_gauntlet.variants import FlagVariant  # noqa: TC001 - read at run time
 
 
 class ExperimentKind(StrEnum):
@@ -215,7 +215,7 @@ class RunOpening(Opening):
     last_failed: bool = field(default=False, metadata=UNLESS_DEFAULT)
     again: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     shard: RunShard | None = field(default=None, metadata=UNLESS_DEFAULT)
-    variants: tuple[Variant, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    variants: tuple[FlagVariant, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     batch: int = field(default=0, metadata=UNLESS_DEFAULT)
     remarks: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     merged: tuple[dict[str, Any], ...] = field(default=(), metadata=UNLESS_DEFAULT)

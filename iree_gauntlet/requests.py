@@ -17,7 +17,7 @@ from iree_gauntlet.targets import FAMILIES
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-    from iree_gauntlet.variants import Variant
+    from iree_gauntlet.variants import FlagVariant
 
 
 DEFAULT_SUITE = "suites/cpu.toml"
@@ -374,7 +374,7 @@ class RunRequest:
     )
     explain: bool = option(False, "Explain failures after the run, as `explain` does (except expected ones).")
     chains: frozenset[str] | None = None
-    variants: tuple[Variant, ...] | None = None
+    variants: tuple[FlagVariant, ...] | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] = ()) -> RunRequest:

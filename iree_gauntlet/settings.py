@@ -16,7 +16,7 @@ from iree_gauntlet.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from iree_gauntlet.variants import Variant
+    from iree_gauntlet.variants import FlagVariant
 
 
 _CMAKE_OPTION = re.compile(r"-D[A-Za-z_]\w*(?::[A-Z]+)?=[^\n]*")
@@ -84,7 +84,7 @@ class Configuration:
     nightly_links: str = "https://iree.dev/pip-release-links.html"
     packages_api: str = "https://api.github.com/repos/iree-org/iree"
     build_options: tuple[str, ...] = ()
-    variants: tuple[Variant, ...] = ()
+    variants: tuple[FlagVariant, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def find_store_options(self, url: str) -> Mapping[str, str]:

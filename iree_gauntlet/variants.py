@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from dataclasses import dataclass, field
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
-from iree_gauntlet.settings import expand_home
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ _SYNTAX = "For example --variant data-tiling, or --variant 'O3=--iree-opt-level=
 
 
 @dataclass(frozen=True, slots=True)
-class Variant(Recorded):
+class FlagVariant(Recorded):
     """A named change of flags.
 
     Attributes:
@@ -85,12 +85,12 @@ def remove_tuning_flags(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(result)
 
 
-def name_variants(variants: Sequence[Variant]) -> str:
+def name_variants(variants: Sequence[FlagVariant]) -> str:
     """Return the name of several variants together, `data-tiling+O3`; empty without variants."""
     return _SEPARATOR.join(variant.name for variant in variants)
 
 
-def parse_variant(text: str) -> Variant | None:
+def parse_variant(text: str) -> FlagVariant | None:
     """Parse a variant that is defined on the command line, `NAME=FLAGS`; None for the name of another one.
 
     Raises:
@@ -107,7 +107,7 @@ def parse_variant(text: str) -> Variant | None:
         raise UsageError(f"--variant {text}: {error}", _SYNTAX) from error
     if not words or not words[0].startswith("-"):
         raise UsageError(f"--variant {text}: expected compile flags after {name}=", _SYNTAX)
-    return Variant(name, words)
+    return FlagVariant(name, words)
 
 
 def split_side(text: str) -> tuple[str, tuple[str, ...]]:
@@ -119,7 +119,8 @@ def split_side(text: str) -> tuple[str, tuple[str, ...]]:
     kind, colon, folder = text.partition(":")
     if colon:
         parts = folder.split(_SEPARATOR)
-        count = next((n for n in range(len(parts), 0, -1) if expand_home(_SEPARATOR.join(parts[:n])).is_dir()), 1)
+        counts = range(len(parts), 0, -1)
+        count = next((n for n in counts if os.path.isdir(os.path.expanduser(_SEPARATOR.join(parts[:n])))), 1)  # noqa: PTH111, PTH112 - settings.py imports this file
         iree, names = f"{kind}:{_SEPARATOR.join(parts[:count])}", _SEPARATOR.join(parts[count:])
     if separator and iree != text and not all(map(VARIANT_NAME.fullmatch, names.split(_SEPARATOR))):
         raise UsageError(f"{text}: expected names of variants after the plus sign", "For example 3.13.0+data-tiling.")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.workspace import Selection
     from iree_gauntlet.requests import RunRequest
-    from iree_gauntlet.variants import Variant
+    from iree_gauntlet.variants import FlagVariant
 
 
 _FILES_FOLDER = "files"
@@ -105,7 +105,7 @@ def map_request(request: RunRequest, copy: Path, run_dir: Path, cache_dir: Path,
         kind, colon, folder = iree_option.partition(":")
         return f"{kind}:{os.path.join(cwd, folder)}" if colon and kind in _IREE_KINDS_WITH_FOLDER else iree_option  # noqa: PTH118 - of another machine
 
-    def map_variant(variant: Variant) -> Variant:
+    def map_variant(variant: FlagVariant) -> FlagVariant:
         path = get_url_path(variant.tuning_spec)
         return replace(variant, tuning_spec=Path(map_path(copy, path)).as_uri()) if path else variant
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from iree_gauntlet.dialects.load import AnySpec
-    from iree_gauntlet.variants import Variant
+    from iree_gauntlet.variants import FlagVariant
 
 
 # A suite's name is a part of the names of runs.
@@ -116,7 +116,7 @@ class Suite:
     configs: tuple[Path, ...]
     includes: tuple[Include, ...]
     expected_failures: tuple[Expectation, ...]
-    variants: tuple[Variant, ...]
+    variants: tuple[FlagVariant, ...]
 
 
 def read_suite(path: Path) -> Suite:

@@ -10,7 +10,7 @@ from iree_gauntlet.dialects.fields import Flags, StrictDocument, Text, about, ex
 from iree_gauntlet.dialects.locations import is_url
 from iree_gauntlet.dialects.spec_file import FieldError
 from iree_gauntlet.targets import FAMILIES, parse_target
-from iree_gauntlet.variants import VARIANT_NAME, Variant, name_flag
+from iree_gauntlet.variants import VARIANT_NAME, FlagVariant, name_flag
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,14 +57,14 @@ class WithVariants(StrictDocument):
     )
 
 
-def make_variants(document: WithVariants, file: Path) -> tuple[Variant, ...]:
+def make_variants(document: WithVariants, file: Path) -> tuple[FlagVariant, ...]:
     """Make the variants that a file defines; its folder resolves relative paths of tuning specs."""
 
     def resolve(source: str) -> str:
         return source if not source or is_url(source) else (file.parent.absolute() / source).as_uri()
 
     return tuple(
-        Variant(
+        FlagVariant(
             name,
             tuple(table.compiler_flags),
             tuple(table.remove_compiler_flags),

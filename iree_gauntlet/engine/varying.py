@@ -13,7 +13,7 @@ from iree_gauntlet.errors import UsageError
 from iree_gauntlet.settings import find_project_folder
 from iree_gauntlet.toolchains.flags import FLAG_RENAMES, translate
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
-from iree_gauntlet.variants import TUNING_SPEC_FLAG, Variant, name_flag, name_variants, parse_variant
+from iree_gauntlet.variants import TUNING_SPEC_FLAG, FlagVariant, name_flag, name_variants, parse_variant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,14 +28,14 @@ _LEVEL_FLAG = "iree-opt-level"
 _PART_LEVEL_SUFFIX = "-opt-level"
 
 
-def find_variants(texts: Sequence[str], suite_variants: Sequence[Variant]) -> tuple[Variant, ...]:
+def find_variants(texts: Sequence[str], suite_variants: Sequence[FlagVariant]) -> tuple[FlagVariant, ...]:
     """Find the variants of a command line: those of the suite, of the settings, or defined by the text itself.
 
     Raises:
         UsageError: a name is unknown or given twice, or two variants set one flag to different values.
         SpecError: the settings cannot be read.
     """
-    variants: list[Variant] = []
+    variants: list[FlagVariant] = []
     for text in texts:
         variant = parse_variant(text) or _find_variant(text, suite_variants)
         if variant.name in (previous.name for previous in variants):
@@ -46,7 +46,7 @@ def find_variants(texts: Sequence[str], suite_variants: Sequence[Variant]) -> tu
     return tuple(variants)
 
 
-def _find_variant(name: str, suite_variants: Sequence[Variant]) -> Variant:
+def _find_variant(name: str, suite_variants: Sequence[FlagVariant]) -> FlagVariant:
     from iree_gauntlet.dialects.configuration_file import read_configuration  # noqa: PLC0415 - it brings pydantic
 
     known = {variant.name: variant for variant in read_configuration(find_project_folder(), os.environ).variants}
@@ -58,7 +58,7 @@ def _find_variant(name: str, suite_variants: Sequence[Variant]) -> Variant:
     return known[name]
 
 
-def _require_no_contradiction(first: Variant, second: Variant) -> None:
+def _require_no_contradiction(first: FlagVariant, second: FlagVariant) -> None:
     """Raise UsageError if two variants set or remove the same flag in different ways."""
     for words, others in (
         (first.compiler_flags, second.compiler_flags),
@@ -75,7 +75,7 @@ def _require_no_contradiction(first: Variant, second: Variant) -> None:
         raise UsageError(f"variants {first.name} and {second.name}: each has a tuning spec", "Use one of them.")
 
 
-def require_known_flags(variants: Sequence[Variant], flags_of: Callable[[str], FlagSet]) -> None:
+def require_known_flags(variants: Sequence[FlagVariant], flags_of: Callable[[str], FlagSet]) -> None:
     """Raise UsageError for a variant's flag that an IREE does not support; `flags_of` returns the flags of a tool."""
     for variant in variants:
         removed = [name for name, _ in _group_flags(variant.remove_compiler_flags)]
@@ -94,7 +94,7 @@ def require_known_flags(variants: Sequence[Variant], flags_of: Callable[[str], F
                 raise UsageError(f"variant {variant.name}: {COMPILE} does not know --{name}", hint)
 
 
-def split_variant(variant: Variant, cases: CaseSet, known_flags: FlagSet) -> tuple[Variant, ...]:
+def split_variant(variant: FlagVariant, cases: CaseSet, known_flags: FlagSet) -> tuple[FlagVariant, ...]:
     """Split a variant into variants of one flag each, of which all together are the variant again.
 
     An optimisation level follows the flags that it sets, by `known_flags` of the compiler. It stays alone if the
@@ -114,7 +114,7 @@ def split_variant(variant: Variant, cases: CaseSet, known_flags: FlagSet) -> tup
             level_flags = known_flags.list_level_flags(group[-1].rpartition("=")[2])
             groups += [(flag,) for flag in level_flags if name_flag(flag) not in names]
         groups.append(group)
-    part = Variant("", targets=variant.targets, origin=variant.origin)
+    part = FlagVariant("", targets=variant.targets, origin=variant.origin)
     parts = (
         *(replace(part, compiler_flags=group) for group in groups),
         *(replace(part, remove_compiler_flags=(word,)) for word in variant.remove_compiler_flags),
@@ -124,7 +124,7 @@ def split_variant(variant: Variant, cases: CaseSet, known_flags: FlagSet) -> tup
     return tuple(replace(part, name=f"{variant.name}-{number}") for number, part in enumerate(parts, start=1))
 
 
-def vary_cases(cases: CaseSet, variants: Sequence[Variant], added: Sequence[Variant]) -> CaseSet:
+def vary_cases(cases: CaseSet, variants: Sequence[FlagVariant], added: Sequence[FlagVariant]) -> CaseSet:
     """Return cases with the flags of the `added` variants, and the goldens of all `variants` together."""
     name = name_variants(variants)
 
@@ -162,7 +162,7 @@ def vary_cases(cases: CaseSet, variants: Sequence[Variant], added: Sequence[Vari
     return replace(cases, cases=tuple(map(vary, cases.cases)), needed_cases=tuple(map(vary, cases.needed_cases)))
 
 
-def _vary_module(module: Module, variants: Sequence[Variant]) -> Module:
+def _vary_module(module: Module, variants: Sequence[FlagVariant]) -> Module:
     flags, file_flags = module.flags, module.file_flags
     for variant in variants:
         removed = variant.remove_compiler_flags

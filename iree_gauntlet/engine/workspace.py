@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.suite import Suite
     from iree_gauntlet.requests import Defaults, SelectionRequest
     from iree_gauntlet.stages import Stage
-    from iree_gauntlet.variants import Variant
+    from iree_gauntlet.variants import FlagVariant
 
 
 _MAX_NAMES = 5
@@ -98,8 +98,8 @@ class Selection:
     device_optional: bool = False
     source_paths: tuple[Path, ...] = ()
     risks: tuple[Problem, ...] = ()
-    variants: tuple[Variant, ...] = ()
-    known_variants: tuple[Variant, ...] = ()
+    variants: tuple[FlagVariant, ...] = ()
+    known_variants: tuple[FlagVariant, ...] = ()
 
     def require_no_problems(self) -> None:
         """Raise SpecError if a selected spec has problems."""
@@ -181,7 +181,7 @@ class Selection:
         return (*self.cases.cases, *self.cases.needed_cases)
 
 
-def _name_selection(suite: str, variants: Sequence[Variant]) -> str:
+def _name_selection(suite: str, variants: Sequence[FlagVariant]) -> str:
     return "+".join((suite, *(variant.name for variant in variants)))
 
 
@@ -200,7 +200,7 @@ def select(
     defaults: Defaults,
     *,
     for_problems: bool = False,
-    variants: tuple[Variant, ...] | None = None,
+    variants: tuple[FlagVariant, ...] | None = None,
 ) -> Selection:
     """Read specs and select cases, by the request and the task's defaults.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from iree_gauntlet.experiments.run import RunSetup
-    from iree_gauntlet.variants import Variant
+    from iree_gauntlet.variants import FlagVariant
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class FlagSets:
     """
 
     iree: str
-    variant: Variant
-    flags: tuple[Variant, ...]
+    variant: FlagVariant
+    flags: tuple[FlagVariant, ...]
 
     def make_candidate(self, numbers: Iterable[int]) -> Candidate:
         """Return the candidate that has the flags of some numbers; its label is `none`, `all`, or such as `1-3+5`."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.dialects.torch_models import TorchTest
     from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules
-    from iree_gauntlet.variants import Variant
+    from iree_gauntlet.variants import FlagVariant
 
 
 _LOG = logging.getLogger("iree_gauntlet")
@@ -125,7 +125,7 @@ class SessionSettings:
     confirm: ConfirmRules | None
     all_goldens: bool
     markers: str
-    variants: tuple[Variant, ...]
+    variants: tuple[FlagVariant, ...]
     command: Sequence[str]
 
 

@@ -13,7 +13,7 @@ from iree_gauntlet.journal_format import JOURNAL, JournalSchema
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.compare_record import BlockEvent
 from iree_gauntlet.records.outcome import list_lock_remarks
-from iree_gauntlet.variants import Variant  # noqa: TC001 - read at run time
+from iree_gauntlet.variants import FlagVariant  # noqa: TC001 - read at run time
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,8 +68,8 @@ class BisectOpening(Opening):
     row: tuple[RowCandidate, ...]
     good_is_older: bool
     commit: str
-    variant: Variant | None = field(default=None, metadata=UNLESS_DEFAULT)
-    flags: tuple[Variant, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    variant: FlagVariant | None = field(default=None, metadata=UNLESS_DEFAULT)
+    flags: tuple[FlagVariant, ...] = field(default=(), metadata=UNLESS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

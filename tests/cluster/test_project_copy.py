@@ -21,7 +21,7 @@ from iree_gauntlet.requests import (
     ShardRequest,
     ToolchainRequest,
 )
-from iree_gauntlet.variants import Variant
+from iree_gauntlet.variants import FlagVariant
 
 if TYPE_CHECKING:
     from tests.support.toy_project import Project
@@ -96,7 +96,10 @@ def test_a_request_is_read_in_the_copy(tmp_path: Path) -> None:
         folder=FolderRequest(run_dir="/home/u/runs/r", resume=True),
         execution=ExecutionRequest(jobs=3, lenient=True),
         chains=frozenset({"a"}),
-        variants=(Variant("tuned", tuning_spec="file:///data/tuning.mlir"), Variant("O3", ("--iree-opt-level=O3",))),
+        variants=(
+            FlagVariant("tuned", tuning_spec="file:///data/tuning.mlir"),
+            FlagVariant("O3", ("--iree-opt-level=O3",)),
+        ),
     )
     copy = tmp_path / "copy"
     here = map_request(request, copy, tmp_path / "run", tmp_path / "cache", "/home/u/project")
@@ -112,7 +115,7 @@ def test_a_request_is_read_in_the_copy(tmp_path: Path) -> None:
     assert here.execution == request.execution
     tuned, optimised = here.variants or ()
     assert tuned.tuning_spec == f"file://{copy}/files/data/tuning.mlir"
-    assert optimised == Variant("O3", ("--iree-opt-level=O3",))
+    assert optimised == FlagVariant("O3", ("--iree-opt-level=O3",))
 
 
 @pytest.mark.parametrize("option", ["external_file_directory", "module_directory", "suite", "spec_dir", "config"])

@@ -27,7 +27,7 @@ from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.requests import BisectRequest, RunRequest
 from iree_gauntlet.toolchains.flags import FlagSet
-from iree_gauntlet.variants import Variant
+from iree_gauntlet.variants import FlagVariant
 from tests.support.faulty_iree import SyntheticBuild, write_build_tree
 from tests.support.hanging import HANG
 from tests.support.processes import wait_until
@@ -48,8 +48,8 @@ class Searches:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        flags = tuple(Variant(f"v-{number}", (flag,)) for number, flag in enumerate(_FLAGS, start=1))
-        self.sets = FlagSets("installed", Variant("v", _FLAGS), flags)
+        flags = tuple(FlagVariant(f"v-{number}", (flag,)) for number, flag in enumerate(_FLAGS, start=1))
+        self.sets = FlagSets("installed", FlagVariant("v", _FLAGS), flags)
         self.tried: list[frozenset[int]] = []
 
     def judge(self, measure: Callable[[frozenset[int]], float | None]) -> ExactJudge:
@@ -216,7 +216,7 @@ _KNOWN = FlagSet(
     ],
 )
 def test_the_flags_of_a_variant(flags: tuple[str, ...], parts: list[str]) -> None:
-    variant = Variant("v", flags, ("--z", "--w"), ("--run=1",), "file:///t.mlir", ("cpu",))
+    variant = FlagVariant("v", flags, ("--z", "--w"), ("--run=1",), "file:///t.mlir", ("cpu",))
     split = split_variant(variant, CaseSet((), (), ()), _KNOWN)
     changes = [part.changes for part in split]
     assert changes[: len(parts)] == parts
