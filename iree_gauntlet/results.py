@@ -172,7 +172,11 @@ class OutputComparison(Recorded):
     def special_text(self) -> str:
         """The worst value, if it or the expected one is NaN or infinite: `0 where NaN was expected`; else empty."""
         text = f"{self.worst_actual} where {self.worst_expected} was expected".replace("nan", "NaN")
-        return text if not self.passed and ("NaN" in text or "inf" in text) else ""
+        if self.passed or not ("NaN" in text or "inf" in text):
+            return ""
+        special_count = sum(abs(actual - expected) for _, actual, expected in self.special_counts)
+        has_others = (self.mismatches or 0) > special_count and (self.max_abs_error or 0.0) > self.atol
+        return f"{text}, others off by up to {self.max_abs_error:.3g}" if has_others else text
 
     @property
     def special_counts(self) -> tuple[tuple[str, int, int], ...]:

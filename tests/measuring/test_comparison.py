@@ -91,10 +91,11 @@ def test_a_failure_by_nan_or_inf_is_the_worst() -> None:
     assert result.worst_index == (1,)
     assert result.max_abs_error == 6
     assert result.message == (
-        "3 of 4 values (75 %) differ: NaN where 2.0 was expected at [1]; 1 NaN, expected 0; 1 Inf, expected 0"
+        "3 of 4 values (75 %) differ: at [1] NaN where 2.0 was expected, others off by up to 6;"
+        " 1 NaN, expected 0; 1 Inf, expected 0"
     )
     missing = compare([1, 0], [1.000001, math.nan])
-    assert missing.message == "1 of 2 values (50 %) differ: 0.0 where NaN was expected at [1]; 0 NaN, expected 1"
+    assert missing.message == "1 of 2 values (50 %) differ: at [1] 0.0 where NaN was expected; 0 NaN, expected 1"
     same = compare([math.nan, math.inf, -math.inf], [math.nan, math.inf, -math.inf])
     assert same.passed
     assert (same.actual_nans, same.expected_nans, same.actual_infs, same.expected_infs) == (1, 1, 2, 2)

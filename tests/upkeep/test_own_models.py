@@ -71,7 +71,7 @@ def test_every_model_gets_the_verdict_that_it_deserves(tmp_path: Path, programs:
     renamed = {"a_name_with_e": "a name with é"}
     found = {renamed.get(chain["model"], chain["model"]): chain["verdict"] for chain in summary["chains"]}
     assert found == {name: verdict for name, verdict in deserved.items() if verdict != "refused"}, ran.text
-    assert "[0]: 0.0, expected nan" in ran.out
+    assert "at [0] 0.0 where NaN was expected" in ran.out
     # A mistake of one per cent is seen, however small the values are, and however coarse their type is.
     for name in ("tiny_values", "sum_f16"):
         output = project / "specs" / "regression_tests" / name / "model_cpu" / "output_0.npy"

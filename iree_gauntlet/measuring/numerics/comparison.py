@@ -178,7 +178,7 @@ def _describe_mismatches(result: OutputComparison, rule: str) -> str:
     percentage = 100 * (result.mismatches or 0) / result.count
     message = f"{result.mismatches} of {result.count} values ({percentage:.3g} %) differ"
     if result.special_text:
-        return f"{message}: {result.special_text} at {list(result.worst_index or ())}"
+        return f"{message}: at {list(result.worst_index or ())} {result.special_text}"
     message += f" by more than {rule}" if rule else ""
     if result.worst_index is None:
         return message
