@@ -591,7 +591,7 @@ def _show_groups(title: str, groups: Sequence[Sequence[StepOutcome]]) -> Iterato
 
 def _link_verdict(text: str, step: StepOutcome) -> Cell:
     """Return a verdict with a link to the part about a step that failed."""
-    return ColouredCell(text, str(step.verdict), f"#{step.id}" if step.verdict.is_bad else "")
+    return ColouredCell(text, str(step.verdict), f"#{step.id}" * (step.verdict.is_bad and not step.never_started))
 
 
 def _show_failures(steps: Iterable[StepOutcome], folder: Path | None) -> Iterator[Block]:

@@ -104,6 +104,19 @@ def test_a_red_run_begins_with_the_cause_of_each_failure(tmp_path: Path) -> None
     assert f'<a id="{ids[1]}"></a>\n\n### failed: m/broken@cpu compile\n' in text
 
 
+def test_what_an_interrupted_run_never_began_has_no_link(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    began, other = (builder.step("m", name, "threshold") for name in ("a", "b"))
+    builder.begin()
+    builder.start(began)
+    folder = builder.write(tmp_path / RUN_NAME)
+    write_reports(folder)
+    page = read_page(folder / "summary.html")
+    assert [row[1] for row in list_rows(page.xpath("//main//table")[0])] == ["m/a@cpu"]
+    assert f"#{other}" not in page.xpath("//@href")
+    assert list_broken_links(page, folder) == []
+
+
 def test_what_a_reason_adds_to_the_figures_stays(tmp_path: Path) -> None:
     builder = JournalBuilder()
     step = builder.step("m", "a", "threshold")
