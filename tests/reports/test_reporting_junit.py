@@ -148,7 +148,7 @@ def test_any_text_anywhere_gives_a_valid_document(schema: Any, text: str, verdic
         "cache": {"hit": False, "key": text, "reason": text},
         "checks": [make_check("time_ms", 2, 1, note=text)],
         "outputs": [make_comparison(passed=False, message=text, type=text, worst_actual=text)],
-        "statistics": {text: text},
+        "statistics": {f"of {text}": text},
         "fetched": [{"url": text, "path": text, "bytes": 1, "seconds": 0.1, "cached": False}],
     }
     builder.result(step, verdict, text, **changes)
