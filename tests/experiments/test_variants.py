@@ -68,6 +68,14 @@ def test_a_plan_has_the_flags(project: Project, words: tuple[str, ...], added: l
     assert [flag for flag in plain if flag not in varied] == removed
 
 
+def test_the_module_is_that_of_a_spec_with_these_flags(project: Project) -> None:
+    assert project.gauntlet("run", "--variant", "optimised", "--stages", "compile").code == 0
+    project.regression(compiler_flags=[*FLAGS, "--iree-opt-level=O3"])
+    done = project.gauntlet("run", "--stages", "compile")
+    assert done.code == 0, done.text
+    assert "compiles: 1 from cache, 0 made" in done.out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
