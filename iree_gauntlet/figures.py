@@ -404,6 +404,7 @@ class Figure(StrEnum):
             GoldenRule.EQUAL,
             Stage.COMPSTAT,
             "golden_tuned_dispatches",
+            min_value=0.0,
             is_integer=True,
             is_strict=True,
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import UsageError
@@ -56,6 +56,19 @@ class FlagVariant(Recorded):
         tuning = (f"{TUNING_SPEC_FLAG}={self.tuning_spec}",) if self.tuning_spec else ()
         return " ".join((*self.compiler_flags, *removals, *self.run_flags, *tuning))
 
+    @property
+    def summary(self) -> str:
+        """The changes in one line: `variant O3: --iree-opt-level=O3`."""
+        removed = (f"without {flag}" for flag in self.remove_compiler_flags)
+        run_flags = (f"run with {shlex.join(self.run_flags)}",) if self.run_flags else ()
+        tuning = (f"tuning spec {self.tuning_spec}",) if self.tuning_spec else ()
+        flags = (shlex.join(self.compiler_flags),) if self.compiler_flags else ()
+        return f"variant {self.name}: {', '.join((*flags, *removed, *run_flags, *tuning))}"
+
+    def changes_the_same(self, other: FlagVariant) -> bool:
+        """Return whether another variant changes flags in the same way; its description and file do not count."""
+        return replace(self, description="", origin="") == replace(other, description="", origin="")
+
     def applies_to(self, target: Target) -> bool:
         """Return whether the variant changes the flags of cases for a target."""
         return not self.targets or target.family in self.targets or target.name in self.targets
@@ -88,6 +101,11 @@ def remove_tuning_flags(words: Sequence[str]) -> tuple[str, ...]:
 def name_variants(variants: Sequence[FlagVariant]) -> str:
     """Return the name of several variants together, `data-tiling+O3`; empty without variants."""
     return _SEPARATOR.join(variant.name for variant in variants)
+
+
+def sort_names(name: str) -> str:
+    """Return the name of several variants with their names in order, as a run has them."""
+    return _SEPARATOR.join(sorted(name.split(_SEPARATOR)))
 
 
 def parse_variant(text: str) -> FlagVariant | None:

@@ -31,7 +31,7 @@ from iree_gauntlet.dialects.spec import Builder, Collector, SourceFields, Spec, 
 from iree_gauntlet.figures import SHARKTANK_GOLDENS, Figure, Statistic
 from iree_gauntlet.stages import Kind, Stage
 from iree_gauntlet.targets import FAMILIES, Target, compose_chip_flags, flags_for
-from iree_gauntlet.variants import TUNER_FILE_FLAG
+from iree_gauntlet.variants import TUNER_FILE_FLAG, sort_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -343,7 +343,7 @@ class _BenchmarkReader(SpecReader):
             goldens=goldens,
             idle_goldens=unused_goldens,
             variant_goldens=tuple(
-                (name, _read_goldens(spec, document, target, prefix, name)[0]) for name in document.variants
+                (sort_names(name), _read_goldens(spec, document, target, prefix, name)[0]) for name in document.variants
             ),
             golden_keys=tuple(document.golden_time or document.golden_time_ms),
             markers=frozenset({*document.markers, "benchmark"}) | _make_target_markers(target),
@@ -431,7 +431,9 @@ def _read_goldens(
     if sku in times:
         factor = table.golden_time_tolerance_multiplier.get(sku, 1.0)
         origin = Origin(spec.name, f"{path}{field}.{sku}")
-        goldens.append(Golden(Figure.TIME, times[sku], factor, Statistic.MEAN, target.sku, "", origin, variant))
+        goldens.append(
+            Golden(Figure.TIME, times[sku], factor, Statistic.MEAN, target.sku, "", origin, sort_names(variant))
+        )
     for field, figure in SHARKTANK_GOLDENS.items():
         values = getattr(table, field)
         matching_key = next((key for key in (sku, target.family) if key in values), "")
@@ -446,7 +448,7 @@ def _read_goldens(
                 sku=target.sku if key == sku else key,
                 release=document.golden_compiler or "",
                 origin=Origin(spec.name, f"{path}{field}.{key}"),
-                variant=variant,
+                variant=sort_names(variant),
             )
             (goldens if matching_key else unused).append(golden)
     return tuple(goldens), tuple(unused)

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from iree_gauntlet.dialects.fields import Flags, StrictDocument, Text, about, expect
 from iree_gauntlet.dialects.locations import is_url
 from iree_gauntlet.dialects.spec_file import FieldError
+from iree_gauntlet.settings import format_path
 from iree_gauntlet.targets import FAMILIES, parse_target
 from iree_gauntlet.variants import VARIANT_NAME, FlagVariant, name_flag
 
@@ -72,7 +73,7 @@ def make_variants(document: WithVariants, file: Path) -> tuple[FlagVariant, ...]
             resolve(table.tuning_spec or ""),
             tuple(target.name for target in map(parse_target, table.targets) if target),
             table.description,
-            str(file),
+            str(format_path(file)),
         )
         for name, table in document.variants.items()
     )

@@ -8,15 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.dialects.locations import get_url_path
 from iree_gauntlet.dialects.spec_file import did_you_mean
+from iree_gauntlet.engine.commands import CPU_FLAGS, LINKER_FLAGS
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.settings import find_project_folder
+from iree_gauntlet.settings import find_project_folder, find_shipped_folder
 from iree_gauntlet.toolchains.flags import FLAG_RENAMES, translate
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
 from iree_gauntlet.variants import TUNING_SPEC_FLAG, FlagVariant, name_flag, name_variants, parse_variant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.cases import Case, Module
     from iree_gauntlet.dialects.load import CaseSet
@@ -35,26 +37,40 @@ def find_variants(texts: Sequence[str], suite_variants: Sequence[FlagVariant]) -
         UsageError: a name is unknown or given twice, or two variants set one flag to different values.
         SpecError: the settings cannot be read.
     """
-    variants: list[FlagVariant] = []
-    for text in texts:
-        variant = parse_variant(text) or _find_variant(text, suite_variants)
-        if variant.name in (previous.name for previous in variants):
-            raise UsageError(f"variant {variant.name}: given twice", "Name each once.")
-        for previous in variants:
-            _require_no_contradiction(previous, variant)
-        variants.append(variant)
-    return tuple(variants)
-
-
-def _find_variant(name: str, suite_variants: Sequence[FlagVariant]) -> FlagVariant:
+    if not texts:
+        return ()
     from iree_gauntlet.dialects.configuration_file import read_configuration  # noqa: PLC0415 - it brings pydantic
 
     known = {variant.name: variant for variant in read_configuration(find_project_folder(), os.environ).variants}
     known |= {variant.name: variant for variant in suite_variants}
+    variants: list[FlagVariant] = []
+    for text in texts:
+        variant = parse_variant(text) or _find_variant(text, known)
+        if variant.name in (previous.name for previous in variants):
+            raise UsageError(f"variant {variant.name}: given twice", "Name each once.")
+        if variant.name in known and not known[variant.name].changes_the_same(variant):
+            place = known[variant.name].origin or "another option"
+            raise UsageError(f"--variant {text}: {place} defines {variant.name} with other flags", "Take another name.")
+        file = get_url_path(variant.tuning_spec)
+        if file and not Path(file).is_file():
+            hint = f"Correct the path in {variant.origin}." if variant.origin else "Correct the path."
+            raise UsageError(f"variant {variant.name}: its tuning spec {file} does not exist", hint)
+        for previous in variants:
+            _require_no_contradiction(previous, variant)
+        variants.append(variant)
+    # The order of names has no meaning, so the flags, the goldens and the names of runs do not depend on it.
+    return tuple(sorted(variants, key=lambda variant: variant.name))
+
+
+def _find_variant(name: str, known: Mapping[str, FlagVariant]) -> FlagVariant:
     if name not in known:
-        definition = "Define it as [variants.NAME] in the suite or in gauntlet.toml, or write --variant 'NAME=FLAGS'."
-        names = f"Known: {', '.join(sorted(known))}. " if known else ""
-        raise UsageError(f"there is no variant {name!r}{did_you_mean(name, known)}", f"{names}{definition}")
+        folders = dict.fromkeys((find_project_folder(), find_shipped_folder()))
+        suites = [path for folder in folders for path in sorted((folder / "suites").glob("*.toml"))]
+        defining = [path.stem for path in suites if f"[variants.{name}]" in path.read_text("utf-8", "replace")]
+        hint = f"Known: {', '.join(sorted(known))}. " if known else ""
+        hint += "".join(f"The suite {stem} has it: --suite {stem}. " for stem in dict.fromkeys(defining))
+        hint += "Define it as [variants.NAME] in the suite or in gauntlet.toml, or write --variant 'NAME=FLAGS'."
+        raise UsageError(f"there is no variant {name!r}{did_you_mean(name, known)}", hint)
     return known[name]
 
 
@@ -124,6 +140,12 @@ def split_variant(variant: FlagVariant, cases: CaseSet, known_flags: FlagSet) ->
     return tuple(replace(part, name=f"{variant.name}-{number}") for number, part in enumerate(parts, start=1))
 
 
+def find_uncounted_flags(variants: Sequence[FlagVariant]) -> str:
+    """Return the flags of variants that a count of instructions replaces by its own; empty if there are none."""
+    words = (word for variant in variants for word in (*variant.compiler_flags, *variant.remove_compiler_flags))
+    return ", ".join(f"--{name}" for name, _ in _group_flags([*words]) if name in (*CPU_FLAGS, *LINKER_FLAGS))
+
+
 def vary_cases(cases: CaseSet, variants: Sequence[FlagVariant], added: Sequence[FlagVariant]) -> CaseSet:
     """Return cases with the flags of the `added` variants, and the goldens of all `variants` together."""
     name = name_variants(variants)
@@ -146,6 +168,8 @@ def vary_cases(cases: CaseSet, variants: Sequence[FlagVariant], added: Sequence[
             else archive
             for archive in case.parameters
         )
+        if (modules, extra_modules, run_flags) == (case.modules, case.extra_modules, case.run_flags):
+            return case
         return replace(
             case,
             modules=modules,

@@ -171,7 +171,7 @@ class Selection:
             return self
         names = [variant.name for variant in self.variants]
         variants = find_variants((*names, *texts), (*self.known_variants, *self.variants))
-        cases = vary_cases(self.cases, variants, variants[len(names) :])
+        cases = vary_cases(self.cases, variants, [variant for variant in variants if variant.name not in names])
         risks = {risk for case in (*cases.cases, *cases.needed_cases) for risk in _list_risks(case)}
         name = _name_selection(self.name.partition("+")[0], variants)
         return replace(self, name=name, cases=cases, variants=variants, risks=tuple(sorted(risks)))
@@ -257,7 +257,10 @@ def select(
         raise explain_no_match(includes, specs, families, cases.known_markers, cases.other_targets, unread_files)
     suite_variants = suite.variants if suite else ()
     variants = find_variants(request.variant, suite_variants) if variants is None else variants
-    cases = vary_cases(cases, variants, variants)
+    varied_cases = vary_cases(cases, variants, variants)
+    if variants and varied_cases == cases:
+        notes.append(f"{'+'.join(variant.name for variant in variants)} changes the flags of no selected case")
+    cases = varied_cases
     read_from = tuple(path for path in (*folders, external, modules, *configs, suite and suite.path) if path)
     risks = {risk for case in (*cases.cases, *cases.needed_cases) for risk in _list_risks(case)}
     if request.untrusted:

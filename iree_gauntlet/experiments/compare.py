@@ -11,6 +11,7 @@ from iree_gauntlet.engine.profiling import describe_difference
 from iree_gauntlet.engine.rounds.blocks import PairSamples, collect_samples
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.session import open_session
+from iree_gauntlet.engine.varying import find_uncounted_flags
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, ToolchainError, UsageError
 from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import make_setup
@@ -119,6 +120,10 @@ def compare(
     # Report typing mistakes and install missing IREEs now, before hours of work.
     setup = _choose(request, options, machines)
     workbenches = [setup.open_workbench_for(name) for name in names]
+    flags = {find_uncounted_flags(setup.for_side(name).selection.variants) for name in names}
+    if settings.metric == "instructions" and len(flags) > 1:
+        message = f"--metric instructions cannot compare {', '.join(filter(None, flags))}: a count sets its own CPU"
+        raise UsageError(message, "Compare times, or give both sides the CPU with --count-cpu.")
     events = experiment.record.events if experiment.record else []
     kept_fields = {
         name: value

@@ -72,6 +72,8 @@ def matrix(
     variants = request.selection.variant
     setup = make_setup(replace(request, selection=replace(request.selection, variant=())), machines)
     setup = replace(setup, selection=setup.selection.knowing(variants))
+    for iree in named_irees:
+        setup.for_side(iree.iree)
     request, folder = replace(setup.request, selection=request.selection), experiment.folder
     options = {name: value for name, value in request.resume_options.items() if name in _RUN_OPTIONS}
     opening = MatrixOpening(
@@ -180,6 +182,8 @@ class _Runs:
         name, variants = split_side(iree.iree)
         plain = next((other for other in self.irees if other.iree == name), None)
         if not variants or plain is None:
+            return ()
+        if any(variant.run_flags for variant in self.setup.for_side(iree.iree).selection.variants):
             return ()
         modules, plain_modules = (_list_modules(self.folder / run.folder / JOURNAL) for run in (iree, plain))
         return tuple(

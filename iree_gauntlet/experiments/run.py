@@ -27,7 +27,7 @@ from iree_gauntlet.engine.run_start import (
     repeat_changed_steps,
 )
 from iree_gauntlet.engine.session import Session, open_session
-from iree_gauntlet.engine.varying import require_known_flags
+from iree_gauntlet.engine.varying import find_uncounted_flags, require_known_flags
 from iree_gauntlet.engine.workbench import Workbench, make_plan_context, open_workbench
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
@@ -59,6 +59,7 @@ from iree_gauntlet.requests import (
     require_unchanged_options,
 )
 from iree_gauntlet.settings import find_runs_folder, format_path, format_typed_command, resolve_links
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.variants import split_side
 
 if TYPE_CHECKING:
@@ -72,7 +73,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_events import RunShard
     from iree_gauntlet.progress import Reporter
     from iree_gauntlet.results import Result
-    from iree_gauntlet.stages import Stage
     from iree_gauntlet.steps import Step
 
 
@@ -145,6 +145,8 @@ def run(
         messages.warn(warning)
     for note in setup.selection.notes:
         messages.note(note)
+    if Stage.COUNT in setup.stages and (flags := find_uncounted_flags(setup.selection.variants)):
+        messages.warn(f"instructions are counted without {flags} of the variant: a count sets its own CPU and linker")
     folder, _ = find_requested_folder(ExperimentKind.RUN, request.folder)
     exists = folder is not None and folder.exists()
     with presenter.progress() as progress, ExitStack() as stack:
@@ -158,6 +160,7 @@ def run(
                 executor = stack.enter_context(setup.machines.taking_part(setup, workbench, run_dir, progress))
             path = run_dir / JOURNAL
             record = read_journal(path) if request.folder.resume else JournalRecord(path)
+            _require_same_variants(record, setup.selection)
             plan, shard = _plan(setup, workbench, record, executor)
             deferred_steps = tuple(step for step in plan.steps if step.stage is hold)
             run_steps = (step for step in plan.steps if hold not in (step.stage, *step.stage.row.upstream))
@@ -173,6 +176,15 @@ def run(
 
         add_run(run_dir, workbench.store.configuration, workbench.cache_dir)
     return RunResult(outcome.code, plan.steps, deferred_steps, run_dir)
+
+
+def _require_same_variants(record: JournalRecord, selection: Selection) -> None:
+    """Raise UsageError if a variant has other flags than in the earlier part of a run."""
+    earlier = {variant.name: variant for variant in (record.run.variants if record.runs else ())}
+    for variant in selection.variants:
+        if variant.name in earlier and not earlier[variant.name].changes_the_same(variant):
+            message = f"variant {variant.name} has changed since {format_path(record.path.parent)} was started"
+            raise UsageError(message, "Start a new run, or change the variant back.")
 
 
 @contextmanager
@@ -251,8 +263,9 @@ def _open_engine(
     orphans = () if parts.measured_elsewhere else find_unplanned(plan.steps, record)
     plan = replace(plan, steps=(*plan.steps, *orphans))
     verdicts |= {step.id: record.results[step.id].verdict for step in orphans}
+    event = make_run_event(plan, run_dir, workbench, selection.name, selection.targets, format_typed_command())
     event = replace(
-        make_run_event(plan, run_dir, workbench, selection.name, selection.targets, format_typed_command()),
+        event,
         markers=request.selection.markers,
         resumed=folder.resume,
         last_failed=only_failed,
@@ -260,6 +273,7 @@ def _open_engine(
         kept=ResumeOptions(request.resume_options, asdict(request.defaults), request.stages or None),
         shard=shard,
         variants=selection.variants,
+        remarks=(*event.remarks, *(variant.summary for variant in selection.variants)),
         batch=execution.batch,
     )
     with (

@@ -87,6 +87,10 @@ def test_the_module_is_that_of_a_spec_with_these_flags(project: Project) -> None
         ),
         (("--variant", "x=--iree-opt-levl=O1"), "variant x: iree-compile does not know --iree-opt-levl=O1"),
         (("--variant", "x=O1"), "--variant x=O1: expected compile flags after x="),
+        (
+            ("--variant", "optimised=--iree-opt-level=O2"),
+            "--variant optimised=--iree-opt-level=O2: gauntlet.toml defines optimised with other flags",
+        ),
         (("--variant", "x y"), "--variant x y: expected a name, or NAME=FLAGS"),
         (("--variant", "x=--a 'b"), "--variant x=--a 'b: No closing quotation"),
     ],
@@ -171,6 +175,69 @@ def test_runs_with_a_variant_are_series_of_their_own(project: Project) -> None:
         "toy/abs@cpu dispatches",
         "toy/abs@cpu+unchanged dispatches",
     ]
+
+
+def test_the_order_of_variants_has_no_meaning(project: Project) -> None:
+    project.benchmark(variants={"without-cpu+optimised": {"golden_dispatch": {"cpu": 1}}})
+    for words in (("optimised", "without-cpu"), ("without-cpu", "optimised")):
+        options = [word for name in words for word in ("--variant", name)]
+        done = project.gauntlet("run", *options, "--stages", "compstat")
+        assert done.code == 0, done.text
+        assert "suite custom+optimised+without-cpu, " in done.out
+        assert "judged: numbers 0, dispatches 1" in done.out
+
+
+def test_a_variant_that_changes_nothing_keeps_the_goldens(project: Project) -> None:
+    project.benchmark(golden_dispatch={"cpu": 0})
+    done = project.gauntlet("run", "--variant", "elsewhere", "--stages", "compstat")
+    assert done.code == 1, done.text
+    assert "elsewhere changes the flags of no selected case" in done.text
+
+
+def test_run_flags_have_an_effect_although_modules_are_the_same(project: Project) -> None:
+    with (project.folder / "gauntlet.toml").open("a") as file:
+        file.write('[variants.one-group]\nrun_flags = ["--task_topology_group_count=1"]\n')
+    done = project.gauntlet("matrix", "--variant", "one-group", "--stages", "threshold", "--run-dir", "m")
+    assert done.code == 0, done.text
+    assert "no effect" not in done.text
+    assert "variant one-group: run with --task_topology_group_count=1" in done.text
+
+
+def test_contradictions_of_a_matrix_are_errors_before_anything_runs(project: Project) -> None:
+    done = project.gauntlet("matrix", "--iree", "+optimised", "--variant", "O1=--iree-opt-level=O1")
+    assert done.code == 2, done.text
+    assert "they treat --iree-opt-level differently" in done.err
+    assert not (project.folder / "runs").exists()
+
+
+def test_flags_that_a_count_replaces_are_not_compared_by_instructions(project: Project) -> None:
+    done = project.gauntlet("compare", "+without-cpu", "--metric", "instructions")
+    assert done.code == 2, done.text
+    assert "cannot compare --iree-llvmcpu-target-cpu" in done.err
+
+
+def test_a_variant_that_has_changed_is_not_resumed(project: Project) -> None:
+    assert project.gauntlet("run", "--variant", "optimised", "--run-dir", "v", "--stages", "compile").code == 0
+    (project.folder / "gauntlet.toml").write_text(_SETTINGS.replace("O3", "O2"))
+    done = project.gauntlet("run", "--resume", "--run-dir", "v")
+    assert done.code == 2, done.text
+    assert "variant optimised has changed since v was started" in done.err
+
+
+def test_a_missing_tuning_spec_is_an_error_before_anything_runs(project: Project) -> None:
+    with (project.folder / "gauntlet.toml").open("a") as file:
+        file.write('[variants.tuned]\ntuning_spec = "missing.mlir"\n')
+    done = project.gauntlet("run", "--variant", "tuned")
+    assert done.code == 2, done.text
+    assert f"its tuning spec {project.folder}/missing.mlir does not exist" in done.err
+    assert "gauntlet.toml" in done.err
+
+
+def test_the_suite_that_has_a_variant_is_named(project: Project) -> None:
+    project.suite('[variants.fast]\ncompiler_flags = ["--iree-opt-level=O3"]\n')
+    done = project.gauntlet("run", "--variant", "fast")
+    assert done.code == 2, done.text
+    assert "The suite s has it: --suite s." in done.err
 
 
 def test_a_resumed_run_keeps_its_variant(project: Project) -> None:
