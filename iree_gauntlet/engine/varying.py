@@ -76,13 +76,13 @@ def _find_variant(name: str, known: Mapping[str, FlagVariant]) -> FlagVariant:
 
 def _require_no_contradiction(first: FlagVariant, second: FlagVariant) -> None:
     """Raise UsageError if two variants set or remove the same flag in different ways."""
-    for words, others in (
+    for words, other_words in (
         (first.compiler_flags, second.compiler_flags),
         (first.run_flags, second.run_flags),
         (first.compiler_flags, second.remove_compiler_flags),
         (first.remove_compiler_flags, second.compiler_flags),
     ):
-        other_flags = dict(_group_flags(others))
+        other_flags = dict(_group_flags(other_words))
         for name, group in _group_flags(words):
             if name in other_flags and other_flags[name] != group:
                 message = f"variants {first.name} and {second.name}: they treat --{name} differently"
@@ -237,6 +237,7 @@ def _list_synonyms(name: str) -> set[str]:
     return {name, *(rename.old for rename in renames), *(rename.new for rename in renames)}
 
 
-def is_same_file(path: str, other: str) -> bool:
+def is_same_file(path: str, other_path: str) -> bool:
     """Return whether two paths exist and have the same bytes."""
-    return Path(path).is_file() and Path(other).is_file() and (path == other or filecmp.cmp(path, other, shallow=False))
+    exist = Path(path).is_file() and Path(other_path).is_file()
+    return exist and (path == other_path or filecmp.cmp(path, other_path, shallow=False))

@@ -180,7 +180,7 @@ class _Runs:
     def _find_unaffected(self, iree: IreeRequest) -> tuple[str, ...]:
         """Return the chains whose modules are the same bytes as in the run with the same IREE and no variants."""
         name, variants = split_side(iree.iree)
-        plain = next((other for other in self.irees if other.iree == name), None)
+        plain = next((run for run in self.irees if run.iree == name), None)
         if not variants or plain is None:
             return ()
         if any(variant.run_flags for variant in self.setup.for_side(iree.iree).selection.variants):

@@ -122,6 +122,8 @@ def _make_absolute(text: str) -> Path:
 
 def _suggest_syntax(text: str) -> str:
     """Suggest the syntax that the user probably meant."""
+    if "+" in text:
+        return f"Give variants of flags with --variant: --iree {text.partition('+')[0]} --variant NAME."
     folder = expand_home(text)
     if folder.is_dir():
         if (folder / "pyvenv.cfg").is_file():

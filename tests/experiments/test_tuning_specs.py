@@ -100,6 +100,10 @@ def test_no_match_can_be_expected(project: Project) -> None:
     _use_flag(project, "matches")
     assert project.gauntlet(*words).code == 1
     assert project.verdict(_STEP) == "xpassed"
+    # Without a tuning spec, its failure is not expected.
+    project.regression()
+    assert project.gauntlet(*words).code == 0
+    assert project.verdict(_STEP) == "passed"
 
 
 def test_a_model_without_benchmark_is_checked_too(project: Project) -> None:
