@@ -56,15 +56,6 @@ class FlagVariant(Recorded):
         tuning = (f"{TUNING_SPEC_FLAG}={self.tuning_spec}",) if self.tuning_spec else ()
         return " ".join((*self.compiler_flags, *removals, *self.run_flags, *tuning))
 
-    @property
-    def summary(self) -> str:
-        """The changes in one line: `variant O3: --iree-opt-level=O3`."""
-        removed = (f"without {flag}" for flag in self.remove_compiler_flags)
-        run_flags = (f"run with {shlex.join(self.run_flags)}",) if self.run_flags else ()
-        tuning = (f"tuning spec {self.tuning_spec}",) if self.tuning_spec else ()
-        flags = (shlex.join(self.compiler_flags),) if self.compiler_flags else ()
-        return f"variant {self.name}: {', '.join((*flags, *removed, *run_flags, *tuning))}"
-
     def changes_the_same(self, other: FlagVariant) -> bool:
         """Return whether another variant changes flags in the same way; its description and file do not count."""
         return replace(self, description="", origin="") == replace(other, description="", origin="")

@@ -36,7 +36,7 @@ _DUMP_FLAGS = ("--iree-hal-dump-", "--dump-compilation-phases-to", "--mlir-print
 _STATISTICS_FORMAT = "--iree-scheduling-dump-statistics-format"
 # These flags are replaced for a module whose instructions are counted: they set its CPU and its kind of library.
 CPU_FLAGS = ("iree-llvmcpu-target-cpu", "iree-llvmcpu-target-cpu-features")
-LINKER_FLAGS = ("iree-llvmcpu-link-embedded", "iree-llvmcpu-system-linker-path")
+_LINKER_FLAGS = ("iree-llvmcpu-link-embedded", "iree-llvmcpu-system-linker-path")
 # A count drops these flags of the benchmark. Another device's workers would be counted while they spin. With a batch
 # size N, each invocation is reported as N calls, whatever it really does.
 _COUNT_OVERRIDES = ("--benchmark_", "--batch_", "--device=", "--module_mode")
@@ -212,7 +212,7 @@ def make_counted_flags(flags: Sequence[str], cpu: str, linker: str) -> tuple[str
         cpu: the CPU to compile for, such as `x86-64-v3,-fma`; empty for the CPU of the spec.
         linker: the path of IREE's own linker; empty to use the linker that the compiler finds.
     """
-    overridden_names = (*LINKER_FLAGS, *(CPU_FLAGS if cpu else ()))
+    overridden_names = (*_LINKER_FLAGS, *(CPU_FLAGS if cpu else ()))
     new_flags: list[str] = []
     may_be_dropped_value = False
     for flag in flags:

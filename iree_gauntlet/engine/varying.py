@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.dialects.locations import get_url_path
 from iree_gauntlet.dialects.spec_file import did_you_mean
-from iree_gauntlet.engine.commands import CPU_FLAGS, LINKER_FLAGS
-from iree_gauntlet.errors import UsageError
+from iree_gauntlet.engine.commands import CPU_FLAGS
+from iree_gauntlet.errors import SpecError, UsageError
 from iree_gauntlet.settings import find_project_folder, find_shipped_folder
-from iree_gauntlet.toolchains.flags import FLAG_RENAMES, translate
+from iree_gauntlet.toolchains.flags import FLAG_RENAMES, FlagSet, split_flags, translate
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
 from iree_gauntlet.variants import TUNING_SPEC_FLAG, FlagVariant, name_flag, name_variants, parse_variant
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cases import Case, Module
     from iree_gauntlet.dialects.load import CaseSet
-    from iree_gauntlet.toolchains.flags import FlagSet
 
 
 # The flag of optimisation levels, and the end of the names of such flags for a part of the compiler.
@@ -66,12 +65,22 @@ def _find_variant(name: str, known: Mapping[str, FlagVariant]) -> FlagVariant:
     if name not in known:
         folders = dict.fromkeys((find_project_folder(), find_shipped_folder()))
         suites = [path for folder in folders for path in sorted((folder / "suites").glob("*.toml"))]
-        defining = [path.stem for path in suites if f"[variants.{name}]" in path.read_text("utf-8", "replace")]
+        defining = [path.stem for path in suites if _defines(path, name)]
         hint = f"Known: {', '.join(sorted(known))}. " if known else ""
         hint += "".join(f"The suite {stem} has it: --suite {stem}. " for stem in dict.fromkeys(defining))
         hint += "Define it as [variants.NAME] in the suite or in gauntlet.toml, or write --variant 'NAME=FLAGS'."
         raise UsageError(f"there is no variant {name!r}{did_you_mean(name, known)}", hint)
     return known[name]
+
+
+def _defines(path: Path, name: str) -> bool:
+    """Return whether a suite defines a variant; False for a suite that cannot be read, which `lint` reports."""
+    from iree_gauntlet.dialects.suite import read_suite  # noqa: PLC0415 - it brings pydantic
+
+    try:
+        return any(variant.name == name for variant in read_suite(path).variants)
+    except (SpecError, UsageError):
+        return False
 
 
 def _require_no_contradiction(first: FlagVariant, second: FlagVariant) -> None:
@@ -141,9 +150,9 @@ def split_variant(variant: FlagVariant, cases: CaseSet, known_flags: FlagSet) ->
 
 
 def find_uncounted_flags(variants: Sequence[FlagVariant]) -> str:
-    """Return the flags of variants that a count of instructions replaces by its own; empty if there are none."""
+    """Return the flags of variants that a count for a CPU of its own replaces; empty if there are none."""
     words = (word for variant in variants for word in (*variant.compiler_flags, *variant.remove_compiler_flags))
-    return ", ".join(f"--{name}" for name, _ in _group_flags([*words]) if name in (*CPU_FLAGS, *LINKER_FLAGS))
+    return ", ".join(f"--{name}" for name, _ in _group_flags([*words]) if name in CPU_FLAGS)
 
 
 def vary_cases(cases: CaseSet, variants: Sequence[FlagVariant], added: Sequence[FlagVariant]) -> CaseSet:
@@ -223,12 +232,10 @@ def _merge_flags(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _group_flags(words: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the flags of a command line with their names; words without a dash are the value of the flag before."""
-    start = 0
-    for end in range(1, len(words) + 1):
-        if end == len(words) or words[end].startswith("-"):
-            yield name_flag(words[start]), tuple(words[start:end])
-            start = end
+    """Yield the flags of a command line with their names; a word without a dash is the value of a flag without `=`."""
+    value_flags = {name_flag(words[end - 1]) for end in range(1, len(words)) if not words[end].startswith("-")}
+    for flag in split_flags(words, frozenset(value_flags)):
+        yield flag.name, flag.words
 
 
 def _list_synonyms(name: str) -> set[str]:

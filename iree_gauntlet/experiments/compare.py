@@ -121,7 +121,8 @@ def compare(
     setup = _choose(request, options, machines)
     workbenches = [setup.open_workbench_for(name) for name in names]
     flags = {find_uncounted_flags(setup.for_side(name).selection.variants) for name in names}
-    if settings.metric == "instructions" and len(flags) > 1:
+    counts = settings.metric == "instructions" and len(flags) > 1
+    if counts and find_counter(request.execution.counter, request.execution.count_cpu).cpu:
         message = f"--metric instructions cannot compare {', '.join(filter(None, flags))}: a count sets its own CPU"
         raise UsageError(message, "Compare times, or give both sides the CPU with --count-cpu.")
     events = experiment.record.events if experiment.record else []

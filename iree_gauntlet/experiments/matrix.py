@@ -14,11 +14,12 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.cases import COUNTED
 from iree_gauntlet.engine.session import interruptible
 from iree_gauntlet.engine.varying import is_same_file
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, ToolchainError, UsageError
 from iree_gauntlet.experiments.experiment import Experiment
-from iree_gauntlet.experiments.run import make_setup, run
+from iree_gauntlet.experiments.run import Machines, RunSetup, make_setup, run
 from iree_gauntlet.journal_events import ResumeOptions
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.matrix_outcome import MATRIX, IreeRequest, IreeResolution, MatrixOpening, MatrixResult
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.experiments.run import Machines, RunSetup
     from iree_gauntlet.progress import Reporter
     from iree_gauntlet.records.event_log import EventLog
 
@@ -195,10 +195,10 @@ class _Runs:
 
 
 def _list_modules(journal: Path) -> dict[str, list[str]]:
-    """Return the files of the modules that a run planned, by chain; empty without a run."""
+    """Return the files of the modules that a run planned, except those for counts, by chain; empty without a run."""
     modules: dict[str, list[str]] = {}
     for step in read_journal(journal).planned if journal.is_file() else ():
-        if step.stage is Stage.COMPILE:
+        if step.stage is Stage.COMPILE and not step.role.endswith(COUNTED):
             modules.setdefault(step.chain, []).append(step.find_output("module"))
     return modules
 

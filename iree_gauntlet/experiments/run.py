@@ -146,7 +146,7 @@ def run(
     for note in setup.selection.notes:
         messages.note(note)
     if Stage.COUNT in setup.stages and (flags := find_uncounted_flags(setup.selection.variants)):
-        messages.warn(f"instructions are counted without {flags} of the variant: a count sets its own CPU and linker")
+        messages.warn(f"valgrind counts instructions without {flags} of the variant, because a count sets its own CPU")
     folder, _ = find_requested_folder(ExperimentKind.RUN, request.folder)
     exists = folder is not None and folder.exists()
     with presenter.progress() as progress, ExitStack() as stack:
@@ -273,7 +273,7 @@ def _open_engine(
         kept=ResumeOptions(request.resume_options, asdict(request.defaults), request.stages or None),
         shard=shard,
         variants=selection.variants,
-        remarks=(*event.remarks, *(variant.summary for variant in selection.variants)),
+        remarks=(*event.remarks, *(f"variant {variant.name}: {variant.changes}" for variant in selection.variants)),
         batch=execution.batch,
     )
     with (

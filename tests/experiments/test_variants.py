@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.iree
 
+_COUNTS = pytest.mark.skipif(shutil.which("valgrind") is None, reason="needs valgrind: apt install valgrind")
 _SETTINGS = """
 [variants.optimised]
 compiler_flags = ["--iree-opt-level=O3"]
@@ -200,7 +202,7 @@ def test_run_flags_have_an_effect_although_modules_are_the_same(project: Project
     done = project.gauntlet("matrix", "--variant", "one-group", "--stages", "threshold", "--run-dir", "m")
     assert done.code == 0, done.text
     assert "no effect" not in done.text
-    assert "variant one-group: run with --task_topology_group_count=1" in done.text
+    assert "variant one-group: --task_topology_group_count=1" in done.text
 
 
 def test_contradictions_of_a_matrix_are_errors_before_anything_runs(project: Project) -> None:
@@ -210,10 +212,19 @@ def test_contradictions_of_a_matrix_are_errors_before_anything_runs(project: Pro
     assert not (project.folder / "runs").exists()
 
 
+@_COUNTS
 def test_flags_that_a_count_replaces_are_not_compared_by_instructions(project: Project) -> None:
     done = project.gauntlet("compare", "+without-cpu", "--metric", "instructions")
     assert done.code == 2, done.text
     assert "cannot compare --iree-llvmcpu-target-cpu" in done.err
+
+
+@_COUNTS
+def test_modules_for_counts_are_no_evidence_in_a_matrix(project: Project) -> None:
+    done = project.gauntlet("matrix", "--variant", "without-cpu", "--stages", "count", "--run-dir", "m")
+    assert done.code == 0, done.text
+    assert "no effect" not in done.text
+    assert "counts instructions without --iree-llvmcpu-target-cpu of the variant" in done.text
 
 
 def test_a_variant_that_has_changed_is_not_resumed(project: Project) -> None:
@@ -234,6 +245,7 @@ def test_a_missing_tuning_spec_is_an_error_before_anything_runs(project: Project
 
 
 def test_the_suite_that_has_a_variant_is_named(project: Project) -> None:
+    (project.folder / "suites" / "broken.toml").write_text("[")
     project.suite('[variants.fast]\ncompiler_flags = ["--iree-opt-level=O3"]\n')
     done = project.gauntlet("run", "--variant", "fast")
     assert done.code == 2, done.text

@@ -54,6 +54,8 @@ def test_a_side_without_a_name_is_refused(text: str) -> None:
         (["-a=1"], ["--a=2"], [], ("--a=2",)),
         (["--a=1", "--b", "--a=2"], ["--a=3", "--a=4"], [], ("--a=3", "--a=4", "--b")),
         (["--a=1", "--b"], [], ["--a"], ("--b",)),
+        # A word after a flag with a value is not the value of that flag.
+        (["--a=1", "x", "--b"], ["--a=2"], [], ("--a=2", "x", "--b")),
         # An older name of the flag is replaced too.
         (
             ["--iree-dispatch-creation-experimental-data-tiling=false"],
