@@ -144,15 +144,25 @@ def exit_code_of(verdicts: Iterable[Verdict]) -> ExitCode:
     return ExitCode.worst([verdict.exit_code for verdict in verdicts])
 
 
+# `Origin` has a field of the name `field`, which hides the function there.
+_EMPTY_BY_DEFAULT = field(default="", metadata=UNLESS_DEFAULT)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Origin(Recorded):
-    """The location of a declaration: the file as the user names it, and the dotted path of the field."""
+    """The location of a declaration: the file as the user names it, and the dotted path of the field.
+
+    Attributes:
+        variant: names of the variants that change the declared flags; empty without any.
+    """
 
     file: str
     field: str = ""
+    variant: str = _EMPTY_BY_DEFAULT
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.field}" if self.field else self.file
+        variant = f", with variant {self.variant}" if self.variant else ""
+        return (f"{self.file}: {self.field}" if self.field else self.file) + variant
 
 
 @dataclass(frozen=True, slots=True)

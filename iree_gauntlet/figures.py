@@ -273,8 +273,10 @@ class Figure(StrEnum):
 
     def describe(self, value: float) -> str:
         """Format a value with its noun: `76 dispatches`, `max error 1.2e-05`."""
-        noun = self.row.noun or self.row.unit
-        return f"{self.row.write(value)} {noun}" if noun else f"{self.row.title} {self.row.write(value)}"
+        noun, text = self.row.noun or self.row.unit, self.row.write(value)
+        if noun.endswith("dispatches") and value == 1:
+            noun = noun.removesuffix("es")
+        return f"{text} {noun}" if noun else f"{self.row.title} {text}"
 
     @property
     def is_exact(self) -> bool:
@@ -477,6 +479,7 @@ class Figure(StrEnum):
         Stage.COUNT,
         "",
         Combination.LAST,
+        noun="instructions in dispatches",
         judged_noun="instructions",
         optional=True,
         key_in_summary="instructions_in_dispatches",

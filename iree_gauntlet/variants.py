@@ -107,15 +107,16 @@ def parse_variant(text: str) -> FlagVariant | None:
     """
     name, equals, flags = text.partition("=")
     if not VARIANT_NAME.fullmatch(name):
-        raise UsageError(f"--variant {text}: expected a name, or NAME=FLAGS", _SYNTAX)
+        advice = f"Write {name.lstrip(_SEPARATOR)}, without the plus sign. " if name.startswith(_SEPARATOR) else ""
+        raise UsageError(f"variant {text}: expected a name, or NAME=FLAGS", advice + _SYNTAX)
     if not equals:
         return None
     try:
         words = tuple(shlex.split(flags))
     except ValueError as error:
-        raise UsageError(f"--variant {text}: {error}", _SYNTAX) from error
+        raise UsageError(f"variant {text}: {error}", _SYNTAX) from error
     if not words or not words[0].startswith("-"):
-        raise UsageError(f"--variant {text}: expected compile flags after {name}=", _SYNTAX)
+        raise UsageError(f"variant {text}: expected compile flags after {name}=", _SYNTAX)
     return FlagVariant(name, words)
 
 

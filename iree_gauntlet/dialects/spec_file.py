@@ -353,13 +353,14 @@ def with_lines(problems: Iterable[Problem], text: str) -> list[Problem]:
 
 
 def _find_line(field: str, lines: list[str]) -> int:
-    """Find a field's line in its table of an array (`include[1].model`), or the only line that begins with its name."""
+    """Find a field's line in its table (`include[1].model`, `variants.a.flags`), or the only line with its name."""
     table, _, last_part = field.rpartition(".")
     word = last_part.split("[")[0]
     array = _ARRAY_TABLE.fullmatch(table or field)
-    starts = [number for number, line in enumerate(lines, 1) if array and line.startswith(f"[[{array[1]}]]")]
-    if array and int(array[2]) < len(starts):
-        start = starts[int(array[2])]
+    header, index = (f"[[{array[1]}]]", int(array[2])) if array else (f"[{table}]", 0)
+    starts = [number for number, line in enumerate(lines, 1) if line.startswith(header)]
+    if index < len(starts):
+        start = starts[index]
         table_lines = itertools.takewhile(
             lambda number: not lines[number - 1].startswith("["), range(start + 1, len(lines) + 1)
         )

@@ -35,6 +35,8 @@ _DEVICE_LOST = re.compile(
 )
 # A step fails in one of these ways if its tool exits with an error; stages that allow neither run no tool of IREE.
 _EXIT_FAILURES = (FailureKind.DOES_NOT_COMPILE, FailureKind.DOES_NOT_RUN)
+# The compiler prints this if it cannot load a tuning spec; the error in the spec follows after many lines of the model.
+_TUNING_SPEC_FAILURE = re.compile(r"Failed to load tuning spec .*? from (\S.*)")
 # Tools print these messages for a function, device, flag, target or file that does not exist or is invalid. Each
 # pattern comes with its explanation.
 _MISTAKES = tuple(
@@ -152,7 +154,9 @@ def _describe_mistake(step: Step, output: str, reason: str) -> str:
         if match := pattern.search(output):
             name = match[1] if match.lastindex else ""
             functions = _format_functions(step, name) if "{functions}" in text else ""
-            return text.format(name=name, functions=functions, reason=reason, see=f"see {step.origin.file}")
+            variant = f" and variant {step.origin.variant}" if step.origin.variant else ""
+            see = f"see {step.origin.file}{variant}"
+            return text.format(name=name, functions=functions, reason=reason, see=see)
     return ""
 
 
@@ -179,6 +183,13 @@ def find_first_error(lines: Iterable[str]) -> str:
         if match:
             return shorten(line[match.end() :].strip())
     return ""
+
+
+def find_tuning_spec_error(lines: Sequence[str]) -> str:
+    """Return the error in a tuning spec that the compiler could not load, with its file and line; empty without one."""
+    files = tuple(f"{match[1]}:" for line in lines if (match := _TUNING_SPEC_FAILURE.search(line)))
+    error_line = next((line for line in lines if files and line.startswith(files) and _ERROR_LINE.search(line)), "")
+    return shorten(f"the tuning spec cannot be loaded: {error_line}") if error_line else ""
 
 
 def apply_expectation(step: Step, result: Result, *, lenient: bool) -> Result:

@@ -29,6 +29,14 @@ _LEVEL_FLAG = "iree-opt-level"
 _PART_LEVEL_SUFFIX = "-opt-level"
 
 
+def list_known_variants(suite_variants: Sequence[FlagVariant]) -> dict[str, FlagVariant]:
+    """Return the variants of the settings and of a suite by name; SpecError if the settings cannot be read."""
+    from iree_gauntlet.dialects.configuration_file import read_configuration  # noqa: PLC0415 - it brings pydantic
+
+    variants = (*read_configuration(find_project_folder(), os.environ).variants, *suite_variants)
+    return {variant.name: variant for variant in variants}
+
+
 def find_variants(texts: Sequence[str], suite_variants: Sequence[FlagVariant]) -> tuple[FlagVariant, ...]:
     """Find the variants of a command line: those of the suite, of the settings, or defined by the text itself.
 
@@ -38,10 +46,7 @@ def find_variants(texts: Sequence[str], suite_variants: Sequence[FlagVariant]) -
     """
     if not texts:
         return ()
-    from iree_gauntlet.dialects.configuration_file import read_configuration  # noqa: PLC0415 - it brings pydantic
-
-    known = {variant.name: variant for variant in read_configuration(find_project_folder(), os.environ).variants}
-    known |= {variant.name: variant for variant in suite_variants}
+    known = list_known_variants(suite_variants)
     variants: list[FlagVariant] = []
     for text in texts:
         variant = parse_variant(text) or _find_variant(text, known)
@@ -188,6 +193,7 @@ def vary_cases(cases: CaseSet, variants: Sequence[FlagVariant], added: Sequence[
             goldens=dict(case.variant_goldens).get(name, ()),
             idle_goldens=(),
             golden_keys=(),
+            origin=replace(case.origin, variant=name_variants(applied)),
         )
 
     if not added:
@@ -206,7 +212,10 @@ def _vary_module(module: Module, variants: Sequence[FlagVariant]) -> Module:
                 (TUNING_SPEC_FLAG, variant.tuning_spec),
             )
         flags = replace_flags(flags, variant.compiler_flags, removed)
-    return replace(module, flags=flags, file_flags=file_flags)
+    if (flags, file_flags) == (module.flags, module.file_flags):
+        return module
+    origin = replace(module.origin, variant=name_variants(variants))
+    return replace(module, flags=flags, file_flags=file_flags, origin=origin)
 
 
 def replace_flags(words: Sequence[str], new_words: Sequence[str], removed: Sequence[str] = ()) -> tuple[str, ...]:

@@ -155,7 +155,11 @@ def _judge(
     setup, folder = question.setup, experiment.folder
     if question.metric in EXACT_METRICS:
         metric, chain = question.metric, question.chain
-        yield ExactJudge(metric, lambda candidate: run_candidate(candidate, metric, chain, folder, setup, presenter))
+        yield ExactJudge(
+            metric,
+            lambda candidate: run_candidate(candidate, metric, chain, folder, setup, presenter),
+            in_any_order=question.flags is not None,
+        )
         return
     # The false-alarm rate is divided by the number of comparisons, as if every candidate were tried.
     count = len(question.row)
@@ -203,8 +207,11 @@ class BisectSearch:
                 return ExitCode.ERROR, f"the {end_name} end {candidate.label} cannot be judged: {result.reason}"
             self.say(f"{candidate.label} ({end_name} end): {result.text}")
         problem = self.judge.start(ends[False], ends[True])
+        if problem and question.flags and self.judge.ends_are_same:
+            return ExitCode.OK, f"{question.flags.variant.name} has no effect on {question.metric}: {problem}"
         if problem:
-            return ExitCode.FAILED, problem
+            prefix = "nothing to search for: " if self.judge.ends_are_same else ""
+            return ExitCode.FAILED, f"{prefix}{problem}"
         self._is_searching = True
         self.log.write("search", self._describe_search())
         return self._find_flags(question.flags) if question.flags else self._find_change(), ""
@@ -516,6 +523,7 @@ class RoundsJudge:
         self._plan = plan_looks(alpha / comparisons, max_blocks)
         # At most this many candidates, counting the bad end, may be measured within the error rate.
         self.max_comparisons: int | None = comparisons
+        self.ends_are_same = False
         self._middle = 0.0
         self._results: dict[str, CandidateResult] = {}
 
@@ -528,7 +536,8 @@ class RoundsJudge:
             result = self._results[candidate.label] = replace(check, bad=False, value=1.0, text="1")
             return result
         if self._source.find_twin(candidate):
-            reason = "nothing to search for: both ends run the same module in the same way"
+            self.ends_are_same = True
+            reason = "both ends run the same module in the same way"
             return replace(check, bad=True, value=1.0, text="1", reason=reason)
         blocks: list[Block] = []
         while True:

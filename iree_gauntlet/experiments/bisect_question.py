@@ -381,13 +381,18 @@ def run_candidate(
 
 
 class ExactJudge:
-    """Judges by a metric that is equal in every run: a candidate belongs to the end whose value is nearer."""
+    """Judges by a metric that is equal in every run: a candidate belongs to the end whose value is nearer.
+
+    With `in_any_order`, the bad end may pass where the good end fails.
+    """
 
     max_comparisons: int | None = None
+    ends_are_same = False
 
-    def __init__(self, name: str, run: Callable[[Candidate], CandidateResult]) -> None:
+    def __init__(self, name: str, run: Callable[[Candidate], CandidateResult], *, in_any_order: bool = False) -> None:
         self._name = name
         self._run = run
+        self._in_any_order = in_any_order
         self._good = self._bad = 0.0
 
     def judge_end(self, candidate: Candidate, *, bad: bool) -> CandidateResult:
@@ -400,8 +405,9 @@ class ExactJudge:
         self._good, self._bad = good.end_value, bad.end_value
         if self._is_same(good.end_value, bad.end_value):
             values = good.text if good.text == bad.text else f"{good.text}, and {bad.text}"
-            return f"nothing to search for: both ends give the same value ({values})"
-        if self._name in _PASS_FAIL_METRICS and good.end_value < bad.end_value:
+            self.ends_are_same = True
+            return f"both ends give the same value ({values})"
+        if self._name in _PASS_FAIL_METRICS and good.end_value < bad.end_value and not self._in_any_order:
             return f"good and bad are swapped: the good end is {good.text}, the bad one {bad.text}"
         return ""
 
@@ -435,6 +441,9 @@ def _read_value(metric: str, record: JournalRecord, chain: str) -> CandidateResu
     value = result.measure(figure) if result else None
     if value is None:
         return CandidateResult(reason=reason or figure.row.missing_reason)
+    if result and figure is Figure.DISPATCH_INSTRUCTIONS and result.measure(Figure.OUTSIDE_INSTRUCTIONS) is None:
+        # The counter cannot tell dispatches apart, so the value is that of the whole call.
+        figure = Figure.CALL_INSTRUCTIONS
     return CandidateResult(value=value, text=figure.describe(value))
 
 

@@ -450,7 +450,8 @@ def _count_dispatches(
 ) -> DispatchComparison:
     """Compare the dispatches of a model that was counted on both sides, in a profile that has instructions, not ns.
 
-    All dispatches that do more are listed, the work outside of dispatches, and the largest decreases.
+    All dispatches that do more are listed, the work outside of dispatches, the largest decreases, and the largest
+    changes of dispatches that only one side has.
     """
     if work.outside is None:
         return DispatchComparison(reason="the CPU's own counter cannot tell dispatches apart; --counter valgrind can")
@@ -458,7 +459,8 @@ def _count_dispatches(
     rises = {name for part in work.parts for name in part.more}
     drops = [name for part in work.parts for name in part.less][:_MAX_DECREASES]
     changes = match_dispatches(a.profile, b.profile)
-    relevant = [row for row in changes.changes if row.match == Match.OUTSIDE or row.name in rises or row.name in drops]
+    names = {*rises, *drops, *(row.name for row in changes.select_main_changes())}
+    relevant = [row for row in changes.changes if row.match == Match.OUTSIDE or row.name in names]
     difference = describe_difference(changes, sorted(relevant, key=lambda row: row.match == Match.OUTSIDE))
     sources = [{name: source for name, _, source in counts.dispatches} for counts in (a, b)]
     rows = []

@@ -11,7 +11,9 @@ import itertools
 import re
 import signal
 import sys
+import tempfile
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import COUNTED
@@ -31,7 +33,6 @@ from iree_gauntlet.variants import split_side
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.progress import Reporter
@@ -157,8 +158,10 @@ class _Runs:
         folder = self.folder / iree.folder
         resumes = keep_if_resumable(folder)
         self.log.write("start", {}, step=iree.label)
-        setup = self.setup.within(folder, iree.iree)
         try:
+            setup = replace(
+                self.setup.within(folder, iree.iree), unmeasured_chains=self._compile_unaffected(iree, workbench)
+            )
             code = run(setup, self.presenter, workbench=workbench, brief=True).exit_code
         except GauntletError as error:
             # Join all problems of a spec: tables show them on one line.
@@ -173,19 +176,39 @@ class _Runs:
             self._record_result(iree, code)
         return code
 
+    def _compile_unaffected(self, iree: IreeRequest, workbench: Workbench) -> tuple[str, ...]:
+        """Compile with variants before the run, which takes the modules from the cache; return the unaffected chains.
+
+        Their benchmarks would measure the same modules again.
+        """
+        setup = self.setup
+        if setup.machines or Stage.BENCHMARK not in setup.stages or self._find_plain_run(iree) is None:
+            return ()
+        with tempfile.TemporaryDirectory(prefix="compiles-", dir=self.folder, ignore_cleanup_errors=True) as folder:
+            compiling = setup.within(Path(folder), iree.iree, (Stage.COMPILE,))
+            code = run(compiling, self.presenter, workbench=workbench, hold=Stage.BENCHMARK, brief=True).exit_code
+            if code is ExitCode.INTERRUPTED:
+                raise KeyboardInterrupt
+            return self._find_unaffected(iree, Path(folder))
+
     def _record_result(self, iree: IreeRequest, code: ExitCode, error: str = "", hint: str = "") -> None:
-        result = MatrixResult(exit_code=code, error=error, hint=hint, no_effect=self._find_unaffected(iree))
+        no_effect = self._find_unaffected(iree, self.folder / iree.folder)
+        result = MatrixResult(exit_code=code, error=error, hint=hint, no_effect=no_effect)
         self.log.write("result", result, step=iree.label)
 
-    def _find_unaffected(self, iree: IreeRequest) -> tuple[str, ...]:
-        """Return the chains whose modules are the same bytes as in the run with the same IREE and no variants."""
+    def _find_plain_run(self, iree: IreeRequest) -> IreeRequest | None:
+        """Return the run with the same IREE and no variants; None if there is none, or if a variant changes runs."""
         name, variants = split_side(iree.iree)
-        plain = next((run for run in self.irees if run.iree == name), None)
-        if not variants or plain is None:
+        if not variants or any(variant.run_flags for variant in self.setup.for_side(iree.iree).selection.variants):
+            return None
+        return next((run for run in self.irees if run.iree == name), None)
+
+    def _find_unaffected(self, iree: IreeRequest, folder: Path) -> tuple[str, ...]:
+        """Return the chains whose modules, in a run's folder, are the same bytes as without the variants."""
+        plain = self._find_plain_run(iree)
+        if plain is None:
             return ()
-        if any(variant.run_flags for variant in self.setup.for_side(iree.iree).selection.variants):
-            return ()
-        modules, plain_modules = (_list_modules(self.folder / run.folder / JOURNAL) for run in (iree, plain))
+        modules, plain_modules = (_list_modules(path / JOURNAL) for path in (folder, self.folder / plain.folder))
         return tuple(
             chain
             for chain, paths in modules.items()

@@ -218,6 +218,8 @@ def _plan(
         plan, shard = choose_chains(plan, request.chains), None
     else:
         plan, shard = choose_shard(plan, request.shard)
+    measured = (s for s in plan.steps if not (s.stage is Stage.BENCHMARK and s.chain in setup.unmeasured_chains))
+    plan = replace(plan, steps=tuple(measured))
     if request.folder.last_failed:
         newest = find_newest_run(find_runs_folder())
         failed_chains = find_failed_chains(newest)
@@ -338,12 +340,17 @@ class Machines(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunSetup:
-    """A run request with its selection; several runs of one selection share it."""
+    """A run request with its selection; several runs of one selection share it.
+
+    Attributes:
+        unmeasured_chains: chains that are not benchmarked, because another run measures the same modules.
+    """
 
     request: RunRequest
     selection: Selection
     stages: tuple[Stage, ...]
     machines: Machines | None = None
+    unmeasured_chains: tuple[str, ...] = ()
 
     def within(self, run_dir: Path, side: str = "", stages: tuple[Stage, ...] = ()) -> RunSetup:
         """Return a copy for another folder, resumed if it has a journal; optionally for another side or stages."""

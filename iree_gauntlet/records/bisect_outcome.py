@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -227,11 +228,22 @@ class BisectOutcome:
             return "the flags that make the difference are not found yet"
         *others, last = self.found.flags
         result = self.results.get(self.found.label)
-        difference = "most of the difference" if result and result.third else "the difference"
+        difference = self._describe_part(result) if result else "the difference"
         if not others:
             return f"{last} alone makes {difference}"
         suffix = "none of them can be left out" if self.found.is_least else "not all smaller sets could be judged"
         return f"{', '.join(others)} and {last} together make {difference}; {suffix}"
+
+    def _describe_part(self, result: CandidateResult) -> str:
+        """Describe which part of the difference between the ends the found flags make."""
+        if not result.third:
+            return "the difference"
+        value, good, bad = (
+            end.value if end and end.value is not None else math.nan
+            for end in (result, self.results.get(self.opening.good), self.results.get(self.opening.bad))
+        )
+        is_beyond_bad = (value - bad) * (bad - good) > 0
+        return "more than the whole difference" if is_beyond_bad else "most of the difference"
 
     @property
     def confidence(self) -> str:

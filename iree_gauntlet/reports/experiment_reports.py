@@ -115,6 +115,7 @@ def bisect_document(outcome: BisectOutcome) -> Document:
     details: list[Block] = [Paragraph(("Not tried: ", *names[1:], "."))] if names else []
     details += [Paragraph(("To run it again, in ", Name(opening.cwd), ":")), Code(opening.command, "sh")]
     summary = f"{len(results)} of {len(outcome.labels)} tried"
+    is_without_effect = outcome.exit_code is ExitCode.OK and outcome.end is not None and bool(outcome.end.problem)
     subject = f"{opening.good} (good) to {opening.bad} (bad)"
     title = f"Bisect of {opening.chain} by {opening.metric}: good {opening.good}, bad {opening.bad}"
     if variant:
@@ -130,7 +131,7 @@ def bisect_document(outcome: BisectOutcome) -> Document:
         tuple(blocks),
         tuple(details),
         outcome.exit_code,
-        meaning=_BISECT_MEANINGS.get(outcome.exit_code, ""),
+        meaning="the flags have no effect" if is_without_effect else _BISECT_MEANINGS.get(outcome.exit_code, ""),
         provenance=make_provenance(
             subject,
             opening,

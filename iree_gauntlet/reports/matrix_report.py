@@ -43,6 +43,7 @@ from iree_gauntlet.formatting import (
     format_factor,
     format_mean_and_spread,
     join_lines,
+    pluralize,
 )
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NO_VALUE, MatrixCell
@@ -50,6 +51,7 @@ from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, Matr
 from iree_gauntlet.reports.compare_report import make_unaffected_blocks
 from iree_gauntlet.reports.junit import format_junit, list_suites
 from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance
+from iree_gauntlet.variants import split_side
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -169,6 +171,10 @@ def make_matrix_reports(folder: Path) -> Reports:
 def make_matrix_document(matrix: MatrixOutcome) -> Document:
     """Return the document: changes, failures, and the metrics of every chain with every IREE."""
     count = len(matrix.irees)
+    sides = [split_side(iree.text) for iree in matrix.irees]
+    iree_count, variant_count = (len({part for part in parts if part}) for parts in zip(*sides, strict=True))
+    subject = "one IREE" if iree_count == 1 else f"{iree_count} IREEs"
+    subject += f" with {pluralize(variant_count, 'variant')}" if variant_count else ""
     ok_count = sum(iree.exit_code is ExitCode.OK for iree in matrix.irees)
     suite = f": suite {matrix.opening.suite}" if matrix.opening.suite else ""
     hints = (f"{iree.label}: {iree.hint}" for iree in matrix.irees if iree.hint)
@@ -180,8 +186,8 @@ def make_matrix_document(matrix: MatrixOutcome) -> Document:
     blocks: list[Block] = [Table(_IREE_COLUMNS, tuple(irees))] if irees else []
     blocks += [*_show_failures(matrix), *_show_changes(matrix), *_show_figures(matrix)] if matrix.rows else []
     return Document(
-        f"Matrix of {'one IREE' if count == 1 else f'{count} IREEs'}{suite}",
-        f"{ok_count} of {count} IREEs as expected",
+        f"Matrix of {subject}{suite}",
+        f"{ok_count} of {count} {'runs' if variant_count else 'IREEs'} as expected",
         (f"matrix {matrix.name}", format_duration(matrix.seconds)),
         tuple(blocks),
         exit_code=matrix.exit_code,

@@ -16,6 +16,7 @@ from iree_gauntlet.cache_folders import find_cache_folder
 from iree_gauntlet.dialects.load import list_urls
 from iree_gauntlet.dialects.locations import get_url_path, make_flag_problem
 from iree_gauntlet.dialects.spec_file import make_field_problem
+from iree_gauntlet.engine.varying import list_known_variants
 from iree_gauntlet.engine.workspace import Selection, each_once, select
 from iree_gauntlet.errors import ExitCode, Problem, SpecError, ToolchainError
 from iree_gauntlet.formatting import pluralize
@@ -66,6 +67,8 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
     print_table(table)
     models = len({model for model, _, _ in rows})
     sys.stdout.write(f"{pluralize(models, 'model')}, {pluralize(len(rows), 'chain')}\n")
+    for variant in list_known_variants(selection.known_variants).values():
+        sys.stdout.write(f"variant {variant.name}: {variant.changes}\n")
     return code
 
 

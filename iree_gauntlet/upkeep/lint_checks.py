@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.artifacts.sources import describe_missing_file
 from iree_gauntlet.device_kinds import DRIVERS, split_device
 from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_configuration, read_marks
 from iree_gauntlet.dialects.load import list_urls
 from iree_gauntlet.dialects.locations import get_url_path
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
-from iree_gauntlet.dialects.spec_file import did_you_mean, make_field_problem
+from iree_gauntlet.dialects.spec_file import did_you_mean, make_field_problem, with_lines
 from iree_gauntlet.engine.commands import format_shape
 from iree_gauntlet.engine.judging import NUMPY_ADVICE
 from iree_gauntlet.engine.workspace import list_project_suites, select
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.cases import Case
     from iree_gauntlet.dialects.spec import Spec
+    from iree_gauntlet.variants import FlagVariant
 
 
 # The type is at the beginning of a value, or after the kind of a `random://` source: `1x64xf32`.
@@ -114,15 +117,37 @@ def list_project_problems() -> tuple[list[Problem], list[Problem]]:
         except UsageError as error:
             # A suite's folders of specs may be outside of the project.
             doubtful.append(Problem(str(path), 0, "", f"its selection was not checked: {error.message}", error.hint))
-    return problems, doubtful
+    return problems + _list_missing_tuning_specs(), doubtful
+
+
+def _list_variants() -> list[FlagVariant]:
+    """Return the variants of the settings and of the project's suites; unreadable files are reported elsewhere."""
+    variants = [variant for suite in list_project_suites()[0] for variant in suite.variants]
+    with suppress(SpecError):
+        variants += read_configuration(find_project_folder(), os.environ).variants
+    return variants
+
+
+def _list_missing_tuning_specs() -> list[Problem]:
+    problems: list[Problem] = []
+    for variant in _list_variants():
+        path = Path(get_url_path(variant.tuning_spec) or variant.origin)
+        if not path.is_file():
+            problem = Problem(variant.origin, 0, f"variants.{variant.name}.tuning_spec", *describe_missing_file(path))
+            problems += with_lines([problem], Path(variant.origin).read_text(encoding="utf-8"))
+    return problems
 
 
 def find_unused_golden_keys(specs: Sequence[Spec], cases: Iterable[Case], sku: str) -> list[Problem]:
-    """Find keys of goldens that match no target of their spec, and no SKU: of a suite, a golden time, or `sku`."""
+    """Find keys of goldens that match no target of their spec, no variant, and no SKU.
+
+    SKUs are those of suites and golden times, and `sku`.
+    """
     families: dict[str, set[str]] = {}
     for case in cases:
         families.setdefault(case.origin.file, set()).add(case.target.family)
     skus = (sku, *(suite.target.sku for suite in list_project_suites()[0]))
+    variants = {variant.name for variant in _list_variants()}
     documents = [(spec, spec.document) for spec in specs if isinstance(spec.document, Benchmark)]
     times = {spec.name: {*document.golden_time, *document.golden_time_ms} for spec, document in documents}
     known_skus = {*skus, *(key for keys in times.values() for key in keys)} - {""}
@@ -131,6 +156,11 @@ def find_unused_golden_keys(specs: Sequence[Spec], cases: Iterable[Case], sku: s
         if spec.name not in families:
             # The spec is not selected.
             continue
+        for name in document.variants:
+            if unknown := next((part for part in name.split("+") if part not in variants), ""):
+                text = f"no suite and no settings define variant {unknown!r}{did_you_mean(unknown, variants)}"
+                hint = "Its goldens apply only to runs that define a variant of this name on the command line."
+                problems.append(make_field_problem(spec.name, f"variants.{name}", text, hint))
         other_families = families[spec.name].difference(spec.families)
         targets = {*spec.families, *other_families}
         for field in _KEYED_GOLDENS:

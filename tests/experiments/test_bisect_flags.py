@@ -52,7 +52,7 @@ class Searches:
         self.sets = FlagSets("installed", FlagVariant("v", _FLAGS), flags)
         self.tried: list[frozenset[int]] = []
 
-    def judge(self, measure: Callable[[frozenset[int]], float | None]) -> ExactJudge:
+    def judge(self, measure: Callable[[frozenset[int]], float | None], metric: str = "size") -> ExactJudge:
         """A judge by the value of a set of flags; None for a set that cannot be judged."""
 
         def run(candidate: Candidate) -> CandidateResult:
@@ -62,7 +62,7 @@ class Searches:
             reason = "" if value is not None else "it crashed"
             return CandidateResult(value=value, text=f"{value} bytes", reason=reason, folder=candidate.label)
 
-        return ExactJudge("size", run)
+        return ExactJudge(metric, run, in_any_order=True)
 
     def parse(self, candidate: Candidate) -> frozenset[int]:
         """The numbers of a candidate's flags, from its side."""
@@ -131,6 +131,18 @@ def test_a_value_between_those_of_the_ends_is_most_of_the_difference(tmp_path: P
     assert (outcome.answer, code) == ("--iree-f4 alone makes most of the difference", ExitCode.OK)
 
 
+def test_a_value_beyond_the_bad_end_is_more_than_the_difference(tmp_path: Path) -> None:
+    searches = Searches(tmp_path)
+    outcome, code = searches.run(searches.judge(lambda numbers: 100 + 90 * (4 in numbers) - 60 * (6 in numbers)))
+    assert (outcome.answer, code) == ("--iree-f4 alone makes more than the whole difference", ExitCode.OK)
+
+
+def test_a_flag_may_mend_what_fails_without_it(tmp_path: Path) -> None:
+    searches = Searches(tmp_path)
+    outcome, code = searches.run(searches.judge(lambda numbers: float(5 in numbers), "compiles"))
+    assert (outcome.answer, code) == ("--iree-f5 alone makes the difference", ExitCode.OK)
+
+
 def test_what_cannot_be_judged_leaves_a_set_that_may_be_too_large(tmp_path: Path) -> None:
     searches = Searches(tmp_path)
     broken = searches.judge(lambda numbers: None if 3 in numbers and len(numbers) < 5 else _require_all([3])(numbers))
@@ -166,8 +178,10 @@ def test_a_flag_that_undoes_another_one(tmp_path: Path) -> None:
 def test_ends_without_a_difference(tmp_path: Path) -> None:
     searches = Searches(tmp_path)
     outcome, code = searches.run(searches.judge(lambda _: 100.0))
-    assert code is ExitCode.FAILED
-    assert outcome.answer == "nothing to search for: both ends give the same value (100.0 bytes)"
+    assert code is ExitCode.OK
+    assert outcome.answer == "v has no effect on size: both ends give the same value (100.0 bytes)"
+    write_reports(tmp_path)
+    assert "the flags have no effect" in (tmp_path / "bisect.html").read_text()
     assert len(searches.tried) == 2
 
 
@@ -390,7 +404,8 @@ def test_a_level_is_searched_by_the_flags_that_it_sets(project: Project) -> None
 def test_a_level_leaves_alone_what_a_spec_sets(project: Project) -> None:
     project.regression("mm", inputs=[{"value": _INPUT}], compiler_flags=[*FLAGS, "--iree-opt-outer-dim-concat=false"])
     done = _bisect(project, "O1=--iree-opt-level=O1", "dispatches")
-    assert done.code == 1, done.text
+    assert done.code == 0, done.text
+    assert "(1 dispatch)" in done.out
     assert "--iree-opt-strip-assertions=true" in _read(project)["flags"]
     assert "outer-dim-concat" not in done.out
 
@@ -398,12 +413,13 @@ def test_a_level_leaves_alone_what_a_spec_sets(project: Project) -> None:
 @pytest.mark.iree
 def test_flags_without_effect_leave_nothing_to_search(project: Project) -> None:
     done = _bisect(project, "harmless", "size")
-    assert done.code == 1, done.text
-    assert "nothing to search for: both ends give the same value" in done.out
+    assert done.code == 0, done.text
+    assert "harmless has no effect on size: both ends give the same value" in done.out
+    assert "exit code 0: the flags have no effect" in done.out
     (project.folder / "found").rename(project.folder / "sizes")
     timed = _bisect(project, "harmless", "time")
-    assert timed.code == 1, timed.text
-    assert "nothing to search for: both ends run the same module in the same way" in timed.out
+    assert timed.code == 0, timed.text
+    assert "harmless has no effect on time: both ends run the same module in the same way" in timed.out
 
 
 @pytest.mark.iree

@@ -88,13 +88,14 @@ def test_the_module_is_that_of_a_spec_with_these_flags(project: Project) -> None
             "variants optimised and O1: they treat --iree-opt-level differently",
         ),
         (("--variant", "x=--iree-opt-levl=O1"), "variant x: iree-compile does not know --iree-opt-levl=O1"),
-        (("--variant", "x=O1"), "--variant x=O1: expected compile flags after x="),
+        (("--variant", "x=O1"), "variant x=O1: expected compile flags after x="),
         (
             ("--variant", "optimised=--iree-opt-level=O2"),
             "--variant optimised=--iree-opt-level=O2: gauntlet.toml defines optimised with other flags",
         ),
-        (("--variant", "x y"), "--variant x y: expected a name, or NAME=FLAGS"),
-        (("--variant", "x=--a 'b"), "--variant x=--a 'b: No closing quotation"),
+        (("--variant", "+optimised"), "variant +optimised: expected a name, or NAME=FLAGS"),
+        (("--variant", "x y"), "variant x y: expected a name, or NAME=FLAGS"),
+        (("--variant", "x=--a 'b"), "variant x=--a 'b: No closing quotation"),
     ],
 )
 def test_mistakes_are_errors_before_anything_runs(project: Project, words: tuple[str, ...], message: str) -> None:
@@ -165,6 +166,66 @@ def test_a_matrix_has_a_row_for_each_variant(project: Project) -> None:
     again = project.gauntlet("matrix", "--resume", "--run-dir", "m")
     assert again.code == 0, again.text
     assert again.out.count("finished earlier with exit code 0: not run again") == 3
+
+
+def test_a_matrix_does_not_measure_the_same_modules_again(project: Project) -> None:
+    words = ("--variant", "unchanged", "--variant", "without-cpu", "--stages", "benchmark")
+    done = project.gauntlet("matrix", *words, "--run-dir", "m")
+    assert done.code == 0, done.text
+    assert "Matrix of one IREE with 2 variants" in done.out
+    assert "3 of 3 runs as expected" in done.out
+    folder = project.folder / "m"
+    labels = ("installed", "installed+unchanged", "installed+without-cpu")
+    measured = [(folder / label / "steps" / "toy" / "abs.cpu" / "benchmark").exists() for label in labels]
+    assert measured == [True, False, True]
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {*labels}
+    (row,) = _read(folder / "matrix.json")["chains"]
+    assert [row["irees"][label]["time_ms"] is not None for label in labels] == measured
+
+
+def test_the_variant_is_named_where_its_flags_fail(project: Project) -> None:
+    project.regression("other", compiler_flags=[*FLAGS, "--iree-opt-level=O2"])
+    words = ("--stages", "compile", "--submodel", "abs")
+    done = project.gauntlet("run", "--variant", "x=--iree-opt-level=O9", *words)
+    assert done.code == 3, done.text
+    assert "'O9' value not a valid optimization level" in done.out
+    assert "abs_cpu.json and variant x)" in done.out
+    assert "abs_cpu.json: mlir, with variant x" in done.out
+
+
+def test_a_broken_tuning_spec_is_the_reason(project: Project) -> None:
+    (project.folder / "tuning.mlir").write_text("module {\n  oops\n}\n")
+    with (project.folder / "gauntlet.toml").open("a") as file:
+        file.write('[variants.tuned]\ntuning_spec = "tuning.mlir"\n')
+    done = project.gauntlet("run", "--variant", "tuned", "--stages", "compile")
+    assert done.code == 1, done.text
+    assert f"the tuning spec cannot be loaded: {project.folder}/tuning.mlir:2:3: error: " in done.out
+    # The failure is not kept in the cache beyond the file's change.
+    (project.folder / "tuning.mlir").write_text("module attributes {transform.with_named_sequence} {}\n")
+    again = project.gauntlet("run", "--variant", "tuned", "--stages", "compile")
+    assert "tuning spec cannot be loaded" not in again.out
+
+
+def test_lint_names_wrong_definitions_and_unknown_names(project: Project) -> None:
+    project.benchmark(variants={"optimized": {"golden_dispatch": {"cpu": 1}}, "optimised": {"golden_size": {"cpu": 9}}})
+    done = project.gauntlet("lint")
+    assert done.code == 0, done.text
+    assert "no suite and no settings define variant 'optimized'; did you mean 'optimised'?" in done.text
+    assert done.text.count("no suite and no settings define") == 1
+    with (project.folder / "gauntlet.toml").open("a") as file:
+        file.write('[variants.tuned]\ndescription = ""\ntuning_spec = "missing.mlir"\n')
+    done = project.gauntlet("lint")
+    assert done.code == 2, done.text
+    line = _SETTINGS.count("\n") + 3
+    assert f"gauntlet.toml:{line}: variants.tuned.tuning_spec: " in done.text
+    assert f"{project.folder}/missing.mlir is missing" in done.text
+
+
+def test_the_list_has_the_variants(project: Project) -> None:
+    done = project.gauntlet("list")
+    assert done.code == 0, done.text
+    assert "variant optimised: --iree-opt-level=O3\n" in done.out
+    assert "variant without-cpu: removing --iree-llvmcpu-target-cpu\n" in done.out
 
 
 def test_runs_with_a_variant_are_series_of_their_own(project: Project) -> None:

@@ -15,7 +15,7 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.artifacts.onnx_data import count_operators
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.commands import makes_dumps
-from iree_gauntlet.engine.judging import find_first_error, judge_process
+from iree_gauntlet.engine.judging import find_first_error, find_tuning_spec_error, judge_process
 from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleEntry
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.modules.shared_modules import SharedLookup
@@ -238,7 +238,8 @@ class ModuleMaker:
         prefix = step.stage.row.prefix
         error_line = next((line for line in lines if prefix and line.startswith(prefix)), "")
         last_line = next((line for line in reversed(lines) if line.strip()), "")
-        reason = shorten(error_line.removeprefix(prefix)) or find_first_error(lines) or shorten(last_line)
+        found_error = find_tuning_spec_error(lines) or find_first_error(lines)
+        reason = shorten(error_line.removeprefix(prefix)) or found_error or shorten(last_line)
         result = judge_process(step, outcome, lines, tool=step.stage.row.maker, reason=reason)
         if result.verdict is not Verdict.FAILED:
             return result
