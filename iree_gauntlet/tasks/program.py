@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from invoke.collection import Collection
+from invoke.config import Config
 from invoke.exceptions import Exit, ParseError
 from invoke.parser.context import ParserContext
 from invoke.parser.parser import Parser
@@ -63,6 +64,10 @@ namespace = _make_namespace()
 
 class _Gauntlet(Program):
     """Invoke's program with the toolkit's exit code for usage errors, and only with options that have an effect."""
+
+    def create_config(self) -> None:
+        """Make Invoke's configuration without its files, which are for shell commands: a broken one changes nothing."""
+        self.config = Config(lazy=True)
 
     def core_args(self) -> list[Argument]:
         """Return Invoke's own options, except options for shell commands, because no task has shell commands."""

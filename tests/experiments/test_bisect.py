@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 from dataclasses import replace
@@ -447,7 +448,7 @@ def test_a_planted_change_of_size_is_found(project: Builds, monkeypatch: pytest.
 def test_a_change_of_what_a_tuning_spec_matches_is_found(project: Builds) -> None:
     (project.regressions / "abs.mlir").write_text(MATMULS)
     (project.folder / "tuning.mlir").write_text(write_cpu_spec("linalg.matmul"))
-    variant = f"tuned=--iree-codegen-tuning-spec-path={project.folder}/tuning.mlir"
+    variant = f"tuned={shlex.quote(f'--iree-codegen-tuning-spec-path={project.folder}/tuning.mlir')}"
     # Then the program has no operation of that name, and the candidates fail.
     row = project.row(2, "--iree-opt-generalize-matmul", count=3)
     done = project.bisect(row, "--metric", "tuned-dispatches", "--variant", variant)

@@ -441,7 +441,7 @@ def test_a_variant_changes_the_flags_of_the_tests(project: TorchProject) -> None
 def test_a_tuning_spec_that_matches_nothing_fails_the_test(project: TorchProject) -> None:
     (project.folder / "stale.mlir").write_text(write_cpu_spec("linalg.conv_2d"))
     project.quality("toy/quality")
-    variant = f"stale=--iree-codegen-tuning-spec-path={project.folder}/stale.mlir"
+    variant = f"stale={shlex.quote(f'--iree-codegen-tuning-spec-path={project.folder}/stale.mlir')}"
     done = project.pytest("--variant", variant, "-k", "quality")
     assert done.code == 1, done.text
     assert "tuning spec matches no dispatch" in done.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from pathlib import Path
 
@@ -41,6 +42,8 @@ def install_npm_packages(name: str) -> Path:
                 ["ci", *options],
                 return_completed_process=True,
                 cwd=partial_folder,
+                # Node fails without a home.
+                env={"HOME": str(partial_folder), **os.environ},
                 capture_output=True,
                 timeout=LIMIT_SECONDS,
             )

@@ -96,7 +96,8 @@ def with_mount_rights(test: Callable[_Arguments, None]) -> Callable[_Arguments, 
             result = subprocess.run(
                 [*_AS_NAMESPACE_ROOT, sys.executable, "-m", "pytest", *pytest_options],
                 cwd=ROOT,
-                env=environment | {_NAMESPACE_VARIABLE: "yes"},
+                # The home of root may be unreadable: the namespace's root is this user.
+                env=environment | {_NAMESPACE_VARIABLE: "yes", "HOME": folder},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

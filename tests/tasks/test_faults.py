@@ -120,6 +120,14 @@ def test_a_fault_in_ci_is_an_annotation(tmp_path: Path, kept: Path) -> None:
     require_fault(done, kept)
 
 
+def test_files_for_invoke_s_shell_commands_are_not_read(tmp_path: Path, kept: Path) -> None:
+    (tmp_path / ".invoke.yaml").write_text("[")
+    (tmp_path / ".invoke.py").write_text("1 / 0")
+    done = run_in_process(["list", "--suite", "none"], tmp_path, {**os.environ, "HOME": str(tmp_path)})
+    assert done.code == 2, done.text
+    assert list(kept.iterdir()) == []
+
+
 # Of pytest, where what a test raises would be a failure of it.
 
 
