@@ -185,7 +185,7 @@ class FigureRow:
         list_name: the name in a list of figures, if it differs from the title.
         noun: the counted things, if they differ from the unit.
         judged_noun: the noun in the sentence that counts judged figures; empty if the figure does not appear there.
-        optional: True if the figure is present only on request.
+        optional: True if reports omit the figure where it has no value.
         key_in_summary: the key in `summary.json`; empty if the figure is absent there or has another form.
         golden: None if the figure has no goldens.
         limit: the limit of a golden, as the schema of specs describes it.
@@ -197,6 +197,7 @@ class FigureRow:
         compare_title: the name in `compare` beside a measured figure; empty if the figure does not appear there.
         change_title: the name in a list of changes since the previous run; empty if the figure does not appear there.
         change_margin: changes within the margin are not listed.
+        compiler_path: the path in the compiler's statistics, a JSON file of objects; empty if they lack the figure.
     """
 
     key: str
@@ -223,6 +224,7 @@ class FigureRow:
     change_title: str = ""
     change_margin: Margin = Margin()
     trend: Trend | None = None
+    compiler_path: str = ""
 
 
 # Smaller differences of instructions outside of dispatches do not count, since the layout of memory changes the work of
@@ -242,6 +244,63 @@ def _format_seconds(value: float) -> str:
 
 def _format_megabytes(value: float) -> str:
     return f"{value / 1e6:,.0f}"
+
+
+def _make_memory_row(title: str, compiler_path: str, position: int) -> FigureRow:
+    """Make the row of a kind of memory that the compiler plans for a module, in bytes."""
+    key = f"{title.partition(' ')[0]}_bytes"
+    return FigureRow(
+        key,
+        title,
+        "bytes",
+        format_count,
+        Stage.COMPILE,
+        key,
+        Combination.MAIN,
+        noun=f"bytes of {title}",
+        judged_noun=title,
+        optional=True,
+        key_in_summary=key,
+        golden=GoldenField(
+            f"{title} bytes",
+            GoldenRule.ROOM,
+            Stage.COMPSTAT,
+            f"golden_{title.replace(' ', '_')}",
+            baseline=1.0,
+            is_integer=True,
+            min_value=0.0,
+            needs_golden=True,
+        ),
+        limit=f"Maximum bytes of {title}",
+        matrix=MatrixView(key),
+        matrix_changes=MatrixChanges(title, f"{title.capitalize()}, bytes", position, Margin()),
+        metric=title.replace(" ", "-"),
+        missing_reason=f"the compiler reports no {title}",
+        change_title=f"bytes of {title}",
+        trend=Trend(key, "B", position),
+        compiler_path=compiler_path,
+    )
+
+
+def _make_count_row(title: str, compiler_path: str) -> FigureRow:
+    """Make the row of a count in the compiler's statistics."""
+    key = f"{title.removesuffix('s').replace('copie', 'copy')}_count"
+    return FigureRow(
+        key,
+        title,
+        title,
+        format_count,
+        Stage.COMPILE,
+        key,
+        Combination.MAIN,
+        optional=True,
+        key_in_summary=key,
+        matrix=MatrixView(key),
+        metric=title,
+        missing_reason=f"the compiler reports no number of {title}",
+        change_title=title,
+        compiler_path=compiler_path,
+    )
 
 
 class Figure(StrEnum):
@@ -388,6 +447,7 @@ class Figure(StrEnum):
         compare_title="dispatches",
         change_title="dispatches",
         trend=Trend("dispatches", "", 5),
+        compiler_path="execution/dispatch-count",
     )
     TUNED_DISPATCHES = FigureRow(
         "tuned_dispatches",
@@ -453,6 +513,14 @@ class Figure(StrEnum):
         change_title="bytes",
         trend=Trend("size_bytes", "B", 6, Effect.SIZE),
     )
+    EXECUTABLES = _make_count_row("executables", "executable/executable-count")
+    TRANSIENT_MEMORY = _make_memory_row("transient memory", "execution/transient-memory-size", 10)
+    CONSTANT_MEMORY = _make_memory_row("constant memory", "global/constant-size", 11)
+    VARIABLE_MEMORY = _make_memory_row("variable memory", "global/variable-size", 12)
+    SUBMISSIONS = _make_count_row("submissions", "execution/submission-count")
+    AWAITS = _make_count_row("awaits", "synchronization/await-count")
+    FILLS = _make_count_row("fills", "execution/fill-count")
+    COPIES = _make_count_row("copies", "execution/copy-count")
     ERROR = FigureRow(
         "max_abs_error",
         "max error",

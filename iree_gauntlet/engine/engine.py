@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import EXPECTED_OUTPUT, Verdict, exit_code_of
 from iree_gauntlet.engine.judging import apply_expectation, judge_process, require_whole_files
-from iree_gauntlet.engine.modules.modules import EntryMetadata, ModuleMaker, read_dispatch_count
+from iree_gauntlet.engine.modules.modules import EntryMetadata, ModuleMaker, read_compiler_figures
 from iree_gauntlet.engine.modules.shared_modules import run_cancellable
 from iree_gauntlet.engine.rounds.machine_lock import MachineShare
 from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules, confirm_time, get_gpu
@@ -401,7 +401,7 @@ class Engine:
             return result
         tuned = read_tuned_dispatches(Path(step.find_output("tuning"))) if step.command else None
         statistics: dict[str, Any] = {
-            Figure.DISPATCHES.value: read_dispatch_count(Path(step.find_input("statistics").path)),
+            **read_compiler_figures(Path(step.find_input("statistics").path)),
             Figure.SIZE.value: Path(step.find_input(_MODULE).path).stat().st_size,
         }
         if tuned or any(golden.metric is Figure.TUNED_DISPATCHES for golden in step.goldens):

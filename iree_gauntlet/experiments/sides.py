@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import COUNTED, MAIN, Verdict
-from iree_gauntlet.engine.modules.modules import read_statistics
+from iree_gauntlet.engine.modules.modules import list_statistics, read_statistics
 from iree_gauntlet.engine.profiling import Profiling, compare_profiles, profile_dispatches
 from iree_gauntlet.engine.rounds.blocks import Pair, PairSamples, list_cpu_sets
 from iree_gauntlet.engine.rounds.taken_rounds import (
@@ -49,7 +49,7 @@ from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 from iree_gauntlet.variants import split_side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from iree_gauntlet.engine.processes.processes import Processes
@@ -77,20 +77,11 @@ CHANGE_VERDICTS = (TimeVerdict.SLOWER, TimeVerdict.FASTER)
 # The order in which the sides are profiled.
 _PROFILE_ORDER = "ABBA"
 MODULE_SIZE = "module size"
-# The usual names of the compiler's figures, the most important first.
-_COMPILE_NAMES = {
-    "execution/dispatch-count": "dispatches",
-    "executable/executable-count": "executables",
-    "execution/transient-memory-size": "transient memory",
-    "global/constant-size": "constant memory",
+# The names of the compiler's statistics, the most important first.
+_COMPILE_NAMES = {figure.row.compiler_path: figure.word for figure in Figure if figure.row.compiler_path} | {
     "global/constant-count": "constants",
-    "global/variable-size": "variable memory",
     "global/variable-count": "variables",
-    "execution/submission-count": "submissions",
-    "execution/copy-count": "copies",
-    "execution/fill-count": "fills",
     "execution/call-count": "calls",
-    "synchronization/await-count": "awaits",
 }
 
 
@@ -391,7 +382,7 @@ def list_compile_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Co
     differ in the names and figures that they report.
     """
     a_values, b_values = (
-        {_COMPILE_NAMES.get(path, path): value for path, value in _walk_leaves(side)} for side in (a, b)
+        {_COMPILE_NAMES.get(path, path): value for path, value in list_statistics(side).items()} for side in (a, b)
     )
     order = {name: index for index, name in enumerate((MODULE_SIZE, *_COMPILE_NAMES.values()))}
     changes = []
@@ -400,16 +391,6 @@ def list_compile_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Co
             in_bytes = name == MODULE_SIZE or name.endswith(("memory", "-size", "-bytes"))
             changes.append(CompileChange(name, a_values.get(name), b_values.get(name), "bytes" if in_bytes else ""))
     return tuple(changes)
-
-
-def _walk_leaves(statistics: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers with their key paths, such as `execution/dispatch-count`."""
-    for key, value in statistics.items():
-        key_path = f"{path}/{key}" if path else str(key)
-        if isinstance(value, dict):
-            yield from _walk_leaves(value, "" if key_path == "stream-aggregate" else key_path)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield key_path, value
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.modules.shared_modules import SharedLookup
 from iree_gauntlet.engine.plan import FILE_ROLE
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.figures import Figure
 from iree_gauntlet.measuring.instructions.counters import read_counts
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import CacheUse, Result, UnsupportedOperator, shorten
@@ -179,7 +180,11 @@ class ModuleMaker:
             # The cache was cleared after the lookup.
             return None
         cache, notes = CacheUse(True, entry.key, reason), (*step.notes, *metadata.notes)
-        return Result(Verdict.PASSED, command=command, cache=cache, statistics=metadata.statistics, notes=notes)
+        statistics = metadata.statistics
+        if compiler_file := dict(step.outputs).get("statistics"):
+            # The entry may be older than some of the figures.
+            statistics = statistics | read_compiler_figures(Path(compiler_file))
+        return Result(Verdict.PASSED, command=command, cache=cache, statistics=statistics, notes=notes)
 
     def _explain_miss(self, step: Step, lookup: Lookup, ingredients: Mapping[str, str], *, dumps: bool) -> str:
         if dumps:
@@ -290,7 +295,7 @@ class ModuleMaker:
             case "module":
                 metrics |= {"binary_size_bytes": output.stat().st_size}
                 if path := dict(step.outputs).get("statistics"):
-                    metrics |= {"dispatch_count": read_dispatch_count(Path(path))}
+                    metrics |= read_compiler_figures(Path(path))
         return metrics
 
 
@@ -317,10 +322,22 @@ def read_statistics(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_dispatch_count(path: Path) -> int | None:
-    """Return `stream-aggregate / execution / dispatch-count` of the compiler's statistics; None if absent."""
-    count = read_statistics(path).get("stream-aggregate", {}).get("execution", {}).get("dispatch-count")
-    return int(count) if count is not None else None
+def read_compiler_figures(path: Path) -> dict[str, float | str | None]:
+    """Return the figures in the compiler's statistics by their names in a result; a missing figure is None."""
+    values, rows = list_statistics(read_statistics(path)), (figure.row for figure in Figure)
+    return {row.statistic: values.get(row.compiler_path) for row in rows if row.compiler_path}
+
+
+def list_statistics(statistics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the numbers of the compiler's statistics by their paths, such as `execution/dispatch-count`."""
+    values: dict[str, float] = {}
+    for key, value in statistics.items():
+        path = f"{prefix}/{key}" if prefix else str(key)
+        if isinstance(value, dict):
+            values |= list_statistics(value, "" if path == "stream-aggregate" else path)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            values[path] = value
+    return values
 
 
 def is_program_changed(step: Step) -> bool:
