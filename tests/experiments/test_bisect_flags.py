@@ -305,16 +305,24 @@ targets = ["rocm"]
 """
 
 
+@pytest.fixture(scope="module")
+def shared_project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """The project of all tests, so that each module is compiled once."""
+    project = Project(tmp_path_factory.mktemp("flags") / "project", cache="flags")
+    yield project
+    project.close()
+
+
 @pytest.fixture
-def project(tmp_path: Path) -> Iterator[Project]:
-    project = Project(tmp_path / "project", cache="flags")
+def project(shared_project: Project) -> Project:
+    project = shared_project
+    project.reset()
     project.add("mm")
     (project.regressions / "mm.mlir").write_text(_MATMUL)
     (project.folder / "gauntlet.toml").write_text(_SETTINGS)
     project.benchmark("mm", inputs=["4x4xf32"])
     _tolerate(project, 1e-5)
-    yield project
-    project.close()
+    return project
 
 
 def _tolerate(project: Project, tolerance: float) -> None:
@@ -337,6 +345,7 @@ def _read(project: Project) -> Any:
 
 @pytest.mark.iree
 def test_one_of_five_flags_makes_a_model_wrong(project: Project) -> None:
+    project.forget_modules()
     tools = project.write_logging_tools()
     done = _bisect(project, "five", "runs", **tools)
     assert done.code == 0, done.text

@@ -12,7 +12,6 @@ from tests.support.tuning_specs import MATMULS, write_cpu_spec, write_gfx942_spe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.iree
 
@@ -21,17 +20,25 @@ _SPEC_FLAG = "--iree-codegen-tuning-spec-path"
 _NO_MATCH = "tuning spec matches no dispatch"
 
 
+@pytest.fixture(scope="module")
+def shared_project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """The project of all tests, so that each module is compiled once."""
+    project = Project(tmp_path_factory.mktemp("tuned"), cache="flags")
+    yield project
+    project.close()
+
+
 @pytest.fixture
-def project(tmp_path: Path) -> Iterator[Project]:
-    project = Project(tmp_path, cache="flags")
+def project(shared_project: Project) -> Project:
+    project = shared_project
+    project.reset()
     (project.folder / "matches.mlir").write_text(write_cpu_spec())
     (project.folder / "stale.mlir").write_text(write_cpu_spec("linalg.conv_2d"))
     (project.folder / "gfx942.mlir").write_text(write_gfx942_spec())
     (project.folder / "gauntlet.toml").write_text(
         "".join(f'[variants.{name}]\ntuning_spec = "{name}.mlir"\n' for name in ("matches", "stale"))
     )
-    yield project
-    project.close()
+    return project
 
 
 def _use_flag(project: Project, name: str) -> None:
@@ -46,6 +53,7 @@ def _summarise(project: Project) -> dict[str, Any]:
 
 def test_a_spec_that_matches_is_counted_once(project: Project) -> None:
     # The cache may have the module alone.
+    project.forget_modules()
     assert project.gauntlet("run", "--variant", "matches", "--stages", "compile").code == 0
     done = project.gauntlet("run", "--variant", "matches", "--stages", "compstat")
     assert done.code == 0, done.text
@@ -147,7 +155,7 @@ def test_a_golden_is_shown_and_updated(project: Project) -> None:
 
 
 def test_a_comparison_with_a_spec_that_matches_nothing_has_no_effect(project: Project) -> None:
-    done = project.gauntlet("compare", "+stale", "--run-dir", "c", "--cpus", "all")
+    done = project.gauntlet("compare", "+stale", "--run-dir", "c", "--cpus", "all", "--no-work")
     assert done.code == 0, done.text
     assert "No effect on 1 model" in done.out
 

@@ -33,13 +33,22 @@ targets = ["rocm"]
 """
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Iterator[Project]:
-    # Each test compiles in its own folder, because a module's bytes depend on the path of its program.
-    project = Project(tmp_path, cache="flags")
-    (project.folder / "gauntlet.toml").write_text(_SETTINGS)
+@pytest.fixture(scope="module")
+def shared_project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """The project of all tests, so that each module is compiled once.
+
+    It is compiled in the project's own folder, because a module's bytes depend on the path of its program.
+    """
+    project = Project(tmp_path_factory.mktemp("varied"), cache="flags")
     yield project
     project.close()
+
+
+@pytest.fixture
+def project(shared_project: Project) -> Project:
+    shared_project.reset()
+    (shared_project.folder / "gauntlet.toml").write_text(_SETTINGS)
+    return shared_project
 
 
 def _read(path: Path) -> Any:
@@ -71,6 +80,7 @@ def test_a_plan_has_the_flags(project: Project, words: tuple[str, ...], added: l
 
 
 def test_the_module_is_that_of_a_spec_with_these_flags(project: Project) -> None:
+    project.forget_modules()
     assert project.gauntlet("run", "--variant", "optimised", "--stages", "compile").code == 0
     project.regression(compiler_flags=[*FLAGS, "--iree-opt-level=O3"])
     done = project.gauntlet("run", "--stages", "compile")
@@ -140,7 +150,7 @@ def test_a_golden_of_a_variant_is_updated_from_its_run(project: Project) -> None
 
 
 def test_a_variant_without_effect_is_not_measured(project: Project) -> None:
-    done = project.gauntlet("compare", "+unchanged", "--run-dir", "c", "--cpus", "all")
+    done = project.gauntlet("compare", "+unchanged", "--run-dir", "c", "--cpus", "all", "--no-work")
     assert done.code == 0, done.text
     assert "B = installed+unchanged" in done.out
     assert "No effect on 1 model (the modules of both sides are the same bytes" in done.out

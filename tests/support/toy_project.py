@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -54,11 +55,27 @@ class Project:
         self._processes: list[subprocess.Popen[bytes]] = []
         self.regressions = folder / "specs" / "regression_tests" / "toy"
         self.benchmarks = folder / "specs" / "benchmarks" / "toy"
-        for path in (self.regressions, self.benchmarks, folder / "suites"):
-            path.mkdir(parents=True)
-        self.add("abs")
+        self._write_model()
         if cache != "empty":
             fill_cache(folder / "cache", _fill_template_cache, modules=cache == "warm")
+
+    def reset(self) -> None:
+        """Remove all files but the cache, and write the model again: for tests that share their modules."""
+        for path in self.folder.iterdir():
+            if path.is_dir() and path.name != "cache":
+                shutil.rmtree(path)
+            elif path.name != "cache":
+                path.unlink()
+        self._write_model()
+
+    def _write_model(self) -> None:
+        for path in (self.regressions, self.benchmarks, self.folder / "suites"):
+            path.mkdir(parents=True)
+        self.add("abs")
+
+    def forget_modules(self) -> None:
+        """Remove the modules of the cache."""
+        shutil.rmtree(self.folder / "cache" / "modules", ignore_errors=True)
 
     def add(self, name: str, operation: str = "math.absf %a : tensor<4xf32>") -> None:
         """Add a submodel with a regression and a benchmark spec."""
