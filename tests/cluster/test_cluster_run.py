@@ -15,7 +15,7 @@ from iree_gauntlet.cases import Verdict
 from tests.support.artifact_server import make_responder, run_server
 from tests.support.certificates import Authority
 from tests.support.faulty_iree import write_build_tree
-from tests.support.local_cluster import HangingTools, LocalCluster, local_cluster, read_results, start_command
+from tests.support.local_cluster import HangingTools, LocalCluster, read_results, start_command
 from tests.support.operator_suite import OperatorSuite
 from tests.support.processes import wait_until
 from tests.support.tuning_specs import write_cpu_spec
@@ -31,13 +31,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.iree
 
 
-@pytest.fixture(scope="module")
-def hanging_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalCluster, HangingTools]]:
-    """A cluster whose tools hang, and these."""
-    folder = tmp_path_factory.mktemp("hanging")
-    tools = HangingTools(folder / "bin")
-    with local_cluster(folder / "farm", "--device", "cpu", "--iree", "path", environ=tools.environ) as running:
-        yield running, tools
+@pytest.fixture
+def hanging_cluster(cluster: LocalCluster, tools: HangingTools) -> Iterator[tuple[LocalCluster, HangingTools]]:
+    """The cluster, and the tools of `--iree path`, which hang."""
+    tools.start_hanging()
+    yield cluster, tools
+    tools.stop_hanging()
 
 
 def said_of(result: Result) -> dict[str, Any]:
@@ -191,7 +190,6 @@ def test_ctrl_c_ends_the_run_on_its_workers(
 
 def _start_hanging(cluster: LocalCluster, tools: HangingTools, project: Project) -> subprocess.Popen[bytes]:
     """Starts a run, in the folder `there`, whose program hangs on a worker."""
-    tools.start_hanging()
     project.suite('[[include]]\nmodel = "*"\n')
     project.environment = lambda: tools.environ  # type: ignore[method-assign]
     words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there")

@@ -448,6 +448,7 @@ def test_times_of_flags_are_judged_by_rounds(project: Project, tmp_path: Path) -
     assert "measured with all: the same module" in done.out
 
 
+@pytest.mark.stress
 @pytest.mark.iree
 def test_killed_it_goes_on_where_it_was(project: Project, tmp_path: Path) -> None:
     gate = tmp_path / "closed"

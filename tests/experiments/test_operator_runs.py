@@ -283,6 +283,7 @@ def test_killed_servers_are_told_and_replaced(suite: OperatorSuite) -> None:
     wait_until(lambda: not find_processes(folder))
 
 
+@pytest.mark.stress
 def test_a_killed_run_leaves_nothing_and_is_resumed(suite: OperatorSuite) -> None:
     with _first_compile_hangs(suite) as run:
         run.kill()

@@ -77,9 +77,8 @@ def _errors(project: Project) -> set[str]:
     ("stage", "number"),
     [
         ("compile", signal.SIGKILL),
-        ("benchmark", signal.SIGKILL),
         ("threshold", signal.SIGINT),
-        *(pytest.param(stage, signal.SIGKILL, marks=pytest.mark.stress) for stage in ("import", "threshold")),
+        *(pytest.param(stage, signal.SIGKILL, marks=pytest.mark.stress) for stage in TOOLS if stage != "compile"),
         *(pytest.param(stage, signal.SIGINT, marks=pytest.mark.stress) for stage in TOOLS if stage != "threshold"),
         pytest.param("compile", signal.SIGTERM, marks=pytest.mark.stress),
     ],

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 
 __all__ = ["register_budgets", "scale_example_count"]
 
-_EXAMPLES = 100
+_EXAMPLES = 50
 _MANY_EXAMPLES = 1000
 
 

@@ -147,7 +147,7 @@ class HangingTools:
 
     def stop_hanging(self) -> None:
         """Make iree-run-module work again."""
-        self._hang_switch.unlink()
+        self._hang_switch.unlink(missing_ok=True)
 
 
 def _write_tools(folder: Path, hang_line: str) -> None:

@@ -339,7 +339,7 @@ def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     assert not strays(tmp_path)
 
 
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("there", [pytest.param(False, marks=pytest.mark.stress), True])
 def test_a_kill_at_any_moment_leaves_the_old_file_or_the_new_one(tmp_path: Path, *, there: bool) -> None:
     path = tmp_path / "perf.json"
     if there:
