@@ -94,10 +94,10 @@ class IntervalBar:
 
 
 @dataclass(frozen=True, slots=True)
-class Bars:
-    """A drawing of bars from 0 on the scale of their column; the last bar has the colour of `verdict`."""
+class Bar:
+    """A drawing of a bar from 0 on the scale of its column, to the left for a negative value."""
 
-    values: tuple[float, ...]
+    value: float
     verdict: str = ""
 
 
@@ -117,7 +117,7 @@ class Sparkline:
     verdict: str = ""
 
 
-Drawn = IntervalBar | Bars | Sparkline
+Drawn = IntervalBar | Bar | Sparkline
 Cell = str | float | ColouredCell | TextLink | LimitBar | HeatCell | Drawn | None
 
 
@@ -160,7 +160,7 @@ class Column:
         """Format a cell on one line; None, an unknown value, becomes a dash."""
         if cell is None:
             return _NOTHING
-        if isinstance(cell, IntervalBar | Bars):
+        if isinstance(cell, IntervalBar | Bar):
             return ""
         if not isinstance(cell, float | int):
             return join_lines(cell if isinstance(cell, str) else cell.text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import junit_xml
 
 from iree_gauntlet.document import (
-    Bars,
+    Bar,
     Block,
     Cell,
     Column,
@@ -50,7 +50,7 @@ from iree_gauntlet.reports.junit import format_junit, make_suite
 from iree_gauntlet.reports.report_files import Reports, count_seconds_between, make_pages, make_provenance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from iree_gauntlet.records.compare_record import (
@@ -71,29 +71,30 @@ _TIME_COLUMNS = {
     "model": Column("model", ColumnKind.NAME),
     "interval": Column("B: faster · slower", ColumnKind.DRAWN),
     # The times of A and B are text, because they include the spread.
-    "a": Column("A", ColumnKind.NUMBER, "ms", rank=2),
-    "b": Column("B", ColumnKind.NUMBER, "ms", rank=1),
+    "a": Column("A", ColumnKind.NUMBER, "ms", rank=3),
+    "b": Column("B", ColumnKind.NUMBER, "ms", rank=2),
     "ratio": Column("B against A", ColumnKind.NUMBER),
-    "work": Column("work", ColumnKind.NUMBER, rank=2),
-    "span": Column("interval", ColumnKind.NUMBER, rank=3),
-    "floor": Column("A against A", ColumnKind.NUMBER, rank=4),
-    "cpus": Column("CPUs", rank=6),
-    "rounds": Column("rounds", rank=5),
-    "worker": Column("worker", rank=7),
+    "span": Column("interval", ColumnKind.NUMBER, rank=1),
+    "work": Column("work", ColumnKind.NUMBER, rank=4),
+    "floor": Column("A against A", ColumnKind.NUMBER, rank=5),
+}
+_ROUND_COLUMNS = {
+    "model": Column("model", ColumnKind.NAME),
+    "rounds": Column("rounds"),
+    "cpus": Column("CPUs"),
+    "worker": Column("worker"),
 }
 _WORK_COLUMNS = {
     "verdict": Column("verdict", ColumnKind.VERDICT),
     "model": Column("model", ColumnKind.NAME),
     "interval": Column("B: less · more work", ColumnKind.DRAWN),
-    "a": Column("A", ColumnKind.NUMBER, rank=2),
-    "b": Column("B", ColumnKind.NUMBER, rank=1),
+    "a": Column("A", ColumnKind.NUMBER, rank=4),
+    "b": Column("B", ColumnKind.NUMBER, rank=3),
     "ratio": Column("B against A", ColumnKind.NUMBER),
-    "span": Column("difference", ColumnKind.NUMBER, rank=3),
-    "dispatched": Column("in dispatches", ColumnKind.NUMBER),
-    "outside": Column("outside", ColumnKind.NUMBER, rank=1),
+    "span": Column("difference", ColumnKind.NUMBER, rank=5),
+    "dispatched": Column("in dispatches", ColumnKind.NUMBER, rank=1),
+    "outside": Column("outside", ColumnKind.NUMBER, rank=2),
 }
-# These columns are left out if no row has a value.
-_OPTIONAL_COLUMNS = ("work", "worker", "dispatched", "outside")
 _CHANGE_COLUMNS = (
     Column("model", ColumnKind.NAME),
     Column("figure"),
@@ -113,6 +114,8 @@ _COMPILE_COLUMNS = (Column("figure"), *(Column(title, ColumnKind.NUMBER) for tit
 # The JUnit report has these properties for each side.
 _TOOLCHAIN_FIELDS = ("compiler", "compiler_commit", "runtime", "runtime_commit", "identity")
 _MAX_EXACT_RATIO = 1.2
+# A dispatch with a smaller share of the difference explains nothing.
+_MIN_SHOWN_SHARE = 0.005
 # A profile's difference that is larger or smaller by this factor does not explain the measured difference.
 _MAX_PROFILE_RATIO = 2.0
 _NO_EFFECT = "no effect"
@@ -283,9 +286,13 @@ def _list_figure_changes(record: ComparisonRecord) -> list[FigureChange]:
         {chain.id: make_matrix_cell(chain) for chain in read_outcome(side.run).chains} if side.run else {}
         for side in record.sides
     )
-    # Skip metrics that rounds of compiles have measured more precisely.
+    changes: list[FigureChange] = []
+    # Rounds of compiles measure the compiler's memory more precisely.
     skipped_figures = (Figure.COMPILE_MEMORY,) if record.opening.metric == Figure.COMPILE_TIME.row.metric else ()
-    changes: list[FigureChange] = _list_memory_changes(record) if skipped_figures else []
+    for model, verdict in record.verdicts.items() if skipped_figures else ():
+        a_peak, b_peak = (verdict.peak_rss_bytes.get(side) for side in SIDE_NAMES)
+        if a_peak and b_peak:
+            changes.append(_compare_figure(model, Figure.COMPILE_MEMORY, a_peak, b_peak, mark=""))
     for model, cell_a in a.items():
         cell_b = b.get(model)
         if cell_b is None:
@@ -299,7 +306,8 @@ def _list_figure_changes(record: ComparisonRecord) -> list[FigureChange]:
     return changes
 
 
-def _compare_figure(model: str, figure: Figure, a: float | None, b: float | None) -> FigureChange:
+def _compare_figure(model: str, figure: Figure, a: float | None, b: float | None, mark: str = "~") -> FigureChange:
+    # The mark is for inexact values: each is one measurement, perhaps during other work, or from another day.
     name, write = figure.row.compare_title, figure.row.write
     text_a, text_b = "" if a is None else write(a), "" if b is None else write(b)
     if a is None or b is None or math.isnan(a) or math.isnan(b):
@@ -308,22 +316,9 @@ def _compare_figure(model: str, figure: Figure, a: float | None, b: float | None
         return FigureChange(model, name, text_a, text_b, "", notable=False)
     ratio = b / a if a > 0 else math.inf
     change = format_ratio(ratio) if math.isfinite(ratio) else "new"
-    # Mark inexact values: each is one measurement, perhaps during other work, or from another day.
-    change = change if figure.is_exact else f"~{change}"
+    change = change if figure.is_exact else f"{mark}{change}"
     is_count = figure.is_exact and figure is not Figure.ERROR
     return FigureChange(model, name, text_a, text_b, change, notable=is_count or abs(ratio - 1) > _MIN_NOTABLE_CHANGE)
-
-
-def _list_memory_changes(record: ComparisonRecord) -> list[FigureChange]:
-    """List the changes of the compiler's peak memory, the maximum of all rounds."""
-    changes, name = [], Figure.COMPILE_MEMORY.row.compare_title
-    for model, verdict in record.verdicts.items():
-        a, b = (verdict.peak_rss_bytes.get(side) for side in SIDE_NAMES)
-        if a and b:
-            change = format_ratio(b / a)
-            notable = abs(b / a - 1) > _MIN_NOTABLE_CHANGE
-            changes.append(FigureChange(model, name, format_bytes(a), format_bytes(b), change, notable))
-    return changes
 
 
 def make_comparison_reports(folder: Path) -> Reports:
@@ -401,21 +396,8 @@ def _show_comparison(
     rules = tuple((line,) for line in (*_list_rule_lines(record), *dict.fromkeys(record.remarks)))
     if rules:
         yield Details("How it was judged", (Items(rules),), brief=True)
-    by_work, judging_rules = record.opening.metric == "instructions", record.opening.rules
-    # Pictures of intervals mark the band of `same`, and the limits for slower and faster.
-    margins: tuple[float, ...] = (judging_rules.least, judging_rules.band)
-    if by_work:
-        margins = (judging_rules.least_work,)
     yield from make_unaffected_blocks(record.prepared.no_effect, "", _SAME_BYTES)
-    columns = {
-        name: replace(column, margins=margins) if name == "interval" else column
-        for name, column in (_WORK_COLUMNS if by_work else _TIME_COLUMNS).items()
-        if name not in _OPTIONAL_COLUMNS or any(getattr(row, name) for row in rows)
-    }
-    shown_rows = tuple(tuple(getattr(row, name) for name in columns) for row in rows if row.verdict != _NO_EFFECT)
-    yield from (Table(tuple(columns.values()), shown_rows),) if shown_rows or not rows else ()
-    if len(margins) > 1 and any(row.interval for row in rows):
-        yield PageOnly((Paragraph((_LEGEND.format(*(100 * margin for margin in margins)),)),))
+    yield from _show_rows(record, [row for row in rows if row.verdict != _NO_EFFECT])
     reasons = []
     for row in rows:
         # These are the notes of the cluster worker that measured the model.
@@ -427,7 +409,7 @@ def _show_comparison(
         yield from (Heading("Why"), Items(tuple(reasons)))
     for model, location in record.where.items():
         verdict = (record.verdicts | record.work_verdicts)[model].verdict
-        yield Heading(f"Where {model} {'does' if by_work else 'is'} {verdict}")
+        yield Heading(f"Where {model} {'does' if model in record.work_verdicts else 'is'} {verdict}")
         yield from make_dispatch_blocks(location.dispatches)
         yield from make_dispatch_blocks(location.work) if location.work else ()
         yield from make_compile_blocks(location.compile)
@@ -436,6 +418,28 @@ def _show_comparison(
     )
     if notable:
         yield from (Heading("What else changed"), Paragraph((_CHANGE_NOTE,)), Table(_CHANGE_COLUMNS, notable))
+
+
+def _show_rows(record: ComparisonRecord, rows: Sequence[TimeRow]) -> Iterator[Block]:
+    by_work, rules = record.opening.metric == "instructions", record.opening.rules
+    # Pictures of intervals mark the band of `same`, and the limits for slower and faster.
+    margins = (rules.least_work,) if by_work else (rules.least, rules.band)
+    # A path is shortened to its last part.
+    heads = {side.name.lower(): f"{side.name} {side.asked.rpartition('/')[2]}" for side in record.sides}
+    columns = {
+        name: replace(column, title=heads.get(name, column.title), margins=margins)
+        for name, column in (_WORK_COLUMNS if by_work else _TIME_COLUMNS).items()
+    }
+    yield from _make_row_table(columns, rows)
+    if not by_work and any(row.interval for row in rows):
+        yield PageOnly((Paragraph((_LEGEND.format(100 * rules.least, 100 * rules.band),)),))
+    if measured_rows := [row for row in rows if row.rounds]:
+        yield Details("Rounds and CPUs", _make_row_table(_ROUND_COLUMNS, measured_rows))
+
+
+def _make_row_table(columns: Mapping[str, Column], rows: Sequence[TimeRow]) -> tuple[Table, ...]:
+    cells = tuple(tuple(getattr(row, name) or None for name in columns) for row in rows)
+    return (Table(tuple(columns.values()), cells).filled_form,) if rows else ()
 
 
 def make_unaffected_blocks(models: Sequence[str], side: str, explanation: str) -> tuple[Block, ...]:
@@ -540,41 +544,41 @@ def make_dispatch_blocks(comparison: DispatchComparison) -> tuple[Block, ...]:
     profiles, unit = comparison.difference, comparison.unit
     if profiles is None:
         return (Paragraph((f"no profile: {comparison.reason}",)),)
-    columns: tuple[Column, ...] = (
+    shown_unit = "ms" if unit == "ms" else ""
+    columns = (
         Column("dispatch", ColumnKind.NAME),
-        Column("A", ColumnKind.NUMBER, unit, rank=2),
-        Column("B", ColumnKind.NUMBER, unit, rank=1),
-        Column("A, B", ColumnKind.DRAWN),
-        Column("difference", ColumnKind.NUMBER, unit),
+        Column("A", ColumnKind.NUMBER, shown_unit, rank=2),
+        Column("B", ColumnKind.NUMBER, shown_unit, rank=1),
+        Column("", ColumnKind.DRAWN),
+        Column("difference", ColumnKind.NUMBER, shown_unit),
         # Shares are for profiles, which explain the total difference; counts judge each dispatch separately.
         Column("of the whole", ColumnKind.SHARE, rank=3)
-        if unit == "ms"
+        if shown_unit
         else Column("B against A", ColumnKind.NUMBER, rank=3),
+        Column("place", rank=3),
     )
     # Counts are per function, and a function may be dispatched several times.
-    noun = "dispatches" if unit == "ms" else "functions of dispatches"
-    others = profiles.others
-    entries: list[tuple[str, DispatchChange | OtherDispatches, str]] = [
-        (_name_row(row, noun), row, row.place or "") for row in profiles.rows
+    noun = "dispatches" if shown_unit else "functions of dispatches"
+    entries: list[tuple[str, DispatchChange | OtherDispatches, str | None]] = [
+        (_name_row(row, noun), row, row.place or None) for row in profiles.rows
     ]
-    if any((others.a_ns, others.b_ns, others.a_count, others.b_count, others.outside)):
-        entries.append((_name_others(others, noun), others, ""))
-    scale, whole_ns = 1e6 if unit == "ms" else 1, profiles.b_ns - profiles.a_ns
+    entries.append((_name_others(profiles.others, noun), profiles.others, None))
+    whole_ns = profiles.b_ns - profiles.a_ns
+    min_difference = _MIN_SHOWN_SHARE * abs(whole_ns) if shown_unit else 0
     rows: list[tuple[Cell, ...]] = []
-    for name, row, location in entries:
-        times, difference = (row.a_ns / scale, row.b_ns / scale), row.b_ns - row.a_ns
-        bars = Bars(times, "slower" if difference > 0 else "faster")
+    for name, row, place in entries:
+        difference = row.b_ns - row.a_ns
         share: Cell = difference / whole_ns if whole_ns else None
-        if unit != "ms":
+        if not shown_unit:
             share = format_count_change(row.a_ns, row.b_ns) if row.a_ns else None
-        rows.append((name, *times, bars, _sign_number(difference, unit), share, location))
-    if any(location for _, _, location in entries):
-        columns = (*columns, Column("place", rank=3))
-    else:
-        rows = [row[:-1] for row in rows]
+        if abs(difference) > min_difference:
+            bar = Bar(difference, "slower" if difference > 0 else "faster")
+            texts = (format_dispatch_cost(cost, unit) for cost in (row.a_ns, row.b_ns))
+            rows.append((name, *texts, bar, _sign_number(difference, unit), share, place))
     notes = _list_notes(profiles)
     line = Paragraph((_format_profile_line(profiles, unit),))
-    return (line, Table(columns, tuple(rows)), *([Notes(tuple(notes))] if notes else []))
+    table = (Table(columns, tuple(rows)).filled_form,) if rows else ()
+    return (line, *table, *([Notes(tuple(notes))] if notes else []))
 
 
 def make_compile_blocks(changes: Sequence[CompileChange]) -> tuple[Block, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from iree_gauntlet.document import INK, PAPER, Bars, Chart, IntervalBar, Sparkline, Timeline
+from iree_gauntlet.document import INK, PAPER, Bar, Chart, IntervalBar, Sparkline, Timeline
 from iree_gauntlet.formatting import VERDICT_STYLES, add_verdict_sign, format_duration, join_lines
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _LANE_HEIGHT, _MAX_LANES = 16, 40
 _OUTLINED_TONES = ("bad", "broken")
 # With more spans than this, none has a name, because each name would be a line of the page.
 _MAX_NAMED_SPANS = 400
-_TICKS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
+_TICKS = (1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 _STOPS_HEIGHT, _STOP_LABEL_HEIGHT = 170, 24
 # With more stops than this, the picture shows no values; the table has them.
 _MAX_VALUED_STOPS, _MAX_TEXT_CHARS = 16, 24
@@ -50,11 +50,12 @@ def draw_column(column: Column, cells: Sequence[Cell]) -> tuple[Markup, list[Mar
         return axis, [
             _make_interval(cell, column, to_x) if isinstance(cell, IntervalBar) else Markup() for cell in cells
         ]
-    maximum = max((value for cell in cells if isinstance(cell, Bars) for value in cell.values), default=0.0) or 1.0
+    values = [0.0, *(cell.value for cell in cells if isinstance(cell, Bar))]
+    low, high = min(values), max(values)
     pictures = []
     for cell in cells:
-        bars = _make_bars(cell, maximum) if isinstance(cell, Bars) else Markup()
-        pictures.append(_make_course(cell) if isinstance(cell, Sparkline) else bars)
+        bar = _make_bar(cell, low, high) if isinstance(cell, Bar) else Markup()
+        pictures.append(_make_course(cell) if isinstance(cell, Sparkline) else bar)
     return Markup(), pictures
 
 
@@ -130,15 +131,13 @@ def _make_interval(cell: IntervalBar, column: Column, to_x: Callable[[float], fl
     return _make_svg("forest", _CELL_WIDTH, _CELL_HEIGHT, "".join(parts))
 
 
-def _make_bars(cell: Bars, maximum: float) -> Markup:
-    height = _CELL_HEIGHT / len(cell.values)
-    tone_classes = ["plain"] * (len(cell.values) - 1) + [tone(cell.verdict)]
-    parts = (
-        f'<rect class="bar {tone_class}" y="{index * height + 1:.1f}" width="{_CELL_WIDTH * (value / maximum):.1f}" '
-        f'height="{height - 2:.1f}"/>'
-        for index, (value, tone_class) in enumerate(zip(cell.values, tone_classes, strict=True))
+def _make_bar(cell: Bar, low: float, high: float) -> Markup:
+    """Draw a bar on a scale from `low` to `high`, and a line at 0."""
+    start, zero, end = (
+        _CELL_WIDTH * ((value - low) / (high - low or 1.0)) for value in (min(cell.value, 0), 0, max(cell.value, 0))
     )
-    return _make_svg("bars", _CELL_WIDTH, _CELL_HEIGHT, "".join(parts))
+    bar = f'<rect class="bar {tone(cell.verdict)}" x="{start:.1f}" y="1" width="{end - start:.1f}" height="16"/>'
+    return _make_svg("bars", _CELL_WIDTH, _CELL_HEIGHT, bar + _format_vertical(zero, _CELL_HEIGHT, "zero"))
 
 
 def _make_course(cell: Sparkline) -> Markup:

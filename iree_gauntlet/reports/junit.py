@@ -113,6 +113,16 @@ def list_suites(outcome: RunOutcome, label: str = "") -> list[ET.Element]:
     return suites
 
 
+def make_toolchain_suite(label: str, problem: str, hint: str, left_out: bool) -> ET.Element:
+    """Return a suite of one test for an IREE with a problem: skipped if the IREE was left out, otherwise an error."""
+    case = junit_xml.TestCase("toolchain", join_lines(f"{label}.iree"), 0.0)
+    if left_out:
+        case.add_skipped_info(join_lines(problem), hint)
+    else:
+        case.add_error_info(join_lines(problem), hint, "error")
+    return make_suite(f"{label}/toolchain", [case], {})
+
+
 def _make_case(step: StepOutcome, outcome: RunOutcome, prefix: str) -> junit_xml.TestCase:
     case = junit_xml.TestCase(
         name=join_lines(step.name),

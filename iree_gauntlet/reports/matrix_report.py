@@ -12,7 +12,6 @@ import itertools
 import json
 import math
 import statistics
-import xml.etree.ElementTree as ET
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import compress
@@ -47,9 +46,9 @@ from iree_gauntlet.formatting import (
 )
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NO_VALUE, MatrixCell
-from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, MatrixRow, read_matrix_outcome
+from iree_gauntlet.records.matrix_outcome import MatrixOutcome, MatrixRow, read_matrix_outcome
 from iree_gauntlet.reports.compare_report import make_unaffected_blocks
-from iree_gauntlet.reports.junit import format_junit, list_suites
+from iree_gauntlet.reports.junit import format_junit, list_suites, make_toolchain_suite
 from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance
 from iree_gauntlet.variants import split_side
 
@@ -366,25 +365,10 @@ def format_matrix_junit(matrix: MatrixOutcome) -> str:
     suites = []
     for iree in matrix.irees:
         suites += list_suites(iree.outcome, iree.label) if iree.outcome is not None else []
-        suites += [_make_toolchain_suite(iree)] if iree.problem else []
+        left_out = iree.exit_code in (None, ExitCode.OK)
+        suites += [make_toolchain_suite(iree.label, iree.problem, iree.hint, left_out)] if iree.problem else []
     seconds = sum(float(suite.get("time", "0")) for suite in suites)
     return format_junit(f"iree-gauntlet matrix {matrix.opening.suite}".rstrip(), suites, seconds)
-
-
-def _make_toolchain_suite(iree: MatrixIree) -> ET.Element:
-    """Return a suite of one test, which is skipped if the IREE was left out, and otherwise an error."""
-    is_skipped = iree.exit_code in (None, ExitCode.OK)
-    counts = {"tests": "1", "failures": "0", "errors": str(int(not is_skipped)), "skipped": str(int(is_skipped))}
-    suite = ET.Element("testsuite", {"name": join_lines(f"{iree.label}/toolchain"), **counts, "time": "0.000"})
-    case = ET.SubElement(
-        suite, "testcase", {"name": "toolchain", "classname": join_lines(f"{iree.label}.iree"), "time": "0.000"}
-    )
-    attributes = {} if is_skipped else {"type": "error"}
-    element = ET.SubElement(
-        case, "skipped" if is_skipped else "error", {**attributes, "message": join_lines(iree.problem)}
-    )
-    element.text = iree.hint
-    return suite
 
 
 def format_matrix_json(matrix: MatrixOutcome) -> str:

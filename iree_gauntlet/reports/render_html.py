@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 
 _MEMORY = re.compile(r'<meta name="memory" content="([^"]*)">')
+# A long name may continue on another line behind these characters.
+_NAME_BREAK = re.compile(r"(?<=[/_$])(?=\w)")
 # This matches a number up to its decimal point.
 _INTEGER_PART = re.compile(r"[^\d.]{0,2}[\d,]*")
 # The verdict words of exit codes; other exit codes have `inconclusive`.
@@ -167,7 +169,7 @@ def _format_cell(column: Column, cell: Cell, tail: str) -> str:
     if word in VERDICT_STYLES:
         return f'<span class="{tone(word)}">{_format_aligned(text, tail) if column.right else html.escape(text)}</span>'
     if column.kind is ColumnKind.NAME:
-        return f"<code>{html.escape(text)}</code>" if text else ""
+        return f"<code>{_NAME_BREAK.sub('<wbr>', html.escape(text))}</code>" if text else ""
     return _format_aligned(text, tail) if column.right else html.escape(text)
 
 

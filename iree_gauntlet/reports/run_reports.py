@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 from iree_gauntlet.cases import Origin, Verdict
 from iree_gauntlet.document import (
-    Bars,
+    Bar,
     Block,
     Cell,
     Code,
@@ -436,7 +436,7 @@ def _show_time_spent(outcome: RunOutcome) -> Iterator[Block]:
     rows: list[tuple[Cell, ...]] = []
     for stage, group in stages.items():
         times, wait = [span.seconds for span in group], sum(span.waited for span in group)
-        rows.append((stage, float(len(group)), sum(times), Bars((sum(times),), ""), max(times), wait or None))
+        rows.append((stage, float(len(group)), sum(times), Bar(sum(times)), max(times), wait or None))
     idle_note = f"; for {format_duration(outcome.seconds - busy)} no step ran" if outcome.seconds - busy >= 1 else ""
     text = f"{format_duration(outcome.seconds)} in total{idle_note}. Steps that ran in parallel count in full below."
     longest = sorted(spans, key=lambda span: -span.seconds)[:_MAX_LONG_STEPS]

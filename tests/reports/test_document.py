@@ -49,7 +49,7 @@ COLUMNS = (
 _TAGS = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "a", "code", "pre"}
 _TAGS |= {"p", "strong", "ul", "li", "div", "table", "thead", "tbody", "tr", "th", "td"}
 _TAGS |= {"figure", "figcaption", "img", "svg", "path", "use", "details", "summary"}
-_TAGS |= {"header", "main", "footer", "span", "dl", "dt", "dd", "script"}
+_TAGS |= {"header", "main", "footer", "span", "dl", "dt", "dd", "script", "wbr"}
 _SVG = "<svg><path/></svg>"
 ROWS: tuple[tuple[Cell, ...], ...] = (
     ("ocr/cls@cpu", "good", 9.1, 76, 61.2, 0.031, ""),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lxml import etree, html
 
 from iree_gauntlet.document import (
-    Bars,
+    Bar,
     Chart,
     Column,
     ColumnKind,
@@ -85,18 +85,21 @@ def test_a_ratio_without_end_stands_at_its_edge() -> None:
 
 @given(st.lists(st.tuples(_ANY, _ANY), min_size=1, max_size=4))
 def test_any_figure_stays_in_the_picture(figures: list[tuple[float, float]]) -> None:
-    bars = draw_column(Column("x", ColumnKind.DRAWN), [Bars(pair) for pair in figures])[1]
+    bars = draw_column(Column("x", ColumnKind.DRAWN), [Bar(low / 4 - high / 4) for low, high in figures])[1]
     held = [draw_held_bar(share, "passed") for pair in figures for share in pair]
     for most, svg in [*((200, bar) for bar in bars), *((100, bar) for bar in held)]:
         assert all(0 <= width <= most for width in _xs(svg, "//rect/@width"))
     assert _xs(draw_held_bar(math.nan, "failed"), "//rect/@width") == [100]
 
 
-def test_bars_are_in_proportion_to_all_of_their_column() -> None:
-    _, (one, other) = draw_column(Column("x", ColumnKind.DRAWN), [Bars((10.0, 20.0), "slower"), Bars((40.0, 0.0))])
-    assert _xs(one, "//rect/@width") == [50, 100]
-    assert _xs(other, "//rect/@width") == [200, 0]
-    assert html.fromstring(one).xpath("//rect/@class") == ["bar plain", "bar bad"]
+def test_bars_begin_at_zero_and_are_in_proportion_to_all_of_their_column() -> None:
+    column = Column("x", ColumnKind.DRAWN)
+    _, (more, less, nothing) = draw_column(column, [Bar(15.0, "slower"), Bar(-5.0, "faster"), Bar(0.0)])
+    for bar, x, width in ((more, 50, 150), (less, 0, 50), (nothing, 50, 0)):
+        assert (_xs(bar, "//rect/@x"), _xs(bar, "//rect/@width"), _xs(bar, "//line/@x1")) == ([x], [width], [50])
+    assert html.fromstring(more).xpath("//rect/@class") == ["bar bad"]
+    _, (only,) = draw_column(column, [Bar(2.0)])
+    assert (_xs(only, "//rect/@x"), _xs(only, "//rect/@width")) == ([0], [200])
 
 
 def test_a_figure_beyond_its_limit_is_longer_than_the_way_to_it() -> None:

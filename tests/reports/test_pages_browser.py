@@ -18,6 +18,7 @@ from tests.support.browser import NEEDS_CHROMIUM, OpenPage, launch_chromium
 from tests.support.journal_builder import JournalBuilder, make_check, make_every_verdict, make_samples
 from tests.support.matrix_builder import write_four_releases
 from tests.support.places import ROOT
+from tests.support.whole_records import write_comparison
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 _RECORDED = ROOT / "tests" / "data" / "recorded"
+# The pixels between the margins of a printed page, by Chromium's own margins.
+_A4_WIDTH = 717
 _HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'`|\\" + "n" * 160
 # The least contrast of text: WCAG 2.2, 1.4.3.
 _CONTRAST = 4.5
@@ -88,6 +91,16 @@ def _failures() -> JournalBuilder:
     return builder
 
 
+def _long_names(folder: Path) -> Path:
+    """A comparison of models and dispatches with long names."""
+    for journal in (write_comparison(folder), *folder.glob("?/journal.jsonl")):
+        text = journal.read_text(encoding="utf-8").replace("toy/", "rapid_orientation_of_documents/classifier_")
+        journal.write_text(
+            text.replace('"matmul"', f'"main$async_dispatch_14{"_conv_14x14x256" * 4}"'), encoding="utf-8"
+        )
+    return folder
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
@@ -96,6 +109,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {"run": make_every_verdict, "thousands": _thousands, "failures": _failures}
     written = {name: builder().write(folder / name) for name, builder in made.items()}
     written |= {name: folder / name for name in ("compare", "matrix", "bisect")}
+    written["long"] = _long_names(folder / "long")
     written["releases"] = write_four_releases(folder / "releases")
     written["explained"] = explained(failed_run(folder))
     for path in written.values():
@@ -106,12 +120,18 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     history.write_text(history_page(*items, findings=tuple(step(item, 31) for item in items)), encoding="utf-8")
     index, _ = write_index(folder, make_reports, all_of_them=True)
     found = {"history": history, "index": index, "explanation": written["explained"] / "explain" / "explain.html"}
-    names = {"compare": "comparison", "bisect": "bisect", "matrix": "matrix", "releases": "matrix"}
+    names = {
+        "compare": "comparison",
+        "long": "comparison",
+        "bisect": "bisect",
+        "matrix": "matrix",
+        "releases": "matrix",
+    }
     return {name: path / f"{names.get(name, 'summary')}.html" for name, path in written.items()} | found
 
 
 _PAGES = (
-    *("run", "thousands", "failures", "compare", "matrix", "bisect", "releases", "explained", "explanation"),
+    *("run", "thousands", "failures", "compare", "long", "matrix", "bisect", "releases", "explained", "explanation"),
     *("history", "index"),
 )
 
@@ -220,6 +240,18 @@ def test_a_hostile_name_is_text(browser: Browser, pages: dict[str, Path]) -> Non
     assert opened.page.locator("script").count() == 1
     assert "<script>alert(1)</script>" in opened.page.locator("h3").first.inner_text()
     assert json.loads((pages["failures"].parent / JOURNAL).read_text().splitlines()[0])["event"] == "opening"
+
+
+def test_a_comparison_is_whole_at_1280_pixels_and_on_paper(browser: Browser, pages: dict[str, Path]) -> None:
+    for width, media in ((1280, "screen"), (_A4_WIDTH, "print")):
+        opened = OpenPage(browser, pages["long"], width)
+        opened.page.emulate_media(media="print" if media == "print" else "screen")
+        for table in opened.page.locator("table").all():
+            assert (table.bounding_box() or {"width": 0})["width"] <= width
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+        overflowing = "[...document.querySelectorAll('.wide')].filter((e) => e.scrollWidth > e.clientWidth).length"
+        assert opened.page.evaluate(overflowing) == 0
+        opened.context.close()
 
 
 def test_on_paper_everything_that_scrolls_is_there(browser: Browser, pages: dict[str, Path]) -> None:

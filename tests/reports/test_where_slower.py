@@ -67,7 +67,26 @@ def test_one_row_and_none() -> None:
     assert "this row makes up 79 % of the difference" in dispatch_lines(rows=ROWS[:1])[0]
     lines = dispatch_lines(rows=(), b_ns=2_000_000)
     assert lines[0] == "profiled: 2.00 ms in A, 2.00 ms in B (0.0000 ms); no dispatch stands out"
-    assert lines[-1].endswith("–")
+    assert lines[2:] == [
+        "dispatch                   A ms    B ms  difference ms",
+        "the other 41 dispatches  0.1000  0.1200        +0.0200",
+    ]
+
+
+def test_rows_that_explain_nothing_are_left_out() -> None:
+    rows = (ROWS[0], row("main$async_dispatch_1_copy", 500_000, 499_000))
+    lines = dispatch_lines(rows=rows, others=replace(OTHERS, b_ns=100_000))
+    assert [line.split("  ")[0] for line in lines[2:]] == [
+        "dispatch",
+        "main$async_dispatch_0_conv_3x3_f32 (2 dispatches)",
+    ]
+    counted = DispatchComparison(unit="instructions", difference=replace(FOUND, rows=rows, others=OTHERS))
+    assert [line.split("  ")[0] for line in render_lines(make_dispatch_blocks(counted))[2:]] == [
+        "dispatch",
+        "main$async_dispatch_0_conv_3x3_f32 (2 functions of dispatches)",
+        "main$async_dispatch_1_copy",
+        "the other 41 functions of dispatches",
+    ]
 
 
 def test_what_was_measured_stands_beside_what_was_profiled() -> None:
