@@ -46,7 +46,7 @@ from iree_gauntlet.measuring.instructions.counters import find_counter, read_cou
 from iree_gauntlet.measuring.instructions.work import Work, combine_work, judge_parts
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match, match_dispatches
-from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
+from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict, check_against_control
 from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, plan_looks
 from iree_gauntlet.records.compare_record import (
     COMPARISON,
@@ -293,19 +293,12 @@ class _Comparison:
         )
         self.log.write("prepared", event)
 
-    def _write_verdicts(self, verdicts: Mapping[str, ModelVerdict]) -> dict[str, WorkVerdict]:
-        """Write the verdicts; if a model's instructions were counted, its verdict includes the change of the work."""
+    def _write_verdicts(self, verdicts: dict[str, ModelVerdict]) -> dict[str, WorkVerdict]:
+        """Write the verdicts, in which the work of each model whose instructions were counted is weighed in place."""
         works = self._judge_counts(verdicts)
+        verdicts |= {chain: add_work(verdicts[chain], work) for chain, work in works.items()}
         for chain, verdict in verdicts.items():
-            event = verdict.record()
-            if work := works.get(chain):
-                event = replace(event, work=work)
-                if verdict.verdict == TimeVerdict.INCONCLUSIVE:
-                    suffix = f" as compiled for {work.cpu}" if work.cpu else ""
-                    change = f"{work.verdict} ({work.change_by_part}){suffix}"
-                    same_work = f"the {change}: the counted code does no more"
-                    summary = same_work if work.verdict == Work.SAME else change
-                    event = replace(event, reason=f"{event.reason}; {summary}")
+            event = replace(verdict.record(), work=works.get(chain))
             self.log.write("result", ComparisonVerdict(times=event), step=chain)
         self.log.write("summary", summarise_verdicts(verdicts))
         return works
@@ -443,6 +436,27 @@ def make_compare_settings(request: CompareRequest, execution: ExecutionRequest, 
         replace_disturbed=execution.replaces_disturbed,
     )
     return CompareSettings(request.metric, rules, make_round_settings(request, local=local))
+
+
+def add_work(verdict: ModelVerdict, work: WorkVerdict) -> ModelVerdict:
+    """Add to the reason what the work says; a difference that it does not explain must exceed that of A with A."""
+    comparison = verdict.comparison
+    change = f"({work.change_by_part}){f' as compiled for {work.cpu}' if work.cpu else ''}"
+    word, expected = ("more", Work.MORE) if verdict.verdict == TimeVerdict.SLOWER else ("fewer", Work.LESS)
+    if comparison and comparison.differs and work.verdict != expected:
+        note = f"B executes no {word} instructions {change}: layout, caches, frequency"
+        if verdict.control:
+            comparison = check_against_control(comparison, verdict.control, by_interval=True)
+    elif verdict.verdict != TimeVerdict.INCONCLUSIVE:
+        return verdict
+    elif work.verdict == Work.SAME:
+        note = f"the {work.verdict} {change}: the counted code does no more"
+    else:
+        note = f"{work.verdict} {change}"
+    if comparison is None:
+        return replace(verdict, failure=f"{verdict.failure}; {note}")
+    comparison = replace(comparison, reason=f"{comparison.reason}; {note}")
+    return replace(verdict, comparison=comparison, is_contradicted=verdict.is_contradicted and comparison.differs)
 
 
 def _count_dispatches(

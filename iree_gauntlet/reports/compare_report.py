@@ -36,6 +36,7 @@ from iree_gauntlet.formatting import (
     format_cpus,
     format_dispatch_cost,
     format_duration,
+    format_factor,
     format_milliseconds,
     format_ratio,
     format_span,
@@ -47,7 +48,7 @@ from iree_gauntlet.records.chain_figures import make_matrix_cell
 from iree_gauntlet.records.compare_record import SIDE_NAMES, read_comparison
 from iree_gauntlet.records.outcome import list_lock_remarks, read_outcome
 from iree_gauntlet.reports.junit import format_junit, make_suite
-from iree_gauntlet.reports.report_files import Reports, count_seconds_between, make_pages, make_provenance
+from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -65,35 +66,27 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import DispatchChange
 
 
-# The keys are fields of a row; pages draw the interval after the models.
-_TIME_COLUMNS = {
+# The keys are fields of a row; pages draw the interval after the models. Columns without a value are left out.
+_ROW_COLUMNS = {
     "verdict": Column("verdict", ColumnKind.VERDICT),
     "model": Column("model", ColumnKind.NAME),
     "interval": Column("B: faster · slower", ColumnKind.DRAWN),
     # The times of A and B are text, because they include the spread.
-    "a": Column("A", ColumnKind.NUMBER, "ms", rank=3),
-    "b": Column("B", ColumnKind.NUMBER, "ms", rank=2),
+    "a": Column("A", ColumnKind.NUMBER, "ms", rank=4),
+    "b": Column("B", ColumnKind.NUMBER, "ms", rank=3),
     "ratio": Column("B against A", ColumnKind.NUMBER),
-    "span": Column("interval", ColumnKind.NUMBER, rank=1),
-    "work": Column("work", ColumnKind.NUMBER, rank=4),
-    "floor": Column("A against A", ColumnKind.NUMBER, rank=5),
+    "span": Column("interval", ColumnKind.NUMBER, rank=2),
+    "work": Column("work", ColumnKind.NUMBER, rank=5),
+    "floor": Column("A against A", ColumnKind.NUMBER, rank=6),
+    "dispatched": Column("in dispatches", ColumnKind.NUMBER, rank=1),
+    "outside": Column("outside", ColumnKind.NUMBER, rank=1),
 }
+_WORK_TITLES = {"interval": "B: less · more work", "span": "difference"}
 _ROUND_COLUMNS = {
     "model": Column("model", ColumnKind.NAME),
     "rounds": Column("rounds"),
     "cpus": Column("CPUs"),
     "worker": Column("worker"),
-}
-_WORK_COLUMNS = {
-    "verdict": Column("verdict", ColumnKind.VERDICT),
-    "model": Column("model", ColumnKind.NAME),
-    "interval": Column("B: less · more work", ColumnKind.DRAWN),
-    "a": Column("A", ColumnKind.NUMBER, rank=4),
-    "b": Column("B", ColumnKind.NUMBER, rank=3),
-    "ratio": Column("B against A", ColumnKind.NUMBER),
-    "span": Column("difference", ColumnKind.NUMBER, rank=5),
-    "dispatched": Column("in dispatches", ColumnKind.NUMBER, rank=1),
-    "outside": Column("outside", ColumnKind.NUMBER, rank=2),
 }
 _CHANGE_COLUMNS = (
     Column("model", ColumnKind.NAME),
@@ -385,7 +378,7 @@ def _make_comparison_document(
             ", ".join(side.title for side in record.sides),
             replace(opening, command=first.command, cwd=first.cwd, version=first.version),
             ("comparison.md", "comparison.json", "junit.xml"),
-            count_seconds_between(opening.time, record.end.time if record.end else ""),
+            record.end,
         ),
     )
 
@@ -426,9 +419,10 @@ def _show_rows(record: ComparisonRecord, rows: Sequence[TimeRow]) -> Iterator[Bl
     margins = (rules.least_work,) if by_work else (rules.least, rules.band)
     # A path is shortened to its last part.
     heads = {side.name.lower(): f"{side.name} {side.asked.rpartition('/')[2]}" for side in record.sides}
+    heads |= _WORK_TITLES if by_work else {}
     columns = {
-        name: replace(column, title=heads.get(name, column.title), margins=margins)
-        for name, column in (_WORK_COLUMNS if by_work else _TIME_COLUMNS).items()
+        name: replace(column, title=heads.get(name, column.title), unit="" if by_work else column.unit, margins=margins)
+        for name, column in _ROW_COLUMNS.items()
     }
     yield from _make_row_table(columns, rows)
     if not by_work and any(row.interval for row in rows):
@@ -616,7 +610,8 @@ def _list_notes(profiles: DispatchDifference) -> list[str]:
     if profiles.measured is not None:
         a, b = profiles.measured.a_ns, profiles.measured.b_ns
         a_text, b_text = format_dispatch_cost(a, "ms"), format_dispatch_cost(b, "ms")
-        note = f"measured without the profiler: {a_text} ms in A, {b_text} ms in B ({_sign_number(b - a)} ms)"
+        cost = format_factor((profiles.a_ns + profiles.b_ns) / (a + b)) if a + b else "–"
+        note = f"the profiler costs {cost}: without it {a_text} ms in A, {b_text} ms in B ({_sign_number(b - a)} ms)"
         if b != a and not 1 / _MAX_PROFILE_RATIO <= (profiles.b_ns - profiles.a_ns) / (b - a) <= _MAX_PROFILE_RATIO:
             note += "; the profile shows another difference, and does not explain this one"
         notes.insert(0, note)

@@ -43,7 +43,7 @@ from iree_gauntlet.records.run_folder import LATEST
 from iree_gauntlet.reports.compare_report import make_comparison_reports
 from iree_gauntlet.reports.matrix_report import make_matrix_reports
 from iree_gauntlet.reports.output import Output, open_progress
-from iree_gauntlet.reports.report_files import Reports, count_seconds_between, make_pages, make_provenance
+from iree_gauntlet.reports.report_files import Reports, make_pages, make_provenance
 from iree_gauntlet.reports.run_reports import read_run_reports
 from iree_gauntlet.reports.runs_index import write_index
 from iree_gauntlet.settings import find_runs_folder, format_path
@@ -132,12 +132,7 @@ def bisect_document(outcome: BisectOutcome) -> Document:
         tuple(details),
         outcome.exit_code,
         meaning="the flags have no effect" if is_without_effect else _BISECT_MEANINGS.get(outcome.exit_code, ""),
-        provenance=make_provenance(
-            subject,
-            opening,
-            ("bisect.md", "bisect.json"),
-            count_seconds_between(opening.time, outcome.end.time if outcome.end else ""),
-        ),
+        provenance=make_provenance(subject, opening, ("bisect.md", "bisect.json"), outcome.end),
     )
 
 
@@ -199,12 +194,7 @@ def _make_explain_document(outcome: ExplainOutcome, folder: Path | None) -> Docu
         ),
         outcome.exit_code,
         meaning=_MEANINGS.get(outcome.exit_code, ""),
-        provenance=make_provenance(
-            compiler,
-            opening,
-            ("explain.md", "explain.json"),
-            count_seconds_between(opening.time, outcome.end.time if outcome.end else ""),
-        ),
+        provenance=make_provenance(compiler, opening, ("explain.md", "explain.json"), outcome.end),
     )
 
 

@@ -361,7 +361,6 @@ def _format_sparkline(values: Sequence[float], width: int = _SPARKLINE_WIDTH) ->
 
 
 def _format_figure_text(value: float, unit: str) -> str:
-    """Format a value with its unit."""
     if unit == "ms":
         return f"{format_milliseconds(value)} ms"
     text = f"{value:,.0f}" if value == int(value) and abs(value) >= 1 else f"{value:.4g}"

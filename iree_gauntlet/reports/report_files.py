@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.document import Document
-    from iree_gauntlet.journal_events import Opening
+    from iree_gauntlet.journal_events import EndEvent, Opening
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.records.outcome import RunOutcome
 
@@ -42,20 +42,19 @@ _CUT_NOTE = "*Cut here: this page has reached its largest size. The whole report
 
 
 def make_provenance(
-    iree: str, opening: Opening | RunOutcome, files: Iterable[str], seconds: float | None = None
+    iree: str, opening: Opening | RunOutcome, files: Iterable[str], end: EndEvent | float | None = None
 ) -> Provenance:
-    """Return a report's origin for the page's head and foot; `files` are beside it; `seconds`: None if unfinished."""
-    start_text = f"{datetime.fromisoformat(opening.time).astimezone(UTC):%Y-%m-%d %H:%M} UTC" if opening.time else ""
+    """Return a report's origin for the page's head and foot; `files` are beside it; `end` may be its seconds."""
+    start = datetime.fromisoformat(opening.time).astimezone(UTC) if opening.time else None
+    start_text = f"{start:%Y-%m-%d %H:%M} UTC" if start else ""
+    seconds = end if isinstance(end, float) else None
+    if start and end is not None and not isinstance(end, float):
+        seconds = (datetime.fromisoformat(end.time) - start).total_seconds()
     machine_info = opening.machine
     cores = f"{machine_info.cores} cores" if machine_info.cores else ""
     memory = format_bytes(machine_info.memory_bytes) if machine_info.memory_bytes else ""
     machine = ", ".join(filter(None, (machine_info.host, machine_info.cpu, cores, memory)))
     return Provenance(start_text, iree, machine, opening.command, opening.cwd, opening.version, tuple(files), seconds)
-
-
-def count_seconds_between(begin: str, end: str) -> float | None:
-    """Return the seconds between the times of two events; None if either time is missing."""
-    return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds() if begin and end else None
 
 
 @dataclass(frozen=True)

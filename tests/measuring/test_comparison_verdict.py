@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -330,6 +331,22 @@ def test_a_difference_no_larger_than_the_control_s_is_none() -> None:
     assert "no more than A against itself" in check_against_control(slower, wide).reason
     quiet = compare_log_ratios(np.linspace(-0.01, 0.012, 10), _PLAN)
     assert check_against_control(slower, quiet) == slower
+
+
+def test_a_difference_that_work_does_not_explain_is_beyond_the_interval_of_the_control() -> None:
+    slower, faster = (compare_log_ratios(np.full(10, shift), _PLAN) for shift in (0.05, -0.05))
+    for (low, high), verdicts in (
+        ((-0.02, 0.03), (TimeVerdict.SLOWER, TimeVerdict.FASTER)),
+        ((-0.02, 0.06), (TimeVerdict.INCONCLUSIVE, TimeVerdict.INCONCLUSIVE)),
+        ((-0.06, 0.02), (TimeVerdict.INCONCLUSIVE, TimeVerdict.INCONCLUSIVE)),
+    ):
+        control = replace(slower, verdict=TimeVerdict.SAME, ratio=1.0, low=math.exp(low), high=math.exp(high))
+        judged = tuple(check_against_control(one, control, by_interval=True) for one in (slower, faster))
+        assert tuple(one.verdict for one in judged) == verdicts
+        assert check_against_control(slower, control) == slower
+    assert judged[0].reason == "+5.1 % is no more than A against itself shows (-5.8 to +2.0 %)"
+    unbounded = replace(control, low=0.0, high=math.inf)
+    assert check_against_control(slower, unbounded, by_interval=True).verdict == TimeVerdict.INCONCLUSIVE
 
 
 def test_simulated_blocks_and_ratios_are_the_same_evidence() -> None:

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
 from iree_gauntlet.cases import Verdict
+from iree_gauntlet.engine.rounds.blocks import PairSamples
+from iree_gauntlet.experiments.compare import add_work
+from iree_gauntlet.experiments.session_verdicts import ModelVerdict
 from iree_gauntlet.figures import Figure
+from iree_gauntlet.measuring.statistics.comparison_verdict import compare_log_ratios
+from iree_gauntlet.measuring.statistics.rounds import plan_looks
 from iree_gauntlet.records.chain_figures import ChainFigures, MatrixCell
 from iree_gauntlet.records.compare_record import WorkVerdict
 from iree_gauntlet.records.matrix_outcome import MatrixRow
@@ -18,6 +29,7 @@ _VERDICT = {
     "cpu": "x86-64-v3,-fma",
     "outside": 1_874,
 }
+_CHANGE = "(+0.3440 %: ) as compiled for x86-64-v3,-fma"
 
 
 def test_a_verdict_says_what_each_part_does() -> None:
@@ -31,6 +43,50 @@ def test_a_verdict_says_what_each_part_does() -> None:
     assert new.change_by_part == (
         "-0.0007 %: in dispatches +760 (+0.1753 %), more in f_dispatch_1_mm; "
         "outside of dispatches -764 (-0.6244 %), within its limits"
+    )
+
+
+def _judged(shift: float, control_shift: float = 0.0) -> ModelVerdict:
+    """The verdict of ten blocks whose sides differ by a shift, and whose control spreads as wide as another one."""
+    plan = plan_looks(0.01)
+    times, control = compare_log_ratios(np.full(10, shift), plan), compare_log_ratios(np.zeros(10), plan)
+    control = replace(control, low=math.exp(-control_shift), high=math.exp(control_shift))
+    return ModelVerdict("m/a@cpu", times, control, None, PairSamples(), "", is_contradicted=True)
+
+
+def _reason(verdict: ModelVerdict) -> str:
+    return verdict.comparison.reason if verdict.comparison else ""
+
+
+def _work(verdict: str) -> WorkVerdict:
+    return WorkVerdict.from_dict(_VERDICT | {"verdict": verdict, "parts": []})
+
+
+@pytest.mark.parametrize(
+    ("shift", "verdict", "unexplained", "word"),
+    [(0.05, "slower", ("same work", "less work"), "more"), (-0.05, "faster", ("same work", "more work"), "fewer")],
+)
+def test_a_difference_without_work_says_so_and_is_none_within_the_control(
+    shift: float, verdict: str, unexplained: tuple[str, ...], word: str
+) -> None:
+    for work in ("same work", "less work", "more work"):
+        quiet, wide = (add_work(_judged(shift, control), _work(work)) for control in (0.01, 0.06))
+        assert quiet.verdict == verdict
+        note = f"; B executes no {word} instructions {_CHANGE}: layout, caches, frequency"
+        assert _reason(quiet).endswith(note) is _reason(wide).endswith(note) is (work in unexplained)
+        assert (wide.verdict, wide.is_contradicted) == (
+            ("inconclusive", False) if work in unexplained else (verdict, True)
+        )
+
+
+def test_what_is_undecided_says_what_the_work_is() -> None:
+    same = add_work(_judged(0.005), _work("same work"))
+    assert same.verdict == "same"
+    assert "instructions" not in _reason(same)
+    without = ModelVerdict("m/a@cpu", None, None, None, PairSamples(), "the time is up")
+    assert add_work(without, _work("more work")).record().reason == f"the time is up; more work {_CHANGE}"
+    assert add_work(without, _work("same work")).record().reason == (
+        f"the time is up; the same work {_CHANGE}: the counted code does no more"
     )
 
 

@@ -91,7 +91,7 @@ def test_rows_that_explain_nothing_are_left_out() -> None:
 
 def test_what_was_measured_stands_beside_what_was_profiled() -> None:
     note = dispatch_lines(measured=UnprofiledTimes(a_ns=1_900_000, b_ns=4_000_000))[-1]
-    assert note == "note: measured without the profiler: 1.90 ms in A, 4.00 ms in B (+2.10 ms)"
+    assert note == "note: the profiler costs ×1.11: without it 1.90 ms in A, 4.00 ms in B (+2.10 ms)"
     for b_ns in (1_900_000, 4_100_000):
         assert dispatch_lines(measured=UnprofiledTimes(a_ns=4_000_000, b_ns=b_ns))[-1].endswith(
             "the profile shows another difference, and does not explain this one"

@@ -158,19 +158,23 @@ def compare_log_ratios(
     )
 
 
-def check_against_control(comparison: Comparison, control: Comparison) -> Comparison:
+def check_against_control(comparison: Comparison, control: Comparison, *, by_interval: bool = False) -> Comparison:
     """Check a difference against the comparison of A with A in the same session.
 
     A against A (control) is a negative control. It does not widen the margin, which would only cost power: with random
     block orders, noise alone gives no more false alarms than stated. But if A differs from itself, more than the
     difference of the sides is measured, so the session is void (`inconclusive`, whatever B's result is). Also, a
-    difference is not reported if it is no larger than the difference of A against A.
+    difference is not reported if it is no larger than the difference of A against A, or, `by_interval`, than the ends
+    of its interval: this is for a difference that the work of the sides does not explain.
     """
     control_ratio = format_ratio(control.ratio)
+    ends = (control.low, control.high) if by_interval else (control.ratio,)
+    widest = max(abs(math.log(end)) if 0 < end < math.inf else math.inf for end in ends)
     if control.differs:
         reason = f"void: A against itself is {control.verdict} ({control_ratio}); find what differs, and repeat"
-    elif comparison.differs and abs(math.log(comparison.ratio)) <= abs(math.log(control.ratio)):
-        reason = f"{format_ratio(comparison.ratio)} is no more than A against itself shows ({control_ratio})"
+    elif comparison.differs and abs(math.log(comparison.ratio)) <= widest:
+        shown = format_span(*ends) if len(ends) == 2 else control_ratio
+        reason = f"{format_ratio(comparison.ratio)} is no more than A against itself shows ({shown})"
     else:
         return comparison
     return make_inconclusive(comparison, reason)
