@@ -213,6 +213,15 @@ class Table:
         """The table without columns that have no value in any row."""
         return self._select([any(row[index] is not None for row in self.rows) for index in range(len(self.columns))])
 
+    @property
+    def short_form(self) -> tuple[Paragraph | Table, ...]:
+        """The table without columns of a rank that are the same in all of several rows, after a sentence with them."""
+        columns = list(zip(self.columns, zip(*self.rows, strict=True), strict=True)) if len(self.rows) > 1 else []
+        common = [column.rank > 0 and len(set(cells)) == 1 for column, cells in columns]
+        texts = [f"{column.heading} {column.format_cell(cells[0])}" for column, cells in compress(columns, common)]
+        sentence = (Paragraph((f"In all rows: {', '.join(texts)}.",)),) if texts else ()
+        return (*sentence, self._select([not same for same in common]))
+
     def _select(self, selectors: list[bool]) -> Table:
         rows = tuple(tuple(compress(row, selectors)) for row in self.rows)
         return self if all(selectors) else replace(self, columns=tuple(compress(self.columns, selectors)), rows=rows)

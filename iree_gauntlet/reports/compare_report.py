@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import junit_xml
@@ -101,8 +101,6 @@ _LEGEND = (
     "A dot is B against A, its line the interval. The dark band is A against itself, the pale band what counts as "
     "the same (±{1:g} %). Beyond the dotted lines, B is slower or faster (±{0:g} %). Far from 0, the scale is denser."
 )
-_ERRORS = ("error", "inconclusive", "not measured")
-_FAILURES = ("slower", "more work")
 _COMPILE_COLUMNS = (Column("figure"), *(Column(title, ColumnKind.NUMBER) for title in ("A", "B", "B / A")))
 # The JUnit report has these properties for each side.
 _TOOLCHAIN_FIELDS = ("compiler", "compiler_commit", "runtime", "runtime_commit", "identity")
@@ -113,19 +111,14 @@ _MIN_SHOWN_SHARE = 0.005
 _MAX_PROFILE_RATIO = 2.0
 _NO_EFFECT = "no effect"
 _SAME_BYTES = "the modules of both sides are the same bytes, so nothing was measured"
-_VERDICT_ORDER = (
-    "slower",
-    "more work",
-    "error",
-    "inconclusive",
-    "faster",
-    "less work",
-    "not slower",
-    "same",
-    "same work",
-    _NO_EFFECT,
-    "not measured",
-)
+# In JUnit's report each verdict is a failure, an error, or a success; the order is that of tables.
+_JUNIT_KINDS = {
+    **dict.fromkeys(("slower", "more work"), "failure"),
+    **dict.fromkeys(("error", "inconclusive"), "error"),
+    **dict.fromkeys(("faster", "less work", "not slower", "same", "same work", _NO_EFFECT), ""),
+    "not measured": "error",
+}
+_VERDICT_ORDER = tuple(_JUNIT_KINDS)
 # Larger changes of a single measurement are pointed out.
 _MIN_NOTABLE_CHANGE = 0.25
 
@@ -255,10 +248,7 @@ def _make_work_row(model: str, verdict: WorkVerdict) -> TimeRow:
     if verdict.with_fma:
         fused_a, fused_b = (verdict.with_fma[side] for side in SIDE_NAMES)
         reason += f"; with fused multiply-adds {fused_b - fused_a:+,} ({format_count_change(fused_a, fused_b)})"
-    interval = IntervalBar(b / a, b / a, b / a, None, verdict.verdict)
-    dispatched = outside = ""
-    if verdict.outside is not None:
-        dispatched, outside = f"{b - a - verdict.outside:+,}", f"{verdict.outside:+,}"
+    outside = verdict.outside
     return TimeRow(
         model=model,
         verdict=verdict.verdict,
@@ -267,9 +257,9 @@ def _make_work_row(model: str, verdict: WorkVerdict) -> TimeRow:
         ratio=verdict.change,
         span=difference,
         reason=reason,
-        dispatched=dispatched,
-        outside=outside,
-        interval=interval,
+        dispatched="" if outside is None else f"{b - a - outside:+,}",
+        outside="" if outside is None else f"{outside:+,}",
+        interval=IntervalBar(b / a, b / a, b / a, None, verdict.verdict),
     )
 
 
@@ -406,9 +396,7 @@ def _show_comparison(
         yield from make_dispatch_blocks(location.dispatches)
         yield from make_dispatch_blocks(location.work) if location.work else ()
         yield from make_compile_blocks(location.compile)
-    notable = tuple(
-        (change.model, change.figure, change.a, change.b, change.change) for change in figures if change.notable
-    )
+    notable = tuple(astuple(change)[:-1] for change in figures if change.notable)
     if notable:
         yield from (Heading("What else changed"), Paragraph((_CHANGE_NOTE,)), Table(_CHANGE_COLUMNS, notable))
 
@@ -526,10 +514,9 @@ def _make_case(row: TimeRow, record: ComparisonRecord) -> junit_xml.TestCase:
     figures = "; ".join(filter(None, (figures if row.ratio else "", work, row.own_way, worker)))
     case = junit_xml.TestCase(name=metric, classname=join_lines(f"compare.{row.model}"), stdout=figures)
     message = join_lines(f"{row.verdict}: {row.ratio} {row.reason}" if row.ratio else f"{row.verdict}: {row.reason}")
-    if row.verdict in _FAILURES:
-        case.add_failure_info(message, figures, row.verdict)
-    elif row.verdict in _ERRORS:
-        case.add_error_info(message, figures, row.verdict)
+    if kind := _JUNIT_KINDS[row.verdict]:
+        add = case.add_failure_info if kind == "failure" else case.add_error_info
+        add(message, figures, row.verdict)
     return case
 
 

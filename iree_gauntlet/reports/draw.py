@@ -26,6 +26,8 @@ _EDGE_MARGIN = 5
 _MIN_LABEL_DISTANCE = 34
 _WIDTH = 1200
 _CHART_HEIGHT, _MAX_DOTS = 160, 150
+# The space for values to the left of a chart, the steps between its releases, and the space for the lower value.
+_CHART_LEFT, _CHART_STEPS, _MIN_VALUE_DISTANCE = 110, 5, 18
 # Lines that vary by a smaller share are not scaled to the full height.
 _MIN_RANGE = 0.02
 _LANE_HEIGHT, _MAX_LANES = 16, 40
@@ -113,11 +115,8 @@ def _make_interval(cell: IntervalBar, column: Column, to_x: Callable[[float], fl
     if margins:
         low, high = to_x(1 / (1 + margins[-1])), to_x(1 + margins[-1])
         parts.append(f'<rect class="band" x="{low:.1f}" width="{high - low:.1f}" height="{_CELL_HEIGHT}"/>')
-    for ratio in (1.0, *(side for margin in margins[:-1] for side in (1 + margin, 1 / (1 + margin)))):
-        x = to_x(ratio)
-        parts.append(
-            f'<line class="{"zero" if ratio == 1 else "margin"}" x1="{x:.1f}" x2="{x:.1f}" y2="{_CELL_HEIGHT}"/>'
-        )
+    ratios = (1.0, *(side for margin in margins[:-1] for side in (1 + margin, 1 / (1 + margin))))
+    parts += [_format_vertical(to_x(ratio), _CELL_HEIGHT, "zero" if ratio == 1 else "margin") for ratio in ratios]
     if cell.control:
         low, high = map(to_x, cell.control)
         parts.append(
@@ -156,15 +155,27 @@ def _make_course(cell: Sparkline) -> Markup:
 def _draw_chart(chart: Chart) -> Markup:
     levels = [] if chart.level is None else [chart.level]
     # The mark of a change is as high as the picture.
-    to_x, to_y = _make_scales(
-        [*chart.values, *levels], _WIDTH, _CHART_HEIGHT, len(chart.values), 0.0 if chart.changes else _MIN_RANGE
-    )
+    shown, last = [*chart.values, *levels], len(chart.values) - 1
+    min_range = 0.0 if chart.changes else _MIN_RANGE
+    to_x, to_y = _make_scales(shown, _WIDTH, _CHART_HEIGHT, len(chart.values), min_range, _CHART_LEFT)
+    ends = [max(shown), min(shown)]
     parts = [
+        _format_text(_CHART_LEFT - 8, to_y(value) + 5, f"{value:,.4g} {chart.unit}", "", "end")
+        for value in ends[: 1 if to_y(ends[1]) - to_y(ends[0]) < _MIN_VALUE_DISTANCE else 2]
+    ]
+    marks = (round(last * mark / _CHART_STEPS) for mark in range(_CHART_STEPS, -1, -1))
+    releases = {chart.origins[index][1]: index for index in marks}
+    parts += [
+        _format_text(to_x(index), _CHART_HEIGHT + 18, name, "", "end" if index == last else "middle")
+        for name, index in releases.items()
+    ]
+    parts += [
         _format_vertical(to_x(index - 0.5), _CHART_HEIGHT, "change settled" if calm else "change")
         for index, calm in chart.changes
     ]
     parts += [
-        f'<line class="level" x1="0" x2="{_WIDTH}" y1="{to_y(level):.0f}" y2="{to_y(level):.0f}"/>' for level in levels
+        f'<line class="level" x1="{_CHART_LEFT}" x2="{_WIDTH}" y1="{to_y(level):.0f}" y2="{to_y(level):.0f}"/>'
+        for level in levels
     ]
     points = [(to_x(index), to_y(value)) for index, value in enumerate(chart.values)]
     parts.append(_make_path(points))
@@ -173,22 +184,22 @@ def _draw_chart(chart: Chart) -> Markup:
             title = escape(join_lines(f"{', '.join(origin[:2])}: {chart.values[index]:,.6g} {chart.unit}"))
             css = "dot hollow" if index in chart.disturbed else "dot"
             parts.append(f'<circle class="{css}" cx="{x:.0f}" cy="{y:.0f}" r="4"><title>{title}</title></circle>')
-    return _make_svg("chart", _WIDTH, _CHART_HEIGHT, "".join(parts), chart.text)
+    return _make_svg("chart", _WIDTH, _CHART_HEIGHT + 26, "".join(parts), chart.text)
 
 
 def _make_scales(
-    values: Sequence[float], width: float, height: float, count: int = 0, min_range: float = _MIN_RANGE
+    values: Sequence[float], width: float, height: float, count: int = 0, min_range: float = _MIN_RANGE, left: int = 0
 ) -> tuple[Callable[[float], float], Callable[[float], float]]:
     """Return functions from index and value to positions; a range of `min_range` (a share) or more fills the height."""
     low, high = min(values), max(values)
     extent = max(high - low, min_range * abs(high)) or 1.0
-    step = (width - 2 * _EDGE_MARGIN) / max((count or len(values)) - 1, 1)
+    step = (width - left - 2 * _EDGE_MARGIN) / max((count or len(values)) - 1, 1)
 
     def to_y(value: float) -> float:
         # Divide first, because halving the smallest number would underflow to 0.
         return height / 2 - ((value - low) / extent - (high - low) / extent / 2) * (height - max(6, height / 14))
 
-    return lambda index: _EDGE_MARGIN + step * index, to_y
+    return lambda index: left + _EDGE_MARGIN + step * index, to_y
 
 
 def _make_path(points: Sequence[tuple[float, float]], digits: int = 0) -> str:
@@ -332,7 +343,8 @@ def draw_line(line: Line) -> Markup:
 
 def _format_text(x: float, y: float, text: str, css: str = "", anchor: str = "middle") -> str:
     content = escape(join_lines(text, _MAX_TEXT_CHARS))
-    return f'<text class="{css}" x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{content}</text>'
+    style = f' class="{css}"' if css else ""
+    return f'<text{style} x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{content}</text>'
 
 
 def _make_svg(css: str, width: int, height: int, content: str, text: str = "") -> Markup:

@@ -26,7 +26,7 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure
-from iree_gauntlet.formatting import format_milliseconds, format_ratio, pluralize
+from iree_gauntlet.formatting import format_bytes, format_milliseconds, format_ratio, pluralize
 from iree_gauntlet.records.bisect_outcome import COMMIT_COMPARISON_URL
 from iree_gauntlet.records.history_record import TRENDS, Finding, HistoryOutcome, Series
 from iree_gauntlet.records.history_record import FindingKind as Found
@@ -60,6 +60,7 @@ _CHANGE_COLUMNS = (
     Column("machine", ColumnKind.NAME, rank=4),
 )
 _TERMINAL_ROWS = 60
+_POINT_FIELDS = ("file", "run", "time", "iree", "commit", "value", "disturbed", "golden", "limit")
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE_WIDTH = 60
 # Smaller changes have one significant digit.
@@ -90,11 +91,14 @@ def make_history_page(outcome: HistoryOutcome, now: str, stored_data: str = "") 
     )
     cases = [(case, tuple(series)) for case, series in groupby(by_case, key=lambda series: series.key.case)]
     anchors = {case: f"case-{number}" for number, (case, _) in enumerate(cases)}
+    changed = {finding.key for finding in outcome.findings}
     blocks = [*_show_changes(outcome, stored_data), Heading("Every series"), *_show_all(by_case, outcome, anchors)]
     for number, (case, group) in enumerate(cases):
         blocks.append(Heading(case, anchor=f"case-{number}"))
+        calm: list[Block] = []
         for series in group:
-            blocks += _show_series(series, [finding for finding in outcome.findings if finding.key == series.key])
+            (blocks if series.key in changed else calm).extend(_show_series(series, outcome))
+        blocks += [Details("what did not change", tuple(calm))] if calm else []
     return Document(
         "History",
         changes.answer,
@@ -142,10 +146,7 @@ def _format_identity(finding: Finding) -> str:
 
 
 def _show_all(by_case: Sequence[Series], outcome: HistoryOutcome, anchors: Mapping[str, str]) -> Iterable[Block]:
-    """Show a table for each machine: a row for each model has the model's metrics side by side, as small charts.
-
-    A model that was measured with several flags has one row for each.
-    """
+    """Show a table for each machine: a model's metrics side by side as small charts, in a row for each of its flags."""
     by_machine: dict[str, dict[str, list[dict[str, Cell]]]] = {}
     for series in by_case:
         key, last = series.key, series.points[-_MAX_SPARKLINE_VALUES:]
@@ -153,7 +154,7 @@ def _show_all(by_case: Sequence[Series], outcome: HistoryOutcome, anchors: Mappi
         offset = len(series.points) - len(last)
         changes = tuple(finding.index - offset for finding in findings if finding.index > offset)
         has_regression = any(finding.needs_action for finding in findings)
-        newest = _format_figure_text(last[-1].value, key.unit)
+        (newest,) = _format_figures(key.unit, last[-1].value)
         verdict = "bad" if has_regression else ""
         course = Sparkline(tuple(point.value for point in last), newest, changes, verdict=verdict)
         rows = by_machine.setdefault(key.sku or key.machine, {}).setdefault(key.case, [])
@@ -173,12 +174,14 @@ def _show_all(by_case: Sequence[Series], outcome: HistoryOutcome, anchors: Mappi
         yield Table(columns, tuple(lines))
 
 
-def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]:
+def _show_series(series: Series, outcome: HistoryOutcome) -> Iterable[Block]:
     key, points = series.key, series.points
+    findings = [finding for finding in outcome.findings if finding.key == key]
     values = [point.value for point in points]
     group = f"{key.sku or key.machine}, flags {key.flags or '–'}"
-    low, high = (_format_figure_text(limit, key.unit) for limit in (min(values), max(values)))
-    newest = _format_figure_text(values[-1], key.unit)
+    low, high, newest = _format_figures(key.unit, min(values), max(values), values[-1])
+    scale, unit = (1e6, "MB") if key.unit == "B" else (1, key.unit)
+    golden = next((point.golden for point in reversed(points) if point.golden is not None), None)
     title = f"{key.title}: {low} to {high} in {pluralize(len(values), 'run')}, newest {newest}"
     yield Heading(f"{key.figure}: {newest}", 3)
     origins = []
@@ -188,12 +191,12 @@ def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]
         origins.append((point.run, point.iree, point.time[:10], commit, iree_argument, point.file))
     yield Chart(
         title,
-        f"{low} to {high}; {group}",
-        tuple(values),
-        key.unit,
+        group,
+        tuple(value / scale for value in values),
+        unit,
         tuple(origins),
         tuple(_list_point_actions(key)),
-        next((point.golden for point in reversed(points) if point.golden is not None), None),
+        None if golden is None else golden / scale,
         tuple((finding.index, not finding.needs_action) for finding in findings),
         tuple(index for index, point in enumerate(points) if point.disturbed),
     )
@@ -242,14 +245,14 @@ def make_runs_document(runs: Sequence[RunIndexEntry]) -> Document:
         (run.time[:10], run.run, run.iree, run.machine, run.suite, run.state, float(run.cases), float(run.figures))
         for run in runs
     )
-    return Document("", pluralize(len(runs), "run"), (), (Table(_RUN_COLUMNS, rows),) if rows else ())
+    return Document("", pluralize(len(runs), "run"), (), Table(_RUN_COLUMNS, rows).short_form if rows else ())
 
 
 def make_changes_document(outcome: HistoryOutcome) -> Document:
     """Return a document with the changes, the largest loss first."""
     findings = outcome.findings
-    rows = tuple(map(_make_row, findings))
-    blocks: list[Block] = [Table(_CHANGE_COLUMNS, rows, _TERMINAL_ROWS)] if rows else [Paragraph(("Nothing changed.",))]
+    table = Table(_CHANGE_COLUMNS, tuple(map(_make_row, findings)), _TERMINAL_ROWS)
+    blocks: list[Block] = [*(table.short_form if findings else [Paragraph(("Nothing changed.",))])]
     notes = []
     if any(finding.disturbed for finding in findings):
         notes.append("* some of its runs were measured on a busy machine and have a quarter of the weight")
@@ -275,7 +278,7 @@ def _make_row(finding: Finding) -> tuple[Cell, ...]:
     change = _format_change(finding, finding.today) + (" today" if finding.until else "")
     if finding.confirmed:
         change += f" ({finding.confirmed}{f' ×{finding.ratio:.3f}' if finding.ratio else ''})"
-    old, new = (_format_figure_text(value, finding.key.unit) for value in (finding.old, finding.today))
+    old, new = _format_figures(finding.key.unit, finding.old, finding.today)
     levels = f"{old} → {new}{' *' if finding.disturbed else ''}"
     since = finding.point_after.dated_iree
     if finding.until:
@@ -312,9 +315,9 @@ def make_series_document(outcome: HistoryOutcome) -> Document:
         values = [point.value for point in series.points]
         key, newest = series.key, series.points[-1]
         blocks.append(Heading(f"{key.title} ({key.sku or key.machine}, flags {key.flags or '–'})"))
-        low, high = (_format_figure_text(limit, key.unit) for limit in (min(values), max(values)))
+        low, high, last = _format_figures(key.unit, min(values), max(values), newest.value)
         blocks.append(Paragraph((f"{_format_sparkline(values)}  {low} to {high}, {pluralize(len(values), 'run')}",)))
-        lines = [f"newest: {_format_figure_text(newest.value, key.unit)} with {newest.iree} on {newest.time[:10]}"]
+        lines = [f"newest: {last} with {newest.iree} on {newest.time[:10]}"]
         lines += [_format_change_line(finding) for finding in outcome.findings if finding.key == key]
         blocks.append(Items(tuple((line,) for line in lines)))
     facts = (pluralize(outcome.runs, "run"), outcome.location)
@@ -323,13 +326,12 @@ def make_series_document(outcome: HistoryOutcome) -> Document:
 
 def format_series_json(outcome: HistoryOutcome) -> dict[str, Any]:
     """Return all points, for programs."""
-    fields = ("file", "run", "time", "iree", "commit", "value", "disturbed", "golden", "limit")
     return {
         "schema": 1,
         "series": [
             {
                 **{name: getattr(series.key, name) for name in ("case", "figure", "sku", "machine", "flags")},
-                "points": [{name: getattr(point, name) for name in fields} for point in series.points],
+                "points": [{name: getattr(point, name) for name in _POINT_FIELDS} for point in series.points],
             }
             for series in outcome.series
         ],
@@ -340,12 +342,11 @@ def format_series_json(outcome: HistoryOutcome) -> dict[str, Any]:
 def export_rows(series: Iterable[Series]) -> Iterator[tuple[str | float | None, ...]]:
     """Yield a row of headings, then one row for each value."""
     series_columns = ("model", "submodel", "target", "figure", "sku", "machine", "flags")
-    point_columns = ("run", "time", "iree", "commit", "value", "disturbed", "golden", "limit")
-    yield (*series_columns, *point_columns)
+    yield (*series_columns, *_POINT_FIELDS[1:])
     for one_series in series:
         names = [getattr(one_series.key, column) for column in series_columns]
         for point in one_series.points:
-            values = (getattr(point, column) for column in point_columns)
+            values = (getattr(point, column) for column in _POINT_FIELDS[1:])
             yield (*names, *(int(value) if isinstance(value, bool) else value for value in values))
 
 
@@ -360,8 +361,12 @@ def _format_sparkline(values: Sequence[float], width: int = _SPARKLINE_WIDTH) ->
     return "".join(_BARS[min(int((value - low) / (high - low) * len(_BARS)), len(_BARS) - 1)] for value in values)
 
 
-def _format_figure_text(value: float, unit: str) -> str:
+def _format_figures(unit: str, *values: float) -> list[str]:
+    """Format values with their unit; bytes are counted if larger units do not tell the values apart."""
+    texts = [format_bytes(value) for value in values] if unit == "B" else []
+    if len(set(texts)) == len(set(values)):
+        return texts
     if unit == "ms":
-        return f"{format_milliseconds(value)} ms"
-    text = f"{value:,.0f}" if value == int(value) and abs(value) >= 1 else f"{value:.4g}"
-    return f"{text} {unit}".rstrip()
+        return [f"{format_milliseconds(value)} ms" for value in values]
+    texts = [f"{value:,.0f}" if value == int(value) and abs(value) >= 1 else f"{value:.4g}" for value in values]
+    return [f"{text} {unit}".rstrip() for text in texts]

@@ -14,7 +14,6 @@ import math
 import statistics
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.document import (
@@ -45,7 +44,7 @@ from iree_gauntlet.formatting import (
     pluralize,
 )
 from iree_gauntlet.recorded import strict_json
-from iree_gauntlet.records.chain_figures import NO_VALUE, MatrixCell
+from iree_gauntlet.records.chain_figures import MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixOutcome, MatrixRow, read_matrix_outcome
 from iree_gauntlet.reports.compare_report import make_unaffected_blocks
 from iree_gauntlet.reports.junit import format_junit, list_suites, make_toolchain_suite
@@ -106,20 +105,16 @@ _JUMPS = sorted(
 _TERMINAL_CELLS = 160
 _TERMINAL_CHANGES = 12
 # These notes are shown if a matrix has the metric.
-_NOTES: tuple[tuple[Figure, Text], ...] = (
-    (
-        Figure.TIME,
-        (
-            "Times were measured one IREE after another: differences of a few per cent need ",
-            Name("gauntlet compare A B"),
-            ".",
-        ),
+_NOTES: dict[Figure, Text] = {
+    Figure.TIME: (
+        "Times were measured one IREE after another: differences of a few per cent need ",
+        Name("gauntlet compare A B"),
+        ".",
     ),
-    (
-        Figure.COMPILE_TIME,
-        ("Compiles ran in parallel, unless with -j 1; times of cached modules are from when they were compiled.",),
+    Figure.COMPILE_TIME: (
+        "Compiles ran in parallel, unless with -j 1; times of cached modules are from when they were compiled.",
     ),
-)
+}
 _LEGEND = (
     "×: ratio to {base}. memory: the compiler's peak. max error: the largest of all outputs, with its output.",
     "↑ ↓: times and memory more than 5 % apart, counts and sizes that differ, errors doubled or halved.",
@@ -245,19 +240,13 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
                 rows.append((title, label, _make_verdict_cell(cell), *figures))
                 title = ""
     cells = [cell for row in chains for cell in row.cells.values()]
-    present = [
-        not figure.row.optional or any(figure in cell.figures.values for cell in cells) for figure, _ in _COLUMN_VIEWS
-    ]
-    label_columns = (True,) * (len(_FIGURE_COLUMNS) - len(present))
-    columns = tuple(compress(_FIGURE_COLUMNS, (*label_columns, *present)))
-    rows = [tuple(compress(row, (*label_columns, *present))) for row in rows]
     yield Heading("Figures")
-    table = Table(columns, tuple(rows), _TERMINAL_CELLS)
+    table = Table(_FIGURE_COLUMNS, tuple(rows), _TERMINAL_CELLS).filled_form
     if len(labels) < 2:
         yield table
         return
     lines = (*(line.format(base=matrix.base) for line in _LEGEND), *_list_mean_lines(matrix))
-    notes = (note for figure, note in _NOTES if any(figure in cell.figures.values for cell in cells))
+    notes = (note for figure, note in _NOTES.items() if any(figure in cell.figures.values for cell in cells))
     legend = f"Shaded by how far a figure is from that of {matrix.base}: orange for more, blue for less"
     legend += "; full from double or half on. Times that are marked ~ were disturbed, and are not shaded."
     yield PageOnly((Paragraph((legend,)), *_show_heat_maps(matrix, labels)))
@@ -313,7 +302,7 @@ def _list_mean_lines(matrix: MatrixOutcome) -> Iterator[str]:
             yield f"geometric mean of {title} over {noun} that every IREE has: {texts}"
 
 
-def make_figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str, ...]:
+def make_figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str | None, ...]:
     """Return the metrics of a chain with one IREE; memory is the compiler's peak.
 
     A `~` marks a disturbed time. `base` is the chain's cell of the first
@@ -324,10 +313,10 @@ def make_figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str, .
     )
 
 
-def _format_figure_cell(figure: Figure, view: MatrixView, cell: MatrixCell, base: MatrixCell) -> str:
+def _format_figure_cell(figure: Figure, view: MatrixView, cell: MatrixCell, base: MatrixCell) -> str | None:
     value, base_value = cell.figures.values.get(figure), base.figures.values.get(figure)
     if value is None:
-        return NO_VALUE
+        return None
     text = view.write_cell(value)
     match figure:
         case Figure.ERROR:

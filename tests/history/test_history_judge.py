@@ -189,7 +189,7 @@ def test_a_change_is_ranked_and_printed_by_what_is_left_of_it_today() -> None:
         [column.format_cell(cell) for column, cell in zip(table.columns, row, strict=True)][2:5] for row in table.rows
     ]
     assert printed[:4] == [
-        ["×3", "1,000,000 B → 3,000,000 B", "3.5.0, run 2026-03-06"],
+        ["×3", "1.0 MB → 3.0 MB", "3.5.0, run 2026-03-06"],
         ["+75.0 % today", "8 → 14", "was ×9.75 from 3.5.0 to 3.9.0"],
         ["×1.52e-07", "1.766 → 2.68e-07", "3.5.0, run 2026-03-06"],
         ["×0.179", "78 → 14", "3.10.0, run 2026-03-11"],

@@ -51,6 +51,31 @@ def test_a_change_leads_to_its_commits_and_its_bisect() -> None:
     assert "regression" in found.xpath("string(//table)")
 
 
+def test_a_chart_has_releases_below_and_values_beside_it() -> None:
+    item = series(1, 40)
+    (chart,) = html.fromstring(page(item)).xpath("//figure/svg")
+    texts = [text.text_content() for text in chart.xpath("./text")]
+    assert sorted(texts[:2]) == ["10 ms", "11.99 ms"]
+    assert texts[2:] == ["3.39.0", "3.31.0", "3.23.0", "3.16.0", "3.8.0", "3.0.0"]
+    size = replace(item, key=replace(item.key, figure="size_bytes"), points=tuple(
+        replace(point, value=212e6 + 1e6 * run, golden=None) for run, point in enumerate(item.points)
+    ))  # fmt: skip
+    found = html.fromstring(page(size))
+    assert found.xpath("string(//h3[contains(., 'size_bytes')])") == "size_bytes: 251.0 MB"
+    assert {"212 MB", "251 MB"} <= set(found.xpath("//figure/svg/text/text()"))
+
+
+def test_what_did_not_change_is_folded_and_common_columns_are_a_sentence() -> None:
+    items = [series(number, 40) for number in range(3)]
+    found = html.fromstring(page(*items, findings=(step(items[0], 21), step(items[2], 22))))
+    assert found.xpath("//details/preceding-sibling::h2[1]/text()") == ["toy001/abs@cpu"]
+    assert len(found.xpath("//details//figure")) == 1
+    assert len(found.xpath("//main/figure")) == 2
+    assert found.xpath("string(//main/p[1])") == "In all rows: p 1e-06, machine CPU, 2 cores, Linux 6."
+    heads = [head.text_content() for head in found.xpath("//main//table")[0].xpath(".//th")]
+    assert heads == ["what", "series", "change", "old → new", "since IREE", "last before", "runs"]
+
+
 def test_no_request_leaves_it() -> None:
     text = page(series(1, 40))
     assert not re.findall(r"(?:src|href)=\"(?!data:|#)[^\"]", text)

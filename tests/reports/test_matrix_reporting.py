@@ -90,16 +90,16 @@ def test_figures_are_held_against_the_first_iree(matrix: MatrixOutcome) -> None:
     rows = {row.chain: row for row in matrix.rows}
     l3 = rows["m/l3@cpu"].cells
     assert make_figure_cells(l3["3.5.0"], None) == (
-        *("5.00", "200", "12.00 ± 0.12", "–", "97", "–", "68.0 MB", "1e-06 #1"),
+        *("5.00", "200", "12.00 ± 0.12", None, "97", None, "68.0 MB", "1e-06 #1"),
     )
     assert make_figure_cells(l3["3.13.0"], l3["3.5.0"]) == (
-        *("4.00 ×0.80↓", "200 ×1.00", "9.00 ± 0.09 ×0.75↓", "–", "55 ×0.57↓", "–", "68.0 MB", "1e-06 #1"),
+        *("4.00 ×0.80↓", "200 ×1.00", "9.00 ± 0.09 ×0.75↓", None, "55 ×0.57↓", None, "68.0 MB", "1e-06 #1"),
     )
     cls = rows["m/cls@cpu"].cells
     assert make_figure_cells(cls["3.12.0"], cls["3.5.0"])[6:] == ("833.7 kB ×1.15↑", "0.0001 #1↑")
     # Nothing to hold it against: it does not compile with the base.
     rec = rows["m/rec@cpu"].cells
-    assert make_figure_cells(rec["3.5.0"], None) == ("–",) * 8
+    assert make_figure_cells(rec["3.5.0"], None) == (None,) * 8
     assert make_figure_cells(rec["3.9.0"], rec["3.5.0"])[2] == "97.00 ± 0.97"
 
 
@@ -506,9 +506,9 @@ _CELLS = st.builds(
 def test_any_figures_can_be_written(cell: MatrixCell, base: MatrixCell) -> None:
     written = make_figure_cells(cell, base)
     assert len(written) == 8
-    assert all(written)
+    assert "" not in written
     # Held against itself, nothing has changed.
-    assert not any("↑" in text or "↓" in text for text in make_figure_cells(cell, cell))
+    assert not any("↑" in text or "↓" in text for text in make_figure_cells(cell, cell) if text)
 
 
 @given(st.floats(1e-6, 1e6))
