@@ -85,7 +85,7 @@ def test_a_comparison_comes_to_what_it_comes_to_here(cluster: LocalCluster, proj
         assert other["control"]["verdict"] == model["control"]["verdict"]
         assert model["worker"] == ""
         assert other["worker"].endswith("/cpu")
-        assert theirs["workers"][other["worker"]]["cores"] == os.cpu_count()
+        assert theirs["workers"][other["worker"]]["cores"] == len(os.sched_getaffinity(0))
     assert theirs["not_measured"] == mine["not_measured"]
     assert "its numbers are wrong" in theirs["not_measured"]["toy/wrong@cpu"]
     # The slower one is explained, with the paths of where the comparison was started.
@@ -198,7 +198,7 @@ def test_a_step_of_a_history_is_confirmed_by_a_worker(cluster: LocalCluster, pro
     assert finding["confirmed"]
     listed = json.loads(project.gauntlet("history.list", "--format", "json").out)
     assert listed[-1]["state"] == "confirmation"
-    assert f"{os.cpu_count()} cores" in listed[-1]["machine"]
+    assert f"{len(os.sched_getaffinity(0))} cores" in listed[-1]["machine"]
 
 
 def _hanging(cluster: LocalCluster, comparison: subprocess.Popen[bytes]) -> psutil.Process:
