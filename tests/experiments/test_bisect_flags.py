@@ -431,6 +431,7 @@ def test_flags_without_effect_leave_nothing_to_search(project: Project) -> None:
     assert "harmless has no effect on time: both ends run the same module in the same way" in timed.out
 
 
+@pytest.mark.stress
 @pytest.mark.iree
 def test_times_of_flags_are_judged_by_rounds(project: Project, tmp_path: Path) -> None:
     """By synthetic times: those of a process with the flag of `mixed` are longer."""

@@ -273,6 +273,7 @@ def test_a_resumed_matrix_keeps_what_it_was_asked_for(project: Project) -> None:
     assert (taken.code, "already holds a run" in taken.err) == (2, True)
 
 
+@pytest.mark.stress
 def test_a_reader_that_goes_away_stops_nothing(project: Project) -> None:
     run = subprocess.Popen(
         [sys.executable, "-c", MAIN, "matrix", *BOTH, "--stages", "compile"],

@@ -170,6 +170,7 @@ def _start(project: Project, source: IreeSource, iree: str = "") -> subprocess.P
     return project.start("toolchain.build", iree or str(source.folder))
 
 
+@pytest.mark.stress
 def test_ctrl_c_leaves_a_build_that_goes_on(project: Project, source: IreeSource, cc: Path) -> None:
     hold(cc)
     command = _start(project, source)
@@ -238,6 +239,7 @@ def _lines(cc: Path) -> list[str]:
     return (cc / "calls.txt").read_text().splitlines()
 
 
+@pytest.mark.stress
 def test_a_command_that_is_killed_while_it_configures_begins_again(
     project: Project, source: IreeSource, tmp_path: Path
 ) -> None:
