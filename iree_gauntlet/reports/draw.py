@@ -147,9 +147,8 @@ def _make_course(cell: Sparkline) -> Markup:
     dot = f'<circle class="dot {tone(cell.verdict)}" cx="{x:.0f}" cy="{y:.1f}" r="3"/>'
     text = escape(join_lines(cell.text))
     label = f'<a href="{escape(cell.url)}">{text}</a>' if cell.url else text
-    return _make_svg(
-        "course", _CELL_WIDTH // 2, _CELL_HEIGHT, "".join((*marks, _make_path(points, 1), dot))
-    ) + _make_markup(label)
+    content = "".join((*marks, _make_path(points, 1), dot))
+    return _make_svg("course", _CELL_WIDTH // 2, _CELL_HEIGHT, content) + _make_markup(label)
 
 
 def _draw_chart(chart: Chart) -> Markup:
@@ -241,15 +240,10 @@ def draw_lanes(lanes: Timeline) -> Markup:
             outline = " outlined" if tone(span.verdict) in _OUTLINED_TONES else ""
             css = f"stage-{span.stage}{outline}"
             if has_names:
-                title = escape(
-                    join_lines(f"{span.name}: {format_duration(span.seconds)}, {span.verdict}{_describe_wait(span)}")
-                )
-                parts.append(
-                    f"<g><title>{title}</title>"
-                    + (_format_rectangle(begin, y, waits, f"wait stage-{span.stage}") if waits >= 1 else "")
-                    + _format_rectangle(begin + waits, y, works, css)
-                    + "</g>"
-                )
+                title = f"{span.name}: {format_duration(span.seconds)}, {span.verdict}{_describe_wait(span)}"
+                bars = _format_rectangle(begin, y, waits, f"wait stage-{span.stage}") if waits >= 1 else ""
+                bars += _format_rectangle(begin + waits, y, works, css)
+                parts.append(f"<g><title>{escape(join_lines(title))}</title>{bars}</g>")
             else:
                 paths[css].append(f"M{begin + waits:.0f} {y}h{works:.0f}v{_LANE_HEIGHT}h-{works:.0f}z")
         parts += [f'<path class="{css}" d="{"".join(path_parts)}"/>' for css, path_parts in paths.items()]

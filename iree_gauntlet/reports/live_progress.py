@@ -628,15 +628,12 @@ def _format_step_title(step: Step) -> str:
 def format_finished_step(step: Step, result: Result, counter: str) -> str:
     """Return the line of a finished step: `[ 3/24] ✓ passed  ocr/cls@cpu compile  8.21 s (cached)`."""
     cache_note = " (cached)" if result.cache and result.cache.hit else ""
-    wait_note = (
-        f" (waited {format_duration(result.waited_seconds)})" if result.waited_seconds >= _MIN_WAIT_SECONDS else ""
-    )
-    duration_text = (
-        f"  {format_duration(result.seconds)}{cache_note}{wait_note}" if result.verdict is not Verdict.SKIPPED else ""
-    )
+    waited = result.waited_seconds
+    wait_note = f" (waited {format_duration(waited)})" if waited >= _MIN_WAIT_SECONDS else ""
+    took = "" if result.verdict is Verdict.SKIPPED else f"  {format_duration(result.seconds)}{cache_note}{wait_note}"
     reason = f": {join_lines(result.full_reason)}" if result.reason else ""
     verdict = add_verdict_sign(f"{result.verdict:<7}", result.verdict)
-    return f"{counter} {verdict} {_format_step_title(step)}{duration_text}{reason}"
+    return f"{counter} {verdict} {_format_step_title(step)}{took}{reason}"
 
 
 def _list_details(result: Result) -> list[str]:

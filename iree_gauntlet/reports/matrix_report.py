@@ -258,9 +258,8 @@ def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Bl
     """Show a map of models and IREEs for verdicts and each metric; the ratio to the base gives the shade."""
     verdicts = ((row.chain, *(_make_verdict_cell(row.cells.get(label)) for label in labels)) for row in matrix.rows)
     yield Heading("Verdicts", 3)
-    yield Table(
-        (Column("model", ColumnKind.NAME), *(Column(label, ColumnKind.VERDICT) for label in labels)), tuple(verdicts)
-    )
+    columns = (Column("model", ColumnKind.NAME), *(Column(label, ColumnKind.VERDICT) for label in labels))
+    yield Table(columns, tuple(verdicts))
     for figure, view in _MAP_VIEWS:
         rows: list[tuple[Cell, ...]] = []
         for row in matrix.rows:
@@ -282,7 +281,7 @@ def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Bl
             if any(isinstance(shade, HeatCell) for shade in shades):
                 rows.append((row.chain, *shades))
         if rows:
-            columns = (Column("model", ColumnKind.NAME), *(Column(label, ColumnKind.NUMBER) for label in labels))
+            columns = (columns[0], *(Column(label, ColumnKind.NUMBER) for label in labels))
             yield Heading(f"{view.title}{f', {view.unit}' if view.unit else ''}", 3)
             yield Table(columns, tuple(rows))
 
@@ -308,9 +307,8 @@ def make_figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str | 
     A `~` marks a disturbed time. `base` is the chain's cell of the first
     IREE; it is None for the first IREE itself, and if the first IREE did not run the chain.
     """
-    return tuple(
-        _format_figure_cell(figure, view, cell, base or MatrixCell(cell.verdict)) for figure, view in _COLUMN_VIEWS
-    )
+    base = base or MatrixCell(cell.verdict)
+    return tuple(_format_figure_cell(figure, view, cell, base) for figure, view in _COLUMN_VIEWS)
 
 
 def _format_figure_cell(figure: Figure, view: MatrixView, cell: MatrixCell, base: MatrixCell) -> str | None:

@@ -57,18 +57,9 @@ def render_html(document: Document, links: Sequence[TextLink] = ()) -> str:
     ending = Markup()
     if document.exit_code is not None:
         ending = _make_badge(ENDINGS.get(document.exit_code, "inconclusive"), meaning) + Markup(" · {}").format(code)
-    return (
-        environment.get_template("document.html").render(
-            document=document,
-            links=links,
-            scripts=scripts,
-            style=Markup(environment.get_template("page.css").render(stages=Stage) + "\n"),  # noqa: S704 - our own
-            ending=ending,
-            ink=INK,
-            paper=PAPER,
-        )
-        + "\n"
-    )
+    style = Markup(environment.get_template("page.css").render(stages=Stage) + "\n")  # noqa: S704 - our own
+    values = {"document": document, "links": links, "scripts": scripts, "style": style, "ending": ending}
+    return environment.get_template("document.html").render(values, ink=INK, paper=PAPER) + "\n"
 
 
 @cache
@@ -100,11 +91,8 @@ def _clean(value: Any) -> Any:
 
 def _make_badge(word: str, text: str) -> Markup:
     """Return a verdict as a badge, with its sign, its text and its colour."""
-    sign = (
-        Markup('<span aria-hidden="true">{}</span> ').format(VERDICT_STYLES[word][1])
-        if word in VERDICT_STYLES
-        else Markup()
-    )
+    style = VERDICT_STYLES.get(word)
+    sign = Markup('<span aria-hidden="true">{}</span> ').format(style[1]) if style else Markup()
     return Markup('<span class="badge {}">{}{}</span>').format(tone(word), sign, clean_text(text))
 
 

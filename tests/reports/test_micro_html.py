@@ -7,6 +7,8 @@ from hypothesis import given
 from lxml import html
 
 from iree_gauntlet.document import INK, PAPER
+from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.journal_events import EndEvent
 from iree_gauntlet.reports.draw import FileDrawing
 from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.torch_models.reports.sweep_reports import make_sweep_document
@@ -52,6 +54,19 @@ def test_its_head_says_when_and_with_what_it_was_made() -> None:
     assert texts(page, "//header//dt") == ["started", "IREE", "machine"]
     assert texts(page, "//header//dd")[0] == "2026-11-21 22:00 UTC"
     assert texts(page, "//header/pre/code") == ["gauntlet micro"]
+
+
+def test_its_head_has_its_verdict_and_its_duration() -> None:
+    sweep = SweepHeader.from_dict(dict(HEADER))
+    ended = EndEvent(exit_code=ExitCode.ERROR, seconds=185.0)
+    page = html.document_fromstring(render_html(make_sweep_document((), sweep, ended)))
+    assert texts(page, "//header//span[contains(@class, 'badge')]") == ["! an error prevented a verdict"]
+    assert texts(page, "//header/p")[1].endswith("exit code 3")
+    facts = dict(zip(texts(page, "//header//dt"), texts(page, "//header//dd"), strict=True))
+    assert facts["took"] == "3 min 05 s"
+    unfinished = html.document_fromstring(sweep_page((), HEADER))
+    assert "took" not in texts(unfinished, "//header//dt")
+    assert unfinished.xpath("//header//span[contains(@class, 'badge')]") == []
 
 
 def test_the_file_needs_nothing_else() -> None:

@@ -26,7 +26,7 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.formatting import format_milliseconds, list_first
-from iree_gauntlet.journal_events import Opening
+from iree_gauntlet.journal_events import EndEvent, Opening
 from iree_gauntlet.journal_format import JournalRecord, explain_unreadable
 from iree_gauntlet.measuring.profiles.memory_profile import (
     MEMORY_FILE,
@@ -505,15 +505,15 @@ _SUMMARY_COLUMNS = _make_columns(
 _FIGURE_COLUMNS = (
     *_make_columns(
         ["m-k-n", "shape", "recipe", "status"],
-        *("IREE, ms", "speed-up", "torch eager, ms", "torch eager / IREE"),
-        *("torch.compile, ms", "torch.compile / IREE", *(figure.column for figure in VARIANT_FIGURES)),
+        *("IREE, ms", "speed-up", "torch eager, ms", "eager/IREE"),
+        *("torch.compile, ms", "compile/IREE", *(figure.column for figure in VARIANT_FIGURES)),
     ),
     Column("the module shows"),
 )
 
 
-def make_sweep_document(rows: Sequence[Row], header: SweepHeader) -> Document:
-    """Return the sweep's report for people."""
+def make_sweep_document(rows: Sequence[Row], header: SweepHeader, end: EndEvent | None = None) -> Document:
+    """Return the sweep's report for people; `end` is None if the sweep has not finished."""
     blocks: list[Block] = []
     names: set[str] = set()
     for entry in group_entries(rows):
@@ -525,11 +525,13 @@ def make_sweep_document(rows: Sequence[Row], header: SweepHeader) -> Document:
         summary,
         tuple(facts),
         tuple(blocks),
+        exit_code=end.exit_code if end else None,
         remarks=_list_remarks(header, rows),
         provenance=make_provenance(
             header.toolchain.compiler,
             Opening.from_dict({**header.as_dict(), "kind": "micro", "time": header.started}),
             ("results.md", "results.csv", "results.json"),
+            end.seconds if end else None,
         ),
     )
 
@@ -595,7 +597,7 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
         header = SweepHeader.from_dict(header_fields)
     targets = read_targets(sweep.targets)
     oss = make_oss_json(rows, header, targets=targets)
-    document = make_sweep_document(rows, header)
+    document = make_sweep_document(rows, header, record.end)
     folder = run_dir / "results"
     files = {
         "results.csv": format_results_csv(rows, header.missing),
