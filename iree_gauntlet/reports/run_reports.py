@@ -62,7 +62,7 @@ from iree_gauntlet.steps import NOTHING_COMPARED
 from iree_gauntlet.system.collector import pause_collector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.records.chain_figures import ChainFigures
     from iree_gauntlet.records.outcome import ChainOutcome, StepOutcome
@@ -354,7 +354,8 @@ def run_document(
     groups = _group_failures(bad) if many or len(bad) > _TERMINAL_FAILURES else [[step] for step in bad]
     # The first failure of each kind precedes the others.
     bad = [step for group in groups for step in group[:1]] + [step for group in groups for step in group[1:]]
-    blocks = [*_show_groups("What went wrong", groups), *_show_failures(bad[:_TERMINAL_FAILURES], folder)]
+    described = {step.id for step in bad[: _TERMINAL_FAILURES + _MAX_OTHER_FAILURES]}
+    blocks = [*_show_groups("What went wrong", groups, described), *_show_failures(bad[:_TERMINAL_FAILURES], folder)]
     if others := bad[_TERMINAL_FAILURES:]:
         text = f"{len(others)} more went wrong; "
         blocks.append(Paragraph((text, Name("junit.xml"), " and ", Name("summary.json"), " list them all.")))
@@ -363,7 +364,7 @@ def run_document(
     if unstarted_count:
         blocks.append(Paragraph((f"{pluralize(unstarted_count, 'step')} did not start.",)))
     blocks += _show_unapplied(outcome)
-    blocks += [*_show_figures(outcome, figures), *_describe_changed(previous)]
+    blocks += [*_show_figures(outcome, figures, described), *_describe_changed(previous)]
     blocks += [Paragraph((line,)) for line in (*_summarize_verdicts(outcome), format_cache_line(outcome))]
     blocks.append(Paragraph((f"time: {format_duration(outcome.seconds)}{tools}",)))
     if any(step.stage.row.is_explained and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
@@ -505,10 +506,12 @@ def _show_details(outcome: RunOutcome) -> Iterator[Block]:
     yield Details("Environment", (Table(_ENVIRONMENT_COLUMNS, facts),))
 
 
-def _show_figures(outcome: RunOutcome, figures: Mapping[str, ChainFigures]) -> Iterator[Block]:
+def _show_figures(
+    outcome: RunOutcome, figures: Mapping[str, ChainFigures], described: Collection[str]
+) -> Iterator[Block]:
     """Show a row for each chain with figures; on a page, the other ones are folded."""
     chains = {chain.id: chain for chain in outcome.chains}
-    rows = tuple(_make_figures_row(chains[name], metrics) for name, metrics in figures.items())
+    rows = tuple(_make_figures_row(chains[name], metrics, described) for name, metrics in figures.items())
     others = [chain for chain in outcome.cases if chain.id not in figures]
     if rows:
         yield Heading("Figures")
@@ -519,17 +522,17 @@ def _show_figures(outcome: RunOutcome, figures: Mapping[str, ChainFigures]) -> I
         yield Paragraph((f"instructions of one call on one thread, counted by {'; '.join(sorted(counter_names))}",))
     if others:
         text = f"{pluralize(len(others), 'more case')} as expected; each is in "
-        other_rows = tuple(_make_figures_row(chain, collect_chain_figures(chain)) for chain in others)
+        other_rows = tuple(_make_figures_row(chain, collect_chain_figures(chain), ()) for chain in others)
         lines = Table(_ROW_COLUMNS, other_rows).filled_form.lines
         yield Paragraph((text, Name("summary.json"), "."))
         yield PageOnly((Details(f"{len(others)} more cases", (Code("\n".join(lines)),)),))
 
 
-def _make_figures_row(chain: ChainOutcome, figures: ChainFigures) -> tuple[Cell, ...]:
+def _make_figures_row(chain: ChainOutcome, figures: ChainFigures, described: Collection[str]) -> tuple[Cell, ...]:
     """Return a chain's verdict, with a link to its failure, and its figures, in the order of `_ROW_COLUMNS`."""
     bad_step = next((step for step in chain.steps if step.verdict is chain.verdict), chain.steps[0])
     cells = (_make_cell(figure, figures) for figure, _ in _FIGURE_COLUMNS)
-    return (_link_verdict(format_chain_verdict(chain), bad_step), chain.id, *cells)
+    return (_link_verdict(format_chain_verdict(chain), bad_step, described), chain.id, *cells)
 
 
 def _make_cell(figure: Figure, figures: ChainFigures) -> Cell:
@@ -573,7 +576,9 @@ def _group_failures(steps: Iterable[StepOutcome]) -> list[list[StepOutcome]]:
     return sorted(groups.values(), key=lambda group: -len(group))
 
 
-def _show_groups(title: str, groups: Sequence[Sequence[StepOutcome]]) -> Iterator[Block]:
+def _show_groups(
+    title: str, groups: Sequence[Sequence[StepOutcome]], described: Collection[str] = ()
+) -> Iterator[Block]:
     """Show a row for each group of failed steps, with a link to its first failure."""
     if not groups:
         return
@@ -584,14 +589,15 @@ def _show_groups(title: str, groups: Sequence[Sequence[StepOutcome]]) -> Iterato
         answer = next((step.explanation.answer for step in group if step.explanation), "")
         link = TextLink(answer, f"{EXPLAIN_FOLDER}/explain.html#{first.chain}") if answer else None
         cells = (float(len(names)) if repeated else None, first.name, details.format_common_cause(group), link)
-        rows.append((_link_verdict(str(first.verdict), first), list_first(names, _MAX_LISTED_MODELS), *cells))
+        verdict = _link_verdict(str(first.verdict), first, described)
+        rows.append((verdict, list_first(names, _MAX_LISTED_MODELS), *cells))
     yield Heading(title)
     yield Table(_GROUP_COLUMNS, tuple(rows), _TERMINAL_GROUPS).filled_form
 
 
-def _link_verdict(text: str, step: StepOutcome) -> Cell:
-    """Return a verdict with a link to the part about a step that failed."""
-    return ColouredCell(text, str(step.verdict), f"#{step.id}" * (step.verdict.is_bad and not step.never_started))
+def _link_verdict(text: str, step: StepOutcome, described: Collection[str]) -> Cell:
+    """Return a verdict, with a link if the document describes the step's failure."""
+    return ColouredCell(text, str(step.verdict), f"#{step.id}" * (step.id in described))
 
 
 def _show_failures(steps: Iterable[StepOutcome], folder: Path | None) -> Iterator[Block]:

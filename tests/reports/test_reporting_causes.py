@@ -117,6 +117,24 @@ def test_what_an_interrupted_run_never_began_has_no_link(tmp_path: Path) -> None
     assert list_broken_links(page, folder) == []
 
 
+def test_only_failures_that_the_page_describes_have_links(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    steps = [builder.step("ops", f"test_{number:03}", "compile") for number in range(230)]
+    builder.begin()
+    words = [f"{first}{second}" for first in "abcdefghijklmnop" for second in "abcdefghijklmnop"]
+    for word, step in zip(words, steps, strict=False):
+        builder.result(step, "failed", f"error: no operator called {word}")
+    builder.end(1)
+    folder = builder.write(tmp_path / RUN_NAME)
+    write_reports(folder)
+    page = read_page(folder / "summary.html")
+    assert list_broken_links(page, folder) == []
+    figures = page.xpath("//h2[.='Figures']/following-sibling::div[1]/table")[0]
+    assert len(figures.xpath(".//tbody/tr")) == 230
+    assert len(figures.xpath(".//a")) == len(page.xpath("//h3")) == 200
+    assert (folder / "summary.md").read_text(encoding="utf-8").count("](#ops/test_229@cpu:compile)") == 0
+
+
 def test_what_a_reason_adds_to_the_figures_stays(tmp_path: Path) -> None:
     builder = JournalBuilder()
     step = builder.step("m", "a", "threshold")
