@@ -146,7 +146,7 @@ def test_killed_after_any_step_and_continued(project: Project) -> None:
         assert len([path for path in (project.folder / "runs").iterdir() if path.is_dir()]) == 1
 
 
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("kept", [False, pytest.param(True, marks=pytest.mark.stress)])
 def test_killed_while_a_module_is_half_written(project: Project, *, kept: bool) -> None:
     """Nothing half-written is ever used, whether the module is made for the first time or once more."""
     if not kept:

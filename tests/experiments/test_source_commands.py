@@ -26,9 +26,10 @@ from tests.support.iree_source import (
     write_watched_compiler,
 )
 from tests.support.processes import wait_until
+from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
-    from tests.support.toy_project import Project
+    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.iree, pytest.mark.skipif(bool(MISSING_TOOLS), reason=f"needs {', '.join(MISSING_TOOLS)}")]
 
@@ -342,6 +343,23 @@ def _history(source: IreeSource) -> None:
     source.git("tag", "iree-9.1.0", "HEAD")
 
 
+@pytest.fixture(scope="module")
+def shared_history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project, IreeSource]]:
+    """A checkout with these commits, and a project whose cache keeps their builds."""
+    folder = tmp_path_factory.mktemp("history")
+    source = IreeSource.make(folder / "iree")
+    _history(source)
+    project = Project(folder / "project")
+    yield project, source
+    project.close()
+
+
+@pytest.fixture
+def history(shared_history: tuple[Project, IreeSource]) -> tuple[Project, IreeSource]:
+    shared_history[0].reset()
+    return shared_history
+
+
 def test_the_commit_is_found_that_made_the_compiler_crash(project: Project, source: IreeSource) -> None:
     _history(source)
     words = ("bisect", "--source", str(source.folder), "--good", "9.0.0", "--bad", "9.1.0", "--model", "toy")
@@ -373,8 +391,8 @@ def test_the_commit_is_found_that_made_the_compiler_crash(project: Project, sour
     assert len(folders(project, "builds")) <= built + 2
 
 
-def test_commits_that_do_not_build_are_left_out(project: Project, source: IreeSource) -> None:
-    _history(source)
+def test_commits_that_do_not_build_are_left_out(history: tuple[Project, IreeSource]) -> None:
+    project, source = history
     a, h = source.commits["a"], source.commits["h"]
     words = ("bisect", "--source", str(source.folder), "--good", a, "--bad", h, "--model", "toy", "--every")
     done = project.gauntlet(*words, "--metric", "error", "--run-dir", "b")
@@ -392,8 +410,8 @@ def test_commits_that_do_not_build_are_left_out(project: Project, source: IreeSo
     assert describe_change(source.commits["merge"], str(source.folder), place).pull == 41
 
 
-def test_from_releases_to_the_commit(project: Project, source: IreeSource) -> None:
-    _history(source)
+def test_from_releases_to_the_commit(history: tuple[Project, IreeSource]) -> None:
+    project, source = history
     folder = source.folder
     done = project.gauntlet(
         *("bisect", "--good", f"source:{folder}@iree-9.0.0", "--bad", f"source:{folder}@iree-9.1.0"),
