@@ -307,10 +307,8 @@ def _describe_operator(culprit: CulpritFinding) -> list[str]:
     lines = [text for text in (culprit.why, culprit.note) if text]
     if culprit.operator:
         note = ", with the first values of its large tensors repeated," if culprit.repeated else ""
-        start = (
-            f"first wrong operator: {culprit.operator}, off by {format_share(culprit.error)}{note} on inputs for which"
-        )
-        lines.append(f"{start} {culprit.reference} is right")
+        start = f"first wrong operator: {culprit.operator}, off by {format_share(culprit.error)}{note}"
+        lines.append(f"{start} on inputs for which {culprit.reference} is right")
         lines.append(f"it takes {', '.join(culprit.inputs) or 'nothing'} and returns {', '.join(culprit.outputs)}")
     return lines
 

@@ -147,9 +147,8 @@ def _make_case(step: StepOutcome, outcome: RunOutcome, prefix: str) -> junit_xml
         case.add_skipped_info(message)
     elif missing_goldens := [f"{origin}: {text}" for origin, text in list_unapplied(step)]:
         # The step passed, but its golden was not applied: reporting a pass would hide this.
-        case.add_skipped_info(
-            join_lines(f"{pluralize(len(missing_goldens), 'golden')} not applied: {'; '.join(missing_goldens)}")
-        )
+        text = f"{pluralize(len(missing_goldens), 'golden')} not applied: {'; '.join(missing_goldens)}"
+        case.add_skipped_info(join_lines(text))
     return case
 
 

@@ -139,9 +139,8 @@ class Painter(Progress):
         with self._lock:
             self._is_large = count > _MANY_STEPS
             self._counts = {}
-            self._remaining_time = RemainingTime(
-                ids, self._read_step_seconds(run.suite) if ids and not self._is_large else {}
-            )
+            known_seconds = self._read_step_seconds(run.suite) if ids and not self._is_large else {}
+            self._remaining_time = RemainingTime(ids, known_seconds)
             self._steps.reset(self._run_id, total=count, visible=True)
             label = "resuming run" if run.resumed else "run"
             compiler = f", IREE {run.toolchain.compiler}" if run.toolchain.compiler else ""
@@ -194,9 +193,8 @@ class Painter(Progress):
                 resumed = done if done >= _MIN_RESUMED_BYTES else 0
                 self._urls.add(url)
                 self._add_file_task(_DOWNLOADING, url, done, total, resumed)
-                self._report_start(
-                    format_download_start(url, done, total, resumed=bool(resumed)), resumed=bool(resumed)
-                )
+                text = format_download_start(url, done, total, resumed=bool(resumed))
+                self._report_start(text, resumed=bool(resumed))
             elif done == 0 and task.completed:
                 self._files.reset(task.id, total=total, url=url, first=0, last=self._clock())
             elif done > task.completed:
@@ -225,9 +223,8 @@ class Painter(Progress):
                 del self._task_ids[_DOWNLOADING, url]
                 self._files.update(task.id, visible=False)
                 new_bytes = task.total - task.fields["first"]
-                line = format_download_end(
-                    shorten_name(url, self._urls), task.total, new_bytes, task.finished_time or 0.0
-                )
+                name = shorten_name(url, self._urls)
+                line = format_download_end(name, task.total, new_bytes, task.finished_time or 0.0)
                 if line:
                     self._write_line(line)
             self._forget(url)
@@ -326,10 +323,8 @@ class Painter(Progress):
 
     def _add_file_task(self, activity: str, url: str, done: int, total: int | None, first: int = 0) -> None:
         """Add a file or work on bytes; the `first` bytes are from an earlier attempt and do not count for the speed."""
-        now = self._clock()
-        self._task_ids[activity, url] = self._files.add_task(
-            activity, total=total, completed=done, url=url, first=first, last=now
-        )
+        task = self._files.add_task(activity, total=total, completed=done, url=url, first=first, last=self._clock())
+        self._task_ids[activity, url] = task
         self._show()
 
     def _forget(self, url: str) -> None:
@@ -451,10 +446,9 @@ class PlainProgress(Painter):
     def _format_state(self) -> str:
         """Describe the running steps; empty if there are none to name."""
         run, *steps = self._steps.tasks
-        titles = list_first(
-            [f"{task.description} ({format_duration(task.elapsed or 0.0)})" for task in steps], _MAX_LISTED_STEPS
-        )
-        parts = [f"still running: {titles}"] if steps else ["nothing is running"] if run.visible else []
+        titles = [f"{task.description} ({format_duration(task.elapsed or 0.0)})" for task in steps]
+        parts = ["nothing is running"] if run.visible and not steps else []
+        parts += [f"still running: {list_first(titles, _MAX_LISTED_STEPS)}"] if steps else []
         if self._status:
             parts.append(join_lines(self._status))
         if self._waiting:
@@ -491,8 +485,9 @@ class LiveProgress(Painter):
         self._opened_at = clock()
         self._closed = False
         column = Column(no_wrap=True)
+        self._run_bar = BarColumn(20)
         self._run_table = _make_table_renderer(
-            BarColumn(20), MofNCompleteColumn(table_column=column), _TextColumn(lambda _: self._render_verdicts())
+            self._run_bar, MofNCompleteColumn(table_column=column), _TextColumn(lambda _: self._render_verdicts())
         )
         self._step_table = _make_table_renderer(
             TimeElapsedColumn(table_column=column), TextColumn("{task.description}", markup=False, table_column=column)
@@ -543,9 +538,8 @@ class LiveProgress(Painter):
             self._write_line(text)
 
     def _show(self, *, at_once: bool = False) -> None:
-        if not (self._closed or self._live.is_started) and (
-            at_once or self._clock() - self._opened_at >= _DELAY_SECONDS
-        ):
+        is_due = at_once or self._clock() - self._opened_at >= _DELAY_SECONDS
+        if is_due and not (self._closed or self._live.is_started):
             self._live.start()
 
     # Rich's own thread calls the methods below while holding rich's lock, so they must never take the painter's lock.
@@ -561,6 +555,8 @@ class LiveProgress(Painter):
         """Yield the parts, the most important first, because a low terminal cuts off the last ones."""
         run, *steps = self._steps.tasks
         if run.visible:
+            worst = "red" if any(Verdict(word).is_bad for word in dict(self._counts)) else "green"
+            self._run_bar.complete_style = self._run_bar.finished_style = worst
             yield self._run_table([run])
         if self._waiting:
             yield Text(f"  waiting {join_lines(self._waiting)}", style="yellow", no_wrap=True, overflow="ellipsis")

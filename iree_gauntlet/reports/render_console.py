@@ -98,7 +98,7 @@ def _open_console(stream: TextIO, environ: Mapping[str, str], width: int | None)
         force_terminal=live,
         no_color=not live or bool(environ.get("NO_COLOR")),
         color_system="standard" if live else None,
-        width=width or (rich.console.Console(file=stream).width if live else _PLAIN_WIDTH),
+        width=width or (rich.console.Console(file=stream).width if stream.isatty() else _PLAIN_WIDTH),
         highlight=False,
         markup=False,
         emoji=False,
@@ -149,12 +149,12 @@ def _print_table(console: rich.console.Console, table: Table) -> None:
     """Print one table that fits, or several if no more columns may be hidden; only cells of text are wrapped."""
     columns, rows, width = table.columns, table.rows[: table.most or None], console.width + _COLUMN_GAP
     cells = [list(map(_format_cell, columns, row)) for row in rows]
-    # Each width includes the gap before the next column; longer text is wrapped.
-    max_widths = [_MIN_TEXT_WIDTH if column.kind is ColumnKind.TEXT else _UNLIMITED_WIDTH for column in columns]
-    widths = [
-        _COLUMN_GAP + max(len(column.heading), *(min(len(row[index]), max_widths[index]) for row in cells), 0)
-        for index, column in enumerate(columns)
-    ]
+    widths = []
+    for index, column in enumerate(columns):
+        # Each width includes the gap before the next column; longer text is wrapped between words.
+        words = (len(word) for row in cells for word in row[index].split())
+        limit = max(_MIN_TEXT_WIDTH, *words, 0) if column.kind is ColumnKind.TEXT else _UNLIMITED_WIDTH
+        widths.append(_COLUMN_GAP + max(len(column.heading), *(min(len(row[index]), limit) for row in cells), 0))
     # Columns are hidden by their ranks until the others fit.
     visible = list(range(len(columns)))
     while sum(widths[index] for index in visible) > width:
@@ -162,6 +162,10 @@ def _print_table(console: rich.console.Console, table: Table) -> None:
         if columns[lowest].rank == 0:
             break
         visible.remove(lowest)
+    too_wide = len(visible) > 2 and sum(widths[index] for index in visible) > width
+    if too_wide and columns[visible[0]].kind is ColumnKind.VERDICT:
+        # Each of several tables begins with the names, so a figure is never without its model.
+        visible[:2] = visible[1::-1]
     leading = len(list(itertools.takewhile(lambda index: columns[index].kind is ColumnKind.NAME, visible)))
     for part in _split_parts(visible, max(leading, 1), widths, width):
         part_table = rich.table.Table(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="bold")
@@ -172,6 +176,7 @@ def _print_table(console: rich.console.Console, table: Table) -> None:
                 justify="right" if column.right else "left",
                 overflow="fold",
                 no_wrap=column.kind is not ColumnKind.TEXT,
+                min_width=widths[index] - _COLUMN_GAP,
             )
         for row, texts in zip(rows, cells, strict=True):
             styles = {index: STYLES.get(columns[index].get_verdict(row[index]), "") for index in part}

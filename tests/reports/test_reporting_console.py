@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.journal_format import read_journal
@@ -440,6 +441,18 @@ def test_live_progress_of_many_steps_says_what_is_left() -> None:
             progress.step_finished(step, result())
         (head,) = painted(progress)
     assert head.endswith(" 100/400 100 passed; 10.0 s, about 30.0 s left")
+
+
+@pytest.mark.parametrize(("verdict", "colour"), [("passed", "\x1b[32m"), ("failed", "\x1b[31m")])
+def test_the_bar_of_live_progress_has_the_colour_of_the_worst_verdict(verdict: str, colour: str) -> None:
+    builder = planned(4)
+    with LiveProgress(Terminal(), width=100, clock=Clock(100.0)) as progress:
+        progress.run_started(builder.opening, len(builder.steps))
+        for step, word in zip(builder.planned_steps, (verdict, "passed"), strict=False):
+            progress.step_finished(step, result(word))
+        stream = io.StringIO()
+        Console(file=stream, force_terminal=True, color_system="standard", width=100).print(progress)
+    assert f"{colour}━" in stream.getvalue()
 
 
 def test_live_progress_of_many_steps_is_bounded() -> None:

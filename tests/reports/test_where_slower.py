@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import re
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markdown_it import MarkdownIt
 
@@ -14,8 +16,14 @@ from iree_gauntlet.records.compare_record import (
     UnprofiledTimes,
 )
 from iree_gauntlet.reports.compare_report import make_dispatch_blocks
+from iree_gauntlet.reports.experiment_reports import make_reports
+from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.results import DispatchChange
 from tests.support.documents import render_blocks_markdown, render_lines
+from tests.support.whole_records import write_comparison
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def row(name: str, a_ns: int, b_ns: int, a_count: int = 1, b_count: int = 1, match: str = "name") -> DispatchChange:
@@ -115,3 +123,17 @@ def test_markdown_is_one_table_whatever_the_names_hold() -> None:
     assert html.count("<table>") == 1
     assert html.count("<tr>") == 3
     assert "<b>" not in html
+
+
+def test_the_interval_stays_longer_than_the_work_and_one_figure_always(tmp_path: Path) -> None:
+    journal = write_comparison(tmp_path)
+    lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+    # Without the model of which only the work was compared.
+    journal.write_text("".join(line for line in lines if '"step": "toy/mul@cpu", "work"' not in line), encoding="utf-8")
+    document = make_reports(tmp_path).document(None)
+    figures = ("B against A", "interval", "work")
+    for width, count in ((200, 3), (74, 2), (44, 1)):
+        stream = io.StringIO()
+        print_document(document, stream, "runs/x: a.md", environ={}, width=width)
+        (head,) = (line for line in stream.getvalue().splitlines() if line.startswith("verdict"))
+        assert [figure for figure in figures if figure in re.split(r"  +", head)] == list(figures[:count])
