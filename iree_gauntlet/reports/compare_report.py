@@ -81,6 +81,7 @@ _ROW_COLUMNS = {
     "dispatched": Column("in dispatches", ColumnKind.NUMBER, rank=1),
     "outside": Column("outside", ColumnKind.NUMBER, rank=1),
 }
+_WORK_ONLY = ("dispatched", "outside")
 _WORK_TITLES = {"interval": "B: less · more work", "span": "difference"}
 _ROUND_COLUMNS = {
     "model": Column("model", ColumnKind.NAME),
@@ -411,6 +412,7 @@ def _show_rows(record: ComparisonRecord, rows: Sequence[TimeRow]) -> Iterator[Bl
     columns = {
         name: replace(column, title=heads.get(name, column.title), unit="" if by_work else column.unit, margins=margins)
         for name, column in _ROW_COLUMNS.items()
+        if by_work or name not in _WORK_ONLY
     }
     yield from _make_row_table(columns, rows)
     if not by_work and any(row.interval for row in rows):

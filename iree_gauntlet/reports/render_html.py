@@ -137,6 +137,8 @@ def _format_column(column: Column, cells: Sequence[Cell]) -> list[str]:
 
 
 def _format_shade(cell: Cell) -> str:
+    if cell is None:
+        return " data-none"
     if not isinstance(cell, HeatCell) or abs(cell.share) < 0.02:
         return ""
     shade = "var(--bad)" if cell.share > 0 else "var(--good)"

@@ -242,6 +242,18 @@ def test_a_hostile_name_is_text(browser: Browser, pages: dict[str, Path]) -> Non
     assert json.loads((pages["failures"].parent / JOURNAL).read_text().splitlines()[0])["event"] == "opening"
 
 
+def test_on_a_phone_a_model_without_figures_is_a_line_and_others_are_few(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    opened = OpenPage(browser, pages["run"], 400)
+    rows = opened.page.locator("h2:has-text('Figures') + .wide tbody tr").all()
+    heights = {row.inner_text().split()[1]: (row.bounding_box() or {"height": 0})["height"] for row in rows}
+    assert heights["skipped"] < 45
+    assert heights["passed"] < 130
+    first = rows[0].locator("td").all()
+    assert [cell.evaluate("e => getComputedStyle(e, '::before').content") for cell in first[:2]] == ["none", "none"]
+
+
 def test_a_comparison_is_whole_at_1280_pixels_and_on_paper(browser: Browser, pages: dict[str, Path]) -> None:
     for width, media in ((1280, "screen"), (_A4_WIDTH, "print")):
         opened = OpenPage(browser, pages["long"], width)
