@@ -9,3 +9,7 @@ for (const block of navigator.clipboard ? document.querySelectorAll("pre.command
   });
   block.append(button);
 }
+// The keyboard stops at a part only where the part scrolls.
+const scrolling = new ResizeObserver((entries) => entries.forEach(({ target }) =>
+  target.toggleAttribute("tabindex", target.scrollWidth > target.clientWidth) && target.setAttribute("tabindex", "0")));
+document.querySelectorAll(".wide, pre, figure:not([data-chart])").forEach((part) => scrolling.observe(part));

@@ -102,8 +102,8 @@ def _make_heading(text: str) -> Markup | str:
     return _make_badge(word, word) + Markup(" ") + clean_text(remainder) if colon and word in VERDICT_STYLES else text
 
 
-def _make_table(table: Table) -> Markup:
-    """Return a table; on screens narrower than 40 rem, each row becomes a card."""
+def _make_table(table: Table, title: str) -> Markup:
+    """Return a table with a title for screen readers; on screens narrower than 40 rem, each row becomes a card."""
     sticky_index = next((index for index, column in enumerate(table.columns) if column.kind is ColumnKind.NAME), 0)
     heads, bodies = [], []
     for index, column in enumerate(table.columns):
@@ -124,7 +124,8 @@ def _make_table(table: Table) -> Markup:
     head = f"<thead><tr>{''.join(heads)}</tr></thead>\n" if any(column.title for column in table.columns) else ""
     rows = "".join(f"<tr>{''.join(row)}</tr>\n" for row in zip(*bodies, strict=True))
     # All parts from other sources were escaped.
-    return Markup(f'<div class="wide" tabindex="0"><table class="cards">\n{head}<tbody>\n{rows}</tbody></table></div>')  # noqa: S704
+    start = f'<div class="wide"><table class="cards" aria-label="{_escape(title)}">'
+    return Markup(f"{start}\n{head}<tbody>\n{rows}</tbody></table></div>")  # noqa: S704
 
 
 def _format_column(column: Column, cells: Sequence[Cell]) -> list[str]:

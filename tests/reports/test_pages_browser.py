@@ -199,10 +199,23 @@ def test_keys_reach_commands_tables_and_what_is_folded_in_reading_order(
         opened.page.keyboard.press("Tab")
         order.append(opened.page.evaluate("document.activeElement.getBoundingClientRect().top + scrollY"))
     assert order == sorted(order)
-    names = opened.page.evaluate(
-        "[...document.querySelectorAll('[tabindex], summary, a, button')].map((e) => e.tagName)"
-    )
-    assert {"PRE", "DIV", "SUMMARY", "FIGURE", "A"} <= set(names)
+    # The keyboard stops only where one can do something: at links, commands to copy, what is folded, what scrolls.
+    for width, scrolling in ((1280, set()), (400, {"FIGURE", "PRE"})):
+        opened = OpenPage(browser, pages["run"], width)
+        stops = "[...document.querySelectorAll('[tabindex], summary, a, button')].map((e) => e.tagName)"
+        opened.page.wait_for_function(f"({stops}).includes('FIGURE') === {str(bool(scrolling)).lower()}")
+        assert set(opened.page.evaluate(stops)) == {"SUMMARY", "A", "BUTTON"} | scrolling
+
+
+def test_tables_have_titles_and_paper_shows_what_is_folded_but_output(browser: Browser, pages: dict[str, Path]) -> None:
+    opened = OpenPage(browser, pages["run"])
+    titles = opened.page.evaluate("[...document.querySelectorAll('table')].map((e) => e.getAttribute('aria-label'))")
+    assert titles[:3] == ["What went wrong", "Figures", "How the time was spent"]
+    folded = opened.page.locator("details td", has_text="compiler").first
+    assert folded.is_visible() is False
+    opened.page.emulate_media(media="print")
+    assert folded.is_visible() is True
+    assert opened.page.locator("details > pre").first.is_visible() is False
 
 
 def test_a_verdict_leads_to_its_failure_whose_command_is_folded(browser: Browser, pages: dict[str, Path]) -> None:
